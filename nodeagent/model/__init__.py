@@ -1,0 +1,31 @@
+"""Frozen values that every other part of the agent speaks in.
+
+They carry no behaviour beyond naming what is in them. Mappings inside them are never changed after construction;
+plain ``dict`` is used instead of a wrapper because a node has tens of thousands of them.
+"""
+
+from nodeagent.model.filesystem import FsObservation
+from nodeagent.model.image import Image, ImageUsage
+from nodeagent.model.logs import ContainerLogLink, PodLogDirectory
+from nodeagent.model.node import NodeSnapshot, Role, RuntimeInfo
+from nodeagent.model.storage import Holder, ImageRecord, PieceKind, StorageGraph, StoredPiece
+from nodeagent.model.workload import Container, ContainerState, Sandbox
+
+__all__ = [
+    "Container",
+    "ContainerLogLink",
+    "ContainerState",
+    "FsObservation",
+    "Holder",
+    "Image",
+    "ImageRecord",
+    "ImageUsage",
+    "NodeSnapshot",
+    "PieceKind",
+    "PodLogDirectory",
+    "Role",
+    "RuntimeInfo",
+    "Sandbox",
+    "StorageGraph",
+    "StoredPiece",
+]

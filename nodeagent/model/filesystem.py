@@ -1,0 +1,39 @@
+"""Filesystem readings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True)
+class FsObservation:
+    """One plausible reading of a filesystem; a senseless one is refused where it is read.
+
+    Attributes:
+        path: the path that was asked for.
+        device_id: ``st_dev`` of that path, which tells filesystems apart.
+        capacity_bytes: size, always positive.
+        available_bytes: what an unprivileged user may still use, 0 up to the capacity.
+        inodes: total inodes; 0 on filesystems that have no fixed number.
+        inodes_free: free inodes.
+        observed_at: wall time of the reading.
+
+    Source: statvfs(3), ``f_blocks`` and ``f_bavail`` times ``f_frsize``, ``f_files`` and ``f_ffree``.
+    """
+
+    path: str
+    device_id: int
+    capacity_bytes: int
+    available_bytes: int
+    inodes: int
+    inodes_free: int
+    observed_at: datetime
+
+    @property
+    def used_percent(self) -> int:
+        """Usage in whole percent, rounded up by truncating the available share, as the kubelet does."""
+        return 100 - self.available_bytes * 100 // self.capacity_bytes

@@ -1,0 +1,111 @@
+"""Bytes and durations, from text to typed values and back.
+
+Quantities are written as Kubernetes does (``100Mi``, ``1.5Gi``, ``2G``, ``500k``), durations as Go does
+(``2h45m``, ``1m30s``, ``500ms``) with ``d`` for days added, because ages in days are what people think in.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import ROUND_CEILING, Decimal
+from typing import Final
+
+_SUFFIXES: Final[dict[str, int]] = {
+    "": 1,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "P": 10**15,
+    "E": 10**18,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+    "Pi": 2**50,
+    "Ei": 2**60,
+}
+_QUANTITY = re.compile(r"(?P<number>\d+(?:\.\d+)?|\.\d+)(?P<suffix>[kMGTPE]|[KMGTPE]i)?", re.ASCII)
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(ns|us|µs|ms|s|m|h|d)", re.ASCII)
+_DURATION_UNITS_S: Final[dict[str, Decimal]] = {
+    "ns": Decimal("1e-9"),
+    "us": Decimal("1e-6"),
+    "µs": Decimal("1e-6"),
+    "ms": Decimal("1e-3"),
+    "s": Decimal(1),
+    "m": Decimal(60),
+    "h": Decimal(3600),
+    "d": Decimal(86400),
+}
+
+QUANTITY_FORM: Final = "a number of bytes with an optional suffix k M G T P E or Ki Mi Gi Ti Pi Ei, such as 500Mi"
+DURATION_FORM: Final = "numbers with the units d h m s ms, such as 2m, 1h30m or 7d; 0 for none"
+
+
+def parse_bytes(text: str) -> int:
+    """Return the bytes a quantity stands for; fractions round up to whole bytes.
+
+    Raises:
+        ValueError: the text is not a quantity; the message says which form is allowed.
+
+    Source: Kubernetes ``resource.Quantity``.
+    """
+    match = _QUANTITY.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a size: write {QUANTITY_FORM}")
+    exact = Decimal(match["number"]) * _SUFFIXES[match["suffix"] or ""]
+    return int(exact.to_integral_value(rounding=ROUND_CEILING))
+
+
+def parse_duration_s(text: str) -> float:
+    """Return the seconds a duration stands for.
+
+    Raises:
+        ValueError: the text is not a duration, or is negative; the message says which form is allowed.
+
+    Source: Go ``time.ParseDuration``, plus ``d``.
+    """
+    stripped = text.strip()
+    if stripped == "0":
+        return 0.0
+    if stripped.startswith("-"):
+        raise ValueError(f"{text!r} is negative: write {DURATION_FORM}")
+    total, position = Decimal(0), 0
+    while position < len(stripped):
+        part = _DURATION_PART.match(stripped, position)
+        if part is None:
+            raise ValueError(f"{text!r} is not a duration: write {DURATION_FORM}")
+        total += Decimal(part[1]) * _DURATION_UNITS_S[part[2]]
+        position = part.end()
+    if position == 0:
+        raise ValueError(f"an empty text is not a duration: write {DURATION_FORM}")
+    return float(total)
+
+
+def format_bytes(size_bytes: int) -> str:
+    """Return a size for people, in binary units with about three digits, such as ``1.46 GiB``."""
+    sign, rest = ("-", -size_bytes) if size_bytes < 0 else ("", size_bytes)
+    if rest < 1024:
+        return f"{sign}{rest} B"
+    value = float(rest)
+    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
+        value /= 1024
+        if value < 999.5 or unit == "EiB":
+            break
+    digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{sign}{value:.{digits}f} {unit}"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration for people with its two largest units, such as ``2h45m``; below a minute with ``s``."""
+    if seconds < 0:
+        return "-" + format_duration(-seconds)
+    if seconds < 1:
+        return f"{seconds * 1000:.0f}ms" if seconds else "0s"
+    whole = round(seconds)
+    parts = []
+    for unit, unit_s in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, whole = divmod(whole, unit_s)
+        parts.append((count, unit))
+    first = next(index for index, (count, _) in enumerate(parts) if count)
+    return "".join(f"{count}{unit}" for count, unit in parts[first : first + 2] if count)
