@@ -1,0 +1,120 @@
+"""Fixtures over a real containerd, and the rule for where there is none: a loud skip, in CI a failure.
+
+NODEAGENT_TEST_CONTAINERD chooses the version: "host" (the default, what is installed), "1.7" or "2.1".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from functools import cache
+from typing import TYPE_CHECKING, Protocol, Unpack
+
+import pytest
+
+from tests.support import reclaim
+from tests.support.containerd import VERSIONS, Containerd, Options, Version, live, unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from tests.support.pods import Pods
+
+_SKIPPED = pytest.StashKey[dict[str, str]]()
+
+
+class ContainerdFactory(Protocol):
+    """Starts a containerd that ends with the fixture's scope."""
+
+    def __call__(self, **options: Unpack[Options]) -> Containerd: ...
+
+
+@cache
+def chosen_version() -> Version:
+    chosen = os.environ.get("NODEAGENT_TEST_CONTAINERD", "host")
+    for version in VERSIONS:
+        if chosen == version:
+            return version
+    raise pytest.UsageError(f"NODEAGENT_TEST_CONTAINERD={chosen!r}: one of {', '.join(VERSIONS)}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_SKIPPED] = {}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("real") is None:
+        return
+    reason = unavailable(chosen_version())
+    if reason is None:
+        return
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"in CI the real containerd is no option: {reason}", pytrace=False)
+    item.config.stash[_SKIPPED][item.nodeid] = reason
+    pytest.skip(reason)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed and item.get_closest_marker("real") is not None:
+        report.sections += [(f"containerd {one.version} in {one.base}", one.log_tail()) for one in live()]
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    skipped = config.stash.get(_SKIPPED, {})
+    if skipped:
+        terminalreporter.section("NOT TESTED AGAINST A REAL CONTAINERD", red=True, bold=True)
+        for reason in sorted(set(skipped.values())):
+            count = sum(1 for one in skipped.values() if one == reason)
+            terminalreporter.write_line(f"{count} tests skipped: {reason}")
+
+
+@pytest.fixture(scope="session")
+def containerd_version() -> Version:
+    return chosen_version()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _swept() -> None:
+    """Takes away what killed runs left, once and before anything is started."""
+    for base in reclaim.sweep():
+        print(f"reclaimed what an earlier run left in {base}", file=sys.stderr)
+
+
+@pytest.fixture(scope="session")
+def containerd(containerd_version: Version) -> Iterator[Containerd]:
+    """One daemon for the session, on the machine's own disk; tests share it and name their own pods and images."""
+    with Containerd(containerd_version) as started:
+        yield started
+
+
+@pytest.fixture
+def pods(containerd: Containerd) -> Iterator[Pods]:
+    """A pod maker on the session's daemon; the sandboxes it ran are removed after the test."""
+    with containerd.pods() as maker:
+        yield maker
+        maker.remove_made()
+
+
+@pytest.fixture
+def containerd_factory(containerd_version: Version) -> Iterator[ContainerdFactory]:
+    """Starts daemons of a test's own, for example ``containerd_factory(imagefs=LoopFs(400, "xfs"))``."""
+    yield from _factory(containerd_version)
+
+
+@pytest.fixture(scope="module")
+def module_containerd_factory(containerd_version: Version) -> Iterator[ContainerdFactory]:
+    """The same for daemons that a module's tests share."""
+    yield from _factory(containerd_version)
+
+
+def _factory(version: Version) -> Iterator[ContainerdFactory]:
+    with contextlib.ExitStack() as stack:
+
+        def start(**options: Unpack[Options]) -> Containerd:
+            return stack.enter_context(Containerd(version, **options))
+
+        yield start

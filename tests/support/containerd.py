@@ -1,0 +1,375 @@
+"""A private, real containerd: its own root, state, socket and, if wanted, its own small filesystem for images."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self, TypedDict
+
+import grpc
+
+from tests.support import images, reclaim, rootfs
+from tests.support.pods import Pods
+
+Version = Literal["host", "1.7", "2.1"]
+VERSIONS: tuple[Version, ...] = ("host", "1.7", "2.1")
+
+_START_S = 30.0
+_STOP_S = 15.0
+_LOG_TAIL_BYTES = 16 << 10
+_live: dict[Path, Containerd] = {}
+
+
+class ContainerdError(Exception):
+    """The daemon or its client failed; the message carries what they said."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopFs:
+    """A filesystem of its own for containerd's root, in a sparse file; xfs needs 300 MiB or more.
+
+    ``inodes`` bounds the inode count (ext4), ``reserved_percent`` is what ext4 keeps for root.
+    """
+
+    size_mib: int = 512
+    kind: Literal["ext4", "xfs"] = "ext4"
+    inodes: int | None = None
+    reserved_percent: int = 5
+
+    def mount(self, file: Path, point: Path) -> None:
+        with file.open("wb") as sparse:
+            sparse.truncate(self.size_mib << 20)
+        if self.kind == "ext4":
+            inodes = ["-N", str(self.inodes)] if self.inodes else []
+            make = ["mkfs.ext4", "-q", "-F", "-b", "4096", "-m", str(self.reserved_percent), *inodes]
+        else:
+            make = ["mkfs.xfs", "-q"]
+        _run([*make, str(file)])
+        point.mkdir(parents=True, exist_ok=True)
+        _run(["mount", "-t", self.kind, "-o", "loop", str(file), str(point)])
+
+
+class Options(TypedDict, total=False):
+    """What a Containerd can be told besides its version."""
+
+    imagefs: LoopFs | None
+    sandbox_image: str
+    with_pause: bool
+    config: str
+
+
+class Containerd:
+    """A containerd of one's own, as a context manager.
+
+    Leaving it stops every container and shim it started, unmounts, detaches and removes everything, also after a
+    crash; a run that was itself killed is cleaned up by the next one. ``version`` other than ``host`` runs Debian's
+    package of that version in a mount namespace of its own, where the temporary directory has the same path as
+    outside. ``config`` is appended to the generated file.
+    """
+
+    def __init__(
+        self,
+        version: Version = "host",
+        *,
+        imagefs: LoopFs | None = None,
+        sandbox_image: str = images.PAUSE,
+        with_pause: bool = True,
+        config: str = "",
+    ) -> None:
+        self.version: Version = version
+        self.imagefs = imagefs
+        self.sandbox_image = sandbox_image
+        self.base = reclaim.make_base()
+        self.root = self.base / "root"
+        self.state = self.base / "state"
+        self.socket = self.base / "containerd.sock"
+        self.log_root = self.base / "pods"
+        self.log_file = self.base / "containerd.log"
+        self._with_pause = with_pause
+        self._extra_config = config
+        self._process: subprocess.Popen[bytes] | None = None
+        self._namespace: rootfs.Namespace | None = None
+        self._pods: list[Pods] = []
+        self._cri: Pods | None = None
+        _live[self.base] = self
+
+    def __enter__(self) -> Self:
+        try:
+            self._prepare()
+            self.start()
+            if self._with_pause:
+                self.import_images(images.write_oci(self.base / "pause.tar", images.pause_image(self.sandbox_image)))
+        except BaseException:
+            self.print_log()
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        if failed is not None:
+            self.print_log()
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise ContainerdError("containerd is not running")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start the daemon and wait until CRI answers."""
+        if self.running:
+            raise ContainerdError("containerd runs already")
+        command = self._inside("containerd", "--config", str(self.base / "config.toml"))
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(), start_new_session=True
+            )
+        try:
+            reclaim.poll("containerd serves CRI", self._serves, timeout_s=_START_S)
+        except TimeoutError as error:
+            raise ContainerdError(f"{error}\n{self.log_tail()}") from error
+
+    def stop(self) -> None:
+        """Stop the daemon as systemd would; containers go on."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill the daemon; containers go on."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Stop and start the daemon."""
+        self.stop()
+        self.start()
+
+    def freeze(self) -> None:
+        """Suspend the daemon: its socket accepts, no call is answered."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let a frozen daemon go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        """Take everything away; may be called again."""
+        for client in [*self._pods, *([self._cri] if self._cri else [])]:
+            client.close()
+        if self._process is not None:
+            self.kill()
+        # The namespace goes first: it holds mounts of its own of the image filesystem.
+        reclaim.kill_all(self.base)
+        if self._namespace is not None:
+            self._namespace.close()
+        try:
+            reclaim.reclaim(self.base, {parent for pods in self._pods for parent in pods.cgroup_parents})
+        finally:
+            _live.pop(self.base, None)
+
+    def ctr(self, *arguments: str, namespace: str = "k8s.io") -> str:
+        """Run this version's ``ctr`` and give what it printed; raises ContainerdError with its complaint."""
+        return _run(self._inside("ctr", "--address", str(self.socket), "--namespace", namespace, *arguments))
+
+    def import_images(self, archive: images.Archive | Path) -> None:
+        """Import an archive and, where its contents are known, wait until CRI lists every image of it.
+
+        CRI hears of images by events and lags behind, on 2.x by seconds when there are hundreds.
+
+        An archive with artifacts is not unpacked and not waited for: CRI lists no artifact.
+        """
+        path = archive if isinstance(archive, Path) else archive.path
+        known = isinstance(archive, images.Archive) and not archive.has_artifacts
+        options = [] if isinstance(archive, Path) or known else ["--no-unpack"]
+        self.ctr("images", "import", *options, str(path))
+        if isinstance(archive, images.Archive) and known:
+            wanted = set(archive.tags)
+            cri = self._client()
+            reclaim.poll(
+                f"CRI lists the {len(wanted)} names of {path.name}",
+                lambda: wanted <= {tag for image in cri.list_images() for tag in image.tags},
+                timeout_s=60,
+            )
+
+    def fill(self, available_bytes: int) -> None:
+        """Occupy the image filesystem with a ballast file until this much is available; again to change it.
+
+        Only for a daemon with an ``imagefs`` of its own. What ext4 reserves for root is not available, yet the
+        daemon, being root, still has it: ``reserved_percent=0`` for a disk that is full for everybody. Raises
+        ContainerdError when less is available already.
+        """
+        if self.imagefs is None:
+            raise ContainerdError("fill: this daemon's images are on the machine's own disk")
+        ballast = self.root / "ballast"
+        ballast.unlink(missing_ok=True)
+        usage = os.statvfs(self.root)
+        surplus = usage.f_bavail * usage.f_frsize - available_bytes
+        if surplus < 0:
+            raise ContainerdError(f"fill: {available_bytes} bytes wanted available, {-surplus} short")
+        with ballast.open("wb") as file:
+            if surplus:
+                os.posix_fallocate(file.fileno(), 0, surplus)
+
+    def pods(self) -> Pods:
+        """Give a pod maker on this daemon, closed with it; logs go below ``log_root``."""
+        pods = Pods(self.socket, log_root=self.log_root, cgroup_parent=reclaim.cgroup_parent(self.base))
+        self._pods.append(pods)
+        return pods
+
+    def shims(self) -> list[int]:
+        """Give the process ids of the shims, one per sandbox."""
+        return reclaim.shims(self.base)
+
+    def log_tail(self) -> str:
+        """Give the end of the daemon's log, without the many lines of its start."""
+        if not self.log_file.exists():
+            return ""
+        with self.log_file.open("rb") as log:
+            log.seek(max(0, self.log_file.stat().st_size - _LOG_TAIL_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+        return "\n".join(
+            line for line in lines if "loading plugin" not in line and "cri plugin with config" not in line
+        )
+
+    def print_log(self) -> None:
+        print(f"--- log of {self.base} (containerd {self.version}) ---\n{self.log_tail()}", file=sys.stderr)
+
+    def _prepare(self) -> None:
+        for directory in (self.root, self.state, self.log_root):
+            directory.mkdir()
+        if self.imagefs is not None:
+            self.imagefs.mount(self.base / "imagefs.img", self.root)
+        if self.version != "host":
+            self._namespace = rootfs.Namespace(rootfs.ensure(self.version), self.base)
+        major = int(_matched(r"v?(\d+)\.\d+\.\d+", _run(self._inside("containerd", "--version"))))
+        (self.base / "config.toml").write_text(self._config(major))
+
+    def _config(self, major: int) -> str:
+        unused = ("aufs", "btrfs", "devmapper", "zfs", "blockfile", "erofs")
+        disabled = [f"io.containerd.snapshotter.v1.{name}" for name in unused]
+        common = f"""\
+root = "{self.root}"
+state = "{self.state}"
+disabled_plugins = {disabled}
+[grpc]
+  address = "{self.socket}"
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{self.base}/opt"
+"""
+        cni = f'"{self.base}/cni"'
+        if major >= 2:
+            return f"""\
+version = 3
+{common}
+[plugins."io.containerd.cri.v1.images"]
+  snapshotter = "overlayfs"
+[plugins."io.containerd.cri.v1.images".pinned_images]
+  sandbox = "{self.sandbox_image}"
+[plugins."io.containerd.cri.v1.runtime"]
+  restrict_oom_score_adj = true
+[plugins."io.containerd.cri.v1.runtime".cni]
+  bin_dirs = [{cni}]
+  conf_dir = {cni}
+{self._extra_config}
+"""
+        return f"""\
+version = 2
+{common}
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{self.sandbox_image}"
+  restrict_oom_score_adj = true
+[plugins."io.containerd.grpc.v1.cri".containerd]
+  snapshotter = "overlayfs"
+[plugins."io.containerd.grpc.v1.cri".cni]
+  bin_dir = {cni}
+  conf_dir = {cni}
+{self._extra_config}
+"""
+
+    def _inside(self, *command: str) -> list[str]:
+        return [*(self._namespace.prefix if self._namespace else ()), *command]
+
+    def _client(self) -> Pods:
+        if self._cri is None:
+            self._cri = Pods(self.socket)
+        return self._cri
+
+    def _serves(self) -> bool:
+        if not self.running:
+            raise ContainerdError(f"containerd ended at once\n{self.log_tail()}")
+        if not self.socket.exists():
+            return False
+        try:
+            self._client().call("Version", timeout_s=2)
+        except grpc.RpcError:
+            return False
+        return True
+
+    def _end(self, number: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            raise ContainerdError("containerd is not running")
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGCONT)
+            process.send_signal(number)
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired as error:
+            process.kill()
+            process.wait()
+            raise ContainerdError(f"containerd did not stop within {_STOP_S:g} s\n{self.log_tail()}") from error
+        self.socket.unlink(missing_ok=True)
+
+
+def live() -> list[Containerd]:
+    """Give the daemons not yet closed, for their logs."""
+    return list(_live.values())
+
+
+def unavailable(version: Version = "host") -> str | None:
+    """Give the reason why no real containerd can run here, or None when one can."""
+    if os.geteuid() != 0:
+        return "a real containerd needs root"
+    needed = ["ctr", "containerd", "runc"] if version == "host" else ["mmdebstrap", "nsenter", "unshare"]
+    missing = [
+        name for name in [*needed, "mount", "mkfs.ext4"] if shutil.which(name, path=_environment()["PATH"]) is None
+    ]
+    if not images.BUSYBOX.exists():
+        missing.append("busybox-static")
+    return f"not installed: {', '.join(missing)}" if missing else None
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=False)
+    if done.returncode != 0:
+        raise ContainerdError(f"{' '.join(command)}: exit {done.returncode}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _matched(pattern: str, text: str) -> str:
+    found = re.search(pattern, text)
+    if found is None:
+        raise ContainerdError(f"no {pattern} in {text!r}")
+    return found[1]
+
+
+@atexit.register
+def _close_all() -> None:
+    for one in live():
+        with contextlib.suppress(reclaim.ReclaimError):
+            one.close()

@@ -1,0 +1,245 @@
+"""Takes away everything a private containerd left, knowing nothing but its base directory.
+
+Processes are found by the paths in their arguments, mounts by /proc/self/mountinfo, loop devices by their backing
+file. So the same code serves an orderly teardown, a crashed containerd and a run that was killed last week.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+BASE_PREFIX = "nactd-"
+CGROUP_PREFIX = "nodeagent-"
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_MNT_DETACH = 2
+_PATIENCE_S = 10.0
+
+
+class ReclaimError(Exception):
+    """Something of a private containerd could not be taken away; the message lists what is left."""
+
+
+def make_base() -> Path:
+    """Make a base directory, short because of the 107 bytes of a socket path, named after this very process."""
+    pid = os.getpid()
+    return Path(tempfile.mkdtemp(prefix=f"{BASE_PREFIX}{pid}-{_start_time(pid)}-"))
+
+
+def cgroup_parent(base: Path) -> str:
+    """Give the cgroup below which this base's pods go by default."""
+    return f"/{CGROUP_PREFIX}{base.name.removeprefix(BASE_PREFIX)}"
+
+
+def poll(what: str, ready: Callable[[], bool], *, timeout_s: float = _PATIENCE_S, interval_s: float = 0.01) -> None:
+    """Wait for another process's state; raises TimeoutError naming what did not come about."""
+    deadline = time.monotonic() + timeout_s
+    while not ready():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {timeout_s:g} s")
+        time.sleep(interval_s)
+
+
+def reclaim(base: Path, cgroup_parents: Iterable[str] = ()) -> None:
+    """Kill, unmount, detach and remove all there is below ``base``; raises ReclaimError when something stays."""
+    sockets = shim_sockets(base)
+    cgroups = {_CGROUPS / path.lstrip("/") for path in (cgroup_parent(base), *cgroup_parents)}
+    kill_all(base)
+    _unmount_all(base)
+    _detach_loops(base)
+    for socket in sockets:
+        socket.unlink(missing_ok=True)
+    for cgroup in cgroups:
+        _remove_cgroup("/" + str(cgroup.relative_to(_CGROUPS)))
+    shutil.rmtree(base, ignore_errors=True)
+    if left := leftovers(base):
+        raise ReclaimError(f"left of {base}: {'; '.join(left)}")
+
+
+def leftovers(base: Path) -> list[str]:
+    """Give in words what still exists of a base directory: processes, mounts, loop devices, cgroups, files."""
+    return [
+        *(f"process {pid}: {_arguments(pid)[:1]}" for pid in processes(base)),
+        *(f"mount {mount}" for mount in mounts(base)),
+        *(f"loop device {device}" for device in loops(base)),
+        *(f"cgroup {path}" for path in _cgroup_directories(cgroup_parent(base))),
+        *([f"directory {base}"] if base.exists() else []),
+    ]
+
+
+def sweep() -> list[Path]:
+    """Reclaim what earlier runs left whose process is gone, and give the directories."""
+    swept = []
+    for base in Path(tempfile.gettempdir()).glob(f"{BASE_PREFIX}*-*-*"):
+        pid, start_time, _ = base.name.removeprefix(BASE_PREFIX).split("-", 2)
+        if _start_time(int(pid)) != start_time:
+            reclaim(base)
+            swept.append(base)
+    return swept
+
+
+def processes(base: Path) -> list[int]:
+    """Give the living processes of ``base``, daemon first: containerd, shims with what they run, lost containers."""
+    daemons = [pid for pid in _pids() if str(base / "config.toml") in _arguments(pid)]
+    own = shims(base)
+    return list(dict.fromkeys([*daemons, *own, *_descendants(own), *_lost_containers(base)]))
+
+
+def shims(base: Path) -> list[int]:
+    """Give the shims that serve the containerd of ``base``; each names its socket in its arguments."""
+    socket = str(base / "containerd.sock")
+    return [
+        pid
+        for pid in _pids()
+        if (arguments := _arguments(pid)) and "containerd-shim" in arguments[0] and socket in arguments
+    ]
+
+
+def mounts(base: Path) -> list[str]:
+    """Give the mount points at or below ``base``, the newest first."""
+    points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    decoded = [point.encode().decode("unicode_escape") for point in points]
+    return [point for point in reversed(decoded) if Path(point).is_relative_to(base)]
+
+
+def loops(base: Path) -> list[str]:
+    """Give the loop devices whose backing file is below ``base``."""
+    found = []
+    for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with contextlib.suppress(OSError):
+            if backing.read_text().startswith(f"{base}/"):
+                found.append(f"/dev/{backing.parts[3]}")
+    return found
+
+
+def shim_sockets(base: Path) -> list[Path]:
+    """Give the shims' own sockets, which containerd 1.x keeps in /run/containerd/s whatever its state directory."""
+    sockets = []
+    for address in base.glob("state/io.containerd.runtime.v2.task/*/*/address"):
+        with contextlib.suppress(OSError):
+            sockets.append(Path(address.read_text().removeprefix("unix://")))
+    return sockets
+
+
+def alive(pid: int) -> bool:
+    """Tell whether the process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def kill_all(base: Path) -> None:
+    """Kill every process of ``base``."""
+
+    # The daemon could start another shim meanwhile, hence the repetition.
+    def none_left() -> bool:
+        victims = processes(base)
+        for pid in victims:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not victims
+
+    with contextlib.suppress(TimeoutError):
+        poll("processes end", none_left)
+
+
+def _unmount_all(base: Path) -> None:
+    def none_left() -> bool:
+        return not [point for point in mounts(base) if not _unmount(point, 0)]
+
+    try:
+        poll("unmount", none_left, timeout_s=3)
+    except TimeoutError:
+        for point in mounts(base):
+            _unmount(point, _MNT_DETACH)
+
+
+def _unmount(point: str, flags: int) -> bool:
+    return bool(ctypes.CDLL(None).umount2(os.fsencode(point), flags) == 0)
+
+
+def _detach_loops(base: Path) -> None:
+    # Unmounting clears the device by itself, a little later; ask only when it does not.
+    try:
+        poll("loop devices go", lambda: not loops(base), timeout_s=2)
+    except TimeoutError:
+        for device in loops(base):
+            subprocess.run(["losetup", "-d", device], check=False)
+
+
+def _remove_cgroup(path: str) -> None:
+    """Remove a cgroup's tree in every hierarchy; parents stay, since other daemons may be creating below them."""
+    for directory in _cgroup_directories(path):
+        for child in sorted(directory.rglob("*"), reverse=True):
+            if child.is_dir():
+                _remove_empty_cgroup(child)
+        _remove_empty_cgroup(directory)
+
+
+def _remove_empty_cgroup(directory: Path) -> None:
+    with contextlib.suppress(OSError, TimeoutError):  # busy: it is somebody's still
+        poll("cgroup empties", lambda: not (directory / "cgroup.procs").read_text(), timeout_s=1)
+        directory.rmdir()
+
+
+def _cgroup_directories(path: str) -> list[Path]:
+    """Give a cgroup's directories: one on a cgroup v2 machine, one per hierarchy on v1."""
+    roots = [_CGROUPS, *(root for root in _CGROUPS.iterdir() if root.is_dir())] if _CGROUPS.is_dir() else []
+    return [directory for root in roots if (directory := root / path.lstrip("/")).is_dir()]
+
+
+def _lost_containers(base: Path) -> Iterator[int]:
+    """Containers whose shim was killed: known by their bundle, and by their cgroup against a reused pid."""
+    for file in base.glob("state/io.containerd.runtime.v2.task/*/*/init.pid"):
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(file.read_text())
+            if file.parent.name in Path(f"/proc/{pid}/cgroup").read_text() and alive(pid):
+                yield pid
+
+
+def _descendants(parents: Iterable[int]) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for pid in _pids():
+        with contextlib.suppress(OSError):
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(pid)
+    found: list[int] = []
+    pending = list(parents)
+    while pending:
+        born = children.get(pending.pop(), [])
+        found += born
+        pending += born
+    return [pid for pid in found if alive(pid)]
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
+
+
+def _arguments(pid: int) -> list[str]:
+    """A process's arguments; none for kernel threads, zombies and the departed."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")[:-1]
+    except OSError:
+        return []
+
+
+def _start_time(pid: int) -> str:
+    """When a process started, in ticks since boot, which tells a process from a later one of the same id."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""

@@ -1,0 +1,120 @@
+"""Other versions of containerd: Debian root filesystems, built once and cached, entered by a mount namespace."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from tests.support import reclaim
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PackagedVersion = Literal["1.7", "2.1"]
+
+_SUITES: dict[PackagedVersion, str] = {"1.7": "trixie", "2.1": "unstable"}
+_PACKAGES = "containerd,runc,busybox-static"
+_KEYRING = "usr/share/keyrings/debian-archive-keyring.gpg"
+
+# $1 is the root filesystem, the rest are directories to show in it at their own path. The root is bound onto itself
+# because containerd looks its root up in mountinfo. It then becomes the namespace's root, and the old one goes: a
+# chroot would keep copies of every mount of the host, and with them the loop devices of other tests.
+_ENTER = """
+set -e
+root=$1; shift
+mount --bind "$root" "$root"
+mount -t proc proc "$root/proc"
+mount --rbind /sys "$root/sys"
+mount --rbind /dev "$root/dev"
+mount -t tmpfs tmpfs "$root/run"
+mount -t tmpfs tmpfs "$root/tmp"
+for shown; do mkdir -p "$root$shown"; mount --bind "$shown" "$root$shown"; done
+mkdir "$root/run/host"
+cd "$root"
+pivot_root . run/host
+umount --lazy /run/host
+echo entered
+exec cat
+"""
+
+
+class RootfsError(Exception):
+    """A root filesystem could not be built or entered; the message carries the tool's words."""
+
+
+class Namespace:
+    """A mount namespace whose root is a root filesystem, alive until closed or until this process ends.
+
+    It outlives single daemons, since shims and their sockets stay across a restart. The temporary directory and
+    what is mounted below ``base`` have their own path in it, so a path the daemon reports means the same outside.
+    """
+
+    def __init__(self, root: Path, base: Path) -> None:
+        shown = [tempfile.gettempdir(), *reversed(reclaim.mounts(base))]
+        self._holder = subprocess.Popen(
+            ["unshare", "--mount", "--propagation", "private", "sh", "-c", _ENTER, "sh", str(root), *shown],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        said = self._holder.stdout.readline() if self._holder.stdout else b""
+        if said != b"entered\n":
+            rest, _ = self._holder.communicate()
+            raise RootfsError(f"cannot enter {root}: {(said + rest).decode()}")
+        self.prefix = ("nsenter", f"--mount=/proc/{self._holder.pid}/ns/mnt", "--")
+
+    def close(self) -> None:
+        """Let the namespace go; it ends with the last process in it."""
+        self._holder.communicate()  # closing its input ends it
+
+
+def cache_directory() -> Path:
+    """Give where root filesystems are kept between runs: NODEAGENT_TEST_CACHE, or the user's cache."""
+    chosen = os.environ.get("NODEAGENT_TEST_CACHE")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "nodeagent-tests"
+
+
+def ensure(version: PackagedVersion) -> Path:
+    """Give the root filesystem with this containerd, building it if the cache lacks it (about 20 s, needs a mirror).
+
+    Debian names no version, a suite does: trixie has 1.7, unstable the current 2.x.
+    """
+    suite = _SUITES[version]
+    cache = cache_directory()
+    cache.mkdir(parents=True, exist_ok=True)
+    root = cache / f"rootfs-{suite}"
+    with _locked(cache / f"{suite}.lock"):
+        if not root.exists():
+            _build(suite, root)
+    return root
+
+
+def _build(suite: str, root: Path) -> None:
+    options = []
+    if suite == "unstable":
+        # The host may be too old to know its keys, and a mirror's copy of a moving suite past its date.
+        keyring = ensure("1.7") / _KEYRING
+        options = [f"--keyring={keyring}", '--aptopt=Acquire::Check-Valid-Until "false"']
+    partial = root.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    command = ["mmdebstrap", "--variant=minbase", f"--include={_PACKAGES}", *options, suite, str(partial)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RootfsError(f"mmdebstrap {suite}: {done.stderr[-4000:]}")
+    for name, text in (("hosts", "127.0.0.1 localhost\n"), ("resolv.conf", "")):
+        (partial / "etc" / name).write_text(text)
+    partial.rename(root)
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    with file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
