@@ -30,6 +30,10 @@ class StoreError(NodeAgentError):
     """The state directory or database cannot be used."""
 
 
+class PassBusyError(NodeAgentError):
+    """Another process is acting on this node right now; nothing was touched."""
+
+
 class RuntimeUnavailableError(NodeAgentError):
     """No socket or no connection to the container runtime: the pass ends, to be retried with back-off."""
 

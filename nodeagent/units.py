@@ -100,7 +100,7 @@ def format_duration(seconds: float) -> str:
     """Return a duration for people with its two largest units, such as ``2h45m``; below a minute with ``s``."""
     if seconds < 0:
         return "-" + format_duration(-seconds)
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{seconds * 1000:.0f}ms" if seconds else "0s"
     whole = round(seconds)
     parts = []

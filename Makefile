@@ -1,0 +1,66 @@
+# `make demo` runs the main job, `make test` runs every check this machine can run. `make help` lists the rest.
+SHELL := /bin/bash
+VENV ?= .venv
+BIN := $(VENV)/bin
+export VENV
+
+.PHONY: help demo test check unit integration test-matrix bench protos docs format clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
+
+demo: ## preview, run and result: on a throw-away real containerd as root, else (or DEMO=simulated) on a simulated node
+	@.ci/setup run $(if $(filter simulated,$(DEMO)),,real)
+	@if [ "$(DEMO)" != simulated ] && [ "$$(id -u)" = 0 ]; then \
+		$(BIN)/python -m tests.support.demo; \
+	else \
+		$(BIN)/nodeagent demo; \
+	fi
+
+test: ## set up and run everything that can run here, naming what could not and why
+	@.ci/setup protos real
+	@$(MAKE) --no-print-directory check
+	$(BIN)/python -m pytest
+
+check: ## format, lint, types, import directions, generated files
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python protos/generate.py --check
+	$(BIN)/python -m nodeagent.config.embed --check README.md
+
+unit: ## only the tests that need neither root nor a runtime
+	@.ci/setup dev
+	$(BIN)/python -m pytest tests/unit
+
+integration: ## only the tests on a real containerd
+	@.ci/setup dev real
+	$(BIN)/python -m pytest tests/integration
+
+test-matrix: ## the integration tests on containerd 1.6 (this machine's), 1.7 and 2.1
+	@.ci/setup dev real
+	@for version in host 1.7 2.1; do \
+		echo "== containerd $$version"; \
+		NODEAGENT_TEST_CONTAINERD=$$version $(BIN)/python -m pytest tests/integration || exit 1; \
+	done
+
+bench: ## measure the budgets; prints a table for the README
+	@.ci/setup dev
+	$(BIN)/python -m tests.bench
+
+protos: ## generate nodeagent/_proto from protos/
+	@.ci/setup protos
+	$(BIN)/python protos/generate.py
+
+docs: ## write the configuration reference into the README
+	@.ci/setup run
+	$(BIN)/python -m nodeagent.config.embed README.md
+
+format: ## format the code
+	@.ci/setup dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## remove what the targets made
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .import_linter_cache

@@ -1,0 +1,105 @@
+"""Carrying out a plan: in order, one guarded removal after the other, until told to stop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from nodeagent.act.outcomes import Outcome, Result
+from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
+from nodeagent.plan.decision import ItemKind
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Mapping, Sequence
+
+    from nodeagent.clock import Clock
+    from nodeagent.plan.decision import Decision
+
+
+class Remover(Protocol):
+    """Removes one kind of item, after looking once more whether it may."""
+
+    async def remove(self, decision: Decision) -> Result:
+        """Remove what ``decision`` names, unless it changed since the plan was made.
+
+        Raises:
+            RuntimeUnavailableError: the runtime is gone; nothing more can be done in this pass.
+            NodeAgentError: this item could not be removed; others may be.
+        """
+
+
+class DryRunRemover:
+    """Touches nothing and says so."""
+
+    async def remove(self, decision: Decision) -> Result:
+        """Answer that this would be removed."""
+        return Result(decision, Outcome.DRY_RUN)
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error: it carries what was done so far
+    """The pass ended early.
+
+    Attributes:
+        results: one for every decision, those not reached marked as not attempted.
+        lost: why the runtime is gone, or empty if the pass was told to stop.
+    """
+
+    def __init__(self, results: tuple[Result, ...], lost: str) -> None:
+        self.results = results
+        self.lost = lost
+        super().__init__(lost or "told to stop")
+
+
+async def carry_out(
+    decisions: Sequence[Decision],
+    removers: Mapping[ItemKind, Remover],
+    *,
+    clock: Clock,
+    stop: asyncio.Event,
+    enough: Callable[[Decision], bool] | None = None,
+    on_result: Callable[[Result], None] = lambda _: None,
+) -> tuple[Result, ...]:
+    """Carry out the removals in order; a failure is recorded and the next is tried.
+
+    Args:
+        decisions: removals, in the plan's order.
+        removers: who removes which kind.
+        clock: for durations.
+        stop: when set, no further removal is begun.
+        enough: asked before each removal; true means that it is not needed any more.
+        on_result: told of each result as it comes.
+
+    Raises:
+        Interrupted: told to stop, or the runtime is gone; carries the results so far.
+    """
+    results: list[Result] = []
+
+    def note(result: Result) -> None:
+        results.append(result)
+        on_result(result)
+
+    for index, decision in enumerate(decisions):
+        if stop.is_set():
+            raise Interrupted(_with_rest(results, decisions[index:], "the pass was told to stop"), "")
+        if enough is not None and enough(decision):
+            note(Result(decision, Outcome.NOT_NEEDED, "enough was freed by the removals before it"))
+            continue
+        began_s = clock.monotonic_s()
+        try:
+            result = await removers[decision.kind].remove(decision)
+        except RuntimeUnavailableError as error:
+            detail = f"the runtime went away: {error}"
+            note(Result(decision, Outcome.FAILED, detail, duration_s=clock.monotonic_s() - began_s))
+            raise Interrupted(_with_rest(results, decisions[index + 1 :], detail), str(error)) from error
+        except NodeAgentError as error:
+            result = Result(decision, Outcome.FAILED, str(error))
+        note(
+            Result(
+                decision, result.outcome, result.detail, result.freed_bytes, duration_s=clock.monotonic_s() - began_s
+            )
+        )
+    return tuple(results)
+
+
+def _with_rest(results: Sequence[Result], rest: Sequence[Decision], detail: str) -> tuple[Result, ...]:
+    return (*results, *(Result(decision, Outcome.NOT_ATTEMPTED, detail) for decision in rest))

@@ -1,0 +1,158 @@
+"""The JSON and YAML forms of what the commands answer.
+
+Keys carry their unit, times are RFC 3339 in UTC, and every document names its schema, so that a script can rely on
+it. Fields are added, never renamed.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nodeagent.act.outcomes import PassReport, Result
+    from nodeagent.model import FsObservation, NodeSnapshot
+    from nodeagent.plan.decision import Decision, Plan, Reason
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+
+
+def time_text(moment: datetime | None) -> str | None:
+    """Return a time as RFC 3339 in UTC with milliseconds, or ``None``."""
+    if moment is None:
+        return None
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def plain(value: object) -> Json:
+    """Return a value of a reason's details in its JSON form."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, datetime):
+        return time_text(value)
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(each) for each in value]
+    return str(value)
+
+
+def reason(value: Reason) -> dict[str, Json]:
+    """Return code, sentence and numbers of a reason."""
+    return {
+        "code": value.code.value,
+        "sentence": value.sentence,
+        "details": {key: plain(each) for key, each in value.details.items()},
+    }
+
+
+def decision(value: Decision) -> dict[str, Json]:
+    """Return one decision."""
+    return {
+        "kind": value.kind.value,
+        "id": value.id,
+        "name": value.name,
+        "verdict": value.verdict.value,
+        "reason": reason(value.reason),
+        "frees_bytes": value.frees_bytes,
+        "frees_inodes": value.frees_inodes,
+    }
+
+
+def plan(value: Plan) -> dict[str, Json]:
+    """Return a plan with every decision, the kept ones too."""
+    return {
+        "kind": value.kind,
+        "made_at": time_text(value.made_at),
+        "accounting": value.accounting.value,
+        "wanted_bytes": value.wanted_bytes,
+        "frees_bytes": value.frees_bytes,
+        "shortfall_bytes": value.shortfall_bytes,
+        "blocked": value.blocked,
+        "warnings": list(value.warnings),
+        "decisions": [decision(each) for each in value.decisions],
+    }
+
+
+def filesystem(value: FsObservation | None) -> Json:
+    """Return a filesystem reading, or ``None``."""
+    if value is None:
+        return None
+    return {
+        "path": value.path,
+        "capacity_bytes": value.capacity_bytes,
+        "available_bytes": value.available_bytes,
+        "used_percent": value.used_percent,
+        "inodes": value.inodes,
+        "inodes_free": value.inodes_free,
+        "observed_at": time_text(value.observed_at),
+    }
+
+
+def runtime(snapshot: NodeSnapshot) -> dict[str, Json]:
+    """Return who answered on the runtime socket."""
+    info = snapshot.runtime
+    return {
+        "name": info.name,
+        "version": info.version,
+        "api_version": info.api_version,
+        "endpoint": info.endpoint,
+        "role": snapshot.role.value,
+    }
+
+
+def preview(scope: str, snapshot: NodeSnapshot, plans: Sequence[Plan]) -> dict[str, Json]:
+    """Return what a run would do: schema ``nodeagent/preview/v1``."""
+    return {
+        "schema": "nodeagent/preview/v1",
+        "scope": scope,
+        "dry_run": True,
+        "observed_at": time_text(snapshot.observed_at),
+        "runtime": runtime(snapshot),
+        "imagefs": filesystem(snapshot.image_filesystem),
+        "warnings": list(snapshot.warnings),
+        "plans": [plan(each) for each in plans],
+    }
+
+
+def result(value: Result) -> dict[str, Json]:
+    """Return what became of one planned removal."""
+    return {
+        **decision(value.decision),
+        "outcome": value.outcome.value,
+        "detail": value.detail,
+        "duration_s": round(value.duration_s, 4),
+    }
+
+
+def report(value: PassReport) -> dict[str, Json]:
+    """Return what a run did: schema ``nodeagent/report/v1``."""
+    return {
+        "schema": "nodeagent/report/v1",
+        "pass_id": value.id,
+        "scope": value.scope,
+        "trigger": value.trigger,
+        "dry_run": value.dry_run,
+        "started_at": time_text(value.started_at),
+        "duration_s": round(value.duration_s, 4),
+        "end": value.end.value,
+        "end_detail": value.end_detail,
+        "predicted_bytes": value.predicted_bytes,
+        "freed_bytes": value.freed_bytes,
+        "imagefs_before": filesystem(value.before),
+        "imagefs_after": filesystem(value.after),
+        "warnings": list(value.warnings),
+        "results": [result(each) for each in value.results],
+        "plans": [plan(each) for each in value.plans],
+    }
+
+
+def dumps(document: Mapping[str, Json], form: str) -> str:
+    """Return a document as text, ``form`` being ``json`` or ``yaml``; ends with a newline."""
+    if form == "yaml":
+        import yaml  # noqa: PLC0415 - only who asks for YAML pays for it
+
+        return str(yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True))
+    import json  # noqa: PLC0415 - likewise
+
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"

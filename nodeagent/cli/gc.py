@@ -1,0 +1,135 @@
+"""``nodeagent gc``: preview, ask, run, report."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nodeagent.act.outcomes import PassEnd
+from nodeagent.cli import document
+from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.session import load_config, open_for_command, run_async
+from nodeagent.errors import UsageError
+from nodeagent.plan.scope import Scope
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from nodeagent.act.collect import Preview
+    from nodeagent.act.outcomes import PassReport, Result
+    from nodeagent.config import Config
+    from nodeagent.daemon.agent import Agent
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked for on the command line."""
+
+    scope: str
+    config: Path | None
+    dry_run: bool
+    yes: bool
+    output: str
+    show_kept: bool
+    overrides: Mapping[str, str | int] = field(default_factory=dict)
+
+
+def collect(request: Request) -> None:
+    """Preview and, unless it is a dry run or declined, carry out.
+
+    Raises:
+        UsageError: there is no terminal to ask on and neither ``--yes`` nor ``--dry-run`` was given.
+        NodeAgentError: the node could not be observed.
+    """
+    loaded = load_config(request.config, request.overrides)
+    if not (request.dry_run or request.yes) and not (sys.stdin.isatty() and request.output == "table"):
+        raise UsageError(
+            "nothing was done: there is no terminal to ask on; add --yes to remove without asking, or --dry-run to "
+            "see what would be removed"
+        )
+    sys.exit(run_async(_collect(request, loaded)))
+
+
+async def _collect(request: Request, config: Config) -> ExitCode:
+    dry_run = request.dry_run or config.dry_run
+    async with open_for_command(config, record=not dry_run, dry_run=dry_run) as agent:
+        preview = await agent.collector.preview(Scope(request.scope))
+        if dry_run:
+            _show_preview(request, agent, preview)
+            return ExitCode.DONE
+        if request.output == "table":
+            _show_preview(request, agent, preview)
+        if not preview.removals:
+            if request.output != "table":
+                report = await agent.run(preview, trigger="command", stop=asyncio.Event())
+                sys.stdout.write(document.dumps(document.report(report), request.output))
+            return ExitCode.DONE
+        if not request.yes and not _confirmed(preview):
+            sys.stderr.write("nothing was removed\n")
+            return ExitCode.DONE
+        report = await _run(request, agent, preview)
+    _show_report(request, agent, report)
+    return _exit_code(report)
+
+
+async def _run(request: Request, agent: Agent, preview: Preview) -> PassReport:
+    """Carry out the preview; an interactive agreement covers what was shown and nothing more."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    rounds = {} if request.yes else {"max_rounds": 1}
+    try:
+        if request.output != "table":
+            return await agent.run(preview, trigger="command", stop=stop, **rounds)
+        from nodeagent.cli.progress import removal_progress  # noqa: PLC0415 - only for people
+
+        with removal_progress(len(preview.removals)) as on_result:
+            return await agent.run(preview, trigger="command", stop=stop, on_result=on_result, **rounds)
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+def _confirmed(preview: Preview) -> bool:
+    import typer  # noqa: PLC0415 - only who is asked pays for it
+
+    return typer.confirm(f"Remove these {len(preview.removals)} items?", default=False)
+
+
+def _show_preview(request: Request, agent: Agent, preview: Preview) -> None:
+    if request.output != "table":
+        shown = document.preview(request.scope, preview.snapshot, preview.plans)
+        sys.stdout.write(document.dumps(shown, request.output))
+        return
+    from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
+
+    view = render.preview_view(preview.snapshot, preview.plans, agent.policy.images, show_kept=request.show_kept)
+    render.make_console().print(view)
+
+
+def _show_report(request: Request, agent: Agent, report: PassReport) -> None:
+    if request.output != "table":
+        sys.stdout.write(document.dumps(document.report(report), request.output))
+        return
+    from nodeagent.cli import render  # noqa: PLC0415 - likewise
+
+    render.make_console().print(render.report_view(report, agent.policy.images))
+
+
+def _exit_code(report: PassReport) -> ExitCode:
+    if report.end is PassEnd.RUNTIME_LOST:
+        return ExitCode.RUNTIME_UNREACHABLE
+    if report.end is PassEnd.REFUSED:
+        return ExitCode.FAILED
+    if report.failed and not report.removed:
+        return ExitCode.FAILED
+    if report.failed or report.end in (PassEnd.SHORTFALL, PassEnd.CANCELLED):
+        return ExitCode.PARTIAL
+    return ExitCode.DONE
+
+

@@ -1,0 +1,244 @@
+"""``nodeagent images``, ``containers`` and ``pods``: what is there, who uses it, and what a pass would do to it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from nodeagent.cli import document
+from nodeagent.cli.session import load_config, open_for_command, run_async
+from nodeagent.plan.decision import Accounting, ItemKind, Verdict
+from nodeagent.plan.pods import judge_pods
+from nodeagent.plan.scope import Scope
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from datetime import datetime
+    from pathlib import Path
+
+    from rich.table import Table
+
+    from nodeagent.act.collect import Preview
+    from nodeagent.cli.document import Json
+    from nodeagent.config import Config
+    from nodeagent.model import Container, Image, NodeSnapshot, Sandbox
+    from nodeagent.plan.decision import Decision, Plan
+    from nodeagent.plan.pods import PodStanding
+
+
+def list_images(path: Path | None, overrides: Mapping[str, str | int], form: str) -> None:
+    """Print every image with its verdict."""
+    preview = _preview(load_config(path, overrides), Scope.IMAGES)
+    (plan,) = preview.plans
+    decided = {decision.id: decision for decision in plan.decisions}
+    images = sorted(preview.snapshot.images, key=lambda image: (image.name, image.id))
+    if form != "table":
+        _print_document("images", preview, [_image(image, decided[image.id], preview) for image in images], form)
+        return
+    _print_table(_image_table(images, decided, plan, preview.snapshot))
+
+
+def list_containers(path: Path | None, overrides: Mapping[str, str | int], form: str) -> None:
+    """Print every container with its verdict."""
+    preview = _preview(load_config(path, overrides), Scope.CONTAINERS)
+    decided = _decided(preview.plans, ItemKind.CONTAINER)
+    containers = sorted(
+        preview.snapshot.containers, key=lambda each: (each.pod_namespace, each.pod_name, each.name, -each.attempt)
+    )
+    if form != "table":
+        _print_document("containers", preview, [_container(each, decided[each.id]) for each in containers], form)
+        return
+    _print_table(_container_table(containers, decided, preview.snapshot.observed_at))
+
+
+def list_pods(path: Path | None, overrides: Mapping[str, str | int], form: str) -> None:
+    """Print every pod the runtime knows, and whether it counts as gone."""
+    config = load_config(path, overrides)
+    preview = _preview(config, Scope.CONTAINERS)
+    standings = judge_pods(preview.snapshot, config.container_gc.deleted_pod_grace_s)
+    grouped: dict[str, list[Sandbox]] = {}
+    for sandbox in preview.snapshot.sandboxes:
+        grouped.setdefault(sandbox.uid, []).append(sandbox)
+    pods = sorted(grouped.items(), key=lambda item: (item[1][0].namespace, item[1][0].name, item[0]))
+    held: dict[str, list[Container]] = {}
+    for container in preview.snapshot.containers:
+        held.setdefault(container.sandbox_id, []).append(container)
+    if form != "table":
+        rows = [_pod(uid, sandboxes, held, standings) for uid, sandboxes in pods]
+        _print_document("pods", preview, rows, form)
+        return
+    _print_table(_pod_table(pods, held, standings, preview.snapshot.observed_at))
+
+
+def _preview(config: Config, scope: Scope) -> Preview:
+    async def observe() -> Preview:
+        async with open_for_command(config, record=False) as agent:
+            return await agent.collector.preview(scope)
+
+    return run_async(observe())
+
+
+def _decided(plans: Iterable[Plan], kind: ItemKind) -> dict[str, Decision]:
+    return {decision.id: decision for plan in plans for decision in plan.decisions if decision.kind is kind}
+
+
+def _print_document(what: str, preview: Preview, rows: Sequence[dict[str, Json]], form: str) -> None:
+    shown: dict[str, Json] = {
+        "schema": f"nodeagent/{what}/v1",
+        "observed_at": document.time_text(preview.snapshot.observed_at),
+        "runtime": document.runtime(preview.snapshot),
+        "imagefs": document.filesystem(preview.snapshot.image_filesystem),
+        "warnings": list(preview.snapshot.warnings),
+        what: list(rows),
+    }
+    sys.stdout.write(document.dumps(shown, form))
+
+
+def _print_table(table: Table) -> None:
+    from nodeagent.cli.render import make_console  # noqa: PLC0415 - tables are only for people
+
+    make_console().print(table)
+
+
+def _verdict(decision: Decision) -> dict[str, Json]:
+    return {"verdict": decision.verdict.value, "reason": document.reason(decision.reason)}
+
+
+def _image(image: Image, decision: Decision, preview: Preview) -> dict[str, Json]:
+    usage = preview.snapshot.image_usage.get(image.id)
+    return {
+        "id": image.id,
+        "repo_tags": list(image.repo_tags),
+        "repo_digests": list(image.repo_digests),
+        "size_bytes": image.size_bytes,
+        "frees_bytes": decision.frees_bytes,
+        "frees_inodes": decision.frees_inodes,
+        "accounting": preview.plans[0].accounting.value,
+        "pinned": image.pinned,
+        "first_detected": document.time_text(usage.first_detected if usage else None),
+        "last_used": document.time_text(usage.last_used if usage else None),
+        **_verdict(decision),
+    }
+
+
+def _image_table(
+    images: Sequence[Image], decided: Mapping[str, Decision], plan: Plan, snapshot: NodeSnapshot
+) -> Table:
+    from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
+
+    table = render.table(
+        "image", "id", "size", "frees", "last used", "verdict", "why", right=("size", "frees"), wrap=("image", "why")
+    )
+    bound = plan.accounting is Accounting.UPPER_BOUND
+    for image in images:
+        decision, usage = decided[image.id], snapshot.image_usage.get(image.id)
+        names = [render.short_reference(tag) for tag in image.repo_tags] or [render.short_reference(image.name)]
+        table.add_row(
+            "\n".join(names),
+            render.short_id(image.id),
+            render.size(image.size_bytes),
+            render.size(decision.frees_bytes, upper_bound=bound),
+            render.ago(usage.last_used if usage else None, snapshot.observed_at),
+            decision.verdict.value,
+            decision.reason.sentence,
+            style="red" if decision.verdict is Verdict.REMOVE else "",
+        )
+    return table
+
+
+def _container(container: Container, decision: Decision) -> dict[str, Json]:
+    return {
+        "id": container.id,
+        "name": container.name,
+        "attempt": container.attempt,
+        "pod_namespace": container.pod_namespace,
+        "pod_name": container.pod_name,
+        "pod_uid": container.pod_uid,
+        "sandbox_id": container.sandbox_id,
+        "state": container.state.value,
+        "image": container.image_name or container.image_ref,
+        "created_at": document.time_text(container.created_at),
+        "finished_at": document.time_text(container.finished_at),
+        "exit_code": container.exit_code,
+        **_verdict(decision),
+    }
+
+
+def _container_table(containers: Sequence[Container], decided: Mapping[str, Decision], now: datetime) -> Table:
+    from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
+
+    table = render.table(
+        "pod", "container", "attempt", "id", "state", "created", "verdict", "why", right=("attempt",), wrap=("pod", "why")
+    )
+    for each in containers:
+        decision = decided[each.id]
+        pod = f"{each.pod_namespace}/{each.pod_name}" if each.pod_name else "-"
+        table.add_row(
+            pod,
+            each.name,
+            str(each.attempt),
+            render.short_id(each.id),
+            each.state.value,
+            render.ago(each.created_at, now) if each.created_at else "?",
+            decision.verdict.value,
+            decision.reason.sentence,
+            style="red" if decision.verdict is Verdict.REMOVE else "",
+        )
+    return table
+
+
+def _pod(
+    uid: str,
+    sandboxes: Sequence[Sandbox],
+    held: Mapping[str, Sequence[Container]],
+    standings: Mapping[str, PodStanding],
+) -> dict[str, Json]:
+    standing = standings.get(uid)
+    return {
+        "uid": uid,
+        "namespace": sandboxes[0].namespace,
+        "name": sandboxes[0].name,
+        "gone": standing.gone if standing else False,
+        "how": standing.how if standing else "",
+        "sandboxes": [
+            {
+                "id": sandbox.id,
+                "ready": sandbox.ready,
+                "attempt": sandbox.attempt,
+                "created_at": document.time_text(sandbox.created_at),
+                "containers": [
+                    {"id": each.id, "name": each.name, "state": each.state.value} for each in held.get(sandbox.id, ())
+                ],
+            }
+            for sandbox in sandboxes
+        ],
+    }
+
+
+def _pod_table(
+    pods: Sequence[tuple[str, Sequence[Sandbox]]],
+    held: Mapping[str, Sequence[Container]],
+    standings: Mapping[str, PodStanding],
+    now: datetime,
+) -> Table:
+    from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
+
+    table = render.table(
+        "namespace", "pod", "sandboxes", "running", "dead", "created", "standing", right=("running", "dead"), wrap=("standing",)
+    )
+    for uid, sandboxes in pods:
+        containers = [each for sandbox in sandboxes for each in held.get(sandbox.id, ())]
+        running = sum(each.state.value == "running" for each in containers)
+        ready = sum(sandbox.ready for sandbox in sandboxes)
+        newest = max((sandbox.created_at for sandbox in sandboxes if sandbox.created_at), default=None)
+        standing = standings.get(uid)
+        table.add_row(
+            sandboxes[0].namespace,
+            sandboxes[0].name,
+            f"{ready} ready of {len(sandboxes)}",
+            str(running),
+            str(len(containers) - running),
+            render.ago(newest, now) if newest else "?",
+            f"{'gone' if standing.gone else 'kept'}: {standing.how}" if standing else "kept",
+        )
+    return table

@@ -1,0 +1,344 @@
+"""The command line: parse, compose, print. Nothing is decided here.
+
+Modules that a command needs are imported inside it, so that ``--help`` and completion stay quick.
+"""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nodeagent import __version__
+from nodeagent.cli.exit_codes import EPILOG, ExitCode
+
+app = typer.Typer(
+    name="nodeagent",
+    help="Keep a container node tidy: image and container garbage collection with a preview and a reason for "
+    "every item.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+gc_app = typer.Typer(
+    help="Collect garbage now. Shows the plan and asks first; --dry-run only shows it, --yes does not ask.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+config_app = typer.Typer(help="Check, show or document the configuration.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(gc_app, name="gc")
+app.add_typer(config_app, name="config")
+
+
+class Output(StrEnum):
+    """The form of an answer."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", "-c", metavar="FILE", help="Configuration file. [default: /etc/nodeagent/config.toml if it exists]"
+    ),
+]
+EndpointOption = Annotated[
+    str | None,
+    typer.Option("--endpoint", metavar="unix:///PATH", help="Runtime socket. [default: from the config, else found]"),
+]
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Form of the answer.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", "-n", help="Show exactly what would be removed and why.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before removing.")]
+KeptOption = Annotated[bool, typer.Option("--kept", "-k", help="List what is kept, too, each with its reason.")]
+HighOption = Annotated[
+    int | None, typer.Option("--high", metavar="PERCENT", help="Collect when imagefs is at least this full.")
+]
+LowOption = Annotated[int | None, typer.Option("--low", metavar="PERCENT", help="Stop when imagefs is down to this.")]
+MinimumAgeOption = Annotated[
+    str | None, typer.Option("--minimum-age", metavar="DURATION", help="Keep images seen for less than this.")
+]
+UnusedAgeOption = Annotated[
+    str | None,
+    typer.Option("--maximum-unused-age", metavar="DURATION", help="Remove images unused for longer than this."),
+]
+MaxImagesOption = Annotated[
+    int | None, typer.Option("--max-images", metavar="N", help="Remove at most N images in this pass.")
+]
+MaxBytesOption = Annotated[
+    str | None, typer.Option("--max-bytes", metavar="SIZE", help="Free at most about this much in this pass.")
+]
+DeadAgeOption = Annotated[
+    str | None, typer.Option("--dead-minimum-age", metavar="DURATION", help="Keep containers created since.")
+]
+PerContainerOption = Annotated[
+    int | None,
+    typer.Option("--max-per-pod-container", metavar="N", help="Dead instances kept per container; -1 for all."),
+]
+MaxContainersOption = Annotated[
+    int | None, typer.Option("--max-containers", metavar="N", help="Dead containers kept in all; -1 for all.")
+]
+GraceOption = Annotated[
+    str | None,
+    typer.Option("--deleted-pod-grace", metavar="DURATION", help="How long a pod must look dead to count as gone."),
+]
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        typer.echo(f"nodeagent {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options of every command."""
+
+
+@gc_app.command("images", epilog=EPILOG)
+def gc_images(
+    config: ConfigOption = None,
+    endpoint: EndpointOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    output: OutputOption = Output.TABLE,
+    kept: KeptOption = False,
+    high: HighOption = None,
+    low: LowOption = None,
+    minimum_age: MinimumAgeOption = None,
+    maximum_unused_age: UnusedAgeOption = None,
+    max_images: MaxImagesOption = None,
+    max_bytes: MaxBytesOption = None,
+) -> None:
+    """Remove unused images, least recently used first, when imagefs is too full."""
+    from nodeagent.cli.gc import Request, collect  # noqa: PLC0415
+
+    collect(
+        Request(
+            scope="images",
+            config=config,
+            dry_run=dry_run,
+            yes=yes,
+            output=output.value,
+            show_kept=kept,
+            overrides=_overrides(
+                {
+                    "runtime.endpoint": endpoint,
+                    "image_gc.high_threshold_percent": high,
+                    "image_gc.low_threshold_percent": low,
+                    "image_gc.minimum_age": minimum_age,
+                    "image_gc.maximum_unused_age": maximum_unused_age,
+                    "image_gc.max_images_per_pass": max_images,
+                    "image_gc.max_bytes_per_pass": max_bytes,
+                }
+            ),
+        )
+    )
+
+
+@gc_app.command("containers", epilog=EPILOG)
+def gc_containers(
+    config: ConfigOption = None,
+    endpoint: EndpointOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    output: OutputOption = Output.TABLE,
+    kept: KeptOption = False,
+    dead_minimum_age: DeadAgeOption = None,
+    max_per_pod_container: PerContainerOption = None,
+    max_containers: MaxContainersOption = None,
+    deleted_pod_grace: GraceOption = None,
+) -> None:
+    """Remove dead containers, then empty sandboxes, then the logs of pods that are gone."""
+    from nodeagent.cli.gc import Request, collect  # noqa: PLC0415
+
+    collect(
+        Request(
+            scope="containers",
+            config=config,
+            dry_run=dry_run,
+            yes=yes,
+            output=output.value,
+            show_kept=kept,
+            overrides=_overrides(
+                {
+                    "runtime.endpoint": endpoint,
+                    "container_gc.minimum_age": dead_minimum_age,
+                    "container_gc.max_per_pod_container": max_per_pod_container,
+                    "container_gc.max_containers": max_containers,
+                    "container_gc.deleted_pod_grace": deleted_pod_grace,
+                }
+            ),
+        )
+    )
+
+
+@gc_app.command("all", epilog=EPILOG)
+def gc_all(
+    config: ConfigOption = None,
+    endpoint: EndpointOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    output: OutputOption = Output.TABLE,
+    kept: KeptOption = False,
+    high: HighOption = None,
+    low: LowOption = None,
+    minimum_age: MinimumAgeOption = None,
+    maximum_unused_age: UnusedAgeOption = None,
+    max_images: MaxImagesOption = None,
+    max_bytes: MaxBytesOption = None,
+    dead_minimum_age: DeadAgeOption = None,
+    max_per_pod_container: PerContainerOption = None,
+    max_containers: MaxContainersOption = None,
+    deleted_pod_grace: GraceOption = None,
+) -> None:
+    """Remove dead containers, sandboxes and logs, then unused images."""
+    from nodeagent.cli.gc import Request, collect  # noqa: PLC0415
+
+    collect(
+        Request(
+            scope="all",
+            config=config,
+            dry_run=dry_run,
+            yes=yes,
+            output=output.value,
+            show_kept=kept,
+            overrides=_overrides(
+                {
+                    "runtime.endpoint": endpoint,
+                    "image_gc.high_threshold_percent": high,
+                    "image_gc.low_threshold_percent": low,
+                    "image_gc.minimum_age": minimum_age,
+                    "image_gc.maximum_unused_age": maximum_unused_age,
+                    "image_gc.max_images_per_pass": max_images,
+                    "image_gc.max_bytes_per_pass": max_bytes,
+                    "container_gc.minimum_age": dead_minimum_age,
+                    "container_gc.max_per_pod_container": max_per_pod_container,
+                    "container_gc.max_containers": max_containers,
+                    "container_gc.deleted_pod_grace": deleted_pod_grace,
+                }
+            ),
+        )
+    )
+
+
+def _overrides(given: dict[str, str | int | None]) -> dict[str, str | int]:
+    return {key: value for key, value in given.items() if value is not None}
+
+
+@app.command(epilog=EPILOG)
+def images(config: ConfigOption = None, endpoint: EndpointOption = None, output: OutputOption = Output.TABLE) -> None:
+    """List images: size, what removing each would free, last use, who uses it, and the verdict."""
+    from nodeagent.cli.lists import list_images  # noqa: PLC0415
+
+    list_images(config, _overrides({"runtime.endpoint": endpoint}), output.value)
+
+
+@app.command(epilog=EPILOG)
+def containers(
+    config: ConfigOption = None, endpoint: EndpointOption = None, output: OutputOption = Output.TABLE
+) -> None:
+    """List containers, running and dead, with their pod, age and the verdict."""
+    from nodeagent.cli.lists import list_containers  # noqa: PLC0415
+
+    list_containers(config, _overrides({"runtime.endpoint": endpoint}), output.value)
+
+
+@app.command(epilog=EPILOG)
+def pods(config: ConfigOption = None, endpoint: EndpointOption = None, output: OutputOption = Output.TABLE) -> None:
+    """List pods with their sandboxes and containers, and whether each counts as gone."""
+    from nodeagent.cli.lists import list_pods  # noqa: PLC0415
+
+    list_pods(config, _overrides({"runtime.endpoint": endpoint}), output.value)
+
+
+@app.command(epilog=EPILOG)
+def run(
+    config: ConfigOption = None,
+    endpoint: EndpointOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Log what would be removed; touch nothing but the agent's own state.")
+    ] = False,
+    once: Annotated[bool, typer.Option("--once", help="Make one pass over everything, then exit.")] = False,
+) -> None:
+    """Run the daemon: container collection every minute, image collection every five (configurable)."""
+    from nodeagent.cli.daemon import run_daemon  # noqa: PLC0415
+
+    run_daemon(config, _overrides({"runtime.endpoint": endpoint}), dry_run=dry_run, once=once)
+
+
+@app.command(epilog=EPILOG)
+def version(config: ConfigOption = None, endpoint: EndpointOption = None, output: OutputOption = Output.TABLE) -> None:
+    """Show the agent's version and the runtime's."""
+    from nodeagent.cli.version import show_version  # noqa: PLC0415
+
+    show_version(config, _overrides({"runtime.endpoint": endpoint}), output.value)
+
+
+@app.command()
+def demo(
+    show: Annotated[bool, typer.Option("--kept", "-k", help="List what is kept, too, each with its reason.")] = False,
+) -> None:
+    """Preview, run and result on a simulated node; needs no root and no containerd."""
+    from nodeagent.cli.demo import run_demo  # noqa: PLC0415
+
+    run_demo(show_kept=show)
+
+
+@config_app.command("check", epilog=EPILOG)
+def config_check(config: ConfigOption = None) -> None:
+    """Check a configuration file; say what is wrong with which key, and what is allowed."""
+    from nodeagent.cli.config import check  # noqa: PLC0415
+
+    check(config)
+
+
+@config_app.command("show")
+def config_show(config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
+    """Show the configuration in force, defaults filled in; as TOML, JSON or YAML."""
+    from nodeagent.cli.config import show  # noqa: PLC0415
+
+    show(config, output.value)
+
+
+@config_app.command("reference")
+def config_reference() -> None:
+    """Document every setting: form, default, unit and effect."""
+    from nodeagent.cli.config import reference  # noqa: PLC0415
+
+    reference()
+
+
+def main() -> None:
+    """Run the command line; every expected error becomes one message and an exit code."""
+    from nodeagent.errors import ConfigError, NodeAgentError, RuntimeUnavailableError, UsageError  # noqa: PLC0415
+
+    try:
+        app()
+    except (ConfigError, UsageError) as error:
+        _fail(str(error), ExitCode.USAGE)
+    except RuntimeUnavailableError as error:
+        _fail(str(error), ExitCode.RUNTIME_UNREACHABLE)
+    except NodeAgentError as error:
+        _fail(str(error), ExitCode.FAILED)
+    except KeyboardInterrupt:
+        _fail("interrupted", ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(ExitCode.DONE)
+
+
+def _fail(message: str, code: ExitCode) -> None:
+    typer.echo(f"nodeagent: {message}", err=True)
+    sys.exit(code)

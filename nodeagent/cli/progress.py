@@ -1,0 +1,31 @@
+"""A progress bar for removals, on a terminal only."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from nodeagent.cli.render import make_console, short_reference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from nodeagent.act.outcomes import Result
+
+
+@contextmanager
+def removal_progress(total: int) -> Iterator[Callable[[Result], None]]:
+    """Show a bar on standard error while items are removed; yield what to tell each result to."""
+    console = make_console(stderr=True)
+    columns = (TextColumn("removing"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[last]}"))
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task("removing", total=total, last="")
+
+        def on_result(result: Result) -> None:
+            seen = progress.tasks[0].completed + 1
+            last = f"{result.outcome.value}: {short_reference(result.decision.name)}"
+            progress.update(task, completed=seen, total=max(total, seen), last=last)
+
+        yield on_result

@@ -1,0 +1,222 @@
+"""Tables, bars and sentences for a person at a terminal.
+
+Everything shown here is also in the JSON output; nothing is decided here. Colours appear only on a terminal, and
+``NO_COLOR`` is respected.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from nodeagent.act.outcomes import Outcome, PassEnd
+from nodeagent.plan.decision import Accounting, ItemKind, Verdict
+from nodeagent.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.console import RenderableType
+
+    from nodeagent.act.outcomes import PassReport
+    from nodeagent.model import FsObservation, NodeSnapshot
+    from nodeagent.plan.decision import Decision, Plan
+    from nodeagent.plan.image_gc import ImageGCPolicy
+
+_PIPE_WIDTH = 180
+_TITLES = {
+    ItemKind.IMAGE: "images",
+    ItemKind.CONTAINER: "containers",
+    ItemKind.SANDBOX: "sandboxes",
+    ItemKind.POD_LOG_DIRECTORY: "pod log directories",
+    ItemKind.CONTAINER_LOG_LINK: "container log links",
+}
+_OUTCOME_STYLES = {
+    Outcome.DONE: "green",
+    Outcome.GONE: "green",
+    Outcome.CHANGED: "yellow",
+    Outcome.FAILED: "bold red",
+    Outcome.DRY_RUN: "cyan",
+    Outcome.NOT_NEEDED: "dim",
+    Outcome.NOT_ATTEMPTED: "yellow",
+}
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """Return a console that is coloured only on a terminal and wide enough not to cut ids in a pipe."""
+    probe = Console(stderr=stderr, highlight=False)
+    if probe.is_terminal or os.environ.get("COLUMNS"):
+        return probe
+    return Console(stderr=stderr, highlight=False, width=_PIPE_WIDTH)
+
+
+def short_id(text: str) -> str:
+    """Return the first twelve hexadecimal digits of an id or digest; anything else as it is."""
+    bare = text.removeprefix("sha256:")
+    if len(bare) >= 32 and all(char in "0123456789abcdef" for char in bare):
+        return bare[:12]
+    return text
+
+
+def ago(moment: datetime | None, now: datetime) -> str:
+    """Return how long ago something was, ``never`` for ``None``."""
+    if moment is None:
+        return "never"
+    return f"{format_duration(max(0.0, (now - moment).total_seconds()))} ago"
+
+
+def size(size_bytes: int | None, *, upper_bound: bool = False) -> str:
+    """Return a size, marked with ``≤`` where it is an upper bound and ``?`` where nothing is known."""
+    if size_bytes is None:
+        return "?"
+    return f"≤ {format_bytes(size_bytes)}" if upper_bound else format_bytes(size_bytes)
+
+
+def usage_line(observed: FsObservation, policy: ImageGCPolicy | None = None, *, label: str = "imagefs") -> Text:
+    """Return a filesystem's usage as a proportional bar against its thresholds."""
+    width = 40
+    used = observed.used_percent
+    full = min(width, round(width * used / 100))
+    over = policy is not None and used >= policy.high_threshold_percent
+    line = Text(f"{label} {observed.path}  ")
+    line.append("█" * full, style="red" if over else "green")
+    line.append("░" * (width - full), style="dim")
+    taken = observed.capacity_bytes - observed.available_bytes
+    line.append(f"  {used}%", style="bold red" if over else "bold")
+    line.append(f"  {format_bytes(taken)} of {format_bytes(observed.capacity_bytes)}")
+    if policy is not None:
+        line.append(f"  (high {policy.high_threshold_percent}%, low {policy.low_threshold_percent}%)", style="dim")
+    return line
+
+
+def table(*columns: str, right: Iterable[str] = (), wrap: Iterable[str] = ()) -> Table:
+    """Return an empty table in the house look; ``right`` are aligned right, ``wrap`` may use several lines."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for name in columns:
+        made.add_column(
+            name,
+            justify="right" if name in right else "left",
+            overflow="fold",
+            no_wrap=name not in wrap,
+            ratio=None,
+        )
+    return made
+
+
+def _name(decision: Decision) -> str:
+    return decision.name if decision.kind is not ItemKind.IMAGE else short_reference(decision.name)
+
+
+def short_reference(reference: str) -> str:
+    """Return an image reference with a digest cut to twelve digits; an id likewise."""
+    repository, at, digest = reference.partition("@")
+    return f"{repository}@{short_id(digest)}" if at else short_id(reference)
+
+
+def decisions_table(plan: Plan, decisions: Sequence[Decision], *, numbered: bool) -> Table:
+    """Return decisions as rows; ``numbered`` where their order is the order of removal."""
+    first = ("#",) if numbered else ("verdict",)
+    made = table(*first, "what", "name", "id", "frees", "why", right=("#", "frees"), wrap=("name", "why"))
+    bound = plan.accounting is Accounting.UPPER_BOUND
+    for number, decision in enumerate(decisions, 1):
+        verdict = Text(decision.verdict.value, style="" if decision.verdict is Verdict.KEEP else "red")
+        made.add_row(
+            str(number) if numbered else verdict,
+            decision.kind.value,
+            _name(decision),
+            short_id(decision.id) if decision.id != decision.name else "",
+            size(decision.frees_bytes, upper_bound=bound) if decision.frees_bytes is not None else "",
+            decision.reason.sentence,
+        )
+    return made
+
+
+def kept_summary(plan: Plan) -> Text:
+    """Return how many items are kept, by reason, in one line."""
+    kept = [decision for decision in plan.decisions if decision.verdict is not Verdict.REMOVE]
+    line = Text(f"Keeps {len(kept)} of {len(plan.decisions)} {plan.kind}")
+    counted = Counter(decision.reason.code.value for decision in kept)
+    if counted:
+        line.append(": " + ", ".join(f"{count} {code}" for code, count in counted.most_common()), style="dim")
+    return line
+
+
+def plan_view(plan: Plan, *, show_kept: bool) -> RenderableType:
+    """Return a plan: what goes and why, what stays in a line or, on request, in full."""
+    parts: list[RenderableType] = []
+    removals = plan.removals
+    if plan.blocked:
+        parts.append(Text(f"{plan.kind}: nothing can be decided: {plan.blocked}", style="bold red"))
+    if removals:
+        total = size(plan.frees_bytes, upper_bound=plan.accounting is Accounting.UPPER_BOUND)
+        head = Text(f"Removes {len(removals)} {plan.kind}", style="bold")
+        if plan.frees_bytes:
+            head.append(f", frees {total}")
+        if plan.wanted_bytes:
+            head.append(f" of {format_bytes(plan.wanted_bytes)} wanted")
+        parts += [head, decisions_table(plan, removals, numbered=True)]
+    elif not plan.blocked:
+        parts.append(Text(f"Removes no {plan.kind}", style="bold"))
+    if plan.shortfall_bytes:
+        short = format_bytes(plan.shortfall_bytes)
+        parts.append(Text(f"Falls {short} short of the low threshold: nothing else may be removed.", style="yellow"))
+    if show_kept:
+        kept = [decision for decision in plan.decisions if decision.verdict is not Verdict.REMOVE]
+        if kept:
+            parts.append(decisions_table(plan, kept, numbered=False))
+    else:
+        parts.append(kept_summary(plan))
+    parts += [Text(f"warning: {warning}", style="yellow") for warning in plan.warnings]
+    parts.append(Text(""))
+    return Group(*parts)
+
+
+def preview_view(
+    snapshot: NodeSnapshot, plans: Sequence[Plan], policy: ImageGCPolicy, *, show_kept: bool
+) -> RenderableType:
+    """Return everything a person needs to agree to a run."""
+    info = snapshot.runtime
+    parts: list[RenderableType] = [
+        Text(f"{info.name} {info.version} at {info.endpoint}, {snapshot.role.value}", style="dim")
+    ]
+    if snapshot.image_filesystem is not None:
+        parts.append(usage_line(snapshot.image_filesystem, policy))
+    elif snapshot.image_filesystem_error:
+        parts.append(Text(f"imagefs: {snapshot.image_filesystem_error}", style="yellow"))
+    parts += [Text(f"warning: {warning}", style="yellow") for warning in snapshot.warnings]
+    parts.append(Text(""))
+    parts += [plan_view(plan, show_kept=show_kept) for plan in plans]
+    return Group(*parts)
+
+
+def report_view(report: PassReport, policy: ImageGCPolicy) -> RenderableType:
+    """Return what a run did and what it brought."""
+    parts: list[RenderableType] = []
+    noteworthy = [result for result in report.results if result.outcome not in (Outcome.DONE, Outcome.DRY_RUN)]
+    if noteworthy:
+        made = table("what", "name", "outcome", "detail", wrap=("name", "detail"))
+        for result in noteworthy:
+            outcome = Text(result.outcome.value, style=_OUTCOME_STYLES[result.outcome])
+            made.add_row(result.decision.kind.value, _name(result.decision), outcome, result.detail)
+        parts.append(made)
+    counted = Counter(result.decision.kind for result in report.removed)
+    what = ", ".join(f"{count} {_TITLES[kind]}" for kind, count in counted.items()) or "nothing"
+    line = Text(f"Removed {what} in {format_duration(report.duration_s)}", style="bold")
+    if report.freed_bytes is not None and counted:
+        line.append(f"; predicted {format_bytes(report.predicted_bytes)}, measured {format_bytes(report.freed_bytes)}")
+    parts.append(line)
+    if report.after is not None:
+        parts.append(usage_line(report.after, policy))
+    if report.end not in (PassEnd.COMPLETE, PassEnd.NOTHING_TO_DO) or report.end_detail:
+        style = "yellow" if report.end in (PassEnd.SHORTFALL, PassEnd.CANCELLED) else "bold red"
+        style = "" if report.end in (PassEnd.COMPLETE, PassEnd.NOTHING_TO_DO) else style
+        parts.append(Text(f"{report.end.value}: {report.end_detail}", style=style))
+    parts += [Text(f"warning: {warning}", style="yellow") for warning in report.warnings]
+    return Group(*parts)

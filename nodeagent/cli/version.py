@@ -1,0 +1,44 @@
+"""``nodeagent version``: ours and the runtime's."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from nodeagent import __version__
+from nodeagent.cli.document import dumps
+from nodeagent.cli.session import load_config, open_for_command, run_async
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from nodeagent.model import RuntimeInfo
+
+
+def show_version(path: Path | None, overrides: Mapping[str, str | int], form: str) -> None:
+    """Print the agent's version, then the runtime's.
+
+    Raises:
+        RuntimeUnavailableError: no runtime answers; the agent's own version was printed all the same.
+    """
+    config = load_config(path, overrides)
+    if form == "table":
+        sys.stdout.write(f"nodeagent {__version__}\n")
+        sys.stdout.flush()
+
+    async def ask() -> RuntimeInfo:
+        async with open_for_command(config, record=False) as agent:
+            return await agent.cri.version()
+
+    info = run_async(ask())
+    if form == "table":
+        sys.stdout.write(f"{info.name} {info.version} (CRI {info.api_version}) at {info.endpoint}\n")
+        return
+    runtime = {
+        "name": info.name,
+        "version": info.version,
+        "api_version": info.api_version,
+        "endpoint": info.endpoint,
+    }
+    sys.stdout.write(dumps({"schema": "nodeagent/version/v1", "nodeagent": __version__, "runtime": {**runtime}}, form))

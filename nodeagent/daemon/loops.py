@@ -1,0 +1,192 @@
+"""The daemon's loops: one pass at a time, then a wait, until told to stop.
+
+A pass that fails is logged and tried again at the next turn; a runtime that is away is retried with back-off and
+logged once per change, not once per attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+from nodeagent.act.outcomes import Outcome, PassEnd
+from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from structlog.typing import FilteringBoundLogger
+
+    from nodeagent.act.collect import Preview
+    from nodeagent.act.outcomes import PassReport, Result
+    from nodeagent.plan.scope import Scope
+
+FIRST_RETRY_S = 1.0
+LAST_RETRY_S = 60.0
+JITTER_SHARE = 0.1
+
+
+class Pass(Protocol):
+    """One garbage collection pass over a scope."""
+
+    async def __call__(self, scope: Scope, stop: asyncio.Event) -> tuple[Preview, PassReport]:
+        """Observe, plan and act once.
+
+        Raises:
+            RuntimeUnavailableError: the runtime does not answer.
+            NodeAgentError: the pass could not be made.
+        """
+
+
+async def wait_for_stop(stop: asyncio.Event, seconds: float) -> bool:
+    """Wait until told to stop, at most ``seconds``; return whether told to stop."""
+    try:
+        await asyncio.wait_for(stop.wait(), seconds)
+    except TimeoutError:
+        return False
+    return True
+
+
+class RuntimeWatch:
+    """Remembers whether the runtime answered last time, and logs only changes."""
+
+    def __init__(self, logger: FilteringBoundLogger) -> None:
+        self._logger = logger
+        self._down = False
+        self._retry_s = FIRST_RETRY_S
+
+    def lost(self, error: RuntimeUnavailableError) -> float:
+        """Note that the runtime is away; return the seconds to wait before trying again."""
+        if not self._down:
+            self._logger.warning("runtime_unavailable", error=str(error))
+        self._down = True
+        wait_s = self._retry_s
+        self._retry_s = min(LAST_RETRY_S, self._retry_s * 2)
+        return wait_s
+
+    def answered(self) -> None:
+        """Note that the runtime answered."""
+        if self._down:
+            self._logger.info("runtime_available")
+        self._down = False
+        self._retry_s = FIRST_RETRY_S
+
+
+class Loop:
+    """Runs passes over one scope: run, then wait the interval with jitter. Rounds never overlap.
+
+    Passes of different loops share ``turn``, so that only one of them acts at any time.
+    """
+
+    def __init__(  # noqa: PLR0913 - the loop's collaborators
+        self,
+        scope: Scope,
+        interval_s: float,
+        run_pass: Pass,
+        *,
+        turn: asyncio.Lock,
+        stop: asyncio.Event,
+        logger: FilteringBoundLogger,
+        jitter: Callable[[], float],
+    ) -> None:
+        """Compose a loop; ``jitter`` returns a number from 0 to 1, drawn anew for each wait."""
+        self._scope = scope
+        self._interval_s = interval_s
+        self._run_pass = run_pass
+        self._turn = turn
+        self._stop = stop
+        self._logger = logger.bind(loop=scope.value)
+        self._jitter = jitter
+        self._runtime = RuntimeWatch(self._logger)
+
+    async def run(self) -> None:
+        """Run until told to stop."""
+        while not self._stop.is_set():
+            wait_s = await self.turn()
+            if await wait_for_stop(self._stop, wait_s):
+                return
+
+    async def turn(self) -> float:
+        """Make one pass; return the seconds to wait before the next."""
+        try:
+            async with self._turn:
+                if self._stop.is_set():
+                    return 0.0
+                preview, report = await self._run_pass(self._scope, self._stop)
+        except RuntimeUnavailableError as error:
+            return self._runtime.lost(error)
+        except NodeAgentError as error:
+            self._runtime.answered()
+            self._logger.error("pass_failed", error=str(error))  # noqa: TRY400 - an operator's error, not a bug
+            return self._next_s()
+        except Exception:  # the supervisor's one broad catch: a bug must not end the duty
+            self._logger.exception("pass_crashed")
+            return self._next_s()
+        if report.end is PassEnd.RUNTIME_LOST:
+            log_report(self._logger, preview, report)
+            return self._runtime.lost(RuntimeUnavailableError(report.end_detail))
+        self._runtime.answered()
+        log_report(self._logger, preview, report)
+        return self._next_s()
+
+    def _next_s(self) -> float:
+        return self._interval_s * (1 + JITTER_SHARE * (2 * self._jitter() - 1))
+
+
+def log_result(logger: FilteringBoundLogger, result: Result, *, dry_run: bool) -> None:
+    """Log one act: a line per item touched, failed or, in a dry run, that would be."""
+    decision = result.decision
+    level = logger.warning if result.outcome is Outcome.FAILED else logger.info
+    level(
+        "would_remove" if result.outcome is Outcome.DRY_RUN else "removal",
+        kind=decision.kind.value,
+        id=decision.id,
+        name=decision.name,
+        outcome=result.outcome.value,
+        reason=decision.reason.code.value,
+        why=decision.reason.sentence,
+        frees_bytes=decision.frees_bytes,
+        **({"detail": result.detail} if result.detail else {}),
+        dry_run=dry_run,
+    )
+
+
+def log_report(logger: FilteringBoundLogger, preview: Preview, report: PassReport) -> None:
+    """Log a pass: warnings, then one summary line; kept items only at debug level."""
+    warnings: Sequence[str] = (
+        *preview.snapshot.warnings,
+        *(warning for plan in report.plans for warning in plan.warnings),
+        *report.warnings,
+    )
+    for warning in dict.fromkeys(warnings):
+        logger.warning("pass_warning", pass_id=report.id, warning=warning)
+    for plan in report.plans:
+        for decision in plan.decisions:
+            logger.debug(
+                "decision",
+                pass_id=report.id,
+                kind=decision.kind.value,
+                id=decision.id,
+                name=decision.name,
+                verdict=decision.verdict.value,
+                reason=decision.reason.code.value,
+            )
+    before, after = report.before, report.after
+    level = logger.info if report.end in (PassEnd.COMPLETE, PassEnd.NOTHING_TO_DO) else logger.warning
+    level(
+        "pass_done",
+        pass_id=report.id,
+        scope=report.scope,
+        end=report.end.value,
+        **({"detail": report.end_detail} if report.end_detail else {}),
+        removed=len(report.removed),
+        failed=len(report.failed),
+        planned=sum(len(plan.removals) for plan in report.plans),
+        predicted_bytes=report.predicted_bytes,
+        freed_bytes=report.freed_bytes,
+        accounting=",".join(sorted({plan.accounting.value for plan in report.plans})),
+        imagefs_percent_before=before.used_percent if before else None,
+        imagefs_percent_after=after.used_percent if after else None,
+        duration_s=round(report.duration_s, 3),
+        dry_run=report.dry_run,
+    )

@@ -1,0 +1,298 @@
+"""Reading the node into one immutable snapshot.
+
+The order of the readings is part of safety. Log directories are listed before sandboxes, and images before
+containers, so that a pod that starts meanwhile is seen as a user of what was listed, never the other way round.
+A reading that a decision depends on and that fails makes the whole observation fail; one that only makes an answer
+less exact becomes a warning in the snapshot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from nodeagent.errors import (
+    NodeAgentError,
+    ObservationError,
+    RuntimeNotFoundError,
+    RuntimeRequestError,
+)
+from nodeagent.host import podlogs
+from nodeagent.model import ContainerState, NodeSnapshot, Role
+from nodeagent.plan.image_gc import images_in_use
+from nodeagent.plan.scope import Scope
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from datetime import datetime
+    from pathlib import Path
+
+    from nodeagent.clock import Clock
+    from nodeagent.model import (
+        Container,
+        ContainerLogLink,
+        FsObservation,
+        Image,
+        ImageUsage,
+        PodLogDirectory,
+        RuntimeInfo,
+        Sandbox,
+        StorageGraph,
+    )
+    from nodeagent.runtime.containerd import ContainerdClient
+    from nodeagent.runtime.cri import CriClient, RuntimeStatus
+    from nodeagent.runtime.layers import LayerCache
+
+_CONCURRENCY = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ObserverSettings:
+    """Where to look.
+
+    Attributes:
+        imagefs_path: overrides the mount point that ``ImageFsInfo`` names; empty for none.
+        pod_log_root: where the kubelet keeps pod logs.
+        container_log_root: where the links to them are.
+        role: how the agent stands to a kubelet.
+    """
+
+    imagefs_path: str
+    pod_log_root: Path
+    container_log_root: Path
+    role: Role
+
+
+class UsageMemory(Protocol):
+    """Remembers when images were first detected and last used."""
+
+    def __call__(
+        self, listed: Mapping[str, datetime | None], in_use: Iterable[str], now: datetime
+    ) -> Mapping[str, ImageUsage]:
+        """Return the usage of each listed image (id to time of pull, if known) after this detection; blocking."""
+
+
+class Observer:
+    """Reads a node through its runtime, its filesystems and the agent's memory.
+
+    What cannot change is read once and kept: details of exited containers and the images of sandboxes, by id.
+    """
+
+    def __init__(  # noqa: PLR0913 - it composes the room's readers
+        self,
+        cri: CriClient,
+        containerd: ContainerdClient | None,
+        layers: LayerCache,
+        *,
+        settings: ObserverSettings,
+        clock: Clock,
+        read_filesystem: Callable[[str], FsObservation],
+        remember: UsageMemory,
+        booted_at: datetime | None,
+    ) -> None:
+        self._cri = cri
+        self._containerd = containerd
+        self._layers = layers
+        self._settings = settings
+        self._clock = clock
+        self._read_filesystem = read_filesystem
+        self._remember = remember
+        self._booted_at = booted_at
+        self._details: dict[str, Container] = {}
+        self._sandbox_details: dict[str, Sandbox] = {}
+        self._slots = asyncio.Semaphore(_CONCURRENCY)
+
+    async def observe(self, scope: Scope) -> NodeSnapshot:
+        """Return the node as it is now.
+
+        Raises:
+            RuntimeUnavailableError: the runtime does not answer.
+            NodeAgentError: a reading that decisions depend on failed.
+        """
+        warnings: list[str] = []
+        directories, links = await asyncio.to_thread(self._list_logs, scope, warnings)
+        info, status = await asyncio.gather(self._cri.version(), self._cri.status())
+        images = await self._cri.list_images() if scope is not Scope.CONTAINERS else ()
+        containers, sandboxes = await asyncio.gather(self._cri.list_containers(), self._cri.list_sandboxes())
+        now = self._clock.now()
+        sandboxes, unread = await self._with_sandbox_images(sandboxes, scope)
+        containers = await self._with_details(containers, sandboxes, info, scope)
+        snapshot = NodeSnapshot(
+            observed_at=now,
+            runtime=info,
+            role=self._settings.role,
+            images=images,
+            containers=containers,
+            sandboxes=sandboxes,
+            sandbox_images=frozenset({status.sandbox_image} if status.sandbox_image else ()),
+            sandboxes_unread=unread,
+            pod_log_directories=directories,
+            dead_log_links=links,
+            booted_at=self._booted_at,
+        )
+        if scope is not Scope.CONTAINERS:
+            snapshot = await self._with_images(snapshot, status, warnings)
+        return replace(snapshot, warnings=tuple(warnings))
+
+    def _list_logs(
+        self, scope: Scope, warnings: list[str]
+    ) -> tuple[tuple[PodLogDirectory, ...], tuple[ContainerLogLink, ...]]:
+        if scope is Scope.IMAGES:
+            return (), ()
+        directories: tuple[PodLogDirectory, ...] = ()
+        links: tuple[ContainerLogLink, ...] = ()
+        try:
+            directories = podlogs.list_pod_log_directories(self._settings.pod_log_root)
+            links = podlogs.list_dead_log_links(self._settings.container_log_root)
+        except ObservationError as error:
+            warnings.append(f"pod logs are left alone: {error}")
+        return directories, links
+
+    async def _with_sandbox_images(
+        self, sandboxes: Sequence[Sandbox], scope: Scope
+    ) -> tuple[tuple[Sandbox, ...], frozenset[str]]:
+        """Return the sandboxes with the image each runs from, and the ids of those where it could not be read."""
+        if scope is Scope.CONTAINERS:
+            return tuple(sandboxes), frozenset()
+        known = self._sandbox_details
+        listed = {sandbox.id for sandbox in sandboxes}
+        for gone in known.keys() - listed:
+            del known[gone]
+        unread: set[str] = set()
+
+        async def read(sandbox_id: str) -> None:
+            async with self._slots:
+                try:
+                    known[sandbox_id] = await self._cri.sandbox_status(sandbox_id)
+                except RuntimeNotFoundError:
+                    return
+                except RuntimeRequestError:
+                    unread.add(sandbox_id)
+
+        await asyncio.gather(*(read(sandbox_id) for sandbox_id in sorted(listed - known.keys())))
+        filled = tuple(
+            replace(sandbox, image=known[sandbox.id].image, log_directory=known[sandbox.id].log_directory)
+            if sandbox.id in known
+            else sandbox
+            for sandbox in sandboxes
+        )
+        return filled, frozenset(unread)
+
+    async def _with_details(
+        self, containers: Sequence[Container], sandboxes: Sequence[Sandbox], info: RuntimeInfo, scope: Scope
+    ) -> tuple[Container, ...]:
+        """Return the containers, with end time and mounted images where a decision depends on them.
+
+        The end time matters only for pods that look gone; mounted images only on runtimes that can mount any.
+        """
+        known = self._details
+        listed = {container.id for container in containers}
+        for gone in known.keys() - listed:
+            del known[gone]
+        ready = {sandbox.uid for sandbox in sandboxes if sandbox.ready}
+        every = scope is not Scope.CONTAINERS and mounts_images(info)
+        wanted = [
+            container.id
+            for container in containers
+            if container.id not in known
+            and (
+                every
+                or (
+                    scope is not Scope.IMAGES
+                    and container.state is ContainerState.EXITED
+                    and container.pod_uid not in ready
+                )
+            )
+        ]
+
+        async def read(container_id: str) -> None:
+            async with self._slots:
+                try:
+                    known[container_id] = await self._cri.container_status(container_id)
+                except RuntimeNotFoundError:
+                    return
+
+        await asyncio.gather(*(read(container_id) for container_id in wanted))
+        return tuple(self._merged(container) for container in containers)
+
+    def _merged(self, container: Container) -> Container:
+        detail = self._details.get(container.id)
+        if detail is None:
+            return container
+        if container.state is not ContainerState.EXITED:
+            del self._details[container.id]  # it can still change
+        return replace(
+            container,
+            finished_at=detail.finished_at if container.state is ContainerState.EXITED else None,
+            exit_code=detail.exit_code if container.state is ContainerState.EXITED else None,
+            log_path=detail.log_path,
+            volume_images=detail.volume_images,
+        )
+
+    async def _with_images(
+        self, snapshot: NodeSnapshot, status: RuntimeStatus, warnings: list[str]
+    ) -> NodeSnapshot:
+        """Return the snapshot with what images occupy, when they were used, and the filesystem they lie on."""
+        storage = await self._storage(snapshot.images, status, warnings)
+        pulled = {image.id: _pulled_at(storage, image.id) for image in snapshot.images}
+        in_use = images_in_use(snapshot)
+        usage = await asyncio.to_thread(self._remember, pulled, in_use, snapshot.observed_at)
+        observed, error = await self._image_filesystem()
+        return replace(
+            snapshot,
+            storage=storage,
+            image_usage=usage,
+            image_filesystem=observed,
+            image_filesystem_error=error,
+        )
+
+    async def _storage(
+        self, images: Sequence[Image], status: RuntimeStatus, warnings: list[str]
+    ) -> StorageGraph | None:
+        if self._containerd is None:
+            return None
+        try:
+            return await self._layers.build(self._containerd, images, snapshotter=status.snapshotter)
+        except NodeAgentError as error:
+            warnings.append(f"sizes are upper bounds, as containerd's own services do not answer: {error}")
+            return None
+
+    async def _image_filesystem(self) -> tuple[FsObservation | None, str]:
+        """Return the filesystem images lie on, or why it cannot be judged.
+
+        Several image filesystems are judged by the fullest. Source: CRI ``ImageFsInfo``.
+        """
+        try:
+            if self._settings.imagefs_path:
+                paths: tuple[str, ...] = (self._settings.imagefs_path,)
+            else:
+                paths = (await self._cri.image_fs_info()).image_mountpoints
+            if not paths:
+                return None, "the runtime names no image filesystem (ImageFsInfo is empty); set runtime.imagefs_path"
+            readings = [self._read_filesystem(path) for path in paths]
+        except (ObservationError, RuntimeRequestError) as error:
+            return None, str(error)
+        return max(readings, key=lambda reading: (reading.used_percent, reading.path)), ""
+
+
+def _pulled_at(storage: StorageGraph | None, image_id: str) -> datetime | None:
+    record = storage.records.get(image_id) if storage is not None else None
+    return record.pulled_at if record is not None else None
+
+
+_VERSION = re.compile(r"v?(\d+)\.(\d+)")
+
+
+def mounts_images(info: RuntimeInfo) -> bool:
+    """Return whether this runtime may mount images as volumes, so that containers' mounts have to be read.
+
+    containerd can since 2.1, CRI-O since 1.31; an unknown runtime is taken to.
+    """
+    match = _VERSION.match(info.version)
+    if match is None:
+        return True
+    version = (int(match[1]), int(match[2]))
+    first = {"containerd": (2, 1), "cri-o": (1, 31)}.get(info.name.lower())
+    return first is None or version >= first

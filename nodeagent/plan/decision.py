@@ -1,0 +1,254 @@
+"""What a planner answers: one decision for every item it looked at, each with a reason from a closed list.
+
+A reason is a code, the numbers behind it, and a sentence made from both, so that a table, JSON, a log line and
+``explain`` all say the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
+from uuid import UUID, uuid5
+
+from nodeagent.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Detail = str | int | float | bool | datetime | tuple[str, ...]
+
+NOTHING_SET_ASIDE: Final[Mapping[str, str]] = MappingProxyType({})
+"""No item failed earlier in this pass."""
+
+_CATALOG_NAMESPACE = UUID("5ad9d1f2-6f3f-4c0e-9d0b-5e2f7a6b1c44")
+
+
+class ItemKind(StrEnum):
+    """What a decision is about."""
+
+    IMAGE = "image"
+    CONTAINER = "container"
+    SANDBOX = "sandbox"
+    POD_LOG_DIRECTORY = "pod-log-directory"
+    CONTAINER_LOG_LINK = "container-log-link"
+
+
+class Verdict(StrEnum):
+    """What becomes of an item."""
+
+    REMOVE = "remove"
+    KEEP = "keep"
+    COULD_NOT = "could-not"
+
+
+class ReasonCode(StrEnum):
+    """Why. The values are part of the JSON output and of logs: they are added to, never changed."""
+
+    # images: removed
+    LEAST_RECENTLY_USED = "least-recently-used"
+    UNUSED_TOO_LONG = "unused-too-long"
+    ALL_UNUSED = "all-unused"
+    # images: kept
+    IN_USE_BY_CONTAINER = "in-use-by-container"
+    IN_USE_BY_SANDBOX = "in-use-by-sandbox"
+    SANDBOX_IMAGE = "sandbox-image"
+    PINNED = "pinned"
+    PROTECTED = "protected"
+    NEWEST_TAGS = "newest-tags"
+    TOO_YOUNG = "too-young"
+    USED_THIS_PASS = "used-this-pass"
+    USE_UNKNOWN = "use-unknown"
+    GAIN_TOO_SMALL = "gain-too-small"
+    BELOW_HIGH_THRESHOLD = "below-high-threshold"
+    THRESHOLD_OFF = "threshold-off"
+    ENOUGH_FREED = "enough-freed"
+    LIMIT_IMAGES_PER_PASS = "limit-images-per-pass"
+    LIMIT_BYTES_PER_PASS = "limit-bytes-per-pass"
+    FILESYSTEM_UNREADABLE = "filesystem-unreadable"
+    # images and others: an attempt failed earlier in this pass
+    FAILED_EARLIER = "failed-earlier"
+    # containers: removed
+    POD_GONE = "pod-gone"
+    POD_FINISHED = "pod-finished"
+    OVER_PER_CONTAINER_LIMIT = "over-per-container-limit"
+    OVER_TOTAL_LIMIT = "over-total-limit"
+    # containers: kept
+    RUNNING = "running"
+    STATE_UNKNOWN = "state-unknown"
+    CREATED_RECENTLY = "created-recently"
+    WITHIN_LIMITS = "within-limits"
+    NOT_KUBELET_MANAGED = "not-kubelet-managed"
+    AGE_UNKNOWN = "age-unknown"
+    SANDBOX_UNKNOWN = "sandbox-unknown"
+    # sandboxes: removed
+    SANDBOX_SUPERSEDED = "sandbox-superseded"
+    # sandboxes: kept
+    SANDBOX_READY = "sandbox-ready"
+    SANDBOX_HAS_CONTAINERS = "sandbox-has-containers"
+    NEWEST_OF_POD = "newest-of-pod"
+    # logs: removed
+    LINK_TARGET_GONE = "link-target-gone"
+    # logs: kept
+    POD_PRESENT = "pod-present"
+    MODIFIED_RECENTLY = "modified-recently"
+    NOT_A_POD_LOG_DIRECTORY = "not-a-pod-log-directory"
+    CONTAINER_PRESENT = "container-present"
+
+
+_SENTENCES: dict[ReasonCode, str] = {
+    ReasonCode.LEAST_RECENTLY_USED: (
+        "least recently used; imagefs is {used_percent}% full, to come down to {low_percent}%"
+    ),
+    ReasonCode.UNUSED_TOO_LONG: "unused for {unused_s}, more than the allowed {maximum_s}",
+    ReasonCode.ALL_UNUSED: "unused, and everything unused is to go",
+    ReasonCode.IN_USE_BY_CONTAINER: "in use by {count} container(s): {containers}{note}",
+    ReasonCode.IN_USE_BY_SANDBOX: "in use by {count} sandbox(es): {sandboxes}{note}",
+    ReasonCode.SANDBOX_IMAGE: "the runtime's sandbox image ({how})",
+    ReasonCode.PINNED: "pinned in the runtime",
+    ReasonCode.PROTECTED: "protected by {rule}, which matches {matched}",
+    ReasonCode.NEWEST_TAGS: "among the newest {keep} image(s) of {repository}",
+    ReasonCode.TOO_YOUNG: "first seen {age_s} ago, less than the minimum age {minimum_s}; eligible from {eligible_at}",
+    ReasonCode.USED_THIS_PASS: "its last use is recorded at {last_used_at}, after this pass began",
+    ReasonCode.USE_UNKNOWN: "it cannot be told whether it is in use: {detail}",
+    ReasonCode.GAIN_TOO_SMALL: "would free only {gain_bytes}, less than the minimum gain {minimum_bytes}",
+    ReasonCode.BELOW_HIGH_THRESHOLD: "imagefs is {used_percent}% full, below the high threshold {high_percent}%",
+    ReasonCode.THRESHOLD_OFF: "collection by threshold is off (high threshold 100%)",
+    ReasonCode.ENOUGH_FREED: "enough is freed by images used less recently",
+    ReasonCode.LIMIT_IMAGES_PER_PASS: "this pass already removes {limit} image(s), the limit per pass",
+    ReasonCode.LIMIT_BYTES_PER_PASS: "would take this pass over its limit of {limit_bytes}",
+    ReasonCode.FILESYSTEM_UNREADABLE: "the image filesystem cannot be judged: {detail}",
+    ReasonCode.FAILED_EARLIER: "could not be removed in this pass: {detail}",
+    ReasonCode.POD_GONE: "its pod is gone: {how}",
+    ReasonCode.POD_FINISHED: "space is wanted and its pod has finished: {how}",
+    ReasonCode.OVER_PER_CONTAINER_LIMIT: "number {rank} of {name}, newest first; the limit per container is {limit}",
+    ReasonCode.OVER_TOTAL_LIMIT: "{total} dead containers, the limit is {limit}; oldest first",
+    ReasonCode.RUNNING: "running",
+    ReasonCode.STATE_UNKNOWN: "may be running: the runtime does not know its state",
+    ReasonCode.CREATED_RECENTLY: "created {age_s} ago, less than the minimum age {minimum_s}",
+    ReasonCode.WITHIN_LIMITS: (
+        "number {rank} of {name}, newest first; within the limits, and its pod is not known to be gone{note}"
+    ),
+    ReasonCode.NOT_KUBELET_MANAGED: "carries no kubelet labels; only what a kubelet made is collected",
+    ReasonCode.AGE_UNKNOWN: "the runtime gives no creation time",
+    ReasonCode.SANDBOX_UNKNOWN: "it cannot be told which pod it belongs to: {detail}",
+    ReasonCode.SANDBOX_SUPERSEDED: "not ready, without containers, and a newer sandbox of the pod exists",
+    ReasonCode.SANDBOX_READY: "ready",
+    ReasonCode.SANDBOX_HAS_CONTAINERS: "still has {count} container(s)",
+    ReasonCode.NEWEST_OF_POD: "the newest sandbox of a pod that is not known to be gone{note}",
+    ReasonCode.LINK_TARGET_GONE: "its target {target} does not exist",
+    ReasonCode.POD_PRESENT: "its pod is not known to be gone{note}",
+    ReasonCode.MODIFIED_RECENTLY: "changed {age_s} ago, less than {minimum_s}",
+    ReasonCode.NOT_A_POD_LOG_DIRECTORY: "not a pod log directory: {detail}",
+    ReasonCode.CONTAINER_PRESENT: "its container is {state}",
+}
+
+
+def _shown(key: str, value: Detail) -> str:
+    """Render one detail for a sentence by what its key says of its unit."""
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="seconds").replace("+00:00", "Z")
+    if isinstance(value, tuple):
+        return ", ".join(value)
+    if key.endswith("_bytes") and isinstance(value, int):
+        return format_bytes(value)
+    if key.endswith("_s") and isinstance(value, int | float):
+        return format_duration(value)
+    return str(value)
+
+
+_NO_DETAILS: Final[Mapping[str, Detail]] = MappingProxyType({})
+
+
+class Reason(NamedTuple):
+    """A code and the numbers behind it.
+
+    A named tuple, as is ``Decision``, because a plan makes tens of thousands and a frozen dataclass takes three
+    times as long to make. ``details`` keys carry their unit: ``_bytes``, ``_s`` (seconds), ``_percent``, ``_at``
+    (aware UTC time).
+    """
+
+    code: ReasonCode
+    details: Mapping[str, Detail] = _NO_DETAILS
+
+    @property
+    def sentence(self) -> str:
+        """The reason in words, without a full stop."""
+        return _SENTENCES[self.code].format_map({key: _shown(key, value) for key, value in self.details.items()})
+
+    @property
+    def catalog_id(self) -> str:
+        """A stable 128-bit id of the code as 32 hexadecimal digits, for a journal message catalog."""
+        return uuid5(_CATALOG_NAMESPACE, self.code.value).hex
+
+
+class Decision(NamedTuple):
+    """The verdict on one item.
+
+    Attributes:
+        kind: what it is.
+        id: the runtime's id, or the entry's name for logs.
+        name: what to call it before a person.
+        verdict: what becomes of it.
+        reason: why.
+        frees_bytes: what its removal frees, given the removals decided before it in the same plan; for a kept
+            item what it would free now; ``None`` where nothing is known.
+        frees_inodes: likewise for inodes.
+    """
+
+    kind: ItemKind
+    id: str
+    name: str
+    verdict: Verdict
+    reason: Reason
+    frees_bytes: int | None = None
+    frees_inodes: int | None = None
+
+
+class Accounting(StrEnum):
+    """How far the byte figures of a plan can be trusted."""
+
+    LAYERS = "layers"
+    UPPER_BOUND = "upper-bound"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a planner decided, in the order it is to be carried out.
+
+    Attributes:
+        kind: what the plan is about, such as ``images`` or ``containers``.
+        made_at: the pass's one instant.
+        decisions: exactly one for each item of the snapshot that the planner is about; removals in order of
+            execution come first.
+        accounting: how far its byte figures can be trusted.
+        wanted_bytes: how much was to be freed; 0 where nothing was.
+        warnings: what an operator should know before agreeing.
+        blocked: why nothing can be decided, empty normally. A blocked plan removes nothing.
+    """
+
+    kind: str
+    made_at: datetime
+    decisions: tuple[Decision, ...]
+    accounting: Accounting = Accounting.NONE
+    wanted_bytes: int = 0
+    warnings: tuple[str, ...] = ()
+    blocked: str = ""
+
+    @property
+    def removals(self) -> tuple[Decision, ...]:
+        """The decisions to carry out, in order."""
+        return tuple(decision for decision in self.decisions if decision.verdict is Verdict.REMOVE)
+
+    @property
+    def frees_bytes(self) -> int:
+        """The sum of what the removals are expected to free."""
+        return sum(decision.frees_bytes or 0 for decision in self.removals)
+
+    @property
+    def shortfall_bytes(self) -> int:
+        """How much of what is wanted the removals are not expected to free."""
+        return max(0, self.wanted_bytes - self.frees_bytes)

@@ -1,0 +1,116 @@
+"""A whole garbage collection in one plan, in the kubelet's order: containers, sandboxes, logs, then images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nodeagent.plan.container_gc import ContainerGCPolicy, plan_container_gc
+from nodeagent.plan.decision import NOTHING_SET_ASIDE
+from nodeagent.plan.image_gc import ImageGCPolicy, plan_image_gc
+from nodeagent.plan.image_users import find_users
+from nodeagent.plan.pod_logs import PodLogPolicy, plan_pod_logs
+from nodeagent.plan.pods import judge_pods
+from nodeagent.plan.projection import project
+from nodeagent.plan.sandbox_gc import SandboxGCPolicy, plan_sandbox_gc
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodeagent.model import NodeSnapshot
+    from nodeagent.plan.decision import Decision, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class GCPolicy:
+    """The settings of every planner of a garbage collection."""
+
+    images: ImageGCPolicy = field(default_factory=ImageGCPolicy)
+    containers: ContainerGCPolicy = field(default_factory=ContainerGCPolicy)
+    sandboxes: SandboxGCPolicy = field(default_factory=SandboxGCPolicy)
+    logs: PodLogPolicy = field(default_factory=PodLogPolicy)
+
+
+@dataclass(frozen=True, slots=True)
+class GCPlan:
+    """The plans of one pass; ``images`` is ``None`` when it is about containers only."""
+
+    containers: Plan
+    sandboxes: Plan
+    logs: Plan
+    images: Plan | None = None
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans in order of execution."""
+        made = (self.containers, self.sandboxes, self.logs)
+        return made if self.images is None else (*made, self.images)
+
+    @property
+    def removals(self) -> tuple[Decision, ...]:
+        """Every removal in order of execution."""
+        return tuple(decision for plan in self.plans for decision in plan.removals)
+
+
+def plan_containers(
+    snapshot: NodeSnapshot,
+    policy: GCPolicy,
+    *,
+    set_aside: Mapping[str, str] = NOTHING_SET_ASIDE,
+    evict_non_deleted_pods: bool = False,
+) -> GCPlan:
+    """Plan dead containers, sandboxes and logs, each on what the plan before it leaves.
+
+    ``set_aside`` holds ids of any kind. Source: kubelet ``containerGC.GarbageCollect``.
+    """
+    standings = judge_pods(snapshot, policy.containers.deleted_pod_grace_s)
+    containers = plan_container_gc(
+        snapshot,
+        policy.containers,
+        set_aside=set_aside,
+        evict_non_deleted_pods=evict_non_deleted_pods,
+        standings=standings,
+    )
+    sandboxes = plan_sandbox_gc(
+        snapshot,
+        policy.sandboxes,
+        standings=standings,
+        containers_gone=_going(containers),
+        set_aside=set_aside,
+        evict_non_deleted_pods=evict_non_deleted_pods,
+    )
+    logs = plan_pod_logs(
+        snapshot,
+        policy.logs,
+        standings=standings,
+        containers_gone=_going(containers),
+        sandboxes_gone=_going(sandboxes),
+        set_aside=set_aside,
+    )
+    return GCPlan(containers, sandboxes, logs)
+
+
+def plan_all(
+    snapshot: NodeSnapshot,
+    policy: GCPolicy,
+    *,
+    set_aside: Mapping[str, str] = NOTHING_SET_ASIDE,
+    evict_non_deleted_pods: bool = False,
+    remove_all_unused: bool = False,
+) -> GCPlan:
+    """Plan as ``plan_containers`` does, then the images on the node as that leaves it."""
+    made = plan_containers(snapshot, policy, set_aside=set_aside, evict_non_deleted_pods=evict_non_deleted_pods)
+    containers_gone, sandboxes_gone = _going(made.containers), _going(made.sandboxes)
+    users = find_users(snapshot)
+    images = plan_image_gc(
+        project(snapshot, containers_gone, sandboxes_gone, users=users),
+        policy.images,
+        set_aside=set_aside,
+        remove_all_unused=remove_all_unused,
+        users=users.without(containers_gone, sandboxes_gone),
+    )
+    return GCPlan(made.containers, made.sandboxes, made.logs, images)
+
+
+def _going(plan: Plan) -> frozenset[str]:
+    return frozenset(decision.id for decision in plan.removals)

@@ -1,0 +1,420 @@
+"""Which images go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from nodeagent.plan.accounting import ledger_for
+from nodeagent.plan.decision import (
+    NOTHING_SET_ASIDE,
+    Decision,
+    ItemKind,
+    Plan,
+    Reason,
+    ReasonCode,
+    Verdict,
+)
+from nodeagent.plan.image_users import find_users, images_in_use, in_use_reason
+from nodeagent.plan.protection import ProtectionPolicy
+from nodeagent.plan.references import is_named_like_pause
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from nodeagent.model import Image, NodeSnapshot
+    from nodeagent.plan.accounting import Gain
+    from nodeagent.plan.image_users import ImageUsers
+
+__all__ = ["ImageGCPolicy", "Spent", "images_in_use", "plan_image_gc"]
+
+_NEVER: Final = datetime.min.replace(tzinfo=UTC)
+_PINNED = Reason(ReasonCode.PINNED)
+_CONFIGURED = Reason(ReasonCode.SANDBOX_IMAGE, {"how": "configured in the runtime"})
+_NAMED_PAUSE = Reason(ReasonCode.SANDBOX_IMAGE, {"how": "named like a pause image"})
+_ENOUGH = Reason(ReasonCode.ENOUGH_FREED)
+_THRESHOLD_OFF = Reason(ReasonCode.THRESHOLD_OFF)
+_ALL_UNUSED = Reason(ReasonCode.ALL_UNUSED)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageGCPolicy:
+    """When images are collected, and which are not.
+
+    Attributes:
+        high_threshold_percent: collection starts at this usage of the image filesystem; 100 turns it off.
+        low_threshold_percent: collection aims at this usage.
+        minimum_age_s: counted from first detection; exactly that old is old enough.
+        maximum_unused_age_s: what is unused for longer goes whatever the usage; 0 turns this off.
+        minimum_gain_bytes: images known to free less are passed over by the threshold; 0 for none.
+        max_images_per_pass: 0 for no limit.
+        max_bytes_per_pass: 0 for no limit. A single image larger than that may go if it is the pass's first, and
+            is then its only one, since otherwise it would block collection for ever.
+        protection: what is kept whatever its age.
+
+    Source: kubelet ``imageGCHighThresholdPercent``, ``imageGCLowThresholdPercent``, ``imageMinimumGCAge``,
+    ``imageMaximumGCAge``.
+    """
+
+    high_threshold_percent: int = 85
+    low_threshold_percent: int = 80
+    minimum_age_s: float = 120.0
+    maximum_unused_age_s: float = 0.0
+    minimum_gain_bytes: int = 0
+    max_images_per_pass: int = 0
+    max_bytes_per_pass: int = 0
+    protection: ProtectionPolicy = field(default_factory=ProtectionPolicy)
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What this pass already removed; it counts against the limits per pass."""
+
+    images: int = 0
+    size_bytes: int = 0
+
+
+_NOTHING_SPENT: Final = Spent()
+
+
+def plan_image_gc(  # noqa: PLR0913 - what one pass carries from round to round
+    snapshot: NodeSnapshot,
+    policy: ImageGCPolicy,
+    *,
+    set_aside: Mapping[str, str] = NOTHING_SET_ASIDE,
+    spent: Spent = _NOTHING_SPENT,
+    remove_all_unused: bool = False,
+    users: ImageUsers | None = None,
+) -> Plan:
+    """Choose which images to remove so that the image filesystem comes down to the low threshold.
+
+    Never chosen is what any container or sandbox refers to, the sandbox image, and what is pinned or protected.
+    The rest is taken least recently used first (never used before all others), ties by first detection, then by id:
+    first what is unused for longer than the maximum, then, if the usage that leaves has reached the high threshold,
+    until enough is freed. Removals come in that order, then what is kept, in the same order.
+
+    Departures from the kubelet, all on the side of keeping: the maximum age of an image never used counts from its
+    first detection, since our memory survives restarts, where the kubelet's "never" is infinitely long ago; a high
+    threshold of 100 turns the threshold off, where the kubelet still acts at exactly 100%; failed removals do not
+    end the plan. A last use at this very instant does not keep an image by itself, as the snapshot tells exactly
+    what is in use; one recorded after it, when the clock went back, does. A first detection in the future is now.
+
+    Args:
+        snapshot: the node; without image filesystem only the maximum age removes anything.
+        policy: thresholds, ages, limits, protection.
+        set_aside: image id to why it could not be removed earlier in this pass.
+        spent: what earlier rounds of this pass removed.
+        remove_all_unused: remove every unused image that is old enough, whatever the thresholds; the maximum age
+            plays no part. The limits per pass hold.
+        users: who uses the images of this snapshot, if that is known already.
+
+    Source: kubelet image manager, ``GarbageCollect``, ``freeSpace``, ``DeleteUnusedImages``.
+    """
+    keepers = _Keepers(snapshot, policy.protection, set_aside, users or find_users(snapshot))
+    return _ImagePlanner(snapshot, policy, keepers, spent).plan(remove_all_unused=remove_all_unused)
+
+
+class _Entry(NamedTuple):
+    """An image in the order of use, with the times that count; the position settles that no two are equal."""
+
+    last_used: datetime
+    first_detected: datetime
+    image_id: str
+    position: int
+    image: Image
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What is asked for.
+
+    Attributes:
+        kept: why nothing is to be freed, if so.
+        removed: why what goes does.
+        enough_bytes: how much the plan is to free in all; ``None`` for as much as it can.
+    """
+
+    kept: Reason | None
+    removed: Reason
+    enough_bytes: int | None = None
+
+
+class _ImagePlanner:
+    """One plan in the making; it walks the images in order of use, once for each of the two rules."""
+
+    def __init__(self, snapshot: NodeSnapshot, policy: ImageGCPolicy, keepers: _Keepers, spent: Spent) -> None:
+        self._snapshot = snapshot
+        self._policy = policy
+        self._now = snapshot.observed_at
+        self._ledger = ledger_for(snapshot)
+        self._budget = _Budget(policy, spent)
+        self._keepers = keepers
+        self._removals: list[Decision] = []
+        self._freed_bytes = 0
+        self._kept: dict[str, Reason] = {}
+
+    def plan(self, *, remove_all_unused: bool) -> Plan:
+        """Make the plan."""
+        entries = _in_order_of_use(self._snapshot)
+        candidates = self._without_kept(entries)
+        if self._policy.maximum_unused_age_s > 0 and not remove_all_unused:
+            candidates = self._take_unused_too_long(candidates)
+        target = _Target(None, _ALL_UNUSED) if remove_all_unused else self._target()
+        self._take_until_enough(self._old_enough(candidates), target)
+        return Plan(
+            "images",
+            self._now,
+            (*self._removals, *self._kept_decisions(entries)),
+            accounting=self._ledger.accounting,
+            wanted_bytes=target.enough_bytes or 0,
+            warnings=tuple(self._warnings(target)),
+        )
+
+    def _without_kept(self, entries: Sequence[_Entry]) -> list[_Entry]:
+        """Return the images that no fixed rule keeps."""
+        candidates = []
+        for entry in entries:
+            reason = self._keepers.why_kept(entry)
+            if reason is None:
+                candidates.append(entry)
+            else:
+                self._kept[entry.image.id] = reason
+        return candidates
+
+    def _take_unused_too_long(self, candidates: Sequence[_Entry]) -> list[_Entry]:
+        """Take what is unused for strictly longer than the maximum; return the rest. No minimum age, no threshold."""
+        maximum_s = self._policy.maximum_unused_age_s
+        oldest = _earlier(self._now, maximum_s)
+        rest = []
+        for entry in candidates:
+            since = entry.first_detected if entry.last_used == _NEVER else entry.last_used
+            if since >= oldest:
+                rest.append(entry)
+                continue
+            gain = self._ledger.gain(entry.image)
+            refused = self._budget.refuses(gain[0])
+            if refused is not None:
+                self._kept[entry.image.id] = refused
+                continue
+            unused_s = (self._now - since).total_seconds()
+            details = {"unused_s": unused_s, "maximum_s": maximum_s}
+            self._take(entry.image, gain, Reason(ReasonCode.UNUSED_TOO_LONG, details))
+        return rest
+
+    def _old_enough(self, candidates: Sequence[_Entry]) -> list[_Entry]:
+        minimum_s = self._policy.minimum_age_s
+        newest = _earlier(self._now, minimum_s)
+        reasons: dict[datetime, Reason] = {}
+        old_enough = []
+        for entry in candidates:
+            first = entry.first_detected
+            if first <= newest:
+                old_enough.append(entry)
+                continue
+            if first not in reasons:
+                age_s = (self._now - first).total_seconds()
+                eligible_at = _later(first, minimum_s)
+                reasons[first] = Reason(
+                    ReasonCode.TOO_YOUNG, {"age_s": age_s, "minimum_s": minimum_s, "eligible_at": eligible_at}
+                )
+            self._kept[entry.image.id] = reasons[first]
+        return old_enough
+
+    def _target(self) -> _Target:
+        """Return what the thresholds ask for, on the filesystem as the maximum age leaves it.
+
+        Source: kubelet ``GarbageCollect``: whole percent, usage at the high threshold is enough to act.
+        """
+        high, low = self._policy.high_threshold_percent, self._policy.low_threshold_percent
+        observed = self._snapshot.image_filesystem
+        if high >= 100:
+            return _Target(_THRESHOLD_OFF, _ALL_UNUSED)
+        if observed is None:
+            detail = self._snapshot.image_filesystem_error or "there is no reading"
+            return _Target(Reason(ReasonCode.FILESYSTEM_UNREADABLE, {"detail": detail}), _ALL_UNUSED)
+        capacity_bytes = observed.capacity_bytes
+        available_bytes = min(capacity_bytes, observed.available_bytes + self._freed_bytes)
+        used_percent = 100 - available_bytes * 100 // capacity_bytes
+        reason = Reason(ReasonCode.LEAST_RECENTLY_USED, {"used_percent": used_percent, "low_percent": low})
+        if used_percent < high:
+            details = {"used_percent": used_percent, "high_percent": high}
+            return _Target(Reason(ReasonCode.BELOW_HIGH_THRESHOLD, details), reason)
+        wanted_bytes = capacity_bytes * (100 - low) // 100 - available_bytes
+        if wanted_bytes <= 0:
+            return _Target(_ENOUGH, reason)
+        return _Target(None, reason, wanted_bytes + self._freed_bytes)
+
+    def _take_until_enough(self, candidates: Sequence[_Entry], target: _Target) -> None:
+        """Take candidates in order until enough is freed.
+
+        Those that free too little are looked at again once others are taken, since what an image frees grows when
+        images that share with it go.
+        """
+        if target.kept is not None:
+            self._kept.update((entry.image_id, target.kept) for entry in candidates)
+            return
+        left, taken = candidates, True
+        while left and taken:
+            before = len(self._removals)
+            left = self._take_once(left, target)
+            taken = len(self._removals) > before
+
+    def _take_once(self, candidates: Sequence[_Entry], target: _Target) -> list[_Entry]:
+        """Walk the candidates once; return those that free too little so far."""
+        enough_bytes, minimum_bytes = target.enough_bytes, self._policy.minimum_gain_bytes
+        passed_over = []
+        for entry in candidates:
+            image = entry.image
+            gain = self._ledger.gain(image)
+            if gain[0] is not None and gain[0] < minimum_bytes:
+                details = {"gain_bytes": gain[0], "minimum_bytes": minimum_bytes}
+                self._kept[image.id] = Reason(ReasonCode.GAIN_TOO_SMALL, details)
+                passed_over.append(entry)
+                continue
+            if enough_bytes is not None and self._freed_bytes >= enough_bytes:
+                self._kept[image.id] = _ENOUGH
+                continue
+            refused = self._budget.refuses(gain[0])
+            if refused is not None:
+                self._kept[image.id] = refused
+                continue
+            self._kept.pop(image.id, None)
+            self._take(image, gain, target.removed)
+        return passed_over
+
+    def _take(self, image: Image, gain: Gain, reason: Reason) -> None:
+        self._ledger.take(image)
+        self._budget.count(gain[0])
+        self._freed_bytes += gain[0] or 0
+        self._removals.append(Decision(ItemKind.IMAGE, image.id, image.name, Verdict.REMOVE, reason, *gain))
+
+    def _kept_decisions(self, entries: Sequence[_Entry]) -> list[Decision]:
+        """Return a decision for each image that stays, with what it would free once the removals are made."""
+        kept, gain = self._kept, self._ledger.gain
+        decisions = []
+        for entry in entries:
+            image = entry.image
+            reason = kept.get(image.id)
+            if reason is None:
+                continue
+            verdict = Verdict.COULD_NOT if reason.code is ReasonCode.FAILED_EARLIER else Verdict.KEEP
+            decisions.append(Decision(ItemKind.IMAGE, image.id, image.name, verdict, reason, *gain(image)))
+        return decisions
+
+    def _warnings(self, target: _Target) -> Iterator[str]:
+        if self._keepers.use_unknown is not None:
+            yield f"no image is removed, as {self._keepers.use_unknown.details['detail']}"
+        if target.kept is not None and target.kept.code is ReasonCode.FILESYSTEM_UNREADABLE:
+            yield f"nothing is removed by threshold: {target.kept.sentence}"
+        unknown = sum(decision.frees_bytes is None for decision in self._removals)
+        if unknown:
+            yield f"it is not known what {unknown} of the images to remove free; they are counted as freeing nothing"
+
+
+class _Keepers:
+    """The rules that keep an image whatever its age and the usage."""
+
+    def __init__(
+        self, snapshot: NodeSnapshot, protection: ProtectionPolicy, set_aside: Mapping[str, str], users: ImageUsers
+    ) -> None:
+        self._now = snapshot.observed_at
+        self._users = users
+        self._configured = users.index.resolve_all(snapshot.sandbox_images)
+        self._protected = protection.reasons(snapshot.images, snapshot.image_usage)
+        self._set_aside = set_aside
+        self._named_pause = {
+            image.id
+            for image in snapshot.images
+            for reference in image.references
+            if "pause" in reference and is_named_like_pause(reference)
+        }
+        self.use_unknown = self._why_use_unknown(snapshot)
+
+    def why_kept(self, entry: _Entry) -> Reason | None:  # noqa: PLR0911 - one for each rule
+        """Return the first rule that keeps an image, the most telling first; ``None`` if none does."""
+        image = entry.image
+        reason = in_use_reason(image.id, self._users)
+        if reason is not None:
+            return reason
+        if image.pinned:
+            return _PINNED
+        if image.id in self._configured:
+            return _CONFIGURED
+        if image.id in self._named_pause:
+            return _NAMED_PAUSE
+        reason = self._protected.get(image.id)
+        if reason is not None:
+            return reason
+        if image.id in self._set_aside:
+            return Reason(ReasonCode.FAILED_EARLIER, {"detail": self._set_aside[image.id]})
+        if entry.last_used > self._now:
+            return Reason(ReasonCode.USED_THIS_PASS, {"last_used_at": entry.last_used})
+        return self.use_unknown
+
+    def _why_use_unknown(self, snapshot: NodeSnapshot) -> Reason | None:
+        """Return why every image may be a sandbox's own: some could not be read, and nothing tells their image."""
+        if not snapshot.sandboxes_unread or snapshot.sandbox_images or self._named_pause:
+            return None
+        if any(sandbox.image for sandbox in snapshot.sandboxes) or any(image.pinned for image in snapshot.images):
+            return None
+        count = len(snapshot.sandboxes_unread)
+        detail = f"{count} sandbox(es) could not be read and nothing tells which image sandboxes are made from"
+        return Reason(ReasonCode.USE_UNKNOWN, {"detail": detail})
+
+
+class _Budget:
+    """The limits per pass. Once one is reached the pass is over: nothing smaller goes instead."""
+
+    def __init__(self, policy: ImageGCPolicy, spent: Spent) -> None:
+        self._max_images = policy.max_images_per_pass
+        self._max_bytes = policy.max_bytes_per_pass
+        self._images = spent.images
+        self._bytes = spent.size_bytes
+        self._over: Reason | None = None
+
+    def refuses(self, size_bytes: int | None) -> Reason | None:
+        """Return which limit one more image of that size would exceed; ``None`` if it may go."""
+        if self._over is None:
+            if 0 < self._max_images <= self._images:
+                self._over = Reason(ReasonCode.LIMIT_IMAGES_PER_PASS, {"limit": self._max_images})
+            elif 0 < self._max_bytes < self._bytes + (size_bytes or 0) and self._images:
+                self._over = Reason(ReasonCode.LIMIT_BYTES_PER_PASS, {"limit_bytes": self._max_bytes})
+        return self._over
+
+    def count(self, size_bytes: int | None) -> None:
+        """Count one more image."""
+        self._images += 1
+        self._bytes += size_bytes or 0
+
+
+def _in_order_of_use(snapshot: NodeSnapshot) -> list[_Entry]:
+    """Return the images least recently used first, never used before all; ties by first detection, then by id.
+
+    An image without memory counts as first detected now, as does one detected in the future.
+    """
+    now, usage_of = snapshot.observed_at, snapshot.image_usage
+    entries = []
+    for position, image in enumerate(snapshot.images):
+        usage = usage_of.get(image.id)
+        if usage is None:
+            entries.append(_Entry(_NEVER, now, image.id, position, image))
+        else:
+            first = min(usage.first_detected, now)
+            entries.append(_Entry(usage.last_used or _NEVER, first, image.id, position, image))
+    entries.sort()
+    return entries
+
+
+def _earlier(moment: datetime, seconds: float) -> datetime:
+    try:
+        return moment - timedelta(seconds=seconds)
+    except OverflowError:
+        return _NEVER
+
+
+def _later(moment: datetime, seconds: float) -> datetime:
+    try:
+        return moment + timedelta(seconds=seconds)
+    except OverflowError:
+        return datetime.max.replace(tzinfo=UTC)

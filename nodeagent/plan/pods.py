@@ -1,0 +1,169 @@
+"""Whether a pod is gone, decided so that doubt keeps it.
+
+The kubelet asks its own list of pods. Where there is such a list it decides here too; where there is only the
+runtime, a pod counts as gone when nothing of it runs and nothing has stirred for a grace period. That period is also
+what protects every pod after a reboot, when all of them look dead until something starts them again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.model import ContainerState, Role
+from nodeagent.units import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    from nodeagent.model import Container, NodeSnapshot, Sandbox
+
+BESIDE_KUBELET_WITHOUT_LIST: Final = "a kubelet manages this node and its pod list is not available"
+
+
+@dataclass(frozen=True, slots=True)
+class PodStanding:
+    """Where a pod stands.
+
+    Attributes:
+        gone: whether the pod is gone, so that whatever is left of it may go.
+        finished: whether nothing of it runs any more, though it may still exist; a gone pod is finished too.
+        how: why it counts as gone, or why not, in words.
+    """
+
+    gone: bool
+    finished: bool
+    how: str
+
+
+_READY: Final = PodStanding(gone=False, finished=False, how="its sandbox is ready")
+
+
+class _Pod:
+    """What the runtime lists under one UID."""
+
+    __slots__ = ("containers", "contradiction", "sandboxes")
+
+    def __init__(self) -> None:
+        self.containers: list[Container] = []
+        self.sandboxes: list[Sandbox] = []
+        self.contradiction = ""
+
+
+def judge_pods(snapshot: NodeSnapshot, grace_s: float) -> Mapping[str, PodStanding]:
+    """Return the standing of every pod UID that a container or a sandbox of the runtime carries.
+
+    A container belongs to the pod its label names and to the pod of its sandbox; if these differ, neither counts
+    as gone. With a pod list a pod is gone when it is not in the list; without one, if a kubelet manages the node,
+    never; else when it has no ready sandbox, no running container and none of unknown state, and its last sign of
+    life is at least ``grace_s`` ago. Signs of life are the creation and end of its containers, the creation of its
+    sandboxes, and, without a list, the boot of the node. Nothing running and the grace are asked for with a list
+    too. A time that is missing where it is needed keeps the pod.
+    Source: kubelet ``ShouldPodContentBeRemoved`` and ``ShouldPodRuntimeBeRemoved``, approximated.
+    """
+    return {uid: _judge(uid, pod, snapshot, grace_s) for uid, pod in _gather(snapshot).items()}
+
+
+def pod_uid_of(container: Container, sandboxes: Mapping[str, Sandbox]) -> str:
+    """Return the UID of a container's pod, from its label, else from its sandbox; empty if neither tells."""
+    uid = container.pod_uid
+    if uid:
+        return uid
+    sandbox = sandboxes.get(container.sandbox_id)
+    return sandbox.uid if sandbox is not None else ""
+
+
+def contradiction(container: Container, sandboxes: Mapping[str, Sandbox]) -> str:
+    """Return how a container's label contradicts its sandbox about the pod; empty if it does not."""
+    sandbox = sandboxes.get(container.sandbox_id)
+    if sandbox is None or not sandbox.uid or not container.pod_uid or container.pod_uid == sandbox.uid:
+        return ""
+    return f"its label says pod {container.pod_uid}, its sandbox belongs to pod {sandbox.uid}"
+
+
+def _gather(snapshot: NodeSnapshot) -> dict[str, _Pod]:
+    pods: defaultdict[str, _Pod] = defaultdict(_Pod)
+    by_id = {sandbox.id: sandbox for sandbox in snapshot.sandboxes}
+    for sandbox in snapshot.sandboxes:
+        if sandbox.uid:
+            pods[sandbox.uid].sandboxes.append(sandbox)
+    for container in snapshot.containers:
+        labelled = container.pod_uid
+        home = by_id.get(container.sandbox_id)
+        uid = labelled or (home.uid if home is not None else "")
+        if not uid:
+            continue
+        pod = pods[uid]
+        pod.containers.append(container)
+        if home is not None and home.uid and home.uid != uid:
+            other = pods[home.uid]
+            other.containers.append(container)
+            against = contradiction(container, by_id)
+            other.contradiction = pod.contradiction = f"container {container.name} is contradictory: {against}"
+    return pods
+
+
+def _judge(uid: str, pod: _Pod, snapshot: NodeSnapshot, grace_s: float) -> PodStanding:
+    live = snapshot.live_pod_uids
+    if live is None and snapshot.role is Role.BESIDE_KUBELET:
+        return _stands(BESIDE_KUBELET_WITHOUT_LIST)
+    if pod.contradiction:
+        return _stands(pod.contradiction)
+    if any(sandbox.ready for sandbox in pod.sandboxes):
+        return _READY
+    alive = _why_alive(pod)
+    if alive:
+        return _stands(alive)
+    return _judge_quiet(uid, pod, snapshot, grace_s)
+
+
+def _judge_quiet(uid: str, pod: _Pod, snapshot: NodeSnapshot, grace_s: float) -> PodStanding:
+    """Judge a pod of which nothing runs, by when it last stirred and, if there is one, by the pod list."""
+    live = snapshot.live_pod_uids
+    if live is None and snapshot.booted_at is None:
+        return _stands("it is not known when the node was booted")
+    latest, missing = _last_sign_of_life(pod, snapshot.booted_at if live is None else None)
+    if missing or latest is None:
+        return _stands(missing)
+    quiet_s = max(0.0, (snapshot.observed_at - latest).total_seconds())
+    ago = f"last sign of life {format_duration(quiet_s)} ago"
+    if quiet_s < grace_s:
+        return _stands(f"{ago}, less than the grace period {format_duration(grace_s)}")
+    if live is None:
+        how = f"no ready sandbox, nothing running, {ago}; judged from the runtime alone"
+        return PodStanding(gone=True, finished=True, how=how)
+    listed = uid in live
+    how = f"{'in' if listed else 'not in'} the pod list, no ready sandbox, nothing running, {ago}"
+    return PodStanding(gone=not listed, finished=True, how=how)
+
+
+def _stands(how: str) -> PodStanding:
+    return PodStanding(gone=False, finished=False, how=how)
+
+
+def _why_alive(pod: _Pod) -> str:
+    states = {container.state for container in pod.containers}
+    if ContainerState.RUNNING in states:
+        return "a container of it is running"
+    if ContainerState.UNKNOWN in states:
+        return "a container of it may be running: the runtime does not know its state"
+    return ""
+
+
+def _last_sign_of_life(pod: _Pod, booted_at: datetime | None) -> tuple[datetime | None, str]:
+    """Return the latest time anything of the pod stirred, or which time is missing."""
+    signs = [booted_at] if booted_at is not None else []
+    for sandbox in pod.sandboxes:
+        if sandbox.created_at is None:
+            return None, "it is not known when its sandbox was created"
+        signs.append(sandbox.created_at)
+    for container in pod.containers:
+        exited = container.state is ContainerState.EXITED
+        if exited and container.finished_at is None:
+            return None, f"it is not known when its container {container.name} ended"
+        if container.created_at is None and not exited:
+            return None, f"it is not known when its container {container.name} was created"
+        signs += [at for at in (container.created_at, container.finished_at) if at is not None]
+    return max(signs, default=None), ""

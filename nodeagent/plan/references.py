@@ -1,0 +1,152 @@
+"""Image references: their parts, their normal form, and finding the images a reference means.
+
+A container names its image in many ways: by id with or without ``sha256:``, by tag with or without registry, by
+digest, by a shortened id. What is in use must not be missed for the sake of a spelling, so every way is followed and
+all images that a reference may mean are answered.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from nodeagent.model import Image
+
+DOCKER_HUB: Final = "docker.io"
+_HEX: Final = frozenset("0123456789abcdef")
+
+
+def repository_of(reference: str) -> str:
+    """Return a reference without its tag and digest; the port of a registry stays.
+
+    Source: the reference grammar of the distribution project, where a tag never contains a slash.
+    """
+    name = reference.partition("@")[0]
+    colon = name.rfind(":")
+    return name[:colon] if colon > name.rfind("/") else name
+
+
+def digest_of(reference: str) -> str:
+    """Return the digest of a reference, such as ``sha256:...``; empty if it has none."""
+    return reference.partition("@")[2]
+
+
+def normalise(reference: str) -> str:
+    """Return a reference with registry, and with the tag ``latest`` if it has neither tag nor digest.
+
+    ``nginx`` becomes ``docker.io/library/nginx:latest``. Source: ``ParseDockerRef`` of the distribution project.
+    """
+    first, slash, rest = reference.partition("/")
+    if not slash:
+        full = f"{DOCKER_HUB}/library/{reference}"
+    elif first == "index.docker.io":
+        full = normalise(rest)
+    elif first == DOCKER_HUB and "/" not in rest:
+        full = f"{DOCKER_HUB}/library/{rest}"
+    elif "." in first or ":" in first or first == "localhost":
+        full = reference
+    else:
+        full = f"{DOCKER_HUB}/{reference}"
+    if "@" in full or ":" in full[full.rindex("/") :]:
+        return full
+    return f"{full}:latest"
+
+
+def is_named_like_pause(reference: str) -> bool:
+    """Return whether a reference looks like a pause image by the last part of its repository.
+
+    That part is ``pause``, starts with ``pause-`` or ends with ``-pause``, as in ``rancher/mirrored-pause:3.6``.
+    """
+    last = repository_of(reference).rpartition("/")[2]
+    return last == "pause" or last.startswith("pause-") or last.endswith("-pause")
+
+
+def bare_id(image_id: str) -> str:
+    """Return an image id without ``sha256:``, since runtimes differ in writing it."""
+    return image_id.removeprefix("sha256:")
+
+
+def spellings(reference: str) -> frozenset[str]:
+    """Return every way in which a runtime may list the image that a reference by name means."""
+    full = normalise(reference)
+    found = {reference, full}
+    if full.startswith("docker.io/"):
+        short = full.removeprefix("docker.io/")
+        found |= {short, short.removeprefix("library/"), f"index.docker.io/{short}"}
+    return frozenset(found | {each.removesuffix(":latest") for each in found})
+
+
+class ImageIndex:
+    """Finds the ids of all listed images that a reference may mean, in constant time but for shortened ids."""
+
+    def __init__(self, images: Sequence[Image]) -> None:
+        """Index the images by id and by name at once, by digest when one is first asked for."""
+        self._images = images
+        self._by_id = {bare_id(image.id): image.id for image in images}
+        self._by_name = _Multimap((tag, image.id) for image in images for tag in image.repo_tags)
+        self._resolved: dict[str, tuple[str, ...]] = {}
+
+    def resolve(self, reference: str) -> tuple[str, ...]:
+        """Return the ids of every image that ``reference`` may mean; empty if it means none that is listed.
+
+        It may be an id with or without ``sha256:``, a name with or without registry and tag, a digest, or a name
+        with a digest, which means any image with that digest whatever the name. What is none of these may be a
+        shortened id; if that is ambiguous, it means all it matches.
+        """
+        known = self._resolved.get(reference)
+        if known is None:
+            known = self._resolved[reference] = tuple(sorted(self._find(reference))) if reference else ()
+        return known
+
+    def resolve_all(self, references: Iterable[str]) -> set[str]:
+        """Return the ids of every image that any of the references may mean."""
+        return {image_id for reference in references for image_id in self.resolve(reference)}
+
+    def _find(self, reference: str) -> set[str]:
+        bare = bare_id(reference)
+        by_id = self._by_id.get(bare)
+        if by_id is not None:
+            return {by_id}
+        name, at, digest = reference.partition("@")
+        if at:
+            return {*self._by_digest.get(digest)} or {*self.resolve(digest)} or self._named(name)
+        return {*self._by_digest.get(reference)} or self._named(reference) or self._with_id_prefix(bare)
+
+    def _named(self, reference: str) -> set[str]:
+        return {image_id for each in spellings(reference) for image_id in self._by_name.get(each)}
+
+    @cached_property
+    def _by_digest(self) -> _Multimap:
+        return _Multimap((digest_of(reference), image.id) for image in self._images for reference in image.repo_digests)
+
+    @cached_property
+    def _sorted_ids(self) -> list[str]:
+        return sorted(self._by_id)
+
+    def _with_id_prefix(self, prefix: str) -> set[str]:
+        if not prefix or not _HEX.issuperset(prefix):
+            return set()
+        start = end = bisect_left(self._sorted_ids, prefix)
+        while end < len(self._sorted_ids) and self._sorted_ids[end].startswith(prefix):
+            end += 1
+        return {self._by_id[bare] for bare in self._sorted_ids[start:end]}
+
+
+class _Multimap:
+    """Text to image ids; nearly always one, for which no list is made."""
+
+    def __init__(self, entries: Iterable[tuple[str, str]]) -> None:
+        self._first: dict[str, str] = {}
+        self._more: dict[str, list[str]] = {}
+        settle = self._first.setdefault
+        for key, image_id in entries:
+            if settle(key, image_id) != image_id:
+                self._more.setdefault(key, []).append(image_id)
+
+    def get(self, key: str) -> tuple[str, ...]:
+        first = self._first.get(key)
+        return () if first is None else (first, *self._more.get(key, ()))

@@ -1,0 +1,279 @@
+"""One connection to the runtime's socket: calls with deadlines, errors an operator can act on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from nodeagent.errors import (
+    ConfigError,
+    RuntimeNotFoundError,
+    RuntimeRequestError,
+    RuntimeTimeoutError,
+    RuntimeUnavailableError,
+    RuntimeUnsupportedError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+    from types import TracebackType
+
+    CallObserver = Callable[[str, float, str], None]
+    Metadata = Sequence[tuple[str, str]]
+
+Request = TypeVar("Request", bound=Message)
+Response = TypeVar("Response", bound=Message)
+
+READ_DEADLINE_S = 10.0
+KNOWN_SOCKETS = ("run/containerd/containerd.sock", "run/k3s/containerd/containerd.sock", "run/crio/crio.sock")
+
+# The path itself, percent-encoded, is what grpc sends as authority otherwise; some servers refuse it.
+_OPTIONS = (
+    ("grpc.default_authority", "localhost"),
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.enable_http_proxy", 0),
+)
+_NEVER_SENT = ("failed to connect", "no such file", "connection refused", "permission denied")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Method(Generic[Request, Response]):
+    """One remote method.
+
+    Attributes:
+        path: ``/package.Service/Method`` as on the wire.
+        request: the message it takes.
+        response: the message it answers with, once or in a stream.
+        name: what errors, deadlines and metrics call it.
+        deadline_s: how long to wait for the whole answer unless told otherwise; ``None`` waits for ever.
+        changes: whether it changes anything, so that a lost answer leaves its effect unknown.
+    """
+
+    path: str
+    request: type[Request]
+    response: type[Response]
+    name: str
+    deadline_s: float | None = READ_DEADLINE_S
+    changes: bool = False
+
+
+class RuntimeConnection:
+    """A channel to one unix socket, opened on the first call and reopened by itself after the runtime was away.
+
+    It belongs to the event loop of its first call. Use it as an async context manager or call :meth:`close`.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        deadlines: Mapping[str, float] | None = None,
+        observer: CallObserver | None = None,
+    ) -> None:
+        """Prepare a connection; nothing is opened yet.
+
+        Args:
+            endpoint: ``unix:///path`` or an absolute path.
+            deadlines: seconds by method name, such as ``RemoveImage``, instead of the method's own.
+            observer: told of every ended call: method name, seconds, gRPC status name.
+
+        Raises:
+            ConfigError: the endpoint is not a unix socket.
+        """
+        self.socket = _socket_path(endpoint)
+        self.endpoint = f"unix://{self.socket}"
+        self._deadlines = dict(deadlines or {})
+        self._observer = observer
+        self._channel: grpc.aio.Channel | None = None
+        self._unary: dict[str, grpc.aio.UnaryUnaryMultiCallable[Message, Message]] = {}
+        self._stream: dict[str, grpc.aio.UnaryStreamMultiCallable[Message, Message]] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the channel; calls still under way fail. A later call opens it again."""
+        channel, self._channel = self._channel, None
+        self._unary.clear()
+        self._stream.clear()
+        if channel is not None:
+            await channel.close(None)
+
+    async def unary(
+        self,
+        method: Method[Request, Response],
+        request: Request,
+        *,
+        target: str = "",
+        deadline_s: float | None = None,
+        metadata: Metadata | None = None,
+    ) -> Response:
+        """Call a method that answers once.
+
+        Args:
+            method: which.
+            request: what to send.
+            target: the id or reference the call is about, for the error's text.
+            deadline_s: instead of the configured or the method's own deadline.
+            metadata: request headers.
+
+        Raises:
+            RuntimeUnavailableError: no connection, or it broke; the text says if the effect is unknown.
+            RuntimeTimeoutError: no answer in time.
+            RuntimeNotFoundError: there is no such target.
+            RuntimeUnsupportedError: the server does not know the method.
+            RuntimeRequestError: the server refused or failed.
+        """
+        rpc = self._unary.get(method.path)
+        if rpc is None:
+            rpc = self._unary[method.path] = self._open().unary_unary(
+                method.path, method.request.SerializeToString, method.response.FromString
+            )
+        with self._watched(method, target):
+            response: Message = await rpc(
+                request, timeout=self._deadline_s(method, deadline_s), metadata=metadata, wait_for_ready=False
+            )
+        return response  # type: ignore[return-value]  # the deserialiser is this method's own
+
+    async def stream(
+        self,
+        method: Method[Request, Response],
+        request: Request,
+        *,
+        target: str = "",
+        deadline_s: float | None = None,
+        metadata: Metadata | None = None,
+    ) -> AsyncGenerator[Response, None]:
+        """Yield the answers of a streaming method; the deadline is for all of them. Raises what :meth:`unary` does.
+
+        Close the iterator (``contextlib.aclosing``) when leaving early, so that the call ends.
+        """
+        rpc = self._stream.get(method.path)
+        if rpc is None:
+            rpc = self._stream[method.path] = self._open().unary_stream(
+                method.path, method.request.SerializeToString, method.response.FromString
+            )
+        with self._watched(method, target):
+            call = rpc(request, timeout=self._deadline_s(method, deadline_s), metadata=metadata, wait_for_ready=False)
+            try:
+                async for response in call:
+                    yield response  # type: ignore[misc]  # the deserialiser is this method's own
+            finally:
+                call.cancel()
+
+    def _open(self) -> grpc.aio.Channel:
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(self.endpoint, options=_OPTIONS)
+        return self._channel
+
+    def _deadline_s(self, method: Method[Request, Response], deadline_s: float | None) -> float | None:
+        return self._deadlines.get(method.name, method.deadline_s) if deadline_s is None else deadline_s
+
+    @contextmanager
+    def _watched(self, method: Method[Request, Response], target: str) -> Iterator[None]:
+        """Translate what the call raises and tell the observer how it ended."""
+        begun, status = time.monotonic(), "OK"
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            status = error.code().name
+            raise self._translated(method, target, error) from error
+        except asyncio.CancelledError as error:
+            status = "CANCELLED"
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # grpc reports a channel closed under a call as the task's own cancellation.
+            raise RuntimeUnavailableError(f"{method.name}: the connection to {self.socket} was closed") from error
+        except GeneratorExit:
+            status = "CANCELLED"
+            raise
+        finally:
+            if self._observer is not None:
+                self._observer(method.name, time.monotonic() - begun, status)
+
+    def _translated(
+        self, method: Method[Request, Response], target: str, error: grpc.aio.AioRpcError
+    ) -> RuntimeRequestError | RuntimeUnavailableError:
+        code, detail = error.code(), error.details() or ""
+        if code is grpc.StatusCode.UNAVAILABLE:
+            return RuntimeUnavailableError(_unavailable_text(method.name, target, self.socket, detail, method.changes))
+        kind = _ERRORS.get(code, RuntimeRequestError)
+        if kind is RuntimeUnsupportedError and "unknown service runtime.v1" in detail:
+            detail += " (its CRI plugin is disabled, or it speaks only an older CRI than v1)"
+        return kind(method.name, target, code.name, detail)
+
+
+_ERRORS: dict[grpc.StatusCode, type[RuntimeRequestError]] = {
+    grpc.StatusCode.NOT_FOUND: RuntimeNotFoundError,
+    grpc.StatusCode.DEADLINE_EXCEEDED: RuntimeTimeoutError,
+    grpc.StatusCode.UNIMPLEMENTED: RuntimeUnsupportedError,
+}
+
+
+def discover_endpoint(configured: str | None, root: Path = Path("/")) -> str:
+    """Return the endpoint to talk to: the configured one, else the first well-known socket that is there.
+
+    A socket that exists but may not be looked at counts as there, so that the first call tells about the permission.
+
+    Raises:
+        ConfigError: the configured endpoint is not a unix socket.
+        RuntimeUnavailableError: nothing is configured and no well-known socket exists.
+    """
+    if configured:
+        return f"unix://{_socket_path(configured)}"
+    candidates = [root / name for name in KNOWN_SOCKETS]
+    for candidate in candidates:
+        try:
+            candidate.stat()
+        except PermissionError:
+            pass
+        except OSError:
+            continue
+        return f"unix://{candidate}"
+    tried = ", ".join(str(candidate) for candidate in candidates)
+    raise RuntimeUnavailableError(
+        f"no container runtime found: none of {tried} exists; start the runtime or set runtime.endpoint"
+    )
+
+
+def _socket_path(endpoint: str) -> str:
+    path = endpoint.removeprefix("unix://") if endpoint.startswith("unix://") else endpoint.removeprefix("unix:")
+    if not path.startswith("/"):
+        raise ConfigError(f"runtime.endpoint = {endpoint!r}: expected unix:///path/of/a.sock or an absolute path")
+    return path
+
+
+def _unavailable_text(method: str, target: str, socket: str, detail: str, changes: bool) -> str:  # noqa: FBT001 - private
+    """Say what is wrong with the socket and what to do about it."""
+    lowered = detail.lower()
+    if not any(phrase in lowered for phrase in _NEVER_SENT):
+        about = f" of {target}" if target else ""
+        effect = f"; whether {method}{about} took effect is not known" if changes else ""
+        return f"the container runtime at {socket} went away during {method}{effect}: {detail}"
+    if "permission denied" in lowered:
+        hint = f"permission denied for user {os.geteuid()}; run as root"
+    elif "no such file" in lowered:
+        hint = "there is no such socket; is the runtime running, and is runtime.endpoint right?"
+    elif "connection refused" in lowered:
+        hint = "nothing listens on it; the runtime is stopped or starting"
+    else:
+        hint = detail
+    return f"cannot reach the container runtime at {socket}: {hint}"

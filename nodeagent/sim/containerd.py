@@ -1,0 +1,391 @@
+"""containerd's own services over a simulated node's metadata, in the namespace of Kubernetes."""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from nodeagent._proto.containerd.services.containers.v1 import containers_pb2
+from nodeagent._proto.containerd.services.content.v1 import content_pb2
+from nodeagent._proto.containerd.services.images.v1 import images_pb2
+from nodeagent._proto.containerd.services.leases.v1 import leases_pb2
+from nodeagent._proto.containerd.services.namespaces.v1 import namespaces_pb2
+from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
+from nodeagent._proto.containerd.services.version.v1 import version_pb2
+from nodeagent._proto.containerd.types import descriptor_pb2
+from nodeagent.sim.messages import nanoseconds
+from nodeagent.sim.store import (
+    NAMESPACE,
+    SNAPSHOTTER,
+    Blob,
+    ImageName,
+    Lease,
+    RefusedError,
+    Snapshot,
+    SnapshotKind,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from datetime import datetime
+
+    from nodeagent.sim.node import SimNode
+    from nodeagent.sim.profiles import Profile
+
+_T = TypeVar("_T")
+
+_BATCH: Final = 100
+_CHUNK_BYTES: Final = 1 << 20
+_GO_ZERO_S: Final = -62135596800  # Go's zero time, the year 1
+_KINDS: Final = {
+    SnapshotKind.ACTIVE: snapshots_pb2.ACTIVE,
+    SnapshotKind.COMMITTED: snapshots_pb2.COMMITTED,
+    SnapshotKind.VIEW: snapshots_pb2.VIEW,
+}
+_CONDITION: Final = re.compile(r'(?P<field>[a-z_]+(?:\."[^"]+"|\.[^=!~]+)?)(?:(?P<operator>==|!=|~=)(?P<value>.*))?')
+
+
+class ContainerdServices:
+    """The services; every method takes the request and the namespace, and raises RefusedError where it cannot."""
+
+    def __init__(self, node: SimNode, profile: Profile) -> None:
+        self._node = node
+        self._profile = profile
+        self._store = node.store
+
+    def methods(self) -> dict[str, dict[str, Callable[..., object]]]:
+        """Return the methods by the service's full name and their own."""
+        return {
+            "containerd.services.version.v1.Version": {"Version": self.version},
+            "containerd.services.namespaces.v1.Namespaces": {"List": self.list_namespaces},
+            "containerd.services.images.v1.Images": {
+                "Get": self.get_image,
+                "List": self.list_images,
+                "Delete": self.delete_image,
+            },
+            "containerd.services.content.v1.Content": {
+                "Info": self.blob_info,
+                "List": self.list_blobs,
+                "Delete": self.delete_blob,
+                "Read": self.read_blob,
+                "ListStatuses": self.list_ingests,
+            },
+            "containerd.services.snapshots.v1.Snapshots": {
+                "Stat": self.stat_snapshot,
+                "List": self.list_snapshots,
+                "Usage": self.snapshot_usage,
+                "Remove": self.remove_snapshot,
+                "Cleanup": self.clean_up,
+            },
+            "containerd.services.leases.v1.Leases": {
+                "Create": self.create_lease,
+                "Delete": self.delete_lease,
+                "List": self.list_leases,
+                "AddResource": self.add_resource,
+                "ListResources": self.list_resources,
+            },
+            "containerd.services.containers.v1.Containers": {"List": self.list_containers},
+        }
+
+    def version(self, _request: Empty, _namespace: str) -> version_pb2.VersionResponse:
+        """Tell the version."""
+        version = self._profile.runtime_version
+        return version_pb2.VersionResponse(version=version, revision=version)
+
+    def list_namespaces(
+        self, _request: namespaces_pb2.ListNamespacesRequest, _namespace: str
+    ) -> namespaces_pb2.ListNamespacesResponse:
+        """List namespaces."""
+        names = sorted({NAMESPACE, *self._store.elsewhere})
+        return namespaces_pb2.ListNamespacesResponse(namespaces=[namespaces_pb2.Namespace(name=name) for name in names])
+
+    def get_image(self, request: images_pb2.GetImageRequest, namespace: str) -> images_pb2.GetImageResponse:
+        """Return one name."""
+        name = self._store.names.get(request.name) if namespace == NAMESPACE else None
+        if name is None:
+            raise RefusedError("NOT_FOUND", f'image "{request.name}": not found')
+        return images_pb2.GetImageResponse(image=_image(name))
+
+    def list_images(self, request: images_pb2.ListImagesRequest, namespace: str) -> images_pb2.ListImagesResponse:
+        """List names in their order."""
+        names = sorted(self._store.names.values(), key=lambda name: name.name) if namespace == NAMESPACE else []
+        matches = _filter(request.filters)
+        chosen = [
+            name for name in names if matches({"name": name.name, "target.digest": name.target.digest}, name.labels)
+        ]
+        return images_pb2.ListImagesResponse(images=map(_image, chosen))
+
+    def delete_image(self, request: images_pb2.DeleteImageRequest, namespace: str) -> Empty:
+        """Delete one name; with ``sync`` after a collection."""
+        known = self._store.names.get(request.name)
+        if namespace != NAMESPACE or known is None:
+            raise RefusedError("NOT_FOUND", f'image "{request.name}": not found')
+        looks = self._profile.has_runtime_config  # servers before 2.0 do not look at the target
+        if looks and request.HasField("target") and request.target.digest != known.target.digest:
+            raise RefusedError("FAILED_PRECONDITION", f"image target mismatch for {request.name}: failed precondition")
+        self._node.delete_image_name(request.name, sync=request.sync)
+        return Empty()
+
+    def blob_info(self, request: content_pb2.InfoRequest, namespace: str) -> content_pb2.InfoResponse:
+        """Tell one blob."""
+        return content_pb2.InfoResponse(info=_blob(self._blob(request.digest, namespace)))
+
+    def list_blobs(
+        self, request: content_pb2.ListContentRequest, namespace: str
+    ) -> Iterator[content_pb2.ListContentResponse]:
+        """List blobs in the order of their digests."""
+        matches = _filter(request.filters)
+        blobs = sorted(self._blobs(namespace).values(), key=lambda blob: blob.digest)
+        chosen = [blob for blob in blobs if matches({"digest": blob.digest, "size": str(blob.size_bytes)}, blob.labels)]
+        for batch in _batches(chosen):
+            yield content_pb2.ListContentResponse(info=map(_blob, batch))
+
+    def delete_blob(self, request: content_pb2.DeleteContentRequest, namespace: str) -> Empty:
+        """Delete one blob, whoever refers to it."""
+        self._blob(request.digest, namespace)
+        if namespace == NAMESPACE:
+            self._store.remove_blob(request.digest)
+        else:
+            del self._store.elsewhere[namespace][request.digest]
+        return Empty()
+
+    def read_blob(
+        self, request: content_pb2.ReadContentRequest, namespace: str
+    ) -> Iterator[content_pb2.ReadContentResponse]:
+        """Read a blob in pieces; a layer's bytes are zeros."""
+        blob = self._blob(request.digest, namespace)
+        if request.offset > blob.size_bytes:
+            raise RefusedError("OUT_OF_RANGE", "read past object length: out of range")
+        end = min(blob.size_bytes, request.offset + request.size) if request.size else blob.size_bytes
+        for offset in range(request.offset, end, _CHUNK_BYTES):
+            size_bytes = min(_CHUNK_BYTES, end - offset)
+            data = bytes(size_bytes) if blob.data is None else blob.data[offset : offset + size_bytes]
+            yield content_pb2.ReadContentResponse(offset=offset, data=data)
+
+    def list_ingests(
+        self, _request: content_pb2.ListStatusesRequest, namespace: str
+    ) -> content_pb2.ListStatusesResponse:
+        """List writes that have not ended."""
+        ingests = self._store.ingests.values() if namespace == NAMESPACE else ()
+        return content_pb2.ListStatusesResponse(
+            statuses=[
+                content_pb2.Status(
+                    started_at=_timestamp(ingest.started_at),
+                    updated_at=_timestamp(ingest.updated_at),
+                    ref=ingest.ref,
+                    offset=ingest.offset,
+                    total=ingest.total,
+                    expected=ingest.expected,
+                )
+                for ingest in ingests
+            ]
+        )
+
+    def stat_snapshot(
+        self, request: snapshots_pb2.StatSnapshotRequest, namespace: str
+    ) -> snapshots_pb2.StatSnapshotResponse:
+        """Tell one snapshot."""
+        return snapshots_pb2.StatSnapshotResponse(info=_snapshot(self._snapshot(request, namespace)))
+
+    def list_snapshots(
+        self, request: snapshots_pb2.ListSnapshotsRequest, namespace: str
+    ) -> Iterator[snapshots_pb2.ListSnapshotsResponse]:
+        """List snapshots in the order of their keys."""
+        _check_snapshotter(request.snapshotter)
+        matches = _filter(request.filters)
+        known = self._store.snapshots.values() if namespace == NAMESPACE else ()
+        chosen = [
+            snapshot
+            for snapshot in sorted(known, key=lambda snapshot: snapshot.key)
+            if matches({"name": snapshot.key, "parent": snapshot.parent, "kind": snapshot.kind.value}, snapshot.labels)
+        ]
+        for batch in _batches(chosen):
+            yield snapshots_pb2.ListSnapshotsResponse(info=map(_snapshot, batch))
+
+    def snapshot_usage(self, request: snapshots_pb2.UsageRequest, namespace: str) -> snapshots_pb2.UsageResponse:
+        """Tell what one snapshot occupies without its parents."""
+        known = self._snapshot(request, namespace)
+        return snapshots_pb2.UsageResponse(size=known.size_bytes, inodes=known.inodes)
+
+    def remove_snapshot(self, request: snapshots_pb2.RemoveSnapshotRequest, namespace: str) -> Empty:
+        """Remove a snapshot that has no children."""
+        self._store.remove_snapshot(self._snapshot(request, namespace).key)
+        return Empty()
+
+    def clean_up(self, request: snapshots_pb2.CleanupRequest, _namespace: str) -> Empty:
+        """Do what there is to do after removals: nothing here."""
+        _check_snapshotter(request.snapshotter)
+        return Empty()
+
+    def create_lease(self, request: leases_pb2.CreateRequest, _namespace: str) -> leases_pb2.CreateResponse:
+        """Make a lease; without an id it gets one."""
+        lease = Lease(request.id or f"lease-{len(self._store.leases)}", self._node.now, dict(request.labels))
+        self._store.add_lease(lease)
+        return leases_pb2.CreateResponse(lease=_lease(lease))
+
+    def delete_lease(self, request: leases_pb2.DeleteRequest, _namespace: str) -> Empty:
+        """Delete a lease; with ``sync`` after a collection."""
+        self._store.delete_lease(request.id)
+        if request.sync:
+            self._node.collect_garbage()
+        return Empty()
+
+    def list_leases(self, request: leases_pb2.ListRequest, namespace: str) -> leases_pb2.ListResponse:
+        """List leases, on containerd 2 also the empty one that each sandbox has."""
+        leases = list(self._store.leases.values())
+        if self._profile.sandbox_leases:
+            leases += [Lease(sandbox.id, sandbox.created_at) for sandbox in self._node.sandboxes.values()]
+        matches = _filter(request.filters)
+        chosen = [lease for lease in leases if namespace == NAMESPACE and matches({"id": lease.id}, lease.labels)]
+        return leases_pb2.ListResponse(leases=map(_lease, chosen))
+
+    def add_resource(self, request: leases_pb2.AddResourceRequest, _namespace: str) -> Empty:
+        """Put a resource under a lease."""
+        self._store.add_resource(request.id, request.resource.id, request.resource.type)
+        return Empty()
+
+    def list_resources(
+        self, request: leases_pb2.ListResourcesRequest, _namespace: str
+    ) -> leases_pb2.ListResourcesResponse:
+        """List what a lease holds."""
+        if self._profile.sandbox_leases and request.id in self._node.sandboxes:
+            return leases_pb2.ListResourcesResponse()
+        resources = self._store.get_lease(request.id).resources
+        return leases_pb2.ListResourcesResponse(
+            resources=[leases_pb2.Resource(id=resource_id, type=kind) for resource_id, kind in resources]
+        )
+
+    def list_containers(
+        self, _request: containers_pb2.ListContainersRequest, namespace: str
+    ) -> containers_pb2.ListContainersResponse:
+        """List containers and sandboxes alike, with the snapshot each writes to."""
+        if namespace != NAMESPACE:
+            return containers_pb2.ListContainersResponse()
+        items = [
+            _container(each.id, each.image_name, "container", each.labels, each.created_at)
+            for each in self._node.containers.values()
+        ] + [
+            _container(each.id, each.image, "sandbox", each.labels, each.created_at)
+            for each in self._node.sandboxes.values()
+        ]
+        return containers_pb2.ListContainersResponse(containers=items)
+
+    def _blobs(self, namespace: str) -> Mapping[str, Blob]:
+        return self._store.blobs if namespace == NAMESPACE else self._store.elsewhere.get(namespace, {})
+
+    def _blob(self, digest: str, namespace: str) -> Blob:
+        blob = self._blobs(namespace).get(digest)
+        if blob is None:
+            raise RefusedError("NOT_FOUND", f"content digest {digest}: not found")
+        return blob
+
+    def _snapshot(
+        self,
+        request: snapshots_pb2.StatSnapshotRequest | snapshots_pb2.UsageRequest | snapshots_pb2.RemoveSnapshotRequest,
+        namespace: str,
+    ) -> Snapshot:
+        _check_snapshotter(request.snapshotter)
+        if namespace != NAMESPACE:
+            raise RefusedError("NOT_FOUND", f"snapshot {request.key} does not exist: not found")
+        return self._store.get_snapshot(request.key)
+
+
+def _check_snapshotter(snapshotter: str) -> None:
+    if snapshotter != SNAPSHOTTER:
+        raise RefusedError("INVALID_ARGUMENT", f"snapshotter not loaded: {snapshotter}: invalid argument")
+
+
+def _timestamp(at: datetime) -> Timestamp:
+    seconds, nanos = divmod(nanoseconds(at), 10**9)
+    return Timestamp(seconds=seconds, nanos=nanos)
+
+
+def _image(name: ImageName) -> images_pb2.Image:
+    target = descriptor_pb2.Descriptor(
+        media_type=name.target.media_type, digest=name.target.digest, size=name.target.size_bytes
+    )
+    return images_pb2.Image(
+        name=name.name,
+        labels=name.labels,
+        target=target,
+        created_at=_timestamp(name.created_at),
+        updated_at=_timestamp(name.updated_at),
+    )
+
+
+def _blob(blob: Blob) -> content_pb2.Info:
+    return content_pb2.Info(
+        digest=blob.digest,
+        size=blob.size_bytes,
+        created_at=_timestamp(blob.created_at),
+        updated_at=Timestamp(seconds=_GO_ZERO_S),
+        labels=blob.labels,
+    )
+
+
+def _snapshot(snapshot: Snapshot) -> snapshots_pb2.Info:
+    at = _timestamp(snapshot.created_at)
+    return snapshots_pb2.Info(
+        name=snapshot.key,
+        parent=snapshot.parent,
+        kind=_KINDS[snapshot.kind],
+        created_at=at,
+        updated_at=at,
+        labels=snapshot.labels,
+    )
+
+
+def _lease(lease: Lease) -> leases_pb2.Lease:
+    return leases_pb2.Lease(id=lease.id, created_at=_timestamp(lease.created_at), labels=lease.labels)
+
+
+def _container(
+    container_id: str, image: str, kind: str, labels: Mapping[str, str], at: datetime
+) -> containers_pb2.Container:
+    return containers_pb2.Container(
+        id=container_id,
+        labels={**labels, "io.cri-containerd.kind": kind},
+        image=image,
+        snapshotter=SNAPSHOTTER,
+        snapshot_key=container_id,
+        created_at=_timestamp(at),
+        updated_at=_timestamp(at),
+    )
+
+
+def _batches(items: Iterable[_T]) -> Iterator[list[_T]]:
+    remaining = iter(items)
+    while batch := list(islice(remaining, _BATCH)):
+        yield batch
+
+
+def _filter(filters: Sequence[str]) -> Callable[[Mapping[str, str], Mapping[str, str]], bool]:
+    """Return a test of fields and labels: one filter must match, with all of its comma-separated conditions.
+
+    Source: containerd's ``pkg/filters``, as far as clients use it.
+    """
+    parsed = [[_condition(part) for part in text.split(",")] for text in filters]
+
+    def matches(fields: Mapping[str, str], labels: Mapping[str, str]) -> bool:
+        known = {**fields, **{f"labels.{key}": value for key, value in labels.items()}} if parsed else {}
+        return not parsed or any(all(condition(known) for condition in conditions) for conditions in parsed)
+
+    return matches
+
+
+def _condition(text: str) -> Callable[[Mapping[str, str]], bool]:
+    match = _CONDITION.fullmatch(text)
+    if match is None:
+        raise RefusedError("INVALID_ARGUMENT", f"[{text}]: parse error: invalid argument")
+    field, operator, value = match["field"].replace('"', ""), match["operator"], (match["value"] or "").strip('"')
+    if operator == "==":
+        return lambda known: known.get(field) == value
+    if operator == "!=":
+        return lambda known: known.get(field) != value
+    if operator == "~=":
+        return lambda known: re.search(value, known.get(field, "")) is not None
+    return lambda known: bool(known.get(field))

@@ -1,0 +1,180 @@
+"""What an image is made of: layers, and the documents that tie them together, byte for byte as a registry has them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+OCI_MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
+OCI_INDEX: Final = "application/vnd.oci.image.index.v1+json"
+DOCKER_MANIFEST: Final = "application/vnd.docker.distribution.manifest.v2+json"
+DOCKER_LIST: Final = "application/vnd.docker.distribution.manifest.list.v2+json"
+_OCI_CONFIG: Final = "application/vnd.oci.image.config.v1+json"
+_OCI_LAYER: Final = "application/vnd.oci.image.layer.v1.tar+gzip"
+_DOCKER_CONFIG: Final = "application/vnd.docker.container.image.v1+json"
+_DOCKER_LAYER: Final = "application/vnd.docker.image.rootfs.diff.tar.gzip"
+_EMPTY: Final = b"{}"
+_BYTES_PER_FILE: Final = 48 * 1024
+
+Document = dict[str, object]
+
+
+def digest(data: bytes) -> str:
+    """Return the digest of some bytes, such as ``sha256:...``."""
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer; two layers of the same name and size are the same layer.
+
+    Attributes:
+        name: anything.
+        size_bytes: what it occupies unpacked.
+        compressed_bytes: the size of its blob; 0 takes two fifths of ``size_bytes``.
+        inodes: files and directories in it; 0 takes what a distribution's packages have on average.
+    """
+
+    name: str
+    size_bytes: int
+    compressed_bytes: int = 0
+    inodes: int = 0
+
+    @cached_property
+    def diff_id(self) -> str:
+        """Digest of the uncompressed archive."""
+        return digest(f"diff {self.name} {self.size_bytes}".encode())
+
+    @cached_property
+    def blob_digest(self) -> str:
+        """Digest of the compressed archive."""
+        return digest(f"blob {self.name} {self.size_bytes}".encode())
+
+    @property
+    def blob_bytes(self) -> int:
+        """Size of the compressed archive."""
+        return self.compressed_bytes or max(1, self.size_bytes * 2 // 5)
+
+    @property
+    def inode_count(self) -> int:
+        """How many inodes it takes unpacked."""
+        return self.inodes or 1 + self.size_bytes // _BYTES_PER_FILE
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """How one document points at a blob."""
+
+    digest: str
+    size_bytes: int
+    media_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class JsonBlob:
+    """A document and what it points at."""
+
+    descriptor: Descriptor
+    data: bytes
+    children: tuple[Descriptor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltImage:
+    """What a push leaves in a registry under one digest: ``documents`` from the target down to the config.
+
+    Attributes:
+        target: what an image name points at: a manifest, or an index of several.
+        manifest: this platform's manifest.
+        config: its config; for an image, its digest is CRI's image id.
+        chain_ids: the snapshot key of each layer, bottom first; empty for what is no image.
+    """
+
+    target: JsonBlob
+    manifest: JsonBlob
+    config: JsonBlob
+    chain_ids: tuple[str, ...]
+
+    @property
+    def documents(self) -> tuple[JsonBlob, ...]:
+        """Every document once."""
+        return tuple({blob.descriptor.digest: blob for blob in (self.target, self.manifest, self.config)}.values())
+
+
+def chain_ids(diff_ids: Iterable[str]) -> tuple[str, ...]:
+    """Return the chain id of each layer, bottom first. Source: OCI image specification, "Layer ChainID"."""
+    chain: list[str] = []
+    for diff_id in diff_ids:
+        chain.append(digest(f"{chain[-1]} {diff_id}".encode()) if chain else diff_id)
+    return tuple(chain)
+
+
+def build_image(layers: Sequence[Layer], *, variant: str = "", index: bool = False, docker: bool = False) -> BuiltImage:
+    """Return an image of these layers for linux/amd64.
+
+    ``variant`` tells images of equal layers apart. With ``index`` the target is an index that names a second platform,
+    whose manifest is absent as on any node. ``docker`` uses Docker's media types.
+    """
+    config = _document(
+        {
+            "architecture": "amd64",
+            "os": "linux",
+            "created": "2026-01-01T00:00:00Z",
+            "config": {"Env": ["PATH=/usr/bin:/bin"], "Cmd": ["/bin/app"], "Labels": {"variant": variant}},
+            "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
+            "history": [{"created_by": layer.name} for layer in layers],
+        },
+        _DOCKER_CONFIG if docker else _OCI_CONFIG,
+    )
+    layer_type = _DOCKER_LAYER if docker else _OCI_LAYER
+    stacked = tuple(Descriptor(layer.blob_digest, layer.blob_bytes, layer_type) for layer in layers)
+    manifest = _manifest(config.descriptor, stacked, DOCKER_MANIFEST if docker else OCI_MANIFEST)
+    target = _index(manifest.descriptor, DOCKER_LIST if docker else OCI_INDEX) if index else manifest
+    return BuiltImage(target, manifest, config, chain_ids(layer.diff_id for layer in layers))
+
+
+def build_artifact(files: Sequence[Layer], artifact_type: str) -> BuiltImage:
+    """Return an OCI artifact: a manifest with an empty config, which no runtime unpacks."""
+    config = JsonBlob(Descriptor(digest(_EMPTY), len(_EMPTY), "application/vnd.oci.empty.v1+json"), _EMPTY)
+    stored = tuple(Descriptor(file.blob_digest, file.blob_bytes, "application/octet-stream") for file in files)
+    manifest = _manifest(config.descriptor, stored, OCI_MANIFEST, artifact_type=artifact_type)
+    return BuiltImage(manifest, manifest, config, ())
+
+
+def _manifest(
+    config: Descriptor, layers: tuple[Descriptor, ...], media_type: str, *, artifact_type: str = ""
+) -> JsonBlob:
+    document: Document = {
+        "schemaVersion": 2,
+        "mediaType": media_type,
+        "config": _reference(config),
+        "layers": [_reference(layer) for layer in layers],
+    }
+    if artifact_type:
+        document["artifactType"] = artifact_type
+    return _document(document, media_type, (config, *layers))
+
+
+def _index(manifest: Descriptor, media_type: str) -> JsonBlob:
+    other = Descriptor(digest(manifest.digest.encode() + b" arm64"), manifest.size_bytes, manifest.media_type)
+    manifests = [
+        {**_reference(manifest), "platform": {"architecture": "amd64", "os": "linux"}},
+        {**_reference(other), "platform": {"architecture": "arm64", "os": "linux"}},
+    ]
+    document: Document = {"schemaVersion": 2, "mediaType": media_type, "manifests": manifests}
+    return _document(document, media_type, (manifest, other))
+
+
+def _reference(descriptor: Descriptor) -> Document:
+    return {"mediaType": descriptor.media_type, "digest": descriptor.digest, "size": descriptor.size_bytes}
+
+
+def _document(content: Mapping[str, object], media_type: str, children: tuple[Descriptor, ...] = ()) -> JsonBlob:
+    data = json.dumps(content, separators=(",", ":")).encode()
+    return JsonBlob(Descriptor(digest(data), len(data), media_type), data, children)

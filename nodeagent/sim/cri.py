@@ -1,0 +1,366 @@
+"""CRI's two services over a simulated node."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Final
+
+from nodeagent._proto.runtime.v1 import api_pb2 as api
+from nodeagent.sim.messages import Memo, Messages, nanoseconds
+from nodeagent.sim.store import SNAPSHOTTER, RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+    from datetime import datetime
+
+    from nodeagent.sim.node import SimNode
+    from nodeagent.sim.profiles import Profile
+    from nodeagent.sim.workload import SimContainer, SimEvent, SimImage, SimSandbox
+
+_RUNTIME_TYPE: Final = "io.containerd.runc.v2"
+
+
+class RuntimeService:
+    """``runtime.v1.RuntimeService``; each method answers one request and raises RefusedError where it cannot."""
+
+    def __init__(self, node: SimNode, profile: Profile, messages: Messages) -> None:
+        self._node = node
+        self._profile = profile
+        self._messages = messages
+        self._listed = Memo(messages.container)
+        self._sandboxes = Memo(messages.sandbox)
+        self._containers_answer: tuple[int, api.ListContainersResponse] = (-1, api.ListContainersResponse())
+        self._stats_answer: tuple[int, datetime, api.ListContainerStatsResponse] | None = None
+
+    def version(self, _request: api.VersionRequest) -> api.VersionResponse:
+        """Tell who answers."""
+        return api.VersionResponse(
+            version="0.1.0",
+            runtime_name=self._profile.runtime_name,
+            runtime_version=self._profile.runtime_version,
+            runtime_api_version="v1",
+        )
+
+    def status(self, request: api.StatusRequest) -> api.StatusResponse:
+        """Tell that all is well, verbosely the configuration."""
+        conditions = [api.RuntimeCondition(type=name, status=True) for name in ("RuntimeReady", "NetworkReady")]
+        answer = api.StatusResponse(status=api.RuntimeStatus(conditions=conditions))
+        if self._profile.has_handlers:
+            answer.runtime_handlers.extend(api.RuntimeHandler(name=name) for name in ("", "runc"))
+            answer.features.supplemental_groups_policy = True
+        if request.verbose:
+            answer.info["config"] = json.dumps(self._config(), separators=(",", ":"))
+        return answer
+
+    def runtime_config(self, _request: api.RuntimeConfigRequest) -> api.RuntimeConfigResponse:
+        """Tell the cgroup driver, where the runtime does."""
+        if not self._profile.has_runtime_config:
+            raise RefusedError("UNIMPLEMENTED", "unknown method RuntimeConfig for service runtime.v1.RuntimeService")
+        return api.RuntimeConfigResponse(linux=api.LinuxRuntimeConfiguration(cgroup_driver=api.CGROUPFS))
+
+    def list_sandboxes(self, request: api.ListPodSandboxRequest) -> api.ListPodSandboxResponse:
+        """List sandboxes."""
+        wanted = request.filter
+        chosen = {
+            key: sandbox
+            for key, sandbox in self._node.sandboxes.items()
+            if key.startswith(wanted.id)
+            and (not wanted.HasField("state") or sandbox.ready == (wanted.state.state == api.SANDBOX_READY))
+            and _labelled(sandbox.labels, wanted.label_selector)
+        }
+        if len(chosen) < len(self._node.sandboxes):
+            return api.ListPodSandboxResponse(items=map(self._messages.sandbox, chosen.values()))
+        return api.ListPodSandboxResponse(items=self._sandboxes.all(chosen))
+
+    def sandbox_status(self, request: api.PodSandboxStatusRequest) -> api.PodSandboxStatusResponse:
+        """Tell one sandbox's status, verbosely its image, log directory and cgroup parent."""
+        sandbox = self._node.find_sandbox(request.pod_sandbox_id)
+        if sandbox is None:
+            raise RefusedError("NOT_FOUND", "an error occurred when try to find sandbox: not found")
+        answer = api.PodSandboxStatusResponse(status=self._messages.sandbox_status(sandbox))
+        if request.verbose:
+            answer.info["info"] = json.dumps(self._sandbox_info(sandbox), separators=(",", ":"))
+        return answer
+
+    def stop_sandbox(self, request: api.StopPodSandboxRequest) -> api.StopPodSandboxResponse:
+        """Stop a sandbox and all in it."""
+        name = request.pod_sandbox_id
+        if not self._node.stop_sandbox(name) and not self._profile.stops_missing:
+            raise RefusedError("NOT_FOUND", f'an error occurred when try to find sandbox "{name}": not found')
+        return api.StopPodSandboxResponse()
+
+    def remove_sandbox(self, request: api.RemovePodSandboxRequest) -> api.RemovePodSandboxResponse:
+        """Remove a sandbox and all in it."""
+        self._node.remove_sandbox(request.pod_sandbox_id)
+        return api.RemovePodSandboxResponse()
+
+    def list_sandbox_stats(self, request: api.ListPodSandboxStatsRequest) -> api.ListPodSandboxStatsResponse:
+        """Tell the usage of ready sandboxes."""
+        wanted = request.filter
+        return api.ListPodSandboxStatsResponse(
+            stats=[
+                self._messages.sandbox_stats(sandbox)
+                for sandbox in self._node.sandboxes.values()
+                if sandbox.ready
+                and sandbox.id.startswith(wanted.id)
+                and _labelled(sandbox.labels, wanted.label_selector)
+            ]
+        )
+
+    def list_containers(self, request: api.ListContainersRequest) -> api.ListContainersResponse:
+        """List containers in any state."""
+        if request.filter.ByteSize():
+            items = filter(_container_filter(request.filter), map(self._messages.container, self._candidates(request)))
+            return api.ListContainersResponse(containers=items)
+        revision, answer = self._containers_answer
+        if revision != self._node.revision:
+            answer = api.ListContainersResponse(containers=self._listed.all(self._node.containers))
+            self._containers_answer = self._node.revision, answer
+        return answer
+
+    def container_status(self, request: api.ContainerStatusRequest) -> api.ContainerStatusResponse:
+        """Tell one container's status."""
+        container = self._node.find_container(request.container_id)
+        if container is None:
+            raise _no_container(request.container_id)
+        answer = api.ContainerStatusResponse(status=self._messages.container_status(container))
+        if request.verbose:
+            answer.info["info"] = json.dumps(_container_info(container), separators=(",", ":"))
+        return answer
+
+    def stop_container(self, request: api.StopContainerRequest) -> api.StopContainerResponse:
+        """Stop a container; it heeds TERM at once."""
+        if not self._node.stop_container(request.container_id) and not self._profile.stops_missing:
+            raise _no_container(request.container_id)
+        return api.StopContainerResponse()
+
+    def remove_container(self, request: api.RemoveContainerRequest) -> api.RemoveContainerResponse:
+        """Remove a container, a running one as well."""
+        self._node.remove_container(request.container_id)
+        return api.RemoveContainerResponse()
+
+    def list_container_stats(self, request: api.ListContainerStatsRequest) -> api.ListContainerStatsResponse:
+        """Tell the usage of containers."""
+        wanted = request.filter
+        known, moment = self._stats_answer, (self._node.revision, self._node.now)
+        if known is not None and known[:2] == moment and not wanted.ByteSize():
+            return known[2]
+        answer = api.ListContainerStatsResponse(
+            stats=[
+                self._messages.container_stats(container)
+                for container in self._node.containers.values()
+                if container.id.startswith(wanted.id)
+                and wanted.pod_sandbox_id in ("", container.sandbox_id)
+                and _labelled(container.labels, wanted.label_selector)
+            ]
+        )
+        if not wanted.ByteSize():
+            self._stats_answer = (*moment, answer)
+        return answer
+
+    async def container_events(self, _request: api.GetEventsRequest) -> AsyncIterator[api.ContainerEventResponse]:
+        """Tell events from now on, without end."""
+        if not self._profile.has_events:
+            raise RefusedError(
+                "UNIMPLEMENTED", "unknown method GetContainerEvents for service runtime.v1.RuntimeService"
+            )
+        queue: asyncio.Queue[SimEvent] = asyncio.Queue()
+        self._node.listeners.append(queue.put_nowait)
+        try:
+            while True:
+                yield self._messages.event(await queue.get())
+        finally:
+            self._node.listeners.remove(queue.put_nowait)
+
+    def _candidates(self, request: api.ListContainersRequest) -> list[SimContainer]:
+        known = self._node.containers.get(request.filter.id)
+        return [known] if known is not None else list(self._node.containers.values())
+
+    def _config(self) -> dict[str, object]:
+        """Return what the verbose status tells of the configuration; its shape is the runtime's own."""
+        config: dict[str, object] = {}
+        if self._profile.tells_sandbox_image:
+            config["sandboxImage"] = self._node.sandbox_image
+        if not self._profile.containerd_api:
+            return config
+        runtime: dict[str, object] = {
+            "defaultRuntimeName": "runc",
+            "runtimes": {"runc": {"runtimeType": _RUNTIME_TYPE}},
+        }
+        if self._profile.tells_snapshotter:
+            runtime["snapshotter"] = SNAPSHOTTER
+        return {
+            **config,
+            "containerd": runtime,
+            "containerdRootDir": self._node.root_path,
+            "rootDir": f"{self._node.root_path}/io.containerd.grpc.v1.cri",
+        }
+
+    def _sandbox_info(self, sandbox: SimSandbox) -> dict[str, object]:
+        if not self._profile.containerd_api:
+            return {"image": sandbox.image, "pid": 4711 if sandbox.ready else 0}
+        return {
+            "pid": 4711 if sandbox.ready else 0,
+            "processStatus": "running" if sandbox.ready else "deleted",
+            "netNamespaceClosed": not sandbox.ready,
+            "image": sandbox.image,
+            "snapshotKey": sandbox.id,
+            "snapshotter": SNAPSHOTTER,
+            "runtimeHandler": sandbox.runtime_handler,
+            "runtimeType": _RUNTIME_TYPE,
+            "config": {
+                "metadata": {"name": sandbox.name, "uid": sandbox.uid, "namespace": sandbox.namespace},
+                "log_directory": self._node.log_directory(sandbox),
+                "labels": dict(sandbox.labels),
+                "annotations": dict(sandbox.annotations),
+                "linux": {"cgroup_parent": sandbox.cgroup_parent},
+            },
+        }
+
+
+class ImageService:
+    """``runtime.v1.ImageService``."""
+
+    def __init__(self, node: SimNode, profile: Profile, messages: Messages) -> None:
+        self._node = node
+        self._profile = profile
+        self._messages = messages
+        self._images = Memo(messages.image)
+
+    def list_images(self, request: api.ListImagesRequest) -> api.ListImagesResponse:
+        """List images; an artifact is none."""
+        if request.filter.image.image:
+            found = self._node.resolve_image(request.filter.image.image)
+            return api.ListImagesResponse(images=[self._messages.image(self._node.images[found])] if found else [])
+        return api.ListImagesResponse(images=self._images.all(self._node.images))
+
+    def image_status(self, request: api.ImageStatusRequest) -> api.ImageStatusResponse:
+        """Tell one image; an empty answer says that there is none."""
+        found = self._node.resolve_image(request.image.image)
+        if found is None:
+            return api.ImageStatusResponse()
+        image = self._node.images[found]
+        answer = api.ImageStatusResponse(image=self._messages.image(image))
+        if request.verbose:
+            answer.info["info"] = json.dumps(_image_info(image), separators=(",", ":"))
+        return answer
+
+    def fs_info(self, _request: api.ImageFsInfoRequest) -> api.ImageFsInfoResponse:
+        """Tell where images lie and what the snapshots take there; blobs are not counted."""
+        store = self._node.store
+        used = self._messages.usage(
+            self._node.imagefs_path,
+            store.snapshot_bytes,
+            sum(snapshot.inodes for snapshot in store.snapshots.values()),
+        )
+        both = self._profile.tells_container_filesystems
+        return api.ImageFsInfoResponse(image_filesystems=[used], container_filesystems=[used] if both else [])
+
+    def remove_image(self, request: api.RemoveImageRequest) -> api.RemoveImageResponse:
+        """Remove an image with all its names; on CRI-O a name alone is only untagged."""
+        reference = request.image.image
+        if self._profile.refuses_used_images:
+            self._remove_as_cri_o(reference)
+        else:
+            self._node.remove_image(reference)
+        return api.RemoveImageResponse()
+
+    def pull_image(self, request: api.PullImageRequest) -> api.PullImageResponse:
+        """Pull an image that is there or offered."""
+        return api.PullImageResponse(image_ref=self._messages.image_id(self._node.pull_image(request.image.image).id))
+
+    def _remove_as_cri_o(self, reference: str) -> None:
+        image_id = self._node.resolve_image(reference)
+        if image_id is None:
+            return
+        names = [name for name in self._node.names_of(image_id) if not name.startswith("sha256:")]
+        if reference in names and len(names) > 1:
+            self._node.delete_image_name(reference)
+            return
+        users = self._node.users_of(image_id)
+        if users:
+            raise RefusedError("UNKNOWN", f"image used by {users[0].id}: image is in use by a container")
+        self._node.remove_image(image_id)
+
+
+def runtime_methods(service: RuntimeService) -> dict[str, Callable[..., object]]:
+    """Return the runtime service's methods by their name on the wire."""
+    return {
+        "Version": service.version,
+        "Status": service.status,
+        "RuntimeConfig": service.runtime_config,
+        "ListPodSandbox": service.list_sandboxes,
+        "PodSandboxStatus": service.sandbox_status,
+        "StopPodSandbox": service.stop_sandbox,
+        "RemovePodSandbox": service.remove_sandbox,
+        "ListPodSandboxStats": service.list_sandbox_stats,
+        "ListContainers": service.list_containers,
+        "ContainerStatus": service.container_status,
+        "StopContainer": service.stop_container,
+        "RemoveContainer": service.remove_container,
+        "ListContainerStats": service.list_container_stats,
+        "GetContainerEvents": service.container_events,
+    }
+
+
+def image_methods(service: ImageService) -> dict[str, Callable[..., object]]:
+    """Return the image service's methods by their name on the wire."""
+    return {
+        "ListImages": service.list_images,
+        "ImageStatus": service.image_status,
+        "ImageFsInfo": service.fs_info,
+        "RemoveImage": service.remove_image,
+        "PullImage": service.pull_image,
+    }
+
+
+def _no_container(container_id: str) -> RefusedError:
+    return RefusedError("NOT_FOUND", f'an error occurred when try to find container "{container_id}": not found')
+
+
+def _labelled(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
+    return all(labels.get(key) == value for key, value in selector.items())
+
+
+def _container_filter(wanted: api.ContainerFilter) -> Callable[[api.Container], bool]:
+    def matches(item: api.Container) -> bool:
+        return (
+            item.id.startswith(wanted.id)
+            and (not wanted.HasField("state") or item.state == wanted.state.state)
+            and wanted.pod_sandbox_id in ("", item.pod_sandbox_id)
+            and _labelled(item.labels, wanted.label_selector)
+        )
+
+    return matches
+
+
+def _container_info(container: SimContainer) -> dict[str, object]:
+    return {
+        "sandboxID": container.sandbox_id,
+        "pid": 4712 if container.running else 0,
+        "removing": False,
+        "snapshotKey": container.id,
+        "snapshotter": SNAPSHOTTER,
+        "runtimeType": _RUNTIME_TYPE,
+        "config": {
+            "metadata": {"name": container.name, "attempt": container.attempt},
+            "image": {"image": container.image_id},
+            "labels": dict(container.labels),
+            "annotations": dict(container.annotations),
+            "log_path": f"{container.name}/{container.attempt}.log",
+            "linux": {"resources": {"oom_score_adj": container.oom_score_adj}},
+        },
+        "createdAt": nanoseconds(container.created_at),
+    }
+
+
+def _image_info(image: SimImage) -> dict[str, object]:
+    return {
+        "chainID": image.chain_id,
+        "imageSpec": {
+            "architecture": "amd64",
+            "os": "linux",
+            "rootfs": {"type": "layers", "diff_ids": list(image.diff_ids)},
+        },
+    }

@@ -1,0 +1,54 @@
+"""The image filesystem of a simulated node, read as a real one would be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.errors import ObservationError
+from nodeagent.model import FsObservation
+from nodeagent.sim.clock import SimClock
+
+if TYPE_CHECKING:
+    from nodeagent.clock import Clock
+    from nodeagent.sim.node import SimNode
+
+DEVICE_ID: Final = 0x51
+
+__all__ = ["DEVICE_ID", "SimClock", "SimFilesystem"]
+
+
+class SimFilesystem:
+    """Answers for the node's image filesystem; any other path fails as on a machine that lacks it.
+
+    Attributes:
+        failing: while not empty, every reading fails with this text.
+    """
+
+    def __init__(self, node: SimNode) -> None:
+        self._node = node
+        self.failing = ""
+
+    def read_filesystem(self, path: str, clock: Clock) -> FsObservation:
+        """Return the node's filesystem as of now.
+
+        Raises:
+            ObservationError: the path is not below the runtime's root, or readings are to fail.
+        """
+        root = self._node.root_path
+        if self.failing:
+            raise ObservationError(f"{path}: {self.failing}")
+        if path != root and not path.startswith(f"{root}/"):
+            raise ObservationError(f"{path}: no such file or directory")
+        return FsObservation(
+            path=path,
+            device_id=DEVICE_ID,
+            capacity_bytes=self._node.capacity_bytes,
+            available_bytes=self._node.available_bytes,
+            inodes=self._node.inodes,
+            inodes_free=self._node.inodes_free,
+            observed_at=clock.now(),
+        )
+
+    def read(self, path: str) -> FsObservation:
+        """Return the same by the node's own clock."""
+        return self.read_filesystem(path, self._node.clock)

@@ -1,0 +1,245 @@
+"""A simulated node's records as the Container Runtime Interface's messages.
+
+List items are built once per record: records are frozen and replaced when they change, so a record seen before is
+answered with the message made then. That keeps lists of 20,000 containers quick.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from nodeagent._proto.runtime.v1 import api_pb2 as api
+from nodeagent.model import ContainerState
+from nodeagent.sim.workload import EventKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from nodeagent.sim.node import SimNode
+    from nodeagent.sim.profiles import Profile
+    from nodeagent.sim.workload import SimContainer, SimEvent, SimImage, SimSandbox
+
+Record = TypeVar("Record")
+Built = TypeVar("Built")
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_STATES: Final = {
+    ContainerState.CREATED: api.CONTAINER_CREATED,
+    ContainerState.RUNNING: api.CONTAINER_RUNNING,
+    ContainerState.EXITED: api.CONTAINER_EXITED,
+    ContainerState.UNKNOWN: api.CONTAINER_UNKNOWN,
+}
+_EVENTS: Final = {
+    EventKind.CREATED: api.CONTAINER_CREATED_EVENT,
+    EventKind.STARTED: api.CONTAINER_STARTED_EVENT,
+    EventKind.STOPPED: api.CONTAINER_STOPPED_EVENT,
+    EventKind.DELETED: api.CONTAINER_DELETED_EVENT,
+}
+
+
+def nanoseconds(at: datetime | None) -> int:
+    """Return the interface's number for an instant, 0 for none."""
+    return 0 if at is None else (at - _EPOCH) // _MICROSECOND * 1000
+
+
+class Memo(Generic[Record, Built]):
+    """Messages by id, each kept for as long as the record is the same object."""
+
+    def __init__(self, build: Callable[[Record], Built]) -> None:
+        self._build = build
+        self._kept: dict[str, tuple[Record, Built]] = {}
+
+    def all(self, records: Mapping[str, Record]) -> list[Built]:
+        """Return the message of each record, in order; forget those of records that are gone."""
+        kept = self._kept
+        fresh: dict[str, tuple[Record, Built]] = {}
+        for key, record in records.items():
+            known = kept.get(key)
+            fresh[key] = known if known is not None and known[0] is record else (record, self._build(record))
+        self._kept = fresh
+        return [built for _, built in fresh.values()]
+
+
+class Messages:
+    """Builds messages of one node in one runtime's manner."""
+
+    def __init__(self, node: SimNode, profile: Profile) -> None:
+        self._node = node
+        self._profile = profile
+
+    def image_id(self, image_id: str) -> str:
+        """Return an image id in the runtime's spelling."""
+        return image_id.removeprefix("sha256:") if self._profile.bare_ids else image_id
+
+    def image(self, image: SimImage) -> api.Image:
+        """Return an item of ``ListImages``."""
+        return api.Image(
+            id=self.image_id(image.id),
+            repo_tags=image.repo_tags,
+            repo_digests=image.repo_digests,
+            size=image.size_bytes,
+            pinned=image.pinned and self._profile.tells_pinned,
+        )
+
+    def sandbox(self, sandbox: SimSandbox) -> api.PodSandbox:
+        """Return an item of ``ListPodSandbox``."""
+        return api.PodSandbox(
+            id=sandbox.id,
+            metadata=_sandbox_metadata(sandbox),
+            state=_sandbox_state(sandbox),
+            created_at=nanoseconds(sandbox.created_at),
+            labels=sandbox.labels,
+            annotations=sandbox.annotations,
+            runtime_handler=sandbox.runtime_handler,
+        )
+
+    def sandbox_status(self, sandbox: SimSandbox) -> api.PodSandboxStatus:
+        """Return the status of ``PodSandboxStatus``."""
+        return api.PodSandboxStatus(
+            id=sandbox.id,
+            metadata=_sandbox_metadata(sandbox),
+            state=_sandbox_state(sandbox),
+            created_at=nanoseconds(sandbox.created_at),
+            labels=sandbox.labels,
+            annotations=sandbox.annotations,
+            runtime_handler=sandbox.runtime_handler,
+        )
+
+    def container(self, container: SimContainer) -> api.Container:
+        """Return an item of ``ListContainers``."""
+        image_id = self.image_id(container.image_id)
+        return api.Container(
+            id=container.id,
+            pod_sandbox_id=container.sandbox_id,
+            metadata=api.ContainerMetadata(name=container.name, attempt=container.attempt),
+            image=api.ImageSpec(image=container.image_name),
+            image_ref=image_id,
+            state=_STATES[container.state],
+            created_at=nanoseconds(container.created_at),
+            labels=container.labels,
+            annotations=container.annotations,
+            image_id=image_id if self._profile.fills_image_id else "",
+        )
+
+    def container_status(self, container: SimContainer) -> api.ContainerStatus:
+        """Return the status of ``ContainerStatus``.
+
+        containerd shows the image's first tag and digest of today there, whatever the container was made from, and
+        falls back to what it was made from once the image is gone.
+        """
+        image = self._node.images.get(container.image_id)
+        name, reference = container.image_name, self.image_id(container.image_id)
+        if image is not None and not self._profile.bare_ids:
+            name = image.repo_tags[0] if image.repo_tags else name
+            reference = image.repo_digests[0] if image.repo_digests else reference
+        volumes = container.volume_images if self._profile.mounts_images else ()
+        return api.ContainerStatus(
+            id=container.id,
+            metadata=api.ContainerMetadata(name=container.name, attempt=container.attempt),
+            state=_STATES[container.state],
+            created_at=nanoseconds(container.created_at),
+            started_at=nanoseconds(container.started_at),
+            finished_at=nanoseconds(container.finished_at),
+            exit_code=container.exit_code,
+            image=api.ImageSpec(image=name),
+            image_ref=reference,
+            reason=container.reason,
+            labels=container.labels,
+            annotations=container.annotations,
+            mounts=[_volume(number, volume) for number, volume in enumerate(volumes)],
+            log_path=self._node.log_path(container),
+            resources=api.ContainerResources(
+                linux=api.LinuxContainerResources(
+                    cpu_period=100_000,
+                    cpu_shares=container.cpu_shares,
+                    memory_limit_in_bytes=container.memory_limit_bytes,
+                    oom_score_adj=container.oom_score_adj,
+                )
+            ),
+            image_id=self.image_id(container.image_id) if self._profile.fills_image_id else "",
+        )
+
+    def container_stats(self, container: SimContainer) -> api.ContainerStats:
+        """Return an item of ``ListContainerStats``; only a running container has CPU and memory."""
+        at = nanoseconds(self._node.now)
+        layer = self._node.store.snapshots.get(container.id)
+        stats = api.ContainerStats(
+            attributes=api.ContainerAttributes(
+                id=container.id,
+                metadata=api.ContainerMetadata(name=container.name, attempt=container.attempt),
+                labels=container.labels,
+                annotations=container.annotations,
+            ),
+            writable_layer=self.usage(
+                self._node.imagefs_path, layer.size_bytes if layer else 0, layer.inodes if layer else 0
+            ),
+        )
+        if container.running:
+            stats.cpu.CopyFrom(api.CpuUsage(timestamp=at, usage_nano_cores=api.UInt64Value(value=1_000_000)))
+            stats.memory.CopyFrom(_memory(at, container.working_set_bytes))
+        return stats
+
+    def sandbox_stats(self, sandbox: SimSandbox) -> api.PodSandboxStats:
+        """Return an item of ``ListPodSandboxStats``."""
+        at = nanoseconds(self._node.now)
+        running = [each for each in self._node.containers_of(sandbox.id) if each.running]
+        return api.PodSandboxStats(
+            attributes=api.PodSandboxAttributes(
+                id=sandbox.id,
+                metadata=_sandbox_metadata(sandbox),
+                labels=sandbox.labels,
+                annotations=sandbox.annotations,
+            ),
+            linux=api.LinuxPodSandboxStats(
+                cpu=api.CpuUsage(timestamp=at, usage_nano_cores=api.UInt64Value(value=1_000_000 * len(running))),
+                memory=_memory(at, sum(each.working_set_bytes for each in running)),
+                process=api.ProcessUsage(timestamp=at, process_count=api.UInt64Value(value=1 + len(running))),
+                containers=[self.container_stats(each) for each in running],
+            ),
+        )
+
+    def usage(self, mountpoint: str, used_bytes: int, inodes_used: int) -> api.FilesystemUsage:
+        """Return a filesystem's usage as of now."""
+        return api.FilesystemUsage(
+            timestamp=nanoseconds(self._node.now),
+            fs_id=api.FilesystemIdentifier(mountpoint=mountpoint),
+            used_bytes=api.UInt64Value(value=used_bytes),
+            inodes_used=api.UInt64Value(value=inodes_used),
+        )
+
+    def event(self, event: SimEvent) -> api.ContainerEventResponse:
+        """Return an item of ``GetContainerEvents``."""
+        sandbox = self._node.sandboxes.get(event.sandbox_id)
+        return api.ContainerEventResponse(
+            container_id=event.container_id,
+            container_event_type=_EVENTS[event.kind],
+            created_at=nanoseconds(event.at),
+            pod_sandbox_status=self.sandbox_status(sandbox) if sandbox is not None else None,
+            containers_statuses=[self.container_status(each) for each in self._node.containers_of(event.sandbox_id)],
+        )
+
+
+def _sandbox_metadata(sandbox: SimSandbox) -> api.PodSandboxMetadata:
+    return api.PodSandboxMetadata(
+        name=sandbox.name, uid=sandbox.uid, namespace=sandbox.namespace, attempt=sandbox.attempt
+    )
+
+
+def _sandbox_state(sandbox: SimSandbox) -> api.PodSandboxState.ValueType:
+    return api.SANDBOX_READY if sandbox.ready else api.SANDBOX_NOTREADY
+
+
+def _memory(at: int, working_set_bytes: int) -> api.MemoryUsage:
+    value = api.UInt64Value(value=working_set_bytes)
+    return api.MemoryUsage(timestamp=at, working_set_bytes=value, usage_bytes=value, rss_bytes=value)
+
+
+def _volume(number: int, image: str) -> api.Mount:
+    return api.Mount(
+        container_path=f"/volumes/{number}",
+        host_path=f"/var/lib/volumes/{number}",
+        readonly=True,
+        image=api.ImageSpec(image=image),
+    )

@@ -1,0 +1,244 @@
+"""Serves a simulated node on a unix socket, as a chosen runtime would."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Final, Self
+
+import grpc
+import grpc.aio
+
+from nodeagent._proto.containerd.services.containers.v1 import containers_pb2
+from nodeagent._proto.containerd.services.content.v1 import content_pb2
+from nodeagent._proto.containerd.services.images.v1 import images_pb2
+from nodeagent._proto.containerd.services.leases.v1 import leases_pb2
+from nodeagent._proto.containerd.services.namespaces.v1 import namespaces_pb2
+from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
+from nodeagent._proto.containerd.services.version.v1 import version_pb2
+from nodeagent._proto.runtime.v1 import api_pb2
+from nodeagent.runtime.serving import service_handler
+from nodeagent.sim.containerd import ContainerdServices
+from nodeagent.sim.cri import ImageService, RuntimeService, image_methods, runtime_methods
+from nodeagent.sim.faults import Call, Faults
+from nodeagent.sim.messages import Messages
+from nodeagent.sim.profiles import PROFILES, Profile
+from nodeagent.sim.store import RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterator
+    from types import TracebackType
+
+    from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+    from google.protobuf.message import Message
+
+    from nodeagent.sim.node import SimNode
+
+    Context = grpc.aio.ServicerContext[Message, Message]
+
+GC_DELAY_S: Final = 0.05
+_SOCKET_PATH_BYTES: Final = 107
+_CRI_PACKAGE: Final = "runtime.v1"
+_NAMESPACE_KEY: Final = "containerd-namespace"
+_WITHOUT_NAMESPACE: Final = frozenset({"Version", "Namespaces"})
+_TARGET_FIELDS: Final = ("container_id", "pod_sandbox_id", "image", "name", "digest", "key", "id")
+_SERVICES: Final[dict[str, ServiceDescriptor]] = {
+    service.full_name: service
+    for module in (
+        api_pb2,
+        containers_pb2,
+        content_pb2,
+        images_pb2,
+        leases_pb2,
+        namespaces_pb2,
+        snapshots_pb2,
+        version_pb2,
+    )
+    for service in module.DESCRIPTOR.services_by_name.values()
+}
+
+
+class SimServer:
+    """An async context manager that serves a node; it belongs to the event loop that entered it.
+
+    Attributes:
+        node: the state served; change it directly at any time.
+        faults: what is to go wrong.
+        profile: which runtime it acts as.
+        socket: where it listens; ``endpoint`` is the same as a URL.
+    """
+
+    def __init__(
+        self,
+        node: SimNode,
+        socket: Path | str,
+        *,
+        profile: str | Profile = "1.7",
+        containerd_api: bool | None = None,
+        gc_delay_s: float | None = GC_DELAY_S,
+    ) -> None:
+        """Prepare to serve.
+
+        Args:
+            node: what to serve.
+            socket: a path, at most 107 bytes long.
+            profile: a key of ``PROFILES`` or one of your own.
+            containerd_api: overrides whether containerd's own services answer.
+            gc_delay_s: how long after a removal containerd's garbage collector runs by itself; ``None`` for never,
+                so that only synchronous removals and ``node.collect_garbage`` free anything.
+
+        Raises:
+            ValueError: the path is too long for a socket.
+        """
+        self.node = node
+        self.socket = Path(socket)
+        if len(str(self.socket).encode()) > _SOCKET_PATH_BYTES:
+            raise ValueError(f"{self.socket} is longer than a socket path may be, {_SOCKET_PATH_BYTES} bytes")
+        self.profile = PROFILES[profile] if isinstance(profile, str) else profile
+        self._containerd_api = self.profile.containerd_api if containerd_api is None else containerd_api
+        self._gc_delay_s = gc_delay_s
+        self._collection: asyncio.TimerHandle | None = None
+        self._server: grpc.aio.Server | None = None
+        methods = [method for service in _SERVICES.values() for method in service.methods]
+        self.faults = Faults(map(_log_name, methods))
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @property
+    def endpoint(self) -> str:
+        """The socket as a URL."""
+        return f"unix://{self.socket}"
+
+    @property
+    def calls(self) -> list[Call]:
+        """Every call so far as (method, target)."""
+        return self.faults.calls
+
+    async def start(self) -> None:
+        """Begin to listen; the node is as it was left."""
+        if self._server is not None:
+            return
+        self.socket.unlink(missing_ok=True)
+        self._server = grpc.aio.server(options=[("grpc.max_send_message_length", -1)])
+        self._server.add_generic_rpc_handlers(tuple(self._handlers()))
+        self._server.add_insecure_port(self.endpoint)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Drop the socket and every call under way, as when the runtime is killed; :meth:`start` brings it back."""
+        server, self._server = self._server, None
+        if self._collection is not None:
+            self._collection.cancel()
+            self._collection = None
+        if server is not None:
+            await server.stop(None)
+            self.socket.unlink(missing_ok=True)
+
+    async def restart(self) -> None:
+        """Stop and start."""
+        await self.stop()
+        await self.start()
+
+    def _handlers(self) -> Iterator[grpc.GenericRpcHandler[object, object]]:
+        messages = Messages(self.node, self.profile)
+        runtime = RuntimeService(self.node, self.profile, messages)
+        runtime.list_containers(api_pb2.ListContainersRequest())  # so that the first client does not wait for it
+        answers = {
+            f"{_CRI_PACKAGE}.RuntimeService": runtime_methods(runtime),
+            f"{_CRI_PACKAGE}.ImageService": image_methods(ImageService(self.node, self.profile, messages)),
+        }
+        if self._containerd_api:
+            answers |= ContainerdServices(self.node, self.profile).methods()
+        for name, methods in answers.items():
+            service = _SERVICES[name]
+            served = {
+                method: self._served(service.methods_by_name[method], answer) for method, answer in methods.items()
+            }
+            yield service_handler(service, SimpleNamespace(**served))
+
+    def _served(self, method: MethodDescriptor, answer: Callable[..., object]) -> Callable[..., object]:
+        """Return an rpc's handler: logged, with faults, refusals as statuses and a collection after removals."""
+        name, in_namespace = _log_name(method), method.containing_service.file.package != _CRI_PACKAGE
+        needs_namespace = in_namespace and method.containing_service.name not in _WITHOUT_NAMESPACE
+
+        def carry_out(request: Message, context: Context) -> object:
+            if not in_namespace:
+                return answer(request)
+            namespace = dict(context.invocation_metadata() or ()).get(_NAMESPACE_KEY, "")
+            if needs_namespace and not namespace:
+                raise RefusedError("FAILED_PRECONDITION", "namespace is required: failed precondition")
+            return answer(request, namespace)
+
+        async def once(request: Message, context: Context) -> object:
+            call = Call(name, _target(request))
+            async with _refusals(context):
+                await self.faults.enter(call)
+                result = carry_out(request, context)
+                self._collect_later()
+                await self.faults.leave(call)
+                return result
+
+        async def streamed(request: Message, context: Context) -> AsyncGenerator[object, None]:
+            call = Call(name, _target(request))
+            async with _refusals(context):
+                await self.faults.enter(call)
+                async for item in _each(carry_out(request, context)):
+                    yield item
+                await self.faults.leave(call)
+
+        return streamed if method.server_streaming else once
+
+    def _collect_later(self) -> None:
+        """Let the collector run soon if something may have become garbage, once for all removals until then."""
+        if self._gc_delay_s is None or self._collection is not None or not self.node.store.collection_due:
+            return
+        self._collection = asyncio.get_running_loop().call_later(self._gc_delay_s, self._collect)
+
+    def _collect(self) -> None:
+        self._collection = None
+        if self.node.store.collection_due:
+            self.node.store.collect()
+
+
+@asynccontextmanager
+async def _refusals(context: Context) -> AsyncGenerator[None, None]:
+    """Turn a refusal into the call's status."""
+    try:
+        yield
+    except RefusedError as refused:
+        await context.abort(grpc.StatusCode[refused.status], refused.detail)
+
+
+def _log_name(method: MethodDescriptor) -> str:
+    """Return what the call log names a method: CRI's by itself, containerd's with its service."""
+    service = method.containing_service
+    return method.name if service.file.package == _CRI_PACKAGE else f"{service.name}.{method.name}"
+
+
+def _target(request: Message) -> str:
+    """Return the id, reference or name a request is about; empty if it is about none."""
+    known = request.DESCRIPTOR.fields_by_name
+    for field in _TARGET_FIELDS:
+        if field in known:
+            value = getattr(request, field)
+            return value.image if isinstance(value, api_pb2.ImageSpec) else str(value)
+    return ""
+
+
+async def _each(items: object) -> AsyncGenerator[object, None]:
+    if isinstance(items, AsyncIterable):
+        async for item in items:
+            yield item
+    elif isinstance(items, Iterable):
+        for item in items:
+            yield item

@@ -1,0 +1,201 @@
+"""Shared builders: small words for snapshots, so that a test says only what it is about.
+
+Sizes are in MiB and times in seconds before ``NOW`` unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from nodeagent.model import (
+    Container,
+    ContainerLogLink,
+    ContainerState,
+    FsObservation,
+    Holder,
+    Image,
+    ImageUsage,
+    NodeSnapshot,
+    PieceKind,
+    PodLogDirectory,
+    RuntimeInfo,
+    Sandbox,
+    StorageGraph,
+    StoredPiece,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from nodeagent.plan.decision import Decision, Plan
+
+NOW: Final = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
+MIB: Final = 1024 * 1024
+RUNTIME: Final = RuntimeInfo("containerd", "1.7.24", "v1", "unix:///run/containerd/containerd.sock")
+DAY_S: Final = 86400.0
+
+
+def ago(seconds: float) -> datetime:
+    """Return the time that many seconds before ``NOW``; negative for the future."""
+    return NOW - timedelta(seconds=seconds)
+
+
+def digest(text: str) -> str:
+    """Return a digest that starts readably and is unique for ``text``."""
+    return "sha256:" + text.encode().hex().ljust(64, "0")[:64]
+
+
+def image(
+    image_id: str,
+    *tags: str,
+    size_mib: int | None = 100,
+    pinned: bool = False,
+    digests: Sequence[str] = (),
+) -> Image:
+    """Return an image; without tags it is called ``registry.example/ID:1``."""
+    names = tags or (f"registry.example/{image_id.removeprefix('sha256:')}:1",)
+    size_bytes = None if size_mib is None else size_mib * MIB
+    return Image(image_id, names, tuple(digests), size_bytes, pinned)
+
+
+def used(last_s: float | None = None, *, seen_s: float = DAY_S) -> ImageUsage:
+    """Return a memory of an image first seen and last used so many seconds ago."""
+    return ImageUsage(ago(seen_s), None if last_s is None else ago(last_s))
+
+
+def filesystem(
+    used_percent: int = 50, *, capacity_mib: int = 1000, available_bytes: int | None = None
+) -> FsObservation:
+    """Return a reading of an image filesystem with that usage."""
+    capacity_bytes = capacity_mib * MIB
+    if available_bytes is None:
+        available_bytes = capacity_bytes * (100 - used_percent) // 100
+    return FsObservation("/var/lib/containerd", 7, capacity_bytes, available_bytes, 65536, 30000, NOW)
+
+
+def container(
+    container_id: str,
+    *,
+    pod: str = "web",
+    name: str = "app",
+    namespace: str = "shop",
+    state: ContainerState = ContainerState.EXITED,
+    created_s: float | None = 7200,
+    finished_s: float | None = 3600,
+    labelled: bool = True,
+    sandbox_id: str | None = None,
+    uid: str | None = None,
+    **rest: Any,
+) -> Container:
+    """Return a container of ``pod``, whose UID is ``uid-POD`` and whose sandbox is ``sb-POD``."""
+    labels = {
+        "io.kubernetes.pod.name": pod,
+        "io.kubernetes.pod.namespace": namespace,
+        "io.kubernetes.pod.uid": f"uid-{pod}" if uid is None else uid,
+        "io.kubernetes.container.name": name,
+    }
+    exited = state is ContainerState.EXITED
+    return Container(
+        id=container_id,
+        name=name,
+        sandbox_id=f"sb-{pod}" if sandbox_id is None else sandbox_id,
+        state=state,
+        created_at=None if created_s is None else ago(created_s),
+        finished_at=ago(finished_s) if exited and finished_s is not None else None,
+        labels=labels if labelled else {},
+        **rest,
+    )
+
+
+def sandbox(
+    pod: str = "web",
+    *,
+    sandbox_id: str | None = None,
+    namespace: str = "shop",
+    ready: bool = False,
+    created_s: float | None = 7200,
+    labelled: bool = True,
+    **rest: Any,
+) -> Sandbox:
+    """Return a sandbox of ``pod``, named ``sb-POD``."""
+    return Sandbox(
+        id=f"sb-{pod}" if sandbox_id is None else sandbox_id,
+        name=pod,
+        namespace=namespace,
+        uid=f"uid-{pod}",
+        ready=ready,
+        created_at=None if created_s is None else ago(created_s),
+        labels={"io.kubernetes.pod.uid": f"uid-{pod}"} if labelled else {},
+        **rest,
+    )
+
+
+def log_directory(
+    uid: str, *, pod: str = "web", namespace: str = "shop", modified_s: float = 3600, **rest: Any
+) -> PodLogDirectory:
+    """Return a pod log directory for that UID."""
+    return PodLogDirectory(
+        rest.pop("name", f"{namespace}_{pod}_{uid}"),
+        uid,
+        rest.pop("is_directory", True),
+        ago(modified_s),
+        rest.pop("size_bytes", 4096),
+    )
+
+
+def log_link(container_id: str, *, modified_s: float = 3600, name: str | None = None) -> ContainerLogLink:
+    """Return a dead log link of that container."""
+    shown = f"web_shop_app-{container_id}.log" if name is None else name
+    return ContainerLogLink(
+        shown, container_id, f"/var/log/pods/shop_web_uid-web/app/{container_id}.log", ago(modified_s)
+    )
+
+
+def piece(key: str, size_mib: int = 1, *, inodes: int = 1, holders: Sequence[Holder] = ()) -> StoredPiece:
+    """Return a snapshot."""
+    return StoredPiece(key, PieceKind.SNAPSHOT, size_mib * MIB, inodes, tuple(holders))
+
+
+def graph(pieces: Iterable[StoredPiece], held: Mapping[str, Sequence[str]]) -> StorageGraph:
+    """Return a storage graph from image ids to keys of pieces."""
+    listed = tuple(pieces)
+    at = {each.key: index for index, each in enumerate(listed)}
+    return StorageGraph(listed, {image_id: tuple(at[key] for key in keys) for image_id, keys in held.items()})
+
+
+def snapshot(
+    *images: Image | tuple[Image, ImageUsage],
+    **fields: Any,
+) -> NodeSnapshot:
+    """Return a node booted ten days ago; an image without usage was first seen a day ago and never used."""
+    listed = tuple(each if isinstance(each, Image) else each[0] for each in images)
+    usage = {
+        each.id if isinstance(each, Image) else each[0].id: used() if isinstance(each, Image) else each[1]
+        for each in images
+    }
+    defaults: dict[str, Any] = {
+        "observed_at": NOW,
+        "runtime": RUNTIME,
+        "images": listed,
+        "image_usage": usage,
+        "image_filesystem": filesystem(50),
+        "booted_at": ago(10 * DAY_S),
+    }
+    return NodeSnapshot(**(defaults | fields))
+
+
+def removed(plan: Plan) -> list[str]:
+    """Return the ids a plan removes, in order."""
+    return [decision.id for decision in plan.removals]
+
+
+def decided(plan: Plan, item_id: str) -> Decision:
+    """Return the one decision on an item."""
+    (decision,) = (each for each in plan.decisions if each.id == item_id)
+    return decision
+
+
+def codes(plan: Plan) -> dict[str, str]:
+    """Return item id to reason code."""
+    return {decision.id: decision.reason.code.value for decision in plan.decisions}

@@ -1,0 +1,49 @@
+"""Reasons and plans."""
+
+from __future__ import annotations
+
+from string import Formatter
+
+import pytest
+
+from nodeagent.plan.decision import _SENTENCES, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
+from tests.unit.builders import MIB, NOW
+
+
+@pytest.mark.parametrize("code", list(ReasonCode))
+def test_every_code_has_a_sentence(code: ReasonCode) -> None:
+    fields = {name for _, name, _, _ in Formatter().parse(_SENTENCES[code]) if name}
+    sentence = Reason(code, dict.fromkeys(fields, "x")).sentence
+    assert sentence
+    assert not sentence.endswith(".")
+
+
+def test_every_code_has_a_catalog_id_of_its_own() -> None:
+    ids = {Reason(code).catalog_id for code in ReasonCode}
+    assert len(ids) == len(ReasonCode)
+    assert all(len(each) == 32 for each in ids)
+
+
+def test_details_are_shown_by_their_unit() -> None:
+    reason = Reason(ReasonCode.TOO_YOUNG, {"age_s": 30.0, "minimum_s": 120, "eligible_at": NOW})
+    assert reason.sentence == "first seen 30s ago, less than the minimum age 2m; eligible from 2026-03-01T12:00:00Z"
+    assert Reason(ReasonCode.LIMIT_BYTES_PER_PASS, {"limit_bytes": MIB}).sentence.endswith("1.00 MiB")
+
+
+def test_a_plan_sums_up() -> None:
+    gone, kept = (
+        Decision(ItemKind.IMAGE, verdict.value, "x", verdict, Reason(ReasonCode.PINNED), 5)
+        for verdict in (Verdict.REMOVE, Verdict.KEEP)
+    )
+    unknown = gone._replace(frees_bytes=None)
+    plan = Plan("images", NOW, (gone, unknown, kept), wanted_bytes=12)
+    assert plan.removals == (gone, unknown)
+    assert (plan.frees_bytes, plan.shortfall_bytes) == (5, 7)
+
+
+def test_reasons_and_decisions_cannot_be_changed() -> None:
+    reason = Reason(ReasonCode.PINNED)
+    with pytest.raises(AttributeError):
+        reason.code = ReasonCode.RUNNING  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        reason.details["x"] = 1  # type: ignore[index]

@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import socket as sockets
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+
+from nodeagent._proto.runtime.v1 import api_pb2 as api
+from nodeagent.errors import (
+    ConfigError,
+    NodeAgentError,
+    RuntimeNotFoundError,
+    RuntimeRequestError,
+    RuntimeTimeoutError,
+    RuntimeUnavailableError,
+    RuntimeUnsupportedError,
+)
+from nodeagent.runtime.connection import Method, RuntimeConnection, discover_endpoint
+from nodeagent.runtime.cri import CriClient
+from tests.unit.runtime.conftest import Fake, cri_handlers, serving
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VERSION = Method("/runtime.v1.RuntimeService/Version", api.VersionRequest, api.VersionResponse, "Version")
+REMOVE = Method(
+    "/runtime.v1.ImageService/RemoveImage", api.RemoveImageRequest, api.RemoveImageResponse, "RemoveImage", changes=True
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (grpc.StatusCode.NOT_FOUND, RuntimeNotFoundError),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, RuntimeTimeoutError),
+        (grpc.StatusCode.UNIMPLEMENTED, RuntimeUnsupportedError),
+        (grpc.StatusCode.FAILED_PRECONDITION, RuntimeRequestError),
+        (grpc.StatusCode.UNKNOWN, RuntimeRequestError),
+        (grpc.StatusCode.CANCELLED, RuntimeRequestError),
+    ],
+)
+async def test_status_becomes_an_error_that_names_method_target_and_reason(
+    socket: Path, connection: RuntimeConnection, code: grpc.StatusCode, kind: type[RuntimeRequestError]
+) -> None:
+    fake = Fake()
+    fake.answers["Version"] = (code, "because")
+    async with serving(socket, *cri_handlers(fake)):
+        with pytest.raises(RuntimeRequestError) as caught:
+            await connection.unary(VERSION, api.VersionRequest(), target="x")
+    assert type(caught.value) is kind
+    assert str(caught.value) == f"Version for x failed: {code.name}: because"
+
+
+async def test_no_answer_in_time_is_a_timeout_and_is_observed(socket: Path) -> None:
+    fake, seen, never = Fake(), list[tuple[str, float, str]](), asyncio.Event()
+    fake.answers["Version"] = never.wait
+    connection = RuntimeConnection(str(socket), deadlines={"Version": 0.05}, observer=lambda *call: seen.append(call))
+    async with connection, serving(socket, *cri_handlers(fake)):
+        with pytest.raises(RuntimeTimeoutError):
+            await connection.unary(VERSION, api.VersionRequest())
+    assert [(name, status) for name, _, status in seen] == [("Version", "DEADLINE_EXCEEDED")]
+    assert seen[0][1] >= 0.04
+
+
+async def test_missing_service_says_that_the_cri_plugin_is_disabled(
+    socket: Path, connection: RuntimeConnection
+) -> None:
+    class Unknown(grpc.GenericRpcHandler[object, object]):
+        def service(self, _details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[object, object]:
+            async def refuse(_request: object, context: grpc.aio.ServicerContext[object, object]) -> None:
+                await context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown service runtime.v1.RuntimeService")
+
+            return grpc.unary_unary_rpc_method_handler(refuse)  # type: ignore[arg-type]  # stubs know no coroutines
+
+    async with serving(socket, Unknown()):
+        with pytest.raises(RuntimeUnsupportedError, match="CRI plugin is disabled"):
+            await connection.unary(VERSION, api.VersionRequest())
+
+
+async def test_absent_socket_says_so(connection: RuntimeConnection, socket: Path) -> None:
+    with pytest.raises(RuntimeUnavailableError, match=f"{socket}: there is no such socket"):
+        await connection.unary(VERSION, api.VersionRequest())
+
+
+async def test_dead_socket_says_that_nothing_listens(connection: RuntimeConnection, socket: Path) -> None:
+    with sockets.socket(sockets.AF_UNIX) as left_over:
+        left_over.bind(str(socket))
+    with pytest.raises(RuntimeUnavailableError, match="nothing listens"):
+        await connection.unary(VERSION, api.VersionRequest())
+
+
+async def test_lost_answer_of_a_change_leaves_its_effect_unknown(socket: Path, connection: RuntimeConnection) -> None:
+    accepted = asyncio.Event()
+
+    async def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")  # an empty SETTINGS frame, so that the call is sent
+        await _reader.read(200)
+        accepted.set()
+        await _reader.read(1 << 16)
+        writer.close()
+
+    server = await asyncio.start_unix_server(hang_up, str(socket))
+    with pytest.raises(RuntimeUnavailableError, match="whether RemoveImage of i took effect is not known"):
+        await connection.unary(REMOVE, api.RemoveImageRequest(), target="i")
+    assert accepted.is_set()
+    server.close()
+
+
+async def test_cancellation_passes_through(socket: Path, connection: RuntimeConnection) -> None:
+    fake, entered, never = Fake(), asyncio.Event(), asyncio.Event()
+
+    async def hang() -> None:
+        entered.set()
+        await never.wait()
+
+    fake.answers["Version"] = hang
+    async with serving(socket, *cri_handlers(fake)):
+        task = asyncio.ensure_future(connection.unary(VERSION, api.VersionRequest()))
+        await entered.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+async def test_closing_under_a_call_is_no_cancellation(socket: Path, connection: RuntimeConnection) -> None:
+    fake, entered, never = Fake(), asyncio.Event(), asyncio.Event()
+
+    async def hang() -> None:
+        entered.set()
+        await never.wait()
+
+    fake.answers["Version"] = hang
+    async with serving(socket, *cri_handlers(fake)):
+        task = asyncio.ensure_future(connection.unary(VERSION, api.VersionRequest()))
+        await entered.wait()
+        await connection.close()
+        with pytest.raises(RuntimeUnavailableError, match="was closed"):
+            await task
+
+
+async def test_reconnects_by_itself(socket: Path, connection: RuntimeConnection) -> None:
+    fake = Fake()
+    fake.answers["Version"] = api.VersionResponse(runtime_name="fake")
+    client = CriClient(connection)
+    async with serving(socket, *cri_handlers(fake)):
+        assert (await client.version()).name == "fake"
+    with pytest.raises(RuntimeUnavailableError):
+        await client.version()
+    async with serving(socket, *cri_handlers(fake)), asyncio.timeout(5):
+        while True:
+            try:
+                assert (await client.version()).name == "fake"
+                break
+            except RuntimeUnavailableError:
+                await asyncio.sleep(0)
+
+
+async def test_authority_is_localhost(socket: Path, connection: RuntimeConnection) -> None:
+    authorities: list[str] = []
+
+    class Spy:
+        async def Version(  # noqa: N802 - as on the wire
+            self, _request: object, context: grpc.aio.ServicerContext[object, object]
+        ) -> api.VersionResponse:
+            authorities.append(str(context._rpc_event.host) if hasattr(context, "_rpc_event") else "localhost")
+            return api.VersionResponse()
+
+    async with serving(socket, *cri_handlers(Spy())):
+        await connection.unary(VERSION, api.VersionRequest())
+    assert authorities
+
+
+@pytest.mark.parametrize("endpoint", ["unix:///a/b.sock", "unix:/a/b.sock", "/a/b.sock"])
+def test_endpoint_forms(endpoint: str) -> None:
+    assert RuntimeConnection(endpoint).endpoint == "unix:///a/b.sock"
+    assert discover_endpoint(endpoint) == "unix:///a/b.sock"
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://1.2.3.4:1", "run/x.sock", "unix://x.sock", "npipe:////./pipe/x"])
+def test_refuses_what_is_no_unix_socket(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match=r"runtime\.endpoint"):
+        discover_endpoint(endpoint)
+
+
+@pytest.mark.parametrize(
+    ("present", "found"),
+    [
+        (["run/crio/crio.sock"], "run/crio/crio.sock"),
+        (["run/crio/crio.sock", "run/k3s/containerd/containerd.sock"], "run/k3s/containerd/containerd.sock"),
+        (["run/k3s/containerd/containerd.sock", "run/containerd/containerd.sock"], "run/containerd/containerd.sock"),
+    ],
+    ids=["crio", "k3s-first", "containerd-first"],
+)
+def test_discovers_the_first_socket_there_is(tmp_path: Path, present: list[str], found: str) -> None:
+    for name in present:
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    assert discover_endpoint(None, tmp_path) == f"unix://{tmp_path / found}"
+
+
+def test_discovery_names_what_it_tried(tmp_path: Path) -> None:
+    with pytest.raises(NodeAgentError) as caught:
+        discover_endpoint("", tmp_path)
+    for name in ("containerd/containerd.sock", "k3s", "crio.sock", "runtime.endpoint"):
+        assert name in str(caught.value)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can drop to another user")
+async def test_forbidden_socket_says_so(socket: Path) -> None:
+    fake = Fake()
+    fake.answers["Version"] = api.VersionResponse()
+    socket.parent.chmod(0o755)
+    async with serving(socket, *cri_handlers(fake)), RuntimeConnection(str(socket)) as connection:
+        socket.chmod(0o600)
+        os.seteuid(65534)
+        try:
+            with pytest.raises(RuntimeUnavailableError, match="permission denied for user 65534"):
+                await connection.unary(VERSION, api.VersionRequest())
+        finally:
+            os.seteuid(0)

@@ -1,0 +1,134 @@
+"""Bytes and durations, there and back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.units import format_bytes, format_duration, parse_bytes, parse_duration_s
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [
+        ("0", 0),
+        ("1", 1),
+        ("100Mi", 100 * 2**20),
+        ("1.5Gi", 3 * 2**29),
+        ("2G", 2 * 10**9),
+        ("500k", 500_000),
+        ("1Ki", 1024),
+        (" 7M ", 7 * 10**6),
+        (".5Ki", 512),
+        ("0.3", 1),
+        ("8Ei", 2**63),
+        ("1E", 10**18),
+    ],
+)
+def test_quantities_are_read_as_kubernetes_reads_them(text: str, size_bytes: int) -> None:
+    assert parse_bytes(text) == size_bytes
+
+
+@pytest.mark.parametrize(
+    "text", ["", "Mi", "-1", "1 Mi", "1mb", "1Kib", "1e3", "0x10", "\N{ARABIC-INDIC DIGIT ONE}", "1."]
+)
+def test_what_is_no_quantity_is_refused_with_the_allowed_form(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a size: write a number of bytes"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0", 0),
+        ("2m", 120),
+        ("1h30m", 5400),
+        ("7d", 604800),
+        ("500ms", 0.5),
+        ("1.5h", 5400),
+        ("1d2h3m4s", 93784),
+        ("1us", 1e-6),
+    ],
+)
+def test_durations_are_read_as_go_reads_them(text: str, seconds: float) -> None:
+    assert parse_duration_s(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("", "empty text"),
+        ("5", "is not a duration"),
+        ("-3s", "is negative"),
+        ("1w", "not a duration"),
+        ("m", "not a duration"),
+        ("1h x", "not a duration"),
+    ],
+)
+def test_what_is_no_duration_is_refused_with_the_allowed_form(text: str, what: str) -> None:
+    with pytest.raises(ValueError, match=rf"{what}.*: write numbers with the units"):
+        parse_duration_s(text)
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "shown"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (1536 * 2**20, "1.50 GiB"),
+        (9 * 2**20 + 2**20 * 998 // 1000, "10.0 MiB"),
+        (-2048, "-2.00 KiB"),
+        (1023 * 2**20, "1.00 GiB"),
+        (2**70, "1024 EiB"),
+    ],
+)
+def test_sizes_are_shown_with_three_digits(size_bytes: int, shown: str) -> None:
+    assert format_bytes(size_bytes) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0, "0s"),
+        (0.25, "250ms"),
+        (1, "1s"),
+        (59.6, "1m"),
+        (90, "1m30s"),
+        (9900, "2h45m"),
+        (86400, "1d"),
+        (90061, "1d1h"),
+        (-90, "-1m30s"),
+        (3601, "1h"),
+        (0.9999, "1s"),
+    ],
+)
+def test_durations_are_shown_with_two_units(seconds: float, shown: str) -> None:
+    assert format_duration(seconds) == shown
+
+
+@given(st.integers(0, 2**63))
+def test_every_number_of_bytes_reads_back(size_bytes: int) -> None:
+    assert parse_bytes(str(size_bytes)) == size_bytes
+
+
+@given(st.integers(1, 2**60))
+def test_a_size_shown_is_within_a_percent_of_the_size(size_bytes: int) -> None:
+    number, unit = format_bytes(size_bytes).split()
+    shown = parse_bytes(
+        number + {"B": "", "KiB": "Ki", "MiB": "Mi", "GiB": "Gi", "TiB": "Ti", "PiB": "Pi", "EiB": "Ei"}[unit]
+    )
+    assert abs(shown - size_bytes) <= size_bytes * 0.01
+
+
+@given(st.integers(0, 10**9))
+def test_a_duration_shown_reads_back_to_its_two_largest_units(seconds: int) -> None:
+    back = parse_duration_s(format_duration(seconds))
+    assert back <= seconds
+    assert seconds - back < max(1, seconds * 0.05)
+
+
+@given(st.floats(0, 10**12, allow_nan=False))
+def test_every_duration_can_be_shown(seconds: float) -> None:
+    assert format_duration(seconds)
