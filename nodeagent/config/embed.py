@@ -1,0 +1,27 @@
+"""Write the configuration reference into a document, or check that it is up to date."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from nodeagent.config.writing import embed_reference
+
+
+def main(arguments: list[str]) -> int:
+    """Run ``embed [--check] FILE``; return 1 if a checked file is out of date."""
+    *options, name = arguments
+    path = Path(name)
+    text = path.read_text(encoding="utf-8")
+    fresh = embed_reference(text)
+    if options == ["--check"]:
+        if fresh != text:
+            sys.stderr.write(f"{path}: the configuration reference is out of date; run `make docs`\n")
+            return 1
+        return 0
+    path.write_text(fresh, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,218 @@
+"""Every setting with its form, default, unit and effect."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from nodeagent.plan.protection import RULE_FORM, parse_rule
+from nodeagent.units import DURATION_FORM, QUANTITY_FORM, parse_bytes, parse_duration_s
+
+
+def _duration(value: object) -> object:
+    if value == 0 and not isinstance(value, bool):
+        return "0s"
+    if not isinstance(value, str):
+        raise ValueError(f"a duration needs its unit: write {DURATION_FORM}")  # noqa: TRY004 - pydantic's contract
+    parse_duration_s(value)
+    return value.strip()
+
+
+def _period(value: object) -> object:
+    text = _duration(value)
+    if parse_duration_s(str(text)) < 1:
+        raise ValueError("must be at least 1s")
+    return text
+
+
+def _size(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"not a size: write {QUANTITY_FORM}")  # noqa: TRY004 - pydantic's contract
+    text = str(value)
+    parse_bytes(text)
+    return text.strip()
+
+
+def _rule(value: str) -> str:
+    parse_rule(value)
+    return value
+
+
+def _absolute(value: str) -> str:
+    if not value.startswith("/") or "\0" in value:
+        raise ValueError("must be an absolute path, such as /var/log/pods")
+    return value
+
+
+def _absolute_or_empty(value: str) -> str:
+    return _absolute(value) if value else value
+
+
+def _endpoint(value: str) -> str:
+    if value and not value.removeprefix("unix://").startswith("/"):
+        raise ValueError("must be a unix socket, such as unix:///run/containerd/containerd.sock, or empty to find one")
+    return value
+
+
+Duration = Annotated[str, BeforeValidator(_duration), Field(json_schema_extra={"form": "duration"})]
+Period = Annotated[str, BeforeValidator(_period), Field(json_schema_extra={"form": "duration, at least 1s"})]
+Size = Annotated[str, BeforeValidator(_size), Field(json_schema_extra={"form": "size"})]
+Percent = Annotated[int, Field(ge=0, le=100, strict=True, json_schema_extra={"form": "percent, 0 to 100"})]
+Count = Annotated[int, Field(ge=0, strict=True, json_schema_extra={"form": "count"})]
+Limit = Annotated[int, Field(ge=-1, strict=True, json_schema_extra={"form": "count, -1 for no limit"})]
+Switch = Annotated[bool, Field(strict=True, json_schema_extra={"form": "true or false"})]
+Rule = Annotated[str, AfterValidator(_rule)]
+Directory = Annotated[str, AfterValidator(_absolute), Field(json_schema_extra={"form": "absolute path"})]
+
+
+class Section(BaseModel):
+    """A table of the file: closed, frozen, defaults checked too."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class RuntimeSection(Section):
+    """Where the container runtime is."""
+
+    endpoint: Annotated[str, AfterValidator(_endpoint), Field(json_schema_extra={"form": "unix:///PATH"})] = Field(
+        "", description="Socket of the runtime. Empty: the first of containerd's, k3s' and CRI-O's that exists."
+    )
+    containerd_api: Literal["auto", "off"] = Field(
+        "auto",
+        description="Ask containerd's own services what images really occupy, so that shared layers are counted once. "
+        "Off, or with another runtime: sizes are upper bounds.",
+    )
+    timeout: Period = Field("10s", description="How long a reading call to the runtime may take.")
+    imagefs_path: Annotated[
+        str, AfterValidator(_absolute_or_empty), Field(json_schema_extra={"form": "absolute path"})
+    ] = Field("", description="Path on the image filesystem. Empty: the mount point that the runtime names.")
+
+    @property
+    def timeout_s(self) -> float:
+        """The deadline of reading calls, in seconds."""
+        return parse_duration_s(self.timeout)
+
+
+class ImageGCSection(Section):
+    """When unused images are removed."""
+
+    enabled: Switch = Field(True, description="Whether the daemon collects images.")
+    interval: Period = Field("5m", description="Time between two passes of the daemon, jittered by a tenth.")
+    high_threshold_percent: Percent = Field(
+        85, description="Removal starts when the image filesystem is at least this full. 100 turns it off."
+    )
+    low_threshold_percent: Percent = Field(
+        80, description="Removal stops when the image filesystem is down to this. Must be below the high threshold."
+    )
+    minimum_age: Duration = Field("2m", description="An image first seen (or pulled) more recently than this is kept.")
+    maximum_unused_age: Duration = Field(
+        "0s", description="An image unused for longer than this goes whatever the usage. 0 turns it off."
+    )
+    minimum_gain: Size = Field("0", description="An image that would free less than this is passed over. 0: none is.")
+    max_images_per_pass: Count = Field(0, description="At most so many images are removed in one pass. 0: no limit.")
+    max_bytes_per_pass: Size = Field("0", description="At most about so much is freed in one pass. 0: no limit.")
+
+    @property
+    def interval_s(self) -> float:
+        """Time between two passes, in seconds."""
+        return parse_duration_s(self.interval)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.low_threshold_percent >= self.high_threshold_percent:
+            raise ValueError(
+                f"low_threshold_percent = {self.low_threshold_percent} must be below high_threshold_percent = "
+                f"{self.high_threshold_percent}"
+            )
+        unused_s = parse_duration_s(self.maximum_unused_age)
+        if 0 < unused_s <= parse_duration_s(self.minimum_age):
+            raise ValueError(
+                f"maximum_unused_age = {self.maximum_unused_age!r} must be longer than minimum_age = "
+                f"{self.minimum_age!r}, or 0"
+            )
+        return self
+
+
+class ContainerGCSection(Section):
+    """When dead containers, empty sandboxes and old logs are removed."""
+
+    enabled: Switch = Field(True, description="Whether the daemon collects containers, sandboxes and logs.")
+    interval: Period = Field("1m", description="Time between two passes of the daemon, jittered by a tenth.")
+    minimum_age: Duration = Field("0s", description="A container created more recently than this is kept.")
+    max_per_pod_container: Limit = Field(1, description="Dead instances kept of each container of a pod, newest first.")
+    max_containers: Limit = Field(
+        -1, description="Dead containers kept on the node in all; shared out evenly, at least one each, then newest first."
+    )
+    deleted_pod_grace: Duration = Field(
+        "5m",
+        description="How long nothing of a pod may have stirred before it counts as gone; the boot counts as a stir, so "
+        "that a reboot makes no pod look gone.",
+    )
+    include_unlabelled: Switch = Field(
+        False, description="Also collect containers and sandboxes without kubelet labels, such as those made by hand."
+    )
+    sandbox_minimum_age: Duration = Field("1m", description="A sandbox created more recently than this is kept.")
+    log_minimum_age: Duration = Field("5m", description="Logs changed more recently than this are kept.")
+    pod_log_root: Directory = Field("/var/log/pods", description="Where pod log directories are.")
+    container_log_root: Directory = Field("/var/log/containers", description="Where the links to container logs are.")
+
+    @property
+    def interval_s(self) -> float:
+        """Time between two passes, in seconds."""
+        return parse_duration_s(self.interval)
+
+    @property
+    def deleted_pod_grace_s(self) -> float:
+        """The grace before a pod counts as gone, in seconds."""
+        return parse_duration_s(self.deleted_pod_grace)
+
+
+class ProtectSection(Section):
+    """What is never removed."""
+
+    images: Annotated[tuple[Rule, ...], Field(json_schema_extra={"form": f"list; each {RULE_FORM}"})] = Field(
+        (), description="Images that are never removed. The matching rule is shown in the reason."
+    )
+    keep_last_n_tags_per_repository: Count = Field(
+        0, description="The newest so many images of each repository are kept. 0 turns it off."
+    )
+
+
+class StateSection(Section):
+    """The agent's own state."""
+
+    directory: Directory = Field(
+        "/var/lib/nodeagent", description="Where the memory of image use is kept, and the lock of a running pass."
+    )
+
+
+class LogSection(Section):
+    """The agent's own log, on standard error."""
+
+    format: Literal["auto", "console", "json"] = Field(
+        "auto", description="Form of the lines. auto: console on a terminal, JSON elsewhere."
+    )
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe level that is logged. debug also tells every kept item."
+    )
+
+
+class Config(Section):
+    """The whole configuration."""
+
+    role: Literal["auto", "beside-kubelet", "standalone"] = Field(
+        "auto",
+        description="How the agent stands to a kubelet. beside-kubelet: pods count as gone only by a pod list, never by "
+        "the runtime alone. standalone: the runtime is the only truth. auto: beside-kubelet if this node has traces of "
+        "a kubelet.",
+    )
+    dry_run: Switch = Field(False, description="Decide and log, but remove nothing.")
+    runtime: RuntimeSection = Field(default_factory=RuntimeSection, description="Where the container runtime is.")
+    image_gc: ImageGCSection = Field(default_factory=ImageGCSection, description="When unused images are removed.")
+    container_gc: ContainerGCSection = Field(
+        default_factory=ContainerGCSection, description="When dead containers, empty sandboxes and old logs are removed."
+    )
+    protect: ProtectSection = Field(default_factory=ProtectSection, description="What is never removed.")
+    state: StateSection = Field(default_factory=StateSection, description="The agent's own state.")
+    log: LogSection = Field(default_factory=LogSection, description="The agent's own log, on standard error.")

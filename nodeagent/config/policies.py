@@ -1,0 +1,48 @@
+"""From settings to what the planners need."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nodeagent.plan.container_gc import ContainerGCPolicy
+from nodeagent.plan.gc import GCPolicy
+from nodeagent.plan.image_gc import ImageGCPolicy
+from nodeagent.plan.pod_logs import PodLogPolicy
+from nodeagent.plan.protection import ProtectionPolicy, parse_rule
+from nodeagent.plan.sandbox_gc import SandboxGCPolicy
+from nodeagent.units import parse_bytes, parse_duration_s
+
+if TYPE_CHECKING:
+    from nodeagent.config.models import Config
+
+
+def policies(config: Config) -> GCPolicy:
+    """Return the policies a configuration stands for."""
+    images, containers = config.image_gc, config.container_gc
+    return GCPolicy(
+        images=ImageGCPolicy(
+            high_threshold_percent=images.high_threshold_percent,
+            low_threshold_percent=images.low_threshold_percent,
+            minimum_age_s=parse_duration_s(images.minimum_age),
+            maximum_unused_age_s=parse_duration_s(images.maximum_unused_age),
+            minimum_gain_bytes=parse_bytes(images.minimum_gain),
+            max_images_per_pass=images.max_images_per_pass,
+            max_bytes_per_pass=parse_bytes(images.max_bytes_per_pass),
+            protection=ProtectionPolicy(
+                rules=tuple(parse_rule(rule) for rule in config.protect.images),
+                keep_last_n_tags_per_repository=config.protect.keep_last_n_tags_per_repository,
+            ),
+        ),
+        containers=ContainerGCPolicy(
+            minimum_age_s=parse_duration_s(containers.minimum_age),
+            max_per_pod_container=containers.max_per_pod_container,
+            max_containers=containers.max_containers,
+            deleted_pod_grace_s=containers.deleted_pod_grace_s,
+            include_unlabelled=containers.include_unlabelled,
+        ),
+        sandboxes=SandboxGCPolicy(
+            minimum_age_s=parse_duration_s(containers.sandbox_minimum_age),
+            include_unlabelled=containers.include_unlabelled,
+        ),
+        logs=PodLogPolicy(minimum_age_s=parse_duration_s(containers.log_minimum_age)),
+    )

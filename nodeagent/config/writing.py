@@ -1,0 +1,103 @@
+"""The configuration as TOML and as a reference, both made from the models."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import TYPE_CHECKING, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+
+from nodeagent.config.models import Config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pydantic.fields import FieldInfo
+
+_BEGIN = "<!-- config reference: begin -->"
+_END = "<!-- config reference: end -->"
+
+
+def to_toml(config: Config, *, commented: bool) -> str:
+    """Return a configuration as TOML; ``commented`` explains each setting and comments out what has its default."""
+    lines: list[str] = []
+    default = Config()
+    for name, field in Config.model_fields.items():
+        value = getattr(config, name)
+        if isinstance(value, BaseModel):
+            continue
+        lines += _setting(name, field, value, getattr(default, name), commented=commented)
+    for name in Config.model_fields:
+        section = getattr(config, name)
+        if not isinstance(section, BaseModel):
+            continue
+        lines += ["", f"[{name}]"]
+        for key, field in type(section).model_fields.items():
+            before = getattr(getattr(default, name), key)
+            lines += _setting(key, field, getattr(section, key), before, commented=commented)
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _setting(name: str, field: FieldInfo, value: object, default: object, *, commented: bool) -> list[str]:
+    line = f"{name} = {_toml(value)}"
+    if not commented:
+        return [line]
+    text = textwrap.wrap(f"{field.description} Form: {_form(field)}.", 110)
+    return ["", *(f"# {each}" for each in text), f"#{line}" if value == default else line]
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(_toml(each) for each in value) + "]"
+    if isinstance(value, bool | int):
+        return json.dumps(value)
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _form(field: FieldInfo) -> str:
+    if get_origin(field.annotation) is Literal:
+        return " or ".join(json.dumps(each) for each in get_args(field.annotation))
+    extra = field.json_schema_extra
+    if isinstance(extra, dict) and "form" in extra:
+        return str(extra["form"])
+    return "text"
+
+
+def _fields() -> Iterator[tuple[str, type[BaseModel]]]:
+    yield "", Config
+    for name, field in Config.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield name, field.annotation
+
+
+def reference() -> str:
+    """Return a table of every setting with its form, default and effect, as Markdown."""
+    default = Config()
+    lines = [
+        "Durations are written with units (`2m`, `1h30m`, `7d`), sizes with suffixes (`500Mi`, `2G`) or as bytes.",
+    ]
+    for name, model in _fields():
+        holder = getattr(default, name) if name else default
+        title = f"`[{name}]`" if name else "Top level"
+        lines += ["", f"#### {title}", "", "| key | form | default | effect |", "| --- | --- | --- | --- |"]
+        for key, field in model.model_fields.items():
+            value = getattr(holder, key)
+            if isinstance(value, BaseModel):
+                continue
+            form = _form(field).replace("|", "\\|")
+            lines.append(f"| `{key}` | {form} | `{_toml(value)}` | {field.description} |")
+    return "\n".join(lines) + "\n"
+
+
+def embed_reference(text: str) -> str:
+    """Return a document with the reference between its two markers replaced by the present one.
+
+    Raises:
+        ValueError: the markers are missing.
+    """
+    before, begin, rest = text.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not begin or not end:
+        raise ValueError(f"the markers {_BEGIN} and {_END} are missing")
+    return f"{before}{begin}\n\n{reference()}\n{end}{after}"

@@ -1,0 +1,61 @@
+"""Facts about this boot and about a kubelet on the node."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from nodeagent.errors import ObservationError
+
+_ROOT = Path("/")
+_KUBELET_TRACES = (
+    "var/lib/kubelet/config.yaml",
+    "var/lib/kubelet/kubeconfig",
+    "var/lib/kubelet/pki",
+    "etc/kubernetes/kubelet.conf",
+    "var/lib/rancher/k3s/agent",
+    "var/lib/rancher/rke2/agent",
+    "var/lib/k0s/kubelet",
+    "var/snap/microk8s/current/credentials/kubelet.config",
+)
+
+
+def boot_id(root: Path = _ROOT) -> str:
+    """Return the id of this boot; empty where the kernel gives none. Source: ``/proc/sys/kernel/random/boot_id``."""
+    try:
+        return (root / "proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def booted_at(root: Path = _ROOT) -> datetime | None:
+    """Return when the node booted, ``None`` where that is not told. Source: proc(5), ``btime`` of ``/proc/stat``."""
+    try:
+        text = (root / "proc/stat").read_text()
+    except OSError:
+        return None
+    for line in text.splitlines():
+        key, _, value = line.partition(" ")
+        if key == "btime":
+            if not value.strip().isdecimal():
+                raise ObservationError(f"{root / 'proc/stat'}: btime is {value.strip()!r}, not a number of seconds")
+            return datetime.fromtimestamp(int(value), UTC)
+    return None
+
+
+def find_kubelet(root: Path = _ROOT) -> str | None:
+    """Return the trace of a kubelet on this node, ``None`` if there is none.
+
+    Files of the kubelet and of distributions that carry one are looked for, not processes: a kubelet that is down
+    for an upgrade still owns its pods.
+    """
+    for trace in _KUBELET_TRACES:
+        path = root / trace
+        try:
+            path.stat()
+        except PermissionError:
+            return str(path)
+        except OSError:
+            continue
+        return str(path)
+    return None

@@ -1,0 +1,337 @@
+"""Pod logs and the links to them: listing, and the only deletion of files the agent does.
+
+Everything is removed through directory descriptors, one level at a time, opened without following symlinks and
+compared by device and mount with the log root. A rename or a swap for a symlink that races with the deletion can at
+worst make it stop; it cannot lead it out of the log root.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from nodeagent.errors import NodeAgentError, ObservationError
+from nodeagent.model import ContainerLogLink, PodLogDirectory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAX_DEPTH = 64
+_UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z.-]{3,252}")
+_CONTAINER_ID = re.compile(r"[0-9a-f]{6,128}")
+
+
+class RemovalRefusedError(NodeAgentError):
+    """Something is not what it should be, so it was left alone; the text says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """What a removal freed: allocated bytes of files with no other link, and inodes."""
+
+    size_bytes: int = 0
+    inodes: int = 0
+
+    def plus(self, other: Freed) -> Freed:
+        """Return the sum."""
+        return Freed(self.size_bytes + other.size_bytes, self.inodes + other.inodes)
+
+
+def pod_uid(name: str) -> str:
+    """Return the pod UID in a pod log directory's name, empty if it has none of the known forms.
+
+    ``NAMESPACE_NAME_UID``, or the plain UID of old kubelets. Source: kubelet ``BuildPodLogsDirectory``.
+    """
+    parts = name.split("_")
+    if len(parts) not in (1, 3) or not all(parts):
+        return ""
+    uid = parts[-1]
+    if len(parts) == 1 and not re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}", uid):
+        return ""
+    return uid if _UID.fullmatch(uid) else ""
+
+
+def link_container_id(name: str) -> str:
+    """Return the container id in a log link's name, empty if it has none. Source: kubelet ``parseContainerIDFromLogPath``."""
+    stem = name.removesuffix(".log")
+    container_id = stem.rpartition("-")[2]
+    return container_id if stem != name and _CONTAINER_ID.fullmatch(container_id) else ""
+
+
+def list_pod_log_directories(root: Path) -> tuple[PodLogDirectory, ...]:
+    """Return the entries of the pod log root, by name; none if there is no such directory.
+
+    Raises:
+        ObservationError: the root is there but cannot be read.
+    """
+    with _reading(root) as descriptor:
+        if descriptor is None:
+            return ()
+        with os.scandir(descriptor) as entries:
+            found = [_directory(descriptor, entry.name) for entry in entries]
+    return tuple(sorted((each for each in found if each is not None), key=lambda each: each.name))
+
+
+def _directory(root: int, name: str) -> PodLogDirectory | None:
+    try:
+        status = os.stat(name, dir_fd=root, follow_symlinks=False)
+    except OSError:
+        return None
+    is_directory = stat.S_ISDIR(status.st_mode)
+    newest = status.st_mtime
+    if is_directory:
+        try:
+            descriptor = os.open(name, _DIRECTORY, dir_fd=root)
+        except OSError:
+            return None
+        try:
+            with os.scandir(descriptor) as entries:
+                for entry in entries:
+                    newest = max(newest, entry.stat(follow_symlinks=False).st_mtime)
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+    return PodLogDirectory(name, pod_uid(name), is_directory, datetime.fromtimestamp(newest, UTC))
+
+
+def list_dead_log_links(root: Path) -> tuple[ContainerLogLink, ...]:
+    """Return the ``*.log`` symlinks whose target does not exist, by name; none if there is no such directory.
+
+    Raises:
+        ObservationError: the root is there but cannot be read.
+    """
+    with _reading(root) as descriptor:
+        if descriptor is None:
+            return ()
+        with os.scandir(descriptor) as entries:
+            names = [entry.name for entry in entries if entry.name.endswith(".log") and entry.is_symlink()]
+        found = [_dead_link(descriptor, name) for name in names]
+    return tuple(sorted((each for each in found if each is not None), key=lambda each: each.name))
+
+
+def _dead_link(root: int, name: str) -> ContainerLogLink | None:
+    try:
+        target = os.readlink(name, dir_fd=root)
+        made = os.stat(name, dir_fd=root, follow_symlinks=False).st_mtime
+    except OSError:
+        return None
+    if _target_exists(root, name):
+        return None
+    return ContainerLogLink(name, link_container_id(name), target, datetime.fromtimestamp(made, UTC))
+
+
+def _target_exists(root: int, name: str) -> bool:
+    """Return whether a link leads anywhere; a target that may not be looked at counts as there."""
+    try:
+        os.stat(name, dir_fd=root)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+@contextmanager
+def _reading(root: Path) -> Iterator[int | None]:
+    """Open a log root; its own path may lead through symlinks, as /var/log does on some nodes."""
+    try:
+        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield None
+        return
+    except OSError as error:
+        raise ObservationError(f"{root} cannot be read: {error.strerror or error}") from error
+    try:
+        yield descriptor
+    except OSError as error:
+        raise ObservationError(f"{root} cannot be read: {error.strerror or error}") from error
+    finally:
+        os.close(descriptor)
+
+
+def remove_pod_log_directory(root: Path, name: str, expected_uid: str) -> Freed:
+    """Remove one pod log directory and all below it.
+
+    Symlinks in it are removed as links. What lies on another filesystem or mount stays, and so does the way to it.
+
+    Raises:
+        RemovalRefusedError: the name is not that pod's log directory, a mount is in the way, or the directory
+            changed under the removal; what was not removed yet stays.
+        FileNotFoundError: it is already gone.
+    """
+    _check_name(name)
+    if not expected_uid or pod_uid(name) != expected_uid:
+        raise RemovalRefusedError(f"{root / name} is not a log directory of pod {expected_uid or '(none)'}")
+    with _opened(root) as top:
+        place = _place(top)
+        descriptor = _open_below(top, name, place, root / name)
+        try:
+            freed = _empty(descriptor, place, root / name, 0)
+        finally:
+            os.close(descriptor)
+        return freed.plus(_remove_directory(top, name, root / name))
+
+
+def remove_container_logs(root: Path, log_path: Path) -> Freed:
+    """Remove a container's log and its rotated files: ``N.log``, ``N.log.*`` beside it, and nothing else.
+
+    Raises:
+        RemovalRefusedError: the path does not lie below the log root, or a symlink or mount is on the way.
+    """
+    try:
+        parts = log_path.relative_to(root).parts
+    except ValueError as error:
+        raise RemovalRefusedError(f"{log_path} is not below the log root {root}") from error
+    if len(parts) < 2 or ".." in parts:
+        raise RemovalRefusedError(f"{log_path} is not a container's log below {root}")
+    with _opened(root) as top, ExitStack() as opened:
+        place, directory = _place(top), top
+        for part in parts[:-1]:
+            try:
+                directory = _open_below(directory, part, place, log_path)
+            except FileNotFoundError:
+                return Freed()
+            opened.callback(os.close, directory)
+        with os.scandir(directory) as entries:
+            names = sorted(entry.name for entry in entries if _is_log_of(entry.name, parts[-1]))
+        freed = Freed()
+        for each in names:
+            freed = freed.plus(_unlink(directory, each, log_path))
+        return freed
+
+
+def _is_log_of(name: str, current: str) -> bool:
+    return name == current or name.startswith(f"{current}.")
+
+
+def remove_dead_log_link(root: Path, name: str) -> bool:
+    """Remove a log link if its target still does not exist; return whether it was removed.
+
+    Raises:
+        RemovalRefusedError: it is not a symlink.
+        FileNotFoundError: it is already gone.
+    """
+    _check_name(name)
+    with _opened(root) as top:
+        status = os.stat(name, dir_fd=top, follow_symlinks=False)
+        if not stat.S_ISLNK(status.st_mode) or not name.endswith(".log"):
+            raise RemovalRefusedError(f"{root / name} is not a container log link")
+        if _target_exists(top, name):
+            return False
+        os.unlink(name, dir_fd=top)
+        return True
+
+
+def _check_name(name: str) -> None:
+    if not name or "/" in name or "\0" in name or name in (".", ".."):
+        raise RemovalRefusedError(f"{name!r} is not the name of an entry")
+
+
+@contextmanager
+def _opened(root: Path) -> Iterator[int]:
+    """Open a log root for removal; errors of the system become refusals."""
+    try:
+        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise RemovalRefusedError(f"{root} cannot be opened: {error.strerror or error}") from error
+    try:
+        yield descriptor
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise RemovalRefusedError(f"below {root}: {error.strerror or error}") from error
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Which filesystem and mount a descriptor lies on; bind mounts of one filesystem differ by mount."""
+
+    device: int
+    mount_id: str
+
+
+def _place(descriptor: int) -> _Place:
+    """Return where a descriptor lies. Source: proc(5), ``mnt_id`` of ``/proc/PID/fdinfo``."""
+    with open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as lines:  # noqa: PTH123 - no path of ours
+        mount_id = next((line.split()[1] for line in lines if line.startswith("mnt_id:")), "")
+    if not mount_id:
+        raise RemovalRefusedError("the kernel does not tell which mount a directory lies on")
+    return _Place(os.fstat(descriptor).st_dev, mount_id)
+
+
+def _open_below(parent: int, name: str, place: _Place, where: Path) -> int:
+    """Open a directory entry that must be a real directory on the same mount.
+
+    Raises:
+        RemovalRefusedError: it is a symlink, no directory, or a mount point.
+    """
+    try:
+        descriptor = os.open(name, _DIRECTORY, dir_fd=parent)
+    except NotADirectoryError as error:
+        raise RemovalRefusedError(f"{where}: {name} is no directory") from error
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise RemovalRefusedError(f"{where}: {name}: {error.strerror or error}") from error
+    if _place(descriptor) != place:
+        os.close(descriptor)
+        raise RemovalRefusedError(f"{where}: {name} is a mount point; it is left alone")
+    return descriptor
+
+
+def _empty(directory: int, place: _Place, where: Path, depth: int) -> Freed:
+    """Remove what is in a directory; a mount in the way is found before its siblings' way to it is cut."""
+    if depth > _MAX_DEPTH:
+        raise RemovalRefusedError(f"{where}: deeper than {_MAX_DEPTH} levels")
+    with os.scandir(directory) as entries:
+        found = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
+    freed = Freed()
+    for name, is_directory in found:
+        if not is_directory:
+            freed = freed.plus(_unlink(directory, name, where))
+            continue
+        try:
+            descriptor = _open_below(directory, name, place, where)
+        except FileNotFoundError:
+            continue
+        try:
+            freed = freed.plus(_empty(descriptor, place, where / name, depth + 1))
+        finally:
+            os.close(descriptor)
+        freed = freed.plus(_remove_directory(directory, name, where / name))
+    return freed
+
+
+def _unlink(directory: int, name: str, where: Path) -> Freed:
+    """Remove a directory entry that is no directory; a symlink goes as a link."""
+    try:
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        if stat.S_ISDIR(status.st_mode):
+            raise RemovalRefusedError(f"{where}: {name} became a directory")
+        os.unlink(name, dir_fd=directory)
+    except FileNotFoundError:
+        return Freed()
+    except OSError as error:
+        raise RemovalRefusedError(f"{where}: {name}: {error.strerror or error}") from error
+    return Freed(status.st_blocks * 512, 1) if status.st_nlink == 1 else Freed()
+
+
+def _remove_directory(parent: int, name: str, where: Path) -> Freed:
+    """Remove an empty directory; one swapped meanwhile for a link or filled again stays."""
+    try:
+        os.rmdir(name, dir_fd=parent)
+    except FileNotFoundError:
+        return Freed()
+    except OSError as error:
+        raise RemovalRefusedError(f"{where}: {error.strerror or error}") from error
+    return Freed(0, 1)

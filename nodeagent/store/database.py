@@ -1,0 +1,262 @@
+"""The sqlite file, and going on without it."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.errors import StoreError
+from nodeagent.model import ImageUsage
+from nodeagent.store.clock_jumps import ClockJump, Reading, find_jump, shifted
+from nodeagent.store.usage import merge_usage
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from pathlib import Path
+
+FILE_NAME: Final = "nodeagent.db"
+SCHEMA_VERSION: Final = 1
+_BUSY_TIMEOUT_S: Final = 2.0
+_MIGRATIONS: Final = (
+    (
+        "CREATE TABLE image_usage ("
+        " image_id TEXT PRIMARY KEY NOT NULL, first_detected_us INTEGER NOT NULL, last_used_us INTEGER) WITHOUT ROWID",
+        "CREATE TABLE meta (key TEXT PRIMARY KEY NOT NULL, value TEXT NOT NULL) WITHOUT ROWID",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreHealth:
+    """Whether the memory is on disk. ``problem`` is empty when it is; else it says why not and what that means."""
+
+    problem: str = ""
+
+    @property
+    def persistent(self) -> bool:
+        """Whether what is remembered survives a restart."""
+        return not self.problem
+
+
+class Store:
+    """Remembers image use. Its methods block and may be called from any thread; none raises.
+
+    The memory is the truth while the agent runs; the file follows it. When the file cannot be read or written,
+    ``health`` says why, every later write tries again, and the first that works writes everything.
+    """
+
+    def __init__(self, directory: Path, *, read_only: bool = False) -> None:
+        """Read what is remembered under ``directory``; with ``read_only`` nothing is ever made or written there."""
+        self._path = directory / FILE_NAME
+        self._read_only = read_only
+        self._lock = threading.Lock()
+        self._usage: dict[str, ImageUsage] = {}
+        self._reading: Reading | None = None
+        self._written: dict[str, ImageUsage] | None = None
+        self._loaded = False
+        self.health = StoreHealth()
+        with self._lock:
+            self._load()
+
+    def usage(self) -> dict[str, ImageUsage]:
+        """Return what is remembered, by image id."""
+        with self._lock:
+            return dict(self._usage)
+
+    def remember(
+        self, listed: Mapping[str, datetime | None], in_use: Collection[str], now: datetime
+    ) -> dict[str, ImageUsage]:
+        """Note a detection and return the usage of every listed image after it; see ``merge_usage``."""
+        with self._lock:
+            if not self._loaded:
+                self._load()
+            self._usage = merge_usage(self._usage, listed, in_use, now)
+            if not self._read_only:
+                self._write()
+            return dict(self._usage)
+
+    def note_clocks(self, boot_id: str, boottime_s: float, wall: datetime) -> ClockJump | None:
+        """Note both clocks; after a jump of the wall clock move all remembered times along and return the jump."""
+        now = Reading(boot_id, boottime_s, wall)
+        with self._lock:
+            jump = find_jump(self._reading, now)
+            if jump is not None:
+                self._usage = shifted(self._usage, jump)
+            self._reading = now
+            return jump
+
+    def _load(self) -> None:
+        """Read the file; a broken one is set aside. Merges below what a time without the file left in memory."""
+        if self._read_only and not self._path.exists():
+            self._loaded = True
+            return
+        try:
+            with closing(self._connect()) as connection:
+                _check(connection)
+                usage, reading = _read(connection)
+        except sqlite3.DatabaseError as error:
+            self._on_broken(error)
+            return
+        except (OSError, StoreError) as error:
+            self._fail(str(error))
+            return
+        self._usage = {**usage, **{key: _combined(each, usage.get(key)) for key, each in self._usage.items()}}
+        self._reading = self._reading or reading
+        self._written = usage
+        self._loaded = True
+        self.health = StoreHealth()
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._read_only:
+            uri = f"{self._path.absolute().as_uri()}?mode=ro"
+            return sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
+        self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        connection = sqlite3.connect(self._path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            _migrate(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _on_broken(self, error: sqlite3.DatabaseError) -> None:
+        """Tell a broken file from one that cannot be reached just now."""
+        if isinstance(error, sqlite3.OperationalError) or not _is_corrupt(error) or self._read_only:
+            self._fail(str(error))
+            return
+        aside = self._path.with_name(f"{FILE_NAME}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%S}")
+        try:
+            self._path.rename(aside)
+            for suffix in ("-wal", "-shm"):
+                with suppress(FileNotFoundError):
+                    self._path.with_name(FILE_NAME + suffix).rename(aside.with_name(aside.name + suffix))
+        except OSError as moving:
+            self._fail(f"{error}, and it cannot be set aside: {moving.strerror or moving}")
+            return
+        self._loaded = True
+        self._written = None
+        self.health = StoreHealth(f"{self._path} was broken ({error}) and is set aside as {aside.name}; starting anew")
+
+    def _fail(self, why: str) -> None:
+        self._written = None
+        self.health = StoreHealth(
+            f"{self._path}: {why}; first detection and last use of images are kept in memory only until this is mended"
+        )
+
+    def _write(self) -> None:
+        try:
+            with closing(self._connect()) as connection:
+                if self._written is None:
+                    _check(connection)
+                _write(connection, self._usage, self._written, self._reading)
+        except sqlite3.DatabaseError as error:
+            self._on_broken(error)
+            return
+        except (OSError, StoreError) as error:
+            self._fail(str(error))
+            return
+        self._written = dict(self._usage)
+        self.health = StoreHealth()
+
+
+def _combined(memory: ImageUsage, file: ImageUsage | None) -> ImageUsage:
+    """Return what both know of an image: the earlier detection, the later use."""
+    if file is None:
+        return memory
+    uses = [used for used in (memory.last_used, file.last_used) if used is not None]
+    return ImageUsage(min(memory.first_detected, file.first_detected), max(uses, default=None))
+
+
+def _is_corrupt(error: sqlite3.DatabaseError) -> bool:
+    return error.sqlite_errorname in ("SQLITE_CORRUPT", "SQLITE_NOTADB") or "malformed" in str(error)
+
+
+def _check(connection: sqlite3.Connection) -> None:
+    (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if verdict != "ok":
+        raise sqlite3.DatabaseError(f"malformed: {verdict}")
+
+
+def _migrate(connection: sqlite3.Connection) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > SCHEMA_VERSION:
+        raise StoreError(f"it was written by a newer agent (schema {version}, this one knows {SCHEMA_VERSION})")
+    for number in range(version, SCHEMA_VERSION):
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            for statement in _MIGRATIONS[number]:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {number + 1}")
+            connection.execute("COMMIT")
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+
+
+def _read(connection: sqlite3.Connection) -> tuple[dict[str, ImageUsage], Reading | None]:
+    rows = connection.execute("SELECT image_id, first_detected_us, last_used_us FROM image_usage")
+    usage = {
+        image_id: ImageUsage(_moment(first), _moment(used) if used is not None else None)
+        for image_id, first, used in rows
+    }
+    meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
+    if {"boot_id", "boottime_s", "wall_us"} <= meta.keys():
+        return usage, Reading(meta["boot_id"], float(meta["boottime_s"]), _moment(int(meta["wall_us"])))
+    return usage, None
+
+
+def _write(
+    connection: sqlite3.Connection,
+    usage: Mapping[str, ImageUsage],
+    written: Mapping[str, ImageUsage] | None,
+    reading: Reading | None,
+) -> None:
+    """Write what differs from what was written last; all of it when that is not known."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if written is None:
+            connection.execute("DELETE FROM image_usage")
+            written = {}
+        gone = [(image_id,) for image_id in written.keys() - usage.keys()]
+        connection.executemany("DELETE FROM image_usage WHERE image_id = ?", gone)
+        connection.executemany(
+            "INSERT INTO image_usage VALUES (?, ?, ?) ON CONFLICT (image_id) DO UPDATE SET"
+            " first_detected_us = excluded.first_detected_us, last_used_us = excluded.last_used_us",
+            [
+                (image_id, _micros(each.first_detected), _micros(each.last_used) if each.last_used else None)
+                for image_id, each in usage.items()
+                if written.get(image_id) != each
+            ],
+        )
+        if reading is not None:
+            values = {
+                "boot_id": reading.boot_id,
+                "boottime_s": str(reading.boottime_s),
+                "wall_us": str(_micros(reading.wall)),
+            }
+            connection.executemany(
+                "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", values.items()
+            )
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _micros(moment: datetime) -> int:
+    delta = moment - _EPOCH
+    return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+
+
+def _moment(micros: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=micros)
