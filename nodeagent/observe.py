@@ -18,14 +18,16 @@ from nodeagent.errors import (
     ObservationError,
     RuntimeNotFoundError,
     RuntimeRequestError,
+    RuntimeUnsupportedError,
 )
 from nodeagent.host import podlogs
 from nodeagent.model import ContainerState, NodeSnapshot, Role
 from nodeagent.plan.image_gc import images_in_use
 from nodeagent.plan.scope import Scope
+from nodeagent.runtime.beyond_cri import unlisted_containers, with_pins
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from datetime import datetime
     from pathlib import Path
 
@@ -69,7 +71,7 @@ class UsageMemory(Protocol):
     """Remembers when images were first detected and last used."""
 
     def __call__(
-        self, listed: Mapping[str, datetime | None], in_use: Iterable[str], now: datetime
+        self, listed: Mapping[str, datetime | None], in_use: Collection[str], now: datetime
     ) -> Mapping[str, ImageUsage]:
         """Return the usage of each listed image (id to time of pull, if known) after this detection; blocking."""
 
@@ -84,7 +86,7 @@ class Observer:
         self,
         cri: CriClient,
         containerd: ContainerdClient | None,
-        layers: LayerCache,
+        make_layers: Callable[[str], LayerCache],
         *,
         settings: ObserverSettings,
         clock: Clock,
@@ -94,7 +96,8 @@ class Observer:
     ) -> None:
         self._cri = cri
         self._containerd = containerd
-        self._layers = layers
+        self._make_layers = make_layers
+        self._layers: LayerCache | None = None
         self._settings = settings
         self._clock = clock
         self._read_filesystem = read_filesystem
@@ -119,6 +122,12 @@ class Observer:
         now = self._clock.now()
         sandboxes, unread = await self._with_sandbox_images(sandboxes, scope)
         containers = await self._with_details(containers, sandboxes, info, scope)
+        if self._containerd is not None:
+            try:
+                containers += await unlisted_containers(self._containerd, containers, sandboxes)
+            except RuntimeUnsupportedError:
+                self._containerd = None
+        writable = await self._writable_bytes(containers, scope, warnings)
         snapshot = NodeSnapshot(
             observed_at=now,
             runtime=info,
@@ -128,6 +137,7 @@ class Observer:
             sandboxes=sandboxes,
             sandbox_images=frozenset({status.sandbox_image} if status.sandbox_image else ()),
             sandboxes_unread=unread,
+            writable_bytes=writable,
             pod_log_directories=directories,
             dead_log_links=links,
             booted_at=self._booted_at,
@@ -192,20 +202,15 @@ class Observer:
         for gone in known.keys() - listed:
             del known[gone]
         ready = {sandbox.uid for sandbox in sandboxes if sandbox.ready}
-        every = scope is not Scope.CONTAINERS and mounts_images(info)
-        wanted = [
-            container.id
-            for container in containers
-            if container.id not in known
-            and (
-                every
-                or (
-                    scope is not Scope.IMAGES
-                    and container.state is ContainerState.EXITED
-                    and container.pod_uid not in ready
-                )
-            )
-        ]
+        mounting = scope is not Scope.CONTAINERS and mounts_images(info)
+        ending = scope is not Scope.IMAGES
+
+        def wanted(container: Container) -> bool:
+            before = known.get(container.id)
+            if before is not None and (before.state is ContainerState.EXITED or not ending):
+                return False
+            ended = container.state is ContainerState.EXITED and container.pod_uid not in ready
+            return (mounting and before is None) or (ending and ended)
 
         async def read(container_id: str) -> None:
             async with self._slots:
@@ -213,33 +218,43 @@ class Observer:
                     known[container_id] = await self._cri.container_status(container_id)
                 except RuntimeNotFoundError:
                     return
+                except RuntimeRequestError as error:
+                    if mounting:
+                        raise ObservationError(f"it cannot be told which images are mounted: {error}") from error
 
-        await asyncio.gather(*(read(container_id) for container_id in wanted))
-        return tuple(self._merged(container) for container in containers)
+        await asyncio.gather(*(read(container.id) for container in containers if wanted(container)))
+        return tuple(_merged(container, known.get(container.id)) for container in containers)
 
-    def _merged(self, container: Container) -> Container:
-        detail = self._details.get(container.id)
-        if detail is None:
-            return container
-        if container.state is not ContainerState.EXITED:
-            del self._details[container.id]  # it can still change
-        return replace(
-            container,
-            finished_at=detail.finished_at if container.state is ContainerState.EXITED else None,
-            exit_code=detail.exit_code if container.state is ContainerState.EXITED else None,
-            log_path=detail.log_path,
-            volume_images=detail.volume_images,
-        )
+    async def _writable_bytes(
+        self, containers: Sequence[Container], scope: Scope, warnings: list[str]
+    ) -> dict[str, int]:
+        """Return what the writable layers of dead containers occupy, as far as the runtime tells.
 
-    async def _with_images(
-        self, snapshot: NodeSnapshot, status: RuntimeStatus, warnings: list[str]
-    ) -> NodeSnapshot:
+        Source: CRI ``ContainerStats.writable_layer``; containerd leaves containers out that do not run.
+        """
+        dead = {each.id for each in containers if each.state is not ContainerState.RUNNING}
+        if scope is Scope.IMAGES or not dead:
+            return {}
+        try:
+            stats = await self._cri.list_container_stats()
+        except RuntimeRequestError as error:
+            warnings.append(f"the size of writable layers is not known: {error}")
+            return {}
+        return {
+            each.container_id: each.writable_bytes
+            for each in stats
+            if each.container_id in dead and each.writable_bytes is not None
+        }
+
+    async def _with_images(self, snapshot: NodeSnapshot, status: RuntimeStatus, warnings: list[str]) -> NodeSnapshot:
         """Return the snapshot with what images occupy, when they were used, and the filesystem they lie on."""
-        storage = await self._storage(snapshot.images, status, warnings)
+        observed, error = await self._image_filesystem()
+        storage = await self._storage(snapshot.images, status, observed.path if observed else "/", warnings)
+        if storage is not None and self._containerd is not None:
+            snapshot = replace(snapshot, images=await with_pins(self._containerd, snapshot.images, storage))
         pulled = {image.id: _pulled_at(storage, image.id) for image in snapshot.images}
         in_use = images_in_use(snapshot)
         usage = await asyncio.to_thread(self._remember, pulled, in_use, snapshot.observed_at)
-        observed, error = await self._image_filesystem()
         return replace(
             snapshot,
             storage=storage,
@@ -249,10 +264,12 @@ class Observer:
         )
 
     async def _storage(
-        self, images: Sequence[Image], status: RuntimeStatus, warnings: list[str]
+        self, images: Sequence[Image], status: RuntimeStatus, path: str, warnings: list[str]
     ) -> StorageGraph | None:
         if self._containerd is None:
             return None
+        if self._layers is None:
+            self._layers = self._make_layers(path)
         try:
             return await self._layers.build(self._containerd, images, snapshotter=status.snapshotter)
         except NodeAgentError as error:
@@ -275,6 +292,20 @@ class Observer:
         except (ObservationError, RuntimeRequestError) as error:
             return None, str(error)
         return max(readings, key=lambda reading: (reading.used_percent, reading.path)), ""
+
+
+def _merged(container: Container, detail: Container | None) -> Container:
+    """Return a listed container with what its status told; an end is taken only while it is listed as exited."""
+    if detail is None:
+        return container
+    ended = container.state is ContainerState.EXITED and detail.state is ContainerState.EXITED
+    return replace(
+        container,
+        finished_at=detail.finished_at if ended else None,
+        exit_code=detail.exit_code if ended else None,
+        log_path=detail.log_path,
+        volume_images=detail.volume_images,
+    )
 
 
 def _pulled_at(storage: StorageGraph | None, image_id: str) -> datetime | None:

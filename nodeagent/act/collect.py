@@ -7,7 +7,9 @@ counted as freed every time, would starve the rest for ever.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,7 +23,6 @@ from nodeagent.plan.scope import Scope
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Mapping, Sequence
     from datetime import datetime
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from nodeagent.plan.gc import GCPolicy
 
 MAX_ROUNDS = 5
+SETTLE_WITHIN_S = 10.0
+SETTLE_STEP_S = 0.1
 
 
 class Observer(Protocol):
@@ -140,8 +143,8 @@ class Collector:
                 break
             run.results.extend(results)
             run.rounds += 1
-            current = await self._next_round(run, current, results, max_rounds)
-        return self._report(run)
+            current = await self._next_round(run, current, results, max_rounds, stop)
+        return await self._report(run, stop)
 
     def _enough(self, current: Preview) -> Callable[[Decision], bool] | None:
         """Return a check that ends removals by threshold once the filesystem is measured low enough.
@@ -166,7 +169,7 @@ class Collector:
         return enough
 
     async def _next_round(
-        self, run: _Run, current: Preview, results: Sequence[Result], max_rounds: int
+        self, run: _Run, current: Preview, results: Sequence[Result], max_rounds: int, stop: asyncio.Event
     ) -> Preview | None:
         """Return what is still to be done, or ``None``. Only images are planned again within a pass."""
         if self._dry_run or current.scope is Scope.CONTAINERS or current.snapshot.image_filesystem is None:
@@ -175,7 +178,7 @@ class Collector:
             return None
         wanted_by_threshold = any(plan.wanted_bytes for plan in current.plans)
         try:
-            after = self._read_filesystem(current.snapshot.image_filesystem.path)
+            after = await self._settled(run, current.snapshot.image_filesystem.path, stop)
             if not wanted_by_threshold or after.used_percent <= self._policy.images.low_threshold_percent:
                 return None
             snapshot = await self._observer.observe(Scope.IMAGES)
@@ -190,12 +193,12 @@ class Collector:
             return None
         return Preview(Scope.IMAGES, snapshot, (plan,))
 
-    def _report(self, run: _Run) -> PassReport:
+    async def _report(self, run: _Run, stop: asyncio.Event) -> PassReport:
         before = run.preview.snapshot.image_filesystem
         after = None
         if before is not None and not self._dry_run:
             try:
-                after = self._read_filesystem(before.path)
+                after = await self._settled(run, before.path, stop)
             except NodeAgentError as error:
                 run.warnings.append(f"the filesystem could not be measured again: {error}")
         if run.end is None:
@@ -215,6 +218,29 @@ class Collector:
             after=after,
             warnings=tuple(run.warnings),
         )
+
+    async def _settled(self, run: _Run, path: str, stop: asyncio.Event) -> FsObservation:
+        """Measure a filesystem once it shows what was freed, or after a bounded wait.
+
+        containerd collects in the background at times, and XFS returns inodes and blocks a moment later; judged too
+        early, a pass would remove more than it has to. Without exact accounting there is nothing to wait for.
+        """
+        before = run.preview.snapshot.image_filesystem
+        exact = any(plan.accounting is Accounting.LAYERS for plan in run.plans)
+        expected = sum(
+            result.decision.frees_bytes or 0
+            for result in run.results
+            if result.outcome is Outcome.DONE and result.decision.kind is ItemKind.IMAGE
+        )
+        wanted = (before.available_bytes if before is not None else 0) + expected * 98 // 100
+        until_s = self._clock.monotonic_s() + SETTLE_WITHIN_S
+        while True:
+            measured = self._read_filesystem(path)
+            done = not exact or not expected or measured.available_bytes >= wanted
+            if done or self._clock.monotonic_s() >= until_s or stop.is_set():
+                return measured
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), SETTLE_STEP_S)
 
     def _judge_end(self, run: _Run, after: FsObservation | None) -> tuple[PassEnd, str]:
         image_plans = [plan for plan in run.plans if plan.kind == "images"]
@@ -249,7 +275,12 @@ class _Run:
     """What a pass has gathered so far."""
 
     def __init__(
-        self, started_at: datetime, began_s: float, preview: Preview, trigger: str, dry_run: bool  # noqa: FBT001
+        self,
+        started_at: datetime,
+        began_s: float,
+        preview: Preview,
+        trigger: str,
+        dry_run: bool,  # noqa: FBT001
     ) -> None:
         self.id = f"{started_at:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
         self.started_at = started_at

@@ -11,14 +11,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.act.outcomes import Outcome, Result
-from nodeagent.errors import RuntimeTimeoutError
+from nodeagent.errors import NodeAgentError, RuntimeTimeoutError
 from nodeagent.model import ContainerState, NodeSnapshot
 from nodeagent.plan.decision import ReasonCode, Verdict
 from nodeagent.plan.image_gc import plan_image_gc
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from nodeagent.clock import Clock
     from nodeagent.model import Container, Image, Sandbox
@@ -61,7 +60,7 @@ class RuntimeActions(Protocol):
 class LogActions(Protocol):
     """Removal below the log roots; blocking, so called in a thread."""
 
-    def remove_container_logs(self, log_path: str) -> int:
+    def remove_container_logs(self, log_path: str, container_id: str) -> int:
         """Remove a container's current and rotated logs and its link; return the bytes freed."""
 
     def remove_pod_directory(self, name: str, uid: str) -> int:
@@ -165,9 +164,9 @@ class ContainerRemover:
         if not container.log_path:
             return ""
         try:
-            await asyncio.to_thread(self._logs.remove_container_logs, container.log_path)
-        except OSError as error:
-            return f"its log {container.log_path} stays: {error.strerror or error}"
+            await asyncio.to_thread(self._logs.remove_container_logs, container.log_path, container.id)
+        except NodeAgentError as error:
+            return f"its log stays: {error}"
         return ""
 
 
@@ -188,7 +187,9 @@ class SandboxRemover:
             return Result(decision, Outcome.CHANGED, "kept: it is ready now")
         held = [each.id[:12] for each in containers if each.sandbox_id == decision.id]
         if held:
-            return Result(decision, Outcome.CHANGED, f"kept: it still has {len(held)} container(s): {', '.join(held[:3])}")
+            return Result(
+                decision, Outcome.CHANGED, f"kept: it still has {len(held)} container(s): {', '.join(held[:3])}"
+            )
         if decision.reason.code is ReasonCode.POD_GONE:
             alive = pod_alive(sandbox.uid, sandbox.id, containers, sandboxes)
             if alive:
@@ -244,9 +245,7 @@ class LogLinkRemover:
         return Result(decision, Outcome.DONE) if removed else Result(decision, Outcome.CHANGED, "its target is back")
 
 
-def pod_alive(
-    uid: str, sandbox_id: str, containers: tuple[Container, ...], sandboxes: tuple[Sandbox, ...]
-) -> str:
+def pod_alive(uid: str, sandbox_id: str, containers: tuple[Container, ...], sandboxes: tuple[Sandbox, ...]) -> str:
     """Return why a pod is not gone after all, or an empty text.
 
     A pod lives when a sandbox of it is ready or a container of it may be running.

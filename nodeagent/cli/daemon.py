@@ -37,7 +37,7 @@ def run_daemon(path: Path | None, overrides: Mapping[str, str | int], *, dry_run
     logger = log.configure(config.log.format, config.log.level)
 
     async def work() -> PassEnd:
-        async with open_agent(config, record=True, dry_run=dry_run or config.dry_run, wait=not once) as agent:
+        async with open_agent(config, record=True, dry_run=dry_run or config.dry_run) as agent:
             return await supervise(agent, logger, once=once)
 
     sys.exit(_EXIT_CODES[run_async(work())])

@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from nodeagent.act.collect import MAX_ROUNDS
 from nodeagent.act.outcomes import PassEnd
 from nodeagent.cli import document
 from nodeagent.cli.exit_codes import ExitCode
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.act.collect import Preview
-    from nodeagent.act.outcomes import PassReport, Result
+    from nodeagent.act.outcomes import PassReport
     from nodeagent.config import Config
     from nodeagent.daemon.agent import Agent
 
@@ -82,14 +83,14 @@ async def _run(request: Request, agent: Agent, preview: Preview) -> PassReport:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    rounds = {} if request.yes else {"max_rounds": 1}
+    rounds = MAX_ROUNDS if request.yes else 1
     try:
         if request.output != "table":
-            return await agent.run(preview, trigger="command", stop=stop, **rounds)
+            return await agent.run(preview, trigger="command", stop=stop, max_rounds=rounds)
         from nodeagent.cli.progress import removal_progress  # noqa: PLC0415 - only for people
 
         with removal_progress(len(preview.removals)) as on_result:
-            return await agent.run(preview, trigger="command", stop=stop, on_result=on_result, **rounds)
+            return await agent.run(preview, trigger="command", stop=stop, on_result=on_result, max_rounds=rounds)
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
@@ -131,5 +132,3 @@ def _exit_code(report: PassReport) -> ExitCode:
     if report.failed or report.end in (PassEnd.SHORTFALL, PassEnd.CANCELLED):
         return ExitCode.PARTIAL
     return ExitCode.DONE
-
-

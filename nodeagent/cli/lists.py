@@ -121,9 +121,7 @@ def _image(image: Image, decision: Decision, preview: Preview) -> dict[str, Json
     }
 
 
-def _image_table(
-    images: Sequence[Image], decided: Mapping[str, Decision], plan: Plan, snapshot: NodeSnapshot
-) -> Table:
+def _image_table(images: Sequence[Image], decided: Mapping[str, Decision], plan: Plan, snapshot: NodeSnapshot) -> Table:
     from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
 
     table = render.table(
@@ -168,7 +166,16 @@ def _container_table(containers: Sequence[Container], decided: Mapping[str, Deci
     from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
 
     table = render.table(
-        "pod", "container", "attempt", "id", "state", "created", "verdict", "why", right=("attempt",), wrap=("pod", "why")
+        "pod",
+        "container",
+        "attempt",
+        "id",
+        "state",
+        "created",
+        "verdict",
+        "why",
+        right=("attempt",),
+        wrap=("pod", "why"),
     )
     for each in containers:
         decision = decided[each.id]
@@ -224,7 +231,15 @@ def _pod_table(
     from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
 
     table = render.table(
-        "namespace", "pod", "sandboxes", "running", "dead", "created", "standing", right=("running", "dead"), wrap=("standing",)
+        "namespace",
+        "pod",
+        "sandboxes",
+        "running",
+        "dead",
+        "created",
+        "standing",
+        right=("running", "dead"),
+        wrap=("standing",),
     )
     for uid, sandboxes in pods:
         containers = [each for sandbox in sandboxes for each in held.get(sandbox.id, ())]

@@ -268,7 +268,8 @@ def run(
     config: ConfigOption = None,
     endpoint: EndpointOption = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Log what would be removed; touch nothing but the agent's own state.")
+        bool,
+        typer.Option("--dry-run", "-n", help="Log what would be removed; touch nothing but the agent's own state."),
     ] = False,
     once: Annotated[bool, typer.Option("--once", help="Make one pass over everything, then exit.")] = False,
 ) -> None:

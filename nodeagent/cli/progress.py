@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 def removal_progress(total: int) -> Iterator[Callable[[Result], None]]:
     """Show a bar on standard error while items are removed; yield what to tell each result to."""
     console = make_console(stderr=True)
-    columns = (TextColumn("removing"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[last]}"))
+    columns = (
+        TextColumn("removing"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[last]}"),
+    )
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
         task = progress.add_task("removing", total=total, last="")
 

@@ -142,7 +142,8 @@ class ContainerGCSection(Section):
     minimum_age: Duration = Field("0s", description="A container created more recently than this is kept.")
     max_per_pod_container: Limit = Field(1, description="Dead instances kept of each container of a pod, newest first.")
     max_containers: Limit = Field(
-        -1, description="Dead containers kept on the node in all; shared out evenly, at least one each, then newest first."
+        -1,
+        description="Dead containers kept on the node in all; shared out evenly, at least one each, then newest first.",
     )
     deleted_pod_grace: Duration = Field(
         "5m",
@@ -211,7 +212,8 @@ class Config(Section):
     runtime: RuntimeSection = Field(default_factory=RuntimeSection, description="Where the container runtime is.")
     image_gc: ImageGCSection = Field(default_factory=ImageGCSection, description="When unused images are removed.")
     container_gc: ContainerGCSection = Field(
-        default_factory=ContainerGCSection, description="When dead containers, empty sandboxes and old logs are removed."
+        default_factory=ContainerGCSection,
+        description="When dead containers, empty sandboxes and old logs are removed.",
     )
     protect: ProtectSection = Field(default_factory=ProtectSection, description="What is never removed.")
     state: StateSection = Field(default_factory=StateSection, description="The agent's own state.")

@@ -59,7 +59,10 @@ def pod_uid(name: str) -> str:
 
 
 def link_container_id(name: str) -> str:
-    """Return the container id in a log link's name, empty if it has none. Source: kubelet ``parseContainerIDFromLogPath``."""
+    """Return the container id in a log link's name, empty if it has none.
+
+    Source: kubelet ``getContainerIDFromLegacyLogSymlink``.
+    """
     stem = name.removesuffix(".log")
     container_id = stem.rpartition("-")[2]
     return container_id if stem != name and _CONTAINER_ID.fullmatch(container_id) else ""
@@ -228,6 +231,26 @@ def remove_dead_log_link(root: Path, name: str) -> bool:
             return False
         os.unlink(name, dir_fd=top)
         return True
+
+
+def remove_links_of(root: Path, container_id: str) -> int:
+    """Remove the links to a container's log whose target is gone; return how many.
+
+    Raises:
+        RemovalRefusedError: the links cannot be read or removed.
+    """
+    removed = 0
+    try:
+        links = list_dead_log_links(root)
+    except ObservationError as error:
+        raise RemovalRefusedError(str(error)) from error
+    for link in links:
+        if link.container_id == container_id:
+            try:
+                removed += remove_dead_log_link(root, link.name)
+            except FileNotFoundError:
+                continue
+    return removed
 
 
 def _check_name(name: str) -> None:

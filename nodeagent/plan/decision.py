@@ -241,7 +241,8 @@ class Plan:
     @property
     def removals(self) -> tuple[Decision, ...]:
         """The decisions to carry out, in order."""
-        return tuple(decision for decision in self.decisions if decision.verdict is Verdict.REMOVE)
+        remove = Verdict.REMOVE
+        return tuple([decision for decision in self.decisions if decision.verdict is remove])
 
     @property
     def frees_bytes(self) -> int:

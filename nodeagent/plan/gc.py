@@ -11,7 +11,7 @@ from nodeagent.plan.image_gc import ImageGCPolicy, plan_image_gc
 from nodeagent.plan.image_users import find_users
 from nodeagent.plan.pod_logs import PodLogPolicy, plan_pod_logs
 from nodeagent.plan.pods import judge_pods
-from nodeagent.plan.projection import project
+from nodeagent.plan.projection import project_with_users
 from nodeagent.plan.sandbox_gc import SandboxGCPolicy, plan_sandbox_gc
 
 if TYPE_CHECKING:
@@ -101,14 +101,8 @@ def plan_all(
     """Plan as ``plan_containers`` does, then the images on the node as that leaves it."""
     made = plan_containers(snapshot, policy, set_aside=set_aside, evict_non_deleted_pods=evict_non_deleted_pods)
     containers_gone, sandboxes_gone = _going(made.containers), _going(made.sandboxes)
-    users = find_users(snapshot)
-    images = plan_image_gc(
-        project(snapshot, containers_gone, sandboxes_gone, users=users),
-        policy.images,
-        set_aside=set_aside,
-        remove_all_unused=remove_all_unused,
-        users=users.without(containers_gone, sandboxes_gone),
-    )
+    after, users = project_with_users(snapshot, containers_gone, sandboxes_gone, find_users(snapshot))
+    images = plan_image_gc(after, policy.images, set_aside=set_aside, remove_all_unused=remove_all_unused, users=users)
     return GCPlan(made.containers, made.sandboxes, made.logs, images)
 
 

@@ -19,31 +19,34 @@ def project(
     snapshot: NodeSnapshot,
     containers_gone: frozenset[str],
     sandboxes_gone: frozenset[str],
-    *,
-    users: ImageUsers | None = None,
 ) -> NodeSnapshot:
     """Return the snapshot as it will be without those containers and sandboxes.
 
     What is known of the containers' writable layers is added to the image filesystem's available bytes. Images that
     lose their last user count as last used at this instant, since they were in use in this very pass; a later
     planner so takes them last. Pieces of storage that such containers hold stay held, as it is not known which
-    other container holds them too: a projection rather promises too little. ``users`` are those of the images of
-    this snapshot, if they are known already.
+    other container holds them too: a projection rather promises too little.
     """
+    return project_with_users(snapshot, containers_gone, sandboxes_gone, find_users(snapshot))[0]
+
+
+def project_with_users(
+    snapshot: NodeSnapshot, containers_gone: frozenset[str], sandboxes_gone: frozenset[str], users: ImageUsers
+) -> tuple[NodeSnapshot, ImageUsers]:
+    """Return what ``project`` does, and the users of images that are left of ``users``."""
     if not containers_gone and not sandboxes_gone:
-        return snapshot
-    if users is None:
-        users = find_users(snapshot)
-    released = users.images - users.without(containers_gone, sandboxes_gone).images
-    return replace(
+        return snapshot, users
+    users_after = users.without(containers_gone, sandboxes_gone)
+    after = replace(
         snapshot,
         containers=tuple([each for each in snapshot.containers if each.id not in containers_gone]),
         sandboxes=tuple([each for each in snapshot.sandboxes if each.id not in sandboxes_gone]),
         sandboxes_unread=snapshot.sandboxes_unread - sandboxes_gone,
         writable_bytes={key: size for key, size in snapshot.writable_bytes.items() if key not in containers_gone},
         image_filesystem=_filesystem_after(snapshot, containers_gone),
-        image_usage=_usage_after(snapshot, released),
+        image_usage=_usage_after(snapshot, users.images - users_after.images),
     )
+    return after, users_after
 
 
 def _filesystem_after(snapshot: NodeSnapshot, containers_gone: frozenset[str]) -> FsObservation | None:

@@ -51,6 +51,11 @@ class DiskFormat:
     directory_bytes: int = 4096
 
 
+def disk_format(filesystem_type: str) -> DiskFormat:
+    """Return how a type of filesystem allocates: XFS and Btrfs keep small directories in their inodes."""
+    return DiskFormat(directory_bytes=0) if filesystem_type in {"xfs", "btrfs"} else DiskFormat()
+
+
 @dataclass(frozen=True, slots=True)
 class _Resolved:
     """One CRI image in containerd's terms.

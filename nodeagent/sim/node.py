@@ -596,7 +596,7 @@ class SimNode:
         self.store.put_snapshot(Snapshot(key, parent, SnapshotKind.ACTIVE, size_bytes, _WRITABLE_INODES, at))
 
     def _remove_writable(self, key: str) -> None:
-        """Remove a container's own layer; the layers below stay until the next collection."""
+        """Remove a container's own layer; its bytes and the layers below stay until the next collection."""
         if key in self.store.snapshots:
             self.store.remove_snapshot(key)
         self.store.release((PieceKind.SNAPSHOT, key))

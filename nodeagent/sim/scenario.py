@@ -103,12 +103,14 @@ def scale_node(  # noqa: PLR0913 - the sizes to vary
     now: datetime = START,
     root_path: str = "/var/lib/containerd",
     used_percent: float = 91,
+    sharing: int = 8,
     seed: int = 1,
 ) -> SimNode:
     """Return a node of any size to measure with.
 
-    Half of an image's layers are shared by eight images. Every third container is dead, pods have up to four. A tenth
-    of the images is in use. ``used_percent`` is of a filesystem made large enough.
+    Half of an image's layers are common to ``sharing`` images; with 1 every layer is of one image only. Every third
+    container is dead, pods have up to four. A tenth of the images is in use. ``used_percent`` is of a filesystem made
+    large enough.
     """
     dice = random.Random(seed)  # noqa: S311 - no secret
     node = SimNode(clock=SimClock(now), root_path=root_path, seed=seed)
@@ -116,7 +118,7 @@ def scale_node(  # noqa: PLR0913 - the sizes to vary
     shared_count = layers_per_image // 2
     names = []
     for number in range(images - 1):
-        family, version = divmod(number, 8)
+        family, version = divmod(number, sharing)
         shared = [Layer(f"base-{family}-{depth}", (4 + depth) * MIB) for depth in range(shared_count)]
         own = [
             Layer(f"own-{number}-{depth}", dice.randrange(1, 40) * MIB)
@@ -232,7 +234,7 @@ def _run_shop(node: SimNode, dice: random.Random) -> None:
     _crash_loop(node, search, "search", f"{_SHOP}/search:v5", dice, runs_since_s=40 * 60)
     catalog = node.add_pod("catalog-84b7c9f6d-r8v5n", namespace="shop", qos=burstable, age_s=4 * DAY_S)
     _run(node, catalog, "catalog", f"{_SHOP}/catalog:v4", age_s=4 * DAY_S, memory_mib=420)
-    redis = node.add_pod("redis-0", namespace="shop", qos=burstable, age_s=12 * DAY_S)
+    redis = node.add_pod("redis-0", namespace="shop", attempt=1, qos=burstable, age_s=12 * DAY_S)
     _run(node, redis, "redis", "docker.io/library/redis:7.4", age_s=12 * DAY_S, memory_mib=180)
     database = node.add_pod("postgres-0", namespace="shop", qos=guaranteed, age_s=25 * DAY_S)
     _run(node, database, "postgres", "docker.io/library/postgres:16.4", age_s=25 * DAY_S, memory_mib=900)

@@ -1,8 +1,8 @@
 """containerd's metadata: blobs, snapshots, image names, leases, ingests, and the garbage collector over them.
 
 References are counted, so that a collection costs what it frees and not what the node holds. What nothing holds stays
-until the next :meth:`MetadataStore.collect`, as on containerd, where the collector runs by itself some time after a
-removal, or at once for a call that asks to wait for it.
+until the next :meth:`MetadataStore.collect`, and so do the bytes of what was removed by name, as on containerd, where
+the collector runs by itself some time after a removal, or at once for a call that asks to wait for it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from nodeagent.sim.content import Descriptor
 
 BLOCK_BYTES: Final = 4096
+UNCOUNTED_DIRECTORIES: Final = 2  # a snapshot's own and overlay's work directory, which its usage leaves out
 SNAPSHOTTER: Final = "overlayfs"
 NAMESPACE: Final = "k8s.io"
 GC_ROOT_LABEL: Final = "containerd.io/gc.root"
@@ -132,6 +133,7 @@ class MetadataStore:
         self._held: Counter[PieceKey] = Counter()
         self._children: Counter[str] = Counter()
         self._suspects: dict[PieceKey, None] = {}
+        self._unswept_bytes = self._unswept_inodes = 0
 
     @property
     def used_bytes(self) -> int:
@@ -142,23 +144,26 @@ class MetadataStore:
         return (
             sum(on_disk(blob.size_bytes) for blob in blobs.values())
             + self.snapshot_bytes
+            + len(self.snapshots) * UNCOUNTED_DIRECTORIES * BLOCK_BYTES
             + sum(on_disk(ingest.offset) for ingest in self.ingests.values())
+            + self._unswept_bytes
         )
 
     @property
     def snapshot_bytes(self) -> int:
-        """What the snapshots occupy on disk."""
+        """The usage of all snapshots as the snapshotter tells it."""
         return sum(on_disk(snapshot.size_bytes) for snapshot in self.snapshots.values())
 
     @property
     def inodes_used(self) -> int:
         """How many inodes all of it takes."""
-        return len(self.blobs) + len(self.ingests) + sum(snapshot.inodes for snapshot in self.snapshots.values())
+        files = len(self.blobs) + len(self.ingests) + len(self.snapshots) * UNCOUNTED_DIRECTORIES + self._unswept_inodes
+        return files + sum(snapshot.inodes for snapshot in self.snapshots.values())
 
     @property
     def collection_due(self) -> bool:
         """Whether a collection might free something."""
-        return bool(self._suspects)
+        return bool(self._suspects) or self._unswept_inodes > 0
 
     def put_blob(self, blob: Blob) -> None:
         """Store a blob unless it is there; without a holder it goes with the next collection."""
@@ -275,12 +280,13 @@ class MetadataStore:
         self.elsewhere.setdefault(namespace, {})[digest] = self.get_blob(digest)
 
     def collect(self) -> None:
-        """Remove every piece that nothing holds, and then what only those held."""
+        """Remove every piece that nothing holds, then what only those held; give all their bytes back."""
         self.collections += 1
         while self._suspects:
             piece, _ = self._suspects.popitem()
             if self._held[piece] <= 0:
                 self._drop(piece)
+        self._unswept_bytes = self._unswept_inodes = 0
 
     def _entered(self, piece: PieceKey, labels: dict[str, str]) -> None:
         if GC_ROOT_LABEL in labels:
@@ -289,14 +295,24 @@ class MetadataStore:
             self._suspects[piece] = None
 
     def _drop(self, piece: PieceKey) -> None:
+        """Drop a record and what it refers to; the bytes stay until the collector has been there."""
         kind, key = piece
         if kind is PieceKind.BLOB:
             blob = self.blobs.pop(key, None)
-            for referred in blob.references if blob is not None else ():
+            if blob is None:
+                return
+            if not any(key in held for held in self.elsewhere.values()):
+                self._unswept_bytes += on_disk(blob.size_bytes)
+                self._unswept_inodes += 1
+            for referred in blob.references:
                 self.release(referred)
             return
         snapshot = self.snapshots.pop(key, None)
-        if snapshot is not None and snapshot.parent:
+        if snapshot is None:
+            return
+        self._unswept_bytes += on_disk(snapshot.size_bytes) + UNCOUNTED_DIRECTORIES * BLOCK_BYTES
+        self._unswept_inodes += snapshot.inodes + UNCOUNTED_DIRECTORIES
+        if snapshot.parent:
             self._children[snapshot.parent] -= 1
             self.release((PieceKind.SNAPSHOT, snapshot.parent))
 

@@ -102,7 +102,7 @@ class Store:
     broken: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
     usage_calls: list[str] = field(default_factory=list)
-    kinds: dict[str, int] = field(default_factory=dict)
+    kinds: dict[str, snapshots_pb2.Kind.ValueType] = field(default_factory=dict)
 
     def image(self, name: str, *layers: str, tags: tuple[str, ...] = (), unpacked: bool = True) -> None:
         """Store a whole image: manifest, config, blobs and, if ``unpacked``, a snapshot for each layer's chain."""
@@ -187,7 +187,7 @@ class _Snapshots(_Part):
         if request.snapshotter not in self.store.snapshots:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "snapshotter not loaded")
         for key, (parent, labels) in self.store.snapshots[request.snapshotter].items():
-            kind = snapshots_pb2.Kind.Name(self.store.kinds.get(key, snapshots_pb2.COMMITTED))
+            kind = self.store.kinds.get(key, snapshots_pb2.COMMITTED)
             info = snapshots_pb2.Info(name=key, parent=parent, kind=kind, labels=labels)
             yield snapshots_pb2.ListSnapshotsResponse(info=[info])
 

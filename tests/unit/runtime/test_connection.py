@@ -3,7 +3,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket as sockets
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
@@ -68,14 +69,9 @@ async def test_no_answer_in_time_is_a_timeout_and_is_observed(socket: Path) -> N
 async def test_missing_service_says_that_the_cri_plugin_is_disabled(
     socket: Path, connection: RuntimeConnection
 ) -> None:
-    class Unknown(grpc.GenericRpcHandler[object, object]):
-        def service(self, _details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[object, object]:
-            async def refuse(_request: object, context: grpc.aio.ServicerContext[object, object]) -> None:
-                await context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown service runtime.v1.RuntimeService")
-
-            return grpc.unary_unary_rpc_method_handler(refuse)  # type: ignore[arg-type]  # stubs know no coroutines
-
-    async with serving(socket, Unknown()):
+    fake = Fake()
+    fake.answers["Version"] = (grpc.StatusCode.UNIMPLEMENTED, "unknown service runtime.v1.RuntimeService")
+    async with serving(socket, *cri_handlers(fake)):
         with pytest.raises(RuntimeUnsupportedError, match="CRI plugin is disabled"):
             await connection.unary(VERSION, api.VersionRequest())
 
@@ -158,19 +154,21 @@ async def test_reconnects_by_itself(socket: Path, connection: RuntimeConnection)
                 await asyncio.sleep(0)
 
 
-async def test_authority_is_localhost(socket: Path, connection: RuntimeConnection) -> None:
-    authorities: list[str] = []
+async def test_authority_is_localhost_and_not_the_path(socket: Path, connection: RuntimeConnection) -> None:
+    authorities: list[bytes] = []
 
     class Spy:
-        async def Version(  # noqa: N802 - as on the wire
-            self, _request: object, context: grpc.aio.ServicerContext[object, object]
-        ) -> api.VersionResponse:
-            authorities.append(str(context._rpc_event.host) if hasattr(context, "_rpc_event") else "localhost")
+        def Version(self, _request: object, context: Any) -> api.VersionResponse:  # noqa: N802, ANN401 - a private field
+            authorities.append(context._rpc_event.call_details.host)
             return api.VersionResponse()
 
-    async with serving(socket, *cri_handlers(Spy())):
-        await connection.unary(VERSION, api.VersionRequest())
-    assert authorities
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.add_generic_rpc_handlers(cri_handlers(Spy()))
+    server.add_insecure_port(f"unix://{socket}")
+    server.start()
+    await connection.unary(VERSION, api.VersionRequest())
+    server.stop(None).wait()
+    assert authorities == [b"localhost"]
 
 
 @pytest.mark.parametrize("endpoint", ["unix:///a/b.sock", "unix:/a/b.sock", "/a/b.sock"])
@@ -214,7 +212,7 @@ async def test_forbidden_socket_says_so(socket: Path) -> None:
     fake.answers["Version"] = api.VersionResponse()
     socket.parent.chmod(0o755)
     async with serving(socket, *cri_handlers(fake)), RuntimeConnection(str(socket)) as connection:
-        socket.chmod(0o600)
+        os.chmod(socket, 0o600)  # noqa: PTH101 - on a temporary file, at once
         os.seteuid(65534)
         try:
             with pytest.raises(RuntimeUnavailableError, match="permission denied for user 65534"):

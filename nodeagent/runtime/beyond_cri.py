@@ -1,0 +1,70 @@
+"""What containerd knows and its CRI service does not tell.
+
+Containers made by other clients in the same namespace use images as well, and containerd 1.6 does not tell CRI which
+images are pinned. Both are read from containerd's own services.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from nodeagent.model import Container, ContainerState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from nodeagent.model import Image, Sandbox, StorageGraph
+    from nodeagent.runtime.containerd import ContainerdClient, StoredImage
+
+PINNED_LABEL = "io.cri-containerd.pinned"
+
+
+async def unlisted_containers(
+    client: ContainerdClient, containers: Iterable[Container], sandboxes: Iterable[Sandbox]
+) -> tuple[Container, ...]:
+    """Return the containers of the namespace that CRI does not list, of unknown state and without creation time.
+
+    Source: containerd ``containers.v1.Containers.List``.
+    """
+    listed = {each.id for each in containers} | {each.id for each in sandboxes}
+    return tuple(
+        Container(
+            id=each.id,
+            name=each.id,
+            sandbox_id="",
+            state=ContainerState.UNKNOWN,
+            image_name=each.image,
+            labels=each.labels,
+        )
+        for each in await client.list_containers()
+        if each.id not in listed
+    )
+
+
+def is_pinned(stored: StoredImage) -> bool:
+    """Return whether a name's label pins its image. Source: containerd CRI plugin, ``labels.PinnedImageLabelKey``."""
+    return stored.labels.get(PINNED_LABEL) == "pinned"
+
+
+async def with_pins(client: ContainerdClient, images: Sequence[Image], storage: StorageGraph) -> tuple[Image, ...]:
+    """Return the images with every pin that containerd's labels tell; a pin on any of an image's names counts."""
+    pinned = {each.name for each in await client.list_images() if is_pinned(each)}
+
+    def names(image: Image) -> tuple[str, ...]:
+        record = storage.records.get(image.id)
+        return record.names if record is not None else image.references
+
+    return tuple(
+        replace(image, pinned=True) if not image.pinned and not pinned.isdisjoint(names(image)) else image
+        for image in images
+    )
+
+
+async def pinned_now(client: ContainerdClient, image: Image) -> bool:
+    """Return whether any of an image's names is pinned by label right now."""
+    for name in (*image.references, image.id):
+        stored = await client.get_image(name)
+        if stored is not None and is_pinned(stored):
+            return True
+    return False

@@ -1,0 +1,160 @@
+"""A worn node on a real containerd: a small, nearly full image filesystem, images that share layers, dead pods.
+
+The integration tests and the demonstration run on the same one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.support import images, reclaim
+from tests.support.pods import link_log
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.containerd import Containerd
+    from tests.support.pods import Container, Pods, Sandbox
+
+MIB = 1 << 20
+REGISTRY = "registry.example.com"
+KEPT = f"{REGISTRY}/tools/debug:v1"
+FRESH = f"{REGISTRY}/shop/frontend:v9"
+PINNED = f"{REGISTRY}/shop/pinned:v1"
+USED_RUNNING = f"{REGISTRY}/shop/web:v6"
+USED_DEAD = f"{REGISTRY}/shop/worker:v3"
+USED_GONE = f"{REGISTRY}/batch/report:v2"
+SEPARATION_S = 8.0
+
+
+@dataclass
+class WornNode:
+    """What was made, by its role.
+
+    Attributes:
+        aged_at: monotonic time by which all images but the fresh one were there.
+        fresh_at: monotonic time before which the fresh one was not.
+    """
+
+    containerd: Containerd
+    config: Path
+    pods: Pods
+    aged_at: float = 0.0
+    fresh_at: float = 0.0
+    crashed: list[Container] = field(default_factory=list)
+    crash_sandbox: Sandbox | None = None
+    gone: list[Container] = field(default_factory=list)
+    gone_sandbox: Sandbox | None = None
+    running: Container | None = None
+
+    @property
+    def minimum_age(self) -> str:
+        """A minimum age, right now, that the fresh image has not and all others have."""
+        return f"{time.monotonic() - (self.aged_at + self.fresh_at) / 2:.2f}s"
+
+    @property
+    def used_percent(self) -> int:
+        """Usage of the image filesystem by the kubelet's arithmetic."""
+        usage = os.statvfs(self.containerd.root)
+        return 100 - usage.f_bavail * 100 // usage.f_blocks
+
+
+def wear(containerd: Containerd, *, used_percent: int = 91) -> WornNode:
+    """Fill a freshly started containerd, which has an image filesystem of its own, with a node's everyday life."""
+    link_root = containerd.base / "containers"
+    link_root.mkdir(exist_ok=True)
+    config = containerd.base / "nodeagent.toml"
+    config.write_text(_config(containerd, link_root))
+    node = WornNode(containerd, config, containerd.pods())
+    containerd.import_images(images.write_oci(containerd.base / "old.tar", *_old_images()))
+    node.aged_at = time.monotonic()
+    containerd.ctr("images", "label", PINNED, "io.cri-containerd.pinned=pinned")
+    _run_pods(node, link_root)
+    reclaim.poll(
+        "the images have aged",
+        lambda: time.monotonic() - node.aged_at > SEPARATION_S,
+        timeout_s=2 * SEPARATION_S,
+        interval_s=0.2,
+    )
+    node.fresh_at = time.monotonic()
+    fresh = images.image(FRESH, layers=[images.blob("frontend base", 6 * MIB), images.blob("frontend v9", 9 * MIB)])
+    containerd.import_images(images.write_oci(containerd.base / "fresh.tar", fresh))
+    usage = os.statvfs(containerd.root)
+    containerd.fill(usage.f_blocks * usage.f_frsize * (100 - used_percent) // 100)
+    return node
+
+
+def _old_images() -> list[images.Image]:
+    """Return two families of five versions over shared layers, and the images with a role."""
+    made = []
+    for name, base_mib, own_mib in (("web", 14, 3), ("worker", 10, 4)):
+        base = images.blob(f"{name} base", base_mib * MIB)
+        for version in range(1, 7):
+            own = images.blob(f"{name} v{version}", own_mib * MIB)
+            tags = [f"{REGISTRY}/shop/{name}:v{version}"] + ([f"{REGISTRY}/shop/{name}:latest"] if version == 6 else [])
+            made.append(images.image(*tags, layers=[base, own]))
+    shared = images.blob("report base", 8 * MIB)
+    made += [
+        images.image(f"{REGISTRY}/batch/report:v{version}", layers=[shared, images.blob(f"report v{version}", 5 * MIB)])
+        for version in (1, 2, 3)
+    ]
+    made.append(images.image(PINNED, layers=[images.blob("pinned", 4 * MIB)]))
+    made.append(images.image(KEPT, layers=[images.blob("debug", 4 * MIB)]))
+    return made
+
+
+def _run_pods(node: WornNode, link_root: Path) -> None:
+    """Run one healthy pod, one that crashed four times, one that is gone, and a container made by hand."""
+    pods = node.pods
+    healthy = pods.run_sandbox("web", namespace="shop")
+    node.running = pods.run_container(healthy, "web", USED_RUNNING)
+    link_log(link_root, node.running)
+    node.crash_sandbox = pods.run_sandbox("worker", namespace="shop")
+    for attempt in range(4):
+        crashed = pods.run_container(
+            node.crash_sandbox, "worker", USED_DEAD, ["sh", "-c", f"echo attempt {attempt}; exit 1"], attempt=attempt
+        )
+        pods.wait_exited(crashed)
+        link_log(link_root, crashed)
+        node.crashed.append(crashed)
+    node.gone_sandbox = pods.run_sandbox("report", namespace="batch")
+    done = pods.run_container(node.gone_sandbox, "report", USED_GONE, ["sh", "-c", "echo done"])
+    pods.wait_exited(done)
+    link_log(link_root, done)
+    node.gone.append(done)
+    pods.stop_sandbox(node.gone_sandbox)
+    node.containerd.ctr("containers", "create", USED_RUNNING, "made-by-hand")
+
+
+def _config(containerd: Containerd, link_root: Path) -> str:
+    quoted = {
+        name: json.dumps(str(path))
+        for name, path in {
+            "endpoint": f"unix://{containerd.socket}",
+            "state": containerd.base / "agent-state",
+            "pods": containerd.log_root,
+            "links": link_root,
+        }.items()
+    }
+    return f"""role = "standalone"
+
+[runtime]
+endpoint = {quoted["endpoint"]}
+
+[container_gc]
+deleted_pod_grace = "0s"
+sandbox_minimum_age = "0s"
+log_minimum_age = "0s"
+pod_log_root = {quoted["pods"]}
+container_log_root = {quoted["links"]}
+
+[protect]
+images = ["*/tools/*"]
+
+[state]
+directory = {quoted["state"]}
+"""

@@ -1,0 +1,353 @@
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+
+from nodeagent._proto.runtime.v1 import api_pb2 as api
+from nodeagent.model import ContainerState, Image, RuntimeInfo
+from nodeagent.runtime.cri import CgroupDriver, ContainerEventKind, ContainerResources, CriClient, FilesystemUsage
+from tests.unit.runtime.conftest import Fake, cri_handlers, serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from nodeagent.runtime.connection import RuntimeConnection
+
+NS = 1_700_000_000_123_456_789
+AT = datetime(2023, 11, 14, 22, 13, 20, 123456, tzinfo=UTC)
+GO_ZERO_NS = -6795364578871345152
+
+# What each runtime's verbose Status and PodSandboxStatus say, cut to what matters and its surroundings.
+STATUS_1_6 = {
+    "containerd": {"snapshotter": "overlayfs", "defaultRuntimeName": "runc", "discardUnpackedLayers": False},
+    "sandboxImage": "registry.k8s.io/pause:3.6",
+    "containerdRootDir": "/var/lib/containerd",
+    "rootDir": "/var/lib/containerd/io.containerd.grpc.v1.cri",
+}
+STATUS_1_7 = {**STATUS_1_6, "sandboxImage": "registry.k8s.io/pause:3.8", "cdiSpecDirs": ["/etc/cdi"]}
+STATUS_2 = {
+    "containerd": {"defaultRuntimeName": "runc", "runtimes": {"runc": {"snapshotter": "", "sandboxer": "podsandbox"}}},
+    "containerdRootDir": "/var/lib/containerd",
+    "containerdEndpoint": "/run/containerd/containerd.sock",
+}
+STATUS_CRIO = {"sandboxImage": "registry.k8s.io/pause:3.10", "crio": {"DefaultRuntime": "crun"}}
+
+SANDBOX_CONFIG = {
+    "metadata": {"name": "web", "uid": "u", "namespace": "default"},
+    "log_directory": "/var/log/pods/default_web_u",
+    "linux": {"cgroup_parent": "/kubepods/burstable/podu"},
+}
+SANDBOX_1_6 = {
+    "pid": 1,
+    "processStatus": "running",
+    "image": "registry.k8s.io/pause:3.6",
+    "snapshotKey": "s",
+    "snapshotter": "overlayfs",
+    "runtimeHandler": "kata",
+    "config": SANDBOX_CONFIG,
+}
+SANDBOX_2 = {**SANDBOX_1_6, "sandboxMetadata": {"ID": "s"}}
+SANDBOX_2_SHIM_GONE = {"pid": 0, "processStatus": "deleted", "image": "", "snapshotKey": "", "config": SANDBOX_CONFIG}
+SANDBOX_CRIO = {"image": "registry.k8s.io/pause:3.10", "pid": 1, "runtimeSpec": {"ociVersion": "1.0.0"}}
+SANDBOX_CRIO_NO_INFRA = {"runtimeSpec": {"ociVersion": "1.0.0"}}
+
+
+@pytest.fixture
+def fake() -> Fake:
+    return Fake()
+
+
+@pytest.fixture
+async def cri(socket: Path, fake: Fake, connection: RuntimeConnection) -> AsyncIterator[CriClient]:
+    # Handlers are looked up when the server starts, so every method a test may set has to be there by then.
+    for method in ("Version", "Status", "RuntimeConfig", "ListImages", "ImageStatus", "ImageFsInfo", "RemoveImage"):
+        fake.answers[method] = (grpc.StatusCode.UNIMPLEMENTED, f"unknown method {method}")
+    for method in ("ListPodSandbox", "PodSandboxStatus", "StopPodSandbox", "RemovePodSandbox", "ListContainers"):
+        fake.answers[method] = (grpc.StatusCode.NOT_FOUND, "not found")
+    for method in ("ContainerStatus", "StopContainer", "RemoveContainer", "ListContainerStats", "ListPodSandboxStats"):
+        fake.answers[method] = (grpc.StatusCode.NOT_FOUND, "not found")
+    async with serving(socket, *cri_handlers(fake)):
+        yield CriClient(connection)
+
+
+async def test_version_carries_the_endpoint(cri: CriClient, fake: Fake, socket: Path) -> None:
+    fake.answers["Version"] = api.VersionResponse(
+        runtime_name="containerd", runtime_version="1.6.20", runtime_api_version="v1"
+    )
+    assert await cri.version() == RuntimeInfo("containerd", "1.6.20", "v1", f"unix://{socket}")
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (STATUS_1_6, ("registry.k8s.io/pause:3.6", "overlayfs", "/var/lib/containerd")),
+        (STATUS_1_7, ("registry.k8s.io/pause:3.8", "overlayfs", "/var/lib/containerd")),
+        (STATUS_2, (None, None, "/var/lib/containerd")),
+        (STATUS_CRIO, ("registry.k8s.io/pause:3.10", None, None)),
+        ({"containerd": None, "sandboxImage": 7}, (None, None, None)),
+        ([], (None, None, None)),
+    ],
+    ids=["1.6", "1.7", "2.x", "cri-o", "senseless", "list"],
+)
+async def test_status_reads_every_runtimes_config(
+    cri: CriClient, fake: Fake, config: object, expected: tuple[str | None, ...]
+) -> None:
+    fake.answers["Status"] = api.StatusResponse(info={"config": json.dumps(config), "golang": '"go1.19"'})
+    status = await cri.status()
+    assert (status.sandbox_image, status.snapshotter, status.root_dir) == expected
+
+
+@pytest.mark.parametrize("info", [{}, {"config": "{"}, {"config": ""}], ids=["none", "broken", "empty"])
+async def test_status_without_config_still_has_conditions(cri: CriClient, fake: Fake, info: dict[str, str]) -> None:
+    good = api.RuntimeCondition(type="RuntimeReady", status=True)
+    bad = api.RuntimeCondition(type="NetworkReady", reason="NetworkPluginNotReady", message="cni")
+    fake.answers["Status"] = api.StatusResponse(status=api.RuntimeStatus(conditions=[good, bad]), info=info)
+    status = await cri.status()
+    assert status.ready
+    assert status.problems == ("NetworkReady: NetworkPluginNotReady: cni",)
+    assert status.sandbox_image is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "driver"),
+    [
+        ((grpc.StatusCode.UNIMPLEMENTED, "unknown method RuntimeConfig"), None),
+        (api.RuntimeConfigResponse(), None),
+        (api.RuntimeConfigResponse(linux=api.LinuxRuntimeConfiguration()), CgroupDriver.SYSTEMD),
+        (
+            api.RuntimeConfigResponse(linux=api.LinuxRuntimeConfiguration(cgroup_driver=api.CGROUPFS)),
+            CgroupDriver.CGROUPFS,
+        ),
+    ],
+    ids=["1.x", "not-linux", "systemd", "cgroupfs"],
+)
+async def test_cgroup_driver_is_detected(
+    cri: CriClient, fake: Fake, answer: object, driver: CgroupDriver | None
+) -> None:
+    fake.answers["RuntimeConfig"] = answer
+    assert await cri.runtime_config() is driver
+
+
+async def test_images_are_one_entry_per_id(cri: CriClient, fake: Fake) -> None:
+    fake.answers["ListImages"] = api.ListImagesResponse(
+        images=[
+            api.Image(id="a", repo_tags=["x:1"], repo_digests=["x@d"], size=7),
+            api.Image(id="b", pinned=True),
+            api.Image(id="a", repo_tags=["x:1", "y:1"], size=7),
+        ]
+    )
+    assert await cri.list_images() == (
+        Image("a", ("x:1", "y:1"), ("x@d",), 7),
+        Image("b", size_bytes=None, pinned=True),
+    )
+
+
+async def test_absent_image_is_none(cri: CriClient, fake: Fake) -> None:
+    fake.answers["ImageStatus"] = api.ImageStatusResponse()
+    assert await cri.image_status("x") is None
+    fake.answers["ImageStatus"] = api.ImageStatusResponse(image=api.Image(id="a"))
+    assert await cri.image_status("x") == Image("a")
+
+
+async def test_filesystems_with_and_without_figures(cri: CriClient, fake: Fake) -> None:
+    told = api.FilesystemUsage(
+        timestamp=NS,
+        fs_id=api.FilesystemIdentifier(mountpoint="/i"),
+        used_bytes=api.UInt64Value(value=5),
+        inodes_used=api.UInt64Value(),
+    )
+    fake.answers["ImageFsInfo"] = api.ImageFsInfoResponse(
+        image_filesystems=[told, told],
+        container_filesystems=[api.FilesystemUsage(fs_id=api.FilesystemIdentifier(mountpoint="/c"))],
+    )
+    info = await cri.image_fs_info()
+    assert info.image_mountpoints == ("/i",)
+    assert info.images[0] == FilesystemUsage("/i", 5, 0, AT)
+    assert info.containers == (FilesystemUsage("/c"),)
+    assert info.container_mountpoints == ("/c",)
+
+
+@pytest.mark.parametrize(
+    ("info", "image", "log_directory", "cgroup_parent"),
+    [
+        (SANDBOX_1_6, "registry.k8s.io/pause:3.6", "/var/log/pods/default_web_u", "/kubepods/burstable/podu"),
+        (SANDBOX_2, "registry.k8s.io/pause:3.6", "/var/log/pods/default_web_u", "/kubepods/burstable/podu"),
+        (SANDBOX_2_SHIM_GONE, "", "/var/log/pods/default_web_u", "/kubepods/burstable/podu"),
+        (SANDBOX_CRIO, "registry.k8s.io/pause:3.10", None, ""),
+        (SANDBOX_CRIO_NO_INFRA, "", None, ""),
+        (None, "", None, ""),
+    ],
+    ids=["1.x", "2.x", "2.x-shim-gone", "cri-o", "cri-o-no-infra", "no-info"],
+)
+async def test_sandbox_details_of_every_runtime(  # noqa: PLR0917 - one table row each
+    cri: CriClient, fake: Fake, info: object, image: str, log_directory: str | None, cgroup_parent: str
+) -> None:
+    fake.answers["PodSandboxStatus"] = api.PodSandboxStatusResponse(
+        status=api.PodSandboxStatus(
+            id="s",
+            metadata=api.PodSandboxMetadata(name="web", uid="u", namespace="default", attempt=2),
+            state=api.SANDBOX_NOTREADY,
+            created_at=GO_ZERO_NS,
+            labels={"a": "b"},
+        ),
+        info={"info": json.dumps(info)} if info else {},
+    )
+    details = await cri.sandbox_details("s")
+    sandbox = details.sandbox
+    assert (sandbox.id, sandbox.name, sandbox.uid, sandbox.namespace, sandbox.attempt) == (
+        "s",
+        "web",
+        "u",
+        "default",
+        2,
+    )
+    assert (sandbox.ready, sandbox.created_at, sandbox.labels) == (False, None, {"a": "b"})
+    assert (sandbox.image, sandbox.log_directory, details.cgroup_parent) == (image, log_directory, cgroup_parent)
+    assert await cri.sandbox_status("s") == sandbox
+
+
+@pytest.mark.parametrize(
+    ("wire", "state"),
+    [
+        (api.CONTAINER_CREATED, ContainerState.CREATED),
+        (api.CONTAINER_RUNNING, ContainerState.RUNNING),
+        (api.CONTAINER_EXITED, ContainerState.EXITED),
+        (api.CONTAINER_UNKNOWN, ContainerState.UNKNOWN),
+    ],
+)
+async def test_container_states(
+    cri: CriClient, fake: Fake, wire: api.ContainerState.ValueType, state: ContainerState
+) -> None:
+    fake.answers["ListContainers"] = api.ListContainersResponse(
+        containers=[
+            api.Container(
+                id="c",
+                pod_sandbox_id="s",
+                metadata=api.ContainerMetadata(name="web", attempt=3),
+                image=api.ImageSpec(image="x:1"),
+                image_ref="sha256:a",
+                image_id="sha256:b",
+                state=wire,
+                created_at=NS,
+                labels={"l": "1"},
+                annotations={"n": "2"},
+            )
+        ]
+    )
+    (container,) = await cri.list_containers()
+    assert container.state is state
+    assert (container.id, container.name, container.sandbox_id, container.attempt) == ("c", "web", "s", 3)
+    assert (container.image_ref, container.image_id, container.image_name) == ("sha256:a", "sha256:b", "x:1")
+    assert (container.created_at, container.labels, container.annotations) == (AT, {"l": "1"}, {"n": "2"})
+
+
+async def test_container_details(cri: CriClient, fake: Fake) -> None:
+    linux = api.LinuxContainerResources(memory_limit_in_bytes=64 << 20, oom_score_adj=998, unified={"memory.min": "1"})
+    volume = api.Mount(container_path="/m", image=api.ImageSpec(image="models:1", image_ref="models@d"))
+    fake.answers["ContainerStatus"] = api.ContainerStatusResponse(
+        status=api.ContainerStatus(
+            id="c",
+            state=api.CONTAINER_EXITED,
+            started_at=NS,
+            finished_at=NS,
+            exit_code=137,
+            reason="OOMKilled",
+            log_path="/var/log/pods/p/web/0.log",
+            mounts=[volume, volume, api.Mount(host_path="/etc/hosts")],
+            resources=api.ContainerResources(linux=linux),
+        )
+    )
+    details = await cri.container_details("c")
+    container = details.container
+    assert (container.finished_at, container.exit_code, container.log_path) == (AT, 137, "/var/log/pods/p/web/0.log")
+    assert container.volume_images == ("models:1", "models@d")
+    assert (details.started_at, details.reason) == (AT, "OOMKilled")
+    assert details.resources == ContainerResources(64 << 20, oom_score_adj=998, unified={"memory.min": "1"})
+
+
+async def test_running_container_has_no_end_and_empty_resources_are_not_told(cri: CriClient, fake: Fake) -> None:
+    empty = api.ContainerResources(linux=api.LinuxContainerResources())
+    fake.answers["ContainerStatus"] = api.ContainerStatusResponse(
+        status=api.ContainerStatus(id="c", state=api.CONTAINER_RUNNING, resources=empty)
+    )
+    details = await cri.container_details("c")
+    assert (details.container.finished_at, details.container.exit_code, details.container.log_path) == (None,) * 3
+    assert details.resources is None
+
+
+async def test_get_container_joins_listing_and_status(cri: CriClient, fake: Fake) -> None:
+    listed = api.Container(id="c", pod_sandbox_id="s", image_ref="sha256:a", state=api.CONTAINER_RUNNING)
+    fake.answers["ListContainers"] = api.ListContainersResponse(containers=[listed])
+    fake.answers["ContainerStatus"] = api.ContainerStatusResponse(
+        status=api.ContainerStatus(id="c", image_ref="x@d", state=api.CONTAINER_EXITED, finished_at=NS)
+    )
+    container = await cri.get_container("c")
+    assert container is not None
+    assert (container.sandbox_id, container.image_ref, container.state) == ("s", "sha256:a", ContainerState.EXITED)
+    assert container.finished_at == AT
+    assert fake.requests[0][1] == api.ListContainersRequest(filter=api.ContainerFilter(id="c"))
+    fake.answers["ListContainers"] = api.ListContainersResponse()
+    assert await cri.get_container("c") is None
+
+
+async def test_removing_what_is_gone_succeeds(cri: CriClient, fake: Fake) -> None:
+    fake.answers["RemoveImage"] = (grpc.StatusCode.NOT_FOUND, "no such image")
+    await cri.remove_image("x")
+    await cri.remove_container("c")
+    await cri.stop_container("c", 5)
+    await cri.stop_sandbox("s")
+    await cri.remove_sandbox("s")
+    assert [request for name, request in fake.requests if name == "StopContainer"] == [
+        api.StopContainerRequest(container_id="c", timeout=5)
+    ]
+
+
+async def test_stats_tell_zero_from_nothing(cri: CriClient, fake: Fake) -> None:
+    running = api.ContainerStats(
+        attributes=api.ContainerAttributes(id="c"),
+        memory=api.MemoryUsage(working_set_bytes=api.UInt64Value(value=9)),
+        cpu=api.CpuUsage(usage_nano_cores=api.UInt64Value()),
+        writable_layer=api.FilesystemUsage(used_bytes=api.UInt64Value(value=4096)),
+    )
+    exited = api.ContainerStats(attributes=api.ContainerAttributes(id="d"))
+    fake.answers["ListContainerStats"] = api.ListContainerStatsResponse(stats=[running, exited])
+    first, second = await cri.list_container_stats()
+    assert (first.writable_bytes, first.writable_inodes, first.working_set_bytes, first.cpu_nanocores) == (
+        4096,
+        None,
+        9,
+        0,
+    )
+    assert (second.writable_bytes, second.working_set_bytes, second.cpu_nanocores) == (None, None, None)
+    pod = api.PodSandboxStats(
+        attributes=api.PodSandboxAttributes(id="s", metadata=api.PodSandboxMetadata(uid="u")),
+        linux=api.LinuxPodSandboxStats(
+            process=api.ProcessUsage(process_count=api.UInt64Value(value=3)), containers=[running]
+        ),
+    )
+    fake.answers["ListPodSandboxStats"] = api.ListPodSandboxStatsResponse(stats=[pod])
+    (usage,) = await cri.list_sandbox_stats()
+    assert (usage.sandbox_id, usage.pod_uid, usage.process_count, usage.working_set_bytes) == ("s", "u", 3, None)
+    assert usage.containers == (first,)
+
+
+async def test_events_are_a_stream(socket: Path, connection: RuntimeConnection) -> None:
+    class Events:
+        async def GetContainerEvents(  # noqa: N802 - as on the wire
+            self, _request: object, _context: object
+        ) -> AsyncIterator[api.ContainerEventResponse]:
+            status = api.PodSandboxStatus(id="s")
+            for kind in (api.CONTAINER_STARTED_EVENT, api.CONTAINER_DELETED_EVENT):
+                yield api.ContainerEventResponse(
+                    container_id="c", container_event_type=kind, created_at=NS, pod_sandbox_status=status
+                )
+
+    async with serving(socket, *cri_handlers(Events())):
+        events = [event async for event in CriClient(connection).container_events()]
+    assert [event.kind for event in events] == [ContainerEventKind.STARTED, ContainerEventKind.DELETED]
+    assert (events[0].container_id, events[0].sandbox_id, events[0].occurred_at) == ("c", "s", AT)

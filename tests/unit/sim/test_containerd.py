@@ -1,0 +1,135 @@
+"""containerd's own services as the agent's client meets them, beyond what the layer graph reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.errors import RuntimeRequestError
+from nodeagent.runtime.connection import RuntimeConnection
+from nodeagent.runtime.containerd import ContainerdClient
+from nodeagent.sim.containerd import _filter
+from nodeagent.sim.content import Layer
+from nodeagent.sim.node import SimNode
+from nodeagent.sim.server import SimServer
+from nodeagent.sim.store import GC_ROOT_LABEL, Blob, Ingest, RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+MIB = 1024 * 1024
+LAYERS = (Layer("base", 3 * MIB), Layer("own", MIB))
+
+
+@pytest.fixture
+def node() -> SimNode:
+    made = SimNode()
+    made.add_image("registry.test/a:v1", layers=LAYERS)
+    return made
+
+
+@pytest.fixture
+async def client(node: SimNode, tmp_path: Path) -> AsyncIterator[ContainerdClient]:
+    server = SimServer(node, tmp_path / "s", profile="2.1", gc_delay_s=None)
+    async with server, RuntimeConnection(server.endpoint) as connection:
+        yield ContainerdClient(connection)
+
+
+async def test_single_records(node: SimNode, client: ContainerdClient) -> None:
+    (image,) = node.images.values()
+    assert await client.version() == "2.1.9"
+    found = await client.get_image("registry.test/a:v1")
+    assert found is not None
+    assert found.target == image.target_digest
+    assert await client.get_image("registry.test/b:v1") is None
+    blob = await client.get_blob(image.id)
+    assert blob is not None
+    assert blob.size_bytes == node.store.blobs[image.id].size_bytes
+    assert await client.get_blob("sha256:" + "0" * 64) is None
+    snapshot = await client.get_snapshot("overlayfs", image.chain_id)
+    assert snapshot is not None
+    assert snapshot.parent == LAYERS[0].diff_id
+    assert await client.get_snapshot("overlayfs", "nothing") is None
+    await client.clean_up_snapshotter("overlayfs")
+
+
+async def test_a_name_that_moved_is_not_deleted(node: SimNode, client: ContainerdClient) -> None:
+    with pytest.raises(RuntimeRequestError, match="FAILED_PRECONDITION"):
+        await client.delete_image("registry.test/a:v1", sync=False, target="sha256:" + "0" * 64)
+    target = next(iter(node.images.values())).target_digest
+    assert await client.delete_image("registry.test/a:v1", sync=False, target=target)
+    assert not await client.delete_image("registry.test/a:v1", sync=False)
+
+
+async def test_removed_records_give_their_bytes_back_with_the_next_collection(
+    node: SimNode, client: ContainerdClient
+) -> None:
+    before = node.used_bytes
+    assert await client.delete_content(LAYERS[0].blob_digest)
+    assert not await client.delete_content(LAYERS[0].blob_digest)
+    (image,) = node.images.values()
+    assert await client.remove_snapshot("overlayfs", image.chain_id)
+    assert node.used_bytes == before
+    node.collect_garbage()
+    assert before - node.used_bytes > MIB
+
+
+async def test_a_long_blob_is_read_in_pieces(client: ContainerdClient, node: SimNode) -> None:
+    digest = LAYERS[0].blob_digest
+    assert len(await client.read_content(digest)) == node.store.blobs[digest].size_bytes > MIB
+
+
+async def test_ingests_and_rooted_blobs(node: SimNode, client: ContainerdClient) -> None:
+    node.store.ingests["layer-1"] = Ingest("layer-1", 4096, 9000, "sha256:" + "1" * 64, node.now, node.now)
+    assert len(await client.list_ingests()) == 1
+    node.store.put_blob(Blob("sha256:" + "2" * 64, 10, node.now, {GC_ROOT_LABEL: "now"}))
+    node.store.put_blob(Blob("sha256:" + "3" * 64, 10, node.now))
+    node.collect_garbage()
+    assert "sha256:" + "2" * 64 in await client.list_content()
+    assert "sha256:" + "3" * 64 not in await client.list_content()
+
+
+async def test_each_sandbox_has_a_lease_on_containerd_2(node: SimNode, client: ContainerdClient) -> None:
+    node.sandbox_image = "registry.test/a:v1"
+    pod = node.add_pod("web")
+    assert [lease.id for lease in await client.list_leases()] == [pod.id]
+    assert await client.list_lease_resources(pod.id) == ()
+    await client.create_lease("keep", {"who": "test"})
+    assert {lease.id for lease in await client.list_leases()} == {pod.id, "keep"}
+    with pytest.raises(RuntimeRequestError, match="ALREADY_EXISTS"):
+        await client.create_lease("keep", {})
+    assert await client.delete_lease("keep", sync=True)
+    assert not await client.delete_lease("keep", sync=True)
+
+
+async def test_other_namespaces_hold_only_what_is_shared(node: SimNode, client: ContainerdClient) -> None:
+    node.store.share("moby", LAYERS[0].blob_digest)
+    assert await client.list_namespaces() == ("k8s.io", "moby")
+    assert await client.list_digests("moby") == {LAYERS[0].blob_digest}
+    assert await client.list_images("moby") == ()
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        ([], True),
+        (["name==a"], True),
+        (['name=="a"'], True),
+        (["name!=a"], False),
+        (["name~=^[ab]$"], True),
+        (["name==a,kind==active"], False),
+        (["name==b", "kind==committed"], True),
+        (['labels."x/y"==1'], True),
+        (['labels."x/y"'], True),
+        (['labels."other"'], False),
+    ],
+)
+def test_filters(filters: list[str], expected: bool) -> None:
+    assert _filter(filters)({"name": "a", "kind": "committed"}, {"x/y": "1"}) == expected
+
+
+def test_a_malformed_filter_is_refused() -> None:
+    with pytest.raises(RefusedError, match="parse error"):
+        _filter(["=="])

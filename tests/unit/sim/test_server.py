@@ -1,0 +1,464 @@
+"""The wire: both interfaces over a real socket, as the chosen runtime would answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+from google.protobuf.empty_pb2 import Empty
+
+from nodeagent._proto.containerd.services.containers.v1 import containers_pb2
+from nodeagent._proto.containerd.services.content.v1 import content_pb2
+from nodeagent._proto.containerd.services.images.v1 import images_pb2
+from nodeagent._proto.containerd.services.leases.v1 import leases_pb2
+from nodeagent._proto.containerd.services.namespaces.v1 import namespaces_pb2
+from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
+from nodeagent._proto.containerd.services.version.v1 import version_pb2
+from nodeagent._proto.runtime.v1 import api_pb2 as api
+from nodeagent.errors import (
+    RuntimeNotFoundError,
+    RuntimeRequestError,
+    RuntimeTimeoutError,
+    RuntimeUnavailableError,
+    RuntimeUnsupportedError,
+)
+from nodeagent.model import ContainerState
+from nodeagent.plan.accounting import LayerLedger
+from nodeagent.runtime.connection import RuntimeConnection
+from nodeagent.runtime.containerd import ContainerdClient
+from nodeagent.runtime.cri import CriClient
+from nodeagent.runtime.layers import LayerCache
+from nodeagent.sim.content import Layer
+from nodeagent.sim.node import PAUSE, SimNode
+from nodeagent.sim.profiles import PROFILES
+from nodeagent.sim.scenario import believable_node
+from nodeagent.sim.server import SimServer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from tests.unit.sim.conftest import Caller
+
+MIB = 1024 * 1024
+CONTAINERD = "/containerd.services."
+
+
+@pytest.fixture
+def node() -> SimNode:
+    made = SimNode()
+    made.add_image(PAUSE, layers=[Layer("pause", MIB)], pinned=True)
+    base = Layer("base", 40 * MIB)
+    made.add_image("registry.test/a:v1", "registry.test/a:latest", layers=[base, Layer("a", 5 * MIB)])
+    made.add_image("registry.test/b:v1", layers=[base, Layer("b", 7 * MIB)])
+    pod = made.add_pod("web", namespace="shop", uid="u-1", age_s=600)
+    made.add_container(pod, "serve", "registry.test/a:v1", age_s=500, volume_images=["registry.test/b:v1"])
+    made.add_container(
+        pod, "once", "registry.test/b:v1", state=ContainerState.EXITED, attempt=2, age_s=500, ended_s=60, exit_code=3
+    )
+    return made
+
+
+@pytest.fixture
+def socket(tmp_path: Path) -> Path:
+    return tmp_path / "s"
+
+
+@pytest.fixture
+async def server(node: SimNode, socket: Path) -> AsyncIterator[SimServer]:
+    async with SimServer(node, socket, gc_delay_s=None) as started:
+        yield started
+
+
+@pytest.fixture
+async def cri(server: SimServer) -> AsyncIterator[CriClient]:
+    async with RuntimeConnection(server.endpoint, deadlines={"ListImages": 0.2, "RemoveImage": 0.2}) as connection:
+        yield CriClient(connection)
+
+
+async def test_the_agents_client_reads_what_the_node_holds(node: SimNode, cri: CriClient) -> None:
+    images = {image.id: image for image in await cri.list_images()}
+    assert {key: (image.repo_tags, image.pinned) for key, image in images.items()} == {
+        key: (image.repo_tags, image.pinned) for key, image in node.images.items()
+    }
+    (sandbox,) = await cri.list_sandboxes()
+    assert (sandbox.name, sandbox.namespace, sandbox.uid, sandbox.ready) == ("web", "shop", "u-1", True)
+    details = await cri.sandbox_details(sandbox.id)
+    assert details.sandbox.image == PAUSE
+    assert details.sandbox.log_directory == "/var/log/pods/shop_web_u-1"
+    assert details.cgroup_parent == "/kubepods/besteffort/podu-1"
+    serve, once = await cri.list_containers()
+    assert (serve.state, once.state) == (ContainerState.RUNNING, ContainerState.EXITED)
+    assert serve.image_ref == node.resolve_image("registry.test/a:v1")
+    ended = await cri.container_status(once.id)
+    assert (ended.exit_code, ended.attempt) == (3, 2)
+    assert ended.finished_at == node.containers[once.id].finished_at
+    assert ended.log_path == "/var/log/pods/shop_web_u-1/once/2.log"
+    usage = await cri.list_container_stats()
+    assert {each.container_id for each in usage} == {serve.id, once.id}
+    assert (await cri.image_fs_info()).image_mountpoints == (node.imagefs_path,)
+
+
+async def test_removing_an_image_frees_its_own_layers(node: SimNode, cri: CriClient) -> None:
+    node.remove_container(next(each.id for each in node.containers.values() if each.name == "once"))
+    node.collect_garbage()
+    before = node.available_bytes
+    await cri.remove_image("registry.test/b:v1")
+    freed = node.available_bytes - before
+    assert 7 * MIB + 7 * MIB * 2 // 5 <= freed < 10 * MIB
+    await cri.remove_image("registry.test/b:v1")
+    assert await cri.image_status("registry.test/b:v1") is None
+
+
+async def test_missing_targets(cri: CriClient) -> None:
+    with pytest.raises(RuntimeNotFoundError):
+        await cri.container_status("nobody")
+    with pytest.raises(RuntimeNotFoundError):
+        await cri.sandbox_status("nobody")
+    await cri.remove_container("nobody")
+    await cri.stop_sandbox("nobody")
+    await cri.remove_sandbox("nobody")
+
+
+@pytest.mark.parametrize(
+    ("profile", "pinned", "sandbox_image", "has_config", "image_id", "volumes"),
+    [
+        ("1.6", False, PAUSE, False, False, False),
+        ("1.7", True, PAUSE, False, False, False),
+        ("2.1", True, None, True, False, True),
+        ("cri-o", True, PAUSE, True, True, True),
+    ],
+)
+async def test_profiles(  # noqa: PLR0917 - a table
+    node: SimNode,
+    socket: Path,
+    profile: str,
+    pinned: bool,
+    sandbox_image: str | None,
+    has_config: bool,
+    image_id: bool,
+    volumes: bool,
+) -> None:
+    async with SimServer(node, socket, profile=profile) as server, RuntimeConnection(server.endpoint) as connection:
+        cri = CriClient(connection)
+        assert (await cri.version()).version.startswith(profile if profile != "cri-o" else "1.31")
+        assert any(image.pinned for image in await cri.list_images()) == pinned
+        assert (await cri.status()).sandbox_image == sandbox_image
+        assert ((await cri.runtime_config()) is not None) == has_config
+        serve = (await cri.list_containers())[0]
+        assert bool(serve.image_id) == image_id
+        assert bool((await cri.container_status(serve.id)).volume_images) == volumes
+        assert (await cri.sandbox_status(serve.sandbox_id)).image == PAUSE
+
+
+async def test_a_profile_can_be_changed(node: SimNode, socket: Path) -> None:
+    newer = replace(PROFILES["2.1"], runtime_version="2.9.0", fills_image_id=True)
+    async with SimServer(node, socket, profile=newer) as server, RuntimeConnection(server.endpoint) as connection:
+        assert all(container.image_id for container in await CriClient(connection).list_containers())
+
+
+async def test_cri_o_keeps_used_images_and_untags_names(node: SimNode, socket: Path) -> None:
+    async with SimServer(node, socket, profile="cri-o") as server, RuntimeConnection(server.endpoint) as connection:
+        cri = CriClient(connection)
+        listed = {tag: image for image in await cri.list_images() for tag in image.repo_tags}
+        assert not listed["registry.test/a:v1"].id.startswith("sha256:")
+        with pytest.raises(RuntimeRequestError, match="in use by a container"):
+            await cri.remove_image(listed["registry.test/a:v1"].id)
+        await cri.remove_image("registry.test/a:latest")
+        image = await cri.image_status("registry.test/a:v1")
+        assert image is not None
+        assert image.repo_tags == ("registry.test/a:v1",)
+
+
+async def test_without_containerds_services(node: SimNode, socket: Path, call: Caller) -> None:
+    async with SimServer(node, socket, containerd_api=False) as server:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call(server, f"{CONTAINERD}version.v1.Version/Version", Empty(), version_pb2.VersionResponse)
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_manifest_config_and_snapshots_lead_to_each_other(node: SimNode, server: SimServer, call: Caller) -> None:
+    (names,) = await call(
+        server,
+        f"{CONTAINERD}images.v1.Images/List",
+        images_pb2.ListImagesRequest(filters=['name=="registry.test/a:v1"']),
+        images_pb2.ListImagesResponse,
+    )
+    assert [image.name for image in names.images] == ["registry.test/a:v1"]
+    manifest = await read_json(call, server, names.images[0].target.digest)
+    config_digest = manifest["config"]["digest"]
+    assert config_digest == node.resolve_image("registry.test/a:v1")
+    (info,) = await call(
+        server,
+        f"{CONTAINERD}content.v1.Content/Info",
+        content_pb2.InfoRequest(digest=config_digest),
+        content_pb2.InfoResponse,
+    )
+    chain_id = info.info.labels["containerd.io/gc.ref.snapshot.overlayfs"]
+    assert chain_id == node.images[config_digest].chain_id
+    (usage,) = await call(
+        server,
+        f"{CONTAINERD}snapshots.v1.Snapshots/Usage",
+        snapshots_pb2.UsageRequest(snapshotter="overlayfs", key=chain_id),
+        snapshots_pb2.UsageResponse,
+    )
+    assert usage.size == 5 * MIB
+    config = await read_json(call, server, config_digest)
+    assert len(config["rootfs"]["diff_ids"]) == len(manifest["layers"]) == 2
+
+
+async def read_json(call: Caller, server: SimServer, digest: str) -> dict[str, dict[str, str]]:
+    parts = await call(
+        server,
+        f"{CONTAINERD}content.v1.Content/Read",
+        content_pb2.ReadContentRequest(digest=digest),
+        content_pb2.ReadContentResponse,
+    )
+    document: dict[str, dict[str, str]] = json.loads(b"".join(part.data for part in parts))
+    return document
+
+
+async def test_bulk_deletion_collects_once(node: SimNode, server: SimServer, call: Caller) -> None:
+    image_id = node.resolve_image("registry.test/b:v1")
+    assert image_id is not None
+    *names, last = node.names_of(image_id)
+    for name, sync in [*((name, False) for name in names), (last, True)]:
+        request = images_pb2.DeleteImageRequest(name=name, sync=sync)
+        assert node.store.collections == 0
+        await call(server, f"{CONTAINERD}images.v1.Images/Delete", request, Empty)
+    assert node.store.collections == 1
+    assert image_id not in node.images
+    assert image_id not in node.store.blobs
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call(server, f"{CONTAINERD}images.v1.Images/Delete", images_pb2.DeleteImageRequest(name=last), Empty)
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_the_layer_graph_predicts_what_removals_free(tmp_path: Path, seed: int) -> None:
+    node, dice = believable_node(seed).node, random.Random(seed)
+    async with SimServer(node, tmp_path / "s", gc_delay_s=None) as server, RuntimeConnection(server.endpoint) as there:
+        cri = CriClient(there)
+        listed = await cri.list_images()
+        graph = await LayerCache().build(ContainerdClient(there), listed, snapshotter="overlayfs")
+        ledger, expected = LayerLedger(graph), 0
+        before, inodes_before = node.used_bytes, node.inodes_free
+        inodes = 0
+        for image in dice.sample(listed, 12):
+            gained, inodes_gained = ledger.gain(image)
+            assert gained is not None
+            assert inodes_gained is not None
+            expected, inodes = expected + gained, inodes + inodes_gained
+            ledger.take(image)
+            await cri.remove_image(image.id)
+    assert before - node.used_bytes == expected > 0
+    assert node.inodes_free - inodes_before == inodes
+
+
+async def test_snapshots_and_blobs_come_in_batches(tmp_path: Path, call: Caller) -> None:
+    node = SimNode()
+    for number in range(60):
+        node.add_image(f"a:{number}", layers=[Layer("base", MIB), Layer(f"own {number}", MIB)])
+    async with SimServer(node, tmp_path / "s") as server:
+        snapshots = await call(
+            server,
+            f"{CONTAINERD}snapshots.v1.Snapshots/List",
+            snapshots_pb2.ListSnapshotsRequest(snapshotter="overlayfs"),
+            snapshots_pb2.ListSnapshotsResponse,
+        )
+        blobs = await call(
+            server,
+            f"{CONTAINERD}content.v1.Content/List",
+            content_pb2.ListContentRequest(),
+            content_pb2.ListContentResponse,
+        )
+    assert sum(len(part.info) for part in snapshots) == 61
+    assert [len(part.info) for part in blobs] == [100, 81]
+
+
+async def test_a_parent_cannot_be_removed(node: SimNode, server: SimServer, call: Caller) -> None:
+    parent = next(each.parent for each in node.store.snapshots.values() if each.parent)
+    method = f"{CONTAINERD}snapshots.v1.Snapshots/Remove"
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call(server, method, snapshots_pb2.RemoveSnapshotRequest(snapshotter="overlayfs", key=parent), Empty)
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    with pytest.raises(grpc.aio.AioRpcError) as unknown:
+        await call(server, method, snapshots_pb2.RemoveSnapshotRequest(snapshotter="zfs", key=parent), Empty)
+    assert unknown.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_leases_over_the_wire(node: SimNode, server: SimServer, call: Caller) -> None:
+    image = node.images[node.resolve_image("registry.test/b:v1") or ""]
+    leases = f"{CONTAINERD}leases.v1.Leases/"
+    (made,) = await call(server, f"{leases}Create", leases_pb2.CreateRequest(id="pin"), leases_pb2.CreateResponse)
+    resource = leases_pb2.Resource(id=image.id, type="content")
+    added = leases_pb2.AddResourceRequest(id=made.lease.id, resource=resource)
+    await call(server, f"{leases}AddResource", added, Empty)
+    node.remove_image(image.id)
+    assert image.id in node.store.blobs
+    (listed,) = await call(server, f"{leases}List", leases_pb2.ListRequest(), leases_pb2.ListResponse)
+    assert [lease.id for lease in listed.leases] == ["pin"]
+    (held,) = await call(
+        server, f"{leases}ListResources", leases_pb2.ListResourcesRequest(id="pin"), leases_pb2.ListResourcesResponse
+    )
+    assert [each.id for each in held.resources] == [image.id]
+    await call(server, f"{leases}Delete", leases_pb2.DeleteRequest(id="pin", sync=True), Empty)
+    assert image.id not in node.store.blobs
+
+
+async def test_namespaces_are_apart_and_required(node: SimNode, server: SimServer, call: Caller) -> None:
+    digest = next(iter(node.store.blobs))
+    node.store.share("moby", digest)
+    (spaces,) = await call(
+        server,
+        f"{CONTAINERD}namespaces.v1.Namespaces/List",
+        namespaces_pb2.ListNamespacesRequest(),
+        namespaces_pb2.ListNamespacesResponse,
+        namespace="",
+    )
+    assert [each.name for each in spaces.namespaces] == ["k8s.io", "moby"]
+    method, request = f"{CONTAINERD}content.v1.Content/List", content_pb2.ListContentRequest()
+    (there,) = await call(server, method, request, content_pb2.ListContentResponse, namespace="moby")
+    assert [info.digest for info in there.info] == [digest]
+    with pytest.raises(grpc.aio.AioRpcError, match="namespace is required"):
+        await call(server, method, request, content_pb2.ListContentResponse, namespace="")
+
+
+async def test_containerd_lists_sandboxes_as_containers(node: SimNode, server: SimServer, call: Caller) -> None:
+    (listed,) = await call(
+        server,
+        f"{CONTAINERD}containers.v1.Containers/List",
+        containers_pb2.ListContainersRequest(),
+        containers_pb2.ListContainersResponse,
+    )
+    kinds = [each.labels["io.cri-containerd.kind"] for each in listed.containers]
+    assert sorted(kinds) == ["container", "container", "sandbox"]
+    assert {each.snapshot_key for each in listed.containers} <= node.store.snapshots.keys()
+
+
+async def test_filters_of_the_container_list(node: SimNode, server: SimServer, call: Caller) -> None:
+    async def names(wanted: api.ContainerFilter) -> list[str]:
+        request = api.ListContainersRequest(filter=wanted)
+        method = "/runtime.v1.RuntimeService/ListContainers"
+        (got,) = await call(server, method, request, api.ListContainersResponse)
+        return [each.metadata.name for each in got.containers]
+
+    exited = api.ContainerStateValue(state=api.CONTAINER_EXITED)
+    assert await names(api.ContainerFilter(state=exited)) == ["once"]
+    assert await names(api.ContainerFilter(label_selector={"io.kubernetes.container.name": "serve"})) == ["serve"]
+    assert await names(api.ContainerFilter(id=next(iter(node.containers))[:10])) == ["serve"]
+    assert await names(api.ContainerFilter(pod_sandbox_id="nobody")) == []
+
+
+async def test_the_collector_comes_by_itself_after_a_removal(node: SimNode, socket: Path) -> None:
+    async with SimServer(node, socket, gc_delay_s=0) as server, RuntimeConnection(server.endpoint) as connection:
+        cri = CriClient(connection)
+        once = next(each for each in node.containers.values() if each.name == "once")
+        await cri.remove_image(once.image_id)
+        node.store.collections = 0
+        await cri.remove_container(once.id)
+        await cri.version()
+        assert node.store.collections == 1
+        assert not node.store.collection_due
+
+
+async def test_a_failure_is_for_its_target_and_its_times(cri: CriClient, server: SimServer) -> None:
+    server.faults.fail("RemoveImage", "registry.test/b:v1", status="INTERNAL", detail="device busy")
+    server.faults.fail("RemoveImage", "registry.test/b:v1", status="ABORTED", detail="again")
+    await cri.remove_image("registry.test/a:latest")
+    with pytest.raises(RuntimeRequestError, match="INTERNAL: device busy"):
+        await cri.remove_image("registry.test/b:v1")
+    with pytest.raises(RuntimeRequestError, match="ABORTED: again"):
+        await cri.remove_image("registry.test/b:v1")
+    await cri.remove_image("registry.test/b:v1")
+    assert server.faults.targets("RemoveImage") == ("registry.test/a:latest", *["registry.test/b:v1"] * 3)
+    assert server.calls[0] == ("RemoveImage", "registry.test/a:latest")
+
+
+async def test_an_unknown_method_is_refused(server: SimServer) -> None:
+    with pytest.raises(ValueError, match="no method 'RemoveImages'"):
+        server.faults.fail("RemoveImages")
+
+
+async def test_a_call_hangs_until_its_deadline(cri: CriClient, server: SimServer) -> None:
+    server.faults.delay("ListImages")
+    with pytest.raises(RuntimeTimeoutError):
+        await cri.list_images()
+    assert len(await cri.list_images()) == 3
+
+
+async def test_a_call_hangs_until_released(cri: CriClient, server: SimServer) -> None:
+    released = asyncio.Event()
+    server.faults.delay("Version", released)
+    arrival = asyncio.create_task(server.faults.arrival("Version"))
+    asking = asyncio.create_task(cri.version())
+    await arrival
+    assert not asking.done()
+    released.set()
+    assert (await asking).name == "containerd"
+
+
+async def test_a_late_answer_hides_the_effect(node: SimNode, cri: CriClient, server: SimServer) -> None:
+    server.faults.delay("RemoveImage", effect_first=True)
+    with pytest.raises(RuntimeTimeoutError):
+        await cri.remove_image("registry.test/b:v1")
+    assert node.resolve_image("registry.test/b:v1") is None
+
+
+async def test_a_container_starts_just_before_the_removal(node: SimNode, cri: CriClient, server: SimServer) -> None:
+    server.faults.before("RemoveImage", lambda: node.start_container("registry.test/b:v1"))
+    server.faults.after("ListContainers", lambda: node.advance(5))
+    await cri.remove_image("registry.test/b:v1")
+    before = node.now
+    assert "late" in {container.name for container in await cri.list_containers()}
+    assert (node.now - before).total_seconds() == 5
+
+
+async def test_a_restart_drops_calls_and_keeps_the_node(node: SimNode, cri: CriClient, server: SimServer) -> None:
+    server.faults.delay("Version")
+    arrival = asyncio.create_task(server.faults.arrival("Version"))
+    asking = asyncio.create_task(cri.version())
+    await arrival
+    await server.stop()
+    with pytest.raises((RuntimeUnavailableError, RuntimeRequestError)):
+        await asking
+    assert not server.socket.exists()
+    await server.start()
+    async with RuntimeConnection(server.endpoint) as connection:
+        assert len(await CriClient(connection).list_images()) == len(node.images)
+
+
+async def test_events_are_told(node: SimNode, server: SimServer, cri: CriClient) -> None:
+    events = cri.container_events()
+    arrival = asyncio.create_task(server.faults.arrival("GetContainerEvents"))
+    first = asyncio.ensure_future(anext(events))
+    await arrival
+    while not node.listeners:  # the handler runs on this very loop
+        await cri.version()
+    container = node.start_container("registry.test/a:v1")
+    told = [await first, await anext(events), await anext(events)]
+    assert [event.container_id for event in told][1:] == [container.id, container.id]
+    await events.aclose()  # type: ignore[attr-defined]  # an async generator
+
+
+async def test_old_containerd_tells_no_events(node: SimNode, socket: Path) -> None:
+    async with SimServer(node, socket, profile="1.6") as server, RuntimeConnection(server.endpoint) as connection:
+        with pytest.raises(RuntimeUnsupportedError):
+            await anext(CriClient(connection).container_events())
+
+
+async def test_an_offered_image_can_be_pulled(node: SimNode, cri: CriClient) -> None:
+    node.offer("registry.test/new:v1", [Layer("new", MIB)])
+    assert await cri.pull_image("registry.test/new:v1") in node.images
+    with pytest.raises(RuntimeNotFoundError):
+        await cri.pull_image("registry.test/nowhere:v1")
+
+
+def test_a_socket_path_has_a_limit(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="107 bytes"):
+        SimServer(SimNode(), tmp_path / ("x" * 108))
