@@ -294,7 +294,7 @@ def demo(
     """Preview, run and result on a simulated node; needs no root and no containerd."""
     from nodeagent.cli.demo import run_demo  # noqa: PLC0415
 
-    run_demo(show_kept=show)
+    raise typer.Exit(run_demo(show_kept=show))
 
 
 @config_app.command("check", epilog=EPILOG)

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from nodeagent.act.carry_out import Remover
     from nodeagent.act.collect import ActorFactory, Preview
     from nodeagent.act.outcomes import PassReport, Result
+    from nodeagent.act.removers import LogActions
     from nodeagent.clock import Clock
     from nodeagent.config import Config
     from nodeagent.model import FsObservation, ImageUsage, NodeSnapshot
@@ -170,7 +171,8 @@ async def open_agent(
             remember=remember,
             booted_at=booted_at(),
         )
-        actors = _actors(cri, containerd, config, clock)
+        logs = HostLogs(Path(config.container_gc.pod_log_root), Path(config.container_gc.container_log_root))
+        actors = actors_for(cri, containerd, logs, clock)
         collector = Collector(observer, actors, policy, clock=clock, read_filesystem=read, dry_run=dry_run)
         yield Agent(config, policy, clock, cri, store, collector, role, because, record, dry_run)
 
@@ -184,8 +186,8 @@ def _role(config: Config) -> tuple[Role, str]:
     return Role.BESIDE_KUBELET, f"{trace} exists"
 
 
-def _actors(cri: CriClient, containerd: ContainerdClient | None, config: Config, clock: Clock) -> ActorFactory:
-    logs = HostLogs(Path(config.container_gc.pod_log_root), Path(config.container_gc.container_log_root))
+def actors_for(cri: CriClient, containerd: ContainerdClient | None, logs: LogActions, clock: Clock) -> ActorFactory:
+    """Return what makes the removers of a pass on this runtime."""
 
     def make(snapshot: NodeSnapshot, policy: GCPolicy) -> Mapping[ItemKind, Remover]:
         used = containerd if snapshot.storage is not None else None

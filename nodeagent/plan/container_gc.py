@@ -144,13 +144,15 @@ class _Sieve:
         """Sort all containers of the snapshot."""
         sizes = self._snapshot.writable_bytes
         for position, container in enumerate(self._snapshot.containers):
-            reason = _R_RUNNING if container.state is _RUNNING else self._kept_because(container)
-            if reason is None:
-                self._add_candidate(position, container)
-                continue
-            verdict = Verdict.COULD_NOT if reason.code is _FAILED else _KEEP
-            name = container_name(container)
-            self.kept.append(Decision(_CONTAINER, container.id, name, verdict, reason, sizes.get(container.id)))
+            verdict, reason = _KEEP, _R_RUNNING
+            if container.state is not _RUNNING:
+                why = self._kept_because(container)
+                if why is None:
+                    self._add_candidate(position, container)
+                    continue
+                verdict, reason = (Verdict.COULD_NOT if why.code is _FAILED else _KEEP), why
+            container_id, name = container.id, container_name(container)
+            self.kept.append(Decision(_CONTAINER, container_id, name, verdict, reason, sizes.get(container_id)))
         for members in self.units.values():
             if len(members) > 1:
                 members.sort(reverse=True)
@@ -173,10 +175,10 @@ class _Sieve:
 
     def _kept_because(self, container: Container) -> Reason | None:  # noqa: PLR0911 - one for each rule
         """Return why a container that does not run stays whatever the limits and its pod."""
-        if container.state is _UNKNOWN:
-            return _R_STATE_UNKNOWN
         if not self._policy.include_unlabelled and not container.has_kubelet_labels:
             return _R_UNMANAGED
+        if container.state is _UNKNOWN:
+            return _R_STATE_UNKNOWN
         if container.id in self._set_aside:
             return Reason(ReasonCode.FAILED_EARLIER, {"detail": self._set_aside[container.id]})
         against = contradiction(container, self._sandboxes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from nodeagent.plan.container_gc import ContainerGCPolicy, plan_container_gc
@@ -63,31 +63,7 @@ def plan_containers(
 
     ``set_aside`` holds ids of any kind. Source: kubelet ``containerGC.GarbageCollect``.
     """
-    standings = judge_pods(snapshot, policy.containers.deleted_pod_grace_s)
-    containers = plan_container_gc(
-        snapshot,
-        policy.containers,
-        set_aside=set_aside,
-        evict_non_deleted_pods=evict_non_deleted_pods,
-        standings=standings,
-    )
-    sandboxes = plan_sandbox_gc(
-        snapshot,
-        policy.sandboxes,
-        standings=standings,
-        containers_gone=_going(containers),
-        set_aside=set_aside,
-        evict_non_deleted_pods=evict_non_deleted_pods,
-    )
-    logs = plan_pod_logs(
-        snapshot,
-        policy.logs,
-        standings=standings,
-        containers_gone=_going(containers),
-        sandboxes_gone=_going(sandboxes),
-        set_aside=set_aside,
-    )
-    return GCPlan(containers, sandboxes, logs)
+    return _plan_containers(snapshot, policy, set_aside, evict_non_deleted_pods=evict_non_deleted_pods)[0]
 
 
 def plan_all(
@@ -99,12 +75,46 @@ def plan_all(
     remove_all_unused: bool = False,
 ) -> GCPlan:
     """Plan as ``plan_containers`` does, then the images on the node as that leaves it."""
-    made = plan_containers(snapshot, policy, set_aside=set_aside, evict_non_deleted_pods=evict_non_deleted_pods)
-    containers_gone, sandboxes_gone = _going(made.containers), _going(made.sandboxes)
+    made, containers_gone, sandboxes_gone = _plan_containers(
+        snapshot, policy, set_aside, evict_non_deleted_pods=evict_non_deleted_pods
+    )
     after, users = project_with_users(snapshot, containers_gone, sandboxes_gone, find_users(snapshot))
     images = plan_image_gc(after, policy.images, set_aside=set_aside, remove_all_unused=remove_all_unused, users=users)
-    return GCPlan(made.containers, made.sandboxes, made.logs, images)
+    return replace(made, images=images)
+
+
+def _plan_containers(
+    snapshot: NodeSnapshot, policy: GCPolicy, set_aside: Mapping[str, str], *, evict_non_deleted_pods: bool
+) -> tuple[GCPlan, frozenset[str], frozenset[str]]:
+    """Return the plans but for images, and the ids of the containers and of the sandboxes that go."""
+    standings = judge_pods(snapshot, policy.containers.deleted_pod_grace_s)
+    containers = plan_container_gc(
+        snapshot,
+        policy.containers,
+        set_aside=set_aside,
+        evict_non_deleted_pods=evict_non_deleted_pods,
+        standings=standings,
+    )
+    containers_gone = _going(containers)
+    sandboxes = plan_sandbox_gc(
+        snapshot,
+        policy.sandboxes,
+        standings=standings,
+        containers_gone=containers_gone,
+        set_aside=set_aside,
+        evict_non_deleted_pods=evict_non_deleted_pods,
+    )
+    sandboxes_gone = _going(sandboxes)
+    logs = plan_pod_logs(
+        snapshot,
+        policy.logs,
+        standings=standings,
+        containers_gone=containers_gone,
+        sandboxes_gone=sandboxes_gone,
+        set_aside=set_aside,
+    )
+    return GCPlan(containers, sandboxes, logs), containers_gone, sandboxes_gone
 
 
 def _going(plan: Plan) -> frozenset[str]:
-    return frozenset(decision.id for decision in plan.removals)
+    return frozenset([decision.id for decision in plan.removals])

@@ -40,8 +40,6 @@ class PodStanding:
     how: str
 
 
-_BY_ID = attrgetter("id")
-
 # Members are looked up once; in their class that takes ten times as long.
 _RUNNING, _UNKNOWN, _EXITED = ContainerState.RUNNING, ContainerState.UNKNOWN, ContainerState.EXITED
 
@@ -155,16 +153,22 @@ def _why_alive(pod: _Pod) -> str:
 
 def _last_sign_of_life(pod: _Pod, booted_at: datetime | None) -> tuple[datetime | None, str]:
     """Return the latest time anything of the pod stirred, or which time is missing."""
-    signs = [booted_at] if booted_at is not None else []
-    for sandbox in pod.sandboxes:
-        if sandbox.created_at is None:
-            return None, "it is not known when its sandbox was created"
-        signs.append(sandbox.created_at)
-    for container in sorted(pod.containers, key=_BY_ID):
+    signs = [booted_at, *[sandbox.created_at for sandbox in pod.sandboxes]]
+    if None in signs[1:]:
+        return None, "it is not known when its sandbox was created"
+    for container in pod.containers:
         exited = container.state is _EXITED
-        if exited and container.finished_at is None:
-            return None, f"it is not known when its container {container.name} ended"
-        if container.created_at is None and not exited:
-            return None, f"it is not known when its container {container.name} was created"
-        signs += [at for at in (container.created_at, container.finished_at) if at is not None]
-    return max(signs, default=None), ""
+        if (container.finished_at if exited else container.created_at) is None:
+            return None, _first_missing(pod)
+        signs += (container.created_at, container.finished_at)
+    return max([at for at in signs if at is not None], default=None), ""
+
+
+def _first_missing(pod: _Pod) -> str:
+    """Return which time is missing, of the first container by id that lacks one."""
+    for container in sorted(pod.containers, key=attrgetter("id")):
+        if container.state is _EXITED and container.finished_at is None:
+            return f"it is not known when its container {container.name} ended"
+        if container.state is not _EXITED and container.created_at is None:
+            return f"it is not known when its container {container.name} was created"
+    return ""

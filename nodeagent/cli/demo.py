@@ -1,0 +1,103 @@
+"""``nodeagent demo``: preview, run and result on a simulated node, through the real client, planner and executor."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nodeagent.act.collect import Collector
+from nodeagent.act.logs import HostLogs
+from nodeagent.act.outcomes import PassEnd
+from nodeagent.cli import render
+from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.session import run_async
+from nodeagent.daemon.agent import actors_for
+from nodeagent.model import Role
+from nodeagent.observe import Observer, ObserverSettings
+from nodeagent.plan.container_gc import ContainerGCPolicy
+from nodeagent.plan.gc import GCPolicy
+from nodeagent.plan.scope import Scope
+from nodeagent.runtime.connection import RuntimeConnection
+from nodeagent.runtime.containerd import ContainerdClient
+from nodeagent.runtime.cri import CriClient
+from nodeagent.runtime.layers import LayerCache
+from nodeagent.sim.filesystem import SimFilesystem
+from nodeagent.sim.scenario import believable_node
+from nodeagent.sim.server import SimServer
+from nodeagent.store import merge_usage
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Collection, Mapping
+    from datetime import datetime
+
+    from nodeagent.model import ImageUsage
+
+_POLICY = GCPolicy(containers=ContainerGCPolicy(deleted_pod_grace_s=60.0))
+
+
+def run_demo(*, show_kept: bool) -> ExitCode:
+    """Show a preview, carry it out and show the result; return the exit code.
+
+    Nothing outside a temporary directory is touched.
+    """
+    return run_async(_demo(show_kept=show_kept))
+
+
+async def _demo(*, show_kept: bool) -> ExitCode:
+    console = render.make_console()
+    console.print("nodeagent demo: a SIMULATED node (in-process CRI server); nothing on this machine is touched\n")
+    async with _simulated() as collector:
+        console.rule("1. preview: nodeagent gc all --dry-run")
+        preview = await collector.preview(Scope.ALL)
+        console.print(render.preview_view(preview.snapshot, preview.plans, _POLICY.images, show_kept=show_kept))
+        console.rule("2. run: nodeagent gc all --yes")
+        report = await collector.run(preview, trigger="demo", stop=asyncio.Event())
+        console.print(render.report_view(report, _POLICY.images))
+        removed = {result.decision.id for result in report.removed}
+        same = removed == {decision.id for decision in preview.removals}
+        console.print(f"Removed exactly what the preview named: {'yes' if same else 'NO'}\n")
+        console.rule("3. result: a second run has nothing to do")
+        again = await collector.preview(Scope.ALL)
+        console.print(render.preview_view(again.snapshot, again.plans, _POLICY.images, show_kept=show_kept))
+    good = same and report.end is PassEnd.COMPLETE and not again.removals
+    return ExitCode.DONE if good else ExitCode.FAILED
+
+
+@asynccontextmanager
+async def _simulated() -> AsyncIterator[Collector]:
+    scenario = believable_node()
+    node = scenario.node
+    usage: dict[str, ImageUsage] = {}
+
+    def remember(
+        listed: Mapping[str, datetime | None], in_use: Collection[str], now: datetime
+    ) -> Mapping[str, ImageUsage]:
+        merged = merge_usage(usage, listed, in_use, now)
+        usage.clear()
+        usage.update(merged)
+        return merged
+
+    with tempfile.TemporaryDirectory(prefix="nodeagent-demo-") as directory:
+        root = Path(directory)
+        scenario.write_logs(root)
+        read = SimFilesystem(node).read
+        async with SimServer(node, root / "runtime.sock") as server, RuntimeConnection(server.endpoint) as connection:
+            cri, containerd = CriClient(connection), ContainerdClient(connection)
+            settings = ObserverSettings("", root / "pods", root / "containers", Role.STANDALONE)
+            observer = Observer(
+                cri,
+                containerd,
+                lambda _path: LayerCache(clock=node.clock),
+                settings=settings,
+                clock=node.clock,
+                read_filesystem=read,
+                remember=remember,
+                booted_at=node.now - timedelta(days=30),
+            )
+            logs = HostLogs(settings.pod_log_root, settings.container_log_root)
+            actors = actors_for(cri, containerd, logs, node.clock)
+            yield Collector(observer, actors, _POLICY, clock=node.clock, read_filesystem=read)

@@ -1,0 +1,253 @@
+"""Garbage collection on a real containerd, through the command line as an operator uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nodeagent.act.outcomes import Outcome, PassEnd
+from nodeagent.config import load
+from nodeagent.daemon.agent import open_agent
+from nodeagent.plan.scope import Scope
+from tests.support import reclaim
+from tests.support.containerd import LoopFs
+from tests.support.worn_node import (
+    FRESH,
+    KEPT,
+    PINNED,
+    USED_DEAD,
+    USED_GONE,
+    USED_RUNNING,
+    WornNode,
+    wear,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.integration.conftest import ContainerdFactory
+
+pytestmark = pytest.mark.real
+
+ROOT = Path(__file__).parents[2]
+Document = dict[str, Any]
+
+
+@pytest.fixture
+def worn(containerd_factory: ContainerdFactory) -> WornNode:
+    return wear(containerd_factory(imagefs=LoopFs(420, "ext4")))
+
+
+def nodeagent(node: WornNode, *arguments: str, code: int = 0) -> str:
+    """Run the command line against a node and return what it printed."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "nodeagent", *arguments, "--config", str(node.config)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=ROOT,
+    )
+    assert ended.returncode == code, f"{ended.returncode}\n{ended.stdout}\n{ended.stderr}"
+    return ended.stdout
+
+
+def gc(node: WornNode, scope: str, *options: str, code: int = 0) -> Document:
+    age = () if scope == "containers" else ("--minimum-age", node.minimum_age)
+    answer: Document = json.loads(nodeagent(node, "gc", scope, *options, *age, "--output", "json", code=code))
+    return answer
+
+
+def to_remove(preview: Document) -> set[str]:
+    return {each["id"] for plan in preview["plans"] for each in plan["decisions"] if each["verdict"] == "remove"}
+
+
+def removed(report: Document) -> set[str]:
+    return {each["id"] for each in report["results"] if each["outcome"] == "done"}
+
+
+def tags(node: WornNode) -> set[str]:
+    return {tag for image in node.pods.list_images() for tag in image.tags}
+
+
+def configure(node: WornNode, old: str, new: str) -> None:
+    text = node.config.read_text()
+    assert old in text
+    node.config.write_text(text.replace(old, new))
+
+
+def test_images_go_as_the_preview_says_and_stop_at_the_low_threshold(worn: WornNode) -> None:
+    before = tags(worn)
+    preview = gc(worn, "images", "--dry-run")
+    assert tags(worn) == before
+    assert to_remove(preview)
+    assert preview["plans"][0]["accounting"] == "layers"
+
+    report = gc(worn, "images", "--yes")
+    assert removed(report) == to_remove(preview)
+    assert report["end"] == "complete", report["end_detail"]
+    assert worn.used_percent <= 80
+    assert report["freed_bytes"] == pytest.approx(report["predicted_bytes"], rel=0.02, abs=1 << 20)
+    assert {FRESH, KEPT, PINNED, USED_DEAD, USED_GONE, USED_RUNNING, worn.containerd.sandbox_image} <= tags(worn)
+
+    again = gc(worn, "images", "--yes")
+    assert (again["end"], again["results"]) == ("nothing-to-do", [])
+
+
+def test_every_kept_image_has_its_reason(worn: WornNode) -> None:
+    preview = gc(worn, "images", "--dry-run", "--high", "2", "--low", "1")
+    reasons = {each["name"]: each["reason"]["code"] for each in preview["plans"][0]["decisions"]}
+    expected = {
+        FRESH: "too-young",
+        KEPT: "protected",
+        PINNED: "pinned",
+        USED_DEAD: "in-use-by-container",
+        USED_GONE: "in-use-by-container",
+        worn.containerd.sandbox_image: "in-use-by-sandbox",
+    }
+    assert {name: reasons[name] for name in expected} == expected
+    report = gc(worn, "images", "--yes", "--high", "2", "--low", "1", code=3)
+    assert report["end"] == "shortfall"
+    assert "above the low threshold" in report["end_detail"]
+    assert set(expected) <= tags(worn)
+    assert USED_RUNNING in tags(worn)
+
+
+def test_dead_containers_sandboxes_and_logs(worn: WornNode) -> None:
+    assert worn.crash_sandbox is not None
+    assert worn.gone_sandbox is not None
+    newest = worn.crashed[-1]
+    preview = gc(worn, "containers", "--dry-run")
+    report = gc(worn, "containers", "--yes")
+    assert removed(report) == to_remove(preview)
+
+    left = {each.id: each.state for each in worn.pods.list_containers()}
+    assert newest.id in left
+    assert not {each.id for each in worn.crashed[:-1]} & left.keys()
+    assert not {each.id for each in worn.gone} & left.keys()
+    assert worn.running is not None
+    assert left[worn.running.id] == "RUNNING"
+    assert newest.log_file is not None
+    assert "attempt 3" in newest.log_file.read_text()
+    assert [each.log_file for each in worn.crashed if each.log_file and each.log_file.exists()] == [newest.log_file]
+    assert worn.gone_sandbox.id not in {each.id for each in worn.pods.list_sandboxes()}
+    assert worn.crash_sandbox.id in {each.id for each in worn.pods.list_sandboxes()}
+    assert worn.gone_sandbox.log_directory is not None
+    assert not worn.gone_sandbox.log_directory.exists()
+    links = list((worn.containerd.base / "containers").iterdir())
+    assert len(links) == 2
+    assert all(link.exists() for link in links)
+    by_hand = [each for plan in report["plans"] for each in plan["decisions"] if each["id"] == "made-by-hand"]
+    assert [each["reason"]["code"] for each in by_hand] == ["not-kubelet-managed"]
+    assert "made-by-hand" in worn.containerd.ctr("containers", "ls", "-q")
+    assert gc(worn, "containers", "--yes")["results"] == []
+
+    gc(worn, "containers", "--yes", "--max-containers", "0")
+    assert {each.id for each in worn.pods.list_containers()} == {worn.running.id}
+    assert "made-by-hand" in worn.containerd.ctr("containers", "ls", "-q")
+
+
+def test_an_image_that_gets_a_container_after_the_plan_survives(worn: WornNode) -> None:
+    async def plan_start_run() -> None:
+        config = load(worn.config, {"image_gc.minimum_age": worn.minimum_age}).config
+        async with open_agent(config, record=True, dry_run=False) as agent:
+            preview = await agent.collector.preview(Scope.IMAGES)
+            victim = preview.removals[0]
+            sandbox = await asyncio.to_thread(worn.pods.run_sandbox, "late", namespace="shop")
+            await asyncio.to_thread(worn.pods.run_container, sandbox, "late", victim.name)
+            report = await agent.run(preview, trigger="test", stop=asyncio.Event())
+        outcomes = {result.decision.id: result.outcome for result in report.results}
+        assert outcomes[victim.id] is Outcome.CHANGED
+        assert victim.name in tags(worn)
+        assert report.end is PassEnd.COMPLETE
+        assert worn.used_percent <= 80
+
+    asyncio.run(plan_start_run())
+
+
+def test_a_hung_runtime_ends_by_the_deadline_and_nothing_is_removed(worn: WornNode) -> None:
+    configure(worn, "[runtime]", '[runtime]\ntimeout = "1s"')
+    before = tags(worn)
+    worn.containerd.freeze()
+    try:
+        nodeagent(worn, "gc", "all", "--yes", code=1)
+    finally:
+        worn.containerd.thaw()
+    assert tags(worn) == before
+
+
+def test_a_state_directory_without_room_costs_only_the_memory(worn: WornNode, tmp_path: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(tmp_path)], check=True)
+    try:
+        with (tmp_path / "full").open("wb") as file:
+            file.write(b"x" * (16 << 10))
+        configure(worn, str(worn.containerd.base / "agent-state"), str(tmp_path))
+        report = gc(worn, "images", "--yes")
+        assert report["end"] == "complete"
+        assert any("memory only" in warning for warning in report["warnings"]), report["warnings"]
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+@contextmanager
+def daemon(node: WornNode, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the daemon with short intervals and its log in a file; SIGTERM must end it."""
+    if "interval" not in node.config.read_text():
+        configure(
+            node, "[container_gc]", '[image_gc]\ninterval = "1s"\nminimum_age = "1s"\n\n[container_gc]\ninterval = "1s"'
+        )
+    command = [sys.executable, "-m", "nodeagent", "run", "--config", str(node.config)]
+    with log.open("ab") as out, subprocess.Popen(command, stderr=out, cwd=ROOT) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                assert process.wait(timeout=15) == 0
+
+
+def events(log: Path, name: str) -> list[Document]:
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [event for event in map(json.loads, filter(None, lines)) if event["event"] == name]
+
+
+def test_the_daemon_survives_kills_and_restarts_of_the_runtime(worn: WornNode, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with daemon(worn, log) as process:
+        reclaim.poll("a removal is logged", lambda: bool(events(log, "removal")), timeout_s=30)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(timeout=10)
+    with daemon(worn, log):
+        reclaim.poll("image collection is complete", lambda: worn.used_percent <= 80, timeout_s=30)
+        worn.containerd.stop()
+        reclaim.poll("the loss is logged", lambda: bool(events(log, "runtime_unavailable")), timeout_s=30)
+        worn.containerd.start()
+        reclaim.poll("the return is logged", lambda: bool(events(log, "runtime_available")), timeout_s=90)
+    assert {KEPT, PINNED, USED_RUNNING, USED_DEAD, worn.containerd.sandbox_image} <= tags(worn)
+    lost = events(log, "runtime_unavailable")
+    assert len(lost) <= 2, "once per loop and change"
+    assert events(log, "agent_stopped")
+    assert not events(log, "pass_crashed")
+
+
+def test_the_daemon_in_a_dry_run_touches_nothing(worn: WornNode, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    before = (tags(worn), {each.id for each in worn.pods.list_containers()})
+    configure(worn, 'role = "standalone"', 'role = "standalone"\ndry_run = true')
+    with daemon(worn, log):
+        reclaim.poll(
+            "images would go", lambda: any(e["kind"] == "image" for e in events(log, "would_remove")), timeout_s=30
+        )
+        reclaim.poll(
+            "containers, too", lambda: any(e["kind"] == "container" for e in events(log, "would_remove")), timeout_s=30
+        )
+    assert (tags(worn), {each.id for each in worn.pods.list_containers()}) == before
