@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.act.outcomes import Outcome, Result
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
-from nodeagent.plan.decision import ItemKind
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Mapping, Sequence
 
     from nodeagent.clock import Clock
-    from nodeagent.plan.decision import Decision
+    from nodeagent.plan.decision import Decision, ItemKind
 
 
 class Remover(Protocol):
@@ -50,7 +49,7 @@ class Interrupted(Exception):  # noqa: N818 - not an error: it carries what was 
         super().__init__(lost or "told to stop")
 
 
-async def carry_out(
+async def carry_out(  # noqa: PLR0913 - what a pass hands down
     decisions: Sequence[Decision],
     removers: Mapping[ItemKind, Remover],
     *,

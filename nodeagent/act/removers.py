@@ -171,7 +171,10 @@ class ContainerRemover:
 
 
 class SandboxRemover:
-    """Stops and removes one sandbox. Source: kubelet ``removeSandbox``; CRI ``StopPodSandbox``, ``RemovePodSandbox``."""
+    """Stops and removes one sandbox.
+
+    Source: kubelet ``removeSandbox``; CRI ``StopPodSandbox``, ``RemovePodSandbox``.
+    """
 
     def __init__(self, reader: FreshReader, actions: RuntimeActions) -> None:
         self._reader = reader

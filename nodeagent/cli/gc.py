@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from nodeagent.act.collect import MAX_ROUNDS
@@ -73,6 +73,8 @@ async def _collect(request: Request, config: Config) -> ExitCode:
             sys.stderr.write("nothing was removed\n")
             return ExitCode.DONE
         report = await _run(request, agent, preview)
+        if agent.store.health.problem:
+            report = replace(report, warnings=(*report.warnings, agent.store.health.problem))
     _show_report(request, agent, report)
     return _exit_code(report)
 

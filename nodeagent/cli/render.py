@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -22,6 +21,7 @@ from nodeagent.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from datetime import datetime
 
     from rich.console import RenderableType
 

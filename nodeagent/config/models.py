@@ -143,12 +143,12 @@ class ContainerGCSection(Section):
     max_per_pod_container: Limit = Field(1, description="Dead instances kept of each container of a pod, newest first.")
     max_containers: Limit = Field(
         -1,
-        description="Dead containers kept on the node in all; shared out evenly, at least one each, then newest first.",
+        description="Dead containers kept on the node in all: shared out evenly, at least one each, newest first.",
     )
     deleted_pod_grace: Duration = Field(
         "5m",
-        description="How long nothing of a pod may have stirred before it counts as gone; the boot counts as a stir, so "
-        "that a reboot makes no pod look gone.",
+        description="How long nothing of a pod may have stirred before it counts as gone. The boot counts, too, so that "
+        "a reboot makes no pod look gone.",
     )
     include_unlabelled: Switch = Field(
         False, description="Also collect containers and sandboxes without kubelet labels, such as those made by hand."

@@ -23,8 +23,10 @@ SCHEMA_VERSION: Final = 1
 _BUSY_TIMEOUT_S: Final = 2.0
 _MIGRATIONS: Final = (
     (
-        "CREATE TABLE image_usage ("
-        " image_id TEXT PRIMARY KEY NOT NULL, first_detected_us INTEGER NOT NULL, last_used_us INTEGER) WITHOUT ROWID",
+        (
+            "CREATE TABLE image_usage (image_id TEXT PRIMARY KEY NOT NULL,"
+            " first_detected_us INTEGER NOT NULL, last_used_us INTEGER) WITHOUT ROWID"
+        ),
         "CREATE TABLE meta (key TEXT PRIMARY KEY NOT NULL, value TEXT NOT NULL) WITHOUT ROWID",
     ),
 )

@@ -1,0 +1,102 @@
+"""Cost of the agent as a whole process: a cold preview, and the daemon at rest.
+
+The runtime is a simulated one in a process of its own, with 200 images of ten layers and 300 containers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from tests.support.reclaim import poll
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+IMAGES, LAYERS, CONTAINERS = 200, 10, 300
+
+
+@contextmanager
+def runtime(directory: Path) -> Iterator[Path]:
+    """Serve the simulated node; yield a configuration that points at it."""
+    socket = directory / "runtime.sock"
+    command = [sys.executable, "-m", "nodeagent.sim", "--socket", str(socket), "--root", str(directory)]
+    sizes = ["--images", str(IMAGES), "--layers", str(LAYERS), "--containers", str(CONTAINERS)]
+    with subprocess.Popen([*command, *sizes], stdout=subprocess.DEVNULL) as process:
+        try:
+            poll("the simulated runtime serves", socket.exists, timeout_s=30)
+            config = directory / "config.toml"
+            lines = [
+                'role = "standalone"',
+                f"[runtime]\nendpoint = {json.dumps(f'unix://{socket}')}",
+                f"[state]\ndirectory = {json.dumps(str(directory / 'state'))}",
+            ]
+            config.write_text("\n".join(lines) + "\n")
+            yield config
+        finally:
+            process.terminate()
+
+
+def timed(*command: str, runs: int) -> list[float]:
+    """Return the wall seconds of each run, after one that is not counted."""
+    taken = []
+    for _ in range(runs + 1):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, *command], stdout=subprocess.DEVNULL, check=True)
+        taken.append(time.perf_counter() - began)
+    return taken[1:]
+
+
+def at_rest(config: Path, seconds: float) -> tuple[float, float]:
+    """Return the daemon's resident MiB and percent of a core, averaged over ``seconds`` after its first passes."""
+    command = [sys.executable, "-m", "nodeagent", "run", "--config", str(config), "--dry-run"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        done = 0
+        for line in process.stderr:
+            done += '"pass_done"' in line
+            if done == 2:
+                break
+        watched = psutil.Process(process.pid)
+        before = watched.cpu_times()
+        time.sleep(seconds)  # the quantity measured is a rate over this time
+        after = watched.cpu_times()
+        resident = watched.memory_info().rss / 2**20
+        process.terminate()
+    used = (after.user + after.system) - (before.user + before.system)
+    return resident, 100 * used / seconds
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--rest", type=float, default=60, help="seconds to watch the daemon at rest")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name, runtime(Path(name)) as config:
+        preview = timed("-m", "nodeagent", "gc", "all", "--dry-run", "--config", str(config), runs=options.runs)
+        imports = timed("-c", "import nodeagent.cli.main, nodeagent.cli.gc, nodeagent.daemon.agent", runs=options.runs)
+        shown = timed("-m", "nodeagent", "--help", runs=options.runs)
+        resident, percent = at_rest(config, options.rest)
+    print(f"{'what':58} {'min':>9} {'median':>9} {'max':>9}")
+    for what, taken in (
+        (f"gc all --dry-run, cold, {IMAGES} images, {CONTAINERS} containers [s]", preview),
+        ("  of which interpreter and imports [s]", imports),
+        ("--help [s]", shown),
+    ):
+        print(f"{what:58} {min(taken):9.3f} {statistics.median(taken):9.3f} {max(taken):9.3f}")
+    print(f"daemon at rest over {options.rest:.0f} s: {resident:.1f} MiB resident, {percent:.2f} % of a core")
+
+
+if __name__ == "__main__":
+    main()
