@@ -10,6 +10,7 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.session import load_config, run_async
 from nodeagent.daemon import log
 from nodeagent.daemon.agent import open_agent
+from nodeagent.daemon.memory import limit_arenas
 from nodeagent.daemon.supervisor import supervise
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ def run_daemon(path: Path | None, overrides: Mapping[str, str | int], *, dry_run
     """
     config = load_config(path, overrides)
     logger = log.configure(config.log.format, config.log.level)
+
+    limit_arenas()
 
     async def work() -> PassEnd:
         async with open_agent(config, record=True, dry_run=dry_run or config.dry_run) as agent:

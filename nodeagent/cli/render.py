@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 _PIPE_WIDTH = 180
 _TITLES = {
-    ItemKind.IMAGE: "images",
-    ItemKind.CONTAINER: "containers",
-    ItemKind.SANDBOX: "sandboxes",
-    ItemKind.POD_LOG_DIRECTORY: "pod log directories",
-    ItemKind.CONTAINER_LOG_LINK: "container log links",
+    ItemKind.IMAGE: ("image", "images"),
+    ItemKind.CONTAINER: ("container", "containers"),
+    ItemKind.SANDBOX: ("sandbox", "sandboxes"),
+    ItemKind.POD_LOG_DIRECTORY: ("pod log directory", "pod log directories"),
+    ItemKind.CONTAINER_LOG_LINK: ("container log link", "container log links"),
 }
 _OUTCOME_STYLES = {
     Outcome.DONE: "green",
@@ -156,7 +156,7 @@ def plan_view(plan: Plan, *, show_kept: bool) -> RenderableType:
         parts.append(Text(f"{plan.kind}: nothing can be decided: {plan.blocked}", style="bold red"))
     if removals:
         total = size(plan.frees_bytes, upper_bound=plan.accounting is Accounting.UPPER_BOUND)
-        head = Text(f"Removes {len(removals)} {plan.kind}", style="bold")
+        head = Text(f"Removes {len(removals)} of {len(plan.decisions)} {plan.kind}", style="bold")
         if plan.frees_bytes:
             head.append(f", frees {total}")
         if plan.wanted_bytes:
@@ -207,7 +207,7 @@ def report_view(report: PassReport, policy: ImageGCPolicy) -> RenderableType:
             made.add_row(result.decision.kind.value, _name(result.decision), outcome, result.detail)
         parts.append(made)
     counted = Counter(result.decision.kind for result in report.removed)
-    what = ", ".join(f"{count} {_TITLES[kind]}" for kind, count in counted.items()) or "nothing"
+    what = ", ".join(f"{count} {_TITLES[kind][count != 1]}" for kind, count in counted.items()) or "nothing"
     line = Text(f"Removed {what} in {format_duration(report.duration_s)}", style="bold")
     if report.freed_bytes is not None and counted:
         line.append(f"; predicted {format_bytes(report.predicted_bytes)}, measured {format_bytes(report.freed_bytes)}")

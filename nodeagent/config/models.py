@@ -147,8 +147,8 @@ class ContainerGCSection(Section):
     )
     deleted_pod_grace: Duration = Field(
         "5m",
-        description="How long nothing of a pod may have stirred before it counts as gone. The boot counts, too, so that "
-        "a reboot makes no pod look gone.",
+        description="How long nothing of a pod may have stirred before it counts as gone. The boot counts, too, so "
+        "that a reboot makes no pod look gone.",
     )
     include_unlabelled: Switch = Field(
         False, description="Also collect containers and sandboxes without kubelet labels, such as those made by hand."
@@ -204,8 +204,8 @@ class Config(Section):
 
     role: Literal["auto", "beside-kubelet", "standalone"] = Field(
         "auto",
-        description="How the agent stands to a kubelet. beside-kubelet: pods count as gone only by a pod list, never by "
-        "the runtime alone. standalone: the runtime is the only truth. auto: beside-kubelet if this node has traces of "
+        description="How the agent stands to a kubelet. beside-kubelet: pods count as gone only by a pod list, never "
+        "by the runtime alone. standalone: the runtime is the only truth. auto: beside-kubelet if this node has traces of "
         "a kubelet.",
     )
     dry_run: Switch = Field(False, description="Decide and log, but remove nothing.")

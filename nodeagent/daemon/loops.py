@@ -10,6 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.act.outcomes import Outcome, PassEnd
+from nodeagent.daemon.memory import give_back
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 
 if TYPE_CHECKING:
@@ -127,6 +128,8 @@ class Loop:
             return self._runtime.lost(RuntimeUnavailableError(report.end_detail))
         self._runtime.answered()
         log_report(self._logger, preview, report)
+        del preview, report
+        give_back()
         return self._next_s()
 
     def _next_s(self) -> float:

@@ -181,9 +181,11 @@ class _Sieve:
             return _R_STATE_UNKNOWN
         if container.id in self._set_aside:
             return Reason(ReasonCode.FAILED_EARLIER, {"detail": self._set_aside[container.id]})
-        against = contradiction(container, self._sandboxes)
-        if against:
-            return Reason(ReasonCode.SANDBOX_UNKNOWN, {"detail": against})
+        home = self._sandboxes.get(container.sandbox_id)
+        if home is not None and home.uid != container.pod_uid:
+            against = contradiction(container, self._sandboxes)
+            if against:
+                return Reason(ReasonCode.SANDBOX_UNKNOWN, {"detail": against})
         if container.created_at is None:
             return _R_AGE_UNKNOWN
         age_s = (self._snapshot.observed_at - container.created_at).total_seconds()

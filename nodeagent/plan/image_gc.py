@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.plan.accounting import ledger_for
 from nodeagent.plan.decision import (
@@ -119,14 +119,11 @@ def plan_image_gc(  # noqa: PLR0913 - what one pass carries from round to round
     return _ImagePlanner(snapshot, policy, keepers, spent).plan(remove_all_unused=remove_all_unused)
 
 
-class _Entry(NamedTuple):
-    """An image in the order of use, with the times that count; the position settles that no two are equal."""
+_Entry = tuple[datetime, datetime, str, int, "Image"]
+"""Last use, first detection, id, position and image; a plain tuple, as it sorts itself in the order of use.
 
-    last_used: datetime
-    first_detected: datetime
-    image_id: str
-    position: int
-    image: Image
+The position settles that no two are equal.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +180,7 @@ class _ImagePlanner:
             if reason is None:
                 candidates.append(entry)
             else:
-                self._kept[entry.image.id] = reason
+                self._kept[entry[2]] = reason
         return candidates
 
     def _take_unused_too_long(self, candidates: Sequence[_Entry]) -> list[_Entry]:
@@ -192,18 +189,19 @@ class _ImagePlanner:
         oldest = _earlier(self._now, maximum_s)
         rest = []
         for entry in candidates:
-            since = entry.first_detected if entry.last_used == _NEVER else entry.last_used
+            last_used, first_detected, image_id, _, image = entry
+            since = first_detected if last_used == _NEVER else last_used
             if since >= oldest:
                 rest.append(entry)
                 continue
-            gain = self._ledger.gain(entry.image)
+            gain = self._ledger.gain(image)
             refused = self._budget.refuses(gain[0])
             if refused is not None:
-                self._kept[entry.image.id] = refused
+                self._kept[image_id] = refused
                 continue
             unused_s = (self._now - since).total_seconds()
             details = {"unused_s": unused_s, "maximum_s": maximum_s}
-            self._take(entry.image, gain, Reason(ReasonCode.UNUSED_TOO_LONG, details))
+            self._take(image, gain, Reason(ReasonCode.UNUSED_TOO_LONG, details))
         return rest
 
     def _old_enough(self, candidates: Sequence[_Entry]) -> list[_Entry]:
@@ -212,7 +210,7 @@ class _ImagePlanner:
         reasons: dict[datetime, Reason] = {}
         old_enough = []
         for entry in candidates:
-            first = entry.first_detected
+            first = entry[1]
             if first <= newest:
                 old_enough.append(entry)
                 continue
@@ -222,7 +220,7 @@ class _ImagePlanner:
                 reasons[first] = Reason(
                     ReasonCode.TOO_YOUNG, {"age_s": age_s, "minimum_s": minimum_s, "eligible_at": eligible_at}
                 )
-            self._kept[entry.image.id] = reasons[first]
+            self._kept[entry[2]] = reasons[first]
         return old_enough
 
     def _target(self) -> _Target:
@@ -256,7 +254,7 @@ class _ImagePlanner:
         images that share with it go.
         """
         if target.kept is not None:
-            self._kept.update((entry.image_id, target.kept) for entry in candidates)
+            self._kept.update((entry[2], target.kept) for entry in candidates)
             return
         left, taken = candidates, True
         while left and taken:
@@ -269,9 +267,9 @@ class _ImagePlanner:
         enough_bytes, minimum_bytes = target.enough_bytes, self._policy.minimum_gain_bytes
         passed_over = []
         for position, entry in enumerate(candidates):
-            image = entry.image
+            image = entry[4]
             if not minimum_bytes and enough_bytes is not None and self._freed_bytes >= enough_bytes:
-                self._kept.update((each.image_id, _ENOUGH) for each in candidates[position:])
+                self._kept.update((each[2], _ENOUGH) for each in candidates[position:])
                 break
             gain = self._ledger.gain(image)
             if gain[0] is not None and gain[0] < minimum_bytes:
@@ -300,13 +298,12 @@ class _ImagePlanner:
         """Return a decision for each image that stays, with what it would free once the removals are made."""
         kept, gain = self._kept, self._ledger.gain
         decisions = []
-        for entry in entries:
-            image = entry.image
-            reason = kept.get(image.id)
+        for _, _, image_id, _, image in entries:
+            reason = kept.get(image_id)
             if reason is None:
                 continue
             verdict = _COULD_NOT if reason.code is _FAILED else _KEEP
-            decisions.append(Decision(_IMAGE, image.id, image.name, verdict, reason, *gain(image)))
+            decisions.append(Decision(_IMAGE, image_id, image.name, verdict, reason, *gain(image)))
         return decisions
 
     def _warnings(self, target: _Target) -> Iterator[str]:
@@ -341,8 +338,7 @@ class _Keepers:
 
     def why_kept(self, entry: _Entry) -> Reason | None:  # noqa: PLR0911 - one for each rule
         """Return the first rule that keeps an image, the most telling first; ``None`` if none does."""
-        image = entry.image
-        image_id = entry.image_id
+        last_used, _, image_id, _, image = entry
         if image_id in self._used:
             return in_use_reason(image_id, self._users)
         if image.pinned:
@@ -356,8 +352,8 @@ class _Keepers:
             return reason
         if image_id in self._set_aside:
             return Reason(ReasonCode.FAILED_EARLIER, {"detail": self._set_aside[image_id]})
-        if entry.last_used > self._now:
-            return Reason(ReasonCode.USED_THIS_PASS, {"last_used_at": entry.last_used})
+        if last_used > self._now:
+            return Reason(ReasonCode.USED_THIS_PASS, {"last_used_at": last_used})
         return self.use_unknown
 
     def _why_use_unknown(self, snapshot: NodeSnapshot) -> Reason | None:
@@ -406,10 +402,10 @@ def _in_order_of_use(snapshot: NodeSnapshot) -> list[_Entry]:
     for position, image in enumerate(snapshot.images):
         usage = usage_of.get(image.id)
         if usage is None:
-            entries.append(_Entry(_NEVER, now, image.id, position, image))
+            entries.append((_NEVER, now, image.id, position, image))
         else:
             first = min(usage.first_detected, now)
-            entries.append(_Entry(usage.last_used or _NEVER, first, image.id, position, image))
+            entries.append((usage.last_used or _NEVER, first, image.id, position, image))
     entries.sort()
     return entries
 

@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model import ContainerState, Role
+from nodeagent.model.workload import LABEL_POD_UID
 from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
@@ -101,12 +102,13 @@ def _gather(snapshot: NodeSnapshot, ready: AbstractSet[str]) -> dict[str, _Pod]:
             pods[sandbox.uid].sandboxes.append(sandbox)
     for container in snapshot.containers:
         home = by_id.get(container.sandbox_id)
-        uid = container.pod_uid or (home.uid if home is not None else "")
+        home_uid = home.uid if home is not None else ""
+        uid = container.labels.get(LABEL_POD_UID) or home_uid
         if uid and uid not in ready:
             pods[uid].containers.append(container)
-        if home is not None and home.uid and home.uid != uid:
+        if home_uid and home_uid != uid:
             why = f"container {container.name} is contradictory: {contradiction(container, by_id)}"
-            for each in {uid, home.uid} - ready:
+            for each in {uid, home_uid} - ready:
                 pods[each].contradictions += (why,)
     return pods
 

@@ -132,16 +132,18 @@ def sandbox(
 
 
 def log_directory(
-    uid: str, *, pod: str = "web", namespace: str = "shop", modified_s: float = 3600, **rest: Any
+    uid: str,
+    *,
+    pod: str = "web",
+    namespace: str = "shop",
+    modified_s: float = 3600,
+    name: str | None = None,
+    is_directory: bool = True,
+    size_bytes: int | None = 4096,
 ) -> PodLogDirectory:
     """Return a pod log directory for that UID."""
-    return PodLogDirectory(
-        rest.pop("name", f"{namespace}_{pod}_{uid}"),
-        uid,
-        rest.pop("is_directory", True),
-        ago(modified_s),
-        rest.pop("size_bytes", 4096),
-    )
+    shown = f"{namespace}_{pod}_{uid}" if name is None else name
+    return PodLogDirectory(shown, uid, is_directory, ago(modified_s), size_bytes)
 
 
 def log_link(container_id: str, *, modified_s: float = 3600, name: str | None = None) -> ContainerLogLink:

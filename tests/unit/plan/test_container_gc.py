@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -124,7 +124,7 @@ class TestGonePods:
 
 
 class TestFinishedPods:
-    FIELDS: dict[str, Any] = {"containers": attempts(1), "live_pod_uids": frozenset({"uid-web"})}
+    FIELDS: ClassVar[dict[str, Any]] = {"containers": attempts(1), "live_pod_uids": frozenset({"uid-web"})}
 
     def test_stay_normally(self) -> None:
         assert not plan_container_gc(snapshot(**self.FIELDS), ContainerGCPolicy()).removals
@@ -139,7 +139,7 @@ class TestFinishedPods:
 
 
 class TestTotal:
-    NODE: dict[str, Any] = {
+    NODE: ClassVar[dict[str, Any]] = {
         "containers": (*attempts(5, "a"), *attempts(3, "b"), *attempts(1, "c")),
         "sandboxes": LIVE,
     }

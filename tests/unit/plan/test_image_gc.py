@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -239,7 +239,7 @@ class TestInUse:
         ],
     )
     @pytest.mark.parametrize("state", list(ContainerState))
-    def test_by_a_container_in_any_state(self, how: dict[str, object], state: ContainerState) -> None:
+    def test_by_a_container_in_any_state(self, how: dict[str, Any], state: ContainerState) -> None:
         plan = self.plan(containers=(container("c", state=state, **how),))
         assert codes(plan) == {f"sha256:{self.HEX}": "in-use-by-container"}
 

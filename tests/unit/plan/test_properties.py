@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -43,6 +42,9 @@ from tests.unit.builders import (
     sandbox,
     snapshot,
 )
+
+if TYPE_CHECKING:
+    import random
 
 EXAMPLES = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """A node takes many draws; what matters is that every run sees others."""
@@ -215,7 +217,7 @@ def test_every_item_gets_exactly_one_decision_that_can_be_told(
 ) -> None:
     made = plan_all(node, policy, evict_non_deleted_pods=evict, remove_all_unused=everything)
     assert made.images is not None
-    listed = {
+    listed: dict[str, tuple[Any, ...]] = {
         "containers": node.containers,
         "sandboxes": node.sandboxes,
         "images": node.images,
@@ -228,7 +230,7 @@ def test_every_item_gets_exactly_one_decision_that_can_be_told(
         for decision in plan.decisions:
             assert decision.reason.sentence
             assert decision.name
-    logs = [each.name for each in (*node.pod_log_directories, *node.dead_log_links)]
+    logs = [each.name for each in node.pod_log_directories] + [each.name for each in node.dead_log_links]
     assert sorted(each.id for each in made.logs.decisions) == sorted(logs)
 
 

@@ -158,7 +158,7 @@ async def test_authority_is_localhost_and_not_the_path(socket: Path, connection:
     authorities: list[bytes] = []
 
     class Spy:
-        def Version(self, _request: object, context: Any) -> api.VersionResponse:  # noqa: N802, ANN401 - a private field
+        def Version(self, _request: object, context: Any) -> api.VersionResponse:  # noqa: N802 - a private field
             authorities.append(context._rpc_event.call_details.host)
             return api.VersionResponse()
 
