@@ -205,8 +205,8 @@ class Config(Section):
     role: Literal["auto", "beside-kubelet", "standalone"] = Field(
         "auto",
         description="How the agent stands to a kubelet. beside-kubelet: pods count as gone only by a pod list, never "
-        "by the runtime alone. standalone: the runtime is the only truth. auto: beside-kubelet if this node has traces of "
-        "a kubelet.",
+        "by the runtime alone. standalone: the runtime is the only truth. auto: beside-kubelet if this node has traces "
+        "of a kubelet.",
     )
     dry_run: Switch = Field(False, description="Decide and log, but remove nothing.")
     runtime: RuntimeSection = Field(default_factory=RuntimeSection, description="Where the container runtime is.")
