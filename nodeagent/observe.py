@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from nodeagent.runtime.layers import LayerCache
 
 _CONCURRENCY = 16
+_STATVFS_DEADLINE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,8 @@ class Observer:
         links: tuple[ContainerLogLink, ...] = ()
         try:
             directories = podlogs.list_pod_log_directories(self._settings.pod_log_root)
-            links = podlogs.list_dead_log_links(self._settings.container_log_root)
+            if self._settings.pod_log_root.is_dir():  # without the targets' root every link would look dead
+                links = podlogs.list_dead_log_links(self._settings.container_log_root)
         except ObservationError as error:
             warnings.append(f"pod logs are left alone: {error}")
         return directories, links
@@ -276,6 +278,13 @@ class Observer:
             warnings.append(f"sizes are upper bounds, as containerd's own services do not answer: {error}")
             return None
 
+    async def _read_in_time(self, path: str) -> FsObservation:
+        """Read a filesystem in a thread, since statvfs on a dead mount never returns."""
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(self._read_filesystem, path), _STATVFS_DEADLINE_S)
+        except TimeoutError as error:
+            raise ObservationError(f"{path}: statvfs gave no answer in {_STATVFS_DEADLINE_S:.0f} s") from error
+
     async def _image_filesystem(self) -> tuple[FsObservation | None, str]:
         """Return the filesystem images lie on, or why it cannot be judged.
 
@@ -288,7 +297,7 @@ class Observer:
                 paths = (await self._cri.image_fs_info()).image_mountpoints
             if not paths:
                 return None, "the runtime names no image filesystem (ImageFsInfo is empty); set runtime.imagefs_path"
-            readings = [self._read_filesystem(path) for path in paths]
+            readings = [await self._read_in_time(path) for path in paths]
         except (ObservationError, RuntimeRequestError) as error:
             return None, str(error)
         return max(readings, key=lambda reading: (reading.used_percent, reading.path)), ""

@@ -73,8 +73,8 @@ async def _collect(request: Request, config: Config) -> ExitCode:
             sys.stderr.write("nothing was removed\n")
             return ExitCode.DONE
         report = await _run(request, agent, preview)
-        if agent.store.health.problem:
-            report = replace(report, warnings=(*report.warnings, agent.store.health.problem))
+        told = (*agent.store.take_notices(), agent.store.health.problem)
+        report = replace(report, warnings=(*report.warnings, *filter(None, told)))
     _show_report(request, agent, report)
     return _exit_code(report)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
+import stat
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +56,8 @@ def load(path: Path | None = None, overrides: Mapping[str, str | int] | None = N
 def _read(path: Path | None) -> tuple[Path | None, dict[str, object]]:
     chosen = path if path is not None else DEFAULT_PATH
     try:
+        if not stat.S_ISREG(chosen.stat().st_mode):
+            raise ConfigError(f"{chosen}: not a regular file")
         text = chosen.read_bytes().decode()
     except FileNotFoundError as error:
         if path is None:
@@ -67,6 +71,8 @@ def _read(path: Path | None) -> tuple[Path | None, dict[str, object]]:
         return chosen, tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{chosen}: not TOML: {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{chosen}: not usable TOML: {error}") from error
     except RecursionError as error:
         raise ConfigError(f"{chosen}: not usable TOML: nested too deeply") from error
 
@@ -84,15 +90,21 @@ def _put(document: dict[str, object], key: str, value: str | int) -> None:
 
 def _fault(error: ErrorDetails, source: Path | None, overrides: Mapping[str, str | int]) -> str:
     location = error["loc"]
-    key = ".".join(str(part) for part in location)
+    key = ".".join(_key(part) for part in location)
     given = any(override == key or override.startswith(f"{key}.") for override in overrides)
     where = _COMMAND_LINE if given else str(source) if source is not None else "defaults"
     if error["type"] == "extra_forbidden":
-        return f"{where}: {key}: unknown key{_nearest(location)}"
+        return f"{where}: {key} = {_value(error['input'])}: unknown key{_nearest(location)}"
     what = _sentence(error)
     if not location or isinstance(error["input"], dict | BaseModel):
         return f"{where}: {key or 'configuration'}: {what}"
     return f"{where}: {key} = {_value(error['input'])}: {what}"
+
+
+def _key(part: int | str) -> str:
+    """Return a key as it can be shown on one line."""
+    text = str(part)
+    return text if re.fullmatch(r"[A-Za-z0-9_-]{1,80}", text) else _value(text)
 
 
 def _sentence(error: ErrorDetails) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from nodeagent.plan.protection import RULE_FORM, parse_rule
 from nodeagent.units import DURATION_FORM, QUANTITY_FORM, parse_bytes, parse_duration_s
+
+_LONGEST_TEXT = 64
+_LONGEST_S = 100 * 365 * 86_400.0
+_LARGEST_BYTES = 2**63 - 1
 
 
 def _duration(value: object) -> object:
@@ -15,7 +19,8 @@ def _duration(value: object) -> object:
         return "0s"
     if not isinstance(value, str):
         raise ValueError(f"a duration needs its unit: write {DURATION_FORM}")  # noqa: TRY004 - pydantic's contract
-    parse_duration_s(value)
+    if len(value) > _LONGEST_TEXT or parse_duration_s(value) > _LONGEST_S:
+        raise ValueError("longer than 100 years")
     return value.strip()
 
 
@@ -30,7 +35,8 @@ def _size(value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError(f"not a size: write {QUANTITY_FORM}")  # noqa: TRY004 - pydantic's contract
     text = str(value)
-    parse_bytes(text)
+    if len(text) > _LONGEST_TEXT or parse_bytes(text) > _LARGEST_BYTES:
+        raise ValueError("larger than 8Ei")
     return text.strip()
 
 
@@ -118,20 +124,21 @@ class ImageGCSection(Section):
         """Time between two passes, in seconds."""
         return parse_duration_s(self.interval)
 
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.low_threshold_percent >= self.high_threshold_percent:
-            raise ValueError(
-                f"low_threshold_percent = {self.low_threshold_percent} must be below high_threshold_percent = "
-                f"{self.high_threshold_percent}"
-            )
-        unused_s = parse_duration_s(self.maximum_unused_age)
-        if 0 < unused_s <= parse_duration_s(self.minimum_age):
-            raise ValueError(
-                f"maximum_unused_age = {self.maximum_unused_age!r} must be longer than minimum_age = "
-                f"{self.minimum_age!r}, or 0"
-            )
-        return self
+    @field_validator("low_threshold_percent")
+    @classmethod
+    def _below_high(cls, low: int, info: ValidationInfo) -> int:
+        high = info.data.get("high_threshold_percent")
+        if high is not None and low >= high:
+            raise ValueError(f"must be below high_threshold_percent = {high}")
+        return low
+
+    @field_validator("maximum_unused_age")
+    @classmethod
+    def _beyond_minimum(cls, unused: str, info: ValidationInfo) -> str:
+        minimum = info.data.get("minimum_age")
+        if minimum is not None and 0 < parse_duration_s(unused) <= parse_duration_s(minimum):
+            raise ValueError(f"must be longer than minimum_age = {minimum}, or 0")
+        return unused
 
 
 class ContainerGCSection(Section):

@@ -113,6 +113,8 @@ class Agent:
 
     def log_health(self, logger: FilteringBoundLogger) -> None:
         """Log how the agent's memory is doing, once per change."""
+        for notice in self.store.take_notices():
+            logger.warning("store_notice", notice=notice)
         problem = self.store.health.problem
         if problem and problem != self._told:
             logger.warning("store_degraded", problem=problem)

@@ -15,15 +15,20 @@ if TYPE_CHECKING:
 def filesystem_type(path: str, mountinfo: str = "/proc/self/mountinfo") -> str:
     """Return the type of the filesystem of ``path``, such as ``ext4``; empty where it cannot be told.
 
-    Source: proc(5), ``mountinfo``: the third field is the device, the one after the lone dash the type.
+    The mount is looked up by its id, since a Btrfs subvolume has another device number than its mount tells.
+    Source: proc(5), ``mnt_id`` of ``fdinfo``; the first field of ``mountinfo`` and the one after the lone dash.
     """
     try:
-        device = os.stat(path).st_dev  # noqa: PTH116 - as below
-        with open(mountinfo, encoding="utf-8", errors="replace") as lines:  # noqa: PTH123 - as above
-            wanted = f"{os.major(device)}:{os.minor(device)}"
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            with open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as lines:  # noqa: PTH123 - no path of ours
+                mount_id = next((line.split()[1] for line in lines if line.startswith("mnt_id:")), "")
+        finally:
+            os.close(descriptor)
+        with open(mountinfo, encoding="utf-8", errors="replace") as lines:  # noqa: PTH123 - likewise
             for line in lines:
                 left, _, right = line.partition(" - ")
-                if left.split()[2] == wanted:
+                if left.split()[0] == mount_id:
                     return right.split()[0]
     except (OSError, IndexError):
         return ""

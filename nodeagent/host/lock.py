@@ -27,7 +27,7 @@ def pass_lock(path: Path) -> Iterator[str]:
     """
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         yield f"no lock against a second agent: {path}: {error.strerror or error}"
         return

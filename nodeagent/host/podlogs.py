@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_MAX_DEPTH = 64
+_MAX_DEPTH = 256
+_FAR = datetime(9999, 1, 1, tzinfo=UTC)
 _UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z.-]{3,252}")
 _CONTAINER_ID = re.compile(r"[0-9a-f]{6,128}")
 
@@ -102,7 +103,7 @@ def _directory(root: int, name: str) -> PodLogDirectory | None:
             return None
         finally:
             os.close(descriptor)
-    return PodLogDirectory(name, pod_uid(name), is_directory, datetime.fromtimestamp(newest, UTC))
+    return PodLogDirectory(name, pod_uid(name), is_directory, _moment(newest))
 
 
 def list_dead_log_links(root: Path) -> tuple[ContainerLogLink, ...]:
@@ -128,7 +129,15 @@ def _dead_link(root: int, name: str) -> ContainerLogLink | None:
         return None
     if _target_exists(root, name):
         return None
-    return ContainerLogLink(name, link_container_id(name), target, datetime.fromtimestamp(made, UTC))
+    return ContainerLogLink(name, link_container_id(name), target, _moment(made))
+
+
+def _moment(seconds: float) -> datetime:
+    """Return a file's time; one beyond all calendars counts as far in the future, so that the file stays."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):
+        return _FAR
 
 
 def _target_exists(root: int, name: str) -> bool:
@@ -177,6 +186,7 @@ def remove_pod_log_directory(root: Path, name: str, expected_uid: str) -> Freed:
         place = _place(top)
         descriptor = _open_below(top, name, place, root / name)
         try:
+            _check_tree(descriptor, place, root / name, 0)
             freed = _empty(descriptor, place, root / name, 0)
         finally:
             os.close(descriptor)
@@ -241,13 +251,14 @@ def remove_links_of(root: Path, container_id: str) -> int:
     """
     removed = 0
     try:
-        links = list_dead_log_links(root)
+        with _reading(root) as descriptor:
+            names = os.listdir(descriptor) if descriptor is not None else []  # noqa: PTH208 - by descriptor
     except ObservationError as error:
         raise RemovalRefusedError(str(error)) from error
-    for link in links:
-        if link.container_id == container_id:
+    for name in sorted(names):
+        if link_container_id(name) == container_id:
             try:
-                removed += remove_dead_log_link(root, link.name)
+                removed += remove_dead_log_link(root, name)
             except FileNotFoundError:
                 continue
     return removed
@@ -306,14 +317,36 @@ def _open_below(parent: int, name: str, place: _Place, where: Path) -> int:
         raise
     except OSError as error:
         raise RemovalRefusedError(f"{where}: {name}: {error.strerror or error}") from error
-    if _place(descriptor) != place:
+    try:
+        same = _place(descriptor) == place
+    except BaseException:
+        os.close(descriptor)
+        raise
+    if not same:
         os.close(descriptor)
         raise RemovalRefusedError(f"{where}: {name} is a mount point; it is left alone")
     return descriptor
 
 
+def _check_tree(directory: int, place: _Place, where: Path, depth: int) -> None:
+    """Refuse before anything is removed if a mount lies anywhere below, or the tree is too deep."""
+    if depth > _MAX_DEPTH:
+        raise RemovalRefusedError(f"{where}: deeper than {_MAX_DEPTH} levels")
+    with os.scandir(directory) as entries:
+        names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    for name in names:
+        try:
+            descriptor = _open_below(directory, name, place, where)
+        except FileNotFoundError:
+            continue
+        try:
+            _check_tree(descriptor, place, where / name, depth + 1)
+        finally:
+            os.close(descriptor)
+
+
 def _empty(directory: int, place: _Place, where: Path, depth: int) -> Freed:
-    """Remove what is in a directory; a mount in the way is found before its siblings' way to it is cut."""
+    """Remove what is in a directory; what turns out to be a mount ends it there."""
     if depth > _MAX_DEPTH:
         raise RemovalRefusedError(f"{where}: deeper than {_MAX_DEPTH} levels")
     with os.scandir(directory) as entries:

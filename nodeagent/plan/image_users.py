@@ -100,15 +100,16 @@ def images_in_use(snapshot: NodeSnapshot) -> frozenset[str]:
     return find_users(snapshot).images
 
 
-def in_use_reason(image_id: str, users: ImageUsers) -> Reason | None:
-    """Return by whom an image is used, naming three; ``None`` if nobody uses it."""
+def in_use_reason(image_id: str, users: ImageUsers) -> Reason:
+    """Return by whom an image is used, naming three; containers go before sandboxes.
+
+    Raises:
+        KeyError: nobody uses it.
+    """
     containers = users.containers.get(image_id)
     if containers:
         return _used_by_containers(containers)
-    sandboxes = users.sandboxes.get(image_id)
-    if not sandboxes:
-        return None
-    names = sorted(sandbox_name(sandbox) for sandbox in sandboxes)
+    names = sorted(sandbox_name(sandbox) for sandbox in users.sandboxes[image_id])
     note = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return Reason(ReasonCode.IN_USE_BY_SANDBOX, {"count": len(names), "sandboxes": tuple(names[:_NAMED]), "note": note})
 

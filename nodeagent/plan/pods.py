@@ -67,7 +67,9 @@ def judge_pods(snapshot: NodeSnapshot, grace_s: float) -> Mapping[str, PodStandi
     never; else when it has no ready sandbox, no running container and none of unknown state, and its last sign of
     life is at least ``grace_s`` ago. Signs of life are the creation and end of its containers, the creation of its
     sandboxes, and, without a list, the boot of the node. Nothing running and the grace are asked for with a list
-    too. A time that is missing where it is needed keeps the pod.
+    too. A time that is missing where it is needed keeps the pod. Only what is still listed counts: once limits have
+    removed the last container of a quiet pod, its grace counts from its sandbox alone.
+
     Source: kubelet ``ShouldPodContentBeRemoved`` and ``ShouldPodRuntimeBeRemoved``, approximated.
     """
     ready = {sandbox.uid for sandbox in snapshot.sandboxes if sandbox.ready and sandbox.uid}

@@ -60,9 +60,16 @@ class Store:
         self._reading: Reading | None = None
         self._written: dict[str, ImageUsage] | None = None
         self._loaded = False
+        self._notices: list[str] = []
         self.health = StoreHealth()
         with self._lock:
             self._load()
+
+    def take_notices(self) -> tuple[str, ...]:
+        """Return what happened that an operator should know, such as a file set aside; each is returned once."""
+        with self._lock:
+            notices, self._notices = tuple(self._notices), []
+            return notices
 
     def usage(self) -> dict[str, ImageUsage]:
         """Return what is remembered, by image id."""
@@ -77,7 +84,7 @@ class Store:
             if not self._loaded:
                 self._load()
             self._usage = merge_usage(self._usage, listed, in_use, now)
-            if not self._read_only:
+            if self._loaded and not self._read_only:
                 self._write()
             return dict(self._usage)
 
@@ -93,11 +100,12 @@ class Store:
 
     def _load(self) -> None:
         """Read the file; a broken one is set aside. Merges below what a time without the file left in memory."""
-        if self._read_only and not self._path.exists():
-            self._loaded = True
-            return
         try:
-            with closing(self._connect()) as connection:
+            if not _exists(self._path):
+                self._loaded = True
+                self.health = StoreHealth()
+                return
+            with closing(self._open_for_reading()) as connection:
                 _check(connection)
                 usage, reading = _read(connection)
         except sqlite3.DatabaseError as error:
@@ -112,10 +120,13 @@ class Store:
         self._loaded = True
         self.health = StoreHealth()
 
+    def _open_for_reading(self) -> sqlite3.Connection:
+        """Open the file so that nothing beside it is made, unless a log of unfinished writes has to be read, too."""
+        unfinished = _exists(self._path.with_name(f"{FILE_NAME}-wal"))
+        uri = f"{self._path.absolute().as_uri()}?{'mode=ro' if unfinished else 'immutable=1'}"
+        return sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
+
     def _connect(self) -> sqlite3.Connection:
-        if self._read_only:
-            uri = f"{self._path.absolute().as_uri()}?mode=ro"
-            return sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
         self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         connection = sqlite3.connect(self._path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
         try:
@@ -143,7 +154,8 @@ class Store:
             return
         self._loaded = True
         self._written = None
-        self.health = StoreHealth(f"{self._path} was broken ({error}) and is set aside as {aside.name}; starting anew")
+        self._notices.append(f"{self._path} was broken ({error}) and is set aside as {aside.name}; starting anew")
+        self.health = StoreHealth()
 
     def _fail(self, why: str) -> None:
         self._written = None
@@ -167,6 +179,15 @@ class Store:
         self.health = StoreHealth()
 
 
+def _exists(path: Path) -> bool:
+    """Return whether there is such a file; raises OSError where that cannot be told."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def _combined(memory: ImageUsage, file: ImageUsage | None) -> ImageUsage:
     """Return what both know of an image: the earlier detection, the later use."""
     if file is None:
@@ -176,7 +197,8 @@ def _combined(memory: ImageUsage, file: ImageUsage | None) -> ImageUsage:
 
 
 def _is_corrupt(error: sqlite3.DatabaseError) -> bool:
-    return error.sqlite_errorname in ("SQLITE_CORRUPT", "SQLITE_NOTADB") or "malformed" in str(error)
+    name = getattr(error, "sqlite_errorname", "")  # absent on errors raised here
+    return name in ("SQLITE_CORRUPT", "SQLITE_NOTADB") or "malformed" in str(error)
 
 
 def _check(connection: sqlite3.Connection) -> None:
@@ -202,6 +224,27 @@ def _migrate(connection: sqlite3.Connection) -> None:
 
 
 def _read(connection: sqlite3.Connection) -> tuple[dict[str, ImageUsage], Reading | None]:
+    """Return what the file holds; a file without tables yet holds nothing.
+
+    Raises:
+        StoreError: a newer agent wrote it.
+        sqlite3.DatabaseError: it is broken, also if it holds values no agent writes.
+    """
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > SCHEMA_VERSION:
+        raise StoreError(f"it was written by a newer agent (schema {version}, this one knows {SCHEMA_VERSION})")
+    if version == 0:
+        return {}, None
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if not {"image_usage", "meta"} <= tables:
+        raise sqlite3.DatabaseError("malformed: tables are missing")
+    try:
+        return _read_tables(connection)
+    except (ValueError, OverflowError, TypeError) as error:
+        raise sqlite3.DatabaseError(f"malformed: {error}") from error
+
+
+def _read_tables(connection: sqlite3.Connection) -> tuple[dict[str, ImageUsage], Reading | None]:
     rows = connection.execute("SELECT image_id, first_detected_us, last_used_us FROM image_usage")
     usage = {
         image_id: ImageUsage(_moment(first), _moment(used) if used is not None else None)
