@@ -172,6 +172,11 @@ class Observer:
         listed = {sandbox.id for sandbox in sandboxes}
         for gone in known.keys() - listed:
             del known[gone]
+        if listed - known.keys():
+            images = await self._stored_images()
+            known.update(
+                {each.id: replace(each, image=images[each.id]) for each in sandboxes if images.get(each.id, "")}
+            )
         unread: set[str] = set()
 
         async def read(sandbox_id: str) -> None:
@@ -191,6 +196,18 @@ class Observer:
             for sandbox in sandboxes
         )
         return filled, frozenset(unread)
+
+    async def _stored_images(self) -> dict[str, str]:
+        """Return the image of every container record, sandboxes included: one call where CRI needs one for each.
+
+        Source: containerd ``containers.v1.Container.image``.
+        """
+        if self._containerd is None:
+            return {}
+        try:
+            return {each.id: each.image for each in await self._containerd.list_containers()}
+        except RuntimeRequestError:
+            return {}
 
     async def _with_details(
         self, containers: Sequence[Container], sandboxes: Sequence[Sandbox], info: RuntimeInfo, scope: Scope

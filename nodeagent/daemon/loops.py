@@ -99,6 +99,7 @@ class Loop:
         self._logger = logger.bind(loop=scope.value)
         self._jitter = jitter
         self._runtime = RuntimeWatch(self._logger)
+        self._warned: frozenset[str] = frozenset()
 
     async def run(self) -> None:
         """Run until told to stop."""
@@ -124,10 +125,10 @@ class Loop:
             self._logger.exception("pass_crashed")
             return self._next_s()
         if report.end is PassEnd.RUNTIME_LOST:
-            log_report(self._logger, preview, report)
+            self._warned = log_report(self._logger, preview, report, self._warned)
             return self._runtime.lost(RuntimeUnavailableError(report.end_detail))
         self._runtime.answered()
-        log_report(self._logger, preview, report)
+        self._warned = log_report(self._logger, preview, report, self._warned)
         del preview, report
         give_back()
         return self._next_s()
@@ -154,14 +155,20 @@ def log_result(logger: FilteringBoundLogger, result: Result, *, dry_run: bool) -
     )
 
 
-def log_report(logger: FilteringBoundLogger, preview: Preview, report: PassReport) -> None:
-    """Log a pass: warnings, then one summary line; kept items only at debug level."""
+def log_report(
+    logger: FilteringBoundLogger, preview: Preview, report: PassReport, warned: frozenset[str] = frozenset()
+) -> frozenset[str]:
+    """Log a pass: new warnings, then one summary line; kept items only at debug level.
+
+    Returns the warnings of this pass, to be handed in as ``warned`` next time, so that each is logged once for as
+    long as it stands.
+    """
     warnings: Sequence[str] = (
         *preview.snapshot.warnings,
         *(warning for plan in report.plans for warning in plan.warnings),
         *report.warnings,
     )
-    for warning in dict.fromkeys(warnings):
+    for warning in dict.fromkeys(each for each in warnings if each not in warned):
         logger.warning("pass_warning", pass_id=report.id, warning=warning)
     for plan in report.plans:
         for decision in plan.decisions:
@@ -193,3 +200,4 @@ def log_report(logger: FilteringBoundLogger, preview: Preview, report: PassRepor
         duration_s=round(report.duration_s, 3),
         dry_run=report.dry_run,
     )
+    return frozenset(warnings)

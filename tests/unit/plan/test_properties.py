@@ -347,10 +347,19 @@ def test_what_is_set_aside_is_never_removed(node: NodeSnapshot, policy: GCPolicy
         assert not aside & set(removed(plan))
 
 
-def applied(node: NodeSnapshot, made: GCPlan) -> NodeSnapshot:
-    """Return the node as a run that goes to plan leaves it, measured and remembered as the agent would."""
-    gone = {(each.kind, each.id) for each in made.removals}
+def remembered(node: NodeSnapshot) -> NodeSnapshot:
+    """Return the node with what the agent remembers of it before it plans: what is in use was used just now."""
     used = images_in_use(node)
+    usage = {}
+    for each in node.images:
+        known = node.image_usage.get(each.id, ImageUsage(NOW))
+        usage[each.id] = ImageUsage(known.first_detected, NOW if each.id in used else known.last_used)
+    return replace(node, image_usage=usage)
+
+
+def applied(node: NodeSnapshot, made: GCPlan) -> NodeSnapshot:
+    """Return the node as a run that goes to plan leaves it, measured as the agent would."""
+    gone = {(each.kind, each.id) for each in made.removals}
     freed = sum(plan.frees_bytes for plan in (made.containers, made.images) if plan is not None)
     fs = node.image_filesystem
     storage = node.storage
@@ -369,11 +378,6 @@ def applied(node: NodeSnapshot, made: GCPlan) -> NodeSnapshot:
         dead_log_links=tuple(
             each for each in node.dead_log_links if (ItemKind.CONTAINER_LOG_LINK, each.name) not in gone
         ),
-        image_usage={
-            each.id: ImageUsage(known.first_detected, NOW if each.id in used else known.last_used)
-            for each in node.images
-            for known in [node.image_usage.get(each.id, ImageUsage(NOW))]
-        },
         image_filesystem=fs and replace(fs, available_bytes=min(fs.capacity_bytes, fs.available_bytes + freed)),
         storage=storage,
     )
@@ -383,6 +387,7 @@ def applied(node: NodeSnapshot, made: GCPlan) -> NodeSnapshot:
 @given(nodes(), policies(limits=False))
 def test_a_second_pass_removes_nothing(node: NodeSnapshot, policy: GCPolicy) -> None:
     """Except what is left of a pod whose containers, and with them the doubt about it, went in the first."""
+    node = remembered(node)
     made = plan_all(node, policy)
     after = applied(node, made)
     grace_s = policy.containers.deleted_pod_grace_s
@@ -398,6 +403,7 @@ def test_a_second_pass_removes_nothing(node: NodeSnapshot, policy: GCPolicy) -> 
 @EXAMPLES
 @given(nodes(), policies(limits=False))
 def test_the_combined_plan_is_what_the_steps_would_do_one_by_one(node: NodeSnapshot, policy: GCPolicy) -> None:
+    node = remembered(node)
     made = plan_all(node, policy)
     halfway = applied(node, replace(made, images=None))
     assert made.images is not None

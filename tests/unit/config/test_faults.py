@@ -1,0 +1,124 @@
+"""A wrong configuration names file, key, value and the allowed form, and all its faults at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.config import Config, load, reference, to_toml
+from nodeagent.config.policies import policies
+from nodeagent.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "[image_gc]\nhigh_threshold = 5",
+            "image_gc.high_threshold = 5: unknown key; did you mean high_threshold_percent?",
+        ),
+        ("[image_gc]\nminimum_age = 5", "image_gc.minimum_age = 5: a duration needs its unit"),
+        (
+            '[image_gc]\nminimum_age = "5 parsecs"',
+            "image_gc.minimum_age = \"5 parsecs\": '5 parsecs' is not a duration",
+        ),
+        ('[image_gc]\nminimum_age = "-5m"', "image_gc.minimum_age = \"-5m\": '-5m' is negative"),
+        ("[image_gc]\nlow_threshold_percent = 85", "image_gc.low_threshold_percent = 85: must be below"),
+        ("[image_gc]\nhigh_threshold_percent = 101", "image_gc.high_threshold_percent = 101: must be at most 100"),
+        (
+            '[image_gc]\nmaximum_unused_age = "1m"',
+            'image_gc.maximum_unused_age = "1m": must be longer than minimum_age',
+        ),
+        (
+            '[image_gc]\nmax_bytes_per_pass = "1 pound"',
+            "image_gc.max_bytes_per_pass = \"1 pound\": '1 pound' is not a size",
+        ),
+        (
+            '[protect]\nimages = ["regex:("]',
+            "protect.images.0 = \"regex:(\": '(' is not a regular expression: missing )",
+        ),
+        ('role = "master"', "role = \"master\": must be 'auto', 'beside-kubelet' or 'standalone'"),
+        ('dry_run = "yes"', 'dry_run = "yes": must be true or false'),
+        ("[container_gc]\nmax_containers = -2", "container_gc.max_containers = -2: must be at least -1"),
+        ('[container_gc]\npod_log_root = "logs"', 'container_gc.pod_log_root = "logs": must be an absolute path'),
+        ("[image_gc\n", "not TOML: "),
+    ],
+)
+def test_a_fault_is_named(tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert expected in str(caught.value)
+
+
+def test_all_faults_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('x = 1\n[image_gc]\ninterval = "soon"\nlow_threshold_percent = 99\n')
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_the_command_line_is_blamed_for_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("")
+    with pytest.raises(ConfigError, match=r"^command line: image_gc\.high_threshold_percent = 300"):
+        load(path, {"image_gc.high_threshold_percent": 300})
+
+
+def test_a_file_that_was_named_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no such file"):
+        load(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="not a regular file"):
+        load(tmp_path)
+
+
+def test_the_commented_default_is_the_default(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    for commented in (True, False):
+        path.write_text(to_toml(Config(), commented=commented))
+        assert load(path).config == Config()
+
+
+def test_the_reference_lists_every_key() -> None:
+    text = reference()
+    for name, field in Config.model_fields.items():
+        section = getattr(Config(), name)
+        assert field.description
+        for key in type(section).model_fields if hasattr(type(section), "model_fields") else [name]:
+            assert f"| `{key}` |" in text
+
+
+def test_policies_carry_the_settings(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(
+        '[image_gc]\nhigh_threshold_percent = 70\nlow_threshold_percent = 60\nminimum_age = "1h"\n'
+        'minimum_gain = "1Mi"\n'
+        '[container_gc]\nmax_containers = 7\nsandbox_minimum_age = "3s"\nlog_minimum_age = "4s"\n'
+        '[protect]\nimages = ["*/pause"]\nkeep_last_n_tags_per_repository = 3\n'
+    )
+    made = policies(load(path).config)
+    images = made.images
+    assert (images.high_threshold_percent, images.low_threshold_percent, images.minimum_age_s) == (70, 60, 3600)
+    assert (images.minimum_gain_bytes, images.protection.keep_last_n_tags_per_repository) == (1 << 20, 3)
+    assert (made.containers.max_containers, made.sandboxes.minimum_age_s, made.logs.minimum_age_s) == (7, 3, 4)
+
+
+@given(
+    st.text(max_size=200)
+    | st.sampled_from(["[image_gc]\n", "[protect]\nimages="]).flatmap(
+        lambda head: st.text(max_size=60).map(lambda tail: head + tail)
+    )
+)
+def test_no_text_does_worse_than_a_config_error(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = Path(tmp_path_factory.getbasetemp()) / "fuzz.toml"
+    path.write_bytes(text.encode(errors="surrogatepass"))
+    try:
+        load(path)
+    except ConfigError:
+        return

@@ -1,0 +1,173 @@
+"""Removal below the log roots never leaves them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.host import podlogs
+from nodeagent.host.podlogs import RemovalRefusedError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+UID = "0a1b2c3d-1111-2222-3333-444455556666"
+NAME = f"shop_web_{UID}"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    made = tmp_path / "pods"
+    (made / NAME / "web").mkdir(parents=True)
+    for name in ("0.log", "0.log.20260101-000000.gz", "1.log", "10.log"):
+        (made / NAME / "web" / name).write_text("line\n")
+    return made
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    made = tmp_path / "victim"
+    made.mkdir()
+    (made / "precious").write_text("kept")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "uid"),
+    [
+        (NAME, UID),
+        (UID, UID),
+        ("shop_web", ""),
+        ("lost+found", ""),
+        ("a_b_c_d", ""),
+        ("__x", ""),
+        ("kube-system_etcd-n1_3f2a9c3f2a9c3f2a9c3f2a9c3f2a9c3f", "3f2a9c3f2a9c3f2a9c3f2a9c3f2a9c3f"),
+    ],
+)
+def test_names_of_pod_log_directories(name: str, uid: str) -> None:
+    assert podlogs.pod_uid(name) == uid
+
+
+@pytest.mark.parametrize(
+    ("name", "container_id"),
+    [
+        ("web_shop_web-0123abcdef.log", "0123abcdef"),
+        ("web_shop_web-0123a.log", ""),
+        ("web_shop_web-nothexadecimal.log", ""),
+        ("web_shop_web-0123abcdef", ""),
+    ],
+)
+def test_container_ids_of_links(name: str, container_id: str) -> None:
+    assert podlogs.link_container_id(name) == container_id
+
+
+def test_a_directory_goes_with_all_in_it(root: Path, victim: Path) -> None:
+    (root / NAME / "link").symlink_to(victim)
+    (root / NAME / "web" / "precious").symlink_to(victim / "precious")
+    freed = podlogs.remove_pod_log_directory(root, NAME, UID)
+    assert freed.inodes == 8
+    assert list(root.iterdir()) == []
+    assert (victim / "precious").read_text() == "kept"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../victim", f"x/{NAME}", "shop_web"])
+def test_what_is_no_pod_log_directory_is_refused(root: Path, name: str) -> None:
+    with pytest.raises(RemovalRefusedError):
+        podlogs.remove_pod_log_directory(root, name, UID)
+    assert (root / NAME / "web" / "1.log").exists()
+
+
+def test_a_symlink_in_place_of_the_directory_is_refused(root: Path, victim: Path) -> None:
+    other = f"shop_other_{UID}"
+    (root / other).symlink_to(victim)
+    with pytest.raises(RemovalRefusedError):
+        podlogs.remove_pod_log_directory(root, other, UID)
+    assert (victim / "precious").exists()
+
+
+def test_only_the_containers_own_logs_go(root: Path, victim: Path) -> None:
+    podlogs.remove_container_logs(root, root / NAME / "web" / "0.log")
+    assert sorted(each.name for each in (root / NAME / "web").iterdir()) == ["1.log", "10.log"]
+    (root / NAME / "elsewhere").symlink_to(victim)
+    for path in (root / NAME / "elsewhere" / "precious", victim / "precious", root / NAME / ".." / "x" / "y"):
+        with pytest.raises(RemovalRefusedError):
+            podlogs.remove_container_logs(root, path)
+    assert (victim / "precious").exists()
+
+
+def test_links_go_only_when_dead(root: Path, tmp_path: Path) -> None:
+    links = tmp_path / "containers"
+    links.mkdir()
+    (links / "web_shop_web-0123abcdef.log").symlink_to(root / NAME / "web" / "1.log")
+    (links / "web_shop_web-fedcba9876.log").symlink_to(root / NAME / "web" / "7.log")
+    (links / "plain-aaaaaaaa.log").write_text("a file")
+    assert [each.container_id for each in podlogs.list_dead_log_links(links)] == ["fedcba9876"]
+    assert podlogs.remove_dead_log_link(links, "web_shop_web-0123abcdef.log") is False
+    assert podlogs.remove_links_of(links, "fedcba9876") == 1
+    with pytest.raises(RemovalRefusedError):
+        podlogs.remove_dead_log_link(links, "plain-aaaaaaaa.log")
+    assert len(list(links.iterdir())) == 2
+
+
+def test_a_far_time_is_the_far_future(root: Path) -> None:
+    os.utime(root / NAME, (2**33, 2**33))
+    (listed,) = podlogs.list_pod_log_directories(root)
+    assert listed.modified_at.year > 2200
+
+
+def test_a_swap_that_races_with_the_removal_leads_nowhere(root: Path, victim: Path, tmp_path: Path) -> None:
+    aside, stop = tmp_path / "aside", threading.Event()
+    target = root / NAME / "web"
+
+    def put_back() -> None:
+        target.parent.mkdir(exist_ok=True)
+        if target.is_symlink():
+            target.unlink()
+        if not aside.exists():
+            aside.mkdir()
+            (aside / "0.log").write_text("line\n")
+
+    def swap() -> None:
+        while not stop.is_set():
+            with suppress(OSError):
+                target.rename(aside)
+                target.symlink_to(victim)
+                target.unlink()
+                aside.rename(target)
+                continue
+            with suppress(OSError):
+                put_back()
+                aside.rename(target)
+
+    swapper = threading.Thread(target=swap)
+    swapper.start()
+    try:
+        for _ in range(400):
+            try:
+                podlogs.remove_pod_log_directory(root, NAME, UID)
+            except (RemovalRefusedError, FileNotFoundError):
+                continue
+    finally:
+        stop.set()
+        swapper.join()
+    assert (victim / "precious").read_text() == "kept"
+
+
+@pytest.mark.real
+@pytest.mark.skipif(os.geteuid() != 0, reason="bind mounts need root")
+def test_a_mount_is_found_before_anything_goes(root: Path, victim: Path) -> None:
+    mounted = root / NAME / "zz"
+    mounted.mkdir()
+    subprocess.run(["mount", "--bind", str(victim), str(mounted)], check=True)
+    try:
+        with pytest.raises(RemovalRefusedError, match="mount point"):
+            podlogs.remove_pod_log_directory(root, NAME, UID)
+        assert (victim / "precious").exists()
+        assert len(list((root / NAME / "web").iterdir())) == 4
+    finally:
+        subprocess.run(["umount", str(mounted)], check=True)
