@@ -1,0 +1,97 @@
+"""A simulated node behind a real socket, with the real client, planner and executor on top."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from nodeagent.act.collect import Collector
+from nodeagent.act.logs import HostLogs
+from nodeagent.daemon.agent import actors_for
+from nodeagent.model import Role
+from nodeagent.observe import Observer, ObserverSettings
+from nodeagent.plan.container_gc import ContainerGCPolicy
+from nodeagent.plan.gc import GCPolicy
+from nodeagent.runtime.connection import RuntimeConnection
+from nodeagent.runtime.containerd import ContainerdClient
+from nodeagent.runtime.cri import CriClient
+from nodeagent.runtime.layers import LayerCache
+from nodeagent.sim.filesystem import SimFilesystem
+from nodeagent.sim.scenario import believable_node
+from nodeagent.sim.server import SimServer
+from nodeagent.store import merge_usage
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Collection, Mapping
+    from contextlib import AbstractAsyncContextManager
+    from datetime import datetime
+    from pathlib import Path
+
+    from nodeagent.model import ImageUsage
+    from nodeagent.sim.node import SimNode
+
+    Opener = Callable[..., AbstractAsyncContextManager["Rig"]]
+
+POLICY = GCPolicy(containers=ContainerGCPolicy(deleted_pod_grace_s=60.0))
+
+
+class Rig(NamedTuple):
+    """What a test holds."""
+
+    node: SimNode
+    server: SimServer
+    collector: Collector
+    logs: Path
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Opener:
+    """Give what opens a rig: ``async with rig(profile="1.7", policy=..., dry_run=False, deadlines={})``."""
+
+    @asynccontextmanager
+    async def opened(
+        *,
+        profile: str = "1.7",
+        policy: GCPolicy = POLICY,
+        dry_run: bool = False,
+        deadlines: Mapping[str, float] | None = None,
+    ) -> AsyncIterator[Rig]:
+        scenario = believable_node()
+        node = scenario.node
+        scenario.write_logs(tmp_path)
+        usage: dict[str, ImageUsage] = {}
+
+        def remember(
+            listed: Mapping[str, datetime | None], in_use: Collection[str], now: datetime
+        ) -> Mapping[str, ImageUsage]:
+            merged = merge_usage(usage, listed, in_use, now)
+            usage.clear()
+            usage.update(merged)
+            return merged
+
+        async with (
+            SimServer(node, tmp_path / "s", profile=profile) as server,
+            RuntimeConnection(server.endpoint, deadlines=deadlines) as connection,
+        ):
+            cri, containerd = CriClient(connection), ContainerdClient(connection)
+            settings = ObserverSettings("", tmp_path / "pods", tmp_path / "containers", Role.STANDALONE)
+            read = SimFilesystem(node).read
+            observer = Observer(
+                cri,
+                containerd,
+                lambda _path: LayerCache(clock=node.clock),
+                settings=settings,
+                clock=node.clock,
+                read_filesystem=read,
+                remember=remember,
+                booted_at=node.now - timedelta(days=30),
+            )
+            logs = HostLogs(settings.pod_log_root, settings.container_log_root)
+            actors = actors_for(cri, containerd, logs, node.clock)
+            collector = Collector(observer, actors, policy, clock=node.clock, read_filesystem=read, dry_run=dry_run)
+            yield Rig(node, server, collector, tmp_path)
+
+    return opened

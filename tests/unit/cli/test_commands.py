@@ -1,0 +1,113 @@
+"""The command line as a process: exit codes, forms of output, refusals."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from tests.support.reclaim import poll
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[3]
+
+
+def nodeagent(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "nodeagent", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        cwd=ROOT,
+    )
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.toml"
+    path.write_text(
+        f'role = "standalone"\n[runtime]\nendpoint = "unix://{tmp_path}/s"\n[state]\ndirectory = "{tmp_path}/state"\n'
+        f'[container_gc]\npod_log_root = "{tmp_path}/pods"\ncontainer_log_root = "{tmp_path}/containers"\n'
+    )
+    return path
+
+
+@contextmanager
+def served(directory: Path) -> Iterator[None]:
+    command = [sys.executable, "-m", "nodeagent.sim", "--socket", str(directory / "s"), "--root", str(directory)]
+    sizes = ["--images", "20", "--layers", "3", "--containers", "12"]
+    with subprocess.Popen([*command, *sizes], stdout=subprocess.DEVNULL, cwd=ROOT) as process:
+        try:
+            poll("the simulated runtime serves", (directory / "s").exists, timeout_s=30)
+            yield
+        finally:
+            process.terminate()
+
+
+def test_a_bad_config_is_usage_and_names_the_fault(config: Path) -> None:
+    config.write_text("[image_gc]\nlow_threshold_percent = 99\n")
+    for arguments in (("config", "check"), ("gc", "all", "--yes"), ("run", "--once"), ("images",)):
+        ended = nodeagent(*arguments, "--config", str(config))
+        assert ended.returncode == 2
+        assert f"{config}: image_gc.low_threshold_percent = 99: must be below" in ended.stderr
+        assert "Traceback" not in ended.stderr
+
+
+def test_without_a_terminal_it_does_not_guess(config: Path) -> None:
+    ended = nodeagent("gc", "all", "--config", str(config))
+    assert ended.returncode == 2
+    assert "--yes" in ended.stderr
+    assert "--dry-run" in ended.stderr
+
+
+def test_no_runtime_is_told_with_a_hint(config: Path) -> None:
+    for arguments in (("gc", "all", "--dry-run"), ("images",), ("pods",), ("version",), ("run", "--once")):
+        ended = nodeagent(*arguments, "--config", str(config))
+        assert ended.returncode == 4, ended.stderr
+        assert "is the runtime running" in ended.stderr
+
+
+def test_answers_in_every_form(config: Path, tmp_path: Path) -> None:
+    with served(tmp_path):
+        for what in ("images", "containers", "pods", "version"):
+            ended = nodeagent(what, "--config", str(config), "--output", "json")
+            assert json.loads(ended.stdout)["schema"] == f"nodeagent/{what}/v1", ended.stderr
+            assert nodeagent(what, "--config", str(config)).returncode == 0
+        preview = ("gc", "all", "--dry-run", "--high", "2", "--low", "1", "--config", str(config))
+        plain = json.loads(nodeagent(*preview, "--output", "json").stdout)
+        assert plain["schema"] == "nodeagent/preview/v1"
+        assert [plan["kind"] for plan in plain["plans"]] == ["containers", "sandboxes", "logs", "images"]
+        assert yaml.safe_load(nodeagent(*preview, "--output", "yaml").stdout)["plans"][3]["kind"] == "images"
+        table = nodeagent(*preview, "--kept")
+        assert table.returncode == 0
+        assert "\x1b" not in table.stdout
+        assert not (tmp_path / "state").exists()
+        once = nodeagent("run", "--once", "--dry-run", "--config", str(config))
+        events = [json.loads(line)["event"] for line in once.stderr.splitlines()]
+        assert (events[0], events[-1]) == ("agent_started", "agent_stopped")
+        assert "pass_done" in events
+
+
+def test_the_demonstration_proves_itself() -> None:
+    ended = nodeagent("demo")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("nodeagent demo: a SIMULATED node")
+    assert "Removed exactly what the preview named: yes" in ended.stdout
+
+
+def test_help_and_configuration_documents() -> None:
+    assert "Exit codes" in nodeagent("gc", "all", "--help").stdout
+    assert "high_threshold_percent" in nodeagent("config", "reference").stdout
+    assert "[image_gc]" in nodeagent("config", "show").stdout
+    assert nodeagent("--version").stdout.startswith("nodeagent ")
+    assert nodeagent("gc", "all", "--no-such-option").returncode == 2
