@@ -82,7 +82,7 @@ class ImageRemover:
         """Take the policy the plan was made with, and its snapshot for what does not change within a pass."""
         self._reader = reader
         self._actions = actions
-        self._template = template
+        self._template = replace(template, sandboxes_unread=frozenset())  # the plan settled what they mean
         self._clock = clock
         protection = replace(policy.protection, keep_last_n_tags_per_repository=0)
         self._policy = replace(

@@ -5,6 +5,7 @@ Modules that a command needs are imported inside it, so that ``--help`` and comp
 
 from __future__ import annotations
 
+import gc
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -325,6 +326,7 @@ def main() -> None:
     """Run the command line; every expected error becomes one message and an exit code."""
     from nodeagent.errors import ConfigError, NodeAgentError, RuntimeUnavailableError, UsageError  # noqa: PLC0415
 
+    gc.set_threshold(50_000, 20, 20)  # snapshots are large, short-lived and free of cycles
     try:
         app()
     except (ConfigError, UsageError) as error:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from itertools import count
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.model import ContainerState
 from nodeagent.plan.decision import NOTHING_SET_ASIDE, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
@@ -27,6 +27,7 @@ _Candidate = tuple[float, int, str, int, "Container"]
 
 _Judged = tuple["Container", Reason]
 
+_STARTING_S: Final = 60.0
 _R_RUNNING = Reason(ReasonCode.RUNNING)
 _R_STATE_UNKNOWN = Reason(ReasonCode.STATE_UNKNOWN)
 _R_UNMANAGED = Reason(ReasonCode.NOT_KUBELET_MANAGED)
@@ -190,6 +191,8 @@ class _Sieve:
             return _R_AGE_UNKNOWN
         age_s = (self._snapshot.observed_at - container.created_at).total_seconds()
         minimum_s = self._policy.minimum_age_s
+        if container.state is ContainerState.CREATED:  # on its way to be started, not dead
+            minimum_s = max(minimum_s, _STARTING_S)
         if age_s < minimum_s:
             return Reason(ReasonCode.CREATED_RECENTLY, {"age_s": max(0.0, age_s), "minimum_s": minimum_s})
         return None

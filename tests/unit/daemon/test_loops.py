@@ -1,0 +1,154 @@
+"""The loops: one pass at a time, back-off while the runtime is away, one log line per change."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.act.collect import Preview
+from nodeagent.act.outcomes import PassEnd, PassReport
+from nodeagent.daemon import log
+from nodeagent.daemon.loops import Loop, RuntimeWatch
+from nodeagent.errors import NodeAgentError, ObservationError, RuntimeUnavailableError
+from nodeagent.model import NodeSnapshot, RuntimeInfo
+from nodeagent.plan.scope import Scope
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from structlog.typing import FilteringBoundLogger
+
+T0 = datetime(2026, 1, 10, tzinfo=UTC)
+SNAPSHOT = NodeSnapshot(observed_at=T0, runtime=RuntimeInfo("containerd", "1.7.24", "v1"))
+
+
+class Passes:
+    """Answers each turn with the next of its errors, or with a report."""
+
+    def __init__(self, *ends: Exception | PassEnd, warnings: tuple[str, ...] = ()) -> None:
+        self.ends: Iterator[Exception | PassEnd] = iter(ends)
+        self.warnings = warnings
+        self.running = 0
+
+    async def __call__(self, scope: Scope, stop: asyncio.Event) -> tuple[Preview, PassReport]:
+        assert not stop.is_set()
+        assert self.running == 0, "passes overlap"
+        self.running += 1
+        try:
+            await asyncio.sleep(0)
+            end = next(self.ends)
+            if isinstance(end, Exception):
+                raise end
+            report = PassReport("id", scope.value, "test", T0, 0.0, False, (), (), end, warnings=self.warnings)
+            return Preview(scope, SNAPSHOT, ()), report
+        finally:
+            self.running -= 1
+
+
+@pytest.fixture
+def stream() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def logger(stream: io.StringIO) -> FilteringBoundLogger:
+    return log.configure("json", "info", stream)
+
+
+def events(stream: io.StringIO) -> list[str]:
+    return [json.loads(line)["event"] for line in stream.getvalue().splitlines()]
+
+
+def loop(passes: Passes, logger: FilteringBoundLogger, *, stop: asyncio.Event | None = None) -> Loop:
+    return Loop(
+        Scope.IMAGES,
+        300.0,
+        passes,
+        turn=asyncio.Lock(),
+        stop=stop or asyncio.Event(),
+        logger=logger,
+        jitter=lambda: 0.5,
+    )
+
+
+async def test_a_runtime_away_is_retried_with_back_off_and_logged_once(
+    logger: FilteringBoundLogger, stream: io.StringIO
+) -> None:
+    away = RuntimeUnavailableError("no socket")
+    made = loop(Passes(*[away] * 8, PassEnd.NOTHING_TO_DO, away), logger)
+    waits = [await made.turn() for _ in range(10)]
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 300, 1]
+    assert events(stream) == ["runtime_unavailable", "runtime_available", "pass_done", "runtime_unavailable"]
+
+
+@pytest.mark.parametrize(
+    ("error", "event"),
+    [
+        (ObservationError("capacity 0"), "pass_failed"),
+        (NodeAgentError("x"), "pass_failed"),
+        (KeyError("bug"), "pass_crashed"),
+    ],
+)
+async def test_a_failed_pass_is_logged_and_tried_again(
+    error: Exception, event: str, logger: FilteringBoundLogger, stream: io.StringIO
+) -> None:
+    made = loop(Passes(error, PassEnd.COMPLETE), logger)
+    assert [await made.turn(), await made.turn()] == [300, 300]
+    assert events(stream) == [event, "pass_done"]
+
+
+async def test_a_warning_is_logged_once_for_as_long_as_it_stands(
+    logger: FilteringBoundLogger, stream: io.StringIO
+) -> None:
+    passes = Passes(*[PassEnd.COMPLETE] * 4, warnings=("sizes are upper bounds",))
+    made = loop(passes, logger)
+    await made.turn()
+    await made.turn()
+    passes.warnings = ()
+    await made.turn()
+    passes.warnings = ("sizes are upper bounds",)
+    await made.turn()
+    assert events(stream).count("pass_warning") == 2
+
+
+async def test_waits_end_at_once_when_told_to_stop(logger: FilteringBoundLogger) -> None:
+    stop = asyncio.Event()
+    running = asyncio.ensure_future(loop(Passes(PassEnd.COMPLETE), logger, stop=stop).run())
+    await asyncio.sleep(0)
+    stop.set()
+    await asyncio.wait_for(running, 5)
+
+
+async def test_loops_share_one_turn(logger: FilteringBoundLogger) -> None:
+    passes, turn, stop = Passes(*[PassEnd.COMPLETE] * 2), asyncio.Lock(), asyncio.Event()
+    both = [
+        Loop(scope, 1.0, passes, turn=turn, stop=stop, logger=logger, jitter=lambda: 0.5)
+        for scope in (Scope.IMAGES, Scope.CONTAINERS)
+    ]
+    await asyncio.gather(*(each.turn() for each in both))
+
+
+def test_jitter_stays_within_a_tenth(logger: FilteringBoundLogger) -> None:
+    for drawn, expected in ((0.0, 270.0), (0.5, 300.0), (1.0, 330.0)):
+        made = Loop(
+            Scope.IMAGES,
+            300.0,
+            Passes(),
+            turn=asyncio.Lock(),
+            stop=asyncio.Event(),
+            logger=logger,
+            jitter=lambda drawn=drawn: drawn,  # type: ignore[misc]
+        )
+        assert made._next_s() == pytest.approx(expected)
+
+
+def test_the_watch_starts_over_after_an_answer(logger: FilteringBoundLogger) -> None:
+    watch = RuntimeWatch(logger)
+    assert [watch.lost(RuntimeUnavailableError("x")) for _ in range(3)] == [1, 2, 4]
+    watch.answered()
+    assert watch.lost(RuntimeUnavailableError("x")) == 1
