@@ -34,6 +34,7 @@ from tests.support.worn_node import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from nodeagent.act.outcomes import Result
     from tests.integration.conftest import ContainerdFactory
 
 pytestmark = pytest.mark.real
@@ -172,6 +173,35 @@ def test_an_image_that_gets_a_container_after_the_plan_survives(worn: WornNode) 
         assert worn.used_percent <= 80
 
     asyncio.run(plan_start_run())
+
+
+def test_a_restart_of_the_runtime_in_mid_pass_ends_it_and_the_next_pass_finishes(worn: WornNode) -> None:
+    async def interrupted_then_whole() -> None:
+        config = load(worn.config, {"image_gc.minimum_age": worn.minimum_age}).config
+        async with open_agent(config, record=True, dry_run=False) as agent:
+            preview = await agent.collector.preview(Scope.IMAGES)
+            seen: list[str] = []
+
+            def stop_after_the_first(result: Result) -> None:
+                seen.append(result.decision.id)
+                if len(seen) == 1:
+                    worn.containerd.stop()
+
+            report = await agent.run(preview, trigger="test", stop=asyncio.Event(), on_result=stop_after_the_first)
+            assert report.end is PassEnd.RUNTIME_LOST
+            kinds = [result.outcome for result in report.results]
+            assert kinds[:2] == [Outcome.DONE, Outcome.FAILED]
+            assert set(kinds[2:]) == {Outcome.NOT_ATTEMPTED}
+            await asyncio.to_thread(worn.containerd.start)
+        async with open_agent(config, record=True, dry_run=False) as agent:
+            again = await agent.collector.preview(Scope.IMAGES)
+            left = {each.id for each in preview.removals[1:]}
+            assert {each.id for each in again.removals} <= left
+            report = await agent.run(again, trigger="test", stop=asyncio.Event())
+            assert report.failed == ()
+        assert {KEPT, PINNED, USED_RUNNING, USED_DEAD, worn.containerd.sandbox_image} <= tags(worn)
+
+    asyncio.run(interrupted_then_whole())
 
 
 def test_a_hung_runtime_ends_by_the_deadline_and_nothing_is_removed(worn: WornNode) -> None:
