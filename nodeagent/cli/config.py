@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from nodeagent.cli.document import dumps
-from nodeagent.config import load
+from nodeagent.config.loading import load
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +25,7 @@ def check(path: Path | None) -> None:
 
 def show(path: Path | None, form: str) -> None:
     """Print the configuration in force; ``table`` stands for TOML, its own form."""
-    from nodeagent.config import to_toml  # noqa: PLC0415
+    from nodeagent.config.writing import to_toml  # noqa: PLC0415
 
     loaded = load(path)
     if form == "table":
@@ -36,6 +36,6 @@ def show(path: Path | None, form: str) -> None:
 
 def reference() -> None:
     """Print the reference of every setting, as Markdown."""
-    from nodeagent.config import reference as make_reference  # noqa: PLC0415
+    from nodeagent.config.writing import reference as make_reference  # noqa: PLC0415
 
     sys.stdout.write(make_reference())

@@ -1,46 +1,89 @@
-"""``nodeagent run``: the daemon, or one pass of it."""
+"""``nodeagent run``: the daemon, or one pass of it.
+
+The libraries that parse a command line and a configuration are a third of what the daemon would keep in memory, for
+work done once in its life. So the command checks everything, then the process starts over as the bare daemon
+(``python -m nodeagent.cli.daemon``, same process id) and gets its settings through a file without a name.
+"""
 
 from __future__ import annotations
 
+import gc
+import os
+import pickle  # from this process to itself
 import sys
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NoReturn
 
-from nodeagent.act.outcomes import PassEnd
-from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.session import load_config, run_async
-from nodeagent.daemon import log
-from nodeagent.daemon.agent import open_agent
-from nodeagent.daemon.memory import limit_arenas
-from nodeagent.daemon.supervisor import supervise
+from nodeagent.cli.exit_codes import ExitCode, fail, guarded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-_EXIT_CODES = {
-    PassEnd.COMPLETE: ExitCode.DONE,
-    PassEnd.NOTHING_TO_DO: ExitCode.DONE,
-    PassEnd.SHORTFALL: ExitCode.PARTIAL,
-    PassEnd.CANCELLED: ExitCode.PARTIAL,
-    PassEnd.REFUSED: ExitCode.FAILED,
-    PassEnd.RUNTIME_LOST: ExitCode.RUNTIME_UNREACHABLE,
-}
+    from nodeagent.config.settings import Settings
+
+GC_THRESHOLDS: Final = (50_000, 20, 20)
 
 
-def run_daemon(path: Path | None, overrides: Mapping[str, str | int], *, dry_run: bool, once: bool) -> None:
-    """Run until told to stop; with ``once`` make one pass and exit with its code.
+def run_daemon(path: Path | None, overrides: Mapping[str, str | int], *, dry_run: bool, once: bool) -> NoReturn:
+    """Check the configuration, then become the daemon; with ``once`` make one pass and exit with its code.
 
     Raises:
         ConfigError: the configuration cannot be used; nothing was started.
-        RuntimeUnavailableError: with ``once``, no runtime answers.
     """
-    config = load_config(path, overrides)
-    logger = log.configure(config.log.format, config.log.level)
+    from nodeagent.cli.session import load_settings  # noqa: PLC0415 - not for the bare daemon
 
+    settings = load_settings(path, overrides)
+    settings = replace(settings, dry_run=dry_run or settings.dry_run)
+    handed = os.memfd_create("settings")
+    os.write(handed, pickle.dumps(settings))
+    os.set_inheritable(handed, True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    words = [sys.executable, "-m", "nodeagent.cli.daemon", str(handed), *(["--once"] if once else [])]
+    os.execv(sys.executable, words)  # noqa: S606 - this very program
+
+
+def _serve(settings: Settings, *, once: bool) -> ExitCode:
+    import asyncio  # noqa: PLC0415 - not before the error handling stands
+
+    from nodeagent.act.outcomes import PassEnd  # noqa: PLC0415
+    from nodeagent.daemon import log  # noqa: PLC0415
+    from nodeagent.daemon.agent import open_agent  # noqa: PLC0415
+    from nodeagent.daemon.memory import limit_arenas  # noqa: PLC0415
+    from nodeagent.daemon.supervisor import supervise  # noqa: PLC0415
+
+    logger = log.configure(settings.log_format, settings.log_level)
     limit_arenas()
 
     async def work() -> PassEnd:
-        async with open_agent(config, record=True, dry_run=dry_run or config.dry_run) as agent:
+        async with open_agent(settings, record=True, dry_run=settings.dry_run) as agent:
             return await supervise(agent, logger, once=once)
 
-    sys.exit(_EXIT_CODES[run_async(work())])
+    return {
+        PassEnd.COMPLETE: ExitCode.DONE,
+        PassEnd.NOTHING_TO_DO: ExitCode.DONE,
+        PassEnd.SHORTFALL: ExitCode.PARTIAL,
+        PassEnd.CANCELLED: ExitCode.PARTIAL,
+        PassEnd.REFUSED: ExitCode.FAILED,
+        PassEnd.RUNTIME_LOST: ExitCode.RUNTIME_UNREACHABLE,
+    }[asyncio.run(work())]
+
+
+def main() -> None:
+    """Be the daemon with the settings in the file that was handed over."""
+    gc.set_threshold(*GC_THRESHOLDS)
+    match sys.argv[1:]:
+        case [number, *flags] if number.isdecimal() and flags in ([], ["--once"]):
+            pass
+        case _:
+            fail("this is the inside of 'nodeagent run'", ExitCode.USAGE)
+    with os.fdopen(int(number), "rb") as handed:
+        handed.seek(0)
+        settings: Settings = pickle.load(handed)  # noqa: S301 - written by run_daemon
+    with guarded():
+        sys.exit(_serve(settings, once=bool(flags)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,16 @@
-"""Exit codes, as scripts rely on them."""
+"""Exit codes, as scripts rely on them, and the errors that lead to them."""
 
 from __future__ import annotations
 
+import sys
+from contextlib import contextmanager
 from enum import IntEnum
+from typing import TYPE_CHECKING, NoReturn
+
+from nodeagent.errors import ConfigError, NodeAgentError, RuntimeUnavailableError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class ExitCode(IntEnum):
@@ -21,3 +29,27 @@ EPILOG = (
     "Exit codes: 0 done (or nothing to do), 1 failed, 2 wrong usage or configuration, 3 partly done or short of the "
     "target, 4 runtime unreachable, 5 another pass is running, 130 interrupted."
 )
+
+
+def fail(message: str, code: ExitCode) -> NoReturn:
+    """End the process with a message on standard error."""
+    sys.stderr.write(f"nodeagent: {message}\n")
+    sys.exit(code)
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Turn every expected error into one message and an exit code."""
+    try:
+        yield
+    except (ConfigError, UsageError) as error:
+        fail(str(error), ExitCode.USAGE)
+    except RuntimeUnavailableError as error:
+        fail(str(error), ExitCode.RUNTIME_UNREACHABLE)
+    except NodeAgentError as error:
+        fail(str(error), ExitCode.FAILED)
+    except KeyboardInterrupt:
+        fail("interrupted", ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(ExitCode.DONE)

@@ -12,7 +12,7 @@ from nodeagent.act.collect import MAX_ROUNDS
 from nodeagent.act.outcomes import PassEnd
 from nodeagent.cli import document
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.session import load_config, open_for_command, run_async
+from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.errors import UsageError
 from nodeagent.plan.scope import Scope
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from nodeagent.act.collect import Preview
     from nodeagent.act.outcomes import PassReport
-    from nodeagent.config import Config
+    from nodeagent.config.settings import Settings
     from nodeagent.daemon.agent import Agent
 
 
@@ -46,7 +46,7 @@ def collect(request: Request) -> None:
         UsageError: there is no terminal to ask on and neither ``--yes`` nor ``--dry-run`` was given.
         NodeAgentError: the node could not be observed.
     """
-    loaded = load_config(request.config, request.overrides)
+    loaded = load_settings(request.config, request.overrides)
     if not (request.dry_run or request.yes) and not (sys.stdin.isatty() and request.output == "table"):
         raise UsageError(
             "nothing was done: there is no terminal to ask on; add --yes to remove without asking, or --dry-run to "
@@ -55,9 +55,9 @@ def collect(request: Request) -> None:
     sys.exit(run_async(_collect(request, loaded)))
 
 
-async def _collect(request: Request, config: Config) -> ExitCode:
-    dry_run = request.dry_run or config.dry_run
-    async with open_for_command(config, record=not dry_run, dry_run=dry_run) as agent:
+async def _collect(request: Request, settings: Settings) -> ExitCode:
+    dry_run = request.dry_run or settings.dry_run
+    async with open_for_command(settings, record=not dry_run, dry_run=dry_run) as agent:
         preview = await agent.collector.preview(Scope(request.scope))
         if dry_run:
             _show_preview(request, agent, preview)
@@ -111,7 +111,9 @@ def _show_preview(request: Request, agent: Agent, preview: Preview) -> None:
         return
     from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
 
-    view = render.preview_view(preview.snapshot, preview.plans, agent.policy.images, show_kept=request.show_kept)
+    view = render.preview_view(
+        preview.snapshot, preview.plans, agent.settings.policy.images, show_kept=request.show_kept
+    )
     render.make_console().print(view)
 
 
@@ -121,7 +123,7 @@ def _show_report(request: Request, agent: Agent, report: PassReport) -> None:
         return
     from nodeagent.cli import render  # noqa: PLC0415 - likewise
 
-    render.make_console().print(render.report_view(report, agent.policy.images))
+    render.make_console().print(render.report_view(report, agent.settings.policy.images))
 
 
 def _exit_code(report: PassReport) -> ExitCode:

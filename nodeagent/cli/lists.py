@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from nodeagent.cli import document
-from nodeagent.cli.session import load_config, open_for_command, run_async
+from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.plan.decision import Accounting, ItemKind, Verdict
 from nodeagent.plan.pods import judge_pods
 from nodeagent.plan.scope import Scope
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from nodeagent.act.collect import Preview
     from nodeagent.cli.document import Json
-    from nodeagent.config import Config
+    from nodeagent.config.settings import Settings
     from nodeagent.model import Container, Image, NodeSnapshot, Sandbox
     from nodeagent.plan.decision import Decision, Plan
     from nodeagent.plan.pods import PodStanding
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def list_images(path: Path | None, overrides: Mapping[str, str | int], form: str) -> None:
     """Print every image with its verdict."""
-    preview = _preview(load_config(path, overrides), Scope.IMAGES)
+    preview = _preview(load_settings(path, overrides), Scope.IMAGES)
     (plan,) = preview.plans
     decided = {decision.id: decision for decision in plan.decisions}
     images = sorted(preview.snapshot.images, key=lambda image: (image.name, image.id))
@@ -40,7 +40,7 @@ def list_images(path: Path | None, overrides: Mapping[str, str | int], form: str
 
 def list_containers(path: Path | None, overrides: Mapping[str, str | int], form: str) -> None:
     """Print every container with its verdict."""
-    preview = _preview(load_config(path, overrides), Scope.CONTAINERS)
+    preview = _preview(load_settings(path, overrides), Scope.CONTAINERS)
     decided = _decided(preview.plans, ItemKind.CONTAINER)
     containers = sorted(
         preview.snapshot.containers, key=lambda each: (each.pod_namespace, each.pod_name, each.name, -each.attempt)
@@ -53,9 +53,9 @@ def list_containers(path: Path | None, overrides: Mapping[str, str | int], form:
 
 def list_pods(path: Path | None, overrides: Mapping[str, str | int], form: str) -> None:
     """Print every pod the runtime knows, and whether it counts as gone."""
-    config = load_config(path, overrides)
-    preview = _preview(config, Scope.CONTAINERS)
-    standings = judge_pods(preview.snapshot, config.container_gc.deleted_pod_grace_s)
+    settings = load_settings(path, overrides)
+    preview = _preview(settings, Scope.CONTAINERS)
+    standings = judge_pods(preview.snapshot, settings.policy.containers.deleted_pod_grace_s)
     grouped: dict[str, list[Sandbox]] = {}
     for sandbox in preview.snapshot.sandboxes:
         grouped.setdefault(sandbox.uid, []).append(sandbox)
@@ -70,9 +70,9 @@ def list_pods(path: Path | None, overrides: Mapping[str, str | int], form: str) 
     _print_table(_pod_table(pods, held, standings, preview.snapshot.observed_at))
 
 
-def _preview(config: Config, scope: Scope) -> Preview:
+def _preview(settings: Settings, scope: Scope) -> Preview:
     async def observe() -> Preview:
-        async with open_for_command(config, record=False) as agent:
+        async with open_for_command(settings, record=False) as agent:
             return await agent.collector.preview(scope)
 
     return run_async(observe())

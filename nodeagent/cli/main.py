@@ -6,7 +6,6 @@ Modules that a command needs are imported inside it, so that ``--help`` and comp
 from __future__ import annotations
 
 import gc
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +13,7 @@ from typing import Annotated
 import typer
 
 from nodeagent import __version__
-from nodeagent.cli.exit_codes import EPILOG, ExitCode
+from nodeagent.cli.exit_codes import EPILOG, guarded
 
 app = typer.Typer(
     name="nodeagent",
@@ -324,24 +323,6 @@ def config_reference() -> None:
 
 def main() -> None:
     """Run the command line; every expected error becomes one message and an exit code."""
-    from nodeagent.errors import ConfigError, NodeAgentError, RuntimeUnavailableError, UsageError  # noqa: PLC0415
-
     gc.set_threshold(50_000, 20, 20)  # snapshots are large, short-lived and free of cycles
-    try:
+    with guarded():
         app()
-    except (ConfigError, UsageError) as error:
-        _fail(str(error), ExitCode.USAGE)
-    except RuntimeUnavailableError as error:
-        _fail(str(error), ExitCode.RUNTIME_UNREACHABLE)
-    except NodeAgentError as error:
-        _fail(str(error), ExitCode.FAILED)
-    except KeyboardInterrupt:
-        _fail("interrupted", ExitCode.INTERRUPTED)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(ExitCode.DONE)
-
-
-def _fail(message: str, code: ExitCode) -> None:
-    typer.echo(f"nodeagent: {message}", err=True)
-    sys.exit(code)

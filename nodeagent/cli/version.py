@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent import __version__
 from nodeagent.cli.document import dumps
-from nodeagent.cli.session import load_config, open_for_command, run_async
+from nodeagent.cli.session import load_settings, open_for_command, run_async
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,13 +22,13 @@ def show_version(path: Path | None, overrides: Mapping[str, str | int], form: st
     Raises:
         RuntimeUnavailableError: no runtime answers; the agent's own version was printed all the same.
     """
-    config = load_config(path, overrides)
+    settings = load_settings(path, overrides)
     if form == "table":
         sys.stdout.write(f"nodeagent {__version__}\n")
         sys.stdout.flush()
 
     async def ask() -> RuntimeInfo:
-        async with open_for_command(config, record=False) as agent:
+        async with open_for_command(settings, record=False) as agent:
             return await agent.cri.version()
 
     info = run_async(ask())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nodeagent.config.settings import Settings
+from nodeagent.model import Role
 from nodeagent.plan.container_gc import ContainerGCPolicy
 from nodeagent.plan.gc import GCPolicy
 from nodeagent.plan.image_gc import ImageGCPolicy
@@ -14,6 +17,27 @@ from nodeagent.units import parse_bytes, parse_duration_s
 
 if TYPE_CHECKING:
     from nodeagent.config.models import Config
+
+
+def settings(config: Config) -> Settings:
+    """Return what an agent with this configuration is composed from."""
+    runtime, images, containers = config.runtime, config.image_gc, config.container_gc
+    return Settings(
+        role=None if config.role == "auto" else Role(config.role),
+        dry_run=config.dry_run,
+        endpoint=runtime.endpoint,
+        containerd_api=runtime.containerd_api == "auto",
+        timeout_s=runtime.timeout_s,
+        imagefs_path=runtime.imagefs_path,
+        pod_log_root=Path(containers.pod_log_root),
+        container_log_root=Path(containers.container_log_root),
+        state_directory=Path(config.state.directory),
+        container_interval_s=containers.interval_s if containers.enabled else None,
+        image_interval_s=images.interval_s if images.enabled else None,
+        log_format=config.log.format,
+        log_level=config.log.level,
+        policy=policies(config),
+    )
 
 
 def policies(config: Config) -> GCPolicy:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent.act.collect import MAX_ROUNDS, Collector
@@ -22,7 +21,6 @@ from nodeagent.act.removers import (
     SandboxRemover,
 )
 from nodeagent.clock import SystemClock
-from nodeagent.config.policies import policies
 from nodeagent.host import podlogs
 from nodeagent.host.filesystems import filesystem_type, read_filesystem
 from nodeagent.host.lock import pass_lock
@@ -31,10 +29,11 @@ from nodeagent.model import Role
 from nodeagent.observe import Observer, ObserverSettings, mounts_images
 from nodeagent.plan.decision import ItemKind
 from nodeagent.runtime.connection import RuntimeConnection, discover_endpoint
-from nodeagent.runtime.containerd import ContainerdClient
+from nodeagent.runtime.containerd import ContainerdClient, SnapshotUsage, Stamp
 from nodeagent.runtime.cri import CriClient
+from nodeagent.runtime.inventory import SNAPSHOTS, Node
 from nodeagent.runtime.layers import LayerCache, disk_format
-from nodeagent.store import Store
+from nodeagent.store import SnapshotFigures, Store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Mapping
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from nodeagent.act.outcomes import PassReport, Result
     from nodeagent.act.removers import LogActions
     from nodeagent.clock import Clock
-    from nodeagent.config import Config
+    from nodeagent.config.settings import Settings
     from nodeagent.model import FsObservation, ImageUsage, NodeSnapshot
     from nodeagent.plan.gc import GCPolicy
 
@@ -75,8 +74,7 @@ class Agent:
         record: whether it may write its own state.
     """
 
-    config: Config
-    policy: GCPolicy
+    settings: Settings
     clock: Clock
     cri: CriClient
     store: Store
@@ -105,7 +103,7 @@ class Agent:
         """
         if self.dry_run or not preview.removals:
             return await self.collector.run(preview, trigger=trigger, stop=stop, on_result=on_result)
-        with pass_lock(Path(self.config.state.directory) / "pass.lock") as warning:
+        with pass_lock(self.settings.state_directory / "pass.lock") as warning:
             report = await self.collector.run(
                 preview, trigger=trigger, stop=stop, max_rounds=max_rounds, on_result=on_result
             )
@@ -125,12 +123,12 @@ class Agent:
 
 @asynccontextmanager
 async def open_agent(
-    config: Config, *, record: bool, dry_run: bool, clock: Clock | None = None
+    settings: Settings, *, record: bool, dry_run: bool, clock: Clock | None = None
 ) -> AsyncIterator[Agent]:
-    """Compose an agent from a configuration and close its connection at the end.
+    """Compose an agent from its settings and close its connection at the end.
 
     Args:
-        config: a checked configuration.
+        settings: a checked configuration.
         record: whether the memory of image use may be written; without it nothing on the node changes at all.
         dry_run: whether removals are only told.
         clock: the machine's own unless given.
@@ -139,15 +137,14 @@ async def open_agent(
         RuntimeUnavailableError: no endpoint is configured and no well-known socket exists.
     """
     clock = clock or SystemClock()
-    policy = policies(config)
-    role, because = _role(config)
-    store = await asyncio.to_thread(Store, Path(config.state.directory), read_only=not record)
-    endpoint = discover_endpoint(config.runtime.endpoint or None)
-    deadlines = dict.fromkeys(READ_METHODS, config.runtime.timeout_s)
+    role, because = _role(settings)
+    store = await asyncio.to_thread(Store, settings.state_directory, read_only=not record)
+    endpoint = discover_endpoint(settings.endpoint or None)
+    deadlines = dict.fromkeys(READ_METHODS, settings.timeout_s)
     async with RuntimeConnection(endpoint, deadlines=deadlines) as connection:
         cri = CriClient(connection)
 
-        containerd = ContainerdClient(connection) if config.runtime.containerd_api == "auto" else None
+        containerd = ContainerdClient(connection) if settings.containerd_api else None
 
         def read(path: str) -> FsObservation:
             return read_filesystem(path, clock)
@@ -161,11 +158,11 @@ async def open_agent(
         observer = Observer(
             cri,
             containerd,
-            lambda path: LayerCache(disk_format(filesystem_type(path)), clock),
+            lambda path: LayerCache(disk_format(filesystem_type(path)), clock, StoredUsage(store)),
             settings=ObserverSettings(
-                imagefs_path=config.runtime.imagefs_path,
-                pod_log_root=Path(config.container_gc.pod_log_root),
-                container_log_root=Path(config.container_gc.container_log_root),
+                imagefs_path=settings.imagefs_path,
+                pod_log_root=settings.pod_log_root,
+                container_log_root=settings.container_log_root,
                 role=role,
             ),
             clock=clock,
@@ -173,15 +170,43 @@ async def open_agent(
             remember=remember,
             booted_at=booted_at(),
         )
-        logs = HostLogs(Path(config.container_gc.pod_log_root), Path(config.container_gc.container_log_root))
+        logs = HostLogs(settings.pod_log_root, settings.container_log_root)
         actors = actors_for(cri, containerd, logs, clock)
-        collector = Collector(observer, actors, policy, clock=clock, read_filesystem=read, dry_run=dry_run)
-        yield Agent(config, policy, clock, cri, store, collector, role, because, record, dry_run)
+        collector = Collector(observer, actors, settings.policy, clock=clock, read_filesystem=read, dry_run=dry_run)
+        yield Agent(settings, clock, cri, store, collector, role, because, record, dry_run)
 
 
-def _role(config: Config) -> tuple[Role, str]:
-    if config.role != "auto":
-        return Role(config.role), "configured"
+class StoredUsage:
+    """The store's notes on snapshots in the terms of the layer graph."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def read(self) -> dict[Node, tuple[Stamp, SnapshotUsage]]:
+        """Return the usage of each remembered snapshot, with the time the snapshot was made."""
+        return {
+            Node(SNAPSHOTS + snapshotter, key): (
+                Stamp(told.created_s, told.created_ns),
+                SnapshotUsage(told.size_bytes, told.inodes),
+            )
+            for (snapshotter, key), told in self._store.snapshot_usage().items()
+        }
+
+    def write(self, learned: Mapping[Node, tuple[Stamp, SnapshotUsage]], gone: Collection[Node]) -> None:
+        """Remember what was learned; forget what has gone."""
+        self._store.note_snapshot_usage(
+            {_name(node): SnapshotFigures(*created, *used) for node, (created, used) in learned.items()},
+            [_name(node) for node in gone],
+        )
+
+
+def _name(node: Node) -> tuple[str, str]:
+    return node.kind.removeprefix(SNAPSHOTS), node.id
+
+
+def _role(settings: Settings) -> tuple[Role, str]:
+    if settings.role is not None:
+        return settings.role, "configured"
     trace = find_kubelet()
     if trace is None:
         return Role.STANDALONE, "no trace of a kubelet on this node"

@@ -7,14 +7,32 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING
-
-import structlog
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
     from typing import TextIO
 
     from structlog.typing import FilteringBoundLogger
+
+
+@contextmanager
+def _without_rich() -> Iterator[None]:
+    """Let structlog take its plain tracebacks: it would load rich, 5 MiB, for coloured ones that nobody sees here."""
+    if "rich" in sys.modules:
+        yield
+        return
+    sys.modules["rich"] = cast("ModuleType", None)  # import statements take this for "not installed"
+    try:
+        yield
+    finally:
+        del sys.modules["rich"]
+
+
+with _without_rich():
+    import structlog
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 

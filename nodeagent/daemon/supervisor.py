@@ -94,12 +94,12 @@ async def _once(run_pass: Pass, logger: FilteringBoundLogger, stop: asyncio.Even
 async def _loops(agent: Agent, run_pass: Pass, logger: FilteringBoundLogger, stop: asyncio.Event) -> PassEnd:
     turn = asyncio.Lock()
     wanted = (
-        (Scope.CONTAINERS, agent.config.container_gc.enabled, agent.config.container_gc.interval_s),
-        (Scope.IMAGES, agent.config.image_gc.enabled, agent.config.image_gc.interval_s),
+        (Scope.CONTAINERS, agent.settings.container_interval_s),
+        (Scope.IMAGES, agent.settings.image_interval_s),
     )
     async with asyncio.TaskGroup() as tasks:
-        for scope, enabled, interval_s in wanted:
-            if not enabled:
+        for scope, interval_s in wanted:
+            if interval_s is None:
                 logger.info("loop_off", loop=scope.value)
                 continue
             made = Loop(scope, interval_s, run_pass, turn=turn, stop=stop, logger=logger, jitter=random.random)

@@ -10,13 +10,14 @@ Every build lists names, blobs and snapshots anew, which is cheap; only usage co
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.clock import SystemClock
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeTimeoutError
 from nodeagent.model import Holder, ImageRecord, PieceKind, StorageGraph, StoredPiece
-from nodeagent.runtime.containerd import SnapshotKind, SnapshotUsage
+from nodeagent.runtime.containerd import SnapshotKind, SnapshotUsage, Stamp
 from nodeagent.runtime.inventory import (
     CONTENT,
     IMAGES,
@@ -27,11 +28,11 @@ from nodeagent.runtime.inventory import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from nodeagent.clock import Clock
     from nodeagent.model import Image
-    from nodeagent.runtime.containerd import ContainerdClient, Snapshot, Stamp, StoredImage
+    from nodeagent.runtime.containerd import ContainerdClient, Snapshot, StoredImage
     from nodeagent.runtime.inventory import Inventory, Stored
 
 # Directories of a snapshot beside the one its usage counts: its own, and overlay's work directory.
@@ -91,18 +92,32 @@ class _Layout:
     whole: bool
 
 
+class UsageNotes(Protocol):
+    """Remembers the usage of committed snapshots beyond this process. Its methods block and never raise."""
+
+    def read(self) -> Mapping[Node, tuple[Stamp, SnapshotUsage]]:
+        """Return the usage of each remembered snapshot, with the time the snapshot was made."""
+
+    def write(self, learned: Mapping[Node, tuple[Stamp, SnapshotUsage]], gone: Collection[Node]) -> None:
+        """Remember what was learned; forget what has gone."""
+
+
 class LayerCache:
     """Builds storage graphs, and keeps what has not changed since the last build.
 
     The usage of a committed snapshot never changes, so it is read once.
     """
 
-    def __init__(self, disk: DiskFormat | None = None, clock: Clock | None = None) -> None:
-        """Start with nothing remembered; ``disk`` is ext4's with 4 KiB blocks unless told otherwise."""
+    def __init__(
+        self, disk: DiskFormat | None = None, clock: Clock | None = None, notes: UsageNotes | None = None
+    ) -> None:
+        """Start with what ``notes`` hold; ``disk`` is ext4's with 4 KiB blocks unless told otherwise."""
         self._disk = disk or DiskFormat()
         self._clock = clock or SystemClock()
         self._usage: dict[Node, tuple[Stamp, SnapshotUsage]] = {}
         self._layout: _Layout | None = None
+        self._notes = notes
+        self._noted: frozenset[Node] | None = None
 
     async def build(
         self, client: ContainerdClient, images: Sequence[Image], *, snapshotter: str | None = None
@@ -121,6 +136,7 @@ class LayerCache:
             RuntimeUnavailableError: no connection.
             RuntimeRequestError: a listing failed; without it the graph would be wrong.
         """
+        await self._recall()
         inventory = await self._read(client, snapshotter)
         layout = self._layout
         if layout is None or not _still_good(layout, inventory, images):
@@ -153,11 +169,27 @@ class LayerCache:
         known = self._layout.stored if self._layout else None
         return await read_inventory(client, snapshotter, now=self._clock.now(), known=known)
 
+    async def _recall(self) -> None:
+        if self._notes is not None and self._noted is None:
+            self._usage.update(await asyncio.to_thread(self._notes.read))
+            self._noted = frozenset(self._usage)
+
+    async def _take_notes(self, learned: Iterable[Node]) -> None:
+        if self._notes is None or self._noted is None:
+            return
+        changed = {node: self._usage[node] for node in learned}
+        gone = self._noted - self._usage.keys()
+        if changed or gone:
+            await asyncio.to_thread(self._notes.write, changed, gone)
+            self._noted = frozenset(self._usage)
+
     async def _lay_out(self, client: ContainerdClient, inventory: Inventory, images: tuple[Image, ...]) -> _Layout:
         resolved = _resolve(images, inventory)
         wanted = dict.fromkeys(node for each in resolved.values() for node in each.nodes)
+        before = dict(self._usage)
         usage = await self._read_usage(client, inventory, wanted)
         self._forget_all_but(inventory)
+        await self._take_notes(node for node, told in self._usage.items() if before.get(node) != told)
         sized = {image_id: each for image_id, each in resolved.items() if _all_sized(each.nodes, usage)}
         nodes = dict.fromkeys(node for each in sized.values() for node in each.nodes)
         index = {node: position for position, node in enumerate(nodes)}

@@ -7,7 +7,7 @@ import threading
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.errors import StoreError
 from nodeagent.model import ImageUsage
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FILE_NAME: Final = "nodeagent.db"
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 _BUSY_TIMEOUT_S: Final = 2.0
 _MIGRATIONS: Final = (
     (
@@ -29,7 +29,23 @@ _MIGRATIONS: Final = (
         ),
         "CREATE TABLE meta (key TEXT PRIMARY KEY NOT NULL, value TEXT NOT NULL) WITHOUT ROWID",
     ),
+    (
+        (
+            "CREATE TABLE snapshot_usage (snapshotter TEXT NOT NULL, key TEXT NOT NULL, created_s INTEGER NOT NULL,"
+            " created_ns INTEGER NOT NULL, size_bytes INTEGER NOT NULL, inodes INTEGER NOT NULL,"
+            " PRIMARY KEY (snapshotter, key)) WITHOUT ROWID"
+        ),
+    ),
 )
+
+
+class SnapshotFigures(NamedTuple):
+    """What a committed snapshot occupies, and when it was made, which tells it from a later one of the same name."""
+
+    created_s: int
+    created_ns: int
+    size_bytes: int
+    inodes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +103,39 @@ class Store:
             if self._loaded and not self._read_only:
                 self._write()
             return dict(self._usage)
+
+    def snapshot_usage(self) -> dict[tuple[str, str], SnapshotFigures]:
+        """Return what is remembered of committed snapshots, by snapshotter and key; nothing if it cannot be read."""
+        with self._lock:
+            if not self._loaded or self._written is None:
+                return {}
+            try:
+                with closing(self._open_for_reading()) as connection:
+                    rows = connection.execute(
+                        "SELECT snapshotter, key, created_s, created_ns, size_bytes, inodes FROM snapshot_usage"
+                    )
+                    return {(snapshotter, key): SnapshotFigures(*figures) for snapshotter, key, *figures in rows}
+            except (OSError, sqlite3.DatabaseError, TypeError):
+                return {}
+
+    def note_snapshot_usage(
+        self, learned: Mapping[tuple[str, str], SnapshotFigures], gone: Collection[tuple[str, str]]
+    ) -> None:
+        """Keep what was learned of committed snapshots, which saves a call for each after a restart.
+
+        It can all be read anew from the runtime, so a write that fails is not told; ``health`` tells of the next.
+        """
+        with self._lock:
+            if self._read_only or not self._loaded:
+                return
+            with suppress(OSError, StoreError, sqlite3.DatabaseError), closing(self._connect()) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.executemany("DELETE FROM snapshot_usage WHERE snapshotter = ? AND key = ?", gone)
+                connection.executemany(
+                    "INSERT OR REPLACE INTO snapshot_usage VALUES (?, ?, ?, ?, ?, ?)",
+                    [(*name, *figures) for name, figures in learned.items()],
+                )
+                connection.execute("COMMIT")
 
     def note_clocks(self, boot_id: str, boottime_s: float, wall: datetime) -> ClockJump | None:
         """Note both clocks; after a jump of the wall clock move all remembered times along and return the jump."""

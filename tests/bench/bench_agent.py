@@ -84,13 +84,17 @@ def main() -> None:
     parser.add_argument("--rest", type=float, default=60, help="seconds to watch the daemon at rest")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, runtime(Path(name)) as config:
-        preview = timed("-m", "nodeagent", "gc", "all", "--dry-run", "--config", str(config), runs=options.runs)
+        words = ("-m", "nodeagent", "gc", "all", "--dry-run", "--config", str(config))
+        first = timed(*words, runs=options.runs)
+        subprocess.run([sys.executable, "-m", "nodeagent", "run", "--once", "--dry-run", "-c", str(config)], check=True)
+        preview = timed(*words, runs=options.runs)
         imports = timed("-c", "import nodeagent.cli.main, nodeagent.cli.gc, nodeagent.daemon.agent", runs=options.runs)
         shown = timed("-m", "nodeagent", "--help", runs=options.runs)
         resident, percent = at_rest(config, options.rest)
     print(f"{'what':58} {'min':>9} {'median':>9} {'max':>9}")
     for what, taken in (
         (f"gc all --dry-run, cold, {IMAGES} images, {CONTAINERS} containers [s]", preview),
+        ("  the same on a node where the agent has never run [s]", first),
         ("  of which interpreter and imports [s]", imports),
         ("--help [s]", shown),
     ):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.act.outcomes import Outcome, PassEnd
-from nodeagent.config import load
+from nodeagent.cli.session import load_settings
 from nodeagent.daemon.agent import open_agent
 from nodeagent.plan.scope import Scope
 from tests.support import reclaim
@@ -159,8 +159,8 @@ def test_dead_containers_sandboxes_and_logs(worn: WornNode) -> None:
 
 def test_an_image_that_gets_a_container_after_the_plan_survives(worn: WornNode) -> None:
     async def plan_start_run() -> None:
-        config = load(worn.config, {"image_gc.minimum_age": worn.minimum_age}).config
-        async with open_agent(config, record=True, dry_run=False) as agent:
+        settings = load_settings(worn.config, {"image_gc.minimum_age": worn.minimum_age})
+        async with open_agent(settings, record=True, dry_run=False) as agent:
             preview = await agent.collector.preview(Scope.IMAGES)
             victim = preview.removals[0]
             sandbox = await asyncio.to_thread(worn.pods.run_sandbox, "late", namespace="shop")
@@ -177,8 +177,8 @@ def test_an_image_that_gets_a_container_after_the_plan_survives(worn: WornNode) 
 
 def test_a_restart_of_the_runtime_in_mid_pass_ends_it_and_the_next_pass_finishes(worn: WornNode) -> None:
     async def interrupted_then_whole() -> None:
-        config = load(worn.config, {"image_gc.minimum_age": worn.minimum_age}).config
-        async with open_agent(config, record=True, dry_run=False) as agent:
+        settings = load_settings(worn.config, {"image_gc.minimum_age": worn.minimum_age})
+        async with open_agent(settings, record=True, dry_run=False) as agent:
             preview = await agent.collector.preview(Scope.IMAGES)
             seen: list[str] = []
 
@@ -193,7 +193,7 @@ def test_a_restart_of_the_runtime_in_mid_pass_ends_it_and_the_next_pass_finishes
             assert kinds[:2] == [Outcome.DONE, Outcome.FAILED]
             assert set(kinds[2:]) == {Outcome.NOT_ATTEMPTED}
             await asyncio.to_thread(worn.containerd.start)
-        async with open_agent(config, record=True, dry_run=False) as agent:
+        async with open_agent(settings, record=True, dry_run=False) as agent:
             again = await agent.collector.preview(Scope.IMAGES)
             left = {each.id for each in preview.removals[1:]}
             assert {each.id for each in again.removals} <= left

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.config import Config, load, reference, to_toml
+from nodeagent.config.loading import load
+from nodeagent.config.models import Config
 from nodeagent.config.policies import policies
+from nodeagent.config.writing import reference, to_toml
 from nodeagent.errors import ConfigError
 
 

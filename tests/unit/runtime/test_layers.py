@@ -8,13 +8,13 @@ import pytest
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent.errors import RuntimeRequestError
 from nodeagent.model import Holder, Image, StorageGraph
-from nodeagent.runtime.containerd import ContainerdClient
+from nodeagent.runtime.containerd import ContainerdClient, SnapshotUsage, Stamp
 from nodeagent.runtime.inventory import CONTENT, SNAPSHOTS, Node, references
 from nodeagent.runtime.layers import DiskFormat, LayerCache
 from tests.unit.runtime.conftest import REF, FakeContainerd, Store, serving
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Collection, Mapping
     from pathlib import Path
 
     from nodeagent.runtime.connection import RuntimeConnection
@@ -252,6 +252,37 @@ async def test_a_second_build_reads_only_what_is_new(client: ContainerdClient, s
     assert store.usage_calls == []
     await cache.build(client, [A, B])
     assert store.usage_calls == ["base/b1"]
+
+
+class Notes:
+    def __init__(self) -> None:
+        self.kept: dict[Node, tuple[Stamp, SnapshotUsage]] = {}
+
+    def read(self) -> dict[Node, tuple[Stamp, SnapshotUsage]]:
+        return dict(self.kept)
+
+    def write(self, learned: Mapping[Node, tuple[Stamp, SnapshotUsage]], gone: Collection[Node]) -> None:
+        self.kept.update(learned)
+        for node in gone:
+            del self.kept[node]
+
+
+async def test_what_was_noted_is_not_read_again_unless_it_is_of_an_earlier_snapshot(
+    client: ContainerdClient, store: Store
+) -> None:
+    notes = Notes()
+    first = await LayerCache(notes=notes).build(client, [A])
+    assert {node.id for node in notes.kept} == {"base", "base/a1"}
+    store.usage_calls.clear()
+    assert await LayerCache(notes=notes).build(client, [A]) == first
+    assert store.usage_calls == []
+    node = Node(SNAPSHOTS + "overlayfs", "base/a1")
+    notes.kept[node] = (Stamp(1, 1), notes.kept[node][1])
+    assert await LayerCache(notes=notes).build(client, [A]) == first
+    assert store.usage_calls == ["base/a1"]
+    del store.images["a:1"], store.images["sha256:a"], store.snapshots["overlayfs"]["base/a1"]
+    await LayerCache(notes=notes).build(client, [B])
+    assert {node.id for node in notes.kept} == {"base", "base/b1"}
 
 
 async def test_changes_between_builds_are_seen(client: ContainerdClient, store: Store) -> None:

@@ -7,13 +7,14 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 
 from nodeagent.model import ImageUsage
-from nodeagent.store import Store, merge_usage
+from nodeagent.store import SnapshotFigures, Store, merge_usage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,6 +47,33 @@ def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
     Store(tmp_path).remember({"a": None, "b": None}, {"b"}, T0)
     later = Store(tmp_path).remember({"a": None, "b": None}, (), T0 + HOUR)
     assert later == {"a": ImageUsage(T0), "b": ImageUsage(T0, T0)}
+
+
+def test_snapshot_figures_survive_a_restart(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    figures = SnapshotFigures(1, 2, 3, 4)
+    store.note_snapshot_usage({("overlayfs", "a"): figures, ("overlayfs", "b"): figures}, ())
+    store.note_snapshot_usage({("overlayfs", "c"): figures}, [("overlayfs", "b")])
+    store.remember({"a": None}, (), T0)
+    assert Store(tmp_path, read_only=True).snapshot_usage() == dict.fromkeys(
+        [("overlayfs", "a"), ("overlayfs", "c")], figures
+    )
+
+
+def test_a_file_of_the_first_schema_is_read_and_brought_up_to_date(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "nodeagent.db")) as old:
+        old.executescript(
+            "CREATE TABLE image_usage (image_id TEXT PRIMARY KEY NOT NULL, first_detected_us INTEGER NOT NULL,"
+            " last_used_us INTEGER) WITHOUT ROWID;"
+            "CREATE TABLE meta (key TEXT PRIMARY KEY NOT NULL, value TEXT NOT NULL) WITHOUT ROWID;"
+            "INSERT INTO image_usage VALUES ('a', 1, NULL); PRAGMA user_version = 1;"
+        )
+    reader = Store(tmp_path, read_only=True)
+    assert (reader.snapshot_usage(), list(reader.usage()), reader.health.problem) == ({}, ["a"], "")
+    store = Store(tmp_path)
+    store.note_snapshot_usage({("overlayfs", "a"): SnapshotFigures(1, 2, 3, 4)}, ())
+    again = Store(tmp_path)
+    assert (len(again.snapshot_usage()), list(again.usage())) == (1, ["a"])
 
 
 def test_reading_leaves_no_trace(tmp_path: Path) -> None:

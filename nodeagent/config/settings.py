@@ -1,0 +1,49 @@
+"""A checked configuration in the terms of the agent: seconds, bytes, paths and policies; no models of the file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodeagent.model import Role
+    from nodeagent.plan.gc import GCPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What an agent is composed from.
+
+    Attributes:
+        role: how it stands to a kubelet; ``None`` to find out.
+        dry_run: whether removals are only told.
+        endpoint: the runtime's socket; empty to find one.
+        containerd_api: whether containerd's own services may be asked.
+        timeout_s: deadline of reading calls to the runtime.
+        imagefs_path: overrides the mount point the runtime names; empty for none.
+        pod_log_root: where the kubelet keeps pod logs.
+        container_log_root: where the links to them are.
+        state_directory: where the agent's own state is.
+        container_interval_s: time between two container passes of the daemon; ``None`` for none.
+        image_interval_s: time between two image passes of the daemon; ``None`` for none.
+        log_format: ``auto``, ``console`` or ``json``.
+        log_level: ``debug``, ``info``, ``warning`` or ``error``.
+        policy: the settings of the planners.
+    """
+
+    role: Role | None
+    dry_run: bool
+    endpoint: str
+    containerd_api: bool
+    timeout_s: float
+    imagefs_path: str
+    pod_log_root: Path
+    container_log_root: Path
+    state_directory: Path
+    container_interval_s: float | None
+    image_interval_s: float | None
+    log_format: str
+    log_level: str
+    policy: GCPolicy
