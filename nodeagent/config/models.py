@@ -90,6 +90,9 @@ class RuntimeSection(Section):
         "Off, or with another runtime: sizes are upper bounds.",
     )
     timeout: Period = Field("10s", description="How long a reading call to the runtime may take.")
+    removal_timeout: Period = Field(
+        "2m", description="How long a call that stops or removes something may take; it then counts as failed."
+    )
     imagefs_path: Annotated[
         str, AfterValidator(_absolute_or_empty), Field(json_schema_extra={"form": "absolute path"})
     ] = Field("", description="Path on the image filesystem. Empty: the mount point that the runtime names.")
@@ -98,6 +101,11 @@ class RuntimeSection(Section):
     def timeout_s(self) -> float:
         """The deadline of reading calls, in seconds."""
         return parse_duration_s(self.timeout)
+
+    @property
+    def removal_timeout_s(self) -> float:
+        """The deadline of removing calls, in seconds."""
+        return parse_duration_s(self.removal_timeout)
 
 
 class ImageGCSection(Section):

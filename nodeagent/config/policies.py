@@ -28,6 +28,7 @@ def settings(config: Config) -> Settings:
         endpoint=runtime.endpoint,
         containerd_api=runtime.containerd_api == "auto",
         timeout_s=runtime.timeout_s,
+        removal_timeout_s=runtime.removal_timeout_s,
         imagefs_path=runtime.imagefs_path,
         pod_log_root=Path(containers.pod_log_root),
         container_log_root=Path(containers.container_log_root),

@@ -22,6 +22,7 @@ class Settings:
         endpoint: the runtime's socket; empty to find one.
         containerd_api: whether containerd's own services may be asked.
         timeout_s: deadline of reading calls to the runtime.
+        removal_timeout_s: deadline of calls that stop or remove something.
         imagefs_path: overrides the mount point the runtime names; empty for none.
         pod_log_root: where the kubelet keeps pod logs.
         container_log_root: where the links to them are.
@@ -38,6 +39,7 @@ class Settings:
     endpoint: str
     containerd_api: bool
     timeout_s: float
+    removal_timeout_s: float
     imagefs_path: str
     pod_log_root: Path
     container_log_root: Path

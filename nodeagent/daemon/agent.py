@@ -62,6 +62,7 @@ READ_METHODS = (
     "ContainerStatus",
     "ListContainerStats",
 )
+REMOVE_METHODS = ("RemoveImage", "RemoveContainer", "StopPodSandbox", "RemovePodSandbox", "images.Delete")
 
 
 @dataclass
@@ -140,7 +141,9 @@ async def open_agent(
     role, because = _role(settings)
     store = await asyncio.to_thread(Store, settings.state_directory, read_only=not record)
     endpoint = discover_endpoint(settings.endpoint or None)
-    deadlines = dict.fromkeys(READ_METHODS, settings.timeout_s)
+    deadlines = dict.fromkeys(READ_METHODS, settings.timeout_s) | dict.fromkeys(
+        REMOVE_METHODS, settings.removal_timeout_s
+    )
     async with RuntimeConnection(endpoint, deadlines=deadlines) as connection:
         cri = CriClient(connection)
 

@@ -18,6 +18,8 @@ from nodeagent.act.outcomes import Outcome, PassEnd
 from nodeagent.cli.session import load_settings
 from nodeagent.daemon.agent import open_agent
 from nodeagent.plan.scope import Scope
+from nodeagent.runtime.cri import CriClient
+from nodeagent.store import Store
 from tests.support import reclaim
 from tests.support.containerd import LoopFs
 from tests.support.worn_node import (
@@ -34,7 +36,7 @@ from tests.support.worn_node import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nodeagent.act.outcomes import Result
+    from nodeagent.act.outcomes import PassReport, Result
     from tests.integration.conftest import ContainerdFactory
 
 pytestmark = pytest.mark.real
@@ -204,6 +206,42 @@ def test_a_restart_of_the_runtime_in_mid_pass_ends_it_and_the_next_pass_finishes
     asyncio.run(interrupted_then_whole())
 
 
+def test_a_removal_that_hangs_ends_by_its_deadline_and_the_pass_goes_on(
+    worn: WornNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(worn, "[runtime]", '[runtime]\nremoval_timeout = "2s"')
+    ask = CriClient.remove_image
+    hung: list[str] = []
+
+    async def hang_first(client: CriClient, image: str) -> None:
+        if hung:
+            await ask(client, image)
+            return
+        hung.append(image)
+        worn.containerd.freeze()
+        try:
+            await ask(client, image)
+        finally:
+            worn.containerd.thaw()
+
+    async def collect() -> PassReport:
+        settings = load_settings(worn.config, {"image_gc.minimum_age": worn.minimum_age})
+        async with open_agent(settings, record=True, dry_run=False) as agent:
+            preview = await agent.collector.preview(Scope.IMAGES)
+            return await agent.run(preview, trigger="test", stop=asyncio.Event())
+
+    monkeypatch.setattr(CriClient, "remove_image", hang_first)
+    report = asyncio.run(collect())
+    first, *others = report.results
+    assert (first.outcome, first.decision.id) == (Outcome.FAILED, hung[0])
+    assert "RemoveImage" in first.detail
+    assert "DEADLINE_EXCEEDED" in first.detail
+    assert others
+    assert {result.outcome for result in others} == {Outcome.DONE}
+    assert worn.used_percent <= 80
+    assert {KEPT, PINNED, USED_RUNNING, USED_DEAD, worn.containerd.sandbox_image} <= tags(worn)
+
+
 def test_a_hung_runtime_ends_by_the_deadline_and_nothing_is_removed(worn: WornNode) -> None:
     configure(worn, "[runtime]", '[runtime]\ntimeout = "1s"')
     before = tags(worn)
@@ -217,19 +255,6 @@ def test_a_hung_runtime_ends_by_the_deadline_and_nothing_is_removed(worn: WornNo
     finally:
         worn.containerd.thaw()
     assert tags(worn) == before
-
-
-def test_a_state_directory_without_room_costs_only_the_memory(worn: WornNode, tmp_path: Path) -> None:
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(tmp_path)], check=True)
-    try:
-        with (tmp_path / "full").open("wb") as file:
-            file.write(b"x" * (16 << 10))
-        configure(worn, str(worn.containerd.base / "agent-state"), str(tmp_path))
-        report = gc(worn, "images", "--yes")
-        assert report["end"] == "complete"
-        assert any("memory only" in warning for warning in report["warnings"]), report["warnings"]
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 @contextmanager
@@ -252,6 +277,30 @@ def daemon(node: WornNode, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 def events(log: Path, name: str) -> list[Document]:
     lines = log.read_text().splitlines() if log.exists() else []
     return [event for event in map(json.loads, filter(None, lines)) if event["event"] == name]
+
+
+def test_a_full_state_directory_costs_only_the_memory_and_is_recovered_from(worn: WornNode, tmp_path: Path) -> None:
+    state, log = tmp_path / "state", tmp_path / "log"
+    state.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(state)], check=True)
+    try:
+        (state / "full").write_bytes(b"x" * (256 << 10))
+        configure(worn, str(worn.containerd.base / "agent-state"), str(state))
+        before = tags(worn)
+        report = gc(worn, "images", "--yes")
+        assert report["end"] == "complete"
+        assert any("memory only" in warning for warning in report["warnings"]), report["warnings"]
+        gone = before - tags(worn)
+        assert gone
+        with daemon(worn, log):
+            reclaim.poll("the daemon says so", lambda: bool(events(log, "store_degraded")), timeout_s=30)
+            (state / "full").unlink()
+            reclaim.poll("it recovers by itself", lambda: bool(events(log, "store_recovered")), timeout_s=30)
+        assert len(events(log, "store_degraded")) == 1
+        assert Store(state, read_only=True).usage()
+        assert {KEPT, PINNED, USED_RUNNING, USED_DEAD, worn.containerd.sandbox_image} <= tags(worn)
+    finally:
+        subprocess.run(["umount", str(state)], check=True)
 
 
 def test_the_daemon_survives_kills_and_restarts_of_the_runtime(worn: WornNode, tmp_path: Path) -> None:
