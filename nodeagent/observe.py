@@ -19,6 +19,7 @@ from nodeagent.errors import (
     RuntimeNotFoundError,
     RuntimeRequestError,
     RuntimeUnsupportedError,
+    StoreError,
 )
 from nodeagent.host import podlogs
 from nodeagent.model import ContainerState, NodeSnapshot, Role
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         Container,
         ContainerLogLink,
         FsObservation,
+        Hold,
         Image,
         ImageUsage,
         PodLogDirectory,
@@ -77,6 +79,13 @@ class UsageMemory(Protocol):
         """Return the usage of each listed image (id to time of pull, if known) after this detection; blocking."""
 
 
+class HoldReader(Protocol):
+    """Reads operators' holds; blocking."""
+
+    def __call__(self) -> tuple[Hold, ...]:
+        """Return the holds. Raises StoreError where they cannot be told."""
+
+
 class Observer:
     """Reads a node through its runtime, its filesystems and the agent's memory.
 
@@ -93,6 +102,7 @@ class Observer:
         clock: Clock,
         read_filesystem: Callable[[str], FsObservation],
         remember: UsageMemory,
+        read_holds: HoldReader,
         booted_at: datetime | None,
     ) -> None:
         self._cri = cri
@@ -103,6 +113,7 @@ class Observer:
         self._clock = clock
         self._read_filesystem = read_filesystem
         self._remember = remember
+        self._read_holds = read_holds
         self._booted_at = booted_at
         self._details: dict[str, Container] = {}
         self._sandbox_details: dict[str, Sandbox] = {}
@@ -274,8 +285,16 @@ class Observer:
         pulled = {image.id: _pulled_at(storage, image.id) for image in snapshot.images}
         in_use = images_in_use(snapshot)
         usage = await asyncio.to_thread(self._remember, pulled, in_use, snapshot.observed_at)
+        holds: tuple[Hold, ...] = ()
+        holds_error = ""
+        try:
+            holds = await asyncio.to_thread(self._read_holds)
+        except StoreError as unreadable:
+            holds_error = str(unreadable)
         return replace(
             snapshot,
+            holds=holds,
+            holds_error=holds_error,
             storage=storage,
             image_usage=usage,
             image_filesystem=observed,

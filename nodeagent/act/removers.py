@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.act.outcomes import Outcome, Result
-from nodeagent.errors import NodeAgentError, RuntimeTimeoutError
+from nodeagent.errors import NodeAgentError, RuntimeTimeoutError, StoreError
 from nodeagent.model import ContainerState, NodeSnapshot
 from nodeagent.plan.decision import ReasonCode, Verdict
 from nodeagent.plan.image_gc import plan_image_gc
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nodeagent.clock import Clock
-    from nodeagent.model import Container, Image, Sandbox
+    from nodeagent.model import Container, Hold, Image, Sandbox
     from nodeagent.plan.decision import Decision
     from nodeagent.plan.image_gc import ImageGCPolicy
 
@@ -76,10 +76,18 @@ class ImageRemover:
     Source: CRI ``RemoveImage``.
     """
 
-    def __init__(
-        self, reader: FreshReader, actions: RuntimeActions, policy: ImageGCPolicy, template: NodeSnapshot, clock: Clock
+    def __init__(  # noqa: PLR0913 - it composes the guard
+        self,
+        reader: FreshReader,
+        actions: RuntimeActions,
+        policy: ImageGCPolicy,
+        template: NodeSnapshot,
+        *,
+        clock: Clock,
+        read_holds: Callable[[], tuple[Hold, ...]],
     ) -> None:
         """Take the policy the plan was made with, and its snapshot for what does not change within a pass."""
+        self._read_holds = read_holds
         self._reader = reader
         self._actions = actions
         self._template = replace(template, sandboxes_unread=frozenset())  # the plan settled what they mean
@@ -107,6 +115,10 @@ class ImageRemover:
 
     async def _kept_because(self, image: Image, decision: Decision) -> str:
         containers, sandboxes = await asyncio.gather(self._reader.containers(), self._reader.sandboxes())
+        try:
+            holds = await asyncio.to_thread(self._read_holds)
+        except StoreError as error:
+            return str(error)
         usage = self._template.image_usage
         fresh = replace(
             self._template,
@@ -116,6 +128,7 @@ class ImageRemover:
             sandboxes=sandboxes,
             image_usage={image.id: usage[image.id]} if image.id in usage else {},
             storage=None,
+            holds=holds,
         )
         (verdict,) = plan_image_gc(fresh, self._policy, remove_all_unused=True).decisions
         if verdict.verdict is Verdict.REMOVE:

@@ -96,8 +96,9 @@ async def _simulated() -> AsyncIterator[Collector]:
                 clock=node.clock,
                 read_filesystem=read,
                 remember=remember,
+                read_holds=tuple,
                 booted_at=node.now - timedelta(days=30),
             )
             logs = HostLogs(settings.pod_log_root, settings.container_log_root)
-            actors = actors_for(cri, containerd, logs, node.clock)
+            actors = actors_for(cri, containerd, logs, node.clock, tuple)
             yield Collector(observer, actors, _POLICY, clock=node.clock, read_filesystem=read)

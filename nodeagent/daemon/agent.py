@@ -33,7 +33,7 @@ from nodeagent.runtime.containerd import ContainerdClient, SnapshotUsage, Stamp
 from nodeagent.runtime.cri import CriClient
 from nodeagent.runtime.inventory import SNAPSHOTS, Node
 from nodeagent.runtime.layers import LayerCache, disk_format
-from nodeagent.store import SnapshotFigures, Store
+from nodeagent.store import HoldFile, SnapshotFigures, Store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Mapping
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from nodeagent.act.removers import LogActions
     from nodeagent.clock import Clock
     from nodeagent.config.settings import Settings
-    from nodeagent.model import FsObservation, ImageUsage, NodeSnapshot
+    from nodeagent.model import FsObservation, Hold, ImageUsage, NodeSnapshot
     from nodeagent.plan.gc import GCPolicy
 
 READ_METHODS = (
@@ -149,6 +149,8 @@ async def open_agent(
 
         containerd = ContainerdClient(connection) if settings.containerd_api else None
 
+        holds = HoldFile(settings.state_directory)
+
         def read(path: str) -> FsObservation:
             return read_filesystem(path, clock)
 
@@ -171,10 +173,11 @@ async def open_agent(
             clock=clock,
             read_filesystem=read,
             remember=remember,
+            read_holds=holds.read,
             booted_at=booted_at(),
         )
         logs = HostLogs(settings.pod_log_root, settings.container_log_root)
-        actors = actors_for(cri, containerd, logs, clock)
+        actors = actors_for(cri, containerd, logs, clock, holds.read)
         collector = Collector(observer, actors, settings.policy, clock=clock, read_filesystem=read, dry_run=dry_run)
         yield Agent(settings, clock, cri, store, collector, role, because, record, dry_run)
 
@@ -216,14 +219,20 @@ def _role(settings: Settings) -> tuple[Role, str]:
     return Role.BESIDE_KUBELET, f"{trace} exists"
 
 
-def actors_for(cri: CriClient, containerd: ContainerdClient | None, logs: LogActions, clock: Clock) -> ActorFactory:
+def actors_for(
+    cri: CriClient,
+    containerd: ContainerdClient | None,
+    logs: LogActions,
+    clock: Clock,
+    read_holds: Callable[[], tuple[Hold, ...]],
+) -> ActorFactory:
     """Return what makes the removers of a pass on this runtime."""
 
     def make(snapshot: NodeSnapshot, policy: GCPolicy) -> Mapping[ItemKind, Remover]:
         used = containerd if snapshot.storage is not None else None
         reader = RuntimeReader(cri, used, snapshot, mounts_images=mounts_images(snapshot.runtime))
         return {
-            ItemKind.IMAGE: ImageRemover(reader, cri, policy.images, snapshot, clock),
+            ItemKind.IMAGE: ImageRemover(reader, cri, policy.images, snapshot, clock=clock, read_holds=read_holds),
             ItemKind.CONTAINER: ContainerRemover(reader, cri, logs),
             ItemKind.SANDBOX: SandboxRemover(reader, cri),
             ItemKind.POD_LOG_DIRECTORY: PodLogRemover(reader, logs, podlogs.pod_uid),

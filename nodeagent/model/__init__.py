@@ -5,6 +5,7 @@ plain ``dict`` is used instead of a wrapper because a node has tens of thousands
 """
 
 from nodeagent.model.filesystem import FsObservation
+from nodeagent.model.hold import ALL_IMAGES, Hold
 from nodeagent.model.image import Image, ImageUsage
 from nodeagent.model.logs import ContainerLogLink, PodLogDirectory
 from nodeagent.model.node import NodeSnapshot, Role, RuntimeInfo
@@ -12,10 +13,12 @@ from nodeagent.model.storage import Holder, ImageRecord, PieceKind, StorageGraph
 from nodeagent.model.workload import Container, ContainerState, Sandbox
 
 __all__ = [
+    "ALL_IMAGES",
     "Container",
     "ContainerLogLink",
     "ContainerState",
     "FsObservation",
+    "Hold",
     "Holder",
     "Image",
     "ImageRecord",

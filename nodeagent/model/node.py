@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from nodeagent.model.filesystem import FsObservation
+    from nodeagent.model.hold import Hold
     from nodeagent.model.image import Image, ImageUsage
     from nodeagent.model.logs import ContainerLogLink, PodLogDirectory
     from nodeagent.model.storage import StorageGraph
@@ -51,6 +52,8 @@ class NodeSnapshot:
         pod_log_directories: entries of the pod log root, listed before the sandboxes were.
         dead_log_links: container log links without a target.
         live_pod_uids: UIDs a pod source other than CRI says exist; ``None`` when there is no such source.
+        holds: what operators want to stay for a while.
+        holds_error: why the holds cannot be told; empty normally.
         booted_at: wall time of the node's boot; ``None`` if unknown.
         warnings: what an operator should know about this reading.
     """
@@ -71,5 +74,7 @@ class NodeSnapshot:
     pod_log_directories: tuple[PodLogDirectory, ...] = ()
     dead_log_links: tuple[ContainerLogLink, ...] = ()
     live_pod_uids: frozenset[str] | None = None
+    holds: tuple[Hold, ...] = ()
+    holds_error: str = ""
     booted_at: datetime | None = None
     warnings: tuple[str, ...] = ()

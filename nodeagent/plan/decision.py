@@ -58,6 +58,7 @@ class ReasonCode(StrEnum):
     PINNED = "pinned"
     PROTECTED = "protected"
     NEWEST_TAGS = "newest-tags"
+    HELD = "held"
     TOO_YOUNG = "too-young"
     USED_THIS_PASS = "used-this-pass"
     USE_UNKNOWN = "use-unknown"
@@ -110,9 +111,10 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.PINNED: "pinned in the runtime",
     ReasonCode.PROTECTED: "protected by {rule}, which matches {matched}",
     ReasonCode.NEWEST_TAGS: "among the newest {keep} image(s) of {repository}",
+    ReasonCode.HELD: "held by {by} until {until_at}: {why} (hold {hold})",
     ReasonCode.TOO_YOUNG: "first seen {age_s} ago, less than the minimum age {minimum_s}; eligible from {eligible_at}",
     ReasonCode.USED_THIS_PASS: "its last use is recorded at {last_used_at}, after this pass began",
-    ReasonCode.USE_UNKNOWN: "it cannot be told whether it is in use: {detail}",
+    ReasonCode.USE_UNKNOWN: "it cannot be told whether it is in use or held: {detail}",
     ReasonCode.GAIN_TOO_SMALL: "would free only {gain_bytes}, less than the minimum gain {minimum_bytes}",
     ReasonCode.BELOW_HIGH_THRESHOLD: "imagefs is {used_percent}% full, below the high threshold {high_percent}%",
     ReasonCode.THRESHOLD_OFF: "collection by threshold is off (high threshold 100%)",

@@ -16,6 +16,7 @@ from nodeagent.plan.decision import (
     ReasonCode,
     Verdict,
 )
+from nodeagent.plan.holds import held_images
 from nodeagent.plan.image_users import find_users, images_in_use, in_use_reason
 from nodeagent.plan.protection import ProtectionPolicy
 from nodeagent.plan.references import is_named_like_pause
@@ -327,6 +328,7 @@ class _Keepers:
         self._used = users.images
         self._configured = users.index.resolve_all(snapshot.sandbox_images)
         self._protected = protection.reasons(snapshot.images, snapshot.image_usage)
+        self._held = held_images(snapshot, users.index)
         self._set_aside = set_aside
         self._named_pause = {
             image.id
@@ -350,6 +352,9 @@ class _Keepers:
         reason = self._protected.get(image_id)
         if reason is not None:
             return reason
+        reason = self._held.get(image_id)
+        if reason is not None:
+            return reason
         if image_id in self._set_aside:
             return Reason(ReasonCode.FAILED_EARLIER, {"detail": self._set_aside[image_id]})
         if last_used > self._now:
@@ -357,7 +362,13 @@ class _Keepers:
         return self.use_unknown
 
     def _why_use_unknown(self, snapshot: NodeSnapshot) -> Reason | None:
-        """Return why every image may be a sandbox's own: some could not be read, and nothing tells their image."""
+        """Return why any image may have to stay.
+
+        Holds cannot be read; or any may be a sandbox's own, as some sandboxes could not be read and nothing else
+        tells their image.
+        """
+        if snapshot.holds_error:
+            return Reason(ReasonCode.USE_UNKNOWN, {"detail": snapshot.holds_error})
         if not snapshot.sandboxes_unread or snapshot.sandbox_images or self._named_pause:
             return None
         if any(sandbox.image for sandbox in snapshot.sandboxes) or any(image.pinned for image in snapshot.images):

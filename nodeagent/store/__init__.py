@@ -7,6 +7,7 @@ set aside under another name, never deleted.
 
 from nodeagent.store.clock_jumps import ClockJump, shifted
 from nodeagent.store.database import SnapshotFigures, Store, StoreHealth
+from nodeagent.store.holds import HoldFile
 from nodeagent.store.usage import merge_usage
 
-__all__ = ["ClockJump", "SnapshotFigures", "Store", "StoreHealth", "merge_usage", "shifted"]
+__all__ = ["ClockJump", "HoldFile", "SnapshotFigures", "Store", "StoreHealth", "merge_usage", "shifted"]

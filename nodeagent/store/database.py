@@ -6,21 +6,30 @@ import sqlite3
 import threading
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.errors import StoreError
 from nodeagent.model import ImageUsage
 from nodeagent.store.clock_jumps import ClockJump, Reading, find_jump, shifted
+from nodeagent.store.sqlite import (
+    BROKEN,
+    BUSY_TIMEOUT_S,
+    check,
+    check_version,
+    connect,
+    is_corrupt,
+    micros,
+    moment,
+    set_aside,
+)
 from nodeagent.store.usage import merge_usage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
+    from datetime import datetime
     from pathlib import Path
 
 FILE_NAME: Final = "nodeagent.db"
-SCHEMA_VERSION: Final = 2
-_BUSY_TIMEOUT_S: Final = 2.0
 _MIGRATIONS: Final = (
     (
         (
@@ -128,7 +137,7 @@ class Store:
         with self._lock:
             if self._read_only or not self._loaded:
                 return
-            with suppress(OSError, StoreError, sqlite3.DatabaseError), closing(self._connect()) as connection:
+            with suppress(*BROKEN), closing(connect(self._path, _MIGRATIONS)) as connection:
                 connection.execute("BEGIN IMMEDIATE")
                 connection.executemany("DELETE FROM snapshot_usage WHERE snapshotter = ? AND key = ?", gone)
                 connection.executemany(
@@ -155,7 +164,7 @@ class Store:
                 self.health = StoreHealth()
                 return
             with closing(self._open_for_reading()) as connection:
-                _check(connection)
+                check(connection)
                 usage, reading = _read(connection)
         except sqlite3.DatabaseError as error:
             self._on_broken(error)
@@ -173,37 +182,21 @@ class Store:
         """Open the file so that nothing beside it is made, unless a log of unfinished writes has to be read, too."""
         unfinished = _exists(self._path.with_name(f"{FILE_NAME}-wal"))
         uri = f"{self._path.absolute().as_uri()}?{'mode=ro' if unfinished else 'immutable=1'}"
-        return sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
-
-    def _connect(self) -> sqlite3.Connection:
-        self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-        connection = sqlite3.connect(self._path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = NORMAL")
-            _migrate(connection)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        return sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
 
     def _on_broken(self, error: sqlite3.DatabaseError) -> None:
         """Tell a broken file from one that cannot be reached just now."""
-        if isinstance(error, sqlite3.OperationalError) or not _is_corrupt(error) or self._read_only:
+        if self._read_only or not is_corrupt(error):
             self._fail(str(error))
             return
-        aside = self._path.with_name(f"{FILE_NAME}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%S}")
         try:
-            self._path.rename(aside)
-            for suffix in ("-wal", "-shm"):
-                with suppress(FileNotFoundError):
-                    self._path.with_name(FILE_NAME + suffix).rename(aside.with_name(aside.name + suffix))
+            notice = set_aside(self._path, error)
         except OSError as moving:
             self._fail(f"{error}, and it cannot be set aside: {moving.strerror or moving}")
             return
         self._loaded = True
         self._written = None
-        self._notices.append(f"{self._path} was broken ({error}) and is set aside as {aside.name}; starting anew")
+        self._notices.append(notice)
         self.health = StoreHealth()
 
     def _fail(self, why: str) -> None:
@@ -214,9 +207,9 @@ class Store:
 
     def _write(self) -> None:
         try:
-            with closing(self._connect()) as connection:
+            with closing(connect(self._path, _MIGRATIONS)) as connection:
                 if self._written is None:
-                    _check(connection)
+                    check(connection)
                 _write(connection, self._usage, self._written, self._reading)
         except sqlite3.DatabaseError as error:
             self._on_broken(error)
@@ -245,33 +238,6 @@ def _combined(memory: ImageUsage, file: ImageUsage | None) -> ImageUsage:
     return ImageUsage(min(memory.first_detected, file.first_detected), max(uses, default=None))
 
 
-def _is_corrupt(error: sqlite3.DatabaseError) -> bool:
-    name = getattr(error, "sqlite_errorname", "")  # absent on errors raised here
-    return name in ("SQLITE_CORRUPT", "SQLITE_NOTADB") or "malformed" in str(error)
-
-
-def _check(connection: sqlite3.Connection) -> None:
-    (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-    if verdict != "ok":
-        raise sqlite3.DatabaseError(f"malformed: {verdict}")
-
-
-def _migrate(connection: sqlite3.Connection) -> None:
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version > SCHEMA_VERSION:
-        raise StoreError(f"it was written by a newer agent (schema {version}, this one knows {SCHEMA_VERSION})")
-    for number in range(version, SCHEMA_VERSION):
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            for statement in _MIGRATIONS[number]:
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {number + 1}")
-            connection.execute("COMMIT")
-        except BaseException:
-            connection.execute("ROLLBACK")
-            raise
-
-
 def _read(connection: sqlite3.Connection) -> tuple[dict[str, ImageUsage], Reading | None]:
     """Return what the file holds; a file without tables yet holds nothing.
 
@@ -279,10 +245,7 @@ def _read(connection: sqlite3.Connection) -> tuple[dict[str, ImageUsage], Readin
         StoreError: a newer agent wrote it.
         sqlite3.DatabaseError: it is broken, also if it holds values no agent writes.
     """
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version > SCHEMA_VERSION:
-        raise StoreError(f"it was written by a newer agent (schema {version}, this one knows {SCHEMA_VERSION})")
-    if version == 0:
+    if check_version(connection, len(_MIGRATIONS)) == 0:
         return {}, None
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if not {"image_usage", "meta"} <= tables:
@@ -296,12 +259,12 @@ def _read(connection: sqlite3.Connection) -> tuple[dict[str, ImageUsage], Readin
 def _read_tables(connection: sqlite3.Connection) -> tuple[dict[str, ImageUsage], Reading | None]:
     rows = connection.execute("SELECT image_id, first_detected_us, last_used_us FROM image_usage")
     usage = {
-        image_id: ImageUsage(_moment(first), _moment(used) if used is not None else None)
+        image_id: ImageUsage(moment(first), moment(used) if used is not None else None)
         for image_id, first, used in rows
     }
     meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
     if {"boot_id", "boottime_s", "wall_us"} <= meta.keys():
-        return usage, Reading(meta["boot_id"], float(meta["boottime_s"]), _moment(int(meta["wall_us"])))
+        return usage, Reading(meta["boot_id"], float(meta["boottime_s"]), moment(int(meta["wall_us"])))
     return usage, None
 
 
@@ -323,7 +286,7 @@ def _write(
             "INSERT INTO image_usage VALUES (?, ?, ?) ON CONFLICT (image_id) DO UPDATE SET"
             " first_detected_us = excluded.first_detected_us, last_used_us = excluded.last_used_us",
             [
-                (image_id, _micros(each.first_detected), _micros(each.last_used) if each.last_used else None)
+                (image_id, micros(each.first_detected), micros(each.last_used) if each.last_used else None)
                 for image_id, each in usage.items()
                 if written.get(image_id) != each
             ],
@@ -332,7 +295,7 @@ def _write(
             values = {
                 "boot_id": reading.boot_id,
                 "boottime_s": str(reading.boottime_s),
-                "wall_us": str(_micros(reading.wall)),
+                "wall_us": str(micros(reading.wall)),
             }
             connection.executemany(
                 "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", values.items()
@@ -342,15 +305,3 @@ def _write(
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
-
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def _micros(moment: datetime) -> int:
-    delta = moment - _EPOCH
-    return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
-
-
-def _moment(micros: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=micros)

@@ -87,10 +87,11 @@ def rig(tmp_path: Path) -> Opener:
                 clock=node.clock,
                 read_filesystem=read,
                 remember=remember,
+                read_holds=tuple,
                 booted_at=node.now - timedelta(days=30),
             )
             logs = HostLogs(settings.pod_log_root, settings.container_log_root)
-            actors = actors_for(cri, containerd, logs, node.clock)
+            actors = actors_for(cri, containerd, logs, node.clock, tuple)
             collector = Collector(observer, actors, policy, clock=node.clock, read_filesystem=read, dry_run=dry_run)
             yield Rig(node, server, collector, tmp_path)
 

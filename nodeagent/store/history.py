@@ -1,0 +1,315 @@
+"""What every pass did, kept for operators.
+
+A database of its own beside the memory of image use: it grows, it is pruned, and losing it costs no decision. When
+it cannot be written, passes wait in memory, as many as fit, and are written with the next one that works.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections import deque
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.errors import StoreError
+from nodeagent.store.sqlite import BROKEN, BUSY_TIMEOUT_S, check, connect, is_corrupt, micros, moment, set_aside
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+FILE_NAME: Final = "history.db"
+WAITING_PASSES: Final = 200
+QUIET_FOR: Final = timedelta(days=1)
+_MIGRATIONS: Final = (
+    (
+        (
+            "CREATE TABLE passes (id TEXT PRIMARY KEY NOT NULL, started_us INTEGER NOT NULL, duration_s REAL NOT NULL,"
+            " trigger TEXT NOT NULL, scope TEXT NOT NULL, plan_id TEXT NOT NULL, dry_run INTEGER NOT NULL,"
+            " result TEXT NOT NULL, detail TEXT NOT NULL, predicted_bytes INTEGER NOT NULL, freed_bytes INTEGER,"
+            " percent_before INTEGER, percent_after INTEGER, actions INTEGER NOT NULL) WITHOUT ROWID"
+        ),
+        "CREATE INDEX passes_by_time ON passes (started_us)",
+        (
+            "CREATE TABLE actions (pass_id TEXT NOT NULL REFERENCES passes (id) ON DELETE CASCADE,"
+            " position INTEGER NOT NULL, kind TEXT NOT NULL, item_id TEXT NOT NULL, name TEXT NOT NULL,"
+            " refs TEXT NOT NULL, outcome TEXT NOT NULL, detail TEXT NOT NULL, reason TEXT NOT NULL,"
+            " sentence TEXT NOT NULL, frees_bytes INTEGER, duration_s REAL NOT NULL,"
+            " PRIMARY KEY (pass_id, position)) WITHOUT ROWID"
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PastAction:
+    """One planned removal and what became of it.
+
+    Attributes:
+        kind: what it was, as in a plan.
+        item_id: the runtime's id, or a log's name.
+        name: what to call it.
+        references: an image's other names.
+        outcome: what became of it, as in a report.
+        detail: why, where the outcome alone does not say.
+        reason: code of the reason it was to go.
+        sentence: that reason in words.
+        frees_bytes: what its removal was expected to free.
+        duration_s: how long it took.
+    """
+
+    kind: str
+    item_id: str
+    name: str
+    references: tuple[str, ...]
+    outcome: str
+    detail: str
+    reason: str
+    sentence: str
+    frees_bytes: int | None
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PastPass:
+    """One pass.
+
+    Attributes:
+        id: the pass's own.
+        started_at: aware UTC.
+        trigger: who asked: ``interval``, ``once``, ``command``, ``apply`` or ``leaks``.
+        scope: what it was about.
+        plan_id: the plan it carried out first.
+        dry_run: whether nothing was touched.
+        result: how it ended, as in a report.
+        detail: what was missing or went wrong.
+        predicted_bytes: what the removals that were done were expected to free.
+        freed_bytes: what was measured; ``None`` where it was not.
+        percent_before: usage of the image filesystem; ``None`` where it was not read.
+        percent_after: likewise afterwards.
+        actions: every planned removal.
+    """
+
+    id: str
+    started_at: datetime
+    duration_s: float
+    trigger: str
+    scope: str
+    plan_id: str
+    dry_run: bool
+    result: str
+    detail: str
+    predicted_bytes: int
+    freed_bytes: int | None
+    percent_before: int | None
+    percent_after: int | None
+    actions: tuple[PastAction, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How much is kept.
+
+    Attributes:
+        maximum_age: older passes go. A pass that found nothing to do goes after a day, as there is one a minute.
+        maximum_bytes: the oldest go once the file has grown beyond this.
+    """
+
+    maximum_age: timedelta
+    maximum_bytes: int
+
+
+class History:
+    """The passes of this node. Its methods block and may be called from any thread."""
+
+    def __init__(self, directory: Path) -> None:
+        """Keep the history under ``directory``; nothing is made there before the first pass."""
+        self._path = directory / FILE_NAME
+        self._lock = threading.Lock()
+        self._waiting: deque[PastPass] = deque(maxlen=WAITING_PASSES)
+        self.problem = ""
+
+    def add(self, past: PastPass, retention: Retention) -> None:
+        """Write a pass and drop what need not be kept; where that fails ``problem`` says why. Never raises."""
+        with self._lock:
+            self._waiting.append(past)
+            try:
+                self._write(retention, past.started_at)
+            except BROKEN as error:
+                if isinstance(error, sqlite3.DatabaseError) and is_corrupt(error):
+                    self.problem = set_aside(self._path, error)
+                else:
+                    self.problem = f"{self._path}: {error}; history is kept in memory only until this is mended"
+                return
+            self._waiting.clear()
+            self.problem = ""
+
+    def read(
+        self, *, since: datetime | None = None, image: str = "", limit: int = 100, quiet: bool = False
+    ) -> tuple[PastPass, ...]:
+        """Return passes with their actions, newest first.
+
+        Args:
+            since: passes that started before are left out.
+            image: only passes that are about an image whose id or one of whose names contains this; of their actions
+                only those.
+            limit: at most so many passes.
+            quiet: also those that planned nothing.
+
+        Raises:
+            StoreError: there is a file and it cannot be read.
+        """
+        with self._lock:
+            try:
+                if not self._path.exists():
+                    return ()
+                uri = f"{self._path.absolute().as_uri()}?mode=ro"
+                with closing(
+                    sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+                ) as connection:
+                    check(connection)
+                    return tuple(_passes(connection, since, image, limit, quiet=quiet))
+            except BROKEN as error:
+                raise StoreError(f"{self._path}: the history cannot be read: {error}") from error
+
+    def _write(self, retention: Retention, now: datetime) -> None:
+        with closing(connect(self._path, _MIGRATIONS)) as connection:
+            connection.execute("PRAGMA foreign_keys = ON")
+            connection.execute("BEGIN IMMEDIATE")
+            for past in self._waiting:
+                _insert(connection, past)
+            _prune(connection, retention, now)
+            connection.execute("COMMIT")
+            connection.execute("PRAGMA incremental_vacuum").fetchall()
+
+
+def _insert(connection: sqlite3.Connection, past: PastPass) -> None:
+    connection.execute(
+        "INSERT OR REPLACE INTO passes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            past.id,
+            micros(past.started_at),
+            past.duration_s,
+            past.trigger,
+            past.scope,
+            past.plan_id,
+            past.dry_run,
+            past.result,
+            past.detail,
+            past.predicted_bytes,
+            past.freed_bytes,
+            past.percent_before,
+            past.percent_after,
+            len(past.actions),
+        ),
+    )
+    connection.executemany(
+        "INSERT OR REPLACE INTO actions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (
+                past.id,
+                position,
+                each.kind,
+                each.item_id,
+                each.name,
+                "\n".join(each.references),
+                each.outcome,
+                each.detail,
+                each.reason,
+                each.sentence,
+                each.frees_bytes,
+                each.duration_s,
+            )
+            for position, each in enumerate(past.actions)
+        ],
+    )
+
+
+def _prune(connection: sqlite3.Connection, retention: Retention, now: datetime) -> None:
+    """Drop what is too old, then the oldest until the file's pages in use fit."""
+    connection.execute("DELETE FROM passes WHERE started_us < ?", (micros(now - retention.maximum_age),))
+    connection.execute("DELETE FROM passes WHERE actions = 0 AND started_us < ?", (micros(now - QUIET_FOR),))
+    while _used_bytes(connection) > retention.maximum_bytes:
+        (count,) = connection.execute("SELECT count(*) FROM passes").fetchone()
+        if count <= 1:
+            return
+        connection.execute(
+            "DELETE FROM passes WHERE id IN (SELECT id FROM passes ORDER BY started_us LIMIT ?)", (max(1, count // 10),)
+        )
+
+
+def _used_bytes(connection: sqlite3.Connection) -> int:
+    pages, free, size = (
+        int(connection.execute(f"PRAGMA {name}").fetchone()[0])
+        for name in ("page_count", "freelist_count", "page_size")
+    )
+    return (pages - free) * size
+
+
+def _passes(
+    connection: sqlite3.Connection, since: datetime | None, image: str, limit: int, *, quiet: bool
+) -> Iterator[PastPass]:
+    pattern = f"%{_escaped(image)}%"
+    about = "item_id LIKE :like ESCAPE '\\' OR name LIKE :like ESCAPE '\\' OR refs LIKE :like ESCAPE '\\'"
+    matching = f"kind = 'image' AND ({about})" if image else "1"
+    rows = connection.execute(
+        "SELECT id, started_us, duration_s, trigger, scope, plan_id, dry_run, result, detail, predicted_bytes,"  # noqa: S608 - no outside text
+        " freed_bytes, percent_before, percent_after FROM passes WHERE started_us >= :since AND (:quiet OR actions > 0)"
+        f" AND (:all OR EXISTS (SELECT 1 FROM actions WHERE pass_id = passes.id AND {matching}))"
+        " ORDER BY started_us DESC, id DESC LIMIT :limit",
+        {
+            "since": micros(since) if since else 0,
+            "quiet": quiet and not image,
+            "all": not image,
+            "like": pattern,
+            "limit": limit,
+        },
+    ).fetchall()
+    for row in rows:
+        actions = connection.execute(
+            "SELECT kind, item_id, name, refs, outcome, detail, reason, sentence, frees_bytes, duration_s FROM actions"  # noqa: S608 - likewise
+            f" WHERE pass_id = :pass AND {matching} ORDER BY position",
+            {"pass": row[0], "like": pattern},
+        )
+        identity, started_us, duration_s, trigger, scope, plan_id, dry_run, *end = row
+        result, detail, predicted_bytes, freed_bytes, before, after = end
+        yield PastPass(
+            id=identity,
+            started_at=moment(started_us),
+            duration_s=duration_s,
+            trigger=trigger,
+            scope=scope,
+            plan_id=plan_id,
+            dry_run=bool(dry_run),
+            result=result,
+            detail=detail,
+            predicted_bytes=predicted_bytes,
+            freed_bytes=freed_bytes,
+            percent_before=before,
+            percent_after=after,
+            actions=tuple(map(_action, actions)),
+        )
+
+
+def _action(row: Sequence[object]) -> PastAction:
+    kind, item_id, name, refs, outcome, detail, reason, sentence, frees_bytes, duration_s = row
+    return PastAction(
+        str(kind),
+        str(item_id),
+        str(name),
+        tuple(filter(None, str(refs).split("\n"))),
+        str(outcome),
+        str(detail),
+        str(reason),
+        str(sentence),
+        frees_bytes if isinstance(frees_bytes, int) else None,
+        duration_s if isinstance(duration_s, float) else 0.0,
+    )
+
+
+def _escaped(text: str) -> str:
+    """Return a text that stands for itself in a LIKE pattern."""
+    return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")

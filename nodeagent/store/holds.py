@@ -1,0 +1,143 @@
+"""Operators' holds, in a file of their own.
+
+They are not in the database because they must not share its fate: a broken database is set aside and made anew,
+while a hold that cannot be read has to stop deletion until somebody has looked. The file is JSON, replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.errors import StoreError
+from nodeagent.model import Hold
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+FILE_NAME: Final = "holds.json"
+_SCHEMA: Final = "nodeagent/holds/v1"
+_TEXTS: Final = ("id", "image", "why", "by")
+_TIMES: Final = ("placed_at", "until")
+
+
+class HoldFile:
+    """The holds of this node. Its methods block and may be called from any thread or process."""
+
+    def __init__(self, directory: Path) -> None:
+        """Keep the holds under ``directory``; nothing is made there before the first hold."""
+        self._path = directory / FILE_NAME
+
+    def read(self) -> tuple[Hold, ...]:
+        """Return every hold that was not taken back, run out or not.
+
+        Raises:
+            StoreError: there is a file, and it cannot be read or is not what this agent writes.
+        """
+        try:
+            text = self._path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return ()
+        except (OSError, UnicodeDecodeError) as error:
+            raise StoreError(f"{self._path}: holds cannot be read: {error}") from error
+        try:
+            return _decode(text)
+        except (ValueError, KeyError, TypeError) as error:
+            raise StoreError(
+                f"{self._path}: holds cannot be understood: {error}; mend the file, or remove it to give up all holds"
+            ) from error
+
+    def add(self, hold: Hold) -> Hold:
+        """Add a hold under the next free number as its id, drop those that ran out, and return it.
+
+        Raises:
+            StoreError: the file cannot be read or written; nothing changed.
+        """
+
+        def change(holds: tuple[Hold, ...]) -> tuple[Hold, ...]:
+            number = 1 + max((int(each.id) for each in holds if each.id.isdecimal()), default=0)
+            return (*(each for each in holds if each.until > hold.placed_at), replace(hold, id=str(number)))
+
+        return self._change(change)[-1]
+
+    def remove(self, hold_id: str) -> Hold | None:
+        """Take a hold back; return it, or ``None`` when there is none of that id.
+
+        Raises:
+            StoreError: the file cannot be read or written; nothing changed.
+        """
+        gone = next((each for each in self.read() if each.id == hold_id), None)
+        if gone is not None:
+            self._change(lambda holds: tuple(each for each in holds if each.id != hold_id))
+        return gone
+
+    def _change(self, change: Callable[[tuple[Hold, ...]], tuple[Hold, ...]]) -> tuple[Hold, ...]:
+        try:
+            self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+            with _locked(self._path.with_suffix(".lock")):
+                holds = change(self.read())
+                _replace(self._path, _encode(holds))
+        except OSError as error:
+            raise StoreError(f"{self._path}: holds cannot be written: {error.strerror or error}") from error
+        return holds
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Put a file in place of another such that either the old or the new one is there whatever happens."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        with suppress(OSError):
+            Path(name).unlink()
+        raise
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _encode(holds: tuple[Hold, ...]) -> str:
+    rows = [
+        {name: getattr(each, name) for name in _TEXTS} | {name: getattr(each, name).isoformat() for name in _TIMES}
+        for each in holds
+    ]
+    return json.dumps({"schema": _SCHEMA, "holds": rows}, indent=2, ensure_ascii=False) + "\n"
+
+
+def _decode(text: str) -> tuple[Hold, ...]:
+    document = json.loads(text)
+    if not isinstance(document, dict) or document.get("schema") != _SCHEMA:
+        raise ValueError(f"not a document of schema {_SCHEMA}")
+    return tuple(_hold(row) for row in document["holds"])
+
+
+def _hold(row: object) -> Hold:
+    if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in (*_TEXTS, *_TIMES)):
+        raise ValueError(f"not a hold: {str(row)[:80]}")
+    times = [datetime.fromisoformat(row[name]) for name in _TIMES]
+    if any(moment.tzinfo is None for moment in times):
+        raise ValueError(f"hold {row['id']}: a time lacks its zone")
+    return Hold(row["id"], row["image"], row["why"], row["by"], *times)

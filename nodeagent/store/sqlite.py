@@ -1,0 +1,109 @@
+"""What the sqlite files of the agent have in common."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+BUSY_TIMEOUT_S: Final = 2.0
+BROKEN: Final = (OSError, StoreError, sqlite3.DatabaseError)
+"""What using a file may raise."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+Migrations = tuple[tuple[str, ...], ...]
+"""Statements that lead from each schema version to the next."""
+
+
+def connect(path: Path, migrations: Migrations) -> sqlite3.Connection:
+    """Return a connection for writing; make the file and bring its schema up to date.
+
+    Raises:
+        StoreError: a newer agent wrote it.
+        OSError: its directory cannot be made.
+        sqlite3.DatabaseError: it cannot be opened or is broken.
+    """
+    path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+    try:
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        _migrate(connection, migrations)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def check_version(connection: sqlite3.Connection, newest: int) -> int:
+    """Return the schema version of a file.
+
+    Raises:
+        StoreError: a newer agent wrote it.
+    """
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > newest:
+        raise StoreError(f"it was written by a newer agent (schema {version}, this one knows {newest})")
+    return int(version)
+
+
+def check(connection: sqlite3.Connection) -> None:
+    """Raise sqlite3.DatabaseError if the file is broken."""
+    (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if verdict != "ok":
+        raise sqlite3.DatabaseError(f"malformed: {verdict}")
+
+
+def is_corrupt(error: sqlite3.DatabaseError) -> bool:
+    """Return whether an error means that the file is broken, not that it cannot be reached just now."""
+    if isinstance(error, sqlite3.OperationalError):
+        return False
+    name = getattr(error, "sqlite_errorname", "")  # absent on errors raised here
+    return name in ("SQLITE_CORRUPT", "SQLITE_NOTADB") or "malformed" in str(error)
+
+
+def set_aside(path: Path, error: sqlite3.DatabaseError) -> str:
+    """Rename a broken file and what sqlite keeps beside it; return a sentence that says so.
+
+    Raises:
+        OSError: it cannot be renamed.
+    """
+    aside = path.with_name(f"{path.name}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%S}")
+    path.rename(aside)
+    for suffix in ("-wal", "-shm"):
+        with suppress(FileNotFoundError):
+            path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
+    return f"{path} was broken ({error}) and is set aside as {aside.name}; starting anew"
+
+
+def micros(moment_: datetime) -> int:
+    """Return a time as whole microseconds since 1970."""
+    delta = moment_ - _EPOCH
+    return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+
+
+def moment(since_epoch_us: int) -> datetime:
+    """Return the time that so many microseconds since 1970 are."""
+    return _EPOCH + timedelta(microseconds=since_epoch_us)
+
+
+def _migrate(connection: sqlite3.Connection, migrations: Sequence[Sequence[str]]) -> None:
+    for number in range(check_version(connection, len(migrations)), len(migrations)):
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            for statement in migrations[number]:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {number + 1}")
+            connection.execute("COMMIT")
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
