@@ -65,12 +65,15 @@ class Preview:
         return tuple(decision for plan in self.plans for decision in plan.removals)
 
 
-def plans_for(scope: Scope, snapshot: NodeSnapshot, policy: GCPolicy) -> tuple[Plan, ...]:
-    """Return the plans of a pass over ``scope``, in order of execution."""
+def plans_for(
+    scope: Scope, snapshot: NodeSnapshot, policy: GCPolicy, only: frozenset[str] | None = None
+) -> tuple[Plan, ...]:
+    """Return the plans of a pass over ``scope``, in order of execution; ``only`` restricts what may go, by id."""
     if scope is Scope.IMAGES:
-        return (plan_image_gc(snapshot, policy.images),)
-    made = plan_containers(snapshot, policy) if scope is Scope.CONTAINERS else plan_all(snapshot, policy)
-    return made.plans
+        return (plan_image_gc(snapshot, policy.images, only=only),)
+    if scope is Scope.CONTAINERS:
+        return plan_containers(snapshot, policy, only=only).plans
+    return plan_all(snapshot, policy, only=only).plans
 
 
 def dry_run_actors(_snapshot: NodeSnapshot, _policy: GCPolicy) -> Mapping[ItemKind, Remover]:
@@ -100,10 +103,10 @@ class Collector:
         self._read_filesystem = read_filesystem
         self._dry_run = dry_run
 
-    async def preview(self, scope: Scope) -> Preview:
-        """Observe and plan; touch nothing."""
+    async def preview(self, scope: Scope, only: frozenset[str] | None = None) -> Preview:
+        """Observe and plan; touch nothing. ``only`` restricts what may go, by id."""
         snapshot = await self._observer.observe(scope)
-        return Preview(scope, snapshot, plans_for(scope, snapshot, self._policy))
+        return Preview(scope, snapshot, plans_for(scope, snapshot, self._policy, only))
 
     async def run(
         self,

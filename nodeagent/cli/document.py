@@ -9,12 +9,17 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from nodeagent.plan.decision import Verdict
+from nodeagent.plan.saved import encode_policy, seal, snapshot_digest
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from nodeagent.act.outcomes import PassReport, Result
     from nodeagent.model import FsObservation, NodeSnapshot
     from nodeagent.plan.decision import Decision, Plan, Reason
+    from nodeagent.plan.gc import GCPolicy
+    from nodeagent.plan.saved import Difference, Drift, SavedItem
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
@@ -112,6 +117,76 @@ def preview(scope: str, snapshot: NodeSnapshot, plans: Sequence[Plan]) -> dict[s
         "imagefs": filesystem(snapshot.image_filesystem),
         "warnings": list(snapshot.warnings),
         "plans": [plan(each) for each in plans],
+    }
+
+
+def saved_plan(
+    scope: str,
+    snapshot: NodeSnapshot,
+    plans: Sequence[Plan],
+    policy: GCPolicy,
+    *,
+    node: str,
+    expires_at: datetime,
+    agent_version: str,
+) -> dict[str, Json]:
+    """Return a plan as it is saved: schema ``nodeagent/plan/v1``."""
+    ordered = [each for verdict in (True, False) for plan in plans for each in plan.decisions if _goes(each) is verdict]
+    return seal(
+        {
+            "made_at": snapshot.observed_at.isoformat(),
+            "expires_at": expires_at.isoformat(),
+            "agent_version": agent_version,
+            "node": node,
+            "runtime": runtime(snapshot),
+            "scope": scope,
+            "snapshot_digest": snapshot_digest(snapshot),
+            "imagefs": filesystem(snapshot.image_filesystem),
+            "policy": encode_policy(policy),
+            "accounting": {plan.kind: plan.accounting.value for plan in plans},
+            "frees_bytes": sum(plan.frees_bytes for plan in plans),
+            "warnings": [*snapshot.warnings, *(warning for plan in plans for warning in plan.warnings)],
+            "decisions": [decision(each) for each in ordered],
+        }
+    )
+
+
+def _goes(value: Decision) -> bool:
+    return value.verdict is Verdict.REMOVE
+
+
+def item(value: SavedItem) -> dict[str, Json]:
+    """Return one item of a saved plan."""
+    return {
+        "kind": value.kind.value,
+        "id": value.id,
+        "name": value.name,
+        "verdict": value.verdict.value,
+        "reason": {"code": value.code, "sentence": value.sentence},
+        "frees_bytes": value.frees_bytes,
+    }
+
+
+def drift(value: Drift) -> dict[str, Json]:
+    """Return one item that a saved plan lists and that does not go any more."""
+    return {
+        "kind": value.item.kind.value,
+        "id": value.item.id,
+        "name": value.item.name,
+        "gone": value.gone,
+        "why": value.why,
+    }
+
+
+def difference(value: Difference) -> dict[str, Json]:
+    """Return one item on which two saved plans differ."""
+    known = value.after or value.before
+    return {
+        "kind": known.kind.value if known else None,
+        "id": known.id if known else None,
+        "name": known.name if known else None,
+        "before": item(value.before) if value.before else None,
+        "after": item(value.after) if value.after else None,
     }
 
 

@@ -69,36 +69,43 @@ async def _collect(request: Request, settings: Settings) -> ExitCode:
                 report = await agent.run(preview, trigger="command", stop=asyncio.Event())
                 sys.stdout.write(document.dumps(document.report(report), request.output))
             return ExitCode.DONE
-        if not request.yes and not _confirmed(preview):
+        if not request.yes and not confirmed(preview):
             sys.stderr.write("nothing was removed\n")
             return ExitCode.DONE
-        report = await _run(request, agent, preview)
+        rounds = MAX_ROUNDS if request.yes else 1  # an agreement covers what was shown and nothing more
+        report = await run_interruptibly(
+            agent, preview, trigger="command", rounds=rounds, progress=request.output == "table"
+        )
         told = (*agent.store.take_notices(), agent.store.health.problem)
         report = replace(report, warnings=(*report.warnings, *filter(None, told)))
     _show_report(request, agent, report)
-    return _exit_code(report)
+    return exit_code(report)
 
 
-async def _run(request: Request, agent: Agent, preview: Preview) -> PassReport:
-    """Carry out the preview; an interactive agreement covers what was shown and nothing more."""
+async def run_interruptibly(
+    agent: Agent, preview: Preview, *, trigger: str, rounds: int, progress: bool, plan_id: str = ""
+) -> PassReport:
+    """Carry out a preview until told to stop by a signal, with a progress bar for a person."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    rounds = MAX_ROUNDS if request.yes else 1
     try:
-        if request.output != "table":
-            return await agent.run(preview, trigger="command", stop=stop, max_rounds=rounds)
+        if not progress:
+            return await agent.run(preview, trigger=trigger, stop=stop, max_rounds=rounds, plan_id=plan_id)
         from nodeagent.cli.progress import removal_progress  # noqa: PLC0415 - only for people
 
         with removal_progress(len(preview.removals)) as on_result:
-            return await agent.run(preview, trigger="command", stop=stop, on_result=on_result, max_rounds=rounds)
+            return await agent.run(
+                preview, trigger=trigger, stop=stop, on_result=on_result, max_rounds=rounds, plan_id=plan_id
+            )
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
 
 
-def _confirmed(preview: Preview) -> bool:
+def confirmed(preview: Preview) -> bool:
+    """Ask whether to remove what was shown."""
     import typer  # noqa: PLC0415 - only who is asked pays for it
 
     return typer.confirm(f"Remove these {len(preview.removals)} items?", default=False)
@@ -126,7 +133,8 @@ def _show_report(request: Request, agent: Agent, report: PassReport) -> None:
     render.make_console().print(render.report_view(report, agent.settings.policy.images))
 
 
-def _exit_code(report: PassReport) -> ExitCode:
+def exit_code(report: PassReport) -> ExitCode:
+    """Return the exit code that tells how a pass ended."""
     if report.end is PassEnd.RUNTIME_LOST:
         return ExitCode.RUNTIME_UNREACHABLE
     if report.end is PassEnd.REFUSED:

@@ -31,8 +31,14 @@ gc_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+hold_app = typer.Typer(help="Keep images for a while, whatever their age.", no_args_is_help=True, rich_markup_mode=None)
+plan_app = typer.Typer(
+    help="Save a plan, to be looked at and applied later; 'plan diff' compares two.", rich_markup_mode=None
+)
 config_app = typer.Typer(help="Check, show or document the configuration.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(gc_app, name="gc")
+app.add_typer(plan_app, name="plan")
+app.add_typer(hold_app, name="hold")
 app.add_typer(config_app, name="config")
 
 
@@ -261,6 +267,161 @@ def pods(config: ConfigOption = None, endpoint: EndpointOption = None, output: O
     from nodeagent.cli.lists import list_pods  # noqa: PLC0415
 
     list_pods(config, _overrides({"runtime.endpoint": endpoint}), output.value)
+
+
+class PlanScope(StrEnum):
+    """What a saved plan is about."""
+
+    IMAGES = "images"
+    CONTAINERS = "containers"
+    ALL = "all"
+
+
+@plan_app.callback(invoke_without_command=True)
+def plan(
+    context: typer.Context,
+    config: ConfigOption = None,
+    endpoint: EndpointOption = None,
+    scope: Annotated[PlanScope, typer.Option("--scope", help="What the plan is about.")] = PlanScope.ALL,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Where to save it. [default: standard output]")
+    ] = None,
+    expires: Annotated[str, typer.Option("--expires", metavar="DURATION", help="How long it may be applied.")] = "1h",
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    high: HighOption = None,
+    low: LowOption = None,
+    minimum_age: MinimumAgeOption = None,
+    maximum_unused_age: UnusedAgeOption = None,
+    max_images: MaxImagesOption = None,
+    max_bytes: MaxBytesOption = None,
+    dead_minimum_age: DeadAgeOption = None,
+    max_per_pod_container: PerContainerOption = None,
+    max_containers: MaxContainersOption = None,
+    deleted_pod_grace: GraceOption = None,
+) -> None:
+    """Save what a pass would do now, as JSON; 'nodeagent apply FILE' carries out exactly that, or less."""
+    if context.invoked_subcommand is not None:
+        return
+    from nodeagent.cli.plan import save  # noqa: PLC0415
+
+    overrides = _overrides(
+        {
+            "runtime.endpoint": endpoint,
+            "image_gc.high_threshold_percent": high,
+            "image_gc.low_threshold_percent": low,
+            "image_gc.minimum_age": minimum_age,
+            "image_gc.maximum_unused_age": maximum_unused_age,
+            "image_gc.max_images_per_pass": max_images,
+            "image_gc.max_bytes_per_pass": max_bytes,
+            "container_gc.minimum_age": dead_minimum_age,
+            "container_gc.max_per_pod_container": max_per_pod_container,
+            "container_gc.max_containers": max_containers,
+            "container_gc.deleted_pod_grace": deleted_pod_grace,
+        }
+    )
+    save(config, overrides, scope.value, out, expires, force=force)
+
+
+@plan_app.command("diff", epilog="Exit codes: 0 no decision differs, 1 some do, 2 a file cannot be used.")
+def plan_diff(
+    before: Annotated[Path, typer.Argument(metavar="A", help="A saved plan.")],
+    after: Annotated[Path, typer.Argument(metavar="B", help="A saved plan to compare with it.")],
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show every item whose verdict or reason differs between two saved plans."""
+    from nodeagent.cli.plan import diff  # noqa: PLC0415
+
+    diff(before, after, output.value)
+
+
+@app.command(epilog=EPILOG)
+def apply(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A plan saved by 'nodeagent plan --out FILE'.")],
+    config: ConfigOption = None,
+    endpoint: EndpointOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Carry out a saved plan: only what it lists, only what may still go; exits with 3 if anything has drifted."""
+    from nodeagent.cli.plan import ApplyRequest, apply_file  # noqa: PLC0415
+
+    overrides = _overrides({"runtime.endpoint": endpoint})
+    apply_file(ApplyRequest(file, config, dry_run, yes, output.value, overrides))
+
+
+@app.command(epilog=EPILOG)
+def explain(
+    item: Annotated[
+        str,
+        typer.Argument(
+            metavar="IMAGE|CONTAINER|POD",
+            help="An image by name, digest or id; a container by id or [[NAMESPACE/]POD/]NAME; a pod by UID or "
+            "[NAMESPACE/]NAME.",
+        ),
+    ],
+    config: ConfigOption = None,
+    endpoint: EndpointOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Say why something was, was not, or when it will be removed."""
+    from nodeagent.cli.explain import show  # noqa: PLC0415
+
+    show(config, _overrides({"runtime.endpoint": endpoint}), item, output.value)
+
+
+@app.command(epilog=EPILOG)
+def history(
+    config: ConfigOption = None,
+    since: Annotated[str, typer.Option("--since", metavar="DURATION", help="Only passes since, such as 24h.")] = "",
+    image: Annotated[
+        str,
+        typer.Option("--image", metavar="TEXT", help="Only what was done to images whose name or id contains this."),
+    ] = "",
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="At most so many passes.")] = 20,
+    quiet: Annotated[bool, typer.Option("--all", "-a", help="Also passes that found nothing to do.")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show what passes did, newest first: what was removed, why, and what it freed."""
+    from nodeagent.cli.history import show_history  # noqa: PLC0415
+
+    show_history(config, since=since, image=image, limit=limit, quiet=quiet, form=output.value)
+
+
+@hold_app.command("add", epilog=EPILOG)
+def hold_add(
+    image: Annotated[
+        str | None, typer.Argument(metavar="[IMAGE]", help="An image, a pattern or a digest, as in protect.images.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Hold every image.")] = False,
+    lasts: Annotated[str, typer.Option("--for", metavar="DURATION", help="How long, such as 2h.")] = "1h",
+    why: Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason; it is shown wherever it holds.")] = "",
+    config: ConfigOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Keep an image, or all, for a while."""
+    from nodeagent.cli.hold import add  # noqa: PLC0415
+
+    add(config, image=image, every=every, lasts=lasts, why=why or "no reason given", form=output.value)
+
+
+@hold_app.command("list")
+def hold_list(config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
+    """Show the holds in force."""
+    from nodeagent.cli.hold import show  # noqa: PLC0415
+
+    show(config, output.value)
+
+
+@hold_app.command("remove", epilog=EPILOG)
+def hold_remove(
+    hold_id: Annotated[str, typer.Argument(metavar="HOLD", help="Its number, as 'hold list' shows it.")],
+    config: ConfigOption = None,
+) -> None:
+    """Take a hold back before it ends."""
+    from nodeagent.cli.hold import remove  # noqa: PLC0415
+
+    remove(config, hold_id)
 
 
 @app.command(epilog=EPILOG)

@@ -203,6 +203,17 @@ class StateSection(Section):
     )
 
 
+class HistorySection(Section):
+    """How long what was done is remembered."""
+
+    maximum_age: Period = Field(
+        "30d", description="Passes older than this are dropped; those that found nothing, after a day."
+    )
+    maximum_size: Size = Field(
+        "16Mi", description="The oldest passes are dropped once the history is larger than this."
+    )
+
+
 class LogSection(Section):
     """The agent's own log, on standard error."""
 
@@ -232,4 +243,5 @@ class Config(Section):
     )
     protect: ProtectSection = Field(default_factory=ProtectSection, description="What is never removed.")
     state: StateSection = Field(default_factory=StateSection, description="The agent's own state.")
+    history: HistorySection = Field(default_factory=HistorySection, description="How long what was done is remembered.")
     log: LogSection = Field(default_factory=LogSection, description="The agent's own log, on standard error.")

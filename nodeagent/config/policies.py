@@ -38,6 +38,8 @@ def settings(config: Config) -> Settings:
         log_format=config.log.format,
         log_level=config.log.level,
         policy=policies(config),
+        history_age_s=parse_duration_s(config.history.maximum_age),
+        history_bytes=parse_bytes(config.history.maximum_size),
     )
 
 

@@ -31,6 +31,8 @@ class Settings:
         image_interval_s: time between two image passes of the daemon; ``None`` for none.
         log_format: ``auto``, ``console`` or ``json``.
         log_level: ``debug``, ``info``, ``warning`` or ``error``.
+        history_age_s: how long passes are remembered.
+        history_bytes: how large the history may grow.
         policy: the settings of the planners.
     """
 
@@ -49,3 +51,5 @@ class Settings:
     log_format: str
     log_level: str
     policy: GCPolicy
+    history_age_s: float
+    history_bytes: int

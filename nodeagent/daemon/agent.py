@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from nodeagent.act.collect import MAX_ROUNDS, Collector
 from nodeagent.act.logs import HostLogs
 from nodeagent.act.reader import RuntimeReader
+from nodeagent.act.record import past_pass
 from nodeagent.act.removers import (
     ContainerRemover,
     ImageRemover,
@@ -28,12 +30,14 @@ from nodeagent.host.node import boot_id, booted_at, find_kubelet
 from nodeagent.model import Role
 from nodeagent.observe import Observer, ObserverSettings, mounts_images
 from nodeagent.plan.decision import ItemKind
+from nodeagent.plan.saved import plan_id as make_plan_id
 from nodeagent.runtime.connection import RuntimeConnection, discover_endpoint
 from nodeagent.runtime.containerd import ContainerdClient, SnapshotUsage, Stamp
 from nodeagent.runtime.cri import CriClient
 from nodeagent.runtime.inventory import SNAPSHOTS, Node
 from nodeagent.runtime.layers import LayerCache, disk_format
 from nodeagent.store import HoldFile, SnapshotFigures, Store
+from nodeagent.store.history import History, Retention
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Mapping
@@ -79,6 +83,7 @@ class Agent:
     clock: Clock
     cri: CriClient
     store: Store
+    history: History
     collector: Collector
     role: Role
     role_because: str
@@ -88,7 +93,7 @@ class Agent:
     def __post_init__(self) -> None:
         self._told = ""
 
-    async def run(
+    async def run(  # noqa: PLR0913 - what a run is told
         self,
         preview: Preview,
         *,
@@ -96,25 +101,38 @@ class Agent:
         stop: asyncio.Event,
         max_rounds: int = MAX_ROUNDS,
         on_result: Callable[[Result], None] = lambda _: None,
+        plan_id: str = "",
     ) -> PassReport:
-        """Carry out a preview while no other process acts on this node.
+        """Carry out a preview while no other process acts on this node, and note it in the history.
+
+        ``plan_id`` is that of a saved plan; else the preview gives one.
 
         Raises:
             PassBusyError: another process does.
         """
         if self.dry_run or not preview.removals:
-            return await self.collector.run(preview, trigger=trigger, stop=stop, on_result=on_result)
-        with pass_lock(self.settings.state_directory / "pass.lock") as warning:
-            report = await self.collector.run(
-                preview, trigger=trigger, stop=stop, max_rounds=max_rounds, on_result=on_result
-            )
-        return replace(report, warnings=(*report.warnings, warning)) if warning else report
+            report = await self.collector.run(preview, trigger=trigger, stop=stop, on_result=on_result)
+        else:
+            with pass_lock(self.settings.state_directory / "pass.lock") as warning:
+                report = await self.collector.run(
+                    preview, trigger=trigger, stop=stop, max_rounds=max_rounds, on_result=on_result
+                )
+            report = replace(report, warnings=(*report.warnings, warning)) if warning else report
+        if self.record:
+            await asyncio.to_thread(self._note, preview, report, plan_id)
+        return report
+
+    def _note(self, preview: Preview, report: PassReport, plan_id: str) -> None:
+        if not plan_id and preview.removals:
+            plan_id = make_plan_id(preview.scope, preview.snapshot, preview.plans)
+        retention = Retention(timedelta(seconds=self.settings.history_age_s), self.settings.history_bytes)
+        self.history.add(past_pass(report, preview.snapshot, plan_id), retention)
 
     def log_health(self, logger: FilteringBoundLogger) -> None:
         """Log how the agent's memory is doing, once per change."""
         for notice in self.store.take_notices():
             logger.warning("store_notice", notice=notice)
-        problem = self.store.health.problem
+        problem = self.store.health.problem or self.history.problem
         if problem and problem != self._told:
             logger.warning("store_degraded", problem=problem)
         elif self._told and not problem:
@@ -179,7 +197,9 @@ async def open_agent(
         logs = HostLogs(settings.pod_log_root, settings.container_log_root)
         actors = actors_for(cri, containerd, logs, clock, holds.read)
         collector = Collector(observer, actors, settings.policy, clock=clock, read_filesystem=read, dry_run=dry_run)
-        yield Agent(settings, clock, cri, store, collector, role, because, record, dry_run)
+        yield Agent(
+            settings, clock, cri, store, History(settings.state_directory), collector, role, because, record, dry_run
+        )
 
 
 class StoredUsage:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import socket
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -59,3 +61,16 @@ def find_kubelet(root: Path = _ROOT) -> str | None:
             continue
         return str(path)
     return None
+
+
+def node_identity(root: Path = _ROOT) -> str:
+    """Return a name that tells this node from others: its host name, and a digest of its machine id if it has one.
+
+    The machine id itself is not shown. Source: machine-id(5), which asks for that.
+    """
+    name = socket.gethostname()
+    try:
+        machine = (root / "etc/machine-id").read_text().strip()
+    except OSError:
+        machine = ""
+    return f"{name}/{hashlib.sha256(f'nodeagent {machine}'.encode()).hexdigest()[:12]}" if machine else name

@@ -71,6 +71,8 @@ class ReasonCode(StrEnum):
     FILESYSTEM_UNREADABLE = "filesystem-unreadable"
     # images and others: an attempt failed earlier in this pass
     FAILED_EARLIER = "failed-earlier"
+    # images and others: only what a saved plan lists may go
+    NOT_IN_PLAN = "not-in-plan"
     # containers: removed
     POD_GONE = "pod-gone"
     POD_FINISHED = "pod-finished"
@@ -123,6 +125,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.LIMIT_BYTES_PER_PASS: "would take this pass over its limit of {limit_bytes}",
     ReasonCode.FILESYSTEM_UNREADABLE: "the image filesystem cannot be judged: {detail}",
     ReasonCode.FAILED_EARLIER: "could not be removed in this pass: {detail}",
+    ReasonCode.NOT_IN_PLAN: "not listed in the plan that is applied",
     ReasonCode.POD_GONE: "its pod is gone: {how}",
     ReasonCode.POD_FINISHED: "space is wanted and its pod has finished: {how}",
     ReasonCode.OVER_PER_CONTAINER_LIMIT: "number {rank} of {name}, newest first; the limit per container is {limit}",

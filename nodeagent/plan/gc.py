@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from nodeagent.plan.container_gc import ContainerGCPolicy, plan_container_gc
-from nodeagent.plan.decision import NOTHING_SET_ASIDE
+from nodeagent.plan.decision import NOTHING_SET_ASIDE, Reason, ReasonCode, Verdict
 from nodeagent.plan.image_gc import ImageGCPolicy, plan_image_gc
 from nodeagent.plan.image_users import find_users
 from nodeagent.plan.pod_logs import PodLogPolicy, plan_pod_logs
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from nodeagent.model import NodeSnapshot
     from nodeagent.plan.decision import Decision, Plan
+
+_NOT_IN_PLAN = Reason(ReasonCode.NOT_IN_PLAN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,33 +60,43 @@ def plan_containers(
     *,
     set_aside: Mapping[str, str] = NOTHING_SET_ASIDE,
     evict_non_deleted_pods: bool = False,
+    only: frozenset[str] | None = None,
 ) -> GCPlan:
     """Plan dead containers, sandboxes and logs, each on what the plan before it leaves.
 
-    ``set_aside`` holds ids of any kind. Source: kubelet ``containerGC.GarbageCollect``.
+    ``set_aside`` holds ids of any kind, as does ``only``: what may go, all else staying; ``None`` for anything.
+    Source: kubelet ``containerGC.GarbageCollect``.
     """
-    return _plan_containers(snapshot, policy, set_aside, evict_non_deleted_pods=evict_non_deleted_pods)[0]
+    return _plan_containers(snapshot, policy, set_aside, only, evict_non_deleted_pods=evict_non_deleted_pods)[0]
 
 
-def plan_all(
+def plan_all(  # noqa: PLR0913 - what one pass carries from round to round
     snapshot: NodeSnapshot,
     policy: GCPolicy,
     *,
     set_aside: Mapping[str, str] = NOTHING_SET_ASIDE,
     evict_non_deleted_pods: bool = False,
     remove_all_unused: bool = False,
+    only: frozenset[str] | None = None,
 ) -> GCPlan:
     """Plan as ``plan_containers`` does, then the images on the node as that leaves it."""
     made, containers_gone, sandboxes_gone = _plan_containers(
-        snapshot, policy, set_aside, evict_non_deleted_pods=evict_non_deleted_pods
+        snapshot, policy, set_aside, only, evict_non_deleted_pods=evict_non_deleted_pods
     )
     after, users = project_with_users(snapshot, containers_gone, sandboxes_gone, find_users(snapshot))
-    images = plan_image_gc(after, policy.images, set_aside=set_aside, remove_all_unused=remove_all_unused, users=users)
+    images = plan_image_gc(
+        after, policy.images, set_aside=set_aside, remove_all_unused=remove_all_unused, users=users, only=only
+    )
     return replace(made, images=images)
 
 
 def _plan_containers(
-    snapshot: NodeSnapshot, policy: GCPolicy, set_aside: Mapping[str, str], *, evict_non_deleted_pods: bool
+    snapshot: NodeSnapshot,
+    policy: GCPolicy,
+    set_aside: Mapping[str, str],
+    only: frozenset[str] | None,
+    *,
+    evict_non_deleted_pods: bool,
 ) -> tuple[GCPlan, frozenset[str], frozenset[str]]:
     """Return the plans but for images, and the ids of the containers and of the sandboxes that go."""
     standings = judge_pods(snapshot, policy.containers.deleted_pod_grace_s)
@@ -95,6 +107,7 @@ def _plan_containers(
         evict_non_deleted_pods=evict_non_deleted_pods,
         standings=standings,
     )
+    containers = _restricted(containers, only)
     containers_gone = _going(containers)
     sandboxes = plan_sandbox_gc(
         snapshot,
@@ -104,6 +117,7 @@ def _plan_containers(
         set_aside=set_aside,
         evict_non_deleted_pods=evict_non_deleted_pods,
     )
+    sandboxes = _restricted(sandboxes, only)
     sandboxes_gone = _going(sandboxes)
     logs = plan_pod_logs(
         snapshot,
@@ -113,7 +127,20 @@ def _plan_containers(
         sandboxes_gone=sandboxes_gone,
         set_aside=set_aside,
     )
-    return GCPlan(containers, sandboxes, logs), containers_gone, sandboxes_gone
+    return GCPlan(containers, sandboxes, _restricted(logs, only)), containers_gone, sandboxes_gone
+
+
+def _restricted(plan: Plan, only: frozenset[str] | None) -> Plan:
+    """Return a plan that removes nothing but what ``only`` lists."""
+    if only is None:
+        return plan
+    kept = [
+        decision._replace(verdict=Verdict.KEEP, reason=_NOT_IN_PLAN)
+        for decision in plan.removals
+        if decision.id not in only
+    ]
+    out = {decision.id for decision in kept}
+    return replace(plan, decisions=(*(each for each in plan.decisions if each.id not in out), *kept))
 
 
 def _going(plan: Plan) -> frozenset[str]:

@@ -22,13 +22,13 @@ from nodeagent.plan.protection import ProtectionPolicy
 from nodeagent.plan.references import is_named_like_pause
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from nodeagent.model import Image, NodeSnapshot
     from nodeagent.plan.accounting import Gain
     from nodeagent.plan.image_users import ImageUsers
 
-__all__ = ["ImageGCPolicy", "Spent", "images_in_use", "plan_image_gc"]
+__all__ = ["ImageGCPolicy", "Spent", "images_in_use", "order_of_use", "plan_image_gc", "why_images_stay"]
 
 # Members used for every image are looked up once; in their class that takes ten times as long.
 _IMAGE, _FAILED = ItemKind.IMAGE, ReasonCode.FAILED_EARLIER
@@ -40,6 +40,7 @@ _CONFIGURED = Reason(ReasonCode.SANDBOX_IMAGE, {"how": "configured in the runtim
 _NAMED_PAUSE = Reason(ReasonCode.SANDBOX_IMAGE, {"how": "named like a pause image"})
 _ENOUGH = Reason(ReasonCode.ENOUGH_FREED)
 _THRESHOLD_OFF = Reason(ReasonCode.THRESHOLD_OFF)
+_NOT_IN_PLAN = Reason(ReasonCode.NOT_IN_PLAN)
 _ALL_UNUSED = Reason(ReasonCode.ALL_UNUSED)
 
 
@@ -91,6 +92,7 @@ def plan_image_gc(  # noqa: PLR0913 - what one pass carries from round to round
     spent: Spent = _NOTHING_SPENT,
     remove_all_unused: bool = False,
     users: ImageUsers | None = None,
+    only: frozenset[str] | None = None,
 ) -> Plan:
     """Choose which images to remove so that the image filesystem comes down to the low threshold.
 
@@ -112,12 +114,22 @@ def plan_image_gc(  # noqa: PLR0913 - what one pass carries from round to round
         spent: what earlier rounds of this pass removed.
         remove_all_unused: remove every unused image that is old enough, whatever the thresholds; the maximum age
             plays no part. The limits per pass hold.
+        only: ids of the images that may go, all others stay; ``None`` for any.
         users: who uses the images of this snapshot, if that is known already.
 
     Source: kubelet image manager, ``GarbageCollect``, ``freeSpace``, ``DeleteUnusedImages``.
     """
-    keepers = _Keepers(snapshot, policy.protection, set_aside, users or find_users(snapshot))
+    keepers = _Keepers(snapshot, policy.protection, set_aside, users or find_users(snapshot), only)
     return _ImagePlanner(snapshot, policy, keepers, spent).plan(remove_all_unused=remove_all_unused)
+
+
+def why_images_stay(
+    snapshot: NodeSnapshot, policy: ImageGCPolicy, image_ids: Collection[str]
+) -> dict[str, tuple[Reason, ...]]:
+    """Return every fixed rule that keeps each of these images, where a plan tells only the first."""
+    keepers = _Keepers(snapshot, policy.protection, NOTHING_SET_ASIDE, find_users(snapshot), None)
+    entries = [entry for entry in _in_order_of_use(snapshot) if entry[2] in image_ids]
+    return {entry[2]: tuple(keepers.reasons(entry)) for entry in entries}
 
 
 _Entry = tuple[datetime, datetime, str, int, "Image"]
@@ -321,8 +333,14 @@ class _Keepers:
     """The rules that keep an image whatever its age and the usage."""
 
     def __init__(
-        self, snapshot: NodeSnapshot, protection: ProtectionPolicy, set_aside: Mapping[str, str], users: ImageUsers
+        self,
+        snapshot: NodeSnapshot,
+        protection: ProtectionPolicy,
+        set_aside: Mapping[str, str],
+        users: ImageUsers,
+        only: frozenset[str] | None,
     ) -> None:
+        self._only = only
         self._now = snapshot.observed_at
         self._users = users
         self._used = users.images
@@ -338,28 +356,33 @@ class _Keepers:
         }
         self.use_unknown = self._why_use_unknown(snapshot)
 
-    def why_kept(self, entry: _Entry) -> Reason | None:  # noqa: PLR0911 - one for each rule
+    def why_kept(self, entry: _Entry) -> Reason | None:
         """Return the first rule that keeps an image, the most telling first; ``None`` if none does."""
+        return next(self.reasons(entry), None)
+
+    def reasons(self, entry: _Entry) -> Iterator[Reason]:  # noqa: C901 - a line for each rule
+        """Yield every rule that keeps an image, the most telling first."""
         last_used, _, image_id, _, image = entry
         if image_id in self._used:
-            return in_use_reason(image_id, self._users)
+            yield in_use_reason(image_id, self._users)
         if image.pinned:
-            return _PINNED
+            yield _PINNED
         if image_id in self._configured:
-            return _CONFIGURED
-        if image_id in self._named_pause:
-            return _NAMED_PAUSE
-        reason = self._protected.get(image_id)
-        if reason is not None:
-            return reason
-        reason = self._held.get(image_id)
-        if reason is not None:
-            return reason
+            yield _CONFIGURED
+        elif image_id in self._named_pause:
+            yield _NAMED_PAUSE
+        if image_id in self._protected:
+            yield self._protected[image_id]
+        if image_id in self._held:
+            yield self._held[image_id]
+        if self._only is not None and image_id not in self._only:
+            yield _NOT_IN_PLAN
         if image_id in self._set_aside:
-            return Reason(ReasonCode.FAILED_EARLIER, {"detail": self._set_aside[image_id]})
+            yield Reason(ReasonCode.FAILED_EARLIER, {"detail": self._set_aside[image_id]})
         if last_used > self._now:
-            return Reason(ReasonCode.USED_THIS_PASS, {"last_used_at": last_used})
-        return self.use_unknown
+            yield Reason(ReasonCode.USED_THIS_PASS, {"last_used_at": last_used})
+        if self.use_unknown is not None:
+            yield self.use_unknown
 
     def _why_use_unknown(self, snapshot: NodeSnapshot) -> Reason | None:
         """Return why any image may have to stay.
@@ -401,6 +424,11 @@ class _Budget:
         """Count one more image."""
         self._images += 1
         self._bytes += size_bytes or 0
+
+
+def order_of_use(snapshot: NodeSnapshot) -> tuple[str, ...]:
+    """Return the ids of all images, least recently used first, as plans take them."""
+    return tuple(entry[2] for entry in _in_order_of_use(snapshot))
 
 
 def _in_order_of_use(snapshot: NodeSnapshot) -> list[_Entry]:

@@ -1,0 +1,115 @@
+"""``nodeagent history``: what passes did."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from nodeagent.cli import document
+from nodeagent.cli.session import load_settings
+from nodeagent.clock import SystemClock
+from nodeagent.errors import UsageError
+from nodeagent.store.history import History
+from nodeagent.units import format_bytes, format_duration, parse_duration_s
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from nodeagent.cli.document import Json
+    from nodeagent.store.history import PastAction, PastPass
+
+
+def show_history(config: Path | None, *, since: str, image: str, limit: int, quiet: bool, form: str) -> None:
+    """Print passes, newest first.
+
+    Raises:
+        UsageError: ``since`` is no duration.
+        StoreError: the history cannot be read.
+    """
+    try:
+        ago = timedelta(seconds=parse_duration_s(since)) if since else None
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"--since: {error}") from error
+    settings = load_settings(config, {})
+    oldest = SystemClock().now() - ago if ago is not None else None
+    passes = History(settings.state_directory).read(since=oldest, image=image, limit=limit, quiet=quiet)
+    if form != "table":
+        shown: dict[str, Json] = {"schema": "nodeagent/history/v1", "passes": [_pass(each) for each in passes]}
+        sys.stdout.write(document.dumps(shown, form))
+        return
+    _print(passes, settings.state_directory)
+
+
+def _pass(past: PastPass) -> dict[str, Json]:
+    return {
+        "id": past.id,
+        "started_at": document.time_text(past.started_at),
+        "duration_s": round(past.duration_s, 4),
+        "trigger": past.trigger,
+        "scope": past.scope,
+        "plan_id": past.plan_id,
+        "dry_run": past.dry_run,
+        "end": past.result,
+        "end_detail": past.detail,
+        "predicted_bytes": past.predicted_bytes,
+        "freed_bytes": past.freed_bytes,
+        "imagefs_percent_before": past.percent_before,
+        "imagefs_percent_after": past.percent_after,
+        "actions": [_action(each) for each in past.actions],
+    }
+
+
+def _action(action: PastAction) -> dict[str, Json]:
+    return {
+        "kind": action.kind,
+        "id": action.item_id,
+        "name": action.name,
+        "references": list(action.references),
+        "outcome": action.outcome,
+        "detail": action.detail,
+        "reason": {"code": action.reason, "sentence": action.sentence},
+        "frees_bytes": action.frees_bytes,
+        "duration_s": round(action.duration_s, 4),
+    }
+
+
+def _print(passes: Sequence[PastPass], directory: Path) -> None:
+    from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
+
+    console = render.make_console()
+    if not passes:
+        console.print(f"no passes in {directory}")
+        return
+    for past in passes:
+        console.print(_headline(past), style="bold", markup=False)
+        if past.detail:
+            console.print(f"  {past.result}: {past.detail}", style="yellow", markup=False)
+        if not past.actions:
+            continue
+        table = render.table("outcome", "what", "name", "frees", "why", right=("frees",), wrap=("name", "why"))
+        for each in past.actions:
+            table.add_row(
+                each.outcome,
+                each.kind,
+                render.short_reference(each.name),
+                render.size(each.frees_bytes) if each.frees_bytes is not None else "",
+                f"{each.sentence}; {each.detail}" if each.detail else each.sentence,
+                style="red" if each.outcome == "failed" else "",
+            )
+        console.print(table)
+
+
+def _headline(past: PastPass) -> str:
+    when = past.started_at.isoformat(timespec="seconds").replace("+00:00", "Z")
+    done = sum(each.outcome in ("done", "gone") for each in past.actions)
+    words = [f"{when}  {past.trigger}, {past.scope}: {past.result}"]
+    if past.dry_run:
+        words.append("dry run")
+    words.append(f"{done} of {len(past.actions)} removed in {format_duration(past.duration_s)}")
+    if past.freed_bytes is not None and done:
+        words.append(f"predicted {format_bytes(past.predicted_bytes)}, measured {format_bytes(past.freed_bytes)}")
+    if past.percent_before is not None and past.percent_after is not None:
+        words.append(f"imagefs {past.percent_before}% → {past.percent_after}%")
+    return ", ".join(words)

@@ -1,0 +1,117 @@
+"""``nodeagent hold``: keep images for a while."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from nodeagent.cli import document
+from nodeagent.cli.session import load_settings
+from nodeagent.clock import SystemClock
+from nodeagent.errors import UsageError
+from nodeagent.model import ALL_IMAGES, Hold
+from nodeagent.plan.protection import parse_rule
+from nodeagent.store import HoldFile
+from nodeagent.units import format_duration, parse_duration_s
+
+if TYPE_CHECKING:
+    from datetime import datetime
+    from pathlib import Path
+
+    from nodeagent.cli.document import Json
+
+_LONGEST_S = 365 * 86_400.0
+
+
+def add(config: Path | None, *, image: str | None, every: bool, lasts: str, why: str, form: str) -> None:
+    """Place a hold.
+
+    Raises:
+        UsageError: not exactly one of an image and ``--all``, or the time is no duration of at most a year.
+        StoreError: it cannot be written.
+    """
+    if (image is None) == (not every):
+        raise UsageError("name an image, a pattern or a digest, or give --all; not both")
+    if image is not None:
+        try:
+            parse_rule(image)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+    try:
+        seconds = parse_duration_s(lasts)
+    except ValueError as error:
+        raise UsageError(f"--for: {error}") from error
+    if not 0 < seconds <= _LONGEST_S:
+        raise UsageError(f"--for {lasts}: must be more than 0 and at most 365d; protect.images keeps images for good")
+    now = SystemClock().now()
+    hold = Hold("", ALL_IMAGES if image is None else image, why, _who(), now, now + timedelta(seconds=seconds))
+    placed = HoldFile(load_settings(config, {}).state_directory).add(hold)
+    if form != "table":
+        sys.stdout.write(document.dumps({"schema": "nodeagent/hold/v1", **_document(placed, now)}, form))
+        return
+    sys.stdout.write(f"hold {placed.id} on {_what(placed)} until {document.time_text(placed.until)}\n")
+
+
+def show(config: Path | None, form: str) -> None:
+    """Print every hold that has not run out.
+
+    Raises:
+        StoreError: the holds cannot be read.
+    """
+    now = SystemClock().now()
+    holds = [each for each in HoldFile(load_settings(config, {}).state_directory).read() if each.until > now]
+    if form != "table":
+        shown: dict[str, Json] = {"schema": "nodeagent/holds/v1", "holds": [_document(each, now) for each in holds]}
+        sys.stdout.write(document.dumps(shown, form))
+        return
+    from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
+
+    if not holds:
+        render.make_console().print("no holds")
+        return
+    table = render.table("hold", "images", "by", "for another", "why", wrap=("images", "why"))
+    for each in holds:
+        left = format_duration((each.until - now).total_seconds())
+        table.add_row(each.id, _what(each), each.by, left, each.why)
+    render.make_console().print(table)
+
+
+def remove(config: Path | None, hold_id: str) -> None:
+    """Take a hold back.
+
+    Raises:
+        UsageError: there is no such hold.
+        StoreError: it cannot be written.
+    """
+    gone = HoldFile(load_settings(config, {}).state_directory).remove(hold_id)
+    if gone is None:
+        raise UsageError(f"there is no hold {hold_id}; 'nodeagent hold list' shows them")
+    sys.stdout.write(f"hold {gone.id} on {_what(gone)} is taken back\n")
+
+
+def _what(hold: Hold) -> str:
+    return "all images" if hold.image == ALL_IMAGES else hold.image
+
+
+def _who() -> str:
+    """Return who asks: the user behind sudo, else the user."""
+    try:
+        return os.environ.get("SUDO_USER") or getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def _document(hold: Hold, now: datetime) -> dict[str, Json]:
+    return {
+        "id": hold.id,
+        "image": hold.image or None,
+        "all": hold.image == ALL_IMAGES,
+        "why": hold.why,
+        "by": hold.by,
+        "placed_at": document.time_text(hold.placed_at),
+        "until": document.time_text(hold.until),
+        "seconds_left": max(0, round((hold.until - now).total_seconds())),
+    }

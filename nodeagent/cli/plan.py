@@ -1,0 +1,246 @@
+"""``nodeagent plan`` and ``nodeagent apply``: save a plan, compare two, carry one out later."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nodeagent import __version__
+from nodeagent.cli import document
+from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.gc import confirmed, exit_code, run_interruptibly
+from nodeagent.cli.session import load_settings, open_for_command, run_async
+from nodeagent.clock import SystemClock
+from nodeagent.errors import UsageError
+from nodeagent.host.node import node_identity
+from nodeagent.plan.saved import compare, find_drift, strictest_protection, unseal
+from nodeagent.plan.scope import Scope
+from nodeagent.units import parse_duration_s
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nodeagent.act.collect import Preview
+    from nodeagent.act.outcomes import PassReport
+    from nodeagent.config.settings import Settings
+    from nodeagent.plan.saved import Difference, Drift, SavedPlan
+
+_LARGEST_FILE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyRequest:
+    """What was asked for on the command line."""
+
+    file: Path
+    config: Path | None
+    dry_run: bool
+    yes: bool
+    output: str
+    overrides: Mapping[str, str | int] = field(default_factory=dict)
+
+
+def save(
+    config: Path | None, overrides: Mapping[str, str | int], scope: str, out: Path | None, expires: str, *, force: bool
+) -> None:
+    """Observe, plan, and write the plan to a file or to standard output.
+
+    Raises:
+        UsageError: the expiry is no duration, or the file is there already.
+    """
+    try:
+        lasts = timedelta(seconds=parse_duration_s(expires))
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"--expires: {error}") from error
+    if out is not None and out.exists() and not force:
+        raise UsageError(f"{out} exists; add --force to replace it")
+    settings = load_settings(config, overrides)
+
+    async def observe() -> Preview:
+        async with open_for_command(settings, record=False) as agent:
+            return await agent.collector.preview(Scope(scope))
+
+    preview = run_async(observe())
+    text = document.dumps(
+        document.saved_plan(
+            scope,
+            preview.snapshot,
+            preview.plans,
+            settings.policy,
+            node=node_identity(),
+            expires_at=preview.snapshot.observed_at + lasts,
+            agent_version=__version__,
+        ),
+        "json",
+    )
+    if out is None:
+        sys.stdout.write(text)
+        return
+    _write(out, text)
+    frees = sum(plan.frees_bytes for plan in preview.plans)
+    from nodeagent.units import format_bytes  # noqa: PLC0415 - only for people
+
+    sys.stderr.write(
+        f"{out}: {len(preview.removals)} removals, about {format_bytes(frees)}, to be applied within {expires}\n"
+    )
+
+
+def apply_file(request: ApplyRequest) -> None:
+    """Carry out a saved plan: what it lists and what may still go, nothing else.
+
+    Raises:
+        UsageError: the file is no plan, was changed, has expired, or is for another node.
+    """
+    saved = read_plan(request.file)
+    settings = load_settings(request.config, request.overrides)
+    now = SystemClock().now()
+    if now >= saved.expires_at:
+        raise UsageError(
+            f"{request.file}: the plan expired at {document.time_text(saved.expires_at)}; nothing was done, "
+            "make a new one"
+        )
+    if now < saved.made_at - timedelta(minutes=5):
+        raise UsageError(
+            f"{request.file}: the plan was made at {document.time_text(saved.made_at)}, which is in the "
+            "future; nothing was done, is the clock right?"
+        )
+    here = node_identity()
+    if saved.node != here:
+        raise UsageError(f"{request.file}: the plan is for node {saved.node}, this is {here}; nothing was done")
+    if not (request.dry_run or request.yes) and not (sys.stdin.isatty() and request.output == "table"):
+        raise UsageError("nothing was done: there is no terminal to ask on; add --yes or --dry-run")
+    sys.exit(run_async(_apply(request, settings, saved)))
+
+
+async def _apply(request: ApplyRequest, settings: Settings, saved: SavedPlan) -> ExitCode:
+    dry_run = request.dry_run or settings.dry_run
+    settings = replace(settings, policy=strictest_protection(saved.policy, settings.policy))
+    async with open_for_command(settings, record=not dry_run, dry_run=dry_run) as agent:
+        listed = frozenset(item.id for item in saved.removals)
+        preview = await agent.collector.preview(saved.scope, listed)
+        drift = find_drift(saved, preview.plans)
+        if dry_run:
+            _show(request, preview, saved, drift, None)
+            return ExitCode.PARTIAL if drift else ExitCode.DONE
+        if request.output == "table":
+            _show(request, preview, saved, drift, None)
+        if preview.removals and not request.yes and not confirmed(preview):
+            sys.stderr.write("nothing was removed\n")
+            return ExitCode.DONE
+        report = await run_interruptibly(
+            agent, preview, trigger="apply", rounds=1, progress=request.output == "table", plan_id=saved.id
+        )
+    _show(request, preview, saved, drift, report)
+    ended = exit_code(report)
+    not_done = any(result not in report.removed for result in report.results)
+    return ExitCode.PARTIAL if ended is ExitCode.DONE and (drift or not_done) else ended
+
+
+def diff(before: Path, after: Path, form: str) -> None:
+    """Print on what two saved plans do not agree; exit with 0 if on nothing, else with 1."""
+    old, new = read_plan(before), read_plan(after)
+    found = compare(old, new)
+    if form != "table":
+        shown: dict[str, document.Json] = {
+            "schema": "nodeagent/plan-diff/v1",
+            "before": {"id": old.id, "made_at": document.time_text(old.made_at)},
+            "after": {"id": new.id, "made_at": document.time_text(new.made_at)},
+            "rules_differ": old.policy != new.policy,
+            "differences": [document.difference(each) for each in found],
+        }
+        sys.stdout.write(document.dumps(shown, form))
+    else:
+        _print_differences(old, new, found)
+    sys.exit(ExitCode.FAILED if found else ExitCode.DONE)
+
+
+def read_plan(path: Path) -> SavedPlan:
+    """Return the plan in a file.
+
+    Raises:
+        UsageError: it cannot be read or is not a plan as it was saved.
+    """
+    try:
+        if path.stat().st_size > _LARGEST_FILE_BYTES:
+            raise UsageError(f"{path}: too large for a plan")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read: {error}") from error
+    try:
+        return unseal(text)
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}; nothing was done") from error
+
+
+def _write(path: Path, text: str) -> None:
+    name = ""
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(name).replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            Path(name).unlink()
+        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _show(
+    request: ApplyRequest, preview: Preview, saved: SavedPlan, drift: Sequence[Drift], report: PassReport | None
+) -> None:
+    if request.output != "table":
+        shown: dict[str, document.Json] = {
+            "schema": "nodeagent/apply/v1",
+            "plan_id": saved.id,
+            "drift": [document.drift(each) for each in drift],
+            "preview": document.preview(saved.scope.value, preview.snapshot, preview.plans),
+            "report": document.report(report) if report is not None else None,
+        }
+        sys.stdout.write(document.dumps(shown, request.output))
+        return
+    from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
+
+    console = render.make_console()
+    if report is not None:
+        console.print(render.report_view(report, saved.policy.images))
+        return
+    console.print(
+        f"plan {saved.id.removeprefix('sha256:')[:12]} of {document.time_text(saved.made_at)}: "
+        f"{len(preview.removals)} of its {len(saved.removals)} removals may still go"
+    )
+    going = frozenset(each.id for each in preview.removals)
+    for plan in preview.plans:
+        chosen = [each for each in plan.removals if each.id in going]
+        if chosen:
+            console.print(render.decisions_table(plan, chosen, numbered=True))
+    if drift:
+        table = render.table("what", "name", "drift", wrap=("name", "drift"))
+        for each in drift:
+            table.add_row(each.item.kind.value, render.short_reference(each.item.name), f"{each.why}", style="yellow")
+        console.print(table)
+
+
+def _print_differences(old: SavedPlan, new: SavedPlan, found: Sequence[Difference]) -> None:
+    from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
+
+    console = render.make_console()
+    if old.policy != new.policy:
+        console.print("the rules differ")
+    if not found:
+        console.print("no decision differs")
+        return
+    table = render.table("what", "name", "before", "after", wrap=("name", "before", "after"))
+    for each in found:
+        known = each.after or each.before
+        if known is not None:
+            sides = [
+                f"{side.verdict.value}: {side.sentence}" if side else "not there" for side in (each.before, each.after)
+            ]
+            table.add_row(known.kind.value, render.short_reference(known.name), *sides)
+    console.print(table)

@@ -1,0 +1,304 @@
+"""Plans that outlive the moment: saved, compared, and applied later.
+
+A saved plan is a JSON document. Its id is a digest of everything else in it, so a document that was changed by hand
+is not taken. Applying one plans anew on fresh state, under the rules in the document, restricted to what it lists:
+what is not removable any more stays and is told as drift; nothing that is not listed ever goes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, fields, is_dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from nodeagent.plan.container_gc import ContainerGCPolicy
+from nodeagent.plan.decision import ItemKind, Verdict
+from nodeagent.plan.gc import GCPolicy
+from nodeagent.plan.image_gc import ImageGCPolicy
+from nodeagent.plan.pod_logs import PodLogPolicy
+from nodeagent.plan.protection import ProtectionPolicy, parse_rule
+from nodeagent.plan.sandbox_gc import SandboxGCPolicy
+from nodeagent.plan.scope import Scope
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from nodeagent.model import NodeSnapshot
+    from nodeagent.plan.decision import Decision, Plan
+
+SCHEMA: Final = "nodeagent/plan/v1"
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+_Policy = TypeVar("_Policy")
+
+
+@dataclass(frozen=True, slots=True)
+class SavedItem:
+    """One decision of a saved plan, as far as applying and comparing need it."""
+
+    kind: ItemKind
+    id: str
+    name: str
+    verdict: Verdict
+    code: str
+    sentence: str
+    frees_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPlan:
+    """A plan read back.
+
+    Attributes:
+        id: digest of the document.
+        made_at: the instant it was decided on, aware UTC.
+        expires_at: from when on it may not be applied, aware UTC.
+        node: which node it is for.
+        scope: what it is about.
+        policy: the rules it was made under.
+        items: every decision; removals first, in order.
+    """
+
+    id: str
+    made_at: datetime
+    expires_at: datetime
+    node: str
+    scope: Scope
+    policy: GCPolicy
+    items: tuple[SavedItem, ...]
+
+    @property
+    def removals(self) -> tuple[SavedItem, ...]:
+        """What it lists for removal, in order."""
+        return tuple(item for item in self.items if item.verdict is Verdict.REMOVE)
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """Something a saved plan lists that does not go any more.
+
+    Attributes:
+        item: what it is.
+        gone: whether it is not there any more; else it stays.
+        why: in words.
+    """
+
+    item: SavedItem
+    gone: bool
+    why: str
+
+
+def snapshot_digest(snapshot: NodeSnapshot) -> str:
+    """Return a digest of what decisions depend on: which items are there, their state, and who uses what."""
+    parts: list[object] = [
+        sorted((image.id, *image.repo_tags, *image.repo_digests, image.pinned) for image in snapshot.images),
+        sorted((each.id, each.state.value, each.sandbox_id, each.image_ref) for each in snapshot.containers),
+        sorted((each.id, each.ready, each.uid, each.image) for each in snapshot.sandboxes),
+        sorted(each.name for each in snapshot.pod_log_directories),
+        sorted(each.name for each in snapshot.dead_log_links),
+        sorted(hold.id for hold in snapshot.holds),
+    ]
+    return _digest(parts)
+
+
+def plan_id(scope: Scope, snapshot: NodeSnapshot, plans: Sequence[Plan]) -> str:
+    """Return an id for plans that are carried out without being saved: a digest of when, where and what."""
+    removals = [(each.kind.value, each.id, each.reason.code.value) for plan in plans for each in plan.removals]
+    return _digest([scope.value, snapshot.observed_at.isoformat(), removals])
+
+
+def seal(body: Mapping[str, Json]) -> dict[str, Json]:
+    """Return a plan document with its schema first and the id that its content gives it."""
+    document: dict[str, Json] = {"schema": SCHEMA, **body}
+    return {"schema": SCHEMA, "id": _digest(document), **body}
+
+
+def unseal(text: str) -> SavedPlan:
+    """Read a plan document.
+
+    Raises:
+        ValueError: it is not one, was changed since it was saved, or was written by a newer agent.
+    """
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from error
+    if not isinstance(document, dict) or not str(document.get("schema", "")).startswith("nodeagent/plan/"):
+        raise ValueError("not a plan of this agent")
+    if document["schema"] != SCHEMA:
+        raise ValueError(f"it is of schema {document['schema']}, this agent knows {SCHEMA}")
+    told = document.pop("id", None)
+    if told != _digest(document):
+        raise ValueError("it was changed since it was saved: its id does not fit its content")
+    try:
+        return SavedPlan(
+            id=str(told),
+            made_at=_moment(document["made_at"]),
+            expires_at=_moment(document["expires_at"]),
+            node=str(document["node"]),
+            scope=Scope(document["scope"]),
+            policy=decode_policy(document["policy"]),
+            items=tuple(_item(row) for row in document["decisions"]),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"it lacks something or holds what does not belong there: {error}") from error
+
+
+def encode_policy(policy: GCPolicy) -> dict[str, Json]:
+    """Return the rules of a plan in their JSON form."""
+    return _encoded(policy)
+
+
+def decode_policy(document: Mapping[str, Json]) -> GCPolicy:
+    """Return the rules that ``encode_policy`` wrote.
+
+    Raises:
+        ValueError: a rule cannot be understood.
+        KeyError: one is missing.
+        TypeError: one is unknown.
+    """
+    images = dict(_section(document, "images"))
+    protection = _section(images, "protection")
+    rules = protection.get("rules")
+    if not isinstance(rules, list):
+        raise TypeError("protection.rules is not a list")
+    images.pop("protection")
+    keep = protection.get("keep_last_n_tags_per_repository")
+    if not isinstance(keep, int):
+        raise TypeError("protection.keep_last_n_tags_per_repository is not a number")
+    return GCPolicy(
+        images=replace(
+            _decoded(ImageGCPolicy(), images),
+            protection=ProtectionPolicy(tuple(parse_rule(str(rule)) for rule in rules), keep),
+        ),
+        containers=_decoded(ContainerGCPolicy(), _section(document, "containers")),
+        sandboxes=_decoded(SandboxGCPolicy(), _section(document, "sandboxes")),
+        logs=_decoded(PodLogPolicy(), _section(document, "logs")),
+    )
+
+
+def strictest_protection(saved: GCPolicy, current: GCPolicy) -> GCPolicy:
+    """Return the rules of a saved plan with what is protected by now added: that may have grown since."""
+    then, now = saved.images.protection, current.images.protection
+    rules = tuple(dict.fromkeys((*then.rules, *now.rules)))
+    keep = max(then.keep_last_n_tags_per_repository, now.keep_last_n_tags_per_repository)
+    return replace(saved, images=replace(saved.images, protection=ProtectionPolicy(rules, keep)))
+
+
+def find_drift(saved: SavedPlan, plans: Iterable[Plan]) -> tuple[Drift, ...]:
+    """Return what ``saved`` lists and the fresh ``plans`` do not remove."""
+    fresh = {(decision.kind, decision.id): decision for plan in plans for decision in plan.decisions}
+    drift = []
+    for item in saved.removals:
+        decision = fresh.get((item.kind, item.id))
+        if decision is None:
+            drift.append(Drift(item, gone=True, why="it is not there any more"))
+        elif decision.verdict is not Verdict.REMOVE:
+            drift.append(Drift(item, gone=False, why=decision.reason.sentence))
+    return tuple(drift)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One item on which two saved plans do not agree; ``None`` where a plan does not know it."""
+
+    before: SavedItem | None
+    after: SavedItem | None
+
+
+def compare(before: SavedPlan, after: SavedPlan) -> tuple[Difference, ...]:
+    """Return every item whose verdict or reason differs, those to be removed by either first."""
+    old = {(item.kind, item.id): item for item in before.items}
+    new = {(item.kind, item.id): item for item in after.items}
+    found = [
+        Difference(old.get(key), new.get(key))
+        for key in dict.fromkeys((*old, *new))
+        if _standing(old.get(key)) != _standing(new.get(key))
+    ]
+    return tuple(sorted(found, key=lambda each: not (_goes(each.before) or _goes(each.after))))
+
+
+def _standing(item: SavedItem | None) -> tuple[Verdict, str] | None:
+    return None if item is None else (item.verdict, item.code)
+
+
+def _goes(item: SavedItem | None) -> bool:
+    return item is not None and item.verdict is Verdict.REMOVE
+
+
+def saved_item(decision: Decision) -> SavedItem:
+    """Return a decision as a saved plan would hold it."""
+    return SavedItem(
+        decision.kind,
+        decision.id,
+        decision.name,
+        decision.verdict,
+        decision.reason.code.value,
+        decision.reason.sentence,
+        decision.frees_bytes,
+    )
+
+
+def _digest(value: object) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def _moment(text: object) -> datetime:
+    made = datetime.fromisoformat(str(text))
+    if made.tzinfo is None:
+        raise ValueError(f"{text!r} lacks its time zone")
+    return made
+
+
+def _item(row: Mapping[str, object]) -> SavedItem:
+    reason, frees = row["reason"], row["frees_bytes"]
+    if not isinstance(reason, dict):
+        raise TypeError("a reason is not a table")
+    return SavedItem(
+        ItemKind(str(row["kind"])),
+        str(row["id"]),
+        str(row["name"]),
+        Verdict(str(row["verdict"])),
+        str(reason["code"]),
+        str(reason["sentence"]),
+        frees if isinstance(frees, int) else None,
+    )
+
+
+def _encoded(policy: object) -> dict[str, Json]:
+    if not is_dataclass(policy):
+        raise TypeError(type(policy).__name__)
+    document: dict[str, Json] = {}
+    for each in fields(policy):
+        value = getattr(policy, each.name)
+        if each.name == "rules":
+            document[each.name] = [rule.text for rule in value]
+        elif is_dataclass(value):
+            document[each.name] = _encoded(value)
+        else:
+            document[each.name] = value
+    return document
+
+
+def _decoded(default: _Policy, document: Mapping[str, Json]) -> _Policy:
+    """Return a policy with every value of a document; all have to be there and of the default's type."""
+    wanted = {each.name: getattr(default, each.name) for each in fields(default)}  # type: ignore[arg-type]
+    wanted.pop("protection", None)
+    if document.keys() != wanted.keys():
+        odd = ", ".join(sorted(document.keys() ^ wanted.keys()))
+        raise TypeError(f"{type(default).__name__}: {odd}")
+    for name, value in document.items():
+        allowed = (int, float) if isinstance(wanted[name], float) else type(wanted[name])
+        if not isinstance(value, allowed) or isinstance(value, bool) != isinstance(wanted[name], bool):
+            raise TypeError(f"{name} = {value!r}")
+    return replace(default, **document)  # type: ignore[type-var]
+
+
+def _section(document: Mapping[str, Json], name: str) -> dict[str, Json]:
+    section = document[name]
+    if not isinstance(section, dict):
+        raise TypeError(f"{name} is not a table")
+    return section
