@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.act.outcomes import Outcome, Result
@@ -24,6 +25,18 @@ class Remover(Protocol):
         Raises:
             RuntimeUnavailableError: the runtime is gone; nothing more can be done in this pass.
             NodeAgentError: this item could not be removed; others may be.
+        """
+
+
+class BatchRemover(Remover, Protocol):
+    """A remover whose work is done only once all of it is known."""
+
+    async def finish(self) -> tuple[Result, ...]:
+        """Complete what ``remove`` began; return the results that turned out otherwise than told.
+
+        Raises:
+            RuntimeUnavailableError: the runtime is gone; what it was told it may do when it is back.
+            NodeAgentError: it cannot be told whether all of it was done.
         """
 
 
@@ -79,6 +92,7 @@ async def carry_out(  # noqa: PLR0913 - what a pass hands down
 
     for index, decision in enumerate(decisions):
         if stop.is_set():
+            results = await _finish(results, removers)
             raise Interrupted(_with_rest(results, decisions[index:], "the pass was told to stop"), "")
         if enough is not None and enough(decision):
             note(Result(decision, Outcome.NOT_NEEDED, "enough was freed by the removals before it"))
@@ -97,7 +111,34 @@ async def carry_out(  # noqa: PLR0913 - what a pass hands down
                 decision, result.outcome, result.detail, result.freed_bytes, duration_s=clock.monotonic_s() - began_s
             )
         )
-    return tuple(results)
+    return tuple(await _finish(results, removers))
+
+
+async def _finish(results: list[Result], removers: Mapping[ItemKind, Remover]) -> list[Result]:
+    """Let batches be completed; return the results with what that corrected."""
+    for remover in {id(each): each for each in removers.values()}.values():
+        finish = getattr(remover, "finish", None)
+        if finish is None:
+            continue
+        try:
+            corrected = {_key(each): each for each in await finish()}
+        except RuntimeUnavailableError as error:
+            raise Interrupted(tuple(results), str(error)) from error
+        except NodeAgentError as error:
+            detail = f"not confirmed: {error}"
+            corrected = {
+                _key(each): replace(each, detail=detail) for each in results if _in_batch(each, remover, removers)
+            }
+        results = [corrected.get(_key(each), each) for each in results]
+    return results
+
+
+def _key(result: Result) -> tuple[ItemKind, str]:
+    return result.decision.kind, result.decision.id
+
+
+def _in_batch(result: Result, remover: Remover, removers: Mapping[ItemKind, Remover]) -> bool:
+    return result.outcome is Outcome.DONE and removers[result.decision.kind] is remover
 
 
 def _with_rest(results: Sequence[Result], rest: Sequence[Decision], detail: str) -> tuple[Result, ...]:

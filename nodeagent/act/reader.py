@@ -43,6 +43,10 @@ class RuntimeReader:
             return image
         return replace(image, pinned=await pinned_now(self._containerd, image))
 
+    async def image_ids(self) -> frozenset[str]:
+        """Return the id of every image that CRI lists."""
+        return frozenset(image.id for image in await self._cri.list_images())
+
     async def containers(self) -> tuple[Container, ...]:
         """Return all containers, with the images they mount where the runtime can mount any."""
         listed = await self._cri.list_containers()

@@ -105,10 +105,14 @@ class ImageRemover:
         kept = await self._kept_because(image, decision)
         if kept:
             return Result(decision, Outcome.CHANGED, f"kept: {kept}")
+        return await self._delete(image, decision)
+
+    async def _delete(self, image: Image, decision: Decision) -> Result:
+        """Remove an image that the guard has let pass."""
         try:
-            await self._actions.remove_image(decision.id)
+            await self._actions.remove_image(image.id)
         except RuntimeTimeoutError:
-            if await self._reader.image(decision.id) is not None:
+            if await self._reader.image(image.id) is not None:
                 raise
             return Result(decision, Outcome.DONE, "removed, though the runtime did not answer in time")
         return Result(decision, Outcome.DONE)

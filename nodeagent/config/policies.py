@@ -29,6 +29,7 @@ def settings(config: Config) -> Settings:
         containerd_api=runtime.containerd_api == "auto",
         timeout_s=runtime.timeout_s,
         removal_timeout_s=runtime.removal_timeout_s,
+        bulk_removal=images.removal == "auto",
         imagefs_path=runtime.imagefs_path,
         pod_log_root=Path(containers.pod_log_root),
         container_log_root=Path(containers.container_log_root),

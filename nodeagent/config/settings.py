@@ -23,6 +23,7 @@ class Settings:
         containerd_api: whether containerd's own services may be asked.
         timeout_s: deadline of reading calls to the runtime.
         removal_timeout_s: deadline of calls that stop or remove something.
+        bulk_removal: whether images may be removed through containerd's own image service.
         imagefs_path: overrides the mount point the runtime names; empty for none.
         pod_log_root: where the kubelet keeps pod logs.
         container_log_root: where the links to them are.
@@ -42,6 +43,7 @@ class Settings:
     containerd_api: bool
     timeout_s: float
     removal_timeout_s: float
+    bulk_removal: bool
     imagefs_path: str
     pod_log_root: Path
     container_log_root: Path

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from nodeagent.act.bulk import BulkImageRemover
 from nodeagent.act.collect import MAX_ROUNDS, Collector
 from nodeagent.act.logs import HostLogs
 from nodeagent.act.reader import RuntimeReader
@@ -66,7 +67,14 @@ READ_METHODS = (
     "ContainerStatus",
     "ListContainerStats",
 )
-REMOVE_METHODS = ("RemoveImage", "RemoveContainer", "StopPodSandbox", "RemovePodSandbox", "images.Delete")
+REMOVE_METHODS = (
+    "RemoveImage",
+    "RemoveContainer",
+    "StopPodSandbox",
+    "RemovePodSandbox",
+    "images.Delete",
+    "leases.Delete",
+)
 
 
 @dataclass
@@ -195,7 +203,7 @@ async def open_agent(
             booted_at=booted_at(),
         )
         logs = HostLogs(settings.pod_log_root, settings.container_log_root)
-        actors = actors_for(cri, containerd, logs, clock, holds.read)
+        actors = actors_for(cri, containerd, logs, clock, holds.read, bulk=settings.bulk_removal)
         collector = Collector(observer, actors, settings.policy, clock=clock, read_filesystem=read, dry_run=dry_run)
         yield Agent(
             settings, clock, cri, store, History(settings.state_directory), collector, role, because, record, dry_run
@@ -239,20 +247,29 @@ def _role(settings: Settings) -> tuple[Role, str]:
     return Role.BESIDE_KUBELET, f"{trace} exists"
 
 
-def actors_for(
+def actors_for(  # noqa: PLR0913 - it composes the removers
     cri: CriClient,
     containerd: ContainerdClient | None,
     logs: LogActions,
     clock: Clock,
     read_holds: Callable[[], tuple[Hold, ...]],
+    *,
+    bulk: bool,
 ) -> ActorFactory:
     """Return what makes the removers of a pass on this runtime."""
 
     def make(snapshot: NodeSnapshot, policy: GCPolicy) -> Mapping[ItemKind, Remover]:
         used = containerd if snapshot.storage is not None else None
         reader = RuntimeReader(cri, used, snapshot, mounts_images=mounts_images(snapshot.runtime))
+        images: Remover
+        if used is not None and bulk:
+            images = BulkImageRemover(
+                reader, cri, policy.images, snapshot, clock=clock, read_holds=read_holds, names=used
+            )
+        else:
+            images = ImageRemover(reader, cri, policy.images, snapshot, clock=clock, read_holds=read_holds)
         return {
-            ItemKind.IMAGE: ImageRemover(reader, cri, policy.images, snapshot, clock=clock, read_holds=read_holds),
+            ItemKind.IMAGE: images,
             ItemKind.CONTAINER: ContainerRemover(reader, cri, logs),
             ItemKind.SANDBOX: SandboxRemover(reader, cri),
             ItemKind.POD_LOG_DIRECTORY: PodLogRemover(reader, logs, podlogs.pod_uid),

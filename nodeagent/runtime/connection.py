@@ -44,6 +44,7 @@ _OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 2000),
     ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),  # a channel that is opened anew must not inherit another one's back-off
 )
 _NEVER_SENT = ("failed to connect", "no such file", "connection refused", "permission denied")
 

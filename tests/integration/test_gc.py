@@ -209,7 +209,7 @@ def test_a_restart_of_the_runtime_in_mid_pass_ends_it_and_the_next_pass_finishes
 def test_a_removal_that_hangs_ends_by_its_deadline_and_the_pass_goes_on(
     worn: WornNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    configure(worn, "[runtime]", '[runtime]\nremoval_timeout = "2s"')
+    configure(worn, "[runtime]", '[image_gc]\nremoval = "cri"\n\n[runtime]\nremoval_timeout = "2s"')
     ask = CriClient.remove_image
     hung: list[str] = []
 

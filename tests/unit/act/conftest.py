@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from nodeagent.model import ImageUsage
+    from nodeagent.model import Hold, ImageUsage
     from nodeagent.sim.node import SimNode
 
     Opener = Callable[..., AbstractAsyncContextManager["Rig"]]
@@ -49,7 +49,7 @@ class Rig(NamedTuple):
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Opener:
-    """Give what opens a rig: ``async with rig(profile="1.7", policy=..., dry_run=False, deadlines={})``."""
+    """Give what opens a rig: ``async with rig(profile="1.7", policy=..., dry_run=False, deadlines={}, bulk=False)``."""
 
     @asynccontextmanager
     async def opened(
@@ -58,6 +58,8 @@ def rig(tmp_path: Path) -> Opener:
         policy: GCPolicy = POLICY,
         dry_run: bool = False,
         deadlines: Mapping[str, float] | None = None,
+        bulk: bool = False,
+        read_holds: Callable[[], tuple[Hold, ...]] = tuple,
     ) -> AsyncIterator[Rig]:
         scenario = believable_node()
         node = scenario.node
@@ -87,11 +89,11 @@ def rig(tmp_path: Path) -> Opener:
                 clock=node.clock,
                 read_filesystem=read,
                 remember=remember,
-                read_holds=tuple,
+                read_holds=read_holds,
                 booted_at=node.now - timedelta(days=30),
             )
             logs = HostLogs(settings.pod_log_root, settings.container_log_root)
-            actors = actors_for(cri, containerd, logs, node.clock, tuple)
+            actors = actors_for(cri, containerd, logs, node.clock, read_holds, bulk=bulk)
             collector = Collector(observer, actors, policy, clock=node.clock, read_filesystem=read, dry_run=dry_run)
             yield Rig(node, server, collector, tmp_path)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 
 from nodeagent.act.outcomes import Outcome, PassEnd
+from nodeagent.errors import StoreError
+from nodeagent.model import Hold
 from nodeagent.plan.decision import Accounting, ItemKind
 from nodeagent.plan.scope import Scope
 from tests.unit.act.conftest import POLICY
@@ -171,3 +174,89 @@ async def test_the_logs_of_a_removed_container_go_and_the_newest_stay(rig: Opene
         assert dead
         links = [link for link in (made.logs / "containers").iterdir() if not link.exists()]
         assert not [link for link in links if link.name.removesuffix(".log").rpartition("-")[2] in dead]
+
+
+@pytest.mark.parametrize("profile", ["1.6", "1.7", "2.1"])
+async def test_a_bulk_removal_does_the_same_with_one_collection(rig: Opener, profile: str) -> None:
+    async with rig(profile=profile, bulk=True) as made:
+        preview = await made.collector.preview(Scope.ALL)
+        images = {each.id for each in preview.removals if each.kind is ItemKind.IMAGE}
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
+        assert {each.decision.id for each in report.removed} == {each.id for each in preview.removals}
+        assert report.end is PassEnd.COMPLETE
+        assert made.server.faults.count("RemoveImage") == 0
+        assert made.server.faults.count("Leases.Delete") == 1
+        assert made.server.faults.count("Images.Delete") > len(images)
+        assert report.freed_bytes is not None
+        assert report.freed_bytes >= report.predicted_bytes > 0
+        assert (await made.collector.preview(Scope.ALL)).removals == ()
+
+
+async def test_in_bulk_an_image_that_comes_into_use_survives(rig: Opener) -> None:
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        victim = preview.removals[-1]
+        made.node.start_container(victim.name)
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
+        assert outcomes(report)[victim.id] is Outcome.CHANGED
+        assert made.node.resolve_image(victim.name) == victim.id
+
+
+async def test_a_name_that_cannot_be_deleted_sends_the_rest_through_cri(rig: Opener) -> None:
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        made.server.faults.fail("Images.Delete", None, times=1, status="INTERNAL", detail="busy")
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
+        assert {each.decision.id for each in report.removed} == {each.id for each in preview.removals}
+        assert made.server.faults.count("RemoveImage") == len(preview.removals)
+
+
+async def test_a_collection_that_fails_is_told_and_nothing_is_lost(rig: Opener) -> None:
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        made.server.faults.fail("Leases.Create", None, times=9, status="INTERNAL", detail="busy")
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
+        assert {each.outcome for each in report.results} == {Outcome.DONE}
+        assert all("not confirmed" in each.detail for each in report.results)
+
+
+async def test_in_bulk_a_pass_told_to_stop_still_collects_what_it_began(rig: Opener) -> None:
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        stop = asyncio.Event()
+        report = await made.collector.run(preview, trigger="test", stop=stop, on_result=lambda _: stop.set())
+        assert report.end is PassEnd.CANCELLED
+        assert [each.outcome for each in report.results[:2]] == [Outcome.DONE, Outcome.NOT_ATTEMPTED]
+        assert made.server.faults.count("Leases.Delete") == 1
+        assert report.freed_bytes == report.predicted_bytes
+
+
+async def test_in_bulk_a_runtime_that_goes_away_before_the_collection_ends_the_pass(rig: Opener) -> None:
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        made.server.faults.fail("Leases.Create", None, times=1, status="UNAVAILABLE", detail="closing")
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
+        assert report.end is PassEnd.RUNTIME_LOST
+        assert len(report.results) == len(preview.removals)
+
+
+async def test_a_hold_placed_after_the_plan_is_honoured(rig: Opener) -> None:
+    holds: list[Hold] = []
+    async with rig(bulk=True, read_holds=lambda: tuple(holds)) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        victim = preview.removals[0]
+        now = made.node.clock.now()
+        holds.append(Hold("1", victim.name, "why", "me", now, now + timedelta(hours=1)))
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
+        held = next(each for each in report.results if each.decision.id == victim.id)
+        assert (held.outcome, "hold 1" in held.detail) == (Outcome.CHANGED, True)
+
+
+async def test_holds_that_cannot_be_read_keep_every_image(rig: Opener) -> None:
+    def unreadable() -> tuple[Hold, ...]:
+        raise StoreError("holds.json: holds cannot be read: input/output error")
+
+    async with rig(read_holds=unreadable) as made:
+        (plan,) = (await made.collector.preview(Scope.IMAGES)).plans
+        assert plan.removals == ()
+        assert any("holds cannot be read" in warning for warning in plan.warnings)

@@ -1,0 +1,159 @@
+"""Removing many images at once through containerd's own image service.
+
+CRI's RemoveImage lets containerd collect garbage for every image, and each collection walks everything there is. Here
+only the names of an image are deleted, and containerd collects once at the end. An image is gone from CRI's list when
+its last name is: tags, digests, and the id under which CRI stores it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, Protocol
+
+from nodeagent.act.outcomes import Outcome, Result
+from nodeagent.act.removers import FreshReader, ImageRemover
+from nodeagent.errors import NodeAgentError, RuntimeRequestError, RuntimeUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from nodeagent.act.removers import RuntimeActions
+    from nodeagent.clock import Clock
+    from nodeagent.model import Hold, Image, NodeSnapshot
+    from nodeagent.plan.decision import Decision
+    from nodeagent.plan.image_gc import ImageGCPolicy
+    from nodeagent.runtime.containerd import StoredImage
+
+_NOTICED_WITHIN_S: Final = 5.0
+_NOTICED_STEP_S: Final = 0.05
+_LEASE_LASTS: Final = timedelta(minutes=10)
+
+
+class NameActions(Protocol):
+    """The calls on containerd's image names. Source: containerd ``images.v1.Images``, ``leases.v1.Leases``."""
+
+    async def get_image(self, name: str) -> StoredImage | None:
+        """Return what a name points at, ``None`` when there is no such name."""
+
+    async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:
+        """Delete a name; return whether it was there."""
+
+    async def create_lease(self, lease_id: str, labels: Mapping[str, str]) -> None:
+        """Create a lease."""
+
+    async def delete_lease(self, lease_id: str, *, sync: bool) -> bool:
+        """Delete a lease; with ``sync``, answer after a garbage collection."""
+
+
+class BulkReader(FreshReader, Protocol):
+    """What is read besides."""
+
+    async def image_ids(self) -> frozenset[str]:
+        """Return the id of every image that CRI lists."""
+
+
+class BulkImageRemover(ImageRemover):
+    """Removes images by their names, each behind the same guard, and collects once.
+
+    Whatever does not go as it should makes it go on through CRI, image by image.
+    """
+
+    def __init__(  # noqa: PLR0913 - it composes the guard
+        self,
+        reader: BulkReader,
+        actions: RuntimeActions,
+        policy: ImageGCPolicy,
+        template: NodeSnapshot,
+        *,
+        clock: Clock,
+        read_holds: Callable[[], tuple[Hold, ...]],
+        names: NameActions,
+    ) -> None:
+        """Take what the guard needs, and containerd's own services."""
+        super().__init__(reader, actions, policy, template, clock=clock, read_holds=read_holds)
+        self._bulk_reader = reader
+        self._names = names
+        self._records = template.storage.records if template.storage is not None else {}
+        self._begun: list[Result] = []
+        self._trusted = True
+
+    async def _delete(self, image: Image, decision: Decision) -> Result:
+        """Delete every name of an image that the guard has let pass."""
+        if not self._trusted:
+            return await super()._delete(image, decision)
+        try:
+            deleted = await self._delete_names(image)
+        except RuntimeUnavailableError:
+            raise
+        except RuntimeRequestError:
+            deleted = 0
+        if not deleted:  # an image that CRI lists has a name; if it cannot be found, this is not understood
+            self._trusted = False
+            return await super()._delete(image, decision)
+        result = Result(decision, Outcome.DONE)
+        self._begun.append(result)
+        return result
+
+    async def _delete_names(self, image: Image) -> int:
+        """Delete an image's names, its id last; return how many there were.
+
+        What CRI says is a name of it goes. A further name, one that CRI cannot parse, goes if it points where one of
+        those does: it would keep everything otherwise.
+        """
+        said = tuple(dict.fromkeys((*image.references, image.id)))
+        record = self._records.get(image.id)
+        found = [each for name in said if (each := await self._names.get_image(name)) is not None]
+        targets = {each.target for each in found}
+        aliases = [name for name in (record.names if record is not None else ()) if name not in said]
+        for name in aliases:
+            stored = await self._names.get_image(name)
+            if stored is not None and stored.target in targets:
+                found.insert(0, stored)
+        for stored in found:
+            await self._names.delete_image(stored.name, sync=False, target=stored.target)
+        return len(found)
+
+    async def finish(self) -> tuple[Result, ...]:
+        """Let containerd collect, and make sure that CRI lists none of the images any more.
+
+        Returns:
+            The results of those that CRI still listed and that were removed, or not, through CRI.
+        """
+        begun, self._begun = self._begun, []
+        if not begun:
+            return ()
+        await self._collect()
+        left = await self._still_listed({result.decision.id for result in begun})
+        if not left:
+            return ()
+        self._trusted = False
+        return tuple([await self._again(result) for result in begun if result.decision.id in left])
+
+    async def _collect(self) -> None:
+        """Make containerd collect garbage and wait for it, by giving back a lease that holds nothing."""
+        lease = f"nodeagent-{secrets.token_hex(6)}"
+        expires = (self._clock.now() + _LEASE_LASTS).isoformat(timespec="seconds").replace("+00:00", "Z")
+        await self._names.create_lease(lease, {"containerd.io/gc.expire": expires})
+        await self._names.delete_lease(lease, sync=True)
+
+    async def _still_listed(self, gone: set[str]) -> frozenset[str]:
+        """Return which of the images CRI still lists once it had time to notice; it is told by events."""
+        until_s = self._clock.monotonic_s() + _NOTICED_WITHIN_S
+        while True:
+            left = gone & await self._bulk_reader.image_ids()
+            if not left or self._clock.monotonic_s() >= until_s:
+                return frozenset(left)
+            await asyncio.sleep(_NOTICED_STEP_S)
+
+    async def _again(self, result: Result) -> Result:
+        try:
+            again = await self.remove(result.decision)
+        except RuntimeUnavailableError:
+            raise
+        except NodeAgentError as error:
+            return replace(result, outcome=Outcome.FAILED, detail=str(error))
+        detail = again.detail or "its names were gone and CRI still listed it; removed through CRI"
+        return replace(again, detail=detail, duration_s=result.duration_s)
