@@ -10,7 +10,7 @@ from nodeagent.errors import RuntimeRequestError
 from nodeagent.model import Holder, Image, StorageGraph
 from nodeagent.runtime.containerd import ContainerdClient, SnapshotUsage, Stamp
 from nodeagent.runtime.inventory import CONTENT, SNAPSHOTS, Node, references
-from nodeagent.runtime.layers import DiskFormat, LayerCache
+from nodeagent.runtime.layers import DiskFormat, LayerCache, disk_format
 from tests.unit.runtime.conftest import REF, FakeContainerd, Store, serving
 
 if TYPE_CHECKING:
@@ -59,8 +59,13 @@ async def test_each_image_has_its_blobs_and_its_chain_of_snapshots(client: Conta
 
 @pytest.mark.parametrize(
     ("disk", "blob", "snapshot"),
-    [(None, 4096, 8192 + 8192), (DiskFormat(directory_bytes=0), 4096, 8192), (DiskFormat(512, 0), 1024, 8192)],
-    ids=["ext4", "xfs", "small-blocks"],
+    [
+        (None, 4096, 8192 + 8192),
+        (disk_format("xfs"), 4096, 8192),
+        (disk_format("btrfs"), 4096, 8192),
+        (DiskFormat(512, 0), 1024, 8192),
+    ],
+    ids=["ext4", "xfs", "btrfs", "small-blocks"],
 )
 async def test_sizes_are_what_the_filesystem_gives_back(
     client: ContainerdClient, disk: DiskFormat | None, blob: int, snapshot: int
@@ -69,6 +74,25 @@ async def test_sizes_are_what_the_filesystem_gives_back(
     sizes = {piece.key: (piece.size_bytes, piece.inodes) for piece in graph.pieces}
     assert sizes["l-base"] == (blob, 1)
     assert sizes["base"] == (snapshot, 5)
+
+
+@pytest.mark.parametrize(
+    ("filesystem", "inodes", "size"),
+    [
+        ("xfs", 61, 8192),
+        ("xfs", 62, 8192 + 64 * 512),
+        ("xfs", 190, 8192 + 3 * 64 * 512),
+        ("btrfs", 190, 8192),
+        ("ext4", 190, 8192 + 8192),
+    ],
+)
+async def test_only_xfs_gives_back_whole_chunks_of_inodes(
+    client: ContainerdClient, store: Store, filesystem: str, inodes: int, size: int
+) -> None:
+    store.inodes["base"] = inodes
+    graph = await LayerCache(disk_format(filesystem)).build(client, [A])
+    (base,) = (piece for piece in graph.pieces if piece.key == "base")
+    assert (base.size_bytes, base.inodes) == (size, inodes + 2)
 
 
 def _container(store: Store) -> None:
