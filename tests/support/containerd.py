@@ -53,6 +53,10 @@ class LoopFs:
         else:
             make = ["mkfs.xfs", "-q"]
         _run([*make, str(file)])
+        self.attach(file, point)
+
+    def attach(self, file: Path, point: Path) -> None:
+        """Mount a file that is made already."""
         point.mkdir(parents=True, exist_ok=True)
         _run(["mount", "-t", self.kind, "-o", "loop", str(file), str(point)])
 
@@ -221,6 +225,22 @@ class Containerd:
             if surplus:
                 os.posix_fallocate(file.fileno(), 0, surplus)
 
+    def checkpoint(self) -> None:
+        """Keep a copy of the image filesystem as it is, to come back to with ``rewind``; restarts the daemon.
+
+        Only for a daemon with an ``imagefs`` of its own and without running sandboxes, whose mounts would keep it
+        busy. What it has lies on it all: images, records of containers, the CRI plugin's own.
+        """
+        imagefs = self._detach()
+        _run(["cp", "--sparse=always", str(self._imagefs_file), str(self._kept_file)])
+        self._resume(imagefs)
+
+    def rewind(self) -> None:
+        """Put the image filesystem back to the checkpoint, as if nothing had happened since; restarts the daemon."""
+        imagefs = self._detach()
+        _run(["cp", "--sparse=always", str(self._kept_file), str(self._imagefs_file)])
+        self._resume(imagefs)
+
     def pods(self) -> Pods:
         """Give a pod maker on this daemon, closed with it; logs go below ``log_root``."""
         pods = Pods(self.socket, log_root=self.log_root, cgroup_parent=reclaim.cgroup_parent(self.base))
@@ -249,11 +269,40 @@ class Containerd:
         for directory in (self.root, self.state, self.log_root):
             directory.mkdir()
         if self.imagefs is not None:
-            self.imagefs.mount(self.base / "imagefs.img", self.root)
-        if self.version != "host":
-            self._namespace = rootfs.Namespace(rootfs.ensure(self.version), self.base)
+            self.imagefs.mount(self._imagefs_file, self.root)
+        self._enter()
         major = int(_matched(r"v?(\d+)\.\d+\.\d+", _run(self._inside("containerd", "--version"))))
         (self.base / "config.toml").write_text(self._config(major))
+
+    @property
+    def _imagefs_file(self) -> Path:
+        return self.base / "imagefs.img"
+
+    @property
+    def _kept_file(self) -> Path:
+        return self.base / "imagefs.kept"
+
+    def _resume(self, imagefs: LoopFs) -> None:
+        imagefs.attach(self._imagefs_file, self.root)
+        self._enter()
+        self.start()
+
+    def _enter(self) -> None:
+        """Make the namespace of a version that is not the host's, with what is mounted by now."""
+        if self.version != "host":
+            self._namespace = rootfs.Namespace(rootfs.ensure(self.version), self.base)
+
+    def _detach(self) -> LoopFs:
+        """Stop the daemon if it runs and unmount its image filesystem."""
+        if self.imagefs is None:
+            raise ContainerdError("this daemon's images are on the machine's own disk")
+        if self.running:
+            self.stop()
+        if self._namespace is not None:
+            self._namespace.close()
+            self._namespace = None
+        reclaim.unmount(self.root)
+        return self.imagefs
 
     def _config(self, major: int) -> str:
         unused = ("aufs", "btrfs", "devmapper", "zfs", "blockfile", "erofs")

@@ -156,6 +156,12 @@ def kill_all(base: Path) -> None:
         poll("processes end", none_left)
 
 
+def unmount(point: Path) -> None:
+    """Unmount, waiting for what still uses it to end, and for its loop device to go."""
+    poll(f"{point} is no longer busy", lambda: str(point) not in mounts(point) or _unmount(str(point), 0))
+    poll("its loop device goes", lambda: not loops(point.parent))
+
+
 def _unmount_all(base: Path) -> None:
     def none_left() -> bool:
         return not [point for point in mounts(base) if not _unmount(point, 0)]
