@@ -45,7 +45,8 @@ _CREATED = "2024-01-01T00:00:00Z"
 class File:
     """One entry of a layer: ``content`` if given, else ``size_bytes`` that no compressor shrinks, or zeros.
 
-    The content follows from path, size and ``seed``; ``link_to`` makes a symlink instead.
+    The content follows from path, size and ``seed``; ``link_to`` makes a symlink instead, ``same_as`` a hard link to
+    an earlier entry.
     """
 
     path: str
@@ -54,6 +55,7 @@ class File:
     fill: Literal["random", "zeros"] = "random"
     content: bytes | None = None
     link_to: str | None = None
+    same_as: str | None = None
     mode: int = 0o644
 
     def data(self) -> bytes:
@@ -360,6 +362,8 @@ def _add_file(tar: tarfile.TarFile, file: File) -> None:
     content: BinaryIO | None = None
     if file.link_to is not None:
         info.type, info.linkname = tarfile.SYMTYPE, file.link_to
+    elif file.same_as is not None:
+        info.type, info.linkname = tarfile.LNKTYPE, file.same_as
     else:
         data = file.data()
         info.size, content = len(data), io.BytesIO(data)
