@@ -11,14 +11,14 @@ import asyncio
 import secrets
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from nodeagent.act.outcomes import Outcome, Result
 from nodeagent.act.removers import FreshReader, ImageRemover
 from nodeagent.errors import NodeAgentError, RuntimeRequestError, RuntimeUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from nodeagent.act.removers import RuntimeActions
     from nodeagent.clock import Clock
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from nodeagent.plan.image_gc import ImageGCPolicy
     from nodeagent.runtime.containerd import StoredImage
 
+T = TypeVar("T")
+
 _NOTICED_WITHIN_S: Final = 5.0
 _NOTICED_STEP_S: Final = 0.05
 _LEASE_LASTS: Final = timedelta(minutes=10)
@@ -34,9 +36,6 @@ _LEASE_LASTS: Final = timedelta(minutes=10)
 
 class NameActions(Protocol):
     """The calls on containerd's image names. Source: containerd ``images.v1.Images``, ``leases.v1.Leases``."""
-
-    async def get_image(self, name: str) -> StoredImage | None:
-        """Return what a name points at, ``None`` when there is no such name."""
 
     async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:
         """Delete a name; return whether it was there."""
@@ -50,6 +49,9 @@ class NameActions(Protocol):
 
 class BulkReader(FreshReader, Protocol):
     """What is read besides."""
+
+    async def image_and_names(self, image_id: str) -> tuple[Image | None, tuple[StoredImage, ...]]:
+        """Return the image as it is now, and what each name points at that it is stored under."""
 
     async def image_ids(self) -> frozenset[str]:
         """Return the id of every image that CRI lists."""
@@ -76,45 +78,71 @@ class BulkImageRemover(ImageRemover):
         super().__init__(reader, actions, policy, template, clock=clock, read_holds=read_holds)
         self._bulk_reader = reader
         self._names = names
-        self._records = template.storage.records if template.storage is not None else {}
         self._begun: list[Result] = []
         self._trusted = True
 
-    async def _delete(self, image: Image, decision: Decision) -> Result:
-        """Delete every name of an image that the guard has let pass."""
+    async def remove_many(self, decisions: Sequence[Decision]) -> list[Result | NodeAgentError]:
+        """Remove a few images at once, each unless it is gone, in use or otherwise kept by now.
+
+        Who uses what is read once for all of them, after everything else and right before their names are deleted.
+
+        Returns:
+            What became of each, or why it could not be removed, in order.
+
+        Raises:
+            RuntimeUnavailableError: the runtime is gone.
+        """
         if not self._trusted:
-            return await super()._delete(image, decision)
+            return [await _caught(self.remove(each)) for each in decisions]
+        read = await asyncio.gather(*(_caught(self._bulk_reader.image_and_names(each.id)) for each in decisions))
+        images = {each[0].id: each[0] for each in read if not isinstance(each, NodeAgentError) and each[0] is not None}
+        kept = await self._kept_because(images, decisions) if images else {}
+        return await asyncio.gather(
+            *(_caught(self._remove(each, told, kept)) for each, told in zip(decisions, read, strict=True))
+        )
+
+    async def _remove(
+        self,
+        decision: Decision,
+        told: tuple[Image | None, tuple[StoredImage, ...]] | NodeAgentError,
+        kept: Mapping[str, str],
+    ) -> Result:
+        """Delete the names of an image that the guard has looked at."""
+        if isinstance(told, NodeAgentError):
+            raise told
+        image, names = told
+        if image is None:
+            return Result(decision, Outcome.GONE, "already gone")
+        if image.id in kept:
+            return Result(decision, Outcome.CHANGED, f"kept: {kept[image.id]}")
         try:
-            deleted = await self._delete_names(image)
+            deleted = await self._delete_names(image, names)
         except RuntimeUnavailableError:
             raise
         except RuntimeRequestError:
             deleted = 0
         if not deleted:  # an image that CRI lists has a name; if it cannot be found, this is not understood
             self._trusted = False
-            return await super()._delete(image, decision)
+            return await self.remove(decision)
         result = Result(decision, Outcome.DONE)
         self._begun.append(result)
         return result
 
-    async def _delete_names(self, image: Image) -> int:
+    async def _delete_names(self, image: Image, names: Sequence[StoredImage]) -> int:
         """Delete an image's names, its id last; return how many there were.
 
         What CRI says is a name of it goes. A further name, one that CRI cannot parse, goes if it points where one of
         those does: it would keep everything otherwise.
         """
-        said = tuple(dict.fromkeys((*image.references, image.id)))
-        record = self._records.get(image.id)
-        found = [each for name in said if (each := await self._names.get_image(name)) is not None]
-        targets = {each.target for each in found}
-        aliases = [name for name in (record.names if record is not None else ()) if name not in said]
-        for name in aliases:
-            stored = await self._names.get_image(name)
-            if stored is not None and stored.target in targets:
-                found.insert(0, stored)
-        for stored in found:
-            await self._names.delete_image(stored.name, sync=False, target=stored.target)
-        return len(found)
+        said = {*image.references, image.id}
+        targets = {each.target for each in names if each.name in said}
+        going = [each for each in names if each.target in targets]
+        await asyncio.gather(*(self._delete_name(each) for each in going if each.name != image.id))
+        await asyncio.gather(*(self._delete_name(each) for each in going if each.name == image.id))
+        return len(going)
+
+    async def _delete_name(self, stored: StoredImage) -> None:
+        await self._names.delete_image(stored.name, sync=False, target=stored.target)
 
     async def finish(self) -> tuple[Result, ...]:
         """Let containerd collect, and make sure that CRI lists none of the images any more.
@@ -157,3 +185,13 @@ class BulkImageRemover(ImageRemover):
             return replace(result, outcome=Outcome.FAILED, detail=str(error))
         detail = again.detail or "its names were gone and CRI still listed it; removed through CRI"
         return replace(again, detail=detail, duration_s=result.duration_s)
+
+
+async def _caught(work: Coroutine[object, object, T]) -> T | NodeAgentError:
+    """Return what work gives, or the error that concerns only it."""
+    try:
+        return await work
+    except RuntimeUnavailableError:
+        raise
+    except NodeAgentError as error:
+        return error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from nodeagent.act.outcomes import Outcome, Result
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from nodeagent.clock import Clock
     from nodeagent.plan.decision import Decision, ItemKind
+
+BATCH: Final = 8
+"""How many items a batch remover is given at a time; told to stop, a pass ends after them."""
 
 
 class Remover(Protocol):
@@ -28,11 +31,19 @@ class Remover(Protocol):
         """
 
 
-class BatchRemover(Remover, Protocol):
-    """A remover whose work is done only once all of it is known."""
+@runtime_checkable
+class BatchRemover(Protocol):
+    """A remover of several items at a time, whose work is done only once all of it is known."""
 
-    async def finish(self) -> tuple[Result, ...]:
-        """Complete what ``remove`` began; return the results that turned out otherwise than told.
+    async def remove_many(self, decisions: Sequence[Decision]) -> Sequence[Result | NodeAgentError]:
+        """Remove what ``decisions`` name, but for what changed; return what became of each, in order.
+
+        Raises:
+            RuntimeUnavailableError: the runtime is gone; nothing more can be done in this pass.
+        """
+
+    async def finish(self) -> Sequence[Result]:
+        """Complete what was begun; return the results that turned out otherwise than told.
 
         Raises:
             RuntimeUnavailableError: the runtime is gone; what it was told it may do when it is back.
@@ -64,7 +75,7 @@ class Interrupted(Exception):  # noqa: N818 - not an error: it carries what was 
 
 async def carry_out(  # noqa: PLR0913 - what a pass hands down
     decisions: Sequence[Decision],
-    removers: Mapping[ItemKind, Remover],
+    removers: Mapping[ItemKind, Remover | BatchRemover],
     *,
     clock: Clock,
     stop: asyncio.Event,
@@ -90,38 +101,66 @@ async def carry_out(  # noqa: PLR0913 - what a pass hands down
         results.append(result)
         on_result(result)
 
-    for index, decision in enumerate(decisions):
+    position = 0
+    while position < len(decisions):
         if stop.is_set():
             results = await _finish(results, removers)
-            raise Interrupted(_with_rest(results, decisions[index:], "the pass was told to stop"), "")
-        if enough is not None and enough(decision):
-            note(Result(decision, Outcome.NOT_NEEDED, "enough was freed by the removals before it"))
+            raise Interrupted(_with_rest(results, decisions[position:], "the pass was told to stop"), "")
+        if enough is not None and enough(decisions[position]):
+            note(Result(decisions[position], Outcome.NOT_NEEDED, "enough was freed by the removals before it"))
+            position += 1
             continue
+        remover = removers[decisions[position].kind]
+        together = _together(decisions, position, removers)
         began_s = clock.monotonic_s()
         try:
-            result = await removers[decision.kind].remove(decision)
+            if isinstance(remover, BatchRemover):
+                ended = await remover.remove_many(together)
+            else:
+                ended = [await _one(remover, together[0])]
         except RuntimeUnavailableError as error:
             detail = f"the runtime went away: {error}"
-            note(Result(decision, Outcome.FAILED, detail, duration_s=clock.monotonic_s() - began_s))
-            raise Interrupted(_with_rest(results, decisions[index + 1 :], detail), str(error)) from error
-        except NodeAgentError as error:
-            result = Result(decision, Outcome.FAILED, str(error))
-        note(
-            Result(
-                decision, result.outcome, result.detail, result.freed_bytes, duration_s=clock.monotonic_s() - began_s
-            )
-        )
+            for decision in together:
+                note(Result(decision, Outcome.FAILED, detail, duration_s=clock.monotonic_s() - began_s))
+            rest = decisions[position + len(together) :]
+            raise Interrupted(_with_rest(results, rest, detail), str(error)) from error
+        took_s = (clock.monotonic_s() - began_s) / len(together)
+        for decision, each in zip(together, ended, strict=True):
+            result = each if isinstance(each, Result) else Result(decision, Outcome.FAILED, str(each))
+            note(replace(result, duration_s=took_s))
+        position += len(together)
     return tuple(await _finish(results, removers))
 
 
-async def _finish(results: list[Result], removers: Mapping[ItemKind, Remover]) -> list[Result]:
+async def _one(remover: Remover, decision: Decision) -> Result | NodeAgentError:
+    try:
+        return await remover.remove(decision)
+    except RuntimeUnavailableError:
+        raise
+    except NodeAgentError as error:
+        return error
+
+
+def _together(
+    decisions: Sequence[Decision], position: int, removers: Mapping[ItemKind, Remover | BatchRemover]
+) -> Sequence[Decision]:
+    """Return the next decisions that are carried out at once: several only for a batch remover."""
+    kind = decisions[position].kind
+    if not isinstance(removers[kind], BatchRemover):
+        return decisions[position : position + 1]
+    end = position + 1
+    while end < len(decisions) and end < position + BATCH and decisions[end].kind is kind:
+        end += 1
+    return decisions[position:end]
+
+
+async def _finish(results: list[Result], removers: Mapping[ItemKind, Remover | BatchRemover]) -> list[Result]:
     """Let batches be completed; return the results with what that corrected."""
     for remover in {id(each): each for each in removers.values()}.values():
-        finish = getattr(remover, "finish", None)
-        if finish is None:
+        if not isinstance(remover, BatchRemover):
             continue
         try:
-            corrected = {_key(each): each for each in await finish()}
+            corrected = {_key(each): each for each in await remover.finish()}
         except RuntimeUnavailableError as error:
             raise Interrupted(tuple(results), str(error)) from error
         except NodeAgentError as error:
@@ -137,7 +176,9 @@ def _key(result: Result) -> tuple[ItemKind, str]:
     return result.decision.kind, result.decision.id
 
 
-def _in_batch(result: Result, remover: Remover, removers: Mapping[ItemKind, Remover]) -> bool:
+def _in_batch(
+    result: Result, remover: Remover | BatchRemover, removers: Mapping[ItemKind, Remover | BatchRemover]
+) -> bool:
     return result.outcome is Outcome.DONE and removers[result.decision.kind] is remover
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from datetime import datetime
 
-    from nodeagent.act.carry_out import Remover
+    from nodeagent.act.carry_out import BatchRemover, Remover
     from nodeagent.clock import Clock
     from nodeagent.model import FsObservation, NodeSnapshot
     from nodeagent.plan.decision import Decision, Plan
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 MAX_ROUNDS = 5
 SETTLE_WITHIN_S = 10.0
 SETTLE_STEP_S = 0.1
+MEASUREMENT_SLACK_BYTES = 1 << 20
 
 
 class Observer(Protocol):
@@ -47,7 +48,7 @@ class Observer(Protocol):
 class ActorFactory(Protocol):
     """Makes the removers of a pass."""
 
-    def __call__(self, snapshot: NodeSnapshot, policy: GCPolicy) -> Mapping[ItemKind, Remover]:
+    def __call__(self, snapshot: NodeSnapshot, policy: GCPolicy) -> Mapping[ItemKind, Remover | BatchRemover]:
         """Return who removes which kind, given the snapshot and policy the plan was made from."""
 
 
@@ -76,7 +77,7 @@ def plans_for(
     return plan_all(snapshot, policy, only=only).plans
 
 
-def dry_run_actors(_snapshot: NodeSnapshot, _policy: GCPolicy) -> Mapping[ItemKind, Remover]:
+def dry_run_actors(_snapshot: NodeSnapshot, _policy: GCPolicy) -> Mapping[ItemKind, Remover | BatchRemover]:
     """Return removers that touch nothing."""
     nothing = DryRunRemover()
     return dict.fromkeys(ItemKind, nothing)
@@ -235,11 +236,12 @@ class Collector:
             for result in run.results
             if result.outcome is Outcome.DONE and result.decision.kind is ItemKind.IMAGE
         )
-        wanted = (before.available_bytes if before is not None else 0) + expected * 98 // 100
+        sure = max(0, expected * 98 // 100 - MEASUREMENT_SLACK_BYTES)
+        wanted = (before.available_bytes if before is not None else 0) + sure
         until_s = self._clock.monotonic_s() + SETTLE_WITHIN_S
         while True:
             measured = self._read_filesystem(path)
-            done = not exact or not expected or measured.available_bytes >= wanted
+            done = not exact or not sure or measured.available_bytes >= wanted
             if done or self._clock.monotonic_s() >= until_s or stop.is_set():
                 return measured
             with suppress(TimeoutError):

@@ -17,7 +17,7 @@ from nodeagent.plan.decision import ReasonCode, Verdict
 from nodeagent.plan.image_gc import plan_image_gc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from nodeagent.clock import Clock
     from nodeagent.model import Container, Hold, Image, Sandbox
@@ -31,11 +31,8 @@ class FreshReader(Protocol):
     async def image(self, image_id: str) -> Image | None:
         """Return the image as it is now, ``None`` when it is gone."""
 
-    async def containers(self) -> tuple[Container, ...]:
-        """Return all containers with the images they mount, if the runtime has such."""
-
-    async def sandboxes(self) -> tuple[Sandbox, ...]:
-        """Return all sandboxes with their own images as far as known."""
+    async def users(self) -> tuple[tuple[Container, ...], tuple[Sandbox, ...]]:
+        """Return all containers, with the images they mount, and all sandboxes, with their own images."""
 
     async def container(self, container_id: str) -> Container | None:
         """Return one container with its details, ``None`` when it is gone."""
@@ -102,9 +99,9 @@ class ImageRemover:
         image = await self._reader.image(decision.id)
         if image is None:
             return Result(decision, Outcome.GONE, "already gone")
-        kept = await self._kept_because(image, decision)
+        kept = await self._kept_because({image.id: image}, [decision])
         if kept:
-            return Result(decision, Outcome.CHANGED, f"kept: {kept}")
+            return Result(decision, Outcome.CHANGED, f"kept: {kept[image.id]}")
         return await self._delete(image, decision)
 
     async def _delete(self, image: Image, decision: Decision) -> Result:
@@ -117,29 +114,32 @@ class ImageRemover:
             return Result(decision, Outcome.DONE, "removed, though the runtime did not answer in time")
         return Result(decision, Outcome.DONE)
 
-    async def _kept_because(self, image: Image, decision: Decision) -> str:
-        containers, sandboxes = await asyncio.gather(self._reader.containers(), self._reader.sandboxes())
+    async def _kept_because(self, images: Mapping[str, Image], decisions: Sequence[Decision]) -> dict[str, str]:
+        """Return why images of that id stay by now, asking the planner on fresh state; none of them for most."""
         try:
             holds = await asyncio.to_thread(self._read_holds)
         except StoreError as error:
-            return str(error)
+            return dict.fromkeys(images, str(error))
+        containers, sandboxes = await self._reader.users()
         usage = self._template.image_usage
         fresh = replace(
             self._template,
             observed_at=max(self._clock.now(), self._template.observed_at),
-            images=(image,),
+            images=tuple(images.values()),
             containers=containers,
             sandboxes=sandboxes,
-            image_usage={image.id: usage[image.id]} if image.id in usage else {},
+            image_usage={image_id: usage[image_id] for image_id in images if image_id in usage},
             storage=None,
             holds=holds,
         )
-        (verdict,) = plan_image_gc(fresh, self._policy, remove_all_unused=True).decisions
-        if verdict.verdict is Verdict.REMOVE:
-            return ""
-        if verdict.reason.code is ReasonCode.TOO_YOUNG and decision.reason.code is ReasonCode.UNUSED_TOO_LONG:
-            return ""  # the maximum age does not look at the minimum age
-        return verdict.reason.sentence
+        by_age = {each.id for each in decisions if each.reason.code is ReasonCode.UNUSED_TOO_LONG}
+        return {
+            verdict.id: verdict.reason.sentence
+            for verdict in plan_image_gc(fresh, self._policy, remove_all_unused=True).decisions
+            if verdict.verdict is not Verdict.REMOVE
+            # the maximum age does not look at the minimum age
+            and not (verdict.reason.code is ReasonCode.TOO_YOUNG and verdict.id in by_age)
+        }
 
 
 class ContainerRemover:
@@ -174,7 +174,7 @@ class ContainerRemover:
         return Result(decision, Outcome.DONE, detail, freed_bytes=decision.frees_bytes)
 
     async def _pod_alive(self, container: Container) -> str:
-        containers, sandboxes = await asyncio.gather(self._reader.containers(), self._reader.sandboxes())
+        containers, sandboxes = await self._reader.users()
         return pod_alive(container.pod_uid, container.sandbox_id, containers, sandboxes)
 
     async def _remove_logs(self, container: Container) -> str:
@@ -199,7 +199,7 @@ class SandboxRemover:
 
     async def remove(self, decision: Decision) -> Result:
         """Remove the sandbox unless it became ready or holds a container by now."""
-        containers, sandboxes = await asyncio.gather(self._reader.containers(), self._reader.sandboxes())
+        containers, sandboxes = await self._reader.users()
         sandbox = next((each for each in sandboxes if each.id == decision.id), None)
         if sandbox is None:
             return Result(decision, Outcome.GONE, "already gone")
@@ -230,7 +230,7 @@ class PodLogRemover:
     async def remove(self, decision: Decision) -> Result:
         """Remove the directory unless the runtime knows a container or sandbox of that pod."""
         uid = self._uid_of(decision.id)
-        containers, sandboxes = await asyncio.gather(self._reader.containers(), self._reader.sandboxes())
+        containers, sandboxes = await self._reader.users()
         if any(each.uid == uid for each in sandboxes) or any(each.pod_uid == uid for each in containers):
             return Result(decision, Outcome.CHANGED, "kept: the runtime still knows its pod")
         try:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
-    from nodeagent.act.carry_out import Remover
+    from nodeagent.act.carry_out import BatchRemover, Remover
     from nodeagent.act.collect import ActorFactory, Preview
     from nodeagent.act.outcomes import PassReport, Result
     from nodeagent.act.removers import LogActions
@@ -258,7 +258,7 @@ def actors_for(  # noqa: PLR0913 - it composes the removers
 ) -> ActorFactory:
     """Return what makes the removers of a pass on this runtime."""
 
-    def make(snapshot: NodeSnapshot, policy: GCPolicy) -> Mapping[ItemKind, Remover]:
+    def make(snapshot: NodeSnapshot, policy: GCPolicy) -> Mapping[ItemKind, Remover | BatchRemover]:
         used = containerd if snapshot.storage is not None else None
         reader = RuntimeReader(cri, used, snapshot, mounts_images=mounts_images(snapshot.runtime))
         images: Remover

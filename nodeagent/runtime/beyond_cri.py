@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from nodeagent.model import Image, Sandbox, StorageGraph
-    from nodeagent.runtime.containerd import ContainerdClient, StoredImage
+    from nodeagent.runtime.containerd import ContainerdClient, StoredContainer, StoredImage
 
 PINNED_LABEL = "io.cri-containerd.pinned"
 
@@ -23,10 +23,17 @@ PINNED_LABEL = "io.cri-containerd.pinned"
 async def unlisted_containers(
     client: ContainerdClient, containers: Iterable[Container], sandboxes: Iterable[Sandbox]
 ) -> tuple[Container, ...]:
-    """Return the containers of the namespace that CRI does not list, of unknown state and without creation time.
+    """Return the containers of the namespace that CRI does not list, as ``unlisted`` does, after asking for them.
 
     Source: containerd ``containers.v1.Containers.List``.
     """
+    return unlisted(await client.list_containers(), containers, sandboxes)
+
+
+def unlisted(
+    stored: Iterable[StoredContainer], containers: Iterable[Container], sandboxes: Iterable[Sandbox]
+) -> tuple[Container, ...]:
+    """Return the stored containers that CRI does not list, of unknown state and without creation time."""
     listed = {each.id for each in containers} | {each.id for each in sandboxes}
     return tuple(
         Container(
@@ -37,7 +44,7 @@ async def unlisted_containers(
             image_name=each.image,
             labels=each.labels,
         )
-        for each in await client.list_containers()
+        for each in stored
         if each.id not in listed
     )
 
@@ -59,12 +66,3 @@ async def with_pins(client: ContainerdClient, images: Sequence[Image], storage: 
         replace(image, pinned=True) if not image.pinned and not pinned.isdisjoint(names(image)) else image
         for image in images
     )
-
-
-async def pinned_now(client: ContainerdClient, image: Image) -> bool:
-    """Return whether any of an image's names is pinned by label right now."""
-    for name in (*image.references, image.id):
-        stored = await client.get_image(name)
-        if stored is not None and is_pinned(stored):
-            return True
-    return False

@@ -1,0 +1,50 @@
+"""A real containerd with many small images on a few shared bases."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.support import images
+from tests.support.images import File, Image, Layer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.containerd import Containerd
+
+REGISTRY = "registry.example.com"
+STAYS = f"{REGISTRY}/stays/app:1"
+MINIMUM_MIB = 1500
+
+
+def fill(containerd: Containerd, going: int, staying: int = 0) -> None:
+    """Import images of ten layers, and ``STAYS``, which shares all its layers with some of them."""
+    bases = [
+        (images.busybox_layer(), *(_layer(f"base{number}-{step}", 8, 9_000) for step in range(4)))
+        for number in range(8)
+    ]
+    made = [
+        Image(
+            (f"{REGISTRY}/{'going' if number < going else 'staying'}/app{number}:v1",),
+            (*bases[number % 8], *(_layer(f"app{number}-{step}", 3, 9_000) for step in range(5))),
+        )
+        for number in range(going + staying)
+    ]
+    stays = Image((STAYS,), bases[0])
+    containerd.import_images(images.write_oci(containerd.base / "many.tar", stays, *made))
+
+
+def configure(containerd: Containerd) -> Path:
+    """Write an agent configuration under which everything but ``STAYS`` is to go, and return its path."""
+    path = containerd.base / "nodeagent.toml"
+    path.write_text(
+        f'role = "standalone"\n[runtime]\nendpoint = "unix://{containerd.socket}"\n'
+        f'[state]\ndirectory = "{containerd.base}/agent-state"\n'
+        '[image_gc]\nhigh_threshold_percent = 1\nlow_threshold_percent = 0\nminimum_age = "0s"\n'
+        f'[protect]\nimages = ["{STAYS}", "{REGISTRY}/staying/*"]\n'
+    )
+    return path
+
+
+def _layer(name: str, count: int, size_bytes: int) -> Layer:
+    return Layer(tuple(File(f"lib/{name}-{number}", size_bytes + number) for number in range(count)), 0)
