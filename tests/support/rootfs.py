@@ -90,7 +90,7 @@ def ensure(version: PackagedVersion) -> Path:
     cache = cache_directory()
     cache.mkdir(parents=True, exist_ok=True)
     root = cache / f"rootfs-{suite}"
-    with _locked(cache / f"{suite}.lock"):
+    with locked(cache / f"{suite}.lock"):
         if not root.exists():
             _build(suite, root)
     return root
@@ -114,7 +114,8 @@ def _build(suite: str, root: Path) -> None:
 
 
 @contextmanager
-def _locked(file: Path) -> Iterator[None]:
+def locked(file: Path) -> Iterator[None]:
+    """Hold the lock of this name among all runs that share the cache."""
     with file.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -1,0 +1,619 @@
+"""A whole node in a virtual machine: Debian with systemd, cgroup v2, logind and containerd, and this checkout's agent.
+
+Under emulation, so that it needs no hardware virtualisation: QEMU's TCG with a processor model this kernel can live
+with (``max`` and ``qemu64`` make it panic). The root image is built once per set of packages and kept in the cache of
+``rootfs``, the disk once per state of the checkout; a node boots a copy of the disk. There is no network: commands go
+over a virtio port to ``vm_guest`` inside, which systemd starts early and keeps to the very end of a power-off.
+
+    with Node.boot(ensure_disk(), memory_mib=2048) as node:
+        print(node.run("nodeagent version").stdout)
+        node.poweroff()
+        print(node.journal())
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import tomllib
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from tests.support import images, reclaim, rootfs, vm_guest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+SUITE = "trixie"
+PYTHON = "3.13"  # the suite's
+NAME = "node-1"
+HARNESS = "/opt/harness"  # tests.support, importable in the node
+
+BOOT_S = 240.0
+OFF_S = 120.0
+RUN_S = 60.0
+
+_CHECKOUT = Path(__file__).parents[2]
+_INSTALLED = ("nodeagent", "pyproject.toml", "README.md", "LICENSE")
+_CLOCK_SKEW_S = 15.0  # between a deadline in the node and the same one out here
+_DISK_MIB = 3072
+_KEPT_DISKS = 3
+
+# fmt: off
+_PACKAGES = (
+    "systemd", "systemd-sysv", "dbus", "udev", "linux-image-cloud-amd64", "containerd", "runc", "busybox-static",
+    "python3", "python3-venv", "iproute2", "procps", "kmod",
+)
+_MASKED = (
+    "apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "fstrim.timer", "getty@tty1.service",
+    "serial-getty@ttyS0.service",
+)
+# fmt: on
+
+# The kernel has ext4 and the PCI bus built in; a small initial file system is quick to unpack under emulation.
+_EARLY_HOOK = """
+mkdir -p "$1/etc/initramfs-tools/conf.d"
+echo MODULES=list > "$1/etc/initramfs-tools/conf.d/node"
+echo virtio_blk > "$1/etc/initramfs-tools/modules"
+"""
+
+_FILES = {
+    "etc/hostname": f"{NAME}\n",
+    "etc/hosts": f"127.0.0.1 localhost {NAME}\n",
+    "etc/resolv.conf": "",
+    "etc/machine-id": "6e6f64656167656e742d746573742d31\n",
+    "etc/containerd/config.toml": f"""\
+version = 2
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{images.PAUSE}"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+  SystemdCgroup = true
+""",
+    "etc/systemd/system/control.service": """\
+[Unit]
+Description=Commands of the test
+DefaultDependencies=no
+
+[Service]
+ExecStart=/usr/bin/python3 /usr/local/lib/vm_guest.py
+Environment=LANG=C.UTF-8 PYTHONUNBUFFERED=1
+Restart=always
+OOMScoreAdjust=-1000
+
+[Install]
+WantedBy=sysinit.target
+""",
+    "etc/systemd/journald.conf.d/node.conf": """\
+[Journal]
+Storage=persistent
+RateLimitIntervalSec=0
+SyncIntervalSec=5s
+""",
+}
+
+# $1 is the root, the rest runs in it, in a mount namespace of its own.
+_IN_ROOT = """
+set -e
+root=$1; shift
+mount -t proc proc "$root/proc"
+mount --bind /dev "$root/dev"
+exec chroot "$root" "$@"
+"""
+
+# $1 is the base's root, $2 a scratch directory whose upper/ holds what goes on top, $3 the image to make, $4 its MiB.
+_MAKE_DISK = """
+set -e
+mount -t overlay overlay -o "lowerdir=$1,upperdir=$2/upper,workdir=$2/work" "$2/merged"
+mount -t proc proc "$2/merged/proc"
+mount --bind /dev "$2/merged/dev"
+chroot "$2/merged" env -i PATH=/usr/bin:/bin PIP_NO_INDEX=1 PIP_FIND_LINKS=/opt/wheels \
+    /opt/nodeagent/bin/pip install --quiet --disable-pip-version-check --root-user-action ignore /usr/src/nodeagent
+umount "$2/merged/dev" "$2/merged/proc"
+touch "$2/merged/etc/.updated" "$2/merged/var/.updated"
+mke2fs -q -t ext4 -d "$2/merged" "$3" "$4M"
+"""
+
+_live: dict[Path, Node] = {}
+
+
+class NodeError(Exception):
+    """The node, or a command in it, failed; the message carries what was said."""
+
+
+class NodeOffError(NodeError):
+    """The node went off, or was off, where it was needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How a command in the node ended."""
+
+    command: str
+    code: int
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the journal; ``fields`` has all of it under journald's names."""
+
+    realtime_us: int
+    boot_id: str
+    unit: str
+    identifier: str
+    priority: int
+    message: str
+    fields: Mapping[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """What a node boots: a disk image that is copied, never written, and the kernel that belongs to it."""
+
+    image: Path
+    root: Path
+
+    @property
+    def kernel(self) -> Path:
+        return next((self.root / "boot").glob("vmlinuz-*"))
+
+    @property
+    def initrd(self) -> Path:
+        return next((self.root / "boot").glob("initrd.img-*"))
+
+
+def unavailable() -> str | None:
+    """Give the reason why no node can be booted here, or None when one can."""
+    if platform.machine() != "x86_64":
+        return "the virtual machine is an x86_64 one"
+    if os.geteuid() != 0:
+        return "building the root image needs root"
+    needed = ["qemu-system-x86_64", "mmdebstrap", "mke2fs", "e2fsck", "debugfs", "unshare", "setpriv"]
+    missing = [name for name in needed if shutil.which(name, path=_environment()["PATH"]) is None]
+    return f"not installed: {', '.join(missing)}" if missing else None
+
+
+def ensure_disk() -> Disk:
+    """Give the disk with this checkout installed, building what the cache lacks (mirrors of Debian and PyPI)."""
+    cache = rootfs.cache_directory()
+    cache.mkdir(parents=True, exist_ok=True)
+    with rootfs.locked(cache / "node.lock"):
+        base = cache / f"node-{_base_key()}"
+        if not base.exists():
+            _build_base(base)
+        image = base / f"disk-{_checkout_key()}.img"
+        if not image.exists():
+            for old in sorted(base.glob("disk-*.img"), key=lambda disk: disk.stat().st_mtime)[:-_KEPT_DISKS]:
+                old.unlink()
+            _build_disk(base, image)
+    return Disk(image, base / "root")
+
+
+class Node:
+    """A running node, as a context manager; leaving it ends the machine and removes all there was of it.
+
+    Make it with ``boot``. After a power-off the disk stays until the end of the block: ``journal`` and ``read_disk``
+    read it, ``start`` boots it again. The thread that starts the machine must outlive it, since the machine ends with
+    its starter. ``console`` is what the kernel and systemd wrote on the serial line, of all boots.
+    """
+
+    def __init__(self, disk: Disk, *, memory_mib: int, cpus: int) -> None:
+        self.source = disk
+        self.memory_mib = memory_mib
+        self.cpus = cpus
+        self.base = reclaim.make_base()
+        self.disk = self.base / "disk.img"
+        self.console_file = self.base / "console.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: _Control | None = None
+        _live[self.base] = self
+
+    @classmethod
+    @contextlib.contextmanager
+    def boot(cls, disk: Disk, *, memory_mib: int = 2048, cpus: int = 2, timeout_s: float = BOOT_S) -> Iterator[Self]:
+        """Boot a copy of the disk and wait until systemd has started everything."""
+        node = cls(disk, memory_mib=memory_mib, cpus=cpus)
+        try:
+            _run(["cp", "--sparse=always", str(disk.image), str(node.disk)])
+            node.start(timeout_s=timeout_s)
+            yield node
+        except BaseException:
+            node.print_console()
+            raise
+        finally:
+            node.close()
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def console(self) -> str:
+        return self.console_file.read_text(errors="replace") if self.console_file.exists() else ""
+
+    def start(self, *, timeout_s: float = BOOT_S) -> None:
+        """Boot the machine and wait until systemd has started everything; a unit may have failed."""
+        if self.running:
+            raise NodeError("the node runs already")
+        self._process = subprocess.Popen(
+            self._command(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        reclaim.poll("the machine opens its sockets", self._opened, timeout_s=30)
+        self._control = _Control(self._socket("control"))
+        self.run("systemctl is-system-running --wait", check=False, timeout_s=timeout_s)
+
+    def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: str | bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str = "/root",
+        timeout_s: float = RUN_S,
+        check: bool = True,
+    ) -> Done:
+        """Run a command as root, a string by the shell, and give its end and output.
+
+        Raises NodeError when ``check`` is on and the exit code is not 0, TimeoutError when time is up (the command
+        and its process group are killed then), NodeOffError when the node goes off meanwhile. What is to go on in
+        the background is a unit's affair: ``systemd-run``.
+        """
+        argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
+        code, stdout, stderr = self._request(argv, _bytes(stdin), dict(env or {}), cwd, timeout_s)
+        done = Done(command if isinstance(command, str) else " ".join(command), code, _text(stdout), _text(stderr))
+        if check and code != 0:
+            raise NodeError(f"{done.command}: exit {code}: {done.stderr.strip()}\n{done.stdout.strip()}")
+        return done
+
+    def put(self, path: str, content: str | bytes | Path, *, mode: int = 0o644) -> None:
+        """Write a file in the node, with its parents; a Path is copied from out here."""
+        raw = content.read_bytes() if isinstance(content, Path) else _bytes(content)
+        script = 'mkdir -p "$(dirname "$1")" && cat > "$1" && chmod "$2" "$1"'
+        self.run(["/bin/sh", "-c", script, "sh", path, f"{mode:o}"], stdin=raw)
+
+    def get(self, path: str) -> bytes:
+        """Give the content of a file in the node."""
+        code, stdout, stderr = self._request(["cat", path], b"", {}, "/", RUN_S)
+        if code != 0:
+            raise NodeError(f"cannot read {path}: {_text(stderr).strip()}")
+        return stdout
+
+    def poweroff(self, *, timeout_s: float = OFF_S) -> None:
+        """Power off as an administrator does, by logind and its inhibitors, and wait for the end."""
+        self.run("systemctl poweroff")
+        self.wait_off(timeout_s=timeout_s)
+
+    def wait_off(self, *, timeout_s: float = OFF_S) -> None:
+        """Wait until the machine has ended; raises TimeoutError when it goes on, NodeError when it crashed."""
+        if self._process is None:
+            raise NodeOffError("the node is off already")
+        try:
+            code = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"the node is not off within {timeout_s:g} s") from None
+        said = self._ended()
+        if code != 0:
+            raise NodeError(f"the machine ended with {code}: {said}")
+
+    def cut_power(self) -> None:
+        """End the machine at once, as if unplugged."""
+        if self._process is None:
+            raise NodeOffError("the node is off already")
+        self._process.kill()
+        self._process.wait()
+        self._ended()
+
+    def close(self) -> None:
+        """Take everything away; may be called again."""
+        if self._process is not None:
+            self.cut_power()
+        try:
+            reclaim.reclaim(self.base)
+        finally:
+            _live.pop(self.base, None)
+
+    def journal(self, *, boot: int = -1) -> list[Entry]:
+        """Give one boot's journal, by default the last one's; from the disk when the node is off.
+
+        ``boot`` counts as a list's index does: 0 is the first boot, -1 the last.
+        """
+        if self.running:
+            entries = _entries(self.run("journalctl --sync && journalctl --output json --all").stdout)
+        else:
+            entries = self._journal_of_disk()
+        boots = list(dict.fromkeys(entry.boot_id for entry in entries))
+        return [entry for entry in entries if entry.boot_id == boots[boot]]
+
+    def read_disk(self, path: str) -> bytes:
+        """Give the content of a file on the disk of a node that is off."""
+        with self._dumped(path) as copy:
+            return copy.read_bytes()
+
+    def print_console(self) -> None:
+        print(f"--- console of {self.base} ---\n{self.console_tail()}", file=sys.stderr)
+
+    def console_tail(self) -> str:
+        return "\n".join(self.console.splitlines()[-80:])
+
+    def _command(self) -> list[str]:
+        ports = "virtio-serial-pci"
+        return [
+            *("setpriv", "--pdeathsig", "KILL"),
+            *("qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "Nehalem"),
+            *("-m", str(self.memory_mib), "-smp", str(self.cpus), "-nodefaults", "-display", "none", "-no-reboot"),
+            *("-kernel", str(self.source.kernel), "-initrd", str(self.source.initrd)),
+            *("-append", "root=/dev/vda rw console=ttyS0 psi=1 loglevel=5 systemd.show_status=1"),
+            *("-drive", f"file={self.disk},format=raw,if=virtio,cache=unsafe"),
+            *("-chardev", f"file,id=console,path={self.console_file},append=on", "-serial", "chardev:console"),
+            *("-chardev", f"socket,id=control,path={self._socket('control')},server=on,wait=off"),
+            *("-device", ports, "-device", f"virtserialport,chardev=control,name={vm_guest.PORT}"),
+        ]
+
+    def _socket(self, name: str) -> Path:
+        return self.base / f"{name}.sock"
+
+    def _opened(self) -> bool:
+        if not self.running:
+            raise NodeError(f"the machine ended at once: {self._ended()}")
+        return self._socket("control").exists()
+
+    def _request(
+        self, argv: list[str], stdin: bytes, env: dict[str, str], cwd: str, timeout_s: float
+    ) -> tuple[int, bytes, bytes]:
+        if self._control is None:
+            raise NodeOffError(f"{argv}: the node is off")
+        head = {"argv": argv, "env": env, "cwd": cwd, "timeout_s": timeout_s}
+        answer, raw = self._control.ask(head, stdin, timeout_s + _CLOCK_SKEW_S)
+        if "error" in answer:
+            raise NodeError(f"{argv}: {answer['error']}")
+        stdout, stderr = raw[: answer["stdout"]], raw[answer["stdout"] :]
+        if answer["code"] is None:
+            raise TimeoutError(f"{argv}: not within {timeout_s:g} s: {_text(stdout + stderr)}")
+        return answer["code"], stdout, stderr
+
+    def _ended(self) -> str:
+        """Let go of an ended machine and give what it said on its own standard error."""
+        process, self._process = self._process, None
+        control, self._control = self._control, None
+        if control is not None:
+            control.close()
+        self._socket("control").unlink(missing_ok=True)
+        if process is None or process.stderr is None:
+            return ""
+        with process.stderr as stderr:
+            return _text(stderr.read())
+
+    def _journal_of_disk(self) -> list[Entry]:
+        with self._dumped("/var/log/journal") as copy:
+            # The node's own journalctl, for the format follows its version.
+            script = (
+                'root=$1; mount --bind "$2" "$root/mnt"; exec chroot "$root" journalctl -D /mnt --output json --all'
+            )
+            command = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", script, "sh"]
+            return _entries(_run([*command, str(self.source.root), str(copy)]))
+
+    @contextlib.contextmanager
+    def _dumped(self, path: str) -> Iterator[Path]:
+        """Copy a file or directory out of the disk's filesystem, after the replay a next boot would make."""
+        if self.running:
+            raise NodeError("the disk is the node's while it runs")
+        replay = ["e2fsck", "-p", "-E", "journal_only", str(self.disk)]
+        _run(replay)
+        target = self.base / "dumped"
+        target.mkdir()
+        try:
+            _run(["debugfs", "-R", f'rdump "{path}" "{target}"', str(self.disk)])
+            copy = target / Path(path).name
+            if not copy.exists():
+                raise NodeError(f"not on the disk: {path}")
+            yield copy
+        finally:
+            shutil.rmtree(target)
+
+
+class _Control(vm_guest.Channel):
+    """The test's end of the control channel; asking is safe from many threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(str(path))
+        super().__init__(self._socket.fileno())
+        self._waiting: dict[int, Future[tuple[dict[str, Any], bytes]]] = {}
+        self._guard = threading.Lock()
+        self._numbers = 0
+        self._ended = False
+        self._receiver = threading.Thread(target=self._receive_all, name="node control", daemon=True)
+        self._receiver.start()
+
+    def ask(self, head: dict[str, Any], raw: bytes, timeout_s: float) -> tuple[dict[str, Any], bytes]:
+        """Send a request and wait for its answer."""
+        answer: Future[tuple[dict[str, Any], bytes]] = Future()
+        with self._guard:
+            if self._ended:
+                raise NodeOffError(f"{head['argv']}: the node is off")
+            self._numbers += 1
+            number = self._numbers
+            self._waiting[number] = answer
+        try:
+            self.send({**head, "id": number}, raw)
+            return answer.result(timeout_s)
+        except FutureTimeoutError:
+            raise TimeoutError(f"{head['argv']}: the node does not answer within {timeout_s:g} s") from None
+        except OSError as error:
+            raise NodeOffError(f"{head['argv']}: {error}") from error
+        finally:
+            with self._guard:
+                self._waiting.pop(number, None)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._receiver.join()
+        self._socket.close()
+
+    def nothing_read(self) -> None:
+        raise EOFError("the node went off")
+
+    def _receive_all(self) -> None:
+        try:
+            while True:
+                head, raw = self.receive()
+                with self._guard:
+                    waiting = self._waiting.get(head["id"])
+                if waiting is not None:
+                    waiting.set_result((head, raw))
+        except (EOFError, OSError) as error:
+            with self._guard:
+                self._ended = True
+                lost = list(self._waiting.values())
+            for one in lost:
+                one.set_exception(NodeOffError(str(error)))
+
+
+def live() -> list[Node]:
+    """Give the nodes not yet closed, for their consoles."""
+    return list(_live.values())
+
+
+def _base_key() -> str:
+    parts = [SUITE, *_PACKAGES, *_MASKED, _EARLY_HOOK, *_dependencies(), Path(vm_guest.__file__).read_text()]
+    return _digest(*parts, json.dumps(_FILES))
+
+
+def _checkout_key() -> str:
+    parts = []
+    for top in (*_INSTALLED, "tests/support"):
+        place = _CHECKOUT / top
+        for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
+            if file.is_file() and "__pycache__" not in file.parts:
+                parts += [str(file.relative_to(_CHECKOUT)), file.read_bytes().hex()]
+    return _digest(*parts, _MAKE_DISK, str(_DISK_MIB))
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def _dependencies() -> list[str]:
+    described = tomllib.loads((_CHECKOUT / "pyproject.toml").read_text())
+    return [*described["build-system"]["requires"], *described["project"]["dependencies"]]
+
+
+def _build_base(base: Path) -> None:
+    """Make the root with everything but the checkout: packages, settings, and the wheels the agent asks for."""
+    partial = base.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    root = partial / "root"
+    left_out = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "man", "locale")]
+    packages = f"--include={','.join(_PACKAGES)}"
+    hook = f"--extract-hook={_EARLY_HOOK}"
+    _run(["mmdebstrap", "--variant=minbase", packages, hook, *left_out, SUITE, str(root)])
+    for name, text in _FILES.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    shutil.copy(Path(vm_guest.__file__), root / "usr/local/lib/vm_guest.py")
+    for directory in ("usr/src/nodeagent", "var/log/journal", HARNESS.lstrip("/")):
+        (root / directory).mkdir(parents=True, exist_ok=True)
+    _in_root(root, "systemctl", "mask", *_MASKED)
+    _in_root(root, "systemctl", "enable", "control.service", "containerd.service")
+    platforms = [f"--platform=manylinux{version}_x86_64" for version in ("_2_28", "_2_17", "2014")]
+    only = ["--only-binary=:all:", "--implementation=cp", f"--python-version={PYTHON}", *platforms]
+    wheels = ["--quiet", "--dest", str(root / "opt/wheels"), *only, *_dependencies()]
+    _run([sys.executable, "-m", "pip", "download", *wheels])
+    _in_root(root, "python3", "-m", "venv", "/opt/nodeagent")
+    requirements = tomllib.loads((_CHECKOUT / "pyproject.toml").read_text())["project"]["dependencies"]
+    pip = ["/opt/nodeagent/bin/pip", "install", "--quiet", "--no-index", "--find-links=/opt/wheels"]
+    _in_root(root, *pip, "--root-user-action=ignore", *requirements)
+    (root / "usr/local/bin/nodeagent").symlink_to("/opt/nodeagent/bin/nodeagent")
+    partial.rename(base)
+
+
+def _build_disk(base: Path, image: Path) -> None:
+    """Install the checkout as the README says, on top of the base, and make a disk image of both."""
+    scratch = base / "scratch"
+    shutil.rmtree(scratch, ignore_errors=True)
+    for name in ("upper/usr/src/nodeagent", "work", "merged"):
+        (scratch / name).mkdir(parents=True)
+    without = shutil.ignore_patterns("__pycache__")
+    for top in _INSTALLED:
+        source, target = _CHECKOUT / top, scratch / "upper/usr/src/nodeagent" / top
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=without)
+        else:
+            shutil.copy(source, target)
+    harness = scratch / "upper" / HARNESS.lstrip("/")
+    shutil.copytree(_CHECKOUT / "tests/support", harness / "tests/support", ignore=without)
+    (harness / "tests/__init__.py").touch()
+    partial = image.with_suffix(".partial")
+    partial.unlink(missing_ok=True)
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _MAKE_DISK, "sh"]
+    _run([*command, str(base / "root"), str(scratch), str(partial), str(_DISK_MIB)])
+    shutil.rmtree(scratch)
+    partial.rename(image)
+
+
+def _in_root(root: Path, *command: str) -> None:
+    cleared = ["env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"]
+    script = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _IN_ROOT, "sh", str(root)]
+    _run([*script, *cleared, *command])
+
+
+def _entries(lines: str) -> list[Entry]:
+    return [_entry(json.loads(line)) for line in lines.splitlines()]
+
+
+def _entry(parsed: dict[str, Any]) -> Entry:
+    fields = {name: _field(value) for name, value in parsed.items()}
+    return Entry(
+        int(fields["__REALTIME_TIMESTAMP"]),
+        fields.get("_BOOT_ID", ""),
+        fields.get("_SYSTEMD_UNIT", ""),
+        fields.get("SYSLOG_IDENTIFIER", ""),
+        int(fields.get("PRIORITY", "6")),
+        fields.get("MESSAGE", ""),
+        fields,
+    )
+
+
+def _field(value: object) -> str:
+    """A field's text: journald gives bytes that are no text as numbers, and a field set twice as a list."""
+    if isinstance(value, list):
+        if all(isinstance(part, int) for part in value):
+            return _text(bytes(value))
+        return "\n".join(_field(part) for part in value)
+    return "" if value is None else str(value)
+
+
+def _bytes(content: str | bytes) -> bytes:
+    return content.encode() if isinstance(content, str) else content
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode(errors="replace")
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=False)
+    if done.returncode != 0:
+        raise NodeError(f"{' '.join(command)}: exit {done.returncode}: {done.stderr[-4000:].strip()}")
+    return done.stdout
