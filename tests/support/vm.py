@@ -20,15 +20,17 @@ import os
 import platform
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import threading
 import tomllib
+import uuid
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from tests.support import images, reclaim, rootfs, vm_guest
 
@@ -40,15 +42,19 @@ PYTHON = "3.13"  # the suite's
 NAME = "node-1"
 HARNESS = "/opt/harness"  # tests.support, importable in the node
 
-BOOT_S = 240.0
+BOOT_S = 300.0
 OFF_S = 120.0
 RUN_S = 60.0
 
 _CHECKOUT = Path(__file__).parents[2]
 _INSTALLED = ("nodeagent", "pyproject.toml", "README.md", "LICENSE")
+_START_S = 30.0
+_TAIL_LINES = 60
+_SEND_S = 60
+_BUILD_S = 1200.0
 _CLOCK_SKEW_S = 15.0  # between a deadline in the node and the same one out here
 _DISK_MIB = 3072
-_KEPT_DISKS = 3
+_KEPT = 3  # of disks and bases, for other checkouts and branches
 
 # fmt: off
 _PACKAGES = (
@@ -57,7 +63,8 @@ _PACKAGES = (
 )
 _MASKED = (
     "apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "fstrim.timer", "getty@tty1.service",
-    "serial-getty@ttyS0.service",
+    "serial-getty@ttyS0.service", "systemd-binfmt.service", "proc-sys-fs-binfmt_misc.automount",
+    "sys-fs-fuse-connections.mount", "modprobe@drm.service", "modprobe@efi_pstore.service", "modprobe@fuse.service",
 )
 # fmt: on
 
@@ -88,7 +95,7 @@ Description=Commands of the test
 DefaultDependencies=no
 
 [Service]
-ExecStart=/usr/bin/python3 /usr/local/lib/vm_guest.py
+ExecStart=/usr/bin/python3 /opt/harness/tests/support/vm_guest.py
 Environment=LANG=C.UTF-8 PYTHONUNBUFFERED=1
 Restart=always
 OOMScoreAdjust=-1000
@@ -126,7 +133,16 @@ touch "$2/merged/etc/.updated" "$2/merged/var/.updated"
 mke2fs -q -t ext4 -d "$2/merged" "$3" "$4M"
 """
 
+_PYTHON = "/opt/nodeagent/bin/python"
+_OOM_SCORES = {"guaranteed": -997, "burstable": 500, "besteffort": 1000}
+
 _live: dict[Path, Node] = {}
+
+
+def pause_image() -> images.Image:
+    """Give the sandbox image, which heeds SIGTERM as a pause program does; a power-off would wait 90 s for it else."""
+    forever = "trap 'exit 0' TERM; while :; do /busybox-pause sleep 2147483647 & wait $!; done"
+    return replace(images.pause_image(), command=("/busybox-pause", "sh", "-c", forever))
 
 
 class NodeError(Exception):
@@ -158,6 +174,69 @@ class Entry:
     priority: int
     message: str
     fields: Mapping[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod of one container to run in the node; ``resources`` are the fields of CRI's LinuxContainerResources.
+
+    Its cgroup and its OOM score follow from ``qos`` as with the kubelet; the score can be given in ``resources``.
+    """
+
+    name: str
+    image: str
+    command: tuple[str, ...] = ()
+    namespace: str = "default"
+    uid: str = field(default_factory=lambda: str(uuid.uuid4()))
+    container: str = "main"
+    qos: Literal["guaranteed", "burstable", "besteffort"] = "burstable"
+    resources: Mapping[str, int] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def slice(self) -> str:
+        """The systemd unit that is the pod's cgroup."""
+        parent = "kubepods" if self.qos == "guaranteed" else f"kubepods-{self.qos}"
+        return f"{parent}-pod{self.uid.replace('-', '_')}.slice"
+
+    @property
+    def cgroup(self) -> str:
+        """The pod's directory in the node."""
+        between = "" if self.qos == "guaranteed" else f"kubepods-{self.qos}.slice/"
+        return f"/sys/fs/cgroup/kubepods.slice/{between}{self.slice}"
+
+    def request(self) -> dict[str, object]:
+        """Give the pod in the words of ``vm_pods``."""
+        return {
+            "name": self.name,
+            "image": self.image,
+            "container": self.container,
+            "command": list(self.command),
+            "resources": {"oom_score_adj": _OOM_SCORES[self.qos], **self.resources},
+            "sandbox": {
+                "namespace": self.namespace,
+                "uid": self.uid,
+                "cgroup_parent": self.slice,
+                "labels": dict(self.labels),
+                "annotations": dict(self.annotations),
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RunningPod:
+    """A pod that was started in the node."""
+
+    pod: Pod
+    sandbox_id: str
+    container_id: str
+    log_file: str
+
+    @property
+    def cgroup(self) -> str:
+        """The container's directory in the node."""
+        return f"{self.pod.cgroup}/cri-containerd-{self.container_id}.scope"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +276,7 @@ def ensure_disk() -> Disk:
             _build_base(base)
         image = base / f"disk-{_checkout_key()}.img"
         if not image.exists():
-            for old in sorted(base.glob("disk-*.img"), key=lambda disk: disk.stat().st_mtime)[:-_KEPT_DISKS]:
+            for old in sorted(base.glob("disk-*.img"), key=lambda disk: disk.stat().st_mtime)[: -_KEPT + 1]:
                 old.unlink()
             _build_disk(base, image)
     return Disk(image, base / "root")
@@ -218,6 +297,7 @@ class Node:
         self.base = reclaim.make_base()
         self.disk = self.base / "disk.img"
         self.console_file = self.base / "console.log"
+        self._machine_log = self.base / "machine.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._control: _Control | None = None
         _live[self.base] = self
@@ -249,11 +329,11 @@ class Node:
         """Boot the machine and wait until systemd has started everything; a unit may have failed."""
         if self.running:
             raise NodeError("the node runs already")
-        self._process = subprocess.Popen(
-            self._command(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
-        reclaim.poll("the machine opens its sockets", self._opened, timeout_s=30)
-        self._control = _Control(self._socket("control"))
+        with self._machine_log.open("wb") as log:
+            self._process = subprocess.Popen(
+                self._command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        reclaim.poll("the machine opens its sockets", self._connected, timeout_s=_START_S)
         self.run("systemctl is-system-running --wait", check=False, timeout_s=timeout_s)
 
     def run(
@@ -291,6 +371,41 @@ class Node:
         if code != 0:
             raise NodeError(f"cannot read {path}: {_text(stderr).strip()}")
         return stdout
+
+    def python(self, code: str, *, stdin: str | bytes = b"", timeout_s: float = RUN_S) -> str:
+        """Run Python in the node, by the agent's interpreter and with ``tests.support``; give what it printed."""
+        environment = {"PYTHONPATH": HARNESS}
+        return self.run([_PYTHON, "-c", code], stdin=stdin, env=environment, timeout_s=timeout_s).stdout
+
+    def import_images(self, *described: images.Image | images.Index) -> images.Archive:
+        """Write the images out here and import them into the node's containerd."""
+        archive = images.write_oci(self.base / "images.tar", *described)
+        self.put("/root/images.tar", archive.path)
+        self.run("ctr -n k8s.io images import /root/images.tar && rm /root/images.tar", timeout_s=RUN_S * 2)
+        return archive
+
+    def run_pods(self, *described: Pod) -> list[RunningPod]:
+        """Run pods as the kubelet does with the systemd cgroup driver; the pause image must be imported before."""
+        sent = json.dumps([one.request() for one in described])
+        code = "from tests.support import vm_pods; vm_pods.main()"
+        made = json.loads(self.python(code, stdin=sent, timeout_s=RUN_S * (1 + len(described))))
+        return [RunningPod(pod, **result) for pod, result in zip(described, made, strict=True)]
+
+    def press_power_button(self) -> None:
+        """Ask the machine to power off as a hypervisor does, by the ACPI button; ``wait_off`` waits for it."""
+        watching = "journalctl --boot --unit systemd-logind --grep 'Watching system buttons.*Power Button'"
+        reclaim.poll("logind watches the button", lambda: self.run(watching, check=False).code == 0, timeout_s=RUN_S)
+        with socket.socket(socket.AF_UNIX) as monitor:
+            monitor.settimeout(_START_S)
+            monitor.connect(str(self._socket("monitor")))
+            with monitor.makefile("rw") as lines:
+                lines.readline()  # the greeting
+                for command in ("qmp_capabilities", "system_powerdown"):
+                    lines.write(json.dumps({"execute": command}) + "\n")
+                    lines.flush()
+                    answer = json.loads(lines.readline())
+                    if "error" in answer:
+                        raise NodeError(f"{command}: {answer['error']}")
 
     def poweroff(self, *, timeout_s: float = OFF_S) -> None:
         """Power off as an administrator does, by logind and its inhibitors, and wait for the end."""
@@ -347,29 +462,36 @@ class Node:
         print(f"--- console of {self.base} ---\n{self.console_tail()}", file=sys.stderr)
 
     def console_tail(self) -> str:
-        return "\n".join(self.console.splitlines()[-80:])
+        return "\n".join([line for line in self.console.splitlines() if line.strip()][-_TAIL_LINES:])
 
     def _command(self) -> list[str]:
-        ports = "virtio-serial-pci"
         return [
             *("setpriv", "--pdeathsig", "KILL"),
             *("qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "Nehalem"),
             *("-m", str(self.memory_mib), "-smp", str(self.cpus), "-nodefaults", "-display", "none", "-no-reboot"),
             *("-kernel", str(self.source.kernel), "-initrd", str(self.source.initrd)),
-            *("-append", "root=/dev/vda rw console=ttyS0 psi=1 loglevel=5 systemd.show_status=1"),
+            *("-append", "root=/dev/vda rw console=ttyS0 psi=1 loglevel=5 systemd.show_status=1 TERM=dumb"),
             *("-drive", f"file={self.disk},format=raw,if=virtio,cache=unsafe"),
             *("-chardev", f"file,id=console,path={self.console_file},append=on", "-serial", "chardev:console"),
+            *("-qmp", f"unix:{self._socket('monitor')},server=on,wait=off"),
             *("-chardev", f"socket,id=control,path={self._socket('control')},server=on,wait=off"),
-            *("-device", ports, "-device", f"virtserialport,chardev=control,name={vm_guest.PORT}"),
+            *("-device", "virtio-serial-pci", "-device", f"virtserialport,chardev=control,name={vm_guest.PORT}"),
         ]
 
     def _socket(self, name: str) -> Path:
         return self.base / f"{name}.sock"
 
-    def _opened(self) -> bool:
+    def _connected(self) -> bool:
         if not self.running:
             raise NodeError(f"the machine ended at once: {self._ended()}")
-        return self._socket("control").exists()
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(str(self._socket("control")))
+        except (FileNotFoundError, ConnectionRefusedError):
+            connection.close()
+            return False
+        self._control = _Control(connection)
+        return True
 
     def _request(
         self, argv: list[str], stdin: bytes, env: dict[str, str], cwd: str, timeout_s: float
@@ -391,11 +513,10 @@ class Node:
         control, self._control = self._control, None
         if control is not None:
             control.close()
-        self._socket("control").unlink(missing_ok=True)
-        if process is None or process.stderr is None:
-            return ""
-        with process.stderr as stderr:
-            return _text(stderr.read())
+        if process is not None:
+            for name in ("control", "monitor"):
+                self._socket(name).unlink(missing_ok=True)
+        return self._machine_log.read_text(errors="replace").strip()
 
     def _journal_of_disk(self) -> list[Entry]:
         with self._dumped("/var/log/journal") as copy:
@@ -428,9 +549,9 @@ class Node:
 class _Control(vm_guest.Channel):
     """The test's end of the control channel; asking is safe from many threads."""
 
-    def __init__(self, path: Path) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(str(path))
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
         super().__init__(self._socket.fileno())
         self._waiting: dict[int, Future[tuple[dict[str, Any], bytes]]] = {}
         self._guard = threading.Lock()
@@ -451,6 +572,8 @@ class _Control(vm_guest.Channel):
         try:
             self.send({**head, "id": number}, raw)
             return answer.result(timeout_s)
+        except BlockingIOError:
+            raise TimeoutError(f"{head['argv']}: the node takes no request within {_SEND_S} s") from None
         except FutureTimeoutError:
             raise TimeoutError(f"{head['argv']}: the node does not answer within {timeout_s:g} s") from None
         except OSError as error:
@@ -490,8 +613,7 @@ def live() -> list[Node]:
 
 
 def _base_key() -> str:
-    parts = [SUITE, *_PACKAGES, *_MASKED, _EARLY_HOOK, *_dependencies(), Path(vm_guest.__file__).read_text()]
-    return _digest(*parts, json.dumps(_FILES))
+    return _digest(SUITE, *_PACKAGES, *_MASKED, _EARLY_HOOK, *_dependencies(), json.dumps(_FILES))
 
 
 def _checkout_key() -> str:
@@ -515,8 +637,10 @@ def _dependencies() -> list[str]:
 
 def _build_base(base: Path) -> None:
     """Make the root with everything but the checkout: packages, settings, and the wheels the agent asks for."""
+    others = sorted(base.parent.glob("node-*/"), key=lambda one: one.stat().st_mtime)
+    for old in (*base.parent.glob("node-*.partial"), *others[: -_KEPT + 1]):
+        shutil.rmtree(old)
     partial = base.with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     root = partial / "root"
     left_out = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "man", "locale")]
@@ -527,7 +651,6 @@ def _build_base(base: Path) -> None:
         file = root / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    shutil.copy(Path(vm_guest.__file__), root / "usr/local/lib/vm_guest.py")
     for directory in ("usr/src/nodeagent", "var/log/journal", HARNESS.lstrip("/")):
         (root / directory).mkdir(parents=True, exist_ok=True)
     _in_root(root, "systemctl", "mask", *_MASKED)
@@ -613,7 +736,7 @@ def _environment() -> dict[str, str]:
 
 
 def _run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=False, timeout=_BUILD_S)
     if done.returncode != 0:
         raise NodeError(f"{' '.join(command)}: exit {done.returncode}: {done.stderr[-4000:].strip()}")
     return done.stdout

@@ -1,6 +1,6 @@
 """The node's end of the control channel: runs commands for the test that holds the other end of a virtio port.
 
-This file alone is copied into the virtual machine and started early by systemd, so it uses the standard library only.
+systemd starts this file early by the distribution's Python, so it uses the standard library only.
 A message is eight bytes of length, a JSON head and as many raw bytes as the head's ``size`` says. The request's head
 has ``id``, ``argv``, ``env``, ``cwd`` and ``timeout_s``, its raw bytes are the standard input; the answer has ``id``,
 ``code`` (None when time was up), ``stdout`` and ``stderr`` as lengths of the two parts of the raw bytes, or ``error``

@@ -1,0 +1,41 @@
+"""Runs pods in the node: reads descriptions of them as JSON, makes them by ``pods``, writes what came of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.support import reclaim
+from tests.support.pods import Pods
+
+SOCKET = Path("/run/containerd/containerd.sock")
+LOG_ROOT = Path("/var/log/pods")
+_IMAGE_S = 30.0
+_CALL_S = 120.0
+
+
+def run(pods: Pods, described: dict[str, Any]) -> dict[str, str]:
+    """Run one pod of one container, and give the ids and the log."""
+    reclaim.poll(
+        f"CRI lists {described['image']}",
+        lambda: any(described["image"] in image.tags for image in pods.list_images()),
+        timeout_s=_IMAGE_S,
+        interval_s=0.2,
+    )
+    sandbox = pods.run_sandbox(described["name"], **described["sandbox"])
+    container = pods.create_container(
+        sandbox, described["container"], described["image"], described["command"], resources=described["resources"]
+    )
+    pods.start(container)
+    return {"sandbox_id": sandbox.id, "container_id": container.id, "log_file": str(container.log_file)}
+
+
+def main() -> None:
+    with Pods(SOCKET, log_root=LOG_ROOT, timeout_s=_CALL_S) as pods:
+        json.dump([run(pods, described) for described in json.load(sys.stdin)], sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
