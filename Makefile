@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export VENV
 
-.PHONY: help demo test check unit integration test-matrix bench protos docs format clean
+.PHONY: help demo test check unit integration test-matrix test-node bench protos docs format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -44,6 +44,10 @@ test-matrix: ## the integration tests on containerd 1.6 (this machine's), 1.7 an
 		echo "== containerd $$version"; \
 		NODEAGENT_TEST_CONTAINERD=$$version $(BIN)/python -m pytest tests/integration || exit 1; \
 	done
+
+test-node: ## the tests in a real node: systemd, cgroup v2 and containerd in a virtual machine
+	@.ci/setup dev node
+	$(BIN)/python -m pytest tests/node
 
 bench: ## measure the budgets; prints a table for the README
 	@.ci/setup dev
