@@ -8,9 +8,7 @@ its last name is: tags, digests, and the id under which CRI stores it.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from dataclasses import replace
-from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from nodeagent.act.outcomes import Outcome, Result
@@ -31,20 +29,16 @@ T = TypeVar("T")
 
 _NOTICED_WITHIN_S: Final = 5.0
 _NOTICED_STEP_S: Final = 0.05
-_LEASE_LASTS: Final = timedelta(minutes=10)
 
 
 class NameActions(Protocol):
-    """The calls on containerd's image names. Source: containerd ``images.v1.Images``, ``leases.v1.Leases``."""
+    """The calls on containerd's image names. Source: containerd ``images.v1.Images``."""
 
     async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:
         """Delete a name; return whether it was there."""
 
-    async def create_lease(self, lease_id: str, labels: Mapping[str, str]) -> None:
-        """Create a lease."""
-
-    async def delete_lease(self, lease_id: str, *, sync: bool) -> bool:
-        """Delete a lease; with ``sync``, answer after a garbage collection."""
+    async def collect_garbage(self, clock: Clock) -> None:
+        """Make containerd collect garbage and wait for it."""
 
 
 class BulkReader(FreshReader, Protocol):
@@ -153,19 +147,12 @@ class BulkImageRemover(ImageRemover):
         begun, self._begun = self._begun, []
         if not begun:
             return ()
-        await self._collect()
+        await self._names.collect_garbage(self._clock)
         left = await self._still_listed({result.decision.id for result in begun})
         if not left:
             return ()
         self._trusted = False
         return tuple([await self._again(result) for result in begun if result.decision.id in left])
-
-    async def _collect(self) -> None:
-        """Make containerd collect garbage and wait for it, by giving back a lease that holds nothing."""
-        lease = f"nodeagent-{secrets.token_hex(6)}"
-        expires = (self._clock.now() + _LEASE_LASTS).isoformat(timespec="seconds").replace("+00:00", "Z")
-        await self._names.create_lease(lease, {"containerd.io/gc.expire": expires})
-        await self._names.delete_lease(lease, sync=True)
 
     async def _still_listed(self, gone: set[str]) -> frozenset[str]:
         """Return which of the images CRI still lists once it had time to notice; it is told by events."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.act.carry_out import DryRunRemover, Interrupted, carry_out
 from nodeagent.act.outcomes import Outcome, PassEnd, PassReport, Result
-from nodeagent.errors import NodeAgentError
+from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.plan.decision import Accounting, ItemKind, ReasonCode
 from nodeagent.plan.gc import plan_all, plan_containers
 from nodeagent.plan.image_gc import Spent, plan_image_gc
@@ -23,7 +23,7 @@ from nodeagent.plan.scope import Scope
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from datetime import datetime
 
     from nodeagent.act.carry_out import BatchRemover, Remover
@@ -65,6 +65,16 @@ class Preview:
         """Every removal, in order of execution."""
         return tuple(decision for plan in self.plans for decision in plan.removals)
 
+    @property
+    def pending_bytes(self) -> int:
+        """What the runtime is asked to collect first."""
+        return sum(plan.pending_bytes for plan in self.plans)
+
+    @property
+    def acts(self) -> bool:
+        """Whether a run would do anything."""
+        return bool(self.pending_bytes) or any(plan.removals for plan in self.plans)
+
 
 def plans_for(
     scope: Scope, snapshot: NodeSnapshot, policy: GCPolicy, only: frozenset[str] | None = None
@@ -94,9 +104,14 @@ class Collector:
         *,
         clock: Clock,
         read_filesystem: Callable[[str], FsObservation],
+        collect_garbage: Callable[[], Awaitable[None]] | None = None,
         dry_run: bool = False,
     ) -> None:
-        """Compose a collector; ``actors`` are replaced by ones that touch nothing when ``dry_run``."""
+        """Compose a collector; nothing is touched when ``dry_run``.
+
+        ``collect_garbage`` makes the runtime collect what nothing holds, where that can be asked for.
+        """
+        self._collect_garbage = None if dry_run else collect_garbage
         self._observer = observer
         self._actors = dry_run_actors if dry_run else actors
         self._policy = policy
@@ -131,6 +146,8 @@ class Collector:
         current: Preview | None = preview
         while current is not None:
             run.plans.extend(current.plans)
+            if not await self._collected(run, current):
+                break
             try:
                 results = await carry_out(
                     current.removals,
@@ -149,6 +166,23 @@ class Collector:
             run.rounds += 1
             current = await self._next_round(run, current, results, max_rounds, stop)
         return await self._report(run, stop)
+
+    async def _collected(self, run: _Run, current: Preview) -> bool:
+        """Let the runtime collect what nothing holds, where the plan counts on it; false if the runtime is gone."""
+        if not current.pending_bytes or self._collect_garbage is None:
+            return True
+        try:
+            await self._collect_garbage()
+        except RuntimeUnavailableError as error:
+            run.end, run.end_detail = PassEnd.RUNTIME_LOST, str(error)
+            lost = f"the runtime went away: {error}"
+            run.results.extend(Result(each, Outcome.NOT_ATTEMPTED, lost) for each in current.removals)
+            return False
+        except NodeAgentError as error:
+            run.warnings.append(f"the runtime did not collect what nothing holds: {error}")
+        else:
+            run.collected_bytes += current.pending_bytes
+        return True
 
     def _enough(self, current: Preview) -> Callable[[Decision], bool] | None:
         """Return a check that ends removals by threshold once the filesystem is measured low enough.
@@ -221,6 +255,7 @@ class Collector:
             before=before,
             after=after,
             warnings=tuple(run.warnings),
+            collected_bytes=run.collected_bytes,
         )
 
     async def _settled(self, run: _Run, path: str, stop: asyncio.Event) -> FsObservation:
@@ -231,7 +266,7 @@ class Collector:
         """
         before = run.preview.snapshot.image_filesystem
         exact = any(plan.accounting is Accounting.LAYERS for plan in run.plans)
-        expected = sum(
+        expected = run.collected_bytes + sum(
             result.decision.frees_bytes or 0
             for result in run.results
             if result.outcome is Outcome.DONE and result.decision.kind is ItemKind.IMAGE
@@ -258,7 +293,7 @@ class Collector:
             return PassEnd.SHORTFALL, _why_short(run, after, low)
         if wanted and self._dry_run and image_plans[-1].shortfall_bytes:
             return PassEnd.SHORTFALL, f"{format_bytes(image_plans[-1].shortfall_bytes)} short of the low threshold"
-        if not run.results:
+        if not run.results and not run.collected_bytes:
             return PassEnd.NOTHING_TO_DO, ""
         return PassEnd.COMPLETE, ""
 
@@ -294,6 +329,7 @@ class _Run:
         self.trigger = trigger
         self.dry_run = dry_run
         self.rounds = 0
+        self.collected_bytes = 0
         self.plans: list[Plan] = []
         self.results: list[Result] = []
         self.warnings: list[str] = []

@@ -61,6 +61,7 @@ class PassReport:
         plans: the plan of each round; later rounds exist where items failed or less was freed than planned.
         before: the image filesystem as it was observed for the first plan.
         after: the same filesystem measured after the last removal; ``None`` in a dry run.
+        collected_bytes: what nothing held and the runtime collected on request.
         end_detail: what was missing or went wrong, in a sentence; empty when all is well.
     """
 
@@ -77,6 +78,7 @@ class PassReport:
     before: FsObservation | None = None
     after: FsObservation | None = None
     warnings: tuple[str, ...] = field(default=())
+    collected_bytes: int = 0
 
     @property
     def removed(self) -> tuple[Result, ...]:
@@ -90,8 +92,8 @@ class PassReport:
 
     @property
     def predicted_bytes(self) -> int:
-        """What the removals that were really done were expected to free."""
-        return sum(result.decision.frees_bytes or 0 for result in self.removed)
+        """What the removals that were really done, and the collection before them, were expected to free."""
+        return self.collected_bytes + sum(result.decision.frees_bytes or 0 for result in self.removed)
 
     @property
     def freed_bytes(self) -> int | None:

@@ -64,7 +64,7 @@ async def _collect(request: Request, settings: Settings) -> ExitCode:
             return ExitCode.DONE
         if request.output == "table":
             _show_preview(request, agent, preview)
-        if not preview.removals:
+        if not preview.acts:
             if request.output != "table":
                 report = await agent.run(preview, trigger="command", stop=asyncio.Event())
                 sys.stdout.write(document.dumps(document.report(report), request.output))
@@ -108,6 +108,8 @@ def confirmed(preview: Preview) -> bool:
     """Ask whether to remove what was shown."""
     import typer  # noqa: PLC0415 - only who is asked pays for it
 
+    if not preview.removals:
+        return typer.confirm("Let the runtime collect what nothing holds?", default=False)
     return typer.confirm(f"Remove these {len(preview.removals)} items?", default=False)
 
 

@@ -9,6 +9,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nodeagent.act.bulk import BulkImageRemover
@@ -118,7 +119,7 @@ class Agent:
         Raises:
             PassBusyError: another process does.
         """
-        if self.dry_run or not preview.removals:
+        if self.dry_run or not preview.acts:
             report = await self.collector.run(preview, trigger=trigger, stop=stop, on_result=on_result)
         else:
             with pass_lock(self.settings.state_directory / "pass.lock") as warning:
@@ -202,9 +203,18 @@ async def open_agent(
             read_holds=holds.read,
             booted_at=booted_at(),
         )
+        collect_garbage = partial(containerd.collect_garbage, clock) if containerd is not None else None
         logs = HostLogs(settings.pod_log_root, settings.container_log_root)
         actors = actors_for(cri, containerd, logs, clock, holds.read, bulk=settings.bulk_removal)
-        collector = Collector(observer, actors, settings.policy, clock=clock, read_filesystem=read, dry_run=dry_run)
+        collector = Collector(
+            observer,
+            actors,
+            settings.policy,
+            clock=clock,
+            read_filesystem=read,
+            collect_garbage=collect_garbage,
+            dry_run=dry_run,
+        )
         yield Agent(
             settings, clock, cri, store, History(settings.state_directory), collector, role, because, record, dry_run
         )

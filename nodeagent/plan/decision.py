@@ -66,6 +66,7 @@ class ReasonCode(StrEnum):
     BELOW_HIGH_THRESHOLD = "below-high-threshold"
     THRESHOLD_OFF = "threshold-off"
     ENOUGH_FREED = "enough-freed"
+    COLLECTION_PENDING = "collection-pending"
     LIMIT_IMAGES_PER_PASS = "limit-images-per-pass"
     LIMIT_BYTES_PER_PASS = "limit-bytes-per-pass"
     FILESYSTEM_UNREADABLE = "filesystem-unreadable"
@@ -121,6 +122,9 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.BELOW_HIGH_THRESHOLD: "imagefs is {used_percent}% full, below the high threshold {high_percent}%",
     ReasonCode.THRESHOLD_OFF: "collection by threshold is off (high threshold 100%)",
     ReasonCode.ENOUGH_FREED: "enough is freed by images used less recently",
+    ReasonCode.COLLECTION_PENDING: (
+        "enough is freed by {pending_bytes} that nothing holds and that the runtime has not collected yet"
+    ),
     ReasonCode.LIMIT_IMAGES_PER_PASS: "this pass already removes {limit} image(s), the limit per pass",
     ReasonCode.LIMIT_BYTES_PER_PASS: "would take this pass over its limit of {limit_bytes}",
     ReasonCode.FILESYSTEM_UNREADABLE: "the image filesystem cannot be judged: {detail}",
@@ -230,7 +234,8 @@ class Plan:
         decisions: exactly one for each item of the snapshot that the planner is about; removals in order of
             execution come first.
         accounting: how far its byte figures can be trusted.
-        wanted_bytes: how much was to be freed; 0 where nothing was.
+        wanted_bytes: how much was to be freed by removals; 0 where nothing was.
+        pending_bytes: how much of what was to be freed the runtime's own garbage collection brings, once asked to.
         warnings: what an operator should know before agreeing.
         blocked: why nothing can be decided, empty normally. A blocked plan removes nothing.
     """
@@ -240,6 +245,7 @@ class Plan:
     decisions: tuple[Decision, ...]
     accounting: Accounting = Accounting.NONE
     wanted_bytes: int = 0
+    pending_bytes: int = 0
     warnings: tuple[str, ...] = ()
     blocked: str = ""
 

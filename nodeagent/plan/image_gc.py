@@ -20,6 +20,7 @@ from nodeagent.plan.holds import held_images
 from nodeagent.plan.image_users import find_users, images_in_use, in_use_reason
 from nodeagent.plan.protection import ProtectionPolicy
 from nodeagent.plan.references import is_named_like_pause
+from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -147,11 +148,13 @@ class _Target:
         kept: why nothing is to be freed, if so.
         removed: why what goes does.
         enough_bytes: how much the plan is to free in all; ``None`` for as much as it can.
+        pending_bytes: how much the runtime's own garbage collection brings besides.
     """
 
     kept: Reason | None
     removed: Reason
     enough_bytes: int | None = None
+    pending_bytes: int = 0
 
 
 class _ImagePlanner:
@@ -182,6 +185,7 @@ class _ImagePlanner:
             (*self._removals, *self._kept_decisions(entries)),
             accounting=self._ledger.accounting,
             wanted_bytes=target.enough_bytes or 0,
+            pending_bytes=target.pending_bytes,
             warnings=tuple(self._warnings(target)),
         )
 
@@ -258,7 +262,12 @@ class _ImagePlanner:
         wanted_bytes = capacity_bytes * (100 - low) // 100 - available_bytes
         if wanted_bytes <= 0:
             return _Target(_ENOUGH, reason)
-        return _Target(None, reason, wanted_bytes + self._freed_bytes)
+        storage = self._snapshot.storage
+        pending_bytes = storage.pending_bytes if storage is not None else 0
+        if pending_bytes >= wanted_bytes:
+            kept = Reason(ReasonCode.COLLECTION_PENDING, {"pending_bytes": pending_bytes})
+            return _Target(kept, reason, pending_bytes=pending_bytes)
+        return _Target(None, reason, wanted_bytes - pending_bytes + self._freed_bytes, pending_bytes)
 
     def _take_until_enough(self, candidates: Sequence[_Entry], target: _Target) -> None:
         """Take candidates in order until enough is freed.
@@ -324,6 +333,9 @@ class _ImagePlanner:
             yield f"no image is removed, as {self._keepers.use_unknown.details['detail']}"
         if target.kept is not None and target.kept.code is ReasonCode.FILESYSTEM_UNREADABLE:
             yield f"nothing is removed by threshold: {target.kept.sentence}"
+        if target.pending_bytes:
+            size = format_bytes(target.pending_bytes)
+            yield f"nothing holds {size} that the runtime has not collected yet; it is asked to before anything goes"
         unknown = sum(decision.frees_bytes is None for decision in self._removals)
         if unknown:
             yield f"it is not known what {unknown} of the images to remove free; they are counted as freeing nothing"

@@ -29,6 +29,7 @@ from nodeagent.runtime.inventory import (
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
+    from datetime import datetime
 
     from nodeagent.clock import Clock
     from nodeagent.model import Image
@@ -68,6 +69,26 @@ def disk_format(filesystem_type: str) -> DiskFormat:
             return DiskFormat(directory_bytes=0)
         case _:
             return DiskFormat()
+
+
+_FOREIGN = Holder.OTHER_NAMESPACE
+
+
+@dataclass(frozen=True, slots=True)
+class LoosePiece:
+    """A blob or a snapshot that nothing else keeps.
+
+    Attributes:
+        piece: what it is and occupies.
+        snapshotter: of a snapshot; empty for a blob.
+        created_at: when it was made; ``None`` where that is not told, as for blobs by containerd 1.6.
+        rooted: whether a label of its own, or of a piece above it, keeps it from being collected.
+    """
+
+    piece: StoredPiece
+    snapshotter: str
+    created_at: datetime | None
+    rooted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,15 +175,27 @@ class LayerCache:
         layout = self._layout
         if layout is None or not _still_good(layout, inventory, images):
             layout = self._layout = await self._lay_out(client, inventory, tuple(images))
-        return _with_holders(layout, inventory)
+        kept = _kept_otherwise(layout, inventory)
+        loose = inventory.stored.existing.difference(
+            layout.index, *(nodes for holder, nodes in kept if holder is not _FOREIGN)
+        )
+        usage = await self._read_usage(client, inventory, sorted(loose)) if loose else {}
+        pending = [
+            self._piece(node, inventory, usage)
+            for node in loose
+            if node in usage or (node.kind == CONTENT and node.id not in inventory.foreign)
+        ]
+        return replace(
+            _with_holders(layout, kept),
+            pending_bytes=sum(piece.size_bytes for piece in pending),
+            pending_inodes=sum(piece.inodes for piece in pending),
+        )
 
-    async def find_unreferenced(
-        self, client: ContainerdClient, *, snapshotter: str | None = None
-    ) -> tuple[StoredPiece, ...]:
-        """Return the blobs and snapshots that nothing keeps: what containerd's next collection frees anyway.
+    async def find_loose(self, client: ContainerdClient, *, snapshotter: str | None = None) -> tuple[LoosePiece, ...]:
+        """Return the blobs and snapshots that no image, container, lease, write or other piece keeps.
 
-        A piece that only a label of its own keeps (``containerd.io/gc.root``) is not among them. Blobs that other
-        namespaces have too are, with their holder: their record goes, their bytes stay.
+        Those that a label of their own keeps are among them, marked. Blobs that other namespaces have too are, with
+        their holder: their record goes, their bytes stay.
         """
         inventory = await self._read(client, snapshotter)
         kept = set().union(
@@ -170,13 +203,24 @@ class LayerCache:
             inventory.kept_by_containers(),
             inventory.kept_by_leases(),
             inventory.kept_by_ingests(),
-            inventory.closure(sorted(inventory.stored.rooted)),
         )
+        rooted = inventory.closure(sorted(inventory.stored.rooted - kept))
         loose = sorted(inventory.stored.existing - kept)
         usage = await self._read_usage(client, inventory, loose)
-        pieces = (self._piece(node, inventory, usage) for node in loose if node.kind == CONTENT or node in usage)
-        foreign = (Holder.OTHER_NAMESPACE,)
-        return tuple(replace(piece, holders=foreign) if piece.key in inventory.foreign else piece for piece in pieces)
+        found = []
+        for node in loose:
+            if node.kind != CONTENT and node not in usage:
+                continue
+            piece = self._piece(node, inventory, usage)
+            if node.kind == CONTENT:
+                created = inventory.stored.blobs[node.id].created
+                if node.id in inventory.foreign:
+                    piece = replace(piece, holders=(_FOREIGN,))
+                found.append(LoosePiece(piece, "", created.at, node in rooted))
+            else:
+                created = _snapshot(inventory, node).created
+                found.append(LoosePiece(piece, node.kind.removeprefix(SNAPSHOTS), created.at, node in rooted))
+        return tuple(found)
 
     async def _read(self, client: ContainerdClient, snapshotter: str | None) -> Inventory:
         known = self._layout.stored if self._layout else None
@@ -332,10 +376,10 @@ def _snapshot(inventory: Inventory, node: Node) -> Snapshot:
     return inventory.stored.snapshots[node.kind.removeprefix(SNAPSHOTS)][node.id]
 
 
-def _with_holders(layout: _Layout, inventory: Inventory) -> StorageGraph:
+def _with_holders(layout: _Layout, kept: Iterable[tuple[Holder, Iterable[Node]]]) -> StorageGraph:
     """Return the layout's graph with the holders of this moment."""
     pieces = list(layout.graph.pieces)
-    for holder, nodes in _kept_otherwise(layout, inventory):
+    for holder, nodes in kept:
         for node in nodes:
             index = layout.index.get(node)
             if index is not None:

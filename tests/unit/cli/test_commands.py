@@ -111,3 +111,60 @@ def test_help_and_configuration_documents() -> None:
     assert "[image_gc]" in nodeagent("config", "show").stdout
     assert nodeagent("--version").stdout.startswith("nodeagent ")
     assert nodeagent("gc", "all", "--no-such-option").returncode == 2
+
+
+def test_a_plan_is_saved_applied_and_its_drift_told(config: Path, tmp_path: Path) -> None:
+    saved, later = tmp_path / "plan.json", tmp_path / "later.json"
+    rules = ("--high", "1", "--low", "0", "--minimum-age", "0s", "--scope", "images")
+    with served(tmp_path):
+        made = nodeagent("plan", "--out", str(saved), *rules, "--config", str(config))
+        assert (made.returncode, made.stdout) == (0, ""), made.stderr
+        listed = [each for each in json.loads(saved.read_text())["decisions"] if each["verdict"] == "remove"]
+        assert len(listed) > 2
+        refused = nodeagent("plan", "--out", str(saved), "--config", str(config))
+        assert (refused.returncode, "--force" in refused.stderr) == (2, True)
+        held = nodeagent("hold", "add", listed[0]["name"], "--for", "2h", "--why", "looking", "--config", str(config))
+        assert held.stdout.startswith(f"hold 1 on {listed[0]['name']} until ")
+        shown = nodeagent("apply", str(saved), "--dry-run", "--output", "json", "--config", str(config))
+        assert shown.returncode == 3
+        assert [each["id"] for each in json.loads(shown.stdout)["drift"]] == [listed[0]["id"]]
+        applied = nodeagent("apply", str(saved), "--yes", "--output", "json", "--config", str(config))
+        assert applied.returncode == 3, applied.stderr
+        report = json.loads(applied.stdout)["report"]
+        assert {each["id"] for each in report["results"]} == {each["id"] for each in listed[1:]}
+        told = json.loads(nodeagent("history", "--output", "json", "--config", str(config)).stdout)
+        assert [each["plan_id"] for each in told["passes"]] == [json.loads(saved.read_text())["id"]]
+        assert len(told["passes"][0]["actions"]) == len(listed) - 1
+        assert nodeagent("plan", "--out", str(later), *rules, "--config", str(config)).returncode == 0
+        differing = nodeagent("plan", "diff", str(saved), str(later))
+        assert (differing.returncode, "held by" in differing.stdout) == (1, True)
+        assert nodeagent("plan", "diff", str(saved), str(saved)).returncode == 0
+        gone = nodeagent("explain", listed[1]["name"], "--config", str(config))
+        assert (gone.returncode, "done, least recently used" in gone.stdout) == (0, True)
+        here = json.loads(nodeagent("explain", listed[0]["id"], "--output", "json", "--config", str(config)).stdout)
+        assert [each["reason"]["code"] for each in here["explanations"]] == ["held"]
+        assert nodeagent("hold", "remove", "1", "--config", str(config)).returncode == 0
+        assert json.loads(nodeagent("hold", "list", "-o", "json", "-c", str(config)).stdout)["holds"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("apply", "PLAN", "--yes"), "cannot be read"),
+        (("apply", "CONFIG", "--yes"), "not JSON"),
+        (("plan", "--expires", "soon"), "--expires"),
+        (("hold", "add"), "give --all"),
+        (("hold", "add", "a", "--all"), "not both"),
+        (("hold", "add", "a", "--for", "0"), "more than 0"),
+        (("hold", "add", "a", "--for", "9999d"), "365d"),
+        (("hold", "add", "regex:(", "--for", "1h"), "not a regular expression"),
+        (("hold", "remove", "7"), "there is no hold 7"),
+        (("history", "--since", "yesterday"), "--since"),
+    ],
+)
+def test_wrong_use_is_told_and_changes_nothing(config: Path, arguments: tuple[str, ...], said: str) -> None:
+    words = [{"PLAN": "/none.json", "CONFIG": str(config)}.get(each, each) for each in arguments]
+    ended = nodeagent(*words, "--config", str(config))
+    assert (ended.returncode, said in ended.stderr) == (2, True), ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not (config.parent / "state").exists()

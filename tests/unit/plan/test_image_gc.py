@@ -525,3 +525,30 @@ def test_records_in_the_future_sort_as_the_newest() -> None:
     plan = plan_image_gc(node(*images), POLICY, remove_all_unused=True)
     assert removed(plan) == ["old", "recent"]
     assert decided(plan, "future").reason.details["last_used_at"] == ago(-50)
+
+
+@pytest.mark.parametrize(
+    ("pending", "wanted", "expected"),
+    [
+        pytest.param(0, 100, ["a", "b"], id="none"),
+        pytest.param(40, 60, ["a", "b"], id="some: two of 50 for 60"),
+        pytest.param(60, 40, ["a"], id="more"),
+        pytest.param(100, 0, [], id="just enough"),
+        pytest.param(5000, 0, [], id="too much"),
+    ],
+)
+def test_what_the_runtime_has_still_to_collect_counts(pending: int, wanted: int, expected: list[str]) -> None:
+    fs = replace(filesystem(), capacity_bytes=1000 * MIB, available_bytes=100 * MIB)
+    images = [(Image(name, (f"r/{name}:1",), (), 1), used(age)) for name, age in (("b", 2), ("a", 3))]
+    pieces = graph([piece("pa", 50), piece("pb", 50)], {"a": ["pa"], "b": ["pb"]})
+    storage = replace(pieces, pending_bytes=pending * MIB)
+    plan = plan_image_gc(node(*images, image_filesystem=fs, storage=storage), POLICY)
+    assert (plan.wanted_bytes, plan.pending_bytes, removed(plan)) == (wanted * MIB, pending * MIB, expected)
+    assert (ReasonCode.COLLECTION_PENDING in codes(plan).values()) == (not expected)
+
+
+def test_only_what_a_saved_plan_lists_may_go() -> None:
+    images = [(Image(name, (f"r/{name}:1",), (), 50 * MIB), used(age)) for name, age in (("c", 1), ("b", 2), ("a", 3))]
+    plan = plan_image_gc(node(*images), POLICY, remove_all_unused=True, only=frozenset({"b", "other"}))
+    assert removed(plan) == ["b"]
+    assert codes(plan)["a"] == codes(plan)["c"] == ReasonCode.NOT_IN_PLAN

@@ -320,19 +320,32 @@ async def test_changes_between_builds_are_seen(client: ContainerdClient, store: 
     assert {"base/a1/a2", "l-a2"} <= keys(await cache.build(client, [A]), A)
 
 
-async def test_unreferenced_pieces_are_those_that_nothing_keeps(client: ContainerdClient, store: Store) -> None:
+async def test_loose_pieces_are_those_that_nothing_else_keeps(client: ContainerdClient, store: Store) -> None:
     _container(store)
     _rooted_child(store)
     _other_namespace(store)
     store.blobs.update({"loose": (10, {}), "elsewhere": (10, {}), "coming": (10, {})})
     store.expected = ["coming"]
     store.snapshots["overlayfs"]["orphan"] = ("base", {})
-    pieces = await LayerCache().find_unreferenced(client)
-    assert {piece.key: piece.holders for piece in pieces} == {
-        "loose": (),
-        "orphan": (),
-        "elsewhere": (Holder.OTHER_NAMESPACE,),
+    found = await LayerCache().find_loose(client)
+    assert {each.piece.key: (each.piece.holders, each.rooted) for each in found} == {
+        "loose": ((), False),
+        "orphan": ((), False),
+        "elsewhere": ((Holder.OTHER_NAMESPACE,), False),
+        "kept": ((), True),
     }
+    assert {each.snapshotter for each in found if each.piece.key in ("orphan", "kept")} == {"overlayfs"}
+
+
+async def test_what_nothing_holds_is_pending_until_it_is_collected(client: ContainerdClient, store: Store) -> None:
+    cache = LayerCache()
+    assert (await cache.build(client, [A, B])).pending_bytes == 0
+    _rooted_child(store)
+    store.snapshots["overlayfs"]["orphan"] = ("base", {})
+    store.blobs["loose"] = (10, {})
+    graph = await cache.build(client, [A, B])
+    assert graph.pending_bytes == 8192 + 2 * 4096 + 4096
+    assert graph.pending_inodes == 3 + 2 + 1
 
 
 async def test_deleting_a_name_that_is_gone_is_no_error(client: ContainerdClient) -> None:

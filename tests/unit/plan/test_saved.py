@@ -1,0 +1,173 @@
+"""Saved plans: what goes in comes back, nothing changed is taken, and applying never removes more."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.cli.document import dumps, saved_plan
+from nodeagent.plan.container_gc import ContainerGCPolicy
+from nodeagent.plan.decision import Verdict
+from nodeagent.plan.gc import GCPolicy, plan_all
+from nodeagent.plan.image_gc import ImageGCPolicy
+from nodeagent.plan.protection import ProtectionPolicy, parse_rule
+from nodeagent.plan.saved import (
+    SavedPlan,
+    compare,
+    decode_policy,
+    encode_policy,
+    find_drift,
+    plan_id,
+    snapshot_digest,
+    strictest_protection,
+    unseal,
+)
+from nodeagent.plan.scope import Scope
+from tests.unit.builders import NOW, container, filesystem, image, sandbox, snapshot, used
+
+if TYPE_CHECKING:
+    from nodeagent.model import NodeSnapshot
+
+POLICY = GCPolicy(
+    images=ImageGCPolicy(
+        high_threshold_percent=70,
+        low_threshold_percent=10,
+        protection=ProtectionPolicy((parse_rule("*/base"), parse_rule("regex:^quay"))),
+    ),
+    containers=ContainerGCPolicy(deleted_pod_grace_s=60),
+)
+
+
+def node(*without: str, used_percent: int = 90) -> NodeSnapshot:
+    images = [(image(name, f"r.example/{name}:1"), used(age)) for name, age in (("c", 1), ("b", 2), ("a", 3))]
+    containers = [
+        container("old", created_s=9000, attempt=0),
+        container("new", created_s=8000, attempt=1),
+        container("gone", pod="other"),
+    ]
+    return snapshot(
+        *(each for each in images if each[0].id not in without),
+        containers=tuple(each for each in containers if each.id not in without),
+        sandboxes=(sandbox(ready=True), sandbox("other", ready=False)),
+        image_filesystem=filesystem(used_percent),
+    )
+
+
+def save(seen: NodeSnapshot, policy: GCPolicy = POLICY) -> str:
+    plans = plan_all(seen, policy).plans
+    return dumps(
+        saved_plan("all", seen, plans, policy, node="here", expires_at=NOW.replace(year=2999), agent_version="1"),
+        "json",
+    )
+
+
+def test_a_plan_comes_back_as_it_went() -> None:
+    seen = node()
+    plans = plan_all(seen, POLICY).plans
+    saved = unseal(save(seen))
+    assert [(each.kind, each.id) for each in saved.removals] == [
+        (each.kind, each.id) for plan in plans for each in plan.removals
+    ]
+    assert len(saved.items) == sum(len(plan.decisions) for plan in plans)
+    assert (saved.policy, saved.scope, saved.node, saved.made_at) == (POLICY, Scope.ALL, "here", seen.observed_at)
+    assert find_drift(saved, plans) == ()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda text: text.replace('"here"', '"there"'), id="another node"),
+        pytest.param(lambda text: text.replace('"remove"', '"keep"', 1), id="a verdict"),
+        pytest.param(lambda text: text.replace("sha256:", "sha256:0", 1), id="the id"),
+        pytest.param(lambda text: text.replace("plan/v1", "plan/v2"), id="a newer schema"),
+        pytest.param(lambda text: text[:-20], id="cut short"),
+        pytest.param(lambda _: "[]", id="no plan"),
+        pytest.param(lambda _: '{"schema": "nodeagent/preview/v1"}', id="another document"),
+    ],
+)
+def test_what_was_changed_is_not_taken(change: object) -> None:
+    assert callable(change)
+    with pytest.raises(ValueError, match=r"not JSON|not a plan|schema|changed since"):
+        unseal(change(save(node())))
+
+
+@given(st.integers(0, 10**9), st.floats(0, 1e9), st.integers(-1, 50), st.booleans())
+def test_rules_survive_the_way_through_json(size: int, age_s: float, limit: int, unlabelled: bool) -> None:
+    policy = GCPolicy(
+        images=replace(POLICY.images, max_bytes_per_pass=size, minimum_age_s=age_s),
+        containers=ContainerGCPolicy(max_containers=limit, include_unlabelled=unlabelled),
+    )
+    assert decode_policy(json.loads(json.dumps(encode_policy(policy)))) == policy
+
+
+@pytest.mark.parametrize("key", ["images.minimum_age_s", "containers.max_containers", "logs.minimum_age_s"])
+@pytest.mark.parametrize("value", [None, "1", True, [1]])
+def test_a_rule_of_another_type_is_refused(key: str, value: object) -> None:
+    document = encode_policy(POLICY)
+    section, name = key.split(".")
+    inner = document[section]
+    assert isinstance(inner, dict)
+    inner[name] = value  # type: ignore[assignment]
+    with pytest.raises((TypeError, ValueError)):
+        decode_policy(document)
+
+
+NAMES = ("a", "b", "c", "old", "new", "gone")
+
+
+@given(st.sets(st.sampled_from(NAMES)), st.integers(0, 100), st.sets(st.sampled_from(NAMES)))
+def test_applying_removes_only_what_is_listed_and_tells_of_all_the_rest(
+    before: set[str], used_percent: int, after: set[str]
+) -> None:
+    saved = unseal(save(node(*before)))
+    listed = {item.id for item in saved.removals}
+    plans = plan_all(node(*after, used_percent=used_percent), POLICY, only=frozenset(listed)).plans
+    going = {each.id for plan in plans for each in plan.removals}
+    drift = {each.item.id for each in find_drift(saved, plans)}
+    assert going | drift == listed
+    assert not going & drift
+    assert all(each.gone == (each.item.id in after) for each in find_drift(saved, plans) if each.item.id in NAMES)
+
+
+def test_a_newest_container_does_not_let_an_older_one_off() -> None:
+    saved = unseal(save(node()))
+    assert "old" in {item.id for item in saved.removals}
+    plans = plan_all(node(), POLICY, only=frozenset({"old"})).plans
+    assert [each.id for plan in plans for each in plan.removals] == ["old"]
+
+
+def test_protection_that_grew_since_counts() -> None:
+    now = replace(POLICY, images=ImageGCPolicy(protection=ProtectionPolicy((parse_rule("r.example/a"),), 1)))
+    merged = strictest_protection(POLICY, now)
+    assert [rule.text for rule in merged.images.protection.rules] == ["*/base", "regex:^quay", "r.example/a"]
+    assert merged.images.protection.keep_last_n_tags_per_repository == 1
+    assert merged.images.high_threshold_percent == 70
+
+
+def both(one: NodeSnapshot, other: NodeSnapshot) -> tuple[SavedPlan, SavedPlan]:
+    return unseal(save(one)), unseal(save(other))
+
+
+def test_plans_are_compared_by_verdict_and_reason() -> None:
+    assert compare(*both(node(), node())) == ()
+    found = compare(*both(node("a"), node("b", used_percent=50)))
+    differing = {(each.after or each.before).id: each for each in found if each.after or each.before}  # type: ignore[union-attr]
+    assert differing["a"].before is None
+    assert differing["b"].after is None
+    changed = differing["c"]
+    assert changed.before is not None
+    assert changed.after is not None
+    assert (changed.before.verdict, changed.after.verdict) == (Verdict.REMOVE, Verdict.KEEP)
+
+
+def test_digests_tell_nodes_apart_and_not_instants() -> None:
+    one = node()
+    assert snapshot_digest(one) == snapshot_digest(replace(node(), observed_at=NOW.replace(year=2999)))
+    assert snapshot_digest(one) != snapshot_digest(node("a"))
+    plans = plan_all(one, POLICY).plans
+    assert plan_id(Scope.ALL, one, plans) != plan_id(Scope.IMAGES, one, plans)

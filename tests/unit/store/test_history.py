@@ -1,0 +1,103 @@
+"""The history of passes: it is found again, it stays within its bounds, and it stops nothing."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.errors import StoreError
+from nodeagent.store.history import History, PastAction, PastPass, Retention
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+T0 = datetime(2026, 1, 10, 12, tzinfo=UTC)
+KEEP = Retention(timedelta(days=30), 16 << 20)
+
+
+def past(name: str, *images: str, at: datetime = T0, kind: str = "image") -> PastPass:
+    actions = tuple(
+        PastAction(
+            kind, f"sha256:{each}", f"r/{each}:1", (f"r/{each}:1", f"r/{each}:x"), "done", "", "lru", "old", 7, 0.5
+        )
+        for each in images
+    )
+    return PastPass(name, at, 1.5, "interval", "images", "p", False, "complete", "", 7, 8, 91, 80, actions)
+
+
+def test_what_is_written_is_read_newest_first(tmp_path: Path) -> None:
+    one, two = past("one", "a", "b"), past("two", "b", at=T0 + timedelta(hours=1))
+    History(tmp_path).add(one, KEEP)
+    History(tmp_path).add(two, KEEP)
+    assert History(tmp_path).read() == (two, one)
+    assert History(tmp_path).read(limit=1) == (two,)
+    assert History(tmp_path).read(since=T0 + timedelta(minutes=1)) == (two,)
+    assert History(tmp_path / "none").read() == ()
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"), [("r/a:x", ["a"]), ("sha256:b", ["b", "b"]), ("r/", ["b", "a", "b"]), ("%", []), ("_", [])]
+)
+def test_an_image_is_found_by_any_name_or_id(tmp_path: Path, asked: str, found: list[str]) -> None:
+    history = History(tmp_path)
+    history.add(past("one", "a", "b"), KEEP)
+    history.add(past("two", "b", at=T0 + timedelta(hours=1)), KEEP)
+    history.add(past("three", "r/a:x", kind="container"), KEEP)
+    names = [
+        each.name.removeprefix("r/").removesuffix(":1") for one in history.read(image=asked) for each in one.actions
+    ]
+    assert names == found
+
+
+def test_quiet_passes_are_shown_on_request_and_kept_for_a_day(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    history.add(past("quiet"), KEEP)
+    history.add(past("busy", "a"), KEEP)
+    assert [each.id for each in history.read()] == ["busy"]
+    assert {each.id for each in history.read(quiet=True)} == {"busy", "quiet"}
+    history.add(past("later", at=T0 + timedelta(days=1, seconds=1)), KEEP)
+    assert {each.id for each in history.read(quiet=True)} == {"busy", "later"}
+
+
+def test_it_stays_within_its_age_and_size(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    history.add(past("old", "a"), KEEP)
+    history.add(past("new", "a", at=T0 + timedelta(days=31)), KEEP)
+    assert [each.id for each in history.read()] == ["new"]
+    small = Retention(timedelta(days=30), 200_000)
+    for number in range(200):
+        history.add(
+            past(f"p{number:03}", *(f"{n}" for n in range(20)), at=T0 + timedelta(days=31, minutes=number)), small
+        )
+    left = [each.id for each in history.read(limit=1000)]
+    assert left[0] == "p199"
+    assert left == sorted(left, reverse=True)
+    assert 5 < len(left) < 150
+    assert (tmp_path / "history.db").stat().st_size < 400_000
+
+
+def test_passes_wait_until_they_can_be_written(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.write_text("a file where the directory should be")
+    history = History(state)
+    history.add(past("one", "a"), KEEP)
+    assert "kept in memory only" in history.problem
+    state.unlink()
+    history.add(past("two", "b", at=T0 + timedelta(hours=1)), KEEP)
+    assert history.problem == ""
+    assert [each.id for each in History(state).read()] == ["two", "one"]
+
+
+def test_a_broken_file_is_set_aside_and_nothing_is_lost_that_waits(tmp_path: Path) -> None:
+    (tmp_path / "history.db").write_bytes(b"no database at all" * 1000)
+    with pytest.raises(StoreError, match="cannot be read"):
+        History(tmp_path).read()
+    history = History(tmp_path)
+    history.add(past("one", "a"), KEEP)
+    assert "is set aside" in history.problem
+    history.add(past("two", "b"), KEEP)
+    assert {each.id for each in history.read()} == {"one", "two"}
+    assert [each.name for each in tmp_path.glob("*corrupt*")]

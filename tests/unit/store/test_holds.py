@@ -1,0 +1,93 @@
+"""Holds: they survive, they end, and a file that cannot be read is not taken for none."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.errors import StoreError
+from nodeagent.model import ALL_IMAGES, Hold
+from nodeagent.plan.image_gc import ImageGCPolicy, plan_image_gc
+from nodeagent.store import HoldFile
+from tests.unit.builders import NOW, ago, codes, filesystem, image, removed, snapshot, used
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+T0 = datetime(2026, 1, 10, 12, tzinfo=UTC)
+
+
+def hold(text: str = "r/a:1", *, placed: datetime = T0, hours: float = 1) -> Hold:
+    return Hold("", text, "debugging", "ann", placed, placed + timedelta(hours=hours))
+
+
+def test_what_is_added_is_there_for_the_next_process(tmp_path: Path) -> None:
+    assert HoldFile(tmp_path / "none").read() == ()
+    assert not (tmp_path / "none").exists()
+    first = HoldFile(tmp_path).add(hold())
+    second = HoldFile(tmp_path).add(hold(ALL_IMAGES, hours=9))
+    assert (first.id, second.id) == ("1", "2")
+    assert HoldFile(tmp_path).read() == (first, second)
+    assert HoldFile(tmp_path).remove("1") == first
+    assert HoldFile(tmp_path).remove("1") is None
+    assert HoldFile(tmp_path).read() == (second,)
+
+
+def test_those_that_ran_out_are_dropped_with_the_next(tmp_path: Path) -> None:
+    file = HoldFile(tmp_path)
+    file.add(hold())
+    last = file.add(hold("r/b:1", placed=T0 + timedelta(hours=2)))
+    assert file.read() == (last,)
+    assert last.id == "2"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"schema": "nodeagent/holds/v2", "holds": []}',
+        '{"schema": "nodeagent/holds/v1"}',
+        '{"schema": "nodeagent/holds/v1", "holds": [{"id": "1"}]}',
+        (
+            '{"schema": "nodeagent/holds/v1", "holds": [{"id": "1", "image": "a", "why": "", "by": "", '
+            '"placed_at": "2026-01-10T12:00:00", "until": "2026-01-10T12:00:00"}]}'
+        ),
+    ],
+    ids=["empty", "cut", "list", "newer", "without", "lacking", "no zone"],
+)
+def test_a_file_that_is_not_understood_is_told_and_kept(tmp_path: Path, text: str) -> None:
+    (tmp_path / "holds.json").write_text(text)
+    with pytest.raises(StoreError, match="holds cannot be understood"):
+        HoldFile(tmp_path).read()
+    with pytest.raises(StoreError):
+        HoldFile(tmp_path).add(hold())
+    assert (tmp_path / "holds.json").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        (ALL_IMAGES, "abc"),
+        ("r/a:1", "a"),
+        ("r/*", "ab"),
+        ("sha256:" + "c" * 64, "c"),
+        ("regex:b:1$", "b"),
+        ("r/none", ""),
+    ],
+)
+def test_a_hold_keeps_what_it_names_until_it_ends(text: str, kept: str) -> None:
+    images = {"a": image("a", "r/a:1"), "b": image("b", "r/b:1"), "c": image("sha256:" + "c" * 64, "docker.io/x/c:1")}
+    for until, holds_now in ((ago(-60), kept), (NOW, "")):
+        held = Hold("7", text, "why", "ann", ago(60), until)
+        seen = snapshot(
+            *((each, used(100)) for each in images.values()), image_filesystem=filesystem(99), holds=(held,)
+        )
+        plan = plan_image_gc(seen, ImageGCPolicy(low_threshold_percent=0))
+        assert set(removed(plan)) == {images[name].id for name in "abc" if name not in holds_now}
+        assert {item_id for item_id, code in codes(plan).items() if code == "held"} == {
+            images[name].id for name in holds_now
+        }
