@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         Hold,
         Image,
         ImageUsage,
+        LoosePiece,
         PodLogDirectory,
         RuntimeInfo,
         Sandbox,
@@ -118,6 +119,23 @@ class Observer:
         self._details: dict[str, Container] = {}
         self._sandbox_details: dict[str, Sandbox] = {}
         self._slots = asyncio.Semaphore(_CONCURRENCY)
+
+    async def find_loose(self) -> tuple[LoosePiece, ...]:
+        """Return the blobs and snapshots that nothing holds.
+
+        Raises:
+            ObservationError: this runtime does not tell what holds what, or may not be asked.
+        """
+        if self._containerd is None:
+            raise ObservationError("only containerd's own services tell what holds what; they are off or not there")
+        status = await self._cri.status()
+        if self._layers is None:
+            observed, _ = await self._image_filesystem()
+            self._layers = self._make_layers(observed.path if observed else "/")
+        try:
+            return await self._layers.find_loose(self._containerd, snapshotter=status.snapshotter)
+        except RuntimeUnsupportedError as error:
+            raise ObservationError(f"this runtime does not tell what holds what: {error}") from error
 
     async def observe(self, scope: Scope) -> NodeSnapshot:
         """Return the node as it is now.

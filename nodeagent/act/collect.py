@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.gc import GCPolicy
 
 MAX_ROUNDS = 5
+_ON_IMAGEFS = frozenset({ItemKind.IMAGE, ItemKind.BLOB, ItemKind.SNAPSHOT})
 SETTLE_WITHIN_S = 10.0
 SETTLE_STEP_S = 0.1
 MEASUREMENT_SLACK_BYTES = 1 << 20
@@ -269,7 +270,7 @@ class Collector:
         expected = run.collected_bytes + sum(
             result.decision.frees_bytes or 0
             for result in run.results
-            if result.outcome is Outcome.DONE and result.decision.kind is ItemKind.IMAGE
+            if result.outcome is Outcome.DONE and result.decision.kind in _ON_IMAGEFS
         )
         sure = max(0, expected * 98 // 100 - MEASUREMENT_SLACK_BYTES)
         wanted = (before.available_bytes if before is not None else 0) + sure

@@ -100,5 +100,5 @@ async def _simulated() -> AsyncIterator[Collector]:
                 booted_at=node.now - timedelta(days=30),
             )
             logs = HostLogs(settings.pod_log_root, settings.container_log_root)
-            actors = actors_for(cri, containerd, logs, node.clock, tuple, bulk=True)
+            actors = actors_for(cri, containerd, logs, node.clock, tuple, observer.find_loose, bulk=True)
             yield Collector(observer, actors, _POLICY, clock=node.clock, read_filesystem=read)

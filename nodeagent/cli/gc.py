@@ -13,7 +13,7 @@ from nodeagent.act.outcomes import PassEnd
 from nodeagent.cli import document
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.session import load_settings, open_for_command, run_async
-from nodeagent.errors import UsageError
+from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.plan.scope import Scope
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from nodeagent.act.outcomes import PassReport
     from nodeagent.config.settings import Settings
     from nodeagent.daemon.agent import Agent
+    from nodeagent.plan.breakdown import Breakdown
+
+_BREAKDOWN_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +63,10 @@ async def _collect(request: Request, settings: Settings) -> ExitCode:
     async with open_for_command(settings, record=not dry_run, dry_run=dry_run) as agent:
         preview = await agent.collector.preview(Scope(request.scope))
         if dry_run:
-            _show_preview(request, agent, preview)
+            show_preview(request, agent, preview)
             return ExitCode.DONE
         if request.output == "table":
-            _show_preview(request, agent, preview)
+            show_preview(request, agent, preview)
         if not preview.acts:
             if request.output != "table":
                 report = await agent.run(preview, trigger="command", stop=asyncio.Event())
@@ -78,8 +81,20 @@ async def _collect(request: Request, settings: Settings) -> ExitCode:
         )
         told = (*agent.store.take_notices(), agent.store.health.problem)
         report = replace(report, warnings=(*report.warnings, *filter(None, told)))
-    _show_report(request, agent, report)
+        filled = await _what_fills(agent, report)
+    show_report(request, agent, report, filled)
     return exit_code(report)
+
+
+async def _what_fills(agent: Agent, report: PassReport) -> Breakdown | None:
+    """Return what fills the image filesystem when collecting did not free enough."""
+    if report.end is not PassEnd.SHORTFALL or report.dry_run:
+        return None
+    try:
+        snapshot = await agent.observer.observe(Scope.ALL)
+        return await agent.break_down(snapshot, within_s=_BREAKDOWN_WITHIN_S)
+    except NodeAgentError:
+        return None
 
 
 async def run_interruptibly(
@@ -113,7 +128,8 @@ def confirmed(preview: Preview) -> bool:
     return typer.confirm(f"Remove these {len(preview.removals)} items?", default=False)
 
 
-def _show_preview(request: Request, agent: Agent, preview: Preview) -> None:
+def show_preview(request: Request, agent: Agent, preview: Preview) -> None:
+    """Print what a run would do."""
     if request.output != "table":
         shown = document.preview(request.scope, preview.snapshot, preview.plans)
         sys.stdout.write(document.dumps(shown, request.output))
@@ -126,13 +142,20 @@ def _show_preview(request: Request, agent: Agent, preview: Preview) -> None:
     render.make_console().print(view)
 
 
-def _show_report(request: Request, agent: Agent, report: PassReport) -> None:
+def show_report(request: Request, agent: Agent, report: PassReport, filled: Breakdown | None = None) -> None:
+    """Print what a run did, and what still fills the filesystem where that is known."""
+    from nodeagent.cli import du  # noqa: PLC0415 - only where something is missing
+
     if request.output != "table":
-        sys.stdout.write(document.dumps(document.report(report), request.output))
+        shown = document.report(report) | ({"breakdown": du.breakdown(filled)} if filled else {})
+        sys.stdout.write(document.dumps(shown, request.output))
         return
     from nodeagent.cli import render  # noqa: PLC0415 - likewise
 
-    render.make_console().print(render.report_view(report, agent.settings.policy.images))
+    console = render.make_console()
+    console.print(render.report_view(report, agent.settings.policy.images))
+    if filled is not None:
+        console.print(du.breakdown_view(filled, details=False))
 
 
 def exit_code(report: PassReport) -> ExitCode:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
+
 from nodeagent.cli import document
 from nodeagent.cli.session import load_settings, open_for_command, run_async
+from nodeagent.errors import ObservationError
 from nodeagent.plan.decision import Accounting, ItemKind, Verdict
 from nodeagent.plan.pods import judge_pods
 from nodeagent.plan.scope import Scope
+from nodeagent.plan.sharing import Stack, sharing_tree
+from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.table import Table
+    from rich.tree import Tree as RichTree
 
     from nodeagent.act.collect import Preview
     from nodeagent.cli.document import Json
@@ -36,6 +42,55 @@ def list_images(path: Path | None, overrides: Mapping[str, str | int], form: str
         _print_document("images", preview, [_image(image, decided[image.id], preview) for image in images], form)
         return
     _print_table(_image_table(images, decided, plan, preview.snapshot))
+
+
+def image_tree(path: Path | None, overrides: Mapping[str, str | int], form: str) -> None:
+    """Print which images are built on which.
+
+    Raises:
+        ObservationError: the runtime does not tell of what layers images consist.
+    """
+    preview = _preview(load_settings(path, overrides), Scope.IMAGES)
+    if preview.snapshot.storage is None:
+        why = "; ".join(preview.snapshot.warnings) or "containerd's own services are off, or this is another runtime"
+        raise ObservationError(f"it is not known of what layers images consist: {why}")
+    stacks, unknown = sharing_tree(preview.snapshot.images, preview.snapshot.storage)
+    if form != "table":
+        rows = [_stack(each) for each in (*stacks, *(Stack([image]) for image in unknown))]
+        _print_document("image-tree", preview, rows, form)
+        return
+    from rich.tree import Tree  # noqa: PLC0415 - only for people
+
+    from nodeagent.cli.render import make_console  # noqa: PLC0415
+
+    shown = Tree("images by shared layers", guide_style="dim")
+    for stack in stacks:
+        _grow(shown, stack)
+    for image in unknown:
+        shown.add(f"{escape(image.name)}  [dim]no layers unpacked[/dim]")
+    make_console().print(shown)
+
+
+def _stack(stack: Stack) -> dict[str, Json]:
+    return {
+        "images": [image.name for image in stack.images],
+        "layers": stack.layers,
+        "bytes": stack.size_bytes,
+        "images_in_all": stack.image_count,
+        "derived": [_stack(each) for each in stack.derived],
+    }
+
+
+def _grow(branch: RichTree, stack: Stack) -> None:
+    from nodeagent.cli.render import short_reference  # noqa: PLC0415 - only for people
+
+    names = ", ".join(escape(short_reference(image.name)) for image in stack.images)
+    many = f", in {stack.image_count} images" if stack.image_count > 1 else ""
+    layers = f"{stack.layers} layer{'s' if stack.layers != 1 else ''}"
+    label = f"{names or '[italic]shared layers[/italic]'}  [dim]+{format_bytes(stack.size_bytes)}, {layers}{many}[/dim]"
+    grown = branch.add(label)
+    for each in stack.derived:
+        _grow(grown, each)
 
 
 def list_containers(path: Path | None, overrides: Mapping[str, str | int], form: str) -> None:

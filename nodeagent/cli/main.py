@@ -239,16 +239,63 @@ def gc_all(
     )
 
 
+@gc_app.command("leaks", epilog=EPILOG)
+def gc_leaks(
+    config: ConfigOption = None,
+    endpoint: EndpointOption = None,
+    dry_run: DryRunOption = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete what is listed; without it nothing is.")] = False,
+    output: OutputOption = Output.TABLE,
+    kept: KeptOption = False,
+    minimum_age: Annotated[
+        str, typer.Option("--minimum-age", metavar="DURATION", help="Keep what was made more recently than this.")
+    ] = "24h",
+    rooted: Annotated[
+        bool, typer.Option("--rooted", help="Also what only a label of its own keeps (containerd.io/gc.root).")
+    ] = False,
+) -> None:
+    """Find blobs and snapshots that no image, container, lease or other piece holds; delete them with --yes."""
+    from nodeagent.cli.gc import Request  # noqa: PLC0415
+    from nodeagent.cli.leaks import collect_leaks  # noqa: PLC0415
+
+    request = Request("leaks", config, dry_run, yes, output.value, kept, _overrides({"runtime.endpoint": endpoint}))
+    collect_leaks(request, minimum_age=minimum_age, rooted=rooted)
+
+
 def _overrides(given: dict[str, str | int | None]) -> dict[str, str | int]:
     return {key: value for key, value in given.items() if value is not None}
 
 
 @app.command(epilog=EPILOG)
-def images(config: ConfigOption = None, endpoint: EndpointOption = None, output: OutputOption = Output.TABLE) -> None:
+def images(
+    config: ConfigOption = None,
+    endpoint: EndpointOption = None,
+    tree: Annotated[
+        bool, typer.Option("--tree", help="Show which images are built on which, by shared layers.")
+    ] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
     """List images: size, what removing each would free, last use, who uses it, and the verdict."""
-    from nodeagent.cli.lists import list_images  # noqa: PLC0415
+    from nodeagent.cli.lists import image_tree, list_images  # noqa: PLC0415
 
-    list_images(config, _overrides({"runtime.endpoint": endpoint}), output.value)
+    show = image_tree if tree else list_images
+    show(config, _overrides({"runtime.endpoint": endpoint}), output.value)
+
+
+@app.command(epilog=EPILOG)
+def du(
+    config: ConfigOption = None,
+    endpoint: EndpointOption = None,
+    details: Annotated[bool, typer.Option("--details", "-d", help="Name the largest members of each part.")] = False,
+    timeout: Annotated[
+        str, typer.Option("--timeout", metavar="DURATION", help="How long directories may be walked.")
+    ] = "20s",
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show what fills the image filesystem: images in use and not, dead containers, logs, volumes, leaks, the rest."""
+    from nodeagent.cli.du import show  # noqa: PLC0415
+
+    show(config, _overrides({"runtime.endpoint": endpoint}), output.value, details=details, timeout=timeout)
 
 
 @app.command(epilog=EPILOG)

@@ -13,7 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nodeagent.act.bulk import BulkImageRemover
-from nodeagent.act.collect import MAX_ROUNDS, Collector
+from nodeagent.act.collect import MAX_ROUNDS, Collector, Preview
+from nodeagent.act.leaks import LeakRemover
 from nodeagent.act.logs import HostLogs
 from nodeagent.act.reader import RuntimeReader
 from nodeagent.act.record import past_pass
@@ -32,7 +33,9 @@ from nodeagent.host.node import boot_id, booted_at, find_kubelet
 from nodeagent.model import Role
 from nodeagent.observe import Observer, ObserverSettings, mounts_images
 from nodeagent.plan.decision import ItemKind
+from nodeagent.plan.leaks import plan_leaks
 from nodeagent.plan.saved import plan_id as make_plan_id
+from nodeagent.plan.scope import Scope
 from nodeagent.runtime.connection import RuntimeConnection, discover_endpoint
 from nodeagent.runtime.containerd import ContainerdClient, SnapshotUsage, Stamp
 from nodeagent.runtime.cri import CriClient
@@ -40,22 +43,25 @@ from nodeagent.runtime.inventory import SNAPSHOTS, Node
 from nodeagent.runtime.layers import LayerCache, disk_format
 from nodeagent.store import HoldFile, SnapshotFigures, Store
 from nodeagent.store.history import History, Retention
+from nodeagent.survey import survey
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
     from datetime import datetime
 
     from structlog.typing import FilteringBoundLogger
 
     from nodeagent.act.carry_out import BatchRemover, Remover
-    from nodeagent.act.collect import ActorFactory, Preview
+    from nodeagent.act.collect import ActorFactory
     from nodeagent.act.outcomes import PassReport, Result
     from nodeagent.act.removers import LogActions
     from nodeagent.clock import Clock
     from nodeagent.config.settings import Settings
-    from nodeagent.model import FsObservation, Hold, ImageUsage, NodeSnapshot
+    from nodeagent.model import FsObservation, Hold, ImageUsage, LoosePiece, NodeSnapshot
+    from nodeagent.plan.breakdown import Breakdown
     from nodeagent.plan.gc import GCPolicy
 
+_PIECES = (ItemKind.BLOB, ItemKind.SNAPSHOT)
 READ_METHODS = (
     "Version",
     "Status",
@@ -93,6 +99,8 @@ class Agent:
     cri: CriClient
     store: Store
     history: History
+    containerd: ContainerdClient | None
+    observer: Observer
     collector: Collector
     role: Role
     role_because: str
@@ -101,6 +109,7 @@ class Agent:
 
     def __post_init__(self) -> None:
         self._told = ""
+        self.shortfall_told = False
 
     async def run(  # noqa: PLR0913 - what a run is told
         self,
@@ -130,6 +139,23 @@ class Agent:
         if self.record:
             await asyncio.to_thread(self._note, preview, report, plan_id)
         return report
+
+    async def find_leaks(self, minimum_age_s: float, *, rooted: bool) -> Preview:
+        """Return what nothing on the node holds, and what of it may be deleted.
+
+        Raises:
+            ObservationError: the runtime cannot tell what holds what.
+        """
+        preview = await self.collector.preview(Scope.IMAGES)
+        found = await self.observer.find_loose()
+        plan = plan_leaks(found, self.clock.now(), minimum_age_s=minimum_age_s, rooted=rooted)
+        return Preview(Scope.LEAKS, preview.snapshot, (plan,))
+
+    async def break_down(self, snapshot: NodeSnapshot, *, within_s: float, walk: bool = True) -> Breakdown:
+        """Return what fills the image filesystem; see ``survey``."""
+        return await survey(
+            snapshot, self.observer, self.containerd, self.settings.pod_log_root, within_s=within_s, walk=walk
+        )
 
     def _note(self, preview: Preview, report: PassReport, plan_id: str) -> None:
         if not plan_id and preview.removals:
@@ -205,7 +231,7 @@ async def open_agent(
         )
         collect_garbage = partial(containerd.collect_garbage, clock) if containerd is not None else None
         logs = HostLogs(settings.pod_log_root, settings.container_log_root)
-        actors = actors_for(cri, containerd, logs, clock, holds.read, bulk=settings.bulk_removal)
+        actors = actors_for(cri, containerd, logs, clock, holds.read, observer.find_loose, bulk=settings.bulk_removal)
         collector = Collector(
             observer,
             actors,
@@ -215,8 +241,9 @@ async def open_agent(
             collect_garbage=collect_garbage,
             dry_run=dry_run,
         )
+        history = History(settings.state_directory)
         yield Agent(
-            settings, clock, cri, store, History(settings.state_directory), collector, role, because, record, dry_run
+            settings, clock, cri, store, history, containerd, observer, collector, role, because, record, dry_run
         )
 
 
@@ -257,12 +284,13 @@ def _role(settings: Settings) -> tuple[Role, str]:
     return Role.BESIDE_KUBELET, f"{trace} exists"
 
 
-def actors_for(  # noqa: PLR0913 - it composes the removers
+def actors_for(  # noqa: PLR0913, PLR0917 - it composes the removers
     cri: CriClient,
     containerd: ContainerdClient | None,
     logs: LogActions,
     clock: Clock,
     read_holds: Callable[[], tuple[Hold, ...]],
+    find_loose: Callable[[], Awaitable[tuple[LoosePiece, ...]]],
     *,
     bulk: bool,
 ) -> ActorFactory:
@@ -278,7 +306,9 @@ def actors_for(  # noqa: PLR0913 - it composes the removers
             )
         else:
             images = ImageRemover(reader, cri, policy.images, snapshot, clock=clock, read_holds=read_holds)
+        leaks = {} if containerd is None else dict.fromkeys(_PIECES, LeakRemover(find_loose, containerd, clock))
         return {
+            **leaks,
             ItemKind.IMAGE: images,
             ItemKind.CONTAINER: ContainerRemover(reader, cri, logs),
             ItemKind.SANDBOX: SandboxRemover(reader, cri),

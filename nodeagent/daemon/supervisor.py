@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from nodeagent.act.outcomes import PassEnd
 from nodeagent.daemon.loops import Loop, log_report, log_result
-from nodeagent.errors import RuntimeUnavailableError
+from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
+from nodeagent.plan.breakdown import describe
 from nodeagent.plan.scope import Scope
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from nodeagent.act.outcomes import PassReport
     from nodeagent.daemon.agent import Agent
     from nodeagent.daemon.loops import Pass
+    from nodeagent.plan.breakdown import Breakdown
 
 STOP_WITHIN_S = 8.0
 
@@ -54,6 +56,7 @@ async def supervise(agent: Agent, logger: FilteringBoundLogger, *, once: bool) -
             on_result=lambda result: log_result(logger, result, dry_run=agent.dry_run),
         )
         agent.log_health(logger)
+        await tell_what_fills(agent, report, logger)
         return preview, report
 
     logger.info("agent_started", role=agent.role.value, role_because=agent.role_because, dry_run=agent.dry_run)
@@ -64,6 +67,29 @@ async def supervise(agent: Agent, logger: FilteringBoundLogger, *, once: bool) -
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.remove_signal_handler(number)
         logger.info("agent_stopped")
+
+
+async def tell_what_fills(agent: Agent, report: PassReport, logger: FilteringBoundLogger) -> None:
+    """Log what fills the image filesystem when a pass did not free enough, once until one does."""
+    if report.before is None or report.dry_run:
+        return
+    if report.end is not PassEnd.SHORTFALL:
+        agent.shortfall_told = False
+        return
+    if agent.shortfall_told:
+        return
+    agent.shortfall_told = True
+    try:
+        snapshot = await agent.observer.observe(Scope.ALL)
+        found = await agent.break_down(snapshot, within_s=0, walk=False)
+    except NodeAgentError as error:
+        logger.warning("imagefs_breakdown_failed", error=str(error))
+        return
+    logger.warning("imagefs_breakdown", pass_id=report.id, hint="nodeagent du --details", **_sizes(found))
+
+
+def _sizes(found: Breakdown) -> dict[str, int]:
+    return {f"{part.replace('-', '_')}_bytes": size for part, size in describe(found).items()}
 
 
 async def _until_stopped(work: Coroutine[object, object, PassEnd], stop: asyncio.Event) -> PassEnd:

@@ -9,7 +9,7 @@ from nodeagent.model.hold import ALL_IMAGES, Hold
 from nodeagent.model.image import Image, ImageUsage
 from nodeagent.model.logs import ContainerLogLink, PodLogDirectory
 from nodeagent.model.node import NodeSnapshot, Role, RuntimeInfo
-from nodeagent.model.storage import Holder, ImageRecord, PieceKind, StorageGraph, StoredPiece
+from nodeagent.model.storage import Holder, ImageRecord, LoosePiece, PieceKind, StorageGraph, StoredPiece
 from nodeagent.model.workload import Container, ContainerState, Sandbox
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Image",
     "ImageRecord",
     "ImageUsage",
+    "LoosePiece",
     "NodeSnapshot",
     "PieceKind",
     "PodLogDirectory",

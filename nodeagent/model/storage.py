@@ -85,3 +85,22 @@ class StorageGraph:
     records: Mapping[str, ImageRecord] = field(default_factory=dict)
     pending_bytes: int = 0
     pending_inodes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoosePiece:
+    """A blob or a snapshot that no image, container, lease, write under way or other piece holds.
+
+    Attributes:
+        piece: what it is and occupies; its key without its snapshotter.
+        snapshotter: of a snapshot; empty for a blob.
+        created_at: when it was made; ``None`` where that is not told.
+        rooted: whether a label of its own, or of a piece above it, keeps it from being collected.
+        parent: key of the snapshot it lies on; empty for none.
+    """
+
+    piece: StoredPiece
+    snapshotter: str
+    created_at: datetime | None
+    rooted: bool = False
+    parent: str = ""

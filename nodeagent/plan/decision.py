@@ -34,6 +34,8 @@ class ItemKind(StrEnum):
     SANDBOX = "sandbox"
     POD_LOG_DIRECTORY = "pod-log-directory"
     CONTAINER_LOG_LINK = "container-log-link"
+    BLOB = "blob"
+    SNAPSHOT = "snapshot"
 
 
 class Verdict(StrEnum):
@@ -100,6 +102,11 @@ class ReasonCode(StrEnum):
     MODIFIED_RECENTLY = "modified-recently"
     NOT_A_POD_LOG_DIRECTORY = "not-a-pod-log-directory"
     CONTAINER_PRESENT = "container-present"
+    # blobs and snapshots: removed
+    UNREFERENCED = "unreferenced"
+    # blobs and snapshots: kept
+    KEPT_BY_ITS_LABEL = "kept-by-its-label"
+    SNAPSHOT_HAS_CHILD = "snapshot-has-child"
 
 
 _SENTENCES: dict[ReasonCode, str] = {
@@ -152,6 +159,9 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.MODIFIED_RECENTLY: "changed {age_s} ago, less than {minimum_s}",
     ReasonCode.NOT_A_POD_LOG_DIRECTORY: "not a pod log directory: {detail}",
     ReasonCode.CONTAINER_PRESENT: "its container is {state}",
+    ReasonCode.UNREFERENCED: "nothing holds it; made {age_s} ago",
+    ReasonCode.KEPT_BY_ITS_LABEL: "only a label of its own keeps it (containerd.io/gc.root)",
+    ReasonCode.SNAPSHOT_HAS_CHILD: "snapshot {child} lies on it and stays",
 }
 
 

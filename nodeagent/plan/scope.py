@@ -11,3 +11,4 @@ class Scope(StrEnum):
     IMAGES = "images"
     CONTAINERS = "containers"
     ALL = "all"
+    LEAKS = "leaks"

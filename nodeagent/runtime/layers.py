@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.clock import SystemClock
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeTimeoutError
-from nodeagent.model import Holder, ImageRecord, PieceKind, StorageGraph, StoredPiece
+from nodeagent.model import Holder, ImageRecord, LoosePiece, PieceKind, StorageGraph, StoredPiece
 from nodeagent.runtime.containerd import SnapshotKind, SnapshotUsage, Stamp
 from nodeagent.runtime.inventory import (
     CONTENT,
@@ -29,7 +29,6 @@ from nodeagent.runtime.inventory import (
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
-    from datetime import datetime
 
     from nodeagent.clock import Clock
     from nodeagent.model import Image
@@ -72,23 +71,6 @@ def disk_format(filesystem_type: str) -> DiskFormat:
 
 
 _FOREIGN = Holder.OTHER_NAMESPACE
-
-
-@dataclass(frozen=True, slots=True)
-class LoosePiece:
-    """A blob or a snapshot that nothing else keeps.
-
-    Attributes:
-        piece: what it is and occupies.
-        snapshotter: of a snapshot; empty for a blob.
-        created_at: when it was made; ``None`` where that is not told, as for blobs by containerd 1.6.
-        rooted: whether a label of its own, or of a piece above it, keeps it from being collected.
-    """
-
-    piece: StoredPiece
-    snapshotter: str
-    created_at: datetime | None
-    rooted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,12 +196,19 @@ class LayerCache:
             piece = self._piece(node, inventory, usage)
             if node.kind == CONTENT:
                 created = inventory.stored.blobs[node.id].created
+                if created.at is None:  # containerd 1.6 does not list it
+                    blob = await client.get_blob(node.id)
+                    created = blob.created if blob is not None else created
                 if node.id in inventory.foreign:
                     piece = replace(piece, holders=(_FOREIGN,))
-                found.append(LoosePiece(piece, "", created.at, node in rooted))
+                found.append(LoosePiece(piece, "", created.at, rooted=node in rooted))
             else:
-                created = _snapshot(inventory, node).created
-                found.append(LoosePiece(piece, node.kind.removeprefix(SNAPSHOTS), created.at, node in rooted))
+                snapshot = _snapshot(inventory, node)
+                name = node.kind.removeprefix(SNAPSHOTS)
+                piece = replace(piece, key=node.id)
+                found.append(
+                    LoosePiece(piece, name, snapshot.created.at, rooted=node in rooted, parent=snapshot.parent)
+                )
         return tuple(found)
 
     async def _read(self, client: ContainerdClient, snapshotter: str | None) -> Inventory:

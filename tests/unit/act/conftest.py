@@ -43,6 +43,7 @@ class Rig(NamedTuple):
 
     node: SimNode
     server: SimServer
+    observer: Observer
     collector: Collector
     logs: Path
 
@@ -93,8 +94,8 @@ def rig(tmp_path: Path) -> Opener:
                 booted_at=node.now - timedelta(days=30),
             )
             logs = HostLogs(settings.pod_log_root, settings.container_log_root)
-            actors = actors_for(cri, containerd, logs, node.clock, read_holds, bulk=bulk)
+            actors = actors_for(cri, containerd, logs, node.clock, read_holds, observer.find_loose, bulk=bulk)
             collector = Collector(observer, actors, policy, clock=node.clock, read_filesystem=read, dry_run=dry_run)
-            yield Rig(node, server, collector, tmp_path)
+            yield Rig(node, server, observer, collector, tmp_path)
 
     return opened

@@ -1,0 +1,125 @@
+"""``nodeagent du``: what fills the image filesystem."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from nodeagent.cli import document
+from nodeagent.cli.session import load_settings, open_for_command, run_async
+from nodeagent.errors import UsageError
+from nodeagent.plan.breakdown import Part
+from nodeagent.plan.scope import Scope
+from nodeagent.units import format_bytes, parse_duration_s
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from rich.console import RenderableType
+
+    from nodeagent.cli.document import Json
+    from nodeagent.plan.breakdown import Breakdown
+
+_TITLES = {
+    Part.IMAGES_IN_USE: "images in use",
+    Part.IMAGES_UNUSED: "images not in use",
+    Part.HELD_OTHERWISE: "held by leases, other namespaces and such",
+    Part.NOT_HELD: "held by nothing",
+    Part.WRITABLE_RUNNING: "writable layers, running",
+    Part.WRITABLE_DEAD: "writable layers, dead",
+    Part.POD_LOGS: "pod logs",
+    Part.POD_VOLUMES: "pod volumes",
+    Part.OTHER: "not container data",
+}
+_STYLES = {
+    Part.IMAGES_IN_USE: "green",
+    Part.IMAGES_UNUSED: "yellow",
+    Part.HELD_OTHERWISE: "magenta",
+    Part.NOT_HELD: "red",
+    Part.WRITABLE_RUNNING: "cyan",
+    Part.WRITABLE_DEAD: "blue",
+    Part.POD_LOGS: "bright_blue",
+    Part.POD_VOLUMES: "bright_magenta",
+    Part.OTHER: "white",
+}
+
+
+def show(config: Path | None, overrides: Mapping[str, str | int], form: str, *, details: bool, timeout: str) -> None:
+    """Measure and print.
+
+    Raises:
+        UsageError: the timeout is no duration.
+        ObservationError: the image filesystem cannot be read.
+    """
+    try:
+        within_s = parse_duration_s(timeout)
+    except ValueError as error:
+        raise UsageError(f"--timeout: {error}") from error
+    settings = load_settings(config, overrides)
+
+    async def measure() -> Breakdown:
+        async with open_for_command(settings, record=False) as agent:
+            preview = await agent.collector.preview(Scope.ALL)
+            return await agent.break_down(preview.snapshot, within_s=within_s)
+
+    found = run_async(measure())
+    if form != "table":
+        sys.stdout.write(document.dumps({"schema": "nodeagent/du/v1", **breakdown(found)}, form))
+        return
+    from nodeagent.cli.render import make_console  # noqa: PLC0415 - tables are only for people
+
+    make_console().print(breakdown_view(found, details=details))
+
+
+def breakdown(value: Breakdown) -> dict[str, Json]:
+    """Return a breakdown in its JSON form."""
+    return {
+        "imagefs": document.filesystem(value.filesystem),
+        "exact": value.exact,
+        "shares": [
+            {
+                "part": share.part.value,
+                "bytes": share.size_bytes,
+                "complete": share.exact,
+                "largest": [{"name": name, "bytes": size} for name, size in share.members],
+            }
+            for share in value.shares
+        ],
+    }
+
+
+def breakdown_view(value: Breakdown, *, details: bool) -> RenderableType:
+    """Return a breakdown as a bar and a table."""
+    from rich.console import Group  # noqa: PLC0415 - tables are only for people
+    from rich.text import Text  # noqa: PLC0415
+
+    from nodeagent.cli import render  # noqa: PLC0415
+
+    capacity = value.filesystem.capacity_bytes
+    width, drawn = 80, 0
+    bar = Text()
+    total = 0
+    for share in value.shares:
+        total += share.size_bytes
+        upto = min(width, round(width * total / capacity)) if capacity else 0
+        bar.append("█" * (upto - drawn), style=_STYLES[share.part])
+        drawn = max(drawn, upto)
+    bar.append("░" * (width - drawn), style="dim")
+    table = render.table("", "what", "size", "share", right=("size", "share"), wrap=("what",))
+    for share in value.shares:
+        if not share.size_bytes and share.part is not Part.OTHER:
+            continue
+        mark = "" if share.exact else "≥ " if share.part is not Part.OTHER else ""
+        percent = f"{100 * share.size_bytes / capacity:.1f}%" if capacity else ""
+        table.add_row(
+            Text("█", style=_STYLES[share.part]), _TITLES[share.part], mark + format_bytes(share.size_bytes), percent
+        )
+        shown = share.members[: 10 if details else 3] if details or share.part is Part.OTHER else ()
+        for name, size in shown:
+            table.add_row("", f"  {render.short_reference(name)}", format_bytes(size), "", style="dim")
+    table.add_row("", "free", format_bytes(value.filesystem.available_bytes), "")
+    lines: list[RenderableType] = [render.usage_line(value.filesystem), Text(), bar, table]
+    if not value.exact:
+        lines.append(Text("images are counted by the sizes the runtime tells; shared layers count in each", "yellow"))
+    return Group(*lines)

@@ -1,0 +1,48 @@
+"""``nodeagent gc leaks``: blobs and snapshots that nothing holds."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from nodeagent.cli import gc
+from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.session import load_settings, open_for_command, run_async
+from nodeagent.errors import UsageError
+from nodeagent.units import parse_duration_s
+
+if TYPE_CHECKING:
+    from nodeagent.config.settings import Settings
+
+
+def collect_leaks(request: gc.Request, *, minimum_age: str, rooted: bool) -> None:
+    """Show what nothing holds and, with ``--yes`` alone, delete it.
+
+    Raises:
+        UsageError: the age is no duration.
+        NodeAgentError: the runtime cannot be asked what holds what.
+    """
+    try:
+        minimum_age_s = parse_duration_s(minimum_age)
+    except ValueError as error:
+        raise UsageError(f"--minimum-age: {error}") from error
+    settings = load_settings(request.config, request.overrides)
+    request = replace(request, dry_run=request.dry_run or not request.yes or settings.dry_run)
+    sys.exit(run_async(_collect(request, settings, minimum_age_s, rooted=rooted)))
+
+
+async def _collect(request: gc.Request, settings: Settings, minimum_age_s: float, *, rooted: bool) -> ExitCode:
+    async with open_for_command(settings, record=not request.dry_run, dry_run=request.dry_run) as agent:
+        preview = await agent.find_leaks(minimum_age_s, rooted=rooted)
+        if request.dry_run or request.output == "table":
+            gc.show_preview(request, agent, preview)
+        if request.dry_run:
+            if preview.removals:
+                sys.stderr.write("nothing was deleted; --yes deletes what is listed for removal\n")
+            return ExitCode.DONE
+        report = await gc.run_interruptibly(
+            agent, preview, trigger="leaks", rounds=1, progress=request.output == "table"
+        )
+        gc.show_report(request, agent, report)
+        return gc.exit_code(report)
