@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_NOTICED_WITHIN_S: Final = 5.0
+_NOTICED_WITHIN_S: Final = 20.0  # containerd 2 tells CRI of hundreds of deletions with seconds of delay
 _NOTICED_STEP_S: Final = 0.05
 
 

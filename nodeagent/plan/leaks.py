@@ -36,8 +36,8 @@ def plan_leaks(found: Sequence[LoosePiece], now: datetime, *, minimum_age_s: flo
 
     def depth(each: LoosePiece) -> int:
         steps, name = 0, parents.get((each.snapshotter, each.piece.key))
-        while name in parents:
-            steps, name = steps + 1, parents[name]
+        while name is not None:
+            steps, name = steps + 1, parents.get(name)
         return steps
 
     ordered = sorted(found, key=lambda each: (each.piece.kind is PieceKind.BLOB, -depth(each), each.piece.key))

@@ -182,9 +182,9 @@ class Containerd:
         finally:
             _live.pop(self.base, None)
 
-    def ctr(self, *arguments: str, namespace: str = "k8s.io") -> str:
+    def ctr(self, *arguments: str, namespace: str = "k8s.io", stdin: bytes = b"") -> str:
         """Run this version's ``ctr`` and give what it printed; raises ContainerdError with its complaint."""
-        return _run(self._inside("ctr", "--address", str(self.socket), "--namespace", namespace, *arguments))
+        return _run(self._inside("ctr", "--address", str(self.socket), "--namespace", namespace, *arguments), stdin)
 
     def import_images(self, archive: images.Archive | Path) -> None:
         """Import an archive and, where its contents are known, wait until CRI lists every image of it.
@@ -403,11 +403,13 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 
 
-def _run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=False)
+def _run(command: list[str], stdin: bytes = b"") -> str:
+    done = subprocess.run(command, capture_output=True, input=stdin, env=_environment(), check=False)
     if done.returncode != 0:
-        raise ContainerdError(f"{' '.join(command)}: exit {done.returncode}: {done.stderr.strip()}")
-    return done.stdout
+        raise ContainerdError(
+            f"{' '.join(command)}: exit {done.returncode}: {done.stderr.decode(errors='replace').strip()}"
+        )
+    return done.stdout.decode()
 
 
 def _matched(pattern: str, text: str) -> str:
