@@ -27,11 +27,11 @@ IMAGES, LAYERS, CONTAINERS = 200, 10, 300
 
 
 @contextmanager
-def runtime(directory: Path) -> Iterator[Path]:
+def runtime(directory: Path, images: int = IMAGES) -> Iterator[Path]:
     """Serve the simulated node; yield a configuration that points at it."""
     socket = directory / "runtime.sock"
     command = [sys.executable, "-m", "nodeagent.sim", "--socket", str(socket), "--root", str(directory)]
-    sizes = ["--images", str(IMAGES), "--layers", str(LAYERS), "--containers", str(CONTAINERS)]
+    sizes = ["--images", str(images), "--layers", str(LAYERS), "--containers", str(CONTAINERS)]
     with subprocess.Popen([*command, *sizes], stdout=subprocess.DEVNULL) as process:
         try:
             poll("the simulated runtime serves", socket.exists, timeout_s=30)
