@@ -36,6 +36,7 @@ _TITLES = {
     ItemKind.CONTAINER: ("container", "containers"),
     ItemKind.SANDBOX: ("sandbox", "sandboxes"),
     ItemKind.POD_LOG_DIRECTORY: ("pod log directory", "pod log directories"),
+    ItemKind.POD: ("pod", "pods"),
     ItemKind.BLOB: ("blob", "blobs"),
     ItemKind.SNAPSHOT: ("snapshot", "snapshots"),
     ItemKind.CONTAINER_LOG_LINK: ("container log link", "container log links"),

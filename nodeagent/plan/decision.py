@@ -36,6 +36,7 @@ class ItemKind(StrEnum):
     CONTAINER_LOG_LINK = "container-log-link"
     BLOB = "blob"
     SNAPSHOT = "snapshot"
+    POD = "pod"
 
 
 class Verdict(StrEnum):
@@ -107,6 +108,19 @@ class ReasonCode(StrEnum):
     # blobs and snapshots: kept
     KEPT_BY_ITS_LABEL = "kept-by-its-label"
     SNAPSHOT_HAS_CHILD = "snapshot-has-child"
+    # pods: evicted
+    NODE_LOW_ON_RESOURCE = "node-low-on-resource"
+    EMPTY_DIR_OVER_LIMIT = "empty-dir-over-limit"
+    POD_STORAGE_OVER_LIMIT = "pod-storage-over-limit"
+    CONTAINER_STORAGE_OVER_LIMIT = "container-storage-over-limit"
+    # pods: kept
+    POD_STATIC = "pod-static"
+    POD_CRITICAL = "pod-critical"
+    POD_NAMESPACE_PROTECTED = "pod-namespace-protected"
+    POD_FACTS_UNSURE = "pod-facts-unsure"
+    NO_PRESSURE = "no-pressure"
+    RECLAIM_FIRST = "reclaim-first"
+    ONE_AT_A_TIME = "one-at-a-time"
 
 
 _SENTENCES: dict[ReasonCode, str] = {
@@ -159,6 +173,22 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.MODIFIED_RECENTLY: "changed {age_s} ago, less than {minimum_s}",
     ReasonCode.NOT_A_POD_LOG_DIRECTORY: "not a pod log directory: {detail}",
     ReasonCode.CONTAINER_PRESENT: "its container is {state}",
+    ReasonCode.NODE_LOW_ON_RESOURCE: (
+        "the node is low on {resource}: {threshold}, {available} available; it is number {rank} of {pods} in order of "
+        "eviction and uses {usage}"
+    ),
+    ReasonCode.EMPTY_DIR_OVER_LIMIT: "its emptyDir {volume} uses {used_bytes}, more than its limit {limit_bytes}",
+    ReasonCode.POD_STORAGE_OVER_LIMIT: "its local storage is {used_bytes}, over its containers' limit {limit_bytes}",
+    ReasonCode.CONTAINER_STORAGE_OVER_LIMIT: (
+        "its container {container} uses {used_bytes} of local storage, more than its limit {limit_bytes}"
+    ),
+    ReasonCode.POD_STATIC: "static: {how}",
+    ReasonCode.POD_CRITICAL: "critical: {how}",
+    ReasonCode.POD_NAMESPACE_PROTECTED: "its namespace {namespace} is protected",
+    ReasonCode.POD_FACTS_UNSURE: "it may be critical: {detail}",
+    ReasonCode.NO_PRESSURE: "no threshold is to be acted on",
+    ReasonCode.RECLAIM_FIRST: "what the node itself can give back goes first",
+    ReasonCode.ONE_AT_A_TIME: "number {rank} of {pods} in order of eviction; one pod goes at a time",
     ReasonCode.UNREFERENCED: "nothing holds it; made {age_s} ago",
     ReasonCode.KEPT_BY_ITS_LABEL: "only a label of its own keeps it (containerd.io/gc.root)",
     ReasonCode.SNAPSHOT_HAS_CHILD: "snapshot {child} lies on it and stays",
