@@ -11,6 +11,7 @@ Every build lists names, blobs and snapshots anew, which is cheap; only usage co
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -197,8 +198,9 @@ class LayerCache:
             if node.kind == CONTENT:
                 created = inventory.stored.blobs[node.id].created
                 if created.at is None:  # containerd 1.6 does not list it
-                    blob = await client.get_blob(node.id)
-                    created = blob.created if blob is not None else created
+                    with suppress(RuntimeRequestError):
+                        blob = await client.get_blob(node.id)
+                        created = blob.created if blob is not None else created
                 if node.id in inventory.foreign:
                     piece = replace(piece, holders=(_FOREIGN,))
                 found.append(LoosePiece(piece, "", created.at, rooted=node in rooted))
