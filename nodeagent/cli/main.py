@@ -397,6 +397,39 @@ def apply(
     apply_file(ApplyRequest(file, config, dry_run, yes, output.value, overrides))
 
 
+class MemoryChoice(StrEnum):
+    """What memory.available stands for."""
+
+    WORKING_SET = "working-set"
+    MEM_AVAILABLE = "mem-available"
+
+
+@app.command(epilog="Exit codes: 0 no threshold is crossed, 1 one is, 2 wrong usage or configuration.")
+def pressure(
+    config: ConfigOption = None,
+    endpoint: EndpointOption = None,
+    hard: Annotated[
+        str,
+        typer.Option(
+            "--hard",
+            metavar="THRESHOLDS",
+            help="Thresholds in the kubelet's form, such as 'memory.available<100Mi,nodefs.available<10%'. "
+            "[default: the kubelet's]",
+        ),
+    ] = "",
+    memory: Annotated[
+        MemoryChoice, typer.Option("--memory", help="The kubelet's formula, or the kernel's MemAvailable.")
+    ] = MemoryChoice.WORKING_SET,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show what the node has left of memory, disk, inodes and processes, against eviction thresholds."""
+    from nodeagent.cli.pressure import show  # noqa: PLC0415
+    from nodeagent.host.signals import MemorySource  # noqa: PLC0415
+
+    overrides = _overrides({"runtime.endpoint": endpoint})
+    show(config, overrides, output.value, hard=hard, memory_source=MemorySource(memory.value))
+
+
 @app.command(epilog=EPILOG)
 def explain(
     item: Annotated[

@@ -1,0 +1,220 @@
+"""Reading the figures that eviction watches, from the kernel's own files.
+
+A figure that cannot be read is left out, with a warning that names the file and what is wrong: a threshold on it is
+then never crossed, and never cleared.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.errors import ObservationError
+from nodeagent.host.filesystems import read_filesystem
+from nodeagent.model.pressure import Observation, Signal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from datetime import datetime
+
+    from nodeagent.clock import Clock
+
+_ROOT: Final = Path("/")
+_NO_LIMIT: Final = 1 << 62  # Source: kubelet, memory limits beyond this mean none
+_KIB: Final = 1024
+_PODS: Final = ("kubepods.slice", "kubepods")
+
+
+class MemorySource(StrEnum):
+    """What ``memory.available`` stands for."""
+
+    WORKING_SET = "working-set"
+    MEM_AVAILABLE = "mem-available"
+
+
+@dataclass(frozen=True, slots=True)
+class SignalPaths:
+    """Where the filesystems are; ``None`` where one is not known."""
+
+    nodefs: str
+    imagefs: str | None = None
+    containerfs: str | None = None
+
+
+def read_signals(
+    paths: SignalPaths, clock: Clock, *, source: MemorySource = MemorySource.WORKING_SET, root: Path = _ROOT
+) -> tuple[tuple[Observation, ...], tuple[str, ...]]:
+    """Return a reading of every signal that this node has, and what could not be read.
+
+    Args:
+        paths: a path on each filesystem.
+        clock: each reading carries its time.
+        source: the kubelet's formula for memory, or the kernel's own estimate.
+        root: where ``proc`` and ``sys`` are.
+    """
+    readers: list[Callable[[], Iterable[Observation]]] = [
+        lambda: [_memory(root, clock.now(), source)],
+        lambda: _allocatable(root, clock.now()),
+        lambda: [_pids(root, clock.now())],
+        lambda: _swap(root, clock.now()),
+        lambda: _stalls(root, clock.now(), "memory", Signal.MEMORY_PSI_SOME, Signal.MEMORY_PSI_FULL),
+        lambda: _stalls(root, clock.now(), "io", Signal.IO_PSI_SOME, Signal.IO_PSI_FULL),
+        lambda: _filesystem(paths.nodefs, clock, Signal.NODEFS_AVAILABLE, Signal.NODEFS_INODES_FREE),
+        lambda: _filesystem(paths.imagefs, clock, Signal.IMAGEFS_AVAILABLE, Signal.IMAGEFS_INODES_FREE),
+        lambda: _filesystem(paths.containerfs, clock, Signal.CONTAINERFS_AVAILABLE, Signal.CONTAINERFS_INODES_FREE),
+    ]
+    found: list[Observation] = []
+    warnings: list[str] = []
+    for read in readers:
+        try:
+            found += read()
+        except ObservationError as error:
+            warnings.append(str(error))
+    return tuple(found), tuple(warnings)
+
+
+def _memory(root: Path, now: datetime, source: MemorySource) -> Observation:
+    """Return what is left of the node's memory.
+
+    Capacity less working set; the working set is what is used without inactive page cache. The root of a cgroup v2
+    tree has no ``memory.current``: there anonymous memory and page cache together count as used.
+
+    Source: kubelet ``makeSignalObservations``; cAdvisor ``setMemoryStats``; kernel cgroup-v2.rst, ``memory.stat``.
+    """
+    info = _meminfo(root)
+    total = _field(info, "MemTotal", root / "proc/meminfo")
+    if source is MemorySource.MEM_AVAILABLE:
+        return Observation(Signal.MEMORY_AVAILABLE, _field(info, "MemAvailable", root / "proc/meminfo"), total, now)
+    unified = root / "sys/fs/cgroup/memory.stat"
+    if unified.exists():
+        stat = _pairs(unified)
+        used = _field(stat, "anon", unified) + _field(stat, "file", unified)
+        inactive = _field(stat, "inactive_file", unified)
+    else:
+        group = root / "sys/fs/cgroup/memory"
+        used = _number(group / "memory.usage_in_bytes")
+        inactive = _field(_pairs(group / "memory.stat"), "total_inactive_file", group / "memory.stat")
+    return Observation(Signal.MEMORY_AVAILABLE, max(0, total - max(0, used - inactive)), total, now)
+
+
+def _allocatable(root: Path, now: datetime) -> list[Observation]:
+    """Return what is left of the memory that pods may use; nothing where their cgroup has no limit, or is not there."""
+    for name in _PODS:
+        group = root / "sys/fs/cgroup" / name
+        if not (group / "memory.max").exists():
+            continue
+        text = _text(group / "memory.max").strip()
+        if text == "max" or not text.isdecimal() or int(text) >= _NO_LIMIT:
+            return []
+        limit = int(text)
+        inactive = _field(_pairs(group / "memory.stat"), "inactive_file", group / "memory.stat")
+        working_set = max(0, _number(group / "memory.current") - inactive)
+        return [Observation(Signal.ALLOCATABLE_MEMORY_AVAILABLE, max(0, limit - working_set), limit, now)]
+    return []
+
+
+def _pids(root: Path, now: datetime) -> Observation:
+    """Return how many tasks may still be made: the lesser of two limits, less the threads there are.
+
+    Source: kubelet ``pidlimit.Stats``; proc(5), ``loadavg``, ``pid_max``, ``threads-max``.
+    """
+    limits = []
+    for name in ("pid_max", "threads-max"):
+        path = root / "proc/sys/kernel" / name
+        if path.exists():
+            limits.append(_number(path))
+    if not limits:
+        raise ObservationError(f"{root / 'proc/sys/kernel'}: neither pid_max nor threads-max is there")
+    path = root / "proc/loadavg"
+    words = _text(path).split()
+    tasks = words[3].partition("/")[2] if len(words) > 3 else ""
+    if not tasks.isdecimal():
+        raise ObservationError(f"{path}: {' '.join(words)!r} does not tell how many tasks there are")
+    return Observation(Signal.PID_AVAILABLE, max(0, min(limits) - int(tasks)), min(limits), now)
+
+
+def _swap(root: Path, now: datetime) -> list[Observation]:
+    """Return how much swap is free; nothing on a node without swap. Source: proc(5), ``meminfo``."""
+    info = _meminfo(root)
+    path = root / "proc/meminfo"
+    total = _field(info, "SwapTotal", path)
+    return [Observation(Signal.SWAP_FREE, _field(info, "SwapFree", path), total, now)] if total else []
+
+
+def _stalls(root: Path, now: datetime, what: str, some: Signal, full: Signal) -> list[Observation]:
+    """Return the ten-second averages of stall; nothing on a kernel without them. Source: kernel psi.rst."""
+    path = root / "proc/pressure" / what
+    if not path.exists():
+        return []
+    found = []
+    for line in _text(path).splitlines():
+        kind, *fields = line.split()
+        signal = {"some": some, "full": full}.get(kind)
+        values = dict(field.partition("=")[::2] for field in fields)
+        try:
+            average = float(values["avg10"])
+        except (KeyError, ValueError) as error:
+            raise ObservationError(f"{path}: {line!r} has no avg10") from error
+        if signal is not None:
+            found.append(Observation(signal, average, 100.0, now))
+    return found
+
+
+def _filesystem(path: str | None, clock: Clock, available: Signal, inodes: Signal) -> list[Observation]:
+    if path is None:
+        return []
+    seen = read_filesystem(path, clock)
+    found = [Observation(available, seen.available_bytes, seen.capacity_bytes, seen.observed_at)]
+    if seen.inodes:  # Btrfs has no fixed number
+        found.append(Observation(inodes, seen.inodes_free, seen.inodes, seen.observed_at))
+    return found
+
+
+def device_of(path: str | None) -> int | None:
+    """Return the device a path lies on, ``None`` where that cannot be told."""
+    try:
+        return None if path is None else os.stat(path).st_dev  # noqa: PTH116 - one call, no object
+    except OSError:
+        return None
+
+
+def _meminfo(root: Path) -> dict[str, int]:
+    found = {}
+    for line in _text(root / "proc/meminfo").splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if words and words[0].isdecimal():
+            found[name] = int(words[0]) * (_KIB if words[1:] == ["kB"] else 1)
+    return found
+
+
+def _pairs(path: Path) -> dict[str, int]:
+    found = {}
+    for line in _text(path).splitlines():
+        name, _, value = line.partition(" ")
+        if value.strip().isdecimal():
+            found[name] = int(value)
+    return found
+
+
+def _field(values: dict[str, int], name: str, path: Path) -> int:
+    if name not in values:
+        raise ObservationError(f"{path}: there is no {name}")
+    return values[name]
+
+
+def _number(path: Path) -> int:
+    text = _text(path).strip()
+    if not text.isdecimal():
+        raise ObservationError(f"{path}: {text[:40]!r} is no number")
+    return int(text)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ObservationError(f"{path}: cannot be read: {error}") from error

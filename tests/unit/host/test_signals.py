@@ -1,0 +1,138 @@
+"""Eviction signals from the kernel's files, on copies of both cgroup layouts and on what cannot be read."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.host.signals import MemorySource, SignalPaths, read_signals
+from nodeagent.model.pressure import Signal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOW = datetime(2026, 1, 10, 12, tzinfo=UTC)
+MIB = 1 << 20
+MEMINFO = """\
+MemTotal:        4194304 kB
+MemFree:             100 kB
+MemAvailable:    2097152 kB
+SwapTotal: {swap} kB
+SwapFree:            512 kB
+"""
+FILES = {
+    "proc/meminfo": MEMINFO.format(swap=1024),
+    "proc/loadavg": "0.10 0.20 0.30 3/250 9999\n",
+    "proc/sys/kernel/pid_max": "32768\n",
+    "proc/sys/kernel/threads-max": "20000\n",
+    "proc/pressure/memory": "some avg10=12.50 avg60=1.00 avg300=0.10 total=5\nfull avg10=3.25 avg60=0 total=1\n",
+    "proc/pressure/io": "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
+}
+V2 = {
+    "sys/fs/cgroup/memory.stat": f"anon {1000 * MIB}\nfile {700 * MIB}\ninactive_file {300 * MIB}\n",
+    "sys/fs/cgroup/kubepods.slice/memory.max": f"{3000 * MIB}\n",
+    "sys/fs/cgroup/kubepods.slice/memory.current": f"{1500 * MIB}\n",
+    "sys/fs/cgroup/kubepods.slice/memory.stat": f"inactive_file {200 * MIB}\n",
+}
+V1 = {
+    "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{1700 * MIB}\n",
+    "sys/fs/cgroup/memory/memory.stat": f"cache 1\ntotal_inactive_file {300 * MIB}\n",
+}
+
+
+class Stopped:
+    def now(self) -> datetime:
+        return NOW
+
+    def monotonic_s(self) -> float:
+        return 0.0
+
+
+def read(
+    root: Path, files: dict[str, str | None], source: MemorySource = MemorySource.WORKING_SET
+) -> tuple[dict[Signal, tuple[float, float]], tuple[str, ...]]:
+    for name, text in files.items():
+        if text is not None:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+    seen, warnings = read_signals(SignalPaths(str(root)), Stopped(), source=source, root=root)
+    assert {each.observed_at for each in seen} <= {NOW}
+    return {each.signal: (each.available, each.capacity) for each in seen}, warnings
+
+
+@pytest.mark.parametrize("layout", [V1, V2], ids=["v1", "v2"])
+def test_memory_is_capacity_less_working_set(tmp_path: Path, layout: dict[str, str]) -> None:
+    seen, warnings = read(tmp_path, {**FILES, **layout})
+    assert seen[Signal.MEMORY_AVAILABLE] == ((4096 - 1400) * MIB, 4096 * MIB)
+    assert warnings == ()
+    assert (Signal.ALLOCATABLE_MEMORY_AVAILABLE in seen) is (layout is V2)
+
+
+def test_the_rest_of_a_cgroup_v2_node(tmp_path: Path) -> None:
+    seen, _ = read(tmp_path, {**FILES, **V2})
+    assert seen[Signal.ALLOCATABLE_MEMORY_AVAILABLE] == ((3000 - 1300) * MIB, 3000 * MIB)
+    assert seen[Signal.PID_AVAILABLE] == (20000 - 250, 20000)
+    assert seen[Signal.SWAP_FREE] == (512 << 10, 1024 << 10)
+    assert seen[Signal.MEMORY_PSI_SOME] == (12.5, 100)
+    assert seen[Signal.MEMORY_PSI_FULL] == (3.25, 100)
+    assert seen[Signal.IO_PSI_SOME] == (0, 100)
+    assert Signal.IO_PSI_FULL not in seen
+    assert seen[Signal.NODEFS_AVAILABLE][1] > 0
+    assert Signal.IMAGEFS_AVAILABLE not in seen
+
+
+def test_the_kernels_own_estimate(tmp_path: Path) -> None:
+    seen, _ = read(tmp_path, {**FILES, **V2}, MemorySource.MEM_AVAILABLE)
+    assert seen[Signal.MEMORY_AVAILABLE] == (2048 * MIB, 4096 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("changed", "signal", "value"),
+    [
+        (
+            {"sys/fs/cgroup/memory.stat": f"anon 1\nfile 1\ninactive_file {9 * MIB}\n"},
+            Signal.MEMORY_AVAILABLE,
+            4096 * MIB,
+        ),
+        ({"sys/fs/cgroup/memory.stat": f"anon {9 << 40}\nfile 1\ninactive_file 1\n"}, Signal.MEMORY_AVAILABLE, 0),
+        ({"proc/loadavg": "0 0 0 1/99999 1\n"}, Signal.PID_AVAILABLE, 0),
+    ],
+)
+def test_never_below_nothing_nor_above_all(
+    tmp_path: Path, changed: dict[str, str], signal: Signal, value: float
+) -> None:
+    seen, _ = read(tmp_path, {**FILES, **V2, **changed})
+    assert seen[signal][0] == value
+
+
+@pytest.mark.parametrize(
+    ("changed", "missing", "said"),
+    [
+        ({"proc/meminfo": "nothing\n"}, {Signal.MEMORY_AVAILABLE, Signal.SWAP_FREE}, "there is no MemTotal"),
+        ({"sys/fs/cgroup/memory.stat": "anon 1\n"}, {Signal.MEMORY_AVAILABLE}, "there is no file"),
+        ({"proc/loadavg": "0 0\n"}, {Signal.PID_AVAILABLE}, "how many tasks"),
+        ({"proc/sys/kernel/pid_max": "many\n"}, {Signal.PID_AVAILABLE}, "is no number"),
+        ({"proc/pressure/memory": "some total=1\n"}, {Signal.MEMORY_PSI_SOME, Signal.MEMORY_PSI_FULL}, "no avg10"),
+        ({"sys/fs/cgroup/kubepods.slice/memory.max": "max\n"}, {Signal.ALLOCATABLE_MEMORY_AVAILABLE}, ""),
+        ({"sys/fs/cgroup/kubepods.slice/memory.max": f"{1 << 62}\n"}, {Signal.ALLOCATABLE_MEMORY_AVAILABLE}, ""),
+        ({"proc/meminfo": MEMINFO.format(swap=0)}, {Signal.SWAP_FREE}, ""),
+    ],
+)
+def test_what_cannot_be_read_is_left_out_alone_and_told(
+    tmp_path: Path, changed: dict[str, str], missing: set[Signal], said: str
+) -> None:
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "changed").mkdir()
+    whole, _ = read(tmp_path / "whole", {**FILES, **V2})
+    seen, warnings = read(tmp_path / "changed", {**FILES, **V2, **changed})
+    assert whole.keys() - seen.keys() == missing
+    assert len(warnings) >= bool(said)
+    assert all(said in each for each in warnings[:1])
+
+
+def test_a_kernel_without_stall_figures_is_no_fault(tmp_path: Path) -> None:
+    seen, warnings = read(tmp_path, {name: text for name, text in {**FILES, **V2}.items() if "pressure" not in name})
+    assert not any(signal.is_stall for signal in seen)
+    assert warnings == ()
