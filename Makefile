@@ -3,8 +3,9 @@ SHELL := /bin/bash
 VENV ?= .venv
 BIN := $(VENV)/bin
 export VENV
+PREFIX ?= /opt/nodeagent
 
-.PHONY: help demo test check unit integration test-matrix test-node bench protos docs format clean
+.PHONY: help demo test check unit integration test-matrix test-node bench protos docs install uninstall format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -60,6 +61,25 @@ protos: ## generate nodeagent/_proto from protos/
 docs: ## write the configuration reference into the README
 	@.ci/setup run
 	$(BIN)/python -m nodeagent.config.embed README.md
+
+install: ## as root: the agent in PREFIX (/opt/nodeagent), its unit, and a configuration that removes nothing yet
+	@[ "$$(id -u)" = 0 ] || { echo "install: needs root" >&2; exit 1; }
+	@[ -x $(PREFIX)/bin/python ] || python3 -m venv $(PREFIX)
+	$(PREFIX)/bin/python -m pip install --quiet --disable-pip-version-check .
+	install -d -m 0755 /etc/nodeagent
+	@[ -e /etc/nodeagent/config.toml ] || { \
+		umask 022; $(PREFIX)/bin/nodeagent config default --dry-run > /etc/nodeagent/config.toml; \
+		echo "wrote /etc/nodeagent/config.toml: dry_run = true until you change it"; }
+	sed 's|/opt/nodeagent/|$(PREFIX)/|' systemd/nodeagent.service > /etc/systemd/system/nodeagent.service
+	systemctl daemon-reload
+	@echo "start it with: systemctl enable --now nodeagent"
+
+uninstall: ## as root: stop the agent and remove it and its unit; configuration and state stay
+	@[ "$$(id -u)" = 0 ] || { echo "uninstall: needs root" >&2; exit 1; }
+	-systemctl disable --now nodeagent
+	rm -f /etc/systemd/system/nodeagent.service
+	systemctl daemon-reload
+	rm -rf $(PREFIX)
 
 format: ## format the code
 	@.ci/setup dev

@@ -34,6 +34,14 @@ def show(path: Path | None, form: str) -> None:
         sys.stdout.write(dumps(loaded.config.model_dump(mode="json"), form))
 
 
+def default(*, dry_run: bool) -> None:
+    """Print a commented configuration file."""
+    from nodeagent.config.models import Config  # noqa: PLC0415
+    from nodeagent.config.writing import to_toml  # noqa: PLC0415
+
+    sys.stdout.write(to_toml(Config(dry_run=dry_run), commented=True))
+
+
 def reference() -> None:
     """Print the reference of every setting, as Markdown."""
     from nodeagent.config.writing import reference as make_reference  # noqa: PLC0415

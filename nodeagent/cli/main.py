@@ -554,6 +554,18 @@ def config_show(config: ConfigOption = None, output: OutputOption = Output.TABLE
     show(config, output.value)
 
 
+@config_app.command("default")
+def config_default(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With dry_run = true, so that nothing is removed yet.")
+    ] = False,
+) -> None:
+    """Print a configuration file with every setting explained and commented out."""
+    from nodeagent.cli.config import default  # noqa: PLC0415
+
+    default(dry_run=dry_run)
+
+
 @config_app.command("reference")
 def config_reference() -> None:
     """Document every setting: form, default, unit and effect."""

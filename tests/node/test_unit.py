@@ -1,0 +1,101 @@
+"""The agent as a service of a real node: hardened, collecting, and stopped without a trace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.node.conftest import APP
+from tests.support import images, reclaim, vm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.vm import Node
+
+pytestmark = pytest.mark.node
+
+UNIT = Path(__file__).parents[2] / "systemd" / "nodeagent.service"
+CONFIG = """\
+role = "standalone"
+[image_gc]
+interval = "2s"
+minimum_age = "0s"
+maximum_unused_age = "1s"
+[container_gc]
+interval = "2s"
+deleted_pod_grace = "1s"
+sandbox_minimum_age = "0s"
+log_minimum_age = "0s"
+"""
+
+
+@pytest.fixture(scope="module")
+def served(node: Node) -> Iterator[Node]:
+    """The node with the unit in place, not started."""
+    node.put("/etc/systemd/system/nodeagent.service", UNIT)
+    node.run("mkdir -p /etc/nodeagent && systemctl daemon-reload")
+    yield node
+    node.run("systemctl stop nodeagent", check=False)
+
+
+def log(node: Node) -> list[dict[str, object]]:
+    lines = node.run("journalctl -u nodeagent -o cat --no-pager").stdout.splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def test_the_unit_is_good_and_exposes_little(served: Node) -> None:
+    checked = served.run("systemd-analyze verify /etc/systemd/system/nodeagent.service", check=False)
+    assert "nodeagent.service" not in checked.stderr, checked.stderr
+    served.put("/etc/nodeagent/config.toml", "dry_run = true\n")
+    shown = served.run("systemd-analyze security nodeagent --no-pager", timeout_s=120).stdout
+    score = float(shown.rpartition("exposure level for nodeagent.service:")[2].split()[0])
+    print(f"exposure {score}")
+    assert score <= 3.0, shown
+
+
+def test_what_a_new_install_does_first_is_show(served: Node) -> None:
+    served.put("/etc/nodeagent/config.toml", f"dry_run = true\n{CONFIG}")
+    served.import_images(images.image("node.test/unused:v1"))
+    served.run("systemctl start nodeagent", timeout_s=120)
+    reclaim.poll("it would remove", lambda: any(each["event"] == "would_remove" for each in log(served)), timeout_s=120)
+    assert "node.test/unused:v1" in served.run("ctr -n k8s.io images ls -q").stdout
+    assert not any(each["event"] == "removal" for each in log(served))
+
+
+def test_it_collects_under_its_hardening(served: Node) -> None:
+    served.run("systemctl stop nodeagent", timeout_s=60)
+    (gone,) = served.run_pods(vm.Pod("gone", APP, ("sh", "-c", "echo last words"), namespace="shop"))
+    reclaim.poll("the log is there", lambda: b"last words" in served.get(gone.log_file))
+    served.python(
+        "from pathlib import Path\n"
+        "from tests.support.pods import Pods\n"
+        "with Pods(Path('/run/containerd/containerd.sock'), log_root=Path('/var/log/pods')) as pods:\n"
+        f"    pods.call('StopPodSandbox', {{'pod_sandbox_id': '{gone.sandbox_id}'}})\n"
+    )
+    served.put("/etc/nodeagent/config.toml", CONFIG)
+    served.run("systemctl start nodeagent", timeout_s=120)
+    reclaim.poll(
+        "container, sandbox, log and image are gone",
+        lambda: (
+            {"container", "sandbox", "pod-log-directory", "image"}
+            <= {each["kind"] for each in log(served) if each["event"] == "removal" and each["outcome"] == "done"}
+        ),
+        timeout_s=180,
+    )
+    assert served.run(f"test -e {gone.log_file}", check=False).code != 0
+    assert "node.test/unused:v1" not in served.run("ctr -n k8s.io images ls -q").stdout
+    failed = [each for each in log(served) if each["event"] in ("pass_failed", "pass_crashed", "store_degraded")]
+    assert failed == []
+    assert "would_remove" in {each["event"] for each in log(served)}
+
+
+def test_it_stops_within_seconds_and_leaves_its_state(served: Node) -> None:
+    served.run("systemctl stop nodeagent", timeout_s=60)
+    assert served.run("systemctl show nodeagent -p Result --value").stdout.strip() == "success"
+    assert log(served)[-1]["event"] == "agent_stopped"
+    told = json.loads(served.run("nodeagent history --output json").stdout)
+    assert any(action["kind"] == "image" for past in told["passes"] for action in past["actions"])
