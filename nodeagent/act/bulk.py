@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _NOTICED_WITHIN_S: Final = 20.0  # containerd 2 tells CRI of hundreds of deletions with seconds of delay
-_NOTICED_STEP_S: Final = 0.05
+_FIRST_WAIT_S: Final = 0.02
+_LAST_WAIT_S: Final = 1.0
 
 
 class NameActions(Protocol):
@@ -155,16 +156,28 @@ class BulkImageRemover(ImageRemover):
         return tuple([await self._again(result) for result in begun if result.decision.id in left])
 
     async def _still_listed(self, gone: set[str]) -> frozenset[str]:
-        """Return which of the images CRI still lists once it had time to notice; it is told by events."""
-        until_s = self._clock.monotonic_s() + _NOTICED_WITHIN_S
-        while True:
-            left = gone & await self._bulk_reader.image_ids()
-            if not left or self._clock.monotonic_s() >= until_s:
-                return frozenset(left)
-            await asyncio.sleep(_NOTICED_STEP_S)
+        """Return which of the images CRI still lists once it had time to notice; it is told by events.
+
+        Those that have a name again are not waited for.
+        """
+        listed = gone & await self._bulk_reader.image_ids()
+        told = await asyncio.gather(*(_caught(self._bulk_reader.image_and_names(each)) for each in listed))
+        back = {each for each, one in zip(listed, told, strict=True) if not isinstance(one, NodeAgentError) and one[1]}
+        stale, waited_s, wait_s = listed - back, 0.0, _FIRST_WAIT_S
+        while stale and waited_s < _NOTICED_WITHIN_S:
+            await asyncio.sleep(wait_s)
+            waited_s, wait_s = waited_s + wait_s, min(2 * wait_s, _LAST_WAIT_S)
+            stale &= await self._bulk_reader.image_ids()
+        return frozenset(stale | back)
 
     async def _again(self, result: Result) -> Result:
+        """Look at an image that CRI still lists: pulled anew it stays; without any name it goes through CRI."""
         try:
+            image, names = await self._bulk_reader.image_and_names(result.decision.id)
+            if image is None:
+                return result
+            if names:
+                return replace(result, outcome=Outcome.CHANGED, detail="kept: it was given a name meanwhile")
             again = await self.remove(result.decision)
         except RuntimeUnavailableError:
             raise

@@ -124,6 +124,8 @@ async def carry_out(  # noqa: PLR0913 - what a pass hands down
                 note(Result(decision, Outcome.FAILED, detail, duration_s=clock.monotonic_s() - began_s))
             rest = decisions[position + len(together) :]
             raise Interrupted(_with_rest(results, rest, detail), str(error)) from error
+        except NodeAgentError as error:
+            ended = [error] * len(together)
         took_s = (clock.monotonic_s() - began_s) / len(together)
         for decision, each in zip(together, ended, strict=True):
             result = each if isinstance(each, Result) else Result(decision, Outcome.FAILED, str(each))

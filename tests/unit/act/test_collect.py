@@ -263,3 +263,23 @@ async def test_holds_that_cannot_be_read_keep_every_image(rig: Opener) -> None:
         (plan,) = (await made.collector.preview(Scope.IMAGES)).plans
         assert plan.removals == ()
         assert any("holds cannot be read" in warning for warning in plan.warnings)
+
+
+async def test_in_bulk_users_that_cannot_be_read_fail_the_items_and_not_the_pass(rig: Opener) -> None:
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        made.server.faults.fail("ListPodSandbox", None, times=1, status="INTERNAL", detail="busy")
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
+        assert [each.outcome for each in report.results[:BATCH]] == [Outcome.FAILED] * BATCH
+        assert {each.outcome for each in report.results[BATCH:]} == {Outcome.DONE}
+
+
+async def test_in_bulk_an_image_pulled_anew_before_the_end_stays(rig: Opener) -> None:
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        victim = preview.removals[0]
+        made.server.faults.before("Leases.Create", lambda: made.node.pull_image(victim.name), times=1)
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
+        assert made.node.resolve_image(victim.name) == victim.id
+        assert outcomes(report)[victim.id] is Outcome.CHANGED
+        assert "given a name meanwhile" in next(e.detail for e in report.results if e.decision.id == victim.id)
