@@ -67,3 +67,7 @@ class RuntimeTimeoutError(RuntimeRequestError):
 
 class RuntimeUnsupportedError(RuntimeRequestError):
     """The server does not know the call (gRPC UNIMPLEMENTED): an older runtime, or another one."""
+
+
+class InhibitorError(NodeAgentError):
+    """logind refused, left, or could not be set up: shutdown protection is off until that is mended."""

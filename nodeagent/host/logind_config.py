@@ -1,0 +1,257 @@
+"""Which file says how long logind waits for delay locks, and the drop-in that would settle it.
+
+logind merges one main file and drop-ins of four directories. A distribution's drop-in with a shorter time is easily
+overlooked, since the name of a drop-in decides and not its directory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.errors import InhibitorError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_ROOT = Path("/")
+
+DEFAULT_DELAY_US: Final = 5_000_000
+"""What logind waits when nothing is configured. Source: logind.conf(5), ``InhibitDelayMaxSec=``."""
+
+INFINITY_US: Final = 2**64 - 1
+
+_DIRECTORIES = ("etc/systemd", "run/systemd", "usr/local/lib/systemd", "usr/lib/systemd")
+_SECTION, _KEY = "Login", "InhibitDelayMaxSec"
+_LARGEST_FILE_BYTES = 1 << 20
+
+_OWN_SUFFIX = "nodeagent.conf"
+_OWN_NAME = f"zz-{_OWN_SUFFIX}"
+
+_UNITS_US: Final[dict[str, int]] = {
+    **dict.fromkeys(("", "seconds", "second", "sec", "s"), 10**6),
+    **dict.fromkeys(("minutes", "minute", "min", "m"), 60 * 10**6),
+    **dict.fromkeys(("hours", "hour", "hr", "h"), 3600 * 10**6),
+    **dict.fromkeys(("days", "day", "d"), 86_400 * 10**6),
+    **dict.fromkeys(("weeks", "week", "w"), 7 * 86_400 * 10**6),
+    **dict.fromkeys(("months", "month", "M"), 2_629_800 * 10**6),
+    **dict.fromkeys(("years", "year", "y"), 31_557_600 * 10**6),
+    **dict.fromkeys(("msec", "ms"), 1000),
+    **dict.fromkeys(("usec", "us", "\u00b5s", "\u03bcs"), 1),
+}
+_SPAN_PART = re.compile(r"\+?(?P<number>\d+(?:\.\d+)?|\.\d+)(?:\s*(?P<unit>[A-Za-z\u00b5\u03bc]+)|\s+|$)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class DelaySetting:
+    """One place where the time is set.
+
+    Attributes:
+        text: the value as written.
+        delay_us: in microseconds; ``INFINITY_US`` for no limit.
+    """
+
+    path: Path
+    text: str
+    delay_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogindDelay:
+    """What the files say.
+
+    Attributes:
+        winner: the setting that counts; ``None`` where none is made.
+        overridden: valid settings that do not count, in the order in which they are read.
+        warnings: files and values that could not be used, in sentences.
+    """
+
+    winner: DelaySetting | None
+    overridden: tuple[DelaySetting, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def delay_us(self) -> int:
+        """How long logind waits once it has read these files."""
+        return DEFAULT_DELAY_US if self.winner is None else self.winner.delay_us
+
+
+@dataclass(frozen=True, slots=True)
+class DropIn:
+    """A file to be written."""
+
+    path: Path
+    text: str
+
+
+def read_delay(root: Path = _ROOT) -> LogindDelay:
+    """Return where ``InhibitDelayMaxSec`` is set, and which place counts.
+
+    The main file is read first, from the first directory that has one, then the drop-ins of all directories in the
+    order of their names. Of drop-ins with the same name only that of the first directory counts (/etc, /run,
+    /usr/local/lib, /usr/lib); an empty one, or a link to /dev/null, hides the others. The last valid value wins.
+
+    Source: logind.conf(5), configuration directories and precedence; systemd.syntax(7).
+    """
+    warnings: list[str] = []
+    settings = [
+        setting for path in _files(root, warnings) for setting in _settings_of(path, _text_of(path, warnings), warnings)
+    ]
+    return LogindDelay(settings[-1] if settings else None, tuple(settings[:-1]), tuple(warnings))
+
+
+def own_drop_in(delay_s: int, root: Path = _ROOT) -> DropIn:
+    """Return the drop-in that makes logind wait ``delay_s`` seconds, under a name that sorts after all others.
+
+    Nothing is written, see :func:`write_drop_in`. logind reads it when it is reloaded.
+    """
+    others = [name for name in _drop_ins(root, []) if not name.endswith(_OWN_SUFFIX)]
+    last = max(others, key=os.fsencode, default="")
+    name = _OWN_NAME
+    if os.fsencode(last) > os.fsencode(name):
+        name = f"{last.removesuffix('.conf')}~{_OWN_SUFFIX}"
+    text = (
+        "# Written by nodeagent on request, so that pods have time to stop when the node goes down.\n"
+        "# Remove this file and reload systemd-logind to undo it.\n"
+        f"[{_SECTION}]\n{_KEY}={delay_s}\n"
+    )
+    return DropIn(root / _DIRECTORIES[0] / "logind.conf.d" / name, text)
+
+
+def write_drop_in(drop_in: DropIn) -> None:
+    """Write the drop-in, whole or not at all; its directory is made if it is missing.
+
+    Raises:
+        InhibitorError: it could not be written; what was there before stays.
+    """
+    temporary = ""
+    try:
+        drop_in.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=drop_in.path.parent, prefix=".nodeagent-")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), 0o644)
+            file.write(drop_in.text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(drop_in.path)
+    except OSError as error:
+        if temporary:
+            with suppress(OSError):
+                Path(temporary).unlink()
+        raise InhibitorError(f"{drop_in.path} cannot be written: {error.strerror or error}") from error
+
+
+def parse_span_us(text: str) -> int:
+    """Return the microseconds a time span stands for; ``INFINITY_US`` for ``infinity``.
+
+    Raises:
+        ValueError: the text is no time span; the message quotes it.
+
+    Source: systemd.time(7), parsing time spans.
+    """
+    stripped = text.strip()
+    if stripped == "infinity":
+        return INFINITY_US
+    total, position = Decimal(0), 0
+    while position < len(stripped):
+        part = _SPAN_PART.match(stripped, position)
+        unit_us = _UNITS_US.get(part["unit"] or "") if part is not None else None
+        if part is None or unit_us is None:
+            raise ValueError(f"{text!r} is no time span")
+        total += Decimal(part["number"]) * unit_us
+        position = part.end()
+        while position < len(stripped) and stripped[position].isspace():
+            position += 1
+    if position == 0 or total >= INFINITY_US:
+        raise ValueError(f"{text!r} is no time span")
+    return int(total)
+
+
+def _files(root: Path, warnings: list[str]) -> Iterator[Path]:
+    for directory in _DIRECTORIES:
+        main = root / directory / "logind.conf"
+        if main.is_file():
+            yield main
+            break
+    drop_ins = _drop_ins(root, warnings)
+    for name in sorted(drop_ins, key=os.fsencode):
+        yield drop_ins[name]
+
+
+def _drop_ins(root: Path, warnings: list[str]) -> dict[str, Path]:
+    """Return the drop-ins by name, each from the first directory that has it; masks are among them."""
+    found: dict[str, Path] = {}
+    for directory in _DIRECTORIES:
+        place = root / directory / "logind.conf.d"
+        try:
+            entries = list(place.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            warnings.append(f"{place} cannot be read: {error.strerror or error}")
+            continue
+        for path in entries:
+            if path.suffix == ".conf" and not path.name.startswith(".") and _counts(path):
+                found.setdefault(path.name, path)
+    return found
+
+
+def _counts(path: Path) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return stat.S_ISREG(mode) or stat.S_ISCHR(mode)
+
+
+def _text_of(path: Path, warnings: list[str]) -> str:
+    try:
+        if stat.S_ISCHR(path.stat().st_mode):
+            return ""
+        with path.open("rb") as file:
+            raw = file.read(_LARGEST_FILE_BYTES + 1)
+    except OSError as error:
+        warnings.append(f"{path} cannot be read: {error.strerror or error}")
+        return ""
+    if len(raw) > _LARGEST_FILE_BYTES:
+        warnings.append(f"{path} is larger than {_LARGEST_FILE_BYTES} bytes and was not read")
+        return ""
+    return raw.decode("utf-8", "replace").removeprefix("\ufeff")
+
+
+def _settings_of(path: Path, text: str, warnings: list[str]) -> Iterator[DelaySetting]:
+    section = ""
+    for line in _logical_lines(text):
+        if line.startswith("["):
+            section = line[1:-1] if line.endswith("]") else ""
+            continue
+        key, equals, value = line.partition("=")
+        if section != _SECTION or not equals or key.rstrip() != _KEY:
+            continue
+        try:
+            yield DelaySetting(path, value.strip(), parse_span_us(value))
+        except ValueError:
+            warnings.append(f"{path}: {_KEY}={value.strip()} is no time span; logind ignores it")
+
+
+def _logical_lines(text: str) -> Iterator[str]:
+    """Yield lines stripped, without comments, with continued ones joined. Source: systemd.syntax(7)."""
+    continued = ""
+    for raw in text.splitlines():
+        line = raw.strip()
+        if line.startswith(("#", ";")) or (not line and not continued):
+            continue
+        if line.endswith("\\"):
+            continued += line[:-1] + " "
+            continue
+        yield (continued + line).strip()
+        continued = ""
+    if continued:
+        yield continued.strip()

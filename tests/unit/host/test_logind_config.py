@@ -1,0 +1,212 @@
+"""Which file decides how long logind waits."""
+
+from __future__ import annotations
+
+import stat
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.errors import InhibitorError
+from nodeagent.host.logind_config import (
+    DEFAULT_DELAY_US,
+    INFINITY_US,
+    own_drop_in,
+    parse_span_us,
+    read_delay,
+    write_drop_in,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ETC, RUN, LOCAL, LIB = "etc/systemd", "run/systemd", "usr/local/lib/systemd", "usr/lib/systemd"
+
+
+def put(root: Path, where: str, text: str) -> Path:
+    path = root / where
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def login(seconds: object) -> str:
+    return f"[Login]\nInhibitDelayMaxSec={seconds}\n"
+
+
+def winner(root: Path) -> tuple[str, int]:
+    found = read_delay(root).winner
+    assert found is not None
+    return str(found.path.relative_to(root)), found.delay_us // 10**6
+
+
+@pytest.mark.parametrize(
+    ("text", "delay_us"),
+    [
+        ("5", 5_000_000),
+        ("30s", 30_000_000),
+        ("2min 200ms", 120_200_000),
+        ("1h30m", 5_400_000_000),
+        ("55s500ms", 55_500_000),
+        ("2 h", 7_200_000_000),
+        ("300ms20s 5day", 432_020_300_000),
+        ("1.5", 1_500_000),
+        (".5s", 500_000),
+        ("5 3", 8_000_000),
+        ("+5", 5_000_000),
+        ("1M", 2_629_800_000_000),
+        ("1m", 60_000_000),
+        ("7\u00b5s", 7),
+        ("0", 0),
+        ("infinity", INFINITY_US),
+        (" 30 ", 30_000_000),
+    ],
+)
+def test_time_spans(text: str, delay_us: int) -> None:
+    assert parse_span_us(text) == delay_us
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "-5", "abc", "5x", "5 # five", "12.34.56", "5.", "1e3", "1,5", "\u0665", "9" * 30]
+)
+def test_what_is_no_time_span(text: str) -> None:
+    with pytest.raises(ValueError, match="is no time span"):
+        parse_span_us(text)
+
+
+def test_nothing_configured(tmp_path: Path) -> None:
+    found = read_delay(tmp_path)
+    assert (found.winner, found.delay_us, found.warnings) == (None, DEFAULT_DELAY_US, ())
+
+
+def test_the_main_file_of_the_first_directory_counts(tmp_path: Path) -> None:
+    put(tmp_path, f"{LIB}/logind.conf", login(7))
+    assert winner(tmp_path) == (f"{LIB}/logind.conf", 7)
+    put(tmp_path, f"{ETC}/logind.conf", login(8))
+    assert winner(tmp_path) == (f"{ETC}/logind.conf", 8)
+    assert read_delay(tmp_path).overridden == ()
+
+
+def test_a_drop_in_beats_the_main_file(tmp_path: Path) -> None:
+    put(tmp_path, f"{ETC}/logind.conf", login(60))
+    put(tmp_path, f"{LIB}/logind.conf.d/10-vendor.conf", login(10))
+    assert winner(tmp_path) == (f"{LIB}/logind.conf.d/10-vendor.conf", 10)
+    assert [each.delay_us for each in read_delay(tmp_path).overridden] == [60_000_000]
+
+
+def test_the_name_decides_and_not_the_directory(tmp_path: Path) -> None:
+    put(tmp_path, f"{ETC}/logind.conf.d/99-kubelet.conf", login(60))
+    put(tmp_path, f"{LIB}/logind.conf.d/unattended-upgrades-logind-maxdelay.conf", login(30))
+    assert winner(tmp_path) == (f"{LIB}/logind.conf.d/unattended-upgrades-logind-maxdelay.conf", 30)
+
+
+def test_of_the_same_name_the_first_directory_counts(tmp_path: Path) -> None:
+    for seconds, where in enumerate((LIB, LOCAL, RUN, ETC), start=1):
+        put(tmp_path, f"{where}/logind.conf.d/50-x.conf", login(seconds))
+        assert winner(tmp_path) == (f"{where}/logind.conf.d/50-x.conf", seconds)
+        assert read_delay(tmp_path).overridden == ()
+
+
+@pytest.mark.parametrize("how", ["link", "empty", "other-key"])
+def test_a_file_hides_others_of_its_name(tmp_path: Path, how: str) -> None:
+    put(tmp_path, f"{LIB}/logind.conf.d/99-x.conf", login(60))
+    put(tmp_path, f"{RUN}/logind.conf.d/10-x.conf", login(10))
+    if how == "link":
+        mask = tmp_path / ETC / "logind.conf.d/99-x.conf"
+        mask.parent.mkdir(parents=True)
+        mask.symlink_to("/dev/null")
+    else:
+        put(tmp_path, f"{ETC}/logind.conf.d/99-x.conf", "" if how == "empty" else "[Login]\nKillUserProcesses=no\n")
+    assert winner(tmp_path) == (f"{RUN}/logind.conf.d/10-x.conf", 10)
+
+
+@pytest.mark.parametrize("name", ["99-x.conf.bak", ".99-x.conf", "99-x", "README"])
+def test_other_files_do_not_count(tmp_path: Path, name: str) -> None:
+    put(tmp_path, f"{ETC}/logind.conf.d/{name}", login(60))
+    assert read_delay(tmp_path).winner is None
+
+
+def test_neither_directories_nor_dangling_links_count(tmp_path: Path) -> None:
+    (tmp_path / ETC / "logind.conf.d/a.conf").mkdir(parents=True)
+    (tmp_path / ETC / "logind.conf.d/b.conf").symlink_to("nowhere")
+    put(tmp_path, f"{LIB}/logind.conf.d/b.conf", login(10))
+    assert winner(tmp_path) == (f"{LIB}/logind.conf.d/b.conf", 10)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("[Login]\n InhibitDelayMaxSec = 9 \n", 9),
+        ("[Login]\nInhibitDelayMaxSec=9\nInhibitDelayMaxSec=10\n", 10),
+        ("# [Login]\n[Login]\n#InhibitDelayMaxSec=5\n;InhibitDelayMaxSec=6\nInhibitDelayMaxSec=11\n", 11),
+        ("[Login]\nInhibitDelayMaxSec=1min \\\n# a comment in between\n 5s\n", 65),
+        ("[Login]\r\nInhibitDelayMaxSec=12\r\n", 12),
+        ("[Login]\nInhibitDelayMaxSec=13", 13),
+        ("\ufeff[Login]\nInhibitDelayMaxSec=14\n", 14),
+        ("[Login]\nInhibitDelayMaxSec=15\n[Other]\nInhibitDelayMaxSec=16\n", 15),
+        ("[Login]\nInhibitDelayMaxSec=17\ninhibitdelaymaxsec=18\nnonsense\n", 17),
+    ],
+    ids=["spaces", "twice", "comments", "continued", "crlf", "no-newline", "bom", "other-section", "other-key"],
+)
+def test_the_syntax(tmp_path: Path, text: str, seconds: int) -> None:
+    put(tmp_path, f"{ETC}/logind.conf", text)
+    assert winner(tmp_path) == (f"{ETC}/logind.conf", seconds)
+
+
+@pytest.mark.parametrize("value", ["", "soon", "-1"])
+def test_what_logind_ignores_is_told(tmp_path: Path, value: str) -> None:
+    put(tmp_path, f"{ETC}/logind.conf", login(9))
+    bad = put(tmp_path, f"{ETC}/logind.conf.d/99-bad.conf", login(value))
+    found = read_delay(tmp_path)
+    assert winner(tmp_path) == (f"{ETC}/logind.conf", 9)
+    assert found.warnings == (f"{bad}: InhibitDelayMaxSec={value} is no time span; logind ignores it",)
+
+
+def test_a_huge_file_is_told_and_not_read(tmp_path: Path) -> None:
+    put(tmp_path, f"{ETC}/logind.conf", "#" * (2 << 20) + "\n" + login(9))
+    found = read_delay(tmp_path)
+    assert found.winner is None
+    assert "larger than" in found.warnings[0]
+
+
+# --- our own drop-in
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [],
+        ["99-kubelet.conf"],
+        ["unattended-upgrades-logind-maxdelay.conf"],
+        ["zz-other.conf"],
+        ["zzzz.conf", "zz.conf"],
+        ["~last.conf"],
+        ["\u00fcber.conf", "zz-nodeagent.conf"],
+    ],
+)
+def test_our_drop_in_sorts_last_and_wins(tmp_path: Path, others: list[str]) -> None:
+    for name in others:
+        put(tmp_path, f"{LIB}/logind.conf.d/{name}", login(1))
+    drop_in = own_drop_in(45, tmp_path)
+    assert not drop_in.path.exists()
+    write_drop_in(drop_in)
+    found = read_delay(tmp_path)
+    assert found.winner is not None
+    assert (found.winner.path, found.delay_us) == (drop_in.path, 45_000_000)
+    assert drop_in.path.parent == tmp_path / ETC / "logind.conf.d"
+    assert own_drop_in(50, tmp_path).path == drop_in.path
+
+
+def test_our_drop_in_is_readable_by_all_and_leaves_nothing_else(tmp_path: Path) -> None:
+    drop_in = own_drop_in(45, tmp_path)
+    write_drop_in(drop_in)
+    write_drop_in(own_drop_in(46, tmp_path))
+    assert stat.S_IMODE(drop_in.path.stat().st_mode) == 0o644
+    assert [each.name for each in drop_in.path.parent.iterdir()] == ["zz-nodeagent.conf"]
+    assert "InhibitDelayMaxSec=46\n" in drop_in.path.read_text()
+
+
+def test_a_drop_in_that_cannot_be_written(tmp_path: Path) -> None:
+    put(tmp_path, f"{ETC}/logind.conf.d", "a file in the way")
+    with pytest.raises(InhibitorError, match=r"zz-nodeagent.conf cannot be written: (File exists|Not a directory)"):
+        write_drop_in(own_drop_in(45, tmp_path))
