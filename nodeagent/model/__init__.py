@@ -9,6 +9,7 @@ from nodeagent.model.hold import ALL_IMAGES, Hold
 from nodeagent.model.image import Image, ImageUsage
 from nodeagent.model.logs import ContainerLogLink, PodLogDirectory
 from nodeagent.model.node import NodeSnapshot, Role, RuntimeInfo
+from nodeagent.model.shutdown import PodOutcome, PodProgress, ShutdownPod
 from nodeagent.model.storage import Holder, ImageRecord, LoosePiece, PieceKind, StorageGraph, StoredPiece
 from nodeagent.model.workload import Container, ContainerState, Sandbox
 
@@ -27,9 +28,12 @@ __all__ = [
     "NodeSnapshot",
     "PieceKind",
     "PodLogDirectory",
+    "PodOutcome",
+    "PodProgress",
     "Role",
     "RuntimeInfo",
     "Sandbox",
+    "ShutdownPod",
     "StorageGraph",
     "StoredPiece",
 ]

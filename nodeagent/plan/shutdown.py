@@ -16,7 +16,7 @@ from nodeagent.plan.shutdown_phases import CRITICAL_PRIORITY
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from nodeagent.model.shutdown import PodProgress, ShutdownPod
+    from nodeagent.model import PodProgress, ShutdownPod
     from nodeagent.plan.shutdown_phases import PhaseBudget, ShutdownBudget
 
 SYSTEM_NAMESPACE: Final = "kube-system"

@@ -14,7 +14,7 @@ from nodeagent.units import format_duration
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from nodeagent.model.shutdown import ShutdownPod
+    from nodeagent.model import ShutdownPod
 
 CRITICAL_PRIORITY: Final = 2_000_000_000
 """From here on a pod is critical. Source: Kubernetes ``scheduling.SystemCriticalPriority``."""

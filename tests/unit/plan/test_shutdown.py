@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.model.shutdown import PodOutcome, PodProgress, ShutdownPod
+from nodeagent.model import PodOutcome, PodProgress, ShutdownPod
 from nodeagent.plan.shutdown import (
     PlacedBy,
     ShutdownPlan,

@@ -1,0 +1,199 @@
+"""One connection to the system bus: calls with deadlines, and descriptors that never leak."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from dbus_fast import BusType, Message, MessageType
+from dbus_fast.aio import MessageBus
+from dbus_fast.errors import DBusFastError
+
+from nodeagent.errors import InhibitorError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import TracebackType
+
+    SignalHandler = Callable[[Message], None]
+
+BUS_NAME: Final = "org.freedesktop.DBus"
+_BUS_PATH: Final = "/org/freedesktop/DBus"
+_CLOSE_WITHIN_S = 1.0
+_REPLIES = (MessageType.METHOD_RETURN, MessageType.ERROR)
+
+
+class BusCallError(InhibitorError):
+    """A call was answered with an error.
+
+    Attributes:
+        name: the error's name on the bus, such as ``org.freedesktop.DBus.Error.AccessDenied``.
+    """
+
+    def __init__(self, member: str, name: str, text: str) -> None:
+        self.name = name
+        super().__init__(f"{member} failed: {text} ({name})" if text else f"{member} failed: {name}")
+
+
+class Descriptor:
+    """A file descriptor that is ours: closed on exec, and closed exactly once."""
+
+    def __init__(self, number: int) -> None:
+        """Take over a descriptor.
+
+        Raises:
+            OSError: it is not open.
+        """
+        os.set_inheritable(number, False)
+        self._number: int | None = number
+
+    @property
+    def number(self) -> int | None:
+        """The descriptor, ``None`` once it is closed."""
+        return self._number
+
+    def close(self) -> None:
+        """Close it; closing it again does nothing, since the number may belong to another file by then."""
+        number, self._number = self._number, None
+        if number is not None:
+            os.close(number)
+
+
+class Bus:
+    """A connection as an async context manager. It is not opened again once it is lost."""
+
+    def __init__(self, address: str = "", *, deadline_s: float, on_signal: SignalHandler | None = None) -> None:
+        """Prepare a connection.
+
+        Args:
+            address: where the bus listens; empty for the system bus of this machine.
+            deadline_s: seconds for connecting, and for each call.
+            on_signal: gets every signal as it arrives; the sender is the bus's word and can be trusted. It must not
+                raise.
+        """
+        self._address = address
+        self._deadline_s = deadline_s
+        self._on_signal = on_signal
+        self._bus: MessageBus | None = None
+        self._end: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        with _translated("connecting to the system bus"):
+            bus = MessageBus(self._address or None, BusType.SYSTEM, negotiate_unix_fd=True)
+            async with asyncio.timeout(self._deadline_s):
+                await bus.connect()
+        bus.add_message_handler(self._incoming)
+        self._bus = bus
+        self._end = asyncio.create_task(_ended(bus))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bus is not None and self._end is not None:
+            self._bus.disconnect()
+            try:
+                await asyncio.wait({self._end}, timeout=_CLOSE_WITHIN_S)
+            finally:
+                self._end.cancel()
+                if self._end.done() and not self._end.cancelled():
+                    self._end.exception()
+
+    @property
+    def ended(self) -> asyncio.Future[None]:
+        """Is done once the connection is lost; wait for it, but do not cancel it."""
+        if self._end is None:
+            raise InhibitorError("the system bus is not connected")
+        return self._end
+
+    async def call(
+        self, destination: str, path: str, interface: str, member: str, signature: str = "", *body: object
+    ) -> Message:
+        """Call a method and return its answer; the answer's descriptors are the caller's to close.
+
+        Raises:
+            BusCallError: the answer is an error.
+            InhibitorError: no connection, or no answer in time; an answer that comes too late is thrown away with
+                its descriptors.
+        """
+        bus = self._bus
+        if bus is None or not bus.connected:
+            raise InhibitorError(f"{member}: the system bus is not connected")
+        message = Message(
+            destination=destination,
+            path=path,
+            interface=interface,
+            member=member,
+            signature=signature,
+            body=list(body),
+        )
+        pending = asyncio.ensure_future(bus.call(message))
+        try:
+            with _translated(member):
+                async with asyncio.timeout(self._deadline_s):
+                    reply: Message | None = await asyncio.shield(pending)
+        except BaseException:
+            pending.add_done_callback(_throw_away)
+            raise
+        if reply is None:
+            raise InhibitorError(f"{member}: the connection to the system bus was closed")
+        if reply.message_type is MessageType.ERROR:
+            close_all(reply)
+            text = reply.body[0] if reply.body and isinstance(reply.body[0], str) else ""
+            raise BusCallError(member, reply.error_name or "unknown", text)
+        return reply
+
+    async def call_bus(self, member: str, signature: str = "", *body: object) -> Message:
+        """Call a method of the bus itself. Raises what :meth:`call` does."""
+        return await self.call(BUS_NAME, _BUS_PATH, BUS_NAME, member, signature, *body)
+
+    async def subscribe(self, rule: str) -> None:
+        """Ask for the signals that match a rule; when it returns, none is missed. Raises what :meth:`call` does."""
+        await self.call_bus("AddMatch", "s", rule)
+
+    async def own_pid(self) -> int:
+        """Return our process id as the bus sees it, which may be from outside a container."""
+        reply = await self.call_bus("GetConnectionUnixProcessID", "s", self._bus.unique_name if self._bus else "")
+        return int(reply.body[0])
+
+    def _incoming(self, message: Message) -> None:
+        if message.message_type in _REPLIES:
+            return
+        close_all(message)  # nobody has a reason to send us one
+        if message.message_type is MessageType.SIGNAL and self._on_signal is not None:
+            self._on_signal(message)
+
+
+async def _ended(bus: MessageBus) -> None:
+    await bus.wait_for_disconnect()  # type: ignore[no-untyped-call]
+
+
+def close_all(message: Message) -> None:
+    """Close the descriptors that came with a message."""
+    for number in message.unix_fds:
+        with suppress(OSError):
+            os.close(number)
+
+
+def _throw_away(pending: asyncio.Future[Any]) -> None:
+    if pending.cancelled() or pending.exception() is not None:
+        return
+    reply = pending.result()
+    if reply is not None:
+        close_all(reply)
+
+
+@contextmanager
+def _translated(doing: str) -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError as error:
+        raise InhibitorError(f"{doing}: no answer in time") from error
+    except EOFError as error:
+        raise InhibitorError(f"{doing}: the connection to the system bus was closed") from error
+    except OSError as error:
+        raise InhibitorError(f"{doing}: {error.strerror or error}") from error
+    except DBusFastError as error:
+        raise InhibitorError(f"{doing}: {error}") from error

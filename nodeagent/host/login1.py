@@ -1,0 +1,110 @@
+"""What logind's manager object is asked, and what it answers."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeVar
+
+from dbus_fast import Variant
+
+from nodeagent.errors import InhibitorError
+from nodeagent.host.dbus import Bus, BusCallError, Descriptor, close_all
+
+LOGIND_NAME: Final = "org.freedesktop.login1"
+LOGIND_PATH: Final = "/org/freedesktop/login1"
+MANAGER: Final = "org.freedesktop.login1.Manager"
+IN_PROGRESS: Final = "org.freedesktop.login1.OperationInProgress"
+
+T = TypeVar("T", bool, int)
+
+
+class InhibitorEntry(NamedTuple):
+    """One lock of logind's list. Source: org.freedesktop.login1(5), ``ListInhibitors``, in its order."""
+
+    what: str
+    who: str
+    why: str
+    mode: str
+    uid: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogindFacts:
+    """What logind answers, read once."""
+
+    preparing: bool
+    limit_us: int
+    inhibitors: tuple[InhibitorEntry, ...]
+
+
+async def take_lock(bus: Bus, who: str, why: str) -> Descriptor:
+    """Take a delay lock against shutdowns; it is held for as long as the descriptor, or a copy of it, is open.
+
+    Raises:
+        BusCallError: logind refuses; ``IN_PROGRESS`` while a shutdown is under way.
+        InhibitorError: no answer, or one without a descriptor.
+
+    Source: org.freedesktop.login1(5), ``Inhibit``.
+    """
+    reply = await bus.call(LOGIND_NAME, LOGIND_PATH, MANAGER, "Inhibit", "ssss", "shutdown", who, why, "delay")
+    if reply.signature != "h" or len(reply.unix_fds) != 1:
+        close_all(reply)
+        raise InhibitorError("Inhibit was answered without a descriptor")
+    return Descriptor(reply.unix_fds[0])
+
+
+async def read_logind(address: str = "", *, deadline_s: float = 5.0) -> LogindFacts:
+    """Return what logind says now, without taking a lock.
+
+    Raises:
+        InhibitorError: the bus or logind does not answer.
+    """
+    async with Bus(address, deadline_s=deadline_s) as bus:
+        await owner_of_logind(bus)
+        return LogindFacts(
+            preparing=await read_property(bus, "PreparingForShutdown", bool),
+            limit_us=await read_property(bus, "InhibitDelayMaxUSec", int),
+            inhibitors=await list_inhibitors(bus),
+        )
+
+
+async def owner_of_logind(bus: Bus) -> str:
+    """Return logind's unique name on the bus, after having it started where that is possible.
+
+    Raises:
+        InhibitorError: it is not there.
+    """
+    with suppress(BusCallError):  # the next call tells
+        await bus.call_bus("StartServiceByName", "su", LOGIND_NAME, 0)
+    try:
+        reply = await bus.call_bus("GetNameOwner", "s", LOGIND_NAME)
+    except BusCallError as error:
+        raise InhibitorError(f"logind is not on the bus: {error}") from error
+    return str(reply.body[0])
+
+
+async def read_property(bus: Bus, name: str, kind: type[T]) -> T:
+    """Return a property of logind's manager.
+
+    Raises:
+        InhibitorError: no answer, or not of that kind.
+    """
+    reply = await bus.call(LOGIND_NAME, LOGIND_PATH, "org.freedesktop.DBus.Properties", "Get", "ss", MANAGER, name)
+    value = reply.body[0].value if reply.body and isinstance(reply.body[0], Variant) else None
+    if type(value) is not kind:  # a bool is an int too
+        raise InhibitorError(f"logind's {name} is {value!r}")
+    return value
+
+
+async def list_inhibitors(bus: Bus) -> tuple[InhibitorEntry, ...]:
+    """Return all locks that logind holds.
+
+    Raises:
+        InhibitorError: no answer, or not of that form.
+    """
+    reply = await bus.call(LOGIND_NAME, LOGIND_PATH, MANAGER, "ListInhibitors")
+    if reply.signature != "a(ssssuu)":
+        raise InhibitorError(f"ListInhibitors was answered with {reply.signature!r}")
+    return tuple(InhibitorEntry(*entry) for entry in reply.body[0])

@@ -1,0 +1,298 @@
+"""A private message bus, and a logind on it that delays shutdowns the way the real one does.
+
+The fake's locks are FIFOs in a directory, as the real one's are: they outlive a restart of it, end when the last copy
+of the descriptor is closed, and are refused while a shutdown is under way. No machine is ever shut down.
+
+Source: org.freedesktop.login1(5); the behaviour of systemd-logind 257 where the page is silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dbus_fast import BusType, Message, MessageType, NameFlag, RequestNameReply, Variant
+from dbus_fast.aio import MessageBus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+NAME = "org.freedesktop.login1"
+PATH = "/org/freedesktop/login1"
+MANAGER = "org.freedesktop.login1.Manager"
+IN_PROGRESS = "org.freedesktop.login1.OperationInProgress"
+WITHIN_S = 10.0
+
+_CONFIG = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
+ "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
+<busconfig>
+  <type>session</type>
+  <listen>{address}</listen>
+  <auth>EXTERNAL</auth>
+  <policy context="default">
+    <allow send_destination="*"/>
+    <allow receive_sender="*"/>
+    <allow own="*"/>
+    <allow user="*"/>
+  </policy>
+</busconfig>
+"""
+
+
+def unavailable() -> str | None:
+    """Return why no private bus can be had here; ``None`` if it can."""
+    return None if shutil.which("dbus-daemon") else "no dbus-daemon on this machine (Debian: apt install dbus-daemon)"
+
+
+class PrivateBus:
+    """A dbus-daemon that can be stopped and started again at the same address."""
+
+    def __init__(self, directory: Path) -> None:
+        self._socket = directory / "bus"
+        self.address = f"unix:path={self._socket}"
+        self._config = directory / "bus.conf"
+        self._config.write_text(_CONFIG.format(address=self.address))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it; when this returns it can be connected to."""
+        self._socket.unlink(missing_ok=True)
+        process = subprocess.Popen(
+            ["dbus-daemon", f"--config-file={self._config}", "--nofork", "--nopidfile", "--print-address=1"],
+            stdout=subprocess.PIPE,
+        )
+        self._process = process
+        assert process.stdout is not None
+        assert process.stdout.readline(), "dbus-daemon did not start"
+
+    def stop(self) -> None:
+        """Kill it; all connections break."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+
+
+@dataclass(eq=False)
+class Lock:
+    """One lock that was given out."""
+
+    what: str
+    who: str
+    why: str
+    mode: str
+    uid: int
+    pid: int
+    fifo: Path
+    reader: int = -1
+    listed: bool = True
+
+    @property
+    def entry(self) -> tuple[str, str, str, str, int, int]:
+        return self.what, self.who, self.why, self.mode, self.uid, self.pid
+
+
+@dataclass(eq=False)
+class Login1:
+    """logind's manager object.
+
+    Attributes:
+        calls: members called, in order.
+        executed: how many shutdowns went on, past all locks.
+        refuse: the name of the error that Inhibit is answered with.
+        descriptors: how many Inhibit answers with.
+        before_inhibit: is called, and awaited, before Inhibit does anything.
+        before_answer: likewise, with the lock taken and before the answer.
+        after_get: is called with its name right after a property was answered.
+    """
+
+    address: str
+    directory: Path
+    preparing: bool = False
+    limit_us: Any = 5_000_000
+    limit_type: str = "t"
+    locks: list[Lock] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    clients: list[str] = field(default_factory=list)
+    executed: int = 0
+    refuse: str = ""
+    descriptors: int = 1
+    before_inhibit: Callable[[], Any] | None = None
+    before_answer: Callable[[], Any] | None = None
+    after_get: Callable[[str], None] | None = None
+    _bus: MessageBus | None = None
+    _number: int = 0
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _timeout: asyncio.TimerHandle | None = None
+
+    async def start(self) -> None:
+        """Take the name, after having found the locks of a former run again."""
+        for lock in self.locks:
+            self._open(lock)
+            os.close(os.open(lock.fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+        bus = MessageBus(self.address, BusType.SESSION, negotiate_unix_fd=True)
+        await bus.connect()
+        bus.add_message_handler(self._incoming)
+        self._bus = bus
+        assert await bus.request_name(NAME, NameFlag.DO_NOT_QUEUE) is RequestNameReply.PRIMARY_OWNER
+
+    async def stop(self) -> None:
+        """Leave the bus. The locks stay; a shutdown that was being delayed is forgotten, as by the real one."""
+        self._forget_shutdown()
+        bus, self._bus = self._bus, None
+        if bus is not None:
+            bus.disconnect()
+            with suppress(EOFError, OSError):
+                await bus.wait_for_disconnect()  # type: ignore[no-untyped-call]
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for lock in self.locks:
+            self._close(lock)
+
+    async def rejoin(self) -> None:
+        """Come back to a bus that was restarted, without having been restarted."""
+        preparing, timeout = self.preparing, self._timeout
+        self._timeout = None
+        await self.stop()
+        self.preparing, self._timeout = preparing, timeout
+        await self.start()
+
+    def request_shutdown(self) -> None:
+        """Tell everybody, and wait for the locks, but not longer than the limit."""
+        assert not self.preparing
+        self.emit("PrepareForShutdownWithMetadata", "ba{sv}", True, {"type": Variant("s", "poweroff")})
+        self.emit("PrepareForShutdown", "b", True)
+        self.preparing = True
+        self._timeout = asyncio.get_running_loop().call_later(self.limit_us / 10**6, self._execute)
+        self._go_on()
+
+    def cancel_shutdown(self) -> None:
+        """Tell everybody that nothing comes of it."""
+        self._forget_shutdown()
+        self.emit("PrepareForShutdown", "b", False)
+
+    def emit(self, member: str, signature: str, *body: object) -> None:
+        assert self._bus is not None
+        self._bus.send(Message.new_signal(PATH, MANAGER, member, signature, list(body)))
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something holds that depends on what was called and locked."""
+        async with asyncio.timeout(WITHIN_S):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+    def _forget_shutdown(self) -> None:
+        self.preparing = False
+        if self._timeout is not None:
+            self._timeout.cancel()
+            self._timeout = None
+
+    def _go_on(self) -> None:
+        if self.preparing and self._timeout is not None and not any("shutdown" in lock.what for lock in self.locks):
+            self._execute()
+
+    def _execute(self) -> None:
+        assert self._timeout is not None
+        self._timeout.cancel()
+        self._timeout = None
+        self.executed += 1
+        self._changed.set()
+
+    def _open(self, lock: Lock) -> None:
+        lock.reader = os.open(lock.fifo, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        asyncio.get_running_loop().add_reader(lock.reader, self._ended, lock)
+
+    def _close(self, lock: Lock) -> None:
+        if lock.reader >= 0:
+            asyncio.get_running_loop().remove_reader(lock.reader)
+            os.close(lock.reader)
+            lock.reader = -1
+
+    def _ended(self, lock: Lock) -> None:
+        """Is called when the last writer of a lock is gone."""
+        self._close(lock)
+        lock.fifo.unlink()
+        self.locks.remove(lock)
+        self._changed.set()
+        self._go_on()
+
+    def _incoming(self, message: Message) -> bool:
+        if message.message_type is not MessageType.METHOD_CALL or message.path != PATH:
+            return False
+        task = asyncio.get_running_loop().create_task(self._answer(message))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return True
+
+    async def _answer(self, message: Message) -> None:
+        assert self._bus is not None
+        assert message.member is not None
+        self.calls.append(message.member)
+        self._changed.set()
+        if message.member == "Inhibit":
+            await self._inhibit(message)
+        elif message.member == "ListInhibitors":
+            entries = [list(lock.entry) for lock in self.locks if lock.listed]
+            await self._bus.send(Message.new_method_return(message, "a(ssssuu)", [entries]))
+        elif message.member == "Get" and message.body[0] == MANAGER:
+            values = {
+                "PreparingForShutdown": Variant("b", self.preparing),
+                "InhibitDelayMaxUSec": Variant(self.limit_type, self.limit_us),
+            }
+            sent = self._bus.send(Message.new_method_return(message, "v", [values[message.body[1]]]))
+            if self.after_get is not None:
+                self.after_get(message.body[1])
+            await sent
+        else:
+            error = "org.freedesktop.DBus.Error.UnknownMethod"
+            await self._bus.send(Message.new_error(message, error, f"no {message.member}"))
+
+    async def _inhibit(self, message: Message) -> None:
+        assert self._bus is not None
+        self.clients.append(message.sender or "")
+        if self.before_inhibit is not None:
+            await self.before_inhibit()
+        what, who, why, mode = message.body
+        if self.refuse:
+            await self._bus.send(Message.new_error(message, self.refuse, "refused"))
+            return
+        if self.preparing and "shutdown" in what.split(":"):
+            await self._bus.send(Message.new_error(message, IN_PROGRESS, "already running"))
+            return
+        reply = await self._bus.call(
+            Message(
+                destination="org.freedesktop.DBus",
+                path="/org/freedesktop/DBus",
+                interface="org.freedesktop.DBus",
+                member="GetConnectionUnixProcessID",
+                signature="s",
+                body=[message.sender],
+            )
+        )
+        self._number += 1
+        lock = Lock(what, who, why, mode, os.getuid(), reply.body[0], self.directory / f"{self._number}.ref")
+        os.mkfifo(lock.fifo, 0o600)
+        self._open(lock)
+        writer = os.open(lock.fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self.locks.append(lock)
+        self._changed.set()
+        try:
+            if self.before_answer is not None:
+                await self.before_answer()
+            if self.descriptors:
+                answer = Message.new_method_return(message, "h", [0], [writer] * self.descriptors)
+            else:
+                answer = Message.new_method_return(message, "s", ["no descriptor"])
+            await self._bus.send(answer)
+        finally:
+            os.close(writer)
