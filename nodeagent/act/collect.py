@@ -274,12 +274,13 @@ class Collector:
         )
         sure = max(0, expected * 98 // 100 - MEASUREMENT_SLACK_BYTES)
         wanted = (before.available_bytes if before is not None else 0) + sure
-        until_s = self._clock.monotonic_s() + SETTLE_WITHIN_S
+        waited_s = 0.0
         while True:
             measured = self._read_filesystem(path)
             done = not exact or not sure or measured.available_bytes >= wanted
-            if done or self._clock.monotonic_s() >= until_s or stop.is_set():
+            if done or waited_s >= SETTLE_WITHIN_S or stop.is_set():
                 return measured
+            waited_s += SETTLE_STEP_S
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), SETTLE_STEP_S)
 

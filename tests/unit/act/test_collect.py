@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nodeagent.act import collect
 from nodeagent.act.carry_out import BATCH
 from nodeagent.act.outcomes import Outcome, PassEnd
 from nodeagent.errors import StoreError
@@ -265,7 +266,10 @@ async def test_holds_that_cannot_be_read_keep_every_image(rig: Opener) -> None:
         assert any("holds cannot be read" in warning for warning in plan.warnings)
 
 
-async def test_in_bulk_users_that_cannot_be_read_fail_the_items_and_not_the_pass(rig: Opener) -> None:
+async def test_in_bulk_users_that_cannot_be_read_fail_the_items_and_not_the_pass(
+    rig: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect, "SETTLE_WITHIN_S", 0.0)  # what failed shares layers with the rest
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         made.server.faults.fail("ListPodSandbox", None, times=1, status="INTERNAL", detail="busy")
@@ -274,12 +278,19 @@ async def test_in_bulk_users_that_cannot_be_read_fail_the_items_and_not_the_pass
         assert {each.outcome for each in report.results[BATCH:]} == {Outcome.DONE}
 
 
-async def test_in_bulk_an_image_pulled_anew_before_the_end_stays(rig: Opener) -> None:
+async def test_in_bulk_an_image_that_is_given_a_name_meanwhile_stays(
+    rig: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect, "SETTLE_WITHIN_S", 0.0)
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         victim = preview.removals[0]
-        made.server.faults.before("Leases.Create", lambda: made.node.pull_image(victim.name), times=1)
+        another = replace(made.node.store.names[victim.name], name="registry.example.com/late:v1")
+
+        def give_name() -> None:
+            made.node._set_name(another)
+
+        made.server.faults.before("Images.Delete", give_name, target=victim.id, times=1)
         report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
-        assert made.node.resolve_image(victim.name) == victim.id
+        assert made.node.resolve_image(another.name) == victim.id
         assert outcomes(report)[victim.id] is Outcome.CHANGED
-        assert "given a name meanwhile" in next(e.detail for e in report.results if e.decision.id == victim.id)
