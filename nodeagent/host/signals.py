@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError
 from nodeagent.host.filesystems import read_filesystem
-from nodeagent.model.pressure import Observation, Signal
+from nodeagent.model.pressure import Moment, Observation, Signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from datetime import datetime
 
     from nodeagent.clock import Clock
 
@@ -56,12 +55,12 @@ def read_signals(
         root: where ``proc`` and ``sys`` are.
     """
     readers: list[Callable[[], Iterable[Observation]]] = [
-        lambda: [_memory(root, clock.now(), source)],
-        lambda: _allocatable(root, clock.now()),
-        lambda: [_pids(root, clock.now())],
-        lambda: _swap(root, clock.now()),
-        lambda: _stalls(root, clock.now(), "memory", Signal.MEMORY_PSI_SOME, Signal.MEMORY_PSI_FULL),
-        lambda: _stalls(root, clock.now(), "io", Signal.IO_PSI_SOME, Signal.IO_PSI_FULL),
+        lambda: [_memory(root, _moment(clock), source)],
+        lambda: _allocatable(root, _moment(clock)),
+        lambda: [_pids(root, _moment(clock))],
+        lambda: _swap(root, _moment(clock)),
+        lambda: _stalls(root, _moment(clock), "memory", Signal.MEMORY_PSI_SOME, Signal.MEMORY_PSI_FULL),
+        lambda: _stalls(root, _moment(clock), "io", Signal.IO_PSI_SOME, Signal.IO_PSI_FULL),
         lambda: _filesystem(paths.nodefs, clock, Signal.NODEFS_AVAILABLE, Signal.NODEFS_INODES_FREE),
         lambda: _filesystem(paths.imagefs, clock, Signal.IMAGEFS_AVAILABLE, Signal.IMAGEFS_INODES_FREE),
         lambda: _filesystem(paths.containerfs, clock, Signal.CONTAINERFS_AVAILABLE, Signal.CONTAINERFS_INODES_FREE),
@@ -76,7 +75,11 @@ def read_signals(
     return tuple(found), tuple(warnings)
 
 
-def _memory(root: Path, now: datetime, source: MemorySource) -> Observation:
+def _moment(clock: Clock) -> Moment:
+    return Moment(clock.now(), clock.monotonic_s())
+
+
+def _memory(root: Path, now: Moment, source: MemorySource) -> Observation:
     """Return what is left of the node's memory.
 
     Capacity less working set; the working set is what is used without inactive page cache. The root of a cgroup v2
@@ -100,7 +103,7 @@ def _memory(root: Path, now: datetime, source: MemorySource) -> Observation:
     return Observation(Signal.MEMORY_AVAILABLE, max(0, total - max(0, used - inactive)), total, now)
 
 
-def _allocatable(root: Path, now: datetime) -> list[Observation]:
+def _allocatable(root: Path, now: Moment) -> list[Observation]:
     """Return what is left of the memory that pods may use; nothing where their cgroup has no limit, or is not there."""
     for name in _PODS:
         group = root / "sys/fs/cgroup" / name
@@ -116,7 +119,7 @@ def _allocatable(root: Path, now: datetime) -> list[Observation]:
     return []
 
 
-def _pids(root: Path, now: datetime) -> Observation:
+def _pids(root: Path, now: Moment) -> Observation:
     """Return how many tasks may still be made: the lesser of two limits, less the threads there are.
 
     Source: kubelet ``pidlimit.Stats``; proc(5), ``loadavg``, ``pid_max``, ``threads-max``.
@@ -136,7 +139,7 @@ def _pids(root: Path, now: datetime) -> Observation:
     return Observation(Signal.PID_AVAILABLE, max(0, min(limits) - int(tasks)), min(limits), now)
 
 
-def _swap(root: Path, now: datetime) -> list[Observation]:
+def _swap(root: Path, now: Moment) -> list[Observation]:
     """Return how much swap is free; nothing on a node without swap. Source: proc(5), ``meminfo``."""
     info = _meminfo(root)
     path = root / "proc/meminfo"
@@ -144,7 +147,7 @@ def _swap(root: Path, now: datetime) -> list[Observation]:
     return [Observation(Signal.SWAP_FREE, _field(info, "SwapFree", path), total, now)] if total else []
 
 
-def _stalls(root: Path, now: datetime, what: str, some: Signal, full: Signal) -> list[Observation]:
+def _stalls(root: Path, now: Moment, what: str, some: Signal, full: Signal) -> list[Observation]:
     """Return the ten-second averages of stall; nothing on a kernel without them. Source: kernel psi.rst."""
     path = root / "proc/pressure" / what
     if not path.exists():
@@ -167,9 +170,10 @@ def _filesystem(path: str | None, clock: Clock, available: Signal, inodes: Signa
     if path is None:
         return []
     seen = read_filesystem(path, clock)
-    found = [Observation(available, seen.available_bytes, seen.capacity_bytes, seen.observed_at)]
+    now = _moment(clock)
+    found = [Observation(available, seen.available_bytes, seen.capacity_bytes, now)]
     if seen.inodes:  # Btrfs has no fixed number
-        found.append(Observation(inodes, seen.inodes_free, seen.inodes, seen.observed_at))
+        found.append(Observation(inodes, seen.inodes_free, seen.inodes, now))
     return found
 
 

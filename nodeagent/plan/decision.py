@@ -109,18 +109,32 @@ class ReasonCode(StrEnum):
     KEPT_BY_ITS_LABEL = "kept-by-its-label"
     SNAPSHOT_HAS_CHILD = "snapshot-has-child"
     # pods: evicted
-    NODE_LOW_ON_RESOURCE = "node-low-on-resource"
+    LOW_ON_RESOURCE = "low-on-resource"
     EMPTY_DIR_OVER_LIMIT = "empty-dir-over-limit"
-    POD_STORAGE_OVER_LIMIT = "pod-storage-over-limit"
-    CONTAINER_STORAGE_OVER_LIMIT = "container-storage-over-limit"
-    # pods: kept
-    POD_STATIC = "pod-static"
-    POD_CRITICAL = "pod-critical"
-    POD_NAMESPACE_PROTECTED = "pod-namespace-protected"
-    POD_FACTS_UNSURE = "pod-facts-unsure"
-    NO_PRESSURE = "no-pressure"
+    POD_OVER_STORAGE_LIMIT = "pod-over-storage-limit"
+    CONTAINER_OVER_STORAGE_LIMIT = "container-over-storage-limit"
+    # pods: kept, as none is to be evicted now
+    NO_THRESHOLD_MET = "no-threshold-met"
+    GRACE_PERIOD_RUNNING = "grace-period-running"
+    NOT_READ_ANEW = "not-read-anew"
+    READING_REFUSED = "reading-refused"
+    NO_LONGER_MET = "no-longer-met"
+    NO_POD_HELPS = "no-pod-helps"
     RECLAIM_FIRST = "reclaim-first"
-    ONE_AT_A_TIME = "one-at-a-time"
+    RECLAIM_SUFFICED = "reclaim-sufficed"
+    EVICTION_LIMIT = "eviction-limit"
+    # pods: kept, as another one goes
+    RANKED_LATER = "ranked-later"
+    ANOTHER_POD_GOES = "another-pod-goes"
+    # pods: never chosen
+    STATIC_POD = "static-pod"
+    MIRROR_POD = "mirror-pod"
+    CRITICAL_POD = "critical-pod"
+    PROTECTED_NAMESPACE = "protected-namespace"
+    FACTS_CONTRADICTORY = "facts-contradictory"
+    FACTS_MISSING = "facts-missing"
+    USAGE_UNKNOWN = "usage-unknown"
+    POD_NOT_ACTIVE = "pod-not-active"
 
 
 _SENTENCES: dict[ReasonCode, str] = {
@@ -173,22 +187,37 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.MODIFIED_RECENTLY: "changed {age_s} ago, less than {minimum_s}",
     ReasonCode.NOT_A_POD_LOG_DIRECTORY: "not a pod log directory: {detail}",
     ReasonCode.CONTAINER_PRESENT: "its container is {state}",
-    ReasonCode.NODE_LOW_ON_RESOURCE: (
-        "the node is low on {resource}: {threshold}, {available} available; it is number {rank} of {pods} in order of "
-        "eviction and uses {usage}"
+    ReasonCode.LOW_ON_RESOURCE: (
+        "the node is low on {resource}: {threshold} is met, with {reading}; first of those that may go: {measure}{note}"
     ),
-    ReasonCode.EMPTY_DIR_OVER_LIMIT: "its emptyDir {volume} uses {used_bytes}, more than its limit {limit_bytes}",
-    ReasonCode.POD_STORAGE_OVER_LIMIT: "its local storage is {used_bytes}, over its containers' limit {limit_bytes}",
-    ReasonCode.CONTAINER_STORAGE_OVER_LIMIT: (
-        "its container {container} uses {used_bytes} of local storage, more than its limit {limit_bytes}"
+    ReasonCode.EMPTY_DIR_OVER_LIMIT: "its emptyDir {volume} holds {usage_bytes}, more than its limit of {limit_bytes}",
+    ReasonCode.POD_OVER_STORAGE_LIMIT: (
+        "it uses {usage_bytes} of local storage, more than its containers' limits of {limit_bytes}"
     ),
-    ReasonCode.POD_STATIC: "static: {how}",
-    ReasonCode.POD_CRITICAL: "critical: {how}",
-    ReasonCode.POD_NAMESPACE_PROTECTED: "its namespace {namespace} is protected",
-    ReasonCode.POD_FACTS_UNSURE: "it may be critical: {detail}",
-    ReasonCode.NO_PRESSURE: "no threshold is to be acted on",
-    ReasonCode.RECLAIM_FIRST: "what the node itself can give back goes first",
-    ReasonCode.ONE_AT_A_TIME: "number {rank} of {pods} in order of eviction; one pod goes at a time",
+    ReasonCode.CONTAINER_OVER_STORAGE_LIMIT: (
+        "its container {container} uses {usage_bytes} of local storage, more than its limit of {limit_bytes}"
+    ),
+    ReasonCode.NO_THRESHOLD_MET: "no eviction threshold is met",
+    ReasonCode.GRACE_PERIOD_RUNNING: (
+        "{threshold} has been met for {held_s}; it is acted on after {grace_s}, in {left_s} if it stays met"
+    ),
+    ReasonCode.NOT_READ_ANEW: "{threshold} is met, but by a reading that was acted on before",
+    ReasonCode.READING_REFUSED: "{threshold} cannot be judged: {detail}",
+    ReasonCode.NO_LONGER_MET: "{threshold} is no longer met, with {reading}",
+    ReasonCode.NO_POD_HELPS: "{threshold} is met, but it names nothing that evicting a pod is known to give back",
+    ReasonCode.RECLAIM_FIRST: "{threshold} is met; node-level reclaim comes before any pod: {steps}",
+    ReasonCode.RECLAIM_SUFFICED: "{threshold} was met; node-level reclaim brought back enough, with {reading}",
+    ReasonCode.EVICTION_LIMIT: "{count} pod(s) were evicted in the last {window_s}, and the limit is {limit}",
+    ReasonCode.RANKED_LATER: "rank {rank} of {of}, and one pod at most is evicted in a pass: {measure}{note}",
+    ReasonCode.ANOTHER_POD_GOES: "one pod at most is evicted in a pass, and {victim} goes first",
+    ReasonCode.STATIC_POD: "a static pod, by {source}",
+    ReasonCode.MIRROR_POD: "the mirror of a static pod, by {source}",
+    ReasonCode.CRITICAL_POD: "critical: {how}, by {source}",
+    ReasonCode.PROTECTED_NAMESPACE: "in the protected namespace {namespace}",
+    ReasonCode.FACTS_CONTRADICTORY: "what is known of it is contradictory: {detail}",
+    ReasonCode.FACTS_MISSING: "it is not known {missing}",
+    ReasonCode.USAGE_UNKNOWN: "its use of {resource} could not be read",
+    ReasonCode.POD_NOT_ACTIVE: "it is {lifecycle}",
     ReasonCode.UNREFERENCED: "nothing holds it; made {age_s} ago",
     ReasonCode.KEPT_BY_ITS_LABEL: "only a label of its own keeps it (containerd.io/gc.root)",
     ReasonCode.SNAPSHOT_HAS_CHILD: "snapshot {child} lies on it and stays",

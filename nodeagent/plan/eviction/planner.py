@@ -1,250 +1,300 @@
-"""Which pod goes, if any, and what the node gives back first."""
+"""Which pod goes, or what comes before any does."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.model.pressure import Resource, Signal
-from nodeagent.plan.decision import Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
-from nodeagent.plan.eviction.ranking import Layout, rank, usage_of, why_spared
-from nodeagent.units import format_bytes
+from nodeagent.model.pressure import Resource
+from nodeagent.plan.decision import NOTHING_SET_ASIDE, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
+from nodeagent.plan.eviction.cause import find_cause
+from nodeagent.plan.eviction.local_storage import find_violation
+from nodeagent.plan.eviction.message import limit_message, offenders, pressure_message
+from nodeagent.plan.eviction.protection import Protection
+from nodeagent.plan.eviction.ranking import rank_pods
+from nodeagent.plan.eviction.reclaim import reclaim_steps, signals_reclaimed
+from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.plan.eviction.state import recent_evictions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from datetime import datetime
+    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Set as AbstractSet
 
-    from nodeagent.model.pressure import ContainerUse, Observation, PodFacts
+    from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, PodFacts
     from nodeagent.plan.decision import Detail
-    from nodeagent.plan.eviction.thresholds import EvictionPolicy, Threshold
+    from nodeagent.plan.eviction.cause import Cause
+    from nodeagent.plan.eviction.local_storage import Violation
+    from nodeagent.plan.eviction.message import Offender
+    from nodeagent.plan.eviction.policy import EvictionPolicy
+    from nodeagent.plan.eviction.ranking import RankedPod
+    from nodeagent.plan.eviction.reclaim import ReclaimStep
+    from nodeagent.plan.eviction.state import Evaluation, Standing
+    from nodeagent.plan.eviction.thresholds import Threshold
 
-HARD_GRACE_S: Final = 1.0
-"""What a pod is given at a hard threshold. Source: kubelet ``immediateEvictionGracePeriodSeconds``."""
-
-
-class Reclaim(StrEnum):
-    """What the node can give back without ending a pod."""
-
-    DEAD_CONTAINERS = "dead-containers"
-    IMAGES = "images"
-
-
-_RECLAIMS: Final[Mapping[tuple[Layout, str], tuple[Reclaim, ...]]] = {
-    (Layout.ONE, "nodefs"): (Reclaim.DEAD_CONTAINERS, Reclaim.IMAGES),
-    (Layout.ONE, "imagefs"): (Reclaim.DEAD_CONTAINERS, Reclaim.IMAGES),
-    (Layout.ONE, "containerfs"): (Reclaim.DEAD_CONTAINERS, Reclaim.IMAGES),
-    (Layout.DEDICATED_IMAGEFS, "nodefs"): (),
-    (Layout.DEDICATED_IMAGEFS, "imagefs"): (Reclaim.DEAD_CONTAINERS, Reclaim.IMAGES),
-    (Layout.DEDICATED_IMAGEFS, "containerfs"): (Reclaim.DEAD_CONTAINERS, Reclaim.IMAGES),
-    (Layout.SPLIT, "nodefs"): (Reclaim.DEAD_CONTAINERS,),
-    (Layout.SPLIT, "imagefs"): (Reclaim.IMAGES,),
-    (Layout.SPLIT, "containerfs"): (Reclaim.DEAD_CONTAINERS,),
-}
+DEFAULT_TERMINATION_GRACE_S: Final = 30.0
+"""What a pod that does not say asks for. Source: Kubernetes ``terminationGracePeriodSeconds``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Victim:
-    """A pod that goes.
+class Eviction:
+    """The one pod to evict.
 
     Attributes:
-        grace_s: what it is given to end.
-        message: what the pod's status would say.
-        signal: what it goes for, as metrics call it.
+        signal: the signal, or the storage limit, as the kubelet labels its metric.
+        starved: what is short.
+        standing: the threshold acted on, with the reading decided by; ``None`` for a storage limit.
+        ranked: its place and numbers; ``None`` for a storage limit.
+        grace_s: how long its containers have to end; 0 for none.
+        message: for the pod's status, in the kubelet's form.
+        offenders: its containers above their request.
     """
 
     pod: PodFacts
+    reason: Reason
+    signal: str
+    starved: Resource
+    standing: Standing | None
+    ranked: RankedPod | None
     grace_s: float
     message: str
-    signal: str
+    offenders: tuple[Offender, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class EvictionPlan:
-    """What a pass does.
+    """What a pass is to do.
 
     Attributes:
-        plan: one decision for each pod.
-        victims: who goes: all that break a limit of their own, or at most one for pressure.
-        reclaim: what the node gives back first; no pod goes for pressure in the same pass.
-        acting: the threshold that is acted on.
+        plan: exactly one decision for each pod: the evicted one first, then by rank, then by UID.
+        cause: the threshold acted on; ``None`` if none is, or a storage limit comes first.
+        reclaim: what to run on the node now, in order. Measure again after each, and plan again with it named among
+            what was reclaimed; no pod goes before that.
+        pods_may_be_chosen: whether pods could be chosen now. There may be no victim all the same.
+        ranking: all pods that could be ranked for the cause, protected ones too.
+        victim: the one pod to evict, if any.
     """
 
     plan: Plan
-    victims: tuple[Victim, ...] = ()
-    reclaim: tuple[Reclaim, ...] = ()
-    acting: Threshold | None = None
+    cause: Standing | None = None
+    reclaim: tuple[ReclaimStep, ...] = ()
+    pods_may_be_chosen: bool = False
+    ranking: tuple[RankedPod, ...] = ()
+    victim: Eviction | None = None
 
 
-def reclaims(threshold: Threshold, layout: Layout) -> tuple[Reclaim, ...]:
-    """Return what the node gives back for a threshold, in order. Source: kubelet ``buildSignalToNodeReclaimFuncs``."""
-    return _RECLAIMS.get((layout, threshold.signal.value.partition(".")[0]), ())
-
-
-def plan_eviction(  # noqa: PLR0913 - what a pass knows
-    pods: Sequence[PodFacts],
+def plan_eviction(  # noqa: PLR0913 - what one pass carries from round to round
+    evaluation: Evaluation,
+    pods: Iterable[PodFacts],
     policy: EvictionPolicy,
-    acting: Sequence[Threshold],
-    observations: Mapping[Signal, Observation],
     *,
-    layout: Layout,
-    reclaimed: bool,
-    now: datetime,
+    layout: FilesystemLayout,
+    now: Moment,
+    observations: Iterable[Observation] | None = None,
+    reclaimed: AbstractSet[ReclaimStep] = frozenset(),
+    set_aside: Mapping[str, str] = NOTHING_SET_ASIDE,
 ) -> EvictionPlan:
-    """Choose who goes.
+    """Choose at most one pod to evict; neither the order of pods nor that of thresholds matters.
 
-    Pods that break a storage limit of their own go first, all of them, pressure or not; then nothing else does in this
-    pass. Then the first threshold that is acted on decides: if the node can give something back for it, and has not
-    been asked to in this pass (``reclaimed``), it does, and no pod goes. Else the first pod in order of eviction that
-    is not spared goes, alone.
+    First come pods over their own storage limits: lower priority first, then more above the limit. Then the most
+    urgent threshold that is acted on and has a resource, if by the latest readings it is still met: the node gives
+    back what it can, and only then the pod goes that ranks first of those that may go. A threshold that
+    by a later reading came back, by its minimum reclaim if anything was reclaimed for it, gives way to the next.
 
-    Source: kubelet ``synchronize``, ``localStorageEviction``, ``evictPod``.
+    Unlike the kubelet, one pod at most goes for storage limits too; a pod is not evicted for one threshold because
+    another is still met; and a reading that has grown too old by ``now`` decides nothing.
+
+    Args:
+        evaluation: what the pass found; its state counts against the limit of evictions.
+        pods: all pods of the node; facts that are missing or contradictory keep a pod.
+        policy: what is protected, graces and limits.
+        layout: which filesystems are one.
+        now: the instant of this decision, after the latest readings.
+        observations: readings taken after those evaluated; ``None`` to decide by the latter.
+        reclaimed: what was already run on the node in this pass.
+        set_aside: pod UID to why it could not be evicted earlier in this pass.
+
+    Source: kubelet ``synchronize``, from local storage eviction on, and ``evictPod``.
     """
-    spared = {pod.uid: reason for pod in pods if (reason := why_spared(pod, policy)) is not None}
-    breaking = [
-        (pod, found) for pod in pods if pod.uid not in spared and (found := over_limit(pod, layout)) is not None
-    ]
-    if breaking:
-        reasons = {pod.uid: reason for pod, (reason, _, _) in breaking}
-        victims = tuple(Victim(pod, HARD_GRACE_S, message, signal) for pod, (_, message, signal) in breaking)
-        return EvictionPlan(_plan(pods, now, reasons, spared, Reason(ReasonCode.RECLAIM_FIRST)), victims)
-    if not acting:
-        return EvictionPlan(_plan(pods, now, {}, spared, Reason(ReasonCode.NO_PRESSURE)))
-    threshold = acting[0]
-    if not reclaimed and reclaims(threshold, layout):
-        kept = _plan(pods, now, {}, spared, Reason(ReasonCode.RECLAIM_FIRST))
-        return EvictionPlan(kept, reclaim=reclaims(threshold, layout), acting=threshold)
-    ranked = rank(pods, threshold.signal, threshold.resource, layout)
-    ranks = {pod.uid: number for number, pod in enumerate(ranked, 1)}
-    chosen = next((pod for pod in ranked if pod.uid not in spared), None)
-    going: dict[str, Reason] = {}
-    victims = ()
-    if chosen is not None:
-        seen = observations.get(threshold.signal)
-        going[chosen.uid] = _why(chosen, threshold, seen, layout, (ranks[chosen.uid], len(ranked)))
-        grace_s = HARD_GRACE_S if threshold.hard else soft_grace_s(chosen, policy)
-        victims = (Victim(chosen, grace_s, message_for(chosen, threshold, seen), threshold.signal.value),)
-    decisions = [
-        _decision(pod, going, spared, Reason(ReasonCode.ONE_AT_A_TIME, {"rank": ranks[pod.uid], "pods": len(ranked)}))
-        for pod in ranked
-    ]
-    decisions.sort(key=lambda decision: decision.verdict is not Verdict.REMOVE)
-    return EvictionPlan(Plan("pods", now, tuple(decisions)), victims, acting=threshold)
+    listed = sorted(dict.fromkeys(pods), key=lambda pod: (pod.uid, pod.namespace, pod.name))
+    pass_ = _Pass(evaluation, listed, policy, layout, now, set_aside)
+    over = pass_.over_their_limits()
+    if over and pass_.limited is None:
+        return pass_.evict_for_limit(*over[0])
+    given_back = signals_reclaimed(reclaimed, layout)
+    cause = find_cause(evaluation, observations, policy, now=now, reclaimed=given_back)
+    return pass_.act_on(cause, reclaimed)
 
 
-def soft_grace_s(pod: PodFacts, policy: EvictionPolicy) -> float:
-    """Return what a pod is given at a soft threshold: the least of its own and the maximum, which 0 turns off."""
-    maximum_s = policy.maximum_pod_grace_s
-    return min(pod.grace_s, maximum_s) if maximum_s > 0 else pod.grace_s
+def effective_grace_s(threshold: Threshold | None, pod: PodFacts, policy: EvictionPolicy) -> float:
+    """Return the seconds a victim's containers have to end; ``None`` stands for a storage limit.
 
-
-def over_limit(pod: PodFacts, layout: Layout) -> tuple[Reason, str, str] | None:
-    """Return which storage limit of its own a pod breaks: the reason, the message, and the signal of it.
-
-    Source: kubelet ``emptyDirLimitEviction``, ``podEphemeralStorageLimitEviction``,
-    ``containerEphemeralStorageLimitEviction``; all comparisons strict.
+    Source: kubelet ``synchronize``: ``immediateEvictionGracePeriodSeconds``, ``MaxPodGracePeriodSeconds``.
     """
-    for volume in pod.empty_dirs:
-        if 0 < volume.limit_bytes < volume.used_bytes:
-            details: dict[str, Detail] = {
-                "volume": volume.name,
-                "used_bytes": volume.used_bytes,
-                "limit_bytes": volume.limit_bytes,
-            }
-            message = f'Usage of EmptyDir volume "{volume.name}" exceeds the limit "{volume.limit_bytes}". '
-            return Reason(ReasonCode.EMPTY_DIR_OVER_LIMIT, details), message, "emptydirfs.limit"
-    limit = sum(each.storage_limit_bytes for each in pod.containers)
-    use = pod.use
-    if limit and use is not None:
-        used = sum(size or 0 for size in (use.writable_bytes, use.log_bytes, use.volume_bytes))
-        if used > limit:
-            reason = Reason(ReasonCode.POD_STORAGE_OVER_LIMIT, {"used_bytes": used, "limit_bytes": limit})
-            message = f"Pod ephemeral local storage usage exceeds the total limit of containers {limit}. "
-            return reason, message, "ephemeralpodfs.limit"
-    for each in pod.containers:
-        used = (each.log_bytes or 0) + (0 if layout is Layout.DEDICATED_IMAGEFS else each.writable_bytes or 0)
-        if 0 < each.storage_limit_bytes < used:
-            details = {"container": each.name, "used_bytes": used, "limit_bytes": each.storage_limit_bytes}
-            message = f'Container {each.name} exceeded its local ephemeral storage limit "{each.storage_limit_bytes}". '
-            return Reason(ReasonCode.CONTAINER_STORAGE_OVER_LIMIT, details), message, "ephemeralcontainerfs.limit"
-    return None
+    if threshold is None or threshold.hard:
+        return policy.hard_grace_s
+    own_s, cap_s = pod.termination_grace_s.value, policy.max_pod_grace_s
+    if own_s is None:
+        return cap_s if cap_s > 0 else DEFAULT_TERMINATION_GRACE_S
+    return min(own_s, cap_s) if cap_s > 0 else own_s
 
 
-def message_for(pod: PodFacts, threshold: Threshold, seen: Observation | None) -> str:
-    """Return what the status of an evicted pod says, in the kubelet's form. Source: kubelet ``evictionMessage``."""
-    resource = threshold.resource
-    words = [f"The node was low on resource: {resource.value}. "]
-    if seen is not None:
-        wanted = _quantity(threshold.value.of(seen.capacity), resource, threshold.signal)
-        words.append(
-            f"Threshold quantity: {wanted}, available: {_quantity(seen.available, resource, threshold.signal)}. "
+class _Pass:
+    """The pods of one pass and what keeps each."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the parts of one pass
+        self,
+        evaluation: Evaluation,
+        pods: list[PodFacts],
+        policy: EvictionPolicy,
+        layout: FilesystemLayout,
+        now: Moment,
+        set_aside: Mapping[str, str],
+    ) -> None:
+        self._evaluation = evaluation
+        self._pods = pods
+        self._policy = policy
+        self._layout = layout
+        self._now = now
+        self._protection = Protection(pods, policy)
+        self._set_aside = set_aside
+        self._kept = {id(pod): reason for pod in pods if (reason := self._why_kept(pod)) is not None}
+        self.limited = self._limit_reached()
+
+    def over_their_limits(self) -> list[tuple[PodFacts, Violation]]:
+        """Return the pods that may go and exceed their own storage limits, the first to go first."""
+        if not self._policy.local_storage_isolation:
+            return []
+        found = [
+            (pod, violation)
+            for pod in self._pods
+            if id(pod) not in self._kept and (violation := find_violation(pod, self._layout)) is not None
+        ]
+        return sorted(found, key=lambda each: (each[0].priority.value or 0, -each[1].excess_bytes, each[0].uid))
+
+    def evict_for_limit(self, pod: PodFacts, violation: Violation) -> EvictionPlan:
+        """Return the plan that evicts a pod for its own limit."""
+        victim = Eviction(
+            pod=pod,
+            reason=violation.reason,
+            signal=violation.limit.value,
+            starved=Resource.EPHEMERAL_STORAGE,
+            standing=None,
+            ranked=None,
+            grace_s=effective_grace_s(None, pod, self._policy),
+            message=limit_message(violation),
         )
-    for each in pod.containers:
-        used, requested = _of_container(each, resource)
-        if used is not None and requested is not None and used > requested:
-            words.append(
-                f"Container {each.name} was using {_quantity(used, resource)}, request is "
-                f"{_quantity(requested, resource)}, has larger consumption of {resource.value}. "
-            )
-    return "".join(words)
+        others = Reason(ReasonCode.ANOTHER_POD_GOES, {"victim": _name(pod)})
+        decisions = [
+            Decision(ItemKind.POD, pod.uid, _name(pod), Verdict.REMOVE, victim.reason, violation.usage_bytes),
+            *(self._keep(each, others) for each in self._pods if each is not pod),
+        ]
+        return EvictionPlan(self._plan(decisions), pods_may_be_chosen=True, victim=victim)
+
+    def act_on(self, cause: Cause, reclaimed: AbstractSet[ReclaimStep]) -> EvictionPlan:
+        """Return the plan that reclaims for a cause, or evicts, or does neither."""
+        standing = cause.standing
+        if standing is None:
+            decisions = [self._keep(pod, cause.reason) for pod in self._pods]
+            return EvictionPlan(self._plan(decisions, blocked=cause.blocked))
+        signal = standing.threshold.signal
+        steps = tuple(step for step in reclaim_steps(signal, self._layout) if step not in reclaimed)
+        ranking = rank_pods(self._pods, signal, self._layout)
+        everyone = self.limited
+        if steps:
+            texts = tuple(step.text for step in steps)
+            everyone = Reason(ReasonCode.RECLAIM_FIRST, {"threshold": standing.threshold.text, "steps": texts})
+        if everyone is not None:
+            decisions = [self._keep(pod, everyone) for pod in self._by_rank(ranking)]
+            return EvictionPlan(self._plan(decisions), standing, steps, ranking=ranking)
+        return self._choose(standing, cause.reason, ranking)
+
+    def _choose(self, standing: Standing, reason: Reason, ranking: tuple[RankedPod, ...]) -> EvictionPlan:
+        """Return the plan that evicts the first in the ranking that may go."""
+        kept = self._kept | {
+            id(each.pod): why
+            for each in ranking
+            if id(each.pod) not in self._kept and (why := self._protection.why_unmeasured(each)) is not None
+        }
+        first = next((each for each in ranking if id(each.pod) not in kept), None)
+        ranked_by_pod = {id(each.pod): each for each in ranking}
+        victim = None if first is None else self._victim(standing, reason, first)
+        decisions, warnings = [], []
+        for pod in self._by_rank(ranking):
+            ranked = ranked_by_pod.get(id(pod))
+            if ranked is None or id(pod) in kept:
+                decisions.append(self._keep(pod, kept.get(id(pod), reason)))
+            elif victim is not None and ranked is first:
+                decisions.insert(0, _decide(ranked, Verdict.REMOVE, victim.reason))
+            else:
+                later = Reason(ReasonCode.RANKED_LATER, {**_numbers(ranked), "of": len(ranking)})
+                decisions.append(_decide(ranked, Verdict.KEEP, later))
+        if victim is None:
+            warnings.append(f"{standing.threshold.text} is met, and no pod may be evicted")
+        plan = self._plan(decisions, warnings)
+        return EvictionPlan(plan, standing, pods_may_be_chosen=True, ranking=ranking, victim=victim)
+
+    def _victim(self, standing: Standing, reason: Reason, ranked: RankedPod) -> Eviction:
+        over = offenders(ranked.pod, ranked.resource)
+        return Eviction(
+            pod=ranked.pod,
+            reason=Reason(reason.code, {**reason.details, **_numbers(ranked)}),
+            signal=standing.threshold.signal.value,
+            starved=ranked.resource,
+            standing=standing,
+            ranked=ranked,
+            grace_s=effective_grace_s(standing.threshold, ranked.pod, self._policy),
+            message=pressure_message(standing, ranked.resource, over),
+            offenders=over,
+        )
+
+    def _why_kept(self, pod: PodFacts) -> Reason | None:
+        if pod.uid in self._set_aside:
+            return Reason(ReasonCode.FAILED_EARLIER, {"detail": self._set_aside[pod.uid]})
+        return self._protection.why_kept(pod)
+
+    def _limit_reached(self) -> Reason | None:
+        limit, window_s = self._policy.max_evictions_per_window, self._policy.eviction_window_s
+        count = len(recent_evictions(self._evaluation.state, self._policy, self._now))
+        if not 0 < limit <= count:
+            return None
+        return Reason(ReasonCode.EVICTION_LIMIT, {"count": count, "window_s": window_s, "limit": limit})
+
+    def _keep(self, pod: PodFacts, otherwise: Reason) -> Decision:
+        """Return the decision to keep a pod, for a reason of its own if it has one."""
+        reason = self._kept.get(id(pod), otherwise)
+        verdict = Verdict.COULD_NOT if reason.code is ReasonCode.FAILED_EARLIER else Verdict.KEEP
+        return Decision(ItemKind.POD, pod.uid, _name(pod), verdict, reason)
+
+    def _by_rank(self, ranking: tuple[RankedPod, ...]) -> list[PodFacts]:
+        """Return all pods, those ranked first and in their order."""
+        ranks = {id(each.pod): each.rank for each in ranking}
+        return sorted(self._pods, key=lambda pod: ranks.get(id(pod), len(ranking) + 1))
+
+    def _plan(self, decisions: Iterable[Decision], warnings: Iterable[str] = (), *, blocked: str = "") -> Plan:
+        listed = tuple(decisions)
+        return Plan("pods", self._now.at, listed, warnings=(*self._warnings(), *warnings), blocked=blocked)
+
+    def _warnings(self) -> Iterator[str]:
+        yield from (refusal.sentence for refusal in self._evaluation.refusals)
+        for standing in self._evaluation.acting:
+            if MEANINGS[standing.threshold.signal].resource is None:
+                yield f"{standing.threshold.text} is met, but no pod is evicted for it"
+        if self.limited is not None:
+            yield f"no pod is evicted: {self.limited.sentence}"
 
 
-def _of_container(each: ContainerUse, resource: Resource) -> tuple[int | None, int | None]:
-    if resource is Resource.MEMORY:
-        return each.memory_bytes, each.memory_request_bytes
-    if resource is Resource.EPHEMERAL_STORAGE:
-        known = [size for size in (each.writable_bytes, each.log_bytes) if size is not None]
-        return (sum(known) if known else None), each.storage_request_bytes
-    return None, None
+def _decide(ranked: RankedPod, verdict: Verdict, reason: Reason) -> Decision:
+    """Return a decision on a pod, with what its eviction gives back where that is space or inodes."""
+    usage, resource = ranked.usage, ranked.resource
+    frees_bytes = usage if resource in {Resource.MEMORY, Resource.EPHEMERAL_STORAGE} else None
+    frees_inodes = usage if resource is Resource.INODES else None
+    pod = ranked.pod
+    return Decision(ItemKind.POD, pod.uid, _name(pod), verdict, reason, frees_bytes, frees_inodes)
 
 
-def _quantity(value: float, resource: Resource, signal: Signal | None = None) -> str:
-    if signal is not None and signal.is_stall:
-        return f"{value:g}%"
-    if resource in (Resource.MEMORY, Resource.EPHEMERAL_STORAGE):
-        return f"{int(value) // 1024}Ki" if value >= 1024 else f"{int(value)}"
-    return f"{int(value)}"
+def _numbers(ranked: RankedPod) -> dict[str, Detail]:
+    return {**ranked.details, "measure": ranked.measure, "note": ranked.note}
 
 
-def _why(
-    pod: PodFacts, threshold: Threshold, seen: Observation | None, layout: Layout, place: tuple[int, int]
-) -> Reason:
-    used = usage_of(pod, threshold.signal, threshold.resource, layout)
-    sized = threshold.resource in (Resource.MEMORY, Resource.EPHEMERAL_STORAGE)
-
-    def shown(value: float | None) -> str:
-        if value is None:
-            return "an unknown amount"
-        return format_bytes(int(value)) if sized else f"{int(value)}"
-
-    available = (
-        "unknown" if seen is None else f"{seen.available:g}%" if threshold.signal.is_stall else shown(seen.available)
-    )
-    return Reason(
-        ReasonCode.NODE_LOW_ON_RESOURCE,
-        {
-            "resource": threshold.resource.value,
-            "threshold": threshold.text or threshold.signal.value,
-            "available": available,
-            "rank": place[0],
-            "pods": place[1],
-            "usage": shown(used),
-            "priority": pod.priority or 0,
-        },
-    )
-
-
-def _plan(
-    pods: Iterable[PodFacts], now: datetime, going: Mapping[str, Reason], spared: Mapping[str, Reason], kept: Reason
-) -> Plan:
-    decisions = sorted(
-        (_decision(pod, going, spared, kept) for pod in pods),
-        key=lambda decision: (decision.verdict is not Verdict.REMOVE, decision.name, decision.id),
-    )
-    return Plan("pods", now, tuple(decisions))
-
-
-def _decision(pod: PodFacts, going: Mapping[str, Reason], spared: Mapping[str, Reason], kept: Reason) -> Decision:
-    if pod.uid in going:
-        return Decision(ItemKind.POD, pod.uid, pod.full_name, Verdict.REMOVE, going[pod.uid])
-    return Decision(ItemKind.POD, pod.uid, pod.full_name, Verdict.KEEP, spared.get(pod.uid, kept))
+def _name(pod: PodFacts) -> str:
+    return f"{pod.namespace}/{pod.name}"

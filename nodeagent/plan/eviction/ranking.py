@@ -1,143 +1,165 @@
-"""In which order pods would go, and which never do."""
+"""In which order pods would go."""
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from nodeagent.model.pressure import Resource, Signal
-from nodeagent.plan.decision import Reason, ReasonCode
+from nodeagent.model.pressure import FactSource, FilesystemLayout, FilesystemRole, PodLifecycle, Resource, Signal
+from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-    from nodeagent.model.pressure import PodFacts, PodUse
-    from nodeagent.plan.eviction.thresholds import EvictionPolicy
+    from nodeagent.model.pressure import Fact, Footprint, PodFacts, PodUsage
+    from nodeagent.plan.decision import Detail
 
-CRITICAL_PRIORITY: Final = 2_000_000_000
-"""Source: Kubernetes ``scheduling.SystemCriticalPriority``."""
-
-_UNKNOWN_FIRST = -1
+_GUESSED = frozenset({FactSource.INFERRED, FactSource.ASSUMED})
+_BYTES = frozenset({Resource.MEMORY, Resource.EPHEMERAL_STORAGE})
 
 
-class Layout(StrEnum):
-    """On which filesystems a node keeps what. Source: kubelet ``dedicatedImageFs``, ``splitContainerImageFs``."""
+@dataclass(frozen=True, slots=True)
+class RankedPod:
+    """One pod's place.
 
-    ONE = "one"
-    DEDICATED_IMAGEFS = "dedicated-imagefs"
-    SPLIT = "split"
-
-
-def why_spared(pod: PodFacts, policy: EvictionPolicy) -> Reason | None:  # noqa: PLR0911 - one for each rule
-    """Return why a pod is never evicted; ``None`` if it may be.
-
-    What cannot be told apart from critical counts as critical. Source: kubelet ``IsCriticalPod``.
+    Attributes:
+        rank: from 1; the first would go first.
+        usage: of ``resource``, in bytes, inodes or PIDs; ``None`` where it could not be read.
+        request: in bytes; 0 for inodes and PIDs, of which there are no requests.
+        priority: 0 where it is not known.
+        assumed: which facts that count here were inferred or assumed, in words.
     """
-    if pod.static:
-        return Reason(ReasonCode.POD_STATIC, {"how": "from a manifest on the node"})
-    if pod.mirror:
-        return Reason(ReasonCode.POD_STATIC, {"how": "mirrors one from a manifest on the node"})
-    if pod.critical_because:
-        return Reason(ReasonCode.POD_CRITICAL, {"how": pod.critical_because})
-    if pod.priority is not None and pod.priority >= CRITICAL_PRIORITY:
-        how = f"priority {pod.priority}" + (f" by {pod.priority_source}" if pod.priority_source else "")
-        return Reason(ReasonCode.POD_CRITICAL, {"how": how})
-    if pod.namespace in policy.protected_namespaces:
-        return Reason(ReasonCode.POD_NAMESPACE_PROTECTED, {"namespace": pod.namespace})
-    if pod.contradiction:
-        return Reason(ReasonCode.POD_FACTS_UNSURE, {"detail": pod.contradiction})
-    if pod.static is None:
-        return Reason(ReasonCode.POD_FACTS_UNSURE, {"detail": "nothing tells whether it is static"})
-    return None
+
+    pod: PodFacts
+    rank: int
+    resource: Resource
+    usage: int | None
+    request: int
+    priority: int
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def excess(self) -> int | None:
+        """How much the usage is above the request, negative below it."""
+        return None if self.usage is None else self.usage - self.request
+
+    @property
+    def measure(self) -> str:
+        """The numbers that rank it, in words."""
+        if self.usage is None:
+            return f"its use of {self.resource} could not be read, priority {self.priority}"
+        if self.resource not in _BYTES:
+            return f"uses {self.usage} {self.resource}, priority {self.priority}"
+        compared = f"its request of {format_bytes(self.request)}" if self.request else "no request"
+        return f"uses {format_bytes(self.usage)} of {self.resource} with {compared}, priority {self.priority}"
+
+    @property
+    def note(self) -> str:
+        """What was assumed, as an end to a sentence."""
+        return f" ({'; '.join(self.assumed)})" if self.assumed else ""
+
+    @property
+    def details(self) -> dict[str, Detail]:
+        """The numbers that rank it, each with its unit."""
+        details: dict[str, Detail] = {"rank": self.rank, "resource": self.resource.value, "priority": self.priority}
+        unit = "bytes" if self.resource in _BYTES else self.resource.value
+        if self.usage is not None:
+            details[f"usage_{unit}"] = self.usage
+            if unit == "bytes":
+                details["request_bytes"] = self.request
+                details["excess_bytes"] = self.usage - self.request
+        if self.assumed:
+            details["assumed"] = self.assumed
+        return details
 
 
-def rank(pods: Iterable[PodFacts], signal: Signal, resource: Resource, layout: Layout) -> list[PodFacts]:
-    """Return the pods in order of eviction, first to go first.
+def rank_pods(pods: Iterable[PodFacts], signal: Signal, layout: FilesystemLayout) -> tuple[RankedPod, ...]:
+    """Return the pods that have not finished, in the order in which they would go for a signal.
 
-    Memory and disk: those that use more than they asked for, then by priority, lowest first, then by how much more.
-    Inodes: those that use any, then by priority, then by how many. Processes: by priority, then by how many. A pod
-    without statistics comes before those with. A missing priority is 0, a request that nothing tells is 0.
+    - Memory and disk: usage above the request first; then lower priority; then more above the request.
+    - Inodes: any usage first; then lower priority; then more inodes.
+    - PIDs: lower priority first; then more PIDs.
 
-    Departures from the kubelet: inodes are not compared with a request in bytes; ties are settled, the youngest pod
-    first, then by UID.
+    A pod without a reading comes before those with one in every comparison of usage. Ties go by UID. For ``swap.free``
+    memory includes what is swapped out, since that is what an eviction gives back.
+
+    Unlike the kubelet, inodes are not set off against the storage request, which counts bytes. A signal without a
+    resource ranks nothing.
 
     Source: kubelet ``rankMemoryPressure``, ``rankDiskPressureFunc``, ``rankPIDPressure``.
     """
-    match resource:
-        case Resource.MEMORY:
-            return sorted(pods, key=lambda pod: _by_excess(pod, _memory(pod), pod.memory_request_bytes or 0))
-        case Resource.EPHEMERAL_STORAGE:
-            counted = _counted(signal, layout)
-            return sorted(
-                pods, key=lambda pod: _by_excess(pod, _sum(pod.use, counted, _SIZES), pod.storage_request_bytes)
-            )
-        case Resource.INODES:
-            counted = _counted(signal, layout)
-            return sorted(pods, key=lambda pod: _by_excess(pod, _sum(pod.use, counted, _INODES), 0))
-        case Resource.PIDS:
-            return sorted(pods, key=_by_processes)
-
-
-def usage_of(pod: PodFacts, signal: Signal, resource: Resource, layout: Layout) -> int | None:
-    """Return what a pod uses of what is short; ``None`` where it is not known."""
-    match resource:
-        case Resource.MEMORY:
-            return _memory(pod)
-        case Resource.EPHEMERAL_STORAGE:
-            return _sum(pod.use, _counted(signal, layout), _SIZES)
-        case Resource.INODES:
-            return _sum(pod.use, _counted(signal, layout), _INODES)
-        case Resource.PIDS:
-            return pod.use.pids if pod.use is not None else None
-
-
-_Key = tuple[int, bool, int, float, float, str]
-_SIZES: Final[dict[str, Callable[[PodUse], int | None]]] = {
-    "writable": lambda use: use.writable_bytes,
-    "logs": lambda use: use.log_bytes,
-    "volumes": lambda use: use.volume_bytes,
-}
-_INODES: Final[dict[str, Callable[[PodUse], int | None]]] = {
-    "writable": lambda use: use.writable_inodes,
-    "logs": lambda use: use.log_inodes,
-    "volumes": lambda use: use.volume_inodes,
-}
-
-
-def _counted(signal: Signal, layout: Layout) -> tuple[str, ...]:
-    """Return which parts of a pod's local storage lie on the filesystem of a signal."""
-    filesystem = signal.value.partition(".")[0]
-    if layout is Layout.DEDICATED_IMAGEFS:
-        return ("writable",) if filesystem in ("imagefs", "containerfs") else ("logs", "volumes")
-    if layout is Layout.SPLIT and filesystem == "imagefs":
+    resource = MEANINGS[signal].resource
+    if resource is None:
         return ()
-    return ("writable", "logs", "volumes")
+    measured = [_measure(pod, signal, resource, layout) for pod in pods if pod.lifecycle is not PodLifecycle.FINISHED]
+    measured.sort(key=_key_pids if resource is Resource.PIDS else _key_usage)
+    return tuple(
+        RankedPod(each.pod, rank, each.resource, each.usage, each.request, each.priority, each.assumed)
+        for rank, each in enumerate(measured, start=1)
+    )
 
 
-def _memory(pod: PodFacts) -> int | None:
-    return pod.use.memory_bytes if pod.use is not None else None
+def usage_of(usage: PodUsage | None, signal: Signal, layout: FilesystemLayout) -> tuple[int | None, tuple[str, ...]]:
+    """Return what a pod uses of a signal's resource, and in words which parts of it could not be read.
+
+    On disk the parts that lie on the signal's filesystem are added up; a part that was not read counts as 0 unless
+    none was.
+
+    Source: kubelet ``podDiskUsage``, ``containerUsage``, ``podLocalVolumeUsage``, by the layout's rank function.
+    """
+    meaning = MEANINGS[signal]
+    if usage is None:
+        return None, ()
+    if meaning.filesystem is None:
+        return _plain_usage(usage, signal)
+    inodes = meaning.resource is Resource.INODES
+    found = {
+        name: each.used_inodes if inodes else each.used_bytes
+        for name, each in _parts(usage, meaning.filesystem, layout).items()
+    }
+    missing = tuple(f"{name} not read, counted as 0" for name, number in found.items() if number is None)
+    if found and len(missing) == len(found):
+        return None, ()
+    return sum(number or 0 for number in found.values()), missing
 
 
-def _sum(use: PodUse | None, parts: tuple[str, ...], read: dict[str, Callable[[PodUse], int | None]]) -> int | None:
-    if use is None:
-        return None
-    known = [size for part in parts if (size := read[part](use)) is not None]
-    return sum(known) if known or not parts else None
+def _plain_usage(usage: PodUsage, signal: Signal) -> tuple[int | None, tuple[str, ...]]:
+    if signal is Signal.PID_AVAILABLE:
+        return usage.pids, ()
+    if signal is not Signal.SWAP_FREE or usage.memory_bytes is None:
+        return usage.memory_bytes, ()
+    if usage.swap_bytes is None:
+        return usage.memory_bytes, ("swap not read, counted as 0",)
+    return usage.memory_bytes + usage.swap_bytes, ()
 
 
-def _by_excess(pod: PodFacts, used: int | None, requested: int) -> _Key:
-    priority = pod.priority or 0
-    if used is None:
-        return (_UNKNOWN_FIRST, False, priority, 0.0, *_tie(pod))
-    return (0, used <= requested, priority, float(requested - used), *_tie(pod))
+def _parts(usage: PodUsage, filesystem: FilesystemRole, layout: FilesystemLayout) -> dict[str, Footprint]:
+    """Return which parts of a pod lie on a filesystem."""
+    writable, others = {"writable layers": usage.writable}, {"logs": usage.logs, "volumes": usage.volumes}
+    if layout is FilesystemLayout.DEDICATED_IMAGEFS:
+        return others if filesystem is FilesystemRole.NODEFS else writable
+    if layout is FilesystemLayout.SPLIT and filesystem is FilesystemRole.IMAGEFS:
+        return {}
+    return writable | others
 
 
-def _by_processes(pod: PodFacts) -> _Key:
-    processes = pod.use.pids if pod.use is not None else None
-    if processes is None:
-        return (_UNKNOWN_FIRST, False, pod.priority or 0, 0.0, *_tie(pod))
-    return (0, False, pod.priority or 0, float(-processes), *_tie(pod))
+def _measure(pod: PodFacts, signal: Signal, resource: Resource, layout: FilesystemLayout) -> RankedPod:
+    usage, unread = usage_of(pod.usage, signal, layout)
+    facts: list[tuple[str, Fact[int | None]]] = [("priority", pod.priority)]
+    request = 0
+    if resource in _BYTES:
+        fact = pod.memory_request_bytes if resource is Resource.MEMORY else pod.ephemeral_request_bytes
+        facts.append((f"{resource} request", fact))
+        request = fact.value or 0
+    assumed = tuple(f"{name} {fact.source}" for name, fact in facts if fact.source in _GUESSED)
+    return RankedPod(pod, 0, resource, usage, request, pod.priority.value or 0, assumed + unread)
 
 
-def _tie(pod: PodFacts) -> tuple[float, str]:
-    return (-pod.started_at.timestamp() if pod.started_at is not None else 0.0, pod.uid)
+def _key_usage(each: RankedPod) -> tuple[bool, bool, int, int, str]:
+    excess = each.excess
+    return excess is not None, excess is not None and excess <= 0, each.priority, -(excess or 0), each.pod.uid
+
+
+def _key_pids(each: RankedPod) -> tuple[int, bool, int, str]:
+    return each.priority, each.usage is not None, -(each.usage or 0), each.pod.uid

@@ -1,151 +1,223 @@
-"""From observations to thresholds that are acted on, and to the node's conditions."""
+"""From readings to thresholds acted on and node conditions, remembering what has to last from pass to pass.
+
+The steps are those of the kubelet's ``synchronize``: thresholds met now; those acted on last time and not yet come
+back by their minimum reclaim; since when; node conditions; grace periods; and only what was read anew is acted on.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from nodeagent.model.pressure import NodeCondition, Resource, Signal
-from nodeagent.plan.eviction.thresholds import CONDITION_OF
+from nodeagent.model.pressure import NodeCondition
+from nodeagent.plan.eviction.observations import judge
+from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.plan.eviction.thresholds import in_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from datetime import datetime
 
-    from nodeagent.model.pressure import Observation
-    from nodeagent.plan.eviction.thresholds import EvictionPolicy, Threshold
-
-OLDEST_S: Final = 1.0
-"""A decision uses no data older than this."""
+    from nodeagent.model.pressure import Moment, Observation, Signal
+    from nodeagent.plan.eviction.observations import Refusal
+    from nodeagent.plan.eviction.policy import EvictionPolicy
+    from nodeagent.plan.eviction.thresholds import Threshold
 
 
 @dataclass(frozen=True, slots=True)
 class EvictionState:
-    """What one pass leaves to the next.
+    """What is remembered between passes, all times monotonic seconds of one boot.
 
     Attributes:
-        first_met_at: since when each threshold has been met, on a clock that does not go back, in seconds.
-        acted_on: thresholds whose grace period was over in the last pass; these ask for the minimum reclaim.
-        conditions: when each condition was last observed, on the same clock.
-        last_observed: when each signal was read that the last pass acted on.
+        first_met_s: since when each threshold is met without a break.
+        condition_seen_s: when each node condition was last observed.
+        acted_on: thresholds whose grace was over last time; their minimum reclaim counts.
+        last_read_s: the reading of each signal that was used last.
+        reported: node conditions that held last time.
+        evicted_s: when pods were evicted, within the window of the limit.
 
-    Source: kubelet ``managerImpl``.
+    Source: the kubelet eviction manager's fields.
     """
 
-    first_met_at: Mapping[Threshold, float] = field(default_factory=dict)
+    first_met_s: Mapping[Threshold, float] = field(default_factory=dict)
+    condition_seen_s: Mapping[NodeCondition, float] = field(default_factory=dict)
     acted_on: frozenset[Threshold] = frozenset()
-    conditions: Mapping[NodeCondition, float] = field(default_factory=dict)
-    last_observed: Mapping[Signal, datetime] = field(default_factory=dict)
+    last_read_s: Mapping[Signal, float] = field(default_factory=dict)
+    reported: frozenset[NodeCondition] = frozenset()
+    evicted_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Assessment:
-    """What a pass finds.
+class Standing:
+    """How one threshold stands.
 
     Attributes:
-        acting: thresholds to act on, in the order to do so.
-        met: every threshold that is met, its grace period over or not.
-        conditions: what the node reports of itself.
-        refused: signal to why its reading was not believed.
-        missing: thresholds on signals without a reading.
+        observation: the trusted reading; ``None`` if the signal was not read, or ``refusal`` says why not.
+        limit: the quantity compared with, without minimum reclaim; ``None`` without a reading.
+        met: past the limit, or not yet come back by the minimum reclaim after it was acted on.
+        latched: whether it was acted on in the pass before, so that the minimum reclaim counts.
+        held_s: for how long it has been met; 0 if it is not.
+        due: whether it is met and its grace is over.
+        acting: whether it is due and its signal was read anew, so that it may be acted on in this pass.
     """
 
-    acting: tuple[Threshold, ...]
-    met: tuple[Threshold, ...]
-    conditions: frozenset[NodeCondition]
-    refused: Mapping[Signal, str]
-    missing: tuple[Threshold, ...]
+    threshold: Threshold
+    observation: Observation | None = None
+    refusal: Refusal | None = None
+    limit: float | None = None
+    met: bool = False
+    latched: bool = False
+    held_s: float = 0.0
+    due: bool = False
+    acting: bool = False
+
+    @property
+    def grace_left_s(self) -> float:
+        """How long until it is acted on if it stays met."""
+        return max(0.0, self.threshold.grace_s - self.held_s)
 
 
-def assess(
-    state: EvictionState,
-    policy: EvictionPolicy,
+@dataclass(frozen=True, slots=True)
+class ConditionStatus:
+    """One node condition.
+
+    Attributes:
+        holds: whether it is observed now, or was within the transition period.
+        observed: whether a threshold that stands for it is met now.
+        changed: whether ``holds`` is other than in the pass before.
+        lasts_s: for how long it still holds if it is not observed again.
+    """
+
+    condition: NodeCondition
+    holds: bool
+    observed: bool
+    changed: bool
+    lasts_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What a pass found.
+
+    Attributes:
+        at: the instant that was decided at.
+        state: to be handed to the next pass.
+        standings: one for each threshold, in the order in which they are acted on.
+        conditions: all node conditions.
+        refusals: readings that decided nothing, of signals without a threshold too.
+    """
+
+    at: Moment
+    state: EvictionState
+    standings: tuple[Standing, ...]
+    conditions: tuple[ConditionStatus, ...]
+    refusals: tuple[Refusal, ...]
+
+    @property
+    def met(self) -> tuple[Standing, ...]:
+        """The thresholds that are met, whether or not their grace is over."""
+        return tuple(each for each in self.standings if each.met)
+
+    @property
+    def acting(self) -> tuple[Standing, ...]:
+        """The thresholds to act on in this pass, the most urgent first."""
+        return tuple(each for each in self.standings if each.acting)
+
+
+def evaluate(
+    previous: EvictionState,
     observations: Iterable[Observation],
+    thresholds: Iterable[Threshold],
+    policy: EvictionPolicy,
     *,
-    now: datetime,
-    monotonic_s: float,
-) -> tuple[Assessment, EvictionState]:
-    """Return what the observations mean, and the state for the next pass.
+    now: Moment,
+) -> Evaluation:
+    """Judge readings against thresholds; neither's order matters.
 
-    A threshold is met when less than it is available, strictly. One that was acted on stays met until its minimum
-    reclaim is available as well. It is acted on once it has been met for its grace period, and only on a reading newer
-    than the one last acted on, so that one sample never evicts twice. Conditions are reported as soon as a threshold
-    is met and for the transition period afterwards. Grace and transition are timed on a clock that does not go back.
+    A threshold on a signal that was not read is not met and loses its time, as with the kubelet. One whose reading
+    was refused is not met either, but keeps its time: refused means that nothing is known, as when the kubelet gets
+    no statistics at all and leaves its state alone. Evaluating the same readings again acts on nothing.
 
-    Departures from the kubelet: the order of what is acted on is total (memory first, hard before soft, then as
-    configured); readings that cannot be, or are older than a second, are refused and leave their thresholds as they
-    were: neither newly met nor cleared.
+    If monotonic time should go back, as it does across a reboot, what is remembered counts from ``now``: grace
+    periods and conditions last longer, never shorter.
 
-    Source: kubelet ``managerImpl.synchronize``, ``thresholdsMet``, ``thresholdsMetGracePeriod``,
-    ``nodeConditionsLastObservedAt``.
+    Args:
+        previous: the state of the pass before, empty at start.
+        observations: at most one for each signal.
+        thresholds: with those on containerfs derived, see ``for_layout``.
+        policy: transition period and greatest age of a reading.
+        now: the instant of the decision, after the readings.
+
+    Source: kubelet ``synchronize``, ``thresholdsMet``, ``mergeThresholds``, ``thresholdsFirstObservedAt``,
+    ``nodeConditionsLastObservedAt``, ``nodeConditionsObservedSince``, ``thresholdsMetGracePeriod``,
+    ``thresholdsUpdatedStats``.
     """
-    refused = {each.signal: why for each in observations if (why := why_refused(each, now))}
-    usable = {each.signal: each for each in observations if each.signal not in refused}
-    met, missing = [], []
-    for threshold in policy.thresholds:
-        seen = usable.get(threshold.signal)
-        if seen is None:
-            missing.append(threshold)
-            if threshold in state.first_met_at:
-                met.append(threshold)
-        elif is_met(threshold, seen, with_reclaim=threshold in state.acted_on):
-            met.append(threshold)
-    first_met_at = {each: min(state.first_met_at.get(each, monotonic_s), monotonic_s) for each in met}
-    observed = {CONDITION_OF[each.resource] for each in met}
-    conditions = dict(state.conditions) | dict.fromkeys(observed, monotonic_s)
-    reported = frozenset(
-        condition
-        for condition, at in conditions.items()
-        if condition in observed or monotonic_s - at < policy.pressure_transition_s
+    readings = judge(observations, now, policy.max_observation_age_s)
+    now_s = now.monotonic_s
+    standings, first_met_s, acted_on = [], {}, set()
+    for threshold in in_order(thresholds):
+        standing = _stand(previous, threshold, readings.trusted.get(threshold.signal), now_s)
+        refusal = readings.refused.get(threshold.signal)
+        standings.append(replace(standing, refusal=refusal))
+        if standing.met or (refusal is not None and threshold in previous.first_met_s):
+            first_met_s[threshold] = _since(previous, threshold, now_s)
+        if standing.due or (refusal is not None and threshold in previous.acted_on):
+            acted_on.add(threshold)
+    last_read_s = {signal: each.observed_at.monotonic_s for signal, each in readings.trusted.items()}
+    conditions, seen_s = _conditions(previous, standings, policy.pressure_transition_period_s, now_s)
+    state = EvictionState(
+        first_met_s=first_met_s,
+        condition_seen_s=seen_s,
+        acted_on=frozenset(acted_on),
+        last_read_s={**previous.last_read_s, **last_read_s},
+        reported=frozenset(each.condition for each in conditions if each.holds),
+        evicted_s=recent_evictions(previous, policy, now),
     )
-    over = [each for each in met if monotonic_s - first_met_at[each] >= each.grace_s]
-    fresh = [
-        each
-        for each in over
-        if (seen := usable.get(each.signal)) is not None
-        and (each.signal not in state.last_observed or seen.observed_at > state.last_observed[each.signal])
-    ]
-    order = {threshold: position for position, threshold in enumerate(policy.thresholds)}
-    acting = sorted(fresh, key=lambda each: (each.resource is not Resource.MEMORY, not each.hard, order[each]))
-    assessment = Assessment(tuple(acting), tuple(met), reported, refused, tuple(missing))
-    last_observed = dict(state.last_observed) | {signal: each.observed_at for signal, each in usable.items()}
-    return assessment, EvictionState(first_met_at, frozenset(over), conditions, last_observed)
+    return Evaluation(now, state, tuple(standings), conditions, tuple(readings.refused.values()))
 
 
-def is_met(threshold: Threshold, seen: Observation, *, with_reclaim: bool = False) -> bool:
-    """Return whether an observation crosses a threshold; for stalls the minimum reclaim plays no part."""
-    wanted = threshold.value.of(seen.capacity)
-    if threshold.signal.is_stall:
-        return seen.available > wanted
-    if with_reclaim:
-        wanted += threshold.minimum_reclaim.of(seen.capacity)
-    return seen.available < wanted
+def recent_evictions(state: EvictionState, policy: EvictionPolicy, now: Moment) -> tuple[float, ...]:
+    """Return when pods were evicted within the window that the limit counts over."""
+    return tuple(each for each in state.evicted_s if now.monotonic_s - each < policy.eviction_window_s)
 
 
-def still_short(policy: EvictionPolicy, observations: Iterable[Observation], now: datetime) -> tuple[Threshold, ...]:
-    """Return every threshold that is not clear by its minimum reclaim: what node-level reclaim has to reach.
+def record_eviction(state: EvictionState, now: Moment) -> EvictionState:
+    """Return the state with one more eviction, to be called for each that was carried out."""
+    return replace(state, evicted_s=(*state.evicted_s, now.monotonic_s))
 
-    A signal without a believable reading counts as short. Source: kubelet ``reclaimNodeLevelResources``.
-    """
-    usable = {each.signal: each for each in observations if not why_refused(each, now)}
-    return tuple(
-        each
-        for each in policy.thresholds
-        if each.signal not in usable or is_met(each, usable[each.signal], with_reclaim=True)
+
+def _since(previous: EvictionState, threshold: Threshold, now_s: float) -> float:
+    """Return since when a threshold is met if it is met now; never in the future."""
+    return min(previous.first_met_s.get(threshold, now_s), now_s)
+
+
+def _stand(previous: EvictionState, threshold: Threshold, reading: Observation | None, now_s: float) -> Standing:
+    """Return how a threshold stands by a trusted reading."""
+    latched = threshold in previous.acted_on
+    if reading is None:
+        return Standing(threshold, latched=latched)
+    limit = threshold.limit(reading.capacity)
+    if not threshold.met_by(reading.available, reading.capacity, with_reclaim=latched):
+        return Standing(threshold, reading, limit=limit, latched=latched)
+    held_s = now_s - _since(previous, threshold, now_s)
+    due = held_s >= threshold.grace_s
+    last_s = previous.last_read_s.get(threshold.signal)
+    anew = last_s is None or reading.observed_at.monotonic_s > last_s
+    return Standing(
+        threshold, reading, limit=limit, met=True, latched=latched, held_s=held_s, due=due, acting=due and anew
     )
 
 
-def why_refused(seen: Observation, now: datetime) -> str:
-    """Return why a reading is not believed; empty if it is."""
-    if seen.capacity <= 0:
-        return f"capacity is {seen.capacity:g}"
-    if seen.available < 0:
-        return f"available is {seen.available:g}"
-    if seen.available > seen.capacity:
-        return f"available is {seen.available:g}, more than the capacity {seen.capacity:g}"
-    age_s = (now - seen.observed_at).total_seconds()
-    if age_s > OLDEST_S:
-        return f"it is {age_s:.1f} s old"
-    if age_s < -OLDEST_S:
-        return f"it is from {-age_s:.1f} s in the future"
-    return ""
+def _conditions(
+    previous: EvictionState, standings: Iterable[Standing], transition_s: float, now_s: float
+) -> tuple[tuple[ConditionStatus, ...], dict[NodeCondition, float]]:
+    """Return all conditions, and when each was last observed."""
+    observed = {MEANINGS[each.threshold.signal].condition for each in standings if each.met}
+    seen_s = {condition: min(at_s, now_s) for condition, at_s in previous.condition_seen_s.items()}
+    seen_s.update(dict.fromkeys((each for each in observed if each is not None), now_s))
+    statuses = []
+    for condition in NodeCondition:
+        lasts_s = transition_s - (now_s - seen_s[condition]) if condition in seen_s else 0.0
+        holds = condition in observed or lasts_s > 0
+        changed = holds is not (condition in previous.reported)
+        statuses.append(ConditionStatus(condition, holds, condition in observed, changed, max(0.0, lasts_s)))
+    return tuple(statuses), seen_s

@@ -1,241 +1,532 @@
-"""Who goes, who never does, and that it is one at a time."""
+"""Which pod goes, or what comes before any does."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from nodeagent.model.pressure import ContainerUse, EmptyDir, Observation, PodFacts, PodUse, Resource, Signal
-from nodeagent.plan.decision import ReasonCode, Verdict
-from nodeagent.plan.eviction.planner import EvictionPlan, Reclaim, plan_eviction
-from nodeagent.plan.eviction.ranking import CRITICAL_PRIORITY, Layout, rank, why_spared
-from nodeagent.plan.eviction.thresholds import EvictionPolicy, Threshold, parse_thresholds
-from tests.unit.builders import MIB, NOW, ago
+from nodeagent.model.pressure import (
+    UNKNOWN,
+    EmptyDirFacts,
+    FactSource,
+    FilesystemLayout,
+    FilesystemRole,
+    PodLifecycle,
+    PodUsage,
+    QosClass,
+)
+from nodeagent.plan.decision import Verdict
+from nodeagent.plan.eviction.message import format_quantity
+from nodeagent.plan.eviction.planner import effective_grace_s, plan_eviction
+from nodeagent.plan.eviction.policy import EvictionPolicy
+from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
+from nodeagent.plan.eviction.state import record_eviction
+from tests.unit.builders import MIB
+from tests.unit.plan.eviction.cases import (
+    NOTHING_YET,
+    POLICY,
+    SINGLE,
+    at,
+    container,
+    disk,
+    evaluated,
+    known,
+    planned,
+    pod,
+    read,
+    reasons,
+    thresholds,
+    victim,
+)
 
-POLICY = EvictionPolicy(protected_namespaces=frozenset({"kube-system"}))
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
+    from nodeagent.model.pressure import PodFacts
+    from nodeagent.plan.eviction.planner import EvictionPlan
 
-def pod(name: str, mib: int | None = 100, *, request: int = 0, namespace: str = "shop", **rest: Any) -> PodFacts:
-    use = None if mib is None else PodUse(memory_bytes=mib * MIB)
-    return PodFacts(
-        f"uid-{name}",
-        namespace,
-        name,
-        memory_request_bytes=request * MIB,
-        **{"use": use, "started_at": ago(60), **rest},
-    )
-
-
-def threshold(signal: str = "memory.available", value: str = "100Mi", *, soft: bool = False) -> Threshold:
-    if soft:
-        made = parse_thresholds({"pid.available": "0%"}, {signal: value}, {signal: "1m"}, {})
-    else:
-        made = parse_thresholds({signal: value}, {}, {}, {})
-    return made[0]
-
-
-def names(pods: list[PodFacts]) -> list[str]:
-    return [each.name for each in pods]
-
-
-def evict(
-    *pods: PodFacts, acting: Threshold | None = None, reclaimed: bool = True, layout: Layout = Layout.ONE
-) -> EvictionPlan:
-    crossed = threshold() if acting is None else acting
-    seen = {crossed.signal: Observation(crossed.signal, 50 * MIB, 4096 * MIB, NOW)}
-    return plan_eviction(list(pods), POLICY, [crossed], seen, layout=layout, reclaimed=reclaimed, now=NOW)
-
-
-def test_memory_over_request_then_priority_then_how_much_over() -> None:
-    pods = [
-        pod("guaranteed", 900, request=1000),
-        pod("small", 10),
-        pod("over-a-lot", 500, request=100),
-        pod("over-high", 5000, request=100, priority=10),
-        pod("unknown", None, priority=99),
-        pod("under-low", 10, request=100, priority=-5),
-    ]
-    assert names(rank(pods, Signal.MEMORY_AVAILABLE, Resource.MEMORY, Layout.ONE)) == [
-        "unknown",
-        "over-a-lot",
-        "small",
-        "over-high",
-        "under-low",
-        "guaranteed",
-    ]
+SPLIT, DEDICATED = FilesystemLayout.SPLIT, FilesystemLayout.DEDICATED_IMAGEFS
+DISK = thresholds("nodefs.available<10%", minimum_reclaim="nodefs.available=5%")
 
 
-def test_processes_by_priority_then_number() -> None:
-    pods = [pod(f"p{pids}", use=PodUse(pids=pids), priority=priority) for pids, priority in ((9, 5), (100, 5), (3, 0))]
-    assert names(rank(pods, Signal.PID_AVAILABLE, Resource.PIDS, Layout.ONE)) == ["p3", "p100", "p9"]
+def steps(*names: str, filesystem: str = "nodefs") -> frozenset[ReclaimStep]:
+    return frozenset(ReclaimStep(ReclaimAction(name), FilesystemRole(filesystem)) for name in names)
+
+
+ALL_STEPS = steps("dead-containers", "logs", "unused-images")
 
 
 @pytest.mark.parametrize(
-    ("signal", "layout", "first"),
+    ("fields", "code", "words"),
     [
-        ("nodefs.available", Layout.ONE, "writer"),
-        ("imagefs.available", Layout.ONE, "writer"),
-        ("nodefs.available", Layout.DEDICATED_IMAGEFS, "logger"),
-        ("imagefs.available", Layout.DEDICATED_IMAGEFS, "writer"),
-        ("containerfs.available", Layout.DEDICATED_IMAGEFS, "writer"),
-        ("nodefs.available", Layout.SPLIT, "writer"),
-    ],
-)
-def test_disk_counts_what_lies_on_the_filesystem(signal: str, layout: Layout, first: str) -> None:
-    pods = [
-        pod("logger", use=PodUse(writable_bytes=1, log_bytes=50, volume_bytes=5)),
-        pod("writer", use=PodUse(writable_bytes=90, log_bytes=2, volume_bytes=3)),
-    ]
-    assert names(rank(pods, Signal(signal), Resource.EPHEMERAL_STORAGE, layout))[0] == first
-
-
-def test_inodes_are_not_compared_with_a_request_in_bytes() -> None:
-    pods = [
-        pod("few", use=PodUse(writable_inodes=5)),
-        pod("many", use=PodUse(writable_inodes=9), storage_request_bytes=10**9),
-    ]
-    assert names(rank(pods, Signal.NODEFS_INODES_FREE, Resource.INODES, Layout.ONE)) == ["many", "few"]
-
-
-@pytest.mark.parametrize(
-    ("facts", "code"),
-    [
-        ({"static": True}, ReasonCode.POD_STATIC),
-        ({"mirror": True}, ReasonCode.POD_STATIC),
-        ({"static": None}, ReasonCode.POD_FACTS_UNSURE),
-        ({"priority": CRITICAL_PRIORITY}, ReasonCode.POD_CRITICAL),
-        ({"priority": CRITICAL_PRIORITY - 1}, None),
-        ({"critical_because": "oom_score_adj is -997"}, ReasonCode.POD_CRITICAL),
-        ({"namespace": "kube-system"}, ReasonCode.POD_NAMESPACE_PROTECTED),
-        ({"contradiction": "two sources"}, ReasonCode.POD_FACTS_UNSURE),
-        ({}, None),
-    ],
-)
-def test_who_is_spared(facts: dict[str, Any], code: ReasonCode | None) -> None:
-    reason = why_spared(pod("p", **facts), POLICY)
-    assert (reason.code if reason else None) is code
-    plan = evict(pod("p", 9999, **facts), pod("other", 1, request=10))
-    assert [each.pod.name for each in plan.victims] == (["other"] if code else ["p"])
-
-
-def test_one_goes_and_the_others_are_told_their_place() -> None:
-    plan = evict(pod("a", 300), pod("b", 200), pod("c", 100))
-    (victim,) = plan.victims
-    assert (victim.pod.name, victim.grace_s, victim.signal) == ("a", 1.0, "memory.available")
-    assert [(each.name, each.verdict) for each in plan.plan.decisions] == [
-        ("shop/a", Verdict.REMOVE),
-        ("shop/b", Verdict.KEEP),
-        ("shop/c", Verdict.KEEP),
-    ]
-    assert plan.plan.decisions[0].reason.sentence == (
-        "the node is low on memory: memory.available<100Mi, 50.0 MiB available; it is number 1 of 3 in order of "
-        "eviction and uses 300 MiB"
-    )
-
-
-def test_the_message_is_the_kubelets() -> None:
-    containers = (
-        ContainerUse("app", 300 * MIB, 100 * MIB),
-        ContainerUse("side", 5 * MIB, 10 * MIB),
-        ContainerUse("unknown", None, None),
-    )
-    (victim,) = evict(pod("a", 300, containers=containers)).victims
-    assert victim.message == (
-        "The node was low on resource: memory. Threshold quantity: 102400Ki, available: 51200Ki. "
-        "Container app was using 307200Ki, request is 102400Ki, has larger consumption of memory. "
-    )
-
-
-@pytest.mark.parametrize(("maximum", "own", "given"), [(0, 30, 30), (10, 30, 10), (60, 30, 30)])
-def test_a_soft_threshold_gives_a_pod_time(maximum: float, own: float, given: float) -> None:
-    policy = EvictionPolicy(maximum_pod_grace_s=maximum)
-    plan = plan_eviction(
-        [pod("a", grace_s=own)], policy, [threshold(soft=True)], {}, layout=Layout.ONE, reclaimed=True, now=NOW
-    )
-    assert plan.victims[0].grace_s == given
-
-
-@pytest.mark.parametrize(
-    ("signal", "layout", "expected"),
-    [
-        ("memory.available", Layout.ONE, ()),
-        ("nodefs.available", Layout.ONE, (Reclaim.DEAD_CONTAINERS, Reclaim.IMAGES)),
-        ("nodefs.inodesFree", Layout.DEDICATED_IMAGEFS, ()),
-        ("imagefs.available", Layout.DEDICATED_IMAGEFS, (Reclaim.DEAD_CONTAINERS, Reclaim.IMAGES)),
-        ("nodefs.available", Layout.SPLIT, (Reclaim.DEAD_CONTAINERS,)),
-        ("imagefs.available", Layout.SPLIT, (Reclaim.IMAGES,)),
-    ],
-)
-def test_the_node_gives_back_first(signal: str, layout: Layout, expected: tuple[Reclaim, ...]) -> None:
-    acting = threshold(signal, "10%")
-    first = evict(pod("a"), acting=acting, reclaimed=False, layout=layout)
-    assert first.reclaim == expected
-    assert bool(first.victims) is not bool(expected)
-    assert len(evict(pod("a"), acting=acting, reclaimed=True, layout=layout).victims) == 1
-
-
-def test_limits_of_their_own_send_all_that_break_them_and_pressure_nobody() -> None:
-    plan = evict(
-        pod("volume", empty_dirs=(EmptyDir("data", 11, 10), EmptyDir("free", 99, 0))),
-        pod(
-            "total", use=PodUse(writable_bytes=6, log_bytes=5), containers=(ContainerUse("c", storage_limit_bytes=10),)
+        pytest.param({"static": known(value=True)}, "static-pod", "a static pod, by kubelet", id="static"),
+        pytest.param({"mirror": known(value=True)}, "mirror-pod", "the mirror of a static pod", id="mirror"),
+        pytest.param(
+            {"critical": known(value=True, source=FactSource.INFERRED)},
+            "critical-pod",
+            "critical: marked so, by inferred",
+            id="critical",
         ),
-        pod("at-limit", empty_dirs=(EmptyDir("data", 10, 10),)),
-        pod("critical", priority=CRITICAL_PRIORITY, empty_dirs=(EmptyDir("data", 11, 10),)),
-        pod("hungry", 10_000),
-    )
-    assert {(each.pod.name, each.signal) for each in plan.victims} == {
-        ("volume", "emptydirfs.limit"),
-        ("total", "ephemeralpodfs.limit"),
-    }
-    assert {each.grace_s for each in plan.victims} == {1.0}
-
-
-def test_a_containers_own_limit_leaves_its_layer_out_where_that_lies_elsewhere() -> None:
-    containers = (
-        ContainerUse("a", writable_bytes=8, log_bytes=5, storage_limit_bytes=10),
-        ContainerUse("b", storage_limit_bytes=90),
-    )
-    breaking = pod("p", use=PodUse(writable_bytes=8, log_bytes=5), containers=containers)
-    (victim,) = evict(breaking).victims
-    assert victim.signal == "ephemeralcontainerfs.limit"
-    assert evict(breaking, layout=Layout.DEDICATED_IMAGEFS).victims[0].signal == "memory.available"
-
-
-PODS = st.lists(
-    st.builds(
-        PodFacts,
-        uid=st.uuids().map(str),
-        namespace=st.sampled_from(["shop", "kube-system"]),
-        name=st.sampled_from("abc"),
-        priority=st.one_of(st.none(), st.integers(-10, 10), st.just(CRITICAL_PRIORITY)),
-        static=st.sampled_from([False, False, True, None]),
-        memory_request_bytes=st.one_of(st.none(), st.integers(0, 5)),
-        use=st.one_of(st.none(), st.builds(PodUse, memory_bytes=st.one_of(st.none(), st.integers(0, 10)))),
-    ),
-    max_size=12,
-    unique_by=lambda each: each.uid,
+        pytest.param({"priority": known(2_000_000_000)}, "critical-pod", "priority 2000000000", id="priority"),
+        pytest.param(
+            {"priority_class": "system-node-critical"}, "critical-pod", "class system-node-critical", id="class"
+        ),
+        pytest.param(
+            {"namespace": "kube-system"}, "protected-namespace", "protected namespace kube-system", id="namespace"
+        ),
+        pytest.param(
+            {"contradictions": ("cgroup says BestEffort, the API Guaranteed",)},
+            "facts-contradictory",
+            "cgroup says BestEffort",
+            id="sources disagree",
+        ),
+        pytest.param(
+            {"qos": known(QosClass.BEST_EFFORT), "request": 5},
+            "facts-contradictory",
+            "BestEffort and requests memory",
+            id="best effort with a request",
+        ),
+        pytest.param(
+            {"qos": known(QosClass.GUARANTEED)},
+            "facts-contradictory",
+            "Guaranteed and requests no memory",
+            id="guaranteed without a request",
+        ),
+        pytest.param({"memory": -1}, "facts-contradictory", "is negative", id="negative usage"),
+        pytest.param({"request": -1}, "facts-contradictory", "is negative", id="negative request"),
+        pytest.param({"static": UNKNOWN}, "facts-missing", "not known whether it is static", id="static unknown"),
+        pytest.param({"mirror": UNKNOWN}, "facts-missing", "whether it is a mirror", id="mirror unknown"),
+        pytest.param({"critical": UNKNOWN}, "facts-missing", "whether it is critical", id="critical unknown"),
+        pytest.param({"priority": UNKNOWN}, "facts-missing", "what priority it has", id="priority unknown"),
+        pytest.param({"uid": ""}, "facts-missing", "which pod it is", id="no UID"),
+        pytest.param({"request": None}, "facts-missing", "how much memory it requests", id="request unknown"),
+        pytest.param({"memory": None}, "usage-unknown", "its use of memory could not be read", id="usage unknown"),
+        pytest.param({"usage": None}, "usage-unknown", "its use of memory could not be read", id="no usage at all"),
+        pytest.param({"lifecycle": PodLifecycle.ENDING}, "pod-not-active", "it is ending", id="ending"),
+        pytest.param({"lifecycle": PodLifecycle.FINISHED}, "pod-not-active", "it is finished", id="finished"),
+    ],
 )
+def test_who_is_never_chosen(fields: Mapping[str, Any], code: str, words: str) -> None:
+    first = replace(
+        pod("first", **({"memory": 900} | {k: v for k, v in fields.items() if k in BUILT})), **_facts(fields)
+    )
+    plan = planned([first, pod("second", memory=1, request=100)])
+    assert victim(plan) == "second"
+    decision = next(each for each in plan.plan.decisions if each.name.endswith("/first"))
+    assert (decision.verdict, decision.reason.code.value) == (Verdict.KEEP, code)
+    assert words in decision.reason.sentence
+    alone = planned([first])
+    assert alone.victim is None
+    assert alone.plan.warnings == ("memory.available<100Mi is met, and no pod may be evicted",)
 
 
-@given(PODS, st.randoms())
-def test_whoever_is_spared_stays_and_at_most_one_goes_whatever_the_order(pods: list[PodFacts], dice: Any) -> None:
-    plan = evict(*pods)
-    assert len(plan.victims) <= 1
-    assert sorted(each.id for each in plan.plan.decisions) == sorted(each.uid for each in pods)
-    spared = {each.uid for each in pods if why_spared(each, POLICY)}
-    assert not spared & {each.pod.uid for each in plan.victims}
-    assert bool(plan.victims) is (len(spared) < len(pods))
-    shuffled = list(pods)
-    dice.shuffle(shuffled)
-    assert [each.pod.uid for each in evict(*shuffled).victims] == [each.pod.uid for each in plan.victims]
+BUILT = frozenset({"memory", "request"})
 
 
-@given(st.integers(-10, 10), st.integers(-10, 10), st.integers(0, 10), st.integers(0, 10))
-def test_at_equal_excess_a_lower_priority_never_outlives_a_higher(one: int, other: int, used: int, asked: int) -> None:
-    pods = [pod("one", used, request=asked, priority=one), pod("other", used, request=asked, priority=other)]
-    (victim,) = evict(*pods).victims
-    assert victim.pod.priority == min(one, other)
+def _facts(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if key not in BUILT}
+
+
+@pytest.mark.parametrize(
+    ("fields", "signal"),
+    [
+        pytest.param({"request": None}, "pid.available", id="a memory request does not matter for PIDs"),
+        pytest.param({"request": None}, "nodefs.inodesFree", id="nor for inodes"),
+        pytest.param({"ephemeral_request": None}, "memory.available", id="nor a storage request for memory"),
+        pytest.param({"qos": UNKNOWN}, "memory.available", id="nor the quality of service"),
+        pytest.param({"termination_grace_s": UNKNOWN}, "memory.available", id="nor the grace"),
+    ],
+)
+def test_what_does_not_matter_does_not_protect(fields: Mapping[str, Any], signal: str) -> None:
+    plan = planned(
+        [pod("any", **fields)],
+        read(signal, available=1, capacity=1000),
+        limits=thresholds(f"{signal}<10"),
+        reclaimed=ALL_STEPS,
+    )
+    assert victim(plan) == "any"
+
+
+def test_pods_with_one_uid_are_contradictory_and_a_pod_listed_twice_is_one() -> None:
+    plan = planned([pod("a"), pod("b", uid="uid-a"), pod("c"), pod("c")])
+    assert reasons(plan) == {"a": "facts-contradictory", "b": "facts-contradictory", "c": "low-on-resource"}
+    assert len(plan.plan.decisions) == 3
+
+
+def test_a_pod_without_a_reading_goes_first_if_so_decided() -> None:
+    pods = [pod("hog", memory=900), pod("unread", memory=None)]
+    assert victim(planned(pods)) == "hog"
+    assert victim(planned(pods, policy=EvictionPolicy(evict_unmeasured=True))) == "unread"
+
+
+def test_one_pod_goes_and_every_pod_has_a_decision_with_its_numbers() -> None:
+    plan = planned([pod("within", memory=80, request=90), pod("hog", memory=300), pod("above", memory=50, request=20)])
+    assert [(each.name, each.verdict.value) for each in plan.plan.decisions] == [
+        ("shop/hog", "remove"),
+        ("shop/above", "keep"),
+        ("shop/within", "keep"),
+    ]
+    first, second, _ = (each.reason for each in plan.plan.decisions)
+    assert first.sentence == (
+        "the node is low on memory: memory.available<100Mi is met, with 50Mi of 1000Mi against 100Mi; "
+        "first of those that may go: uses 300 MiB of memory with no request, priority 0"
+    )
+    assert second.sentence == (
+        "rank 2 of 3, and one pod at most is evicted in a pass: "
+        "uses 50.0 MiB of memory with its request of 20.0 MiB, priority 0"
+    )
+    assert (first.details["usage_bytes"], second.details["excess_bytes"]) == (300 * MIB, 30 * MIB)
+    assert plan.plan.frees_bytes == 300 * MIB
+    assert plan.victim is not None
+    assert (plan.victim.signal, plan.victim.starved) == ("memory.available", "memory")
+
+
+def test_a_pod_set_aside_is_passed_over() -> None:
+    plan = planned([pod("hog", memory=900), pod("next")], set_aside={"uid-hog": "StopContainer failed"})
+    assert victim(plan) == "next"
+    assert plan.plan.decisions[1].verdict is Verdict.COULD_NOT
+    assert plan.plan.decisions[1].reason.sentence.endswith("StopContainer failed")
+
+
+SOFT = thresholds("", soft="memory.available<100Mi", soft_grace_period="memory.available=90s")
+
+
+@pytest.mark.parametrize(
+    ("plan", "code", "words"),
+    [
+        pytest.param(planned([pod()], read(available_mib=100)), "no-threshold-met", "no eviction threshold", id="none"),
+        pytest.param(planned([pod()], limits=()), "no-threshold-met", "is met", id="no thresholds"),
+        pytest.param(
+            planned([pod()], limits=SOFT),
+            "grace-period-running",
+            "has been met for 0s; it is acted on after 1m30s, in 1m30s if it stays met",
+            id="grace",
+        ),
+        pytest.param(
+            planned([pod()], read(), seconds=0.5, state=evaluated(read()).state),
+            "not-read-anew",
+            "by a reading that was acted on before",
+            id="same reading",
+        ),
+        pytest.param(
+            planned([pod()], read(available=-1)), "reading-refused", "-1 of 1048576000 is below zero", id="impossible"
+        ),
+        pytest.param(planned([pod()], read(), seconds=1.5), "reading-refused", "it was read 2s ago", id="old"),
+        pytest.param(
+            planned([pod()], read("io.psi.full", available=99.0, capacity=100), limits=thresholds("io.psi.full>50")),
+            "no-pod-helps",
+            "io.psi.full>50% is met, but it names nothing",
+            id="stalled on I/O",
+        ),
+        pytest.param(
+            planned([pod()], observations=[read(available_mib=150)]),
+            "no-longer-met",
+            "memory.available<100Mi is no longer met, with 150Mi of 1000Mi against 100Mi",
+            id="came back by itself",
+        ),
+        pytest.param(planned([pod()], observations=[]), "reading-refused", "was not read again", id="not read again"),
+    ],
+)
+def test_why_no_pod_goes(plan: EvictionPlan, code: str, words: str) -> None:
+    assert plan.victim is None
+    assert not plan.reclaim
+    assert not plan.pods_may_be_chosen
+    (decision,) = plan.plan.decisions
+    assert decision.reason.code.value == code
+    assert words in decision.reason.sentence
+
+
+def test_a_decision_long_after_the_readings_needs_new_ones() -> None:
+    found = evaluated(read())
+    late = plan_eviction(found, [pod()], POLICY, layout=SINGLE, now=at(1.5))
+    assert late.victim is None
+    assert late.plan.blocked.startswith("memory.available<100Mi cannot be judged: the reading of memory.available is")
+    anew = plan_eviction(found, [pod()], POLICY, layout=SINGLE, now=at(1.5), observations=[read(seconds=1)])
+    assert victim(anew) == "web"
+
+
+def test_what_was_acted_on_before_has_to_come_back_by_its_minimum_reclaim() -> None:
+    limits = thresholds(minimum_reclaim="memory.available=100Mi")
+    after = evaluated(read(), limits=limits).state
+    later = planned(
+        [pod()],
+        read(seconds=9),
+        limits=limits,
+        state=after,
+        seconds=9,
+        observations=[read(available_mib=150, seconds=9)],
+    )
+    assert victim(later) == "web"
+    first = planned([pod()], limits=limits, observations=[read(available_mib=150)])
+    assert first.victim is None
+
+
+@pytest.mark.parametrize(
+    ("layout", "signal", "expected"),
+    [
+        (SINGLE, "nodefs.available", ["dead-containers on nodefs", "logs on nodefs", "unused-images on nodefs"]),
+        (SINGLE, "imagefs.inodesFree", ["dead-containers on nodefs", "logs on nodefs", "unused-images on nodefs"]),
+        (DEDICATED, "nodefs.available", ["logs on nodefs"]),
+        (DEDICATED, "imagefs.available", ["dead-containers on imagefs", "unused-images on imagefs"]),
+        (DEDICATED, "containerfs.inodesFree", ["dead-containers on imagefs", "unused-images on imagefs"]),
+        (SPLIT, "nodefs.inodesFree", ["dead-containers on nodefs", "logs on nodefs"]),
+        (SPLIT, "imagefs.available", ["unused-images on imagefs"]),
+        (SPLIT, "containerfs.available", ["dead-containers on nodefs", "logs on nodefs"]),
+        (SINGLE, "memory.available", []),
+        (SINGLE, "pid.available", []),
+        (SINGLE, "swap.free", []),
+    ],
+)
+def test_the_node_gives_back_first(layout: FilesystemLayout, signal: str, expected: list[str]) -> None:
+    plan = planned([pod()], read(signal, available=5, capacity=1000), limits=thresholds(f"{signal}<10"), layout=layout)
+    assert [step.text for step in plan.reclaim] == expected
+    assert plan.pods_may_be_chosen is (not expected)
+    assert reasons(plan) == {"web": "reclaim-first" if expected else "low-on-resource"}
+    assert [each.pod.name for each in plan.ranking] == ["web"]
+
+
+@pytest.mark.parametrize(
+    ("available_mib", "reclaimed", "code", "left"),
+    [
+        pytest.param(90, steps("dead-containers"), "reclaim-first", 2, id="more to run"),
+        pytest.param(90, ALL_STEPS, "low-on-resource", 0, id="all run in vain"),
+        pytest.param(120, ALL_STEPS, "low-on-resource", 0, id="back, but not by the minimum"),
+        pytest.param(149.9, ALL_STEPS, "low-on-resource", 0, id="back by less than the minimum"),
+        pytest.param(151, ALL_STEPS, "reclaim-sufficed", 0, id="back"),
+        pytest.param(151, steps("dead-containers"), "reclaim-sufficed", 0, id="back after the first"),
+    ],
+)
+def test_pods_go_only_if_that_did_not_suffice(
+    available_mib: float, reclaimed: frozenset[ReclaimStep], code: str, left: int
+) -> None:
+    plan = planned(
+        [pod()],
+        read("nodefs.available", 90),
+        limits=DISK,
+        observations=[read("nodefs.available", available_mib)],
+        reclaimed=reclaimed,
+    )
+    assert reasons(plan) == {"web": code}
+    assert len(plan.reclaim) == left
+
+
+def test_a_pod_is_not_evicted_for_disk_because_pids_are_short() -> None:
+    limits = thresholds("nodefs.available<10%,pid.available<100")
+    readings = [read("nodefs.available", 90), read("pid.available", available=5, capacity=1000)]
+    pods = [pod("disk", writable=disk(900), pids=1), pod("forks", pids=500)]
+    first = planned(pods, *readings, limits=limits)
+    assert [step.filesystem for step in first.reclaim] == ["nodefs"] * 3
+    after = [read("nodefs.available", 500), readings[1]]
+    second = planned(pods, *readings, limits=limits, observations=after, reclaimed=ALL_STEPS)
+    assert victim(second) == "forks"
+    assert second.cause is not None
+    assert second.cause.threshold.text == "pid.available<100"
+
+
+def test_what_was_run_for_one_filesystem_is_not_run_again_for_its_other_roles() -> None:
+    limits = thresholds("nodefs.available<10%,imagefs.available<15%")
+    before = [read("nodefs.available", 90), read("imagefs.available", 90)]
+    after = [read("nodefs.available", 120), read("imagefs.available", 120)]
+    plan = planned([pod()], *before, limits=limits, observations=after, reclaimed=ALL_STEPS)
+    assert not plan.reclaim
+    assert plan.cause is not None
+    assert plan.cause.threshold.text == "imagefs.available<15%"
+    assert victim(plan) == "web"
+
+
+def test_minimum_reclaim_is_not_asked_of_what_nothing_was_reclaimed_for() -> None:
+    limits = thresholds("nodefs.available<10%,pid.available<100", minimum_reclaim="pid.available=500")
+    before = [read("nodefs.available", 90), read("pid.available", available=5, capacity=1000)]
+    after = [read("nodefs.available", 500), read("pid.available", available=200, capacity=1000)]
+    plan = planned([pod()], *before, limits=limits, observations=after, reclaimed=ALL_STEPS)
+    assert reasons(plan) == {"web": "reclaim-sufficed"}
+
+
+def test_memory_goes_before_disk_and_hard_before_soft() -> None:
+    limits = thresholds(
+        "nodefs.available<10%,memory.available<100Mi",
+        soft="memory.available<200Mi",
+        soft_grace_period="memory.available=1ms",
+    )
+    start = evaluated(read(), limits=limits).state
+    plan = planned(
+        [pod()], read("nodefs.available", 5, seconds=1), read(seconds=1), limits=limits, state=start, seconds=1
+    )
+    assert plan.cause is not None
+    assert plan.cause.threshold.text == "memory.available<100Mi"
+
+
+def test_io_stalls_are_told_and_do_not_hide_memory() -> None:
+    limits = thresholds("io.psi.full>50,memory.available<100Mi")
+    plan = planned([pod()], read(), read("io.psi.full", available=99.0, capacity=100), limits=limits)
+    assert victim(plan) == "web"
+    assert plan.plan.warnings == ("io.psi.full>50% is met, but no pod is evicted for it",)
+
+
+HARD, GENTLE = thresholds()[0], SOFT[0]
+
+
+@pytest.mark.parametrize(
+    ("threshold", "own_s", "policy", "grace_s"),
+    [
+        (HARD, 30, EvictionPolicy(), 0),
+        (HARD, 30, EvictionPolicy(hard_grace_s=1, max_pod_grace_s=20), 1),
+        (None, 30, EvictionPolicy(hard_grace_s=1), 1),
+        (GENTLE, 30, EvictionPolicy(max_pod_grace_s=20), 20),
+        (GENTLE, 10, EvictionPolicy(max_pod_grace_s=20), 10),
+        (GENTLE, 10, EvictionPolicy(), 10),
+        (GENTLE, 0, EvictionPolicy(max_pod_grace_s=20), 0),
+        (GENTLE, None, EvictionPolicy(max_pod_grace_s=20), 20),
+        (GENTLE, None, EvictionPolicy(), 30),
+    ],
+)
+def test_grace(threshold: Any, own_s: float | None, policy: EvictionPolicy, grace_s: float) -> None:
+    assert effective_grace_s(threshold, pod(termination_grace_s=known(own_s)), policy) == grace_s
+
+
+def test_no_more_pods_go_than_the_limit_allows_but_the_node_still_gives_back() -> None:
+    policy = EvictionPolicy(max_evictions_per_window=2, eviction_window_s=60)
+    once = record_eviction(NOTHING_YET, at(-50))
+    twice = record_eviction(once, at(-10))
+    assert victim(planned([pod()], policy=policy, state=once)) == "web"
+    limited = planned([pod()], policy=policy, state=twice)
+    assert reasons(limited) == {"web": "eviction-limit"}
+    assert limited.plan.warnings == ("no pod is evicted: 2 pod(s) were evicted in the last 1m, and the limit is 2",)
+    greedy = pod(empty_dirs=(EmptyDirFacts("tmp", 20, 10),))
+    disk_short = planned([greedy], read("nodefs.available", 5), limits=DISK, policy=policy, state=twice)
+    assert (disk_short.victim, len(disk_short.reclaim)) == (None, 3)
+    assert victim(planned([pod()], policy=policy, state=twice, seconds=10)) == "web"
+
+
+OVER = {
+    "emptyDir": pod("greedy", empty_dirs=(EmptyDirFacts("ok", 9, 10), EmptyDirFacts("tmp", 6 * MIB, 5 * MIB))),
+    "pod": pod("greedy", usage=PodUsage(ephemeral_bytes=6 * MIB), ephemeral_limit_bytes=5 * MIB),
+    "container": pod("greedy", containers=(container("app", logs=2, writable=4, ephemeral_limit=5),)),
+}
+
+
+@pytest.mark.parametrize(
+    ("which", "signal", "code", "message"),
+    [
+        (
+            "emptyDir",
+            "emptydirfs.limit",
+            "empty-dir-over-limit",
+            'Usage of EmptyDir volume "tmp" exceeds the limit "5Mi". ',
+        ),
+        (
+            "pod",
+            "ephemeralpodfs.limit",
+            "pod-over-storage-limit",
+            "Pod ephemeral local storage usage exceeds the total limit of containers 5Mi. ",
+        ),
+        (
+            "container",
+            "ephemeralcontainerfs.limit",
+            "container-over-storage-limit",
+            'Container app exceeded its local ephemeral storage limit "5Mi". ',
+        ),
+    ],
+)
+def test_a_pod_over_its_own_storage_limit_goes_without_pressure(
+    which: str, signal: str, code: str, message: str
+) -> None:
+    plan = planned([OVER[which], pod("other")], read(available_mib=900))
+    assert plan.victim is not None
+    assert (plan.victim.signal, plan.victim.message, plan.victim.grace_s) == (signal, message, 0)
+    assert reasons(plan) == {"greedy": code, "other": "another-pod-goes"}
+    off = EvictionPolicy(local_storage_isolation=False)
+    assert planned([OVER[which]], read(available_mib=900), policy=off).victim is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "layout"),
+    [
+        pytest.param(pod(empty_dirs=(EmptyDirFacts("tmp", 10, 10),)), SINGLE, id="exactly at the limit"),
+        pytest.param(pod(empty_dirs=(EmptyDirFacts("tmp", 10, 0),)), SINGLE, id="a limit of 0 is none"),
+        pytest.param(pod(empty_dirs=(EmptyDirFacts("tmp", None, 1),)), SINGLE, id="not read"),
+        pytest.param(pod(usage=PodUsage(ephemeral_bytes=10)), SINGLE, id="no limit"),
+        pytest.param(pod(usage=PodUsage(), ephemeral_limit_bytes=1), SINGLE, id="sum not read"),
+        pytest.param(OVER["container"], DEDICATED, id="writable layer elsewhere"),
+        pytest.param(pod(containers=(container("app", ephemeral_limit=1),)), SINGLE, id="container not read"),
+        pytest.param(replace(OVER["pod"], static=known(value=True)), SINGLE, id="static"),
+        pytest.param(replace(OVER["emptyDir"], priority=known(2_000_000_000)), SINGLE, id="critical"),
+        pytest.param(replace(OVER["emptyDir"], namespace="kube-system"), SINGLE, id="protected"),
+        pytest.param(replace(OVER["emptyDir"], priority=UNKNOWN), SINGLE, id="not known"),
+    ],
+)
+def test_who_stays_within_or_may_exceed_storage_limits(facts: PodFacts, layout: FilesystemLayout) -> None:
+    assert planned([facts], read(available_mib=900), layout=layout).victim is None
+
+
+def test_storage_limits_come_before_pressure_one_pod_at_a_time() -> None:
+    pods = [
+        pod("much", empty_dirs=(EmptyDirFacts("tmp", 90, 10),)),
+        pod("little", empty_dirs=(EmptyDirFacts("tmp", 11, 10),)),
+        pod("high", priority=5, empty_dirs=(EmptyDirFacts("tmp", 900, 10),)),
+        pod("hog", memory=900),
+    ]
+    plan = planned(pods)
+    assert victim(plan) == "much"
+    assert set(reasons(plan).values()) == {"empty-dir-over-limit", "another-pod-goes"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "signal", "message"),
+    [
+        pytest.param(
+            pod(
+                containers=(
+                    container("app", memory=300, memory_request=100),
+                    container("small", memory=50, memory_request=100),
+                    container("free", memory=1.5, memory_request=0),
+                    container("odd", memory=1),
+                    container("unread", memory_request=1),
+                )
+            ),
+            "memory.available",
+            "The node was low on resource: memory. Threshold quantity: 100Mi, available: 50Mi. "
+            "Container app was using 300Mi, request is 100Mi, has larger consumption of memory. "
+            "Container free was using 1536Ki, request is 0, has larger consumption of memory. "
+            "Container odd was using 1Mi, request is unknown, has larger consumption of memory. ",
+            id="memory",
+        ),
+        pytest.param(
+            pod(containers=(container("app", writable=3, logs=2, ephemeral_request=4),)),
+            "nodefs.available",
+            "The node was low on resource: ephemeral-storage. Threshold quantity: 100Mi, available: 50Mi. "
+            "Container app was using 5Mi, request is 4Mi, has larger consumption of ephemeral-storage. ",
+            id="disk",
+        ),
+        pytest.param(
+            pod(containers=(container("app", memory=5),)),
+            "nodefs.inodesFree",
+            "The node was low on resource: inodes. Threshold quantity: 104857600, available: 52428800. ",
+            id="inodes",
+        ),
+    ],
+)
+def test_the_message_is_the_one_people_know(facts: PodFacts, signal: str, message: str) -> None:
+    plan = planned([facts], read(signal), limits=thresholds(f"{signal}<100Mi"), reclaimed=ALL_STEPS)
+    assert plan.victim is not None
+    assert plan.victim.message == message
+
+
+def test_the_message_of_a_stall_gives_both_percentages() -> None:
+    plan = planned(
+        [pod()], read("memory.psi.full", available=55.2, capacity=100), limits=thresholds("memory.psi.full>40")
+    )
+    assert plan.victim is not None
+    assert plan.victim.message == (
+        "The node was low on resource: memory. Threshold: memory.psi.full above 40.00%, observed: 55.20%. "
+    )
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "shown"),
+    [(0, "0"), (1, "1"), (1023, "1023"), (1024, "1Ki"), (1536, "1536"), (3 * 2**30, "3Gi"), (2**70, "1024Ei")],
+)
+def test_quantities_are_exact(size_bytes: int, shown: str) -> None:
+    assert format_quantity(size_bytes) == shown

@@ -1,152 +1,229 @@
-"""Thresholds over time: grace, hysteresis, conditions, and readings that are not believed."""
+"""From pass to pass: grace periods, minimum reclaim, conditions, and what a clock may do."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nodeagent.model.pressure import NodeCondition, Observation, Signal
-from nodeagent.plan.eviction.state import Assessment, EvictionState, assess, still_short, why_refused
-from nodeagent.plan.eviction.thresholds import EvictionPolicy, parse_thresholds
-from tests.unit.builders import MIB, NOW
+from nodeagent.plan.eviction.policy import EvictionPolicy
+from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.plan.eviction.state import Evaluation, EvictionState, evaluate, recent_evictions, record_eviction
+from tests.unit.plan.eviction.cases import NOTHING_YET, POLICY, at, evaluated, read, thresholds
 
-MEMORY = "memory.available"
-POLICY = EvictionPolicy(
-    parse_thresholds({MEMORY: "100Mi"}, {MEMORY: "300Mi"}, {MEMORY: "60s"}, {MEMORY: "50Mi"}), pressure_transition_s=300
-)
+if TYPE_CHECKING:
+    from nodeagent.plan.eviction.thresholds import Threshold
 
-
-def memory(available_mib: float, at_s: float = 0) -> Observation:
-    return Observation(Signal.MEMORY_AVAILABLE, available_mib * MIB, 4096 * MIB, NOW + timedelta(seconds=at_s))
+SOFT = thresholds("", soft="memory.available<100Mi", soft_grace_period="memory.available=90s")
+RECLAIM = thresholds(minimum_reclaim="memory.available=50Mi")
 
 
-class Node:
-    """Passes one after the other; the clocks move together unless told otherwise."""
-
-    def __init__(self, policy: EvictionPolicy = POLICY) -> None:
-        self.policy = policy
-        self.state = EvictionState()
-
-    def at(self, seconds: float, *observations: Observation) -> Assessment:
-        now = NOW + timedelta(seconds=seconds)
-        seen = [replace(each, observed_at=now) for each in observations]
-        found, self.state = assess(self.state, self.policy, seen, now=now, monotonic_s=1000 + seconds)
-        return found
+def acting(evaluation: Evaluation) -> list[str]:
+    return [each.threshold.text for each in evaluation.acting]
 
 
-def texts(found: Assessment) -> list[str]:
-    return [each.text for each in found.acting]
+def holding(evaluation: Evaluation) -> set[str]:
+    return {each.condition.value for each in evaluation.conditions if each.holds}
 
 
-@pytest.mark.parametrize(("mib", "acting"), [(100, []), (99.99, ["memory.available<100Mi"]), (4000, [])])
-def test_a_hard_threshold_acts_at_once_and_strictly(mib: float, acting: list[str]) -> None:
-    assert texts(Node().at(0, memory(mib))) == acting
-
-
-def test_a_soft_threshold_waits_for_its_grace_without_a_gap() -> None:
-    node = Node()
-    assert texts(node.at(0, memory(200))) == []
-    assert texts(node.at(59, memory(200))) == []
-    assert texts(node.at(59.5, memory(301))) == []
-    assert texts(node.at(60, memory(200))) == []
-    assert texts(node.at(119, memory(200))) == []
-    assert texts(node.at(120, memory(200))) == ["memory.available<300Mi"]
-
-
-def test_once_acted_on_the_minimum_reclaim_is_asked_for_too() -> None:
-    node = Node()
-    assert texts(node.at(0, memory(90))) == ["memory.available<100Mi"]
-    assert texts(node.at(10, memory(149))) == ["memory.available<100Mi"]
-    assert texts(node.at(20, memory(150))) == []
-    assert texts(node.at(30, memory(149))) == []
-
-
-def test_the_condition_outlasts_its_cause_by_the_transition_period() -> None:
-    node = Node()
-    assert node.at(0, memory(200)).conditions == {NodeCondition.MEMORY_PRESSURE}
-    assert node.at(299, memory(4000)).conditions == {NodeCondition.MEMORY_PRESSURE}
-    assert node.at(300, memory(4000)).conditions == frozenset()
-
-
-def test_one_sample_never_acts_twice() -> None:
-    state = EvictionState()
-    seen = [memory(90)]
-    found, state = assess(state, POLICY, seen, now=NOW, monotonic_s=1)
-    assert texts(found) == ["memory.available<100Mi"]
-    found, state = assess(state, POLICY, seen, now=NOW + timedelta(seconds=0.5), monotonic_s=1.5)
-    assert (texts(found), len(found.met)) == ([], 2)
-
-
-def test_memory_goes_first_then_hard_before_soft() -> None:
-    hard = {"nodefs.available": "10%", "pid.available": "5%", MEMORY: "100Mi"}
-    node = Node(EvictionPolicy(parse_thresholds(hard, {MEMORY: "300Mi"}, {MEMORY: "0s"}, {})))
-    low = [Observation(signal, 1, 1000, NOW) for signal in (Signal.PID_AVAILABLE, Signal.NODEFS_AVAILABLE)]
-    found = node.at(0, *low, memory(50))
-    assert [each.signal.value for each in found.acting] == [MEMORY, MEMORY, "nodefs.available", "pid.available"]
-    assert found.conditions == set(NodeCondition)
-
-
-def test_a_clock_that_is_set_back_neither_evicts_nor_shortens_a_grace() -> None:
-    node = Node()
-    node.at(0, memory(200))
-    found, node.state = assess(node.state, POLICY, [memory(200, -3600)], now=NOW - timedelta(hours=1), monotonic_s=1010)
-    assert texts(found) == []
-    assert texts(node.at(59, memory(200))) == []
-    assert texts(node.at(60, memory(200))) == ["memory.available<300Mi"]
+def run(*passes: tuple[float, float], limits: tuple[Threshold, ...] = SOFT) -> list[bool]:
+    """Return for each pass, given by its seconds and what is available in MiB, whether anything is acted on."""
+    state, acted = NOTHING_YET, []
+    for seconds, available_mib in passes:
+        found = evaluated(
+            read(available_mib=available_mib, seconds=seconds), state=state, limits=limits, seconds=seconds
+        )
+        acted.append(bool(found.acting))
+        state = found.state
+    return acted
 
 
 @pytest.mark.parametrize(
-    ("observation", "said"),
+    ("available", "met"), [(100 * 2**20 - 1, True), (100 * 2**20, False)], ids=["below", "exactly at"]
+)
+def test_a_threshold_is_met_strictly_below(available: int, met: bool) -> None:
+    assert bool(evaluated(read(available=available)).acting) is met
+
+
+@pytest.mark.parametrize(("percent", "met"), [(40.01, True), (40.0, False)], ids=["above", "exactly at"])
+def test_a_stall_threshold_is_met_strictly_above(percent: float, met: bool) -> None:
+    found = evaluated(read("memory.psi.some", available=percent, capacity=100), limits=thresholds("memory.psi.some>40"))
+    assert bool(found.acting) is met
+
+
+@pytest.mark.parametrize(
+    ("passes", "acted"),
     [
-        (Observation(Signal.MEMORY_AVAILABLE, 0, 0, NOW), "capacity is 0"),
-        (Observation(Signal.MEMORY_AVAILABLE, -1, 10, NOW), "available is -1"),
-        (Observation(Signal.MEMORY_AVAILABLE, 11, 10, NOW), "more than the capacity"),
-        (memory(1, -1.5), "1.5 s old"),
-        (memory(1, 1.5), "in the future"),
-        (memory(1, -1), ""),
+        pytest.param([(0, 50), (89.9, 50), (90, 50)], [False, False, True], id="over the grace"),
+        pytest.param([(0, 50), (60, 150), (100, 50), (189, 50), (190, 50)], [False] * 4 + [True], id="starts anew"),
+        pytest.param([(0, 50), (90, 50), (100, 50)], [False, True, True], id="goes on acting"),
+        pytest.param([(0, 50), (90, 50), (95, 150), (100, 50)], [False, True, False, False], id="oscillation"),
+        pytest.param([(0, 50), (-500, 50), (-411, 50), (-410, 50)], [False] * 3 + [True], id="clock back"),
+        pytest.param(
+            [(0, 50), (90, 50), (-500, 50), (-490, 50)], [False, True, False, False], id="clock back when due"
+        ),
     ],
 )
-def test_readings_that_cannot_be_are_refused(observation: Observation, said: str) -> None:
-    assert said in why_refused(observation, NOW)
-    assert bool(why_refused(observation, NOW)) is bool(said)
+def test_grace(passes: list[tuple[float, float]], acted: list[bool]) -> None:
+    assert run(*passes) == acted
 
 
-def test_a_refused_reading_neither_starts_nor_ends_anything() -> None:
-    node = Node()
-    broken = Observation(Signal.MEMORY_AVAILABLE, 0, 0, NOW)
-    assert node.at(0, broken).met == ()
-    node.at(10, memory(200))
-    found = node.at(20, broken)
-    assert ([each.text for each in found.met], texts(found)) == (["memory.available<300Mi"], [])
-    assert found.refused == {Signal.MEMORY_AVAILABLE: "capacity is 0"}
-    assert texts(node.at(70, memory(200))) == ["memory.available<300Mi"]
+@pytest.mark.parametrize(
+    ("passes", "acted"),
+    [
+        pytest.param([(0, 120)], [False], id="not before it was acted on"),
+        pytest.param([(0, 99), (10, 120), (20, 149.9), (30, 150)], [True, True, True, False], id="until it came back"),
+        pytest.param([(0, 99), (10, 150), (20, 120)], [True, False, False], id="once back it is over"),
+    ],
+)
+def test_minimum_reclaim(passes: list[tuple[float, float]], acted: list[bool]) -> None:
+    assert run(*passes, limits=RECLAIM) == acted
 
 
-def test_what_reclaim_has_to_reach() -> None:
-    assert [each.text for each in still_short(POLICY, [memory(149)], NOW)] == [
-        "memory.available<100Mi",
-        "memory.available<300Mi",
+def test_minimum_reclaim_does_not_count_during_the_grace() -> None:
+    soft = thresholds(
+        "",
+        soft="memory.available<100Mi",
+        soft_grace_period="memory.available=90s",
+        minimum_reclaim="memory.available=50Mi",
+    )
+    assert run((0, 99), (50, 120), (60, 99), (149, 99), (150, 99), (160, 120), limits=soft) == [False] * 4 + [True] * 2
+
+
+def test_a_reading_is_acted_on_once() -> None:
+    first = evaluated(read())
+    again = evaluated(read(), state=first.state, seconds=0.5)
+    assert (acting(first), acting(again)) == (["memory.available<100Mi"], [])
+    assert again.met
+    assert holding(again) == {"MemoryPressure"}
+
+
+def test_an_absent_signal_loses_its_time_and_a_refused_one_keeps_it() -> None:
+    start = evaluated(read(), limits=SOFT)
+    absent = evaluated(state=start.state, limits=SOFT, seconds=50)
+    refused = evaluated(read(seconds=10), state=start.state, limits=SOFT, seconds=50)
+    assert not absent.met
+    assert not refused.met
+    later = [
+        evaluated(read(seconds=95), state=each.state, limits=SOFT, seconds=95).acting != ()
+        for each in (absent, refused)
     ]
-    assert [each.text for each in still_short(POLICY, [memory(150)], NOW)] == ["memory.available<300Mi"]
-    assert still_short(POLICY, [memory(350)], NOW) == ()
-    assert len(still_short(POLICY, [], NOW)) == 2
+    assert later == [False, True]
 
 
-@given(st.lists(st.tuples(st.floats(0.1, 100), st.floats(0, 1000)), max_size=30))
-def test_nothing_acts_that_is_not_met_now_and_no_grace_is_cut_short(steps: list[tuple[float, float]]) -> None:
-    node, at_s = Node(), 0.0
-    met_since: float | None = None
-    for step_s, mib in steps:
-        at_s += step_s
-        found = node.at(at_s, memory(mib))
-        assert set(found.acting) <= set(found.met)
-        soft = [each for each in found.met if not each.hard]
-        met_since = None if not soft else at_s if met_since is None else met_since
-        for each in found.acting:
-            if not each.hard:
-                assert met_since is not None
-                assert at_s - met_since >= 60 - 1e-6
+def test_a_refused_reading_does_not_end_what_was_acted_on() -> None:
+    start = evaluated(read(available_mib=90), limits=RECLAIM)
+    refused = evaluated(read(available=-1, seconds=10), state=start.state, limits=RECLAIM, seconds=10)
+    after = evaluated(read(available_mib=120, seconds=20), state=refused.state, limits=RECLAIM, seconds=20)
+    assert (acting(refused), acting(after)) == ([], ["memory.available<100Mi"])
+
+
+@pytest.mark.parametrize(("seconds", "holds"), [(10, True), (309.9, True), (310, False)])
+def test_a_condition_lasts_for_the_transition_period_after_it_was_last_observed(seconds: float, holds: bool) -> None:
+    first = evaluated(read())
+    second = evaluated(read(seconds=10), state=first.state, seconds=10)
+    later = evaluated(read(available_mib=500, seconds=seconds), state=second.state, seconds=seconds)
+    assert holding(later) == ({"MemoryPressure"} if holds else set())
+    memory = later.conditions[0]
+    assert (memory.observed, memory.changed) == (False, not holds)
+    assert memory.lasts_s == pytest.approx(310 - seconds)
+
+
+def test_a_condition_shows_during_the_grace_and_tells_when_it_changes() -> None:
+    first = evaluated(read(), limits=SOFT)
+    assert holding(first) == {"MemoryPressure"}
+    assert [each.changed for each in first.conditions] == [True, False, False]
+    second = evaluated(read(seconds=10), state=first.state, limits=SOFT, seconds=10)
+    assert not any(each.changed for each in second.conditions)
+
+
+def test_a_clock_that_goes_back_ends_no_condition() -> None:
+    first = evaluated(read())
+    back = evaluated(read(available_mib=500, seconds=-5000), state=first.state, seconds=-5000)
+    assert holding(back) == {"MemoryPressure"}
+    assert back.conditions[0].lasts_s == 300
+
+
+def test_without_a_transition_period_a_condition_holds_while_observed() -> None:
+    at_once = EvictionPolicy(pressure_transition_period_s=0)
+    first = evaluated(read(), policy=at_once)
+    after = evaluated(read(available_mib=500, seconds=1), state=first.state, policy=at_once, seconds=1)
+    assert (holding(first), holding(after)) == ({"MemoryPressure"}, set())
+
+
+@pytest.mark.parametrize(
+    ("signal", "condition", "resource"),
+    [
+        ("memory.available", "MemoryPressure", "memory"),
+        ("allocatableMemory.available", "MemoryPressure", "memory"),
+        ("memory.psi.full", "MemoryPressure", "memory"),
+        ("memory.psi.some", "MemoryPressure", "memory"),
+        ("swap.free", "MemoryPressure", "memory"),
+        ("nodefs.available", "DiskPressure", "ephemeral-storage"),
+        ("nodefs.inodesFree", "DiskPressure", "inodes"),
+        ("imagefs.available", "DiskPressure", "ephemeral-storage"),
+        ("imagefs.inodesFree", "DiskPressure", "inodes"),
+        ("containerfs.available", "DiskPressure", "ephemeral-storage"),
+        ("containerfs.inodesFree", "DiskPressure", "inodes"),
+        ("pid.available", "PIDPressure", "pids"),
+        ("io.psi.full", None, None),
+        ("io.psi.some", None, None),
+    ],
+)
+def test_what_signals_mean(signal: str, condition: str | None, resource: str | None) -> None:
+    meaning = MEANINGS[Signal(signal)]
+    assert (meaning.condition, meaning.resource) == (condition, resource)
+    stalls = ".psi." in signal
+    found = evaluated(
+        Observation(Signal(signal), 99 if stalls else 1, 100, at(0)),
+        limits=thresholds(f"{signal}>50" if stalls else f"{signal}<50"),
+    )
+    assert holding(found) == ({condition} if condition else set())
+    assert len(found.acting) == 1
+
+
+def test_a_standing_tells_how_far_it_is() -> None:
+    start = evaluated(read(), limits=SOFT)
+    (standing,) = evaluated(read(seconds=30), state=start.state, limits=SOFT, seconds=30).standings
+    assert (standing.limit, standing.held_s, standing.grace_left_s) == (100 * 2**20, 30, 60)
+    assert (standing.met, standing.due, standing.acting) == (True, False, False)
+
+
+def test_thresholds_taken_out_of_the_configuration_are_forgotten() -> None:
+    first = evaluated(read())
+    second = evaluated(read(seconds=1), state=first.state, limits=SOFT, seconds=1)
+    assert set(second.state.first_met_s) == set(SOFT)
+    assert second.state.acted_on == frozenset()
+
+
+def test_evictions_are_remembered_for_the_window() -> None:
+    policy = EvictionPolicy(eviction_window_s=60)
+    state = record_eviction(record_eviction(NOTHING_YET, at(0)), at(30))
+    assert len(recent_evictions(state, policy, at(59))) == 2
+    after = evaluate(state, [], (), policy, now=at(60)).state
+    assert after.evicted_s == (at(30).monotonic_s,)
+
+
+def test_a_pass_changes_nothing_that_went_in() -> None:
+    state = EvictionState(first_met_s={}, condition_seen_s={}, last_read_s={})
+    before = replace(state)
+    evaluate(state, [read()], thresholds(), POLICY, now=at(0))
+    assert state == before
+    assert NodeCondition.MEMORY_PRESSURE not in state.condition_seen_s
+
+
+def test_a_lingering_condition_has_not_changed() -> None:
+    state, changes = NOTHING_YET, []
+    for seconds, available_mib in ((0, 50), (100, 500), (200, 500), (300, 500), (400, 500)):
+        found = evaluated(read(available_mib=available_mib, seconds=seconds), state=state, seconds=seconds)
+        changes.append(found.conditions[0].changed)
+        state = found.state
+    assert changes == [True, False, False, True, False]
+
+
+def test_a_reading_is_remembered_over_a_pass_without_one() -> None:
+    first = evaluated(read())
+    between = evaluated(state=first.state, seconds=0.2)
+    assert not evaluated(read(), state=between.state, seconds=0.5).acting

@@ -1,0 +1,122 @@
+"""Which threshold a pass acts on, by the latest readings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from nodeagent.plan.decision import Reason, ReasonCode
+from nodeagent.plan.eviction.message import format_reading
+from nodeagent.plan.eviction.observations import judge
+from nodeagent.plan.eviction.signals import MEANINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from collections.abc import Set as AbstractSet
+
+    from nodeagent.model.pressure import Moment, Observation, Signal
+    from nodeagent.plan.decision import Detail
+    from nodeagent.plan.eviction.observations import Readings
+    from nodeagent.plan.eviction.policy import EvictionPolicy
+    from nodeagent.plan.eviction.state import Evaluation, Standing
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What a pass acts on.
+
+    Attributes:
+        reason: why a pod goes for it; without a threshold to act on, why none goes.
+        standing: the threshold with the reading decided by; ``None`` if none is acted on.
+        blocked: why nothing can be decided, empty if something can.
+    """
+
+    reason: Reason
+    standing: Standing | None = None
+    blocked: str = ""
+
+
+def find_cause(
+    evaluation: Evaluation,
+    observations: Iterable[Observation] | None,
+    policy: EvictionPolicy,
+    *,
+    now: Moment,
+    reclaimed: AbstractSet[Signal],
+) -> Cause:
+    """Return the most urgent threshold acted on that has a resource and is still met.
+
+    Without readings of its own this judges those evaluated by their age now. A threshold for whose signal something
+    was reclaimed has to come back by its minimum reclaim, as has one that the pass before acted on already.
+
+    Source: kubelet ``getReclaimableThreshold``; ``reclaimNodeLevelResources`` for the comparison.
+    """
+    latest = [each.observation for each in evaluation.standings if each.observation is not None]
+    readings = judge(latest if observations is None else observations, now, policy.max_observation_age_s)
+    passed_over = []
+    for standing in evaluation.acting:
+        resource = MEANINGS[standing.threshold.signal].resource
+        if resource is None:
+            continue
+        why_not = _why_not(standing, readings, reclaimed=standing.threshold.signal in reclaimed)
+        if why_not is None:
+            current = _by(standing, readings.trusted[standing.threshold.signal])
+            details = {**_details(current), "resource": resource.value}
+            return Cause(Reason(ReasonCode.LOW_ON_RESOURCE, details), current)
+        passed_over.append(why_not)
+    if not passed_over:
+        return Cause(_why_none(evaluation))
+    refused = next((each for each in passed_over if each.code is ReasonCode.READING_REFUSED), None)
+    return Cause(refused or passed_over[0], blocked=refused.sentence if refused else "")
+
+
+def _why_not(standing: Standing, readings: Readings, *, reclaimed: bool) -> Reason | None:
+    """Return why a threshold is not acted on by the latest readings; ``None`` if it is."""
+    threshold = standing.threshold
+    reading = readings.trusted.get(threshold.signal)
+    if reading is None:
+        refusal = readings.refused.get(threshold.signal)
+        detail = refusal.sentence if refusal else f"{threshold.signal} was not read again"
+        return Reason(ReasonCode.READING_REFUSED, {"threshold": threshold.text, "detail": detail})
+    with_reclaim = reclaimed or standing.latched
+    if threshold.met_by(reading.available, reading.capacity, with_reclaim=with_reclaim):
+        return None
+    code = ReasonCode.RECLAIM_SUFFICED if reclaimed else ReasonCode.NO_LONGER_MET
+    return Reason(code, _details(_by(standing, reading)))
+
+
+def _why_none(evaluation: Evaluation) -> Reason:
+    """Return why no pod goes where no threshold with a resource is acted on."""
+    met = evaluation.met
+    if not met:
+        for standing in evaluation.standings:
+            if standing.refusal is not None:
+                details = {"threshold": standing.threshold.text, "detail": standing.refusal.sentence}
+                return Reason(ReasonCode.READING_REFUSED, details)
+        return Reason(ReasonCode.NO_THRESHOLD_MET)
+    first = next((each for each in met if MEANINGS[each.threshold.signal].resource is not None), met[0])
+    about: dict[str, Detail] = {"threshold": first.threshold.text}
+    if not first.due:
+        times = {"held_s": first.held_s, "grace_s": first.threshold.grace_s, "left_s": first.grace_left_s}
+        return Reason(ReasonCode.GRACE_PERIOD_RUNNING, {**about, **times})
+    if not first.acting:
+        return Reason(ReasonCode.NOT_READ_ANEW, about)
+    return Reason(ReasonCode.NO_POD_HELPS, about)
+
+
+def _by(standing: Standing, reading: Observation) -> Standing:
+    """Return the standing with a later reading."""
+    return replace(standing, observation=reading, limit=standing.threshold.limit(reading.capacity))
+
+
+def _details(standing: Standing) -> dict[str, Detail]:
+    """Return the threshold and the numbers it was judged by."""
+    details: dict[str, Detail] = {"threshold": standing.threshold.text}
+    if standing.observation is not None and standing.limit is not None:
+        available, capacity = standing.observation.available, standing.observation.capacity
+        details |= {"available": available, "capacity": capacity, "limit": standing.limit}
+        details["reading"] = (
+            f"{format_reading(standing, available)} of {format_reading(standing, capacity)} against "
+            f"{format_reading(standing, standing.limit)}"
+        )
+    return details

@@ -1,0 +1,304 @@
+"""Thresholds from text.
+
+Both of the kubelet's forms are read: a list such as ``memory.available<100Mi,nodefs.available<10%`` (its flags) and a
+mapping from signal to value (its configuration). Every fault is a ``ValueError`` with one sentence that quotes the
+text, says where in it the fault lies and what is allowed.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+
+from nodeagent.model.pressure import Signal
+from nodeagent.plan.eviction.signals import MEANINGS, Operator, Unit
+from nodeagent.plan.eviction.thresholds import DEFAULT_HARD, Amount, Threshold
+from nodeagent.units import parse_bytes, parse_duration_s
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_HARD, _SOFT, _GRACE, _RECLAIM = "hard threshold", "soft threshold", "soft grace period", "minimum reclaim"
+_OPERATOR = re.compile(r"[<>=]+")
+_PERCENT = re.compile(r"(?P<number>[+-]?\d+(?:\.\d+)?)(?P<sign>%?)", re.ASCII)
+_PERCENT_FORM: Final = "write a percentage from 0% to 100%, such as 10%; 0% or 100% turn the threshold off"
+_DEFAULT_TRANSITION_S: Final = 300.0
+
+
+class _Entry(NamedTuple):
+    """One signal and its value as written.
+
+    Attributes:
+        label: what kind of setting it is.
+        text: the whole text; for a mapping the value alone.
+        value_at: where the value starts in ``text``.
+        listed: whether the text is a list, so that positions in it mean something.
+    """
+
+    label: str
+    text: str
+    signal: Signal
+    value: str
+    value_at: int
+    listed: bool
+
+    def fault(self, sentence: str) -> NoReturn:
+        """Refuse the value."""
+        if self.listed:
+            _refuse(self.label, self.text, self.value_at, sentence)
+        raise ValueError(f"{self.label} {self.signal}: {sentence}")
+
+
+def parse_thresholds(  # noqa: PLR0913 - the kubelet's settings, one each
+    *,
+    hard: str | Mapping[str, str] | None = None,
+    soft: str | Mapping[str, str] | None = None,
+    soft_grace_period: str | Mapping[str, str] | None = None,
+    minimum_reclaim: str | Mapping[str, str] | None = None,
+    merge_default_hard: bool = False,
+    allocatable: bool = True,
+) -> tuple[Threshold, ...]:
+    """Return the thresholds these settings stand for, hard ones first, in the order written.
+
+    A signal has at most one hard and one soft threshold. A value is a quantity, or a percentage of the capacity; 0%
+    and 100% turn a threshold off. Stall signals take a percentage of time, with or without the sign. A soft threshold
+    has to be met before the hard one of its signal, as far as that can be told without the capacity; where it cannot,
+    ``find_contradictions`` tells on the node.
+
+    Args:
+        hard: ``None`` for the kubelet's defaults; empty for none.
+        soft: each needs a grace period, of which 0 makes it a hard one.
+        soft_grace_period: signal to duration.
+        minimum_reclaim: signal to amount, for its hard and soft threshold alike; without either it has no effect.
+        merge_default_hard: whether hard signals not named keep their default; else naming any drops all.
+        allocatable: whether ``allocatableMemory.available`` gets every hard ``memory.available`` threshold, unless it
+            has one of its own.
+
+    Raises:
+        ValueError: one of the texts cannot be used.
+
+    Source: kubelet ``ParseThresholdConfig``, ``parseThresholdStatements``, ``addAllocatableThresholds``,
+    ``mergeDefaultEvictionSettings``.
+    """
+    hard_entries = _entries(_HARD, DEFAULT_HARD if hard is None else hard, compares=True)
+    if merge_default_hard:
+        hard_entries = {**hard_entries, **_without(hard_entries, _entries(_HARD, DEFAULT_HARD, compares=True))}
+    soft_entries = _entries(_SOFT, soft, compares=True)
+    graces = {signal: _grace_s(entry, soft_entries) for signal, entry in _entries(_GRACE, soft_grace_period).items()}
+    reclaims = {signal: _reclaim(entry) for signal, entry in _entries(_RECLAIM, minimum_reclaim).items()}
+    thresholds: dict[tuple[str, Signal], Threshold] = {}
+    for signal, entry in hard_entries.items():
+        amount = _amount(entry)
+        if amount is not None:
+            thresholds[_HARD, signal] = Threshold(signal, amount, 0.0, reclaims.get(signal))
+    for signal, entry in soft_entries.items():
+        amount = _amount(entry)
+        if amount is None:
+            continue
+        if signal not in graces:
+            entry.fault(f"{signal} has no grace period, which a soft threshold needs: add one, such as {signal}=1m30s")
+        threshold = Threshold(signal, amount, graces[signal], reclaims.get(signal))
+        _check_soft(entry, threshold, thresholds.get((_HARD, signal)))
+        thresholds[_SOFT, signal] = threshold
+    listed = tuple(thresholds.values())
+    return listed + _allocatable(listed) if allocatable else listed
+
+
+def parse_transition_period_s(text: str) -> float:
+    """Return the seconds a node condition lingers; 0 stands for the default of five minutes.
+
+    Raises:
+        ValueError: the text is no duration, or negative.
+
+    Source: kubelet ``evictionPressureTransitionPeriod``.
+    """
+    return _duration_s(text, "pressure transition period") or _DEFAULT_TRANSITION_S
+
+
+def parse_max_pod_grace_s(text: str) -> float:
+    """Return the seconds that cap a pod's own grace at a soft eviction; whole seconds may be written bare.
+
+    Raises:
+        ValueError: the text is no duration, or negative.
+
+    Source: kubelet ``evictionMaxPodGracePeriod``, in seconds.
+    """
+    bare = text.strip()
+    return _duration_s(f"{bare}s" if bare.isdecimal() else text, "maximum pod grace period")
+
+
+def _duration_s(text: str, label: str) -> float:
+    try:
+        return parse_duration_s(text)
+    except ValueError as error:
+        raise ValueError(f"{label}: {error}") from error
+
+
+def _without(named: Mapping[Signal, _Entry], defaults: Mapping[Signal, _Entry]) -> dict[Signal, _Entry]:
+    return {signal: entry for signal, entry in defaults.items() if signal not in named}
+
+
+def _allocatable(thresholds: tuple[Threshold, ...]) -> tuple[Threshold, ...]:
+    own = Signal.ALLOCATABLE_MEMORY_AVAILABLE
+    if any(each.hard and each.signal is own for each in thresholds):
+        return ()
+    return tuple(
+        replace(each, signal=own) for each in thresholds if each.hard and each.signal is Signal.MEMORY_AVAILABLE
+    )
+
+
+def _check_soft(entry: _Entry, soft: Threshold, hard: Threshold | None) -> None:
+    """Refuse a soft threshold that is never met before the hard one of its signal."""
+    if hard is None:
+        return
+    first, second = soft.amount, hard.amount
+    if first.number is not None and second.number is not None:
+        difference = first.number - second.number
+    elif first.share is not None and second.share is not None:
+        difference = first.share - second.share
+    else:
+        return
+    above = soft.operator is Operator.LESS_THAN
+    if (difference if above else -difference) <= 0:
+        side = "above" if above else "below"
+        entry.fault(
+            f"{first.text!r} is not {side} the hard threshold of {soft.signal}, {second.text!r}, "
+            "so it would never be met first"
+        )
+
+
+def _entries(label: str, setting: str | Mapping[str, str] | None, *, compares: bool = False) -> Mapping[Signal, _Entry]:
+    """Return the entries of a setting by signal; ``compares`` if a list of it is of comparisons, not assignments."""
+    if setting is None:
+        return {}
+    entries: dict[Signal, _Entry] = {}
+    if not isinstance(setting, str):
+        for key, value in setting.items():
+            signal = _known(label, key, key, None)
+            if signal in entries:
+                raise ValueError(f"{label} {key!r}: {signal} is there twice, and may be there once")
+            entries[signal] = _Entry(label, value, signal, value.strip(), 0, listed=False)
+        return entries
+    for entry, at in _split(label, setting, compares=compares):
+        if entry.signal in entries:
+            _refuse(label, setting, at, f"{entry.signal} is there twice, and may be there once")
+        entries[entry.signal] = entry
+    return entries
+
+
+def _split(label: str, text: str, *, compares: bool) -> Iterator[tuple[_Entry, int]]:
+    """Yield the entries of a list, each with the position at which it starts."""
+    if not text.strip():
+        return
+    start = 0
+    for part in text.split(","):
+        at = start + len(part) - len(part.lstrip())
+        yield _statement(label, text, part.strip(), at, compares=compares), at
+        start += len(part) + 1
+
+
+def _statement(label: str, text: str, statement: str, at: int, *, compares: bool) -> _Entry:
+    form = "SIGNAL<VALUE, such as memory.available<100Mi" if compares else "SIGNAL=VALUE, such as memory.available=1m"
+    if label == _RECLAIM:
+        form = "SIGNAL=VALUE, such as memory.available=200Mi"
+    if not statement:
+        _refuse(label, text, at, f"there is nothing where a statement should be: write {form}")
+    operator = _OPERATOR.search(statement)
+    if operator is None:
+        _refuse(label, text, at, f"{statement!r} compares nothing: write {form}")
+    name = statement[: operator.start()].strip()
+    signal = _known(label, text, name, at)
+    expected = MEANINGS[signal].operator if compares else "="
+    if operator[0] != expected:
+        _refuse(label, text, at + operator.start(), f"{operator[0]!r} does not go with {signal}: write '{expected}'")
+    rest = statement[operator.end() :]
+    value = rest.lstrip()
+    value_at = at + operator.end() + len(rest) - len(value)
+    return _Entry(label, text, signal, value, value_at, listed=True)
+
+
+def _known(label: str, text: str, name: str, at: int | None) -> Signal:
+    try:
+        return Signal(name.strip())
+    except ValueError:
+        near = get_close_matches(name, list(Signal), n=1)
+        hint = f"did you mean {near[0]}?" if near else f"the signals are {', '.join(Signal)}"
+        sentence = f"{name!r} is not a signal; {hint}"
+        if at is None:
+            raise ValueError(f"{label}: {sentence}") from None
+        _refuse(label, text, at, sentence)
+
+
+def _refuse(label: str, text: str, at: int, sentence: str) -> NoReturn:
+    """Refuse a list at a position counted from 0, shown counted from 1."""
+    raise ValueError(f"{label} {text!r}, character {at + 1}: {sentence}")
+
+
+def _amount(entry: _Entry) -> Amount | None:
+    """Return a threshold's amount; ``None`` if it is turned off."""
+    if MEANINGS[entry.signal].unit is Unit.STALL_PERCENT:
+        percent = _percent(entry, "percentage of time")
+        return None if percent in {0, 100} else Amount(number=percent, text=_with_sign(entry.value))
+    if entry.value.endswith("%"):
+        percent = _percent(entry, "percentage")
+        return None if percent in {0, 100} else Amount(share=_single(percent), text=entry.value)
+    number = _quantity(entry)
+    if number == 0:
+        entry.fault(f"{entry.value!r} is never met: write more than 0, or 0% to turn the threshold off")
+    return Amount(number=number, text=entry.value)
+
+
+def _reclaim(entry: _Entry) -> Amount:
+    if MEANINGS[entry.signal].unit is Unit.STALL_PERCENT:
+        return Amount(number=_percent(entry, "percentage of time"), text=_with_sign(entry.value))
+    if entry.value.endswith("%"):
+        percent = _percent(entry, "percentage")
+        if percent == 0:
+            entry.fault(f"{entry.value!r} reclaims nothing: write more than 0%, or leave it out")
+        return Amount(share=_single(percent), text=entry.value)
+    return Amount(number=_quantity(entry), text=entry.value)
+
+
+def _grace_s(entry: _Entry, soft: Mapping[Signal, _Entry]) -> float:
+    if entry.signal not in soft:
+        entry.fault(f"{entry.signal} has a grace period but no soft threshold: add one, or leave the grace period out")
+    try:
+        return parse_duration_s(entry.value)
+    except ValueError as error:
+        entry.fault(str(error))
+
+
+def _percent(entry: _Entry, what: str) -> float:
+    match = _PERCENT.fullmatch(entry.value)
+    if match is None:
+        entry.fault(f"{entry.value!r} is not a {what}: {_PERCENT_FORM}")
+    percent = float(match["number"])
+    if not 0 <= percent <= 100:
+        entry.fault(f"{entry.value!r} is out of range: {_PERCENT_FORM}")
+    return percent
+
+
+def _quantity(entry: _Entry) -> int:
+    try:
+        return parse_bytes(entry.value)
+    except ValueError as error:
+        if MEANINGS[entry.signal].unit is Unit.BYTES:
+            entry.fault(f"{error}, or a percentage such as 10%")
+        entry.fault(f"{entry.value!r} is not a number of {MEANINGS[entry.signal].unit}: write 5000, 10k or 5%")
+
+
+def _with_sign(value: str) -> str:
+    return value if value.endswith("%") else f"{value}%"
+
+
+def _single(percent: float) -> float:
+    """Return a percentage as a share, with every step rounded to single precision as the kubelet's arithmetic is."""
+    return _rounded(_rounded(percent) / 100)
+
+
+def _rounded(number: float) -> float:
+    (single,) = struct.unpack("f", struct.pack("f", number))
+    return float(single)

@@ -1,0 +1,76 @@
+"""Pods over their own storage limits, which go without any pressure on the node."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from nodeagent.model.pressure import FilesystemLayout
+from nodeagent.plan.decision import Reason, ReasonCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nodeagent.model.pressure import PodFacts
+
+
+class StorageLimit(StrEnum):
+    """Which limit a pod exceeds, spelt as the kubelet labels its metric."""
+
+    EMPTY_DIR = "emptydirfs.limit"
+    POD = "ephemeralpodfs.limit"
+    CONTAINER = "ephemeralcontainerfs.limit"
+
+
+class Violation(NamedTuple):
+    """A limit that a pod exceeds.
+
+    Attributes:
+        name: of the volume or container; empty for the pod's own limit.
+    """
+
+    limit: StorageLimit
+    name: str
+    usage_bytes: int
+    limit_bytes: int
+
+    @property
+    def excess_bytes(self) -> int:
+        """How much the usage is above the limit."""
+        return self.usage_bytes - self.limit_bytes
+
+    @property
+    def reason(self) -> Reason:
+        """The reason to evict for it."""
+        numbers = {"usage_bytes": self.usage_bytes, "limit_bytes": self.limit_bytes}
+        if self.limit is StorageLimit.EMPTY_DIR:
+            return Reason(ReasonCode.EMPTY_DIR_OVER_LIMIT, {"volume": self.name, **numbers})
+        if self.limit is StorageLimit.POD:
+            return Reason(ReasonCode.POD_OVER_STORAGE_LIMIT, numbers)
+        return Reason(ReasonCode.CONTAINER_OVER_STORAGE_LIMIT, {"container": self.name, **numbers})
+
+
+def find_violation(pod: PodFacts, layout: FilesystemLayout) -> Violation | None:
+    """Return the first limit a pod exceeds, strictly; ``None`` if it exceeds none or nothing is known.
+
+    First its emptyDir volumes, in their order; then the pod's own limit; then its containers, in their order. A
+    container's writable layer counts only where it lies on the same filesystem as its logs.
+
+    Source: kubelet ``localStorageEviction``: ``emptyDirLimitEviction``, ``podEphemeralStorageLimitEviction``,
+    ``containerEphemeralStorageLimitEviction``.
+    """
+    return next((each for each in _candidates(pod, layout) if each.usage_bytes > each.limit_bytes > 0), None)
+
+
+def _candidates(pod: PodFacts, layout: FilesystemLayout) -> Iterator[Violation]:
+    for volume in pod.empty_dirs:
+        if volume.used_bytes is not None and volume.limit_bytes:
+            yield Violation(StorageLimit.EMPTY_DIR, volume.name, volume.used_bytes, volume.limit_bytes)
+    if pod.usage is not None and pod.usage.ephemeral_bytes is not None and pod.ephemeral_limit_bytes:
+        yield Violation(StorageLimit.POD, "", pod.usage.ephemeral_bytes, pod.ephemeral_limit_bytes)
+    for container in pod.containers:
+        if container.ephemeral_limit_bytes:
+            usage_bytes = container.logs_bytes or 0
+            if layout is FilesystemLayout.SINGLE:
+                usage_bytes += container.writable_bytes or 0
+            yield Violation(StorageLimit.CONTAINER, container.name, usage_bytes, container.ephemeral_limit_bytes)

@@ -1,0 +1,102 @@
+"""What is said of an evicted pod, in the form that people know from the kubelet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from nodeagent.model.pressure import Resource
+from nodeagent.plan.eviction.local_storage import StorageLimit
+from nodeagent.plan.eviction.signals import MEANINGS, Unit
+
+if TYPE_CHECKING:
+    from nodeagent.model.pressure import ContainerFacts, PodFacts
+    from nodeagent.plan.eviction.local_storage import Violation
+    from nodeagent.plan.eviction.state import Standing
+
+_SUFFIXES = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
+
+
+class Offender(NamedTuple):
+    """A container that uses more than it requests; ``request_bytes`` is ``None`` where that is not known."""
+
+    name: str
+    usage_bytes: int
+    request_bytes: int | None
+
+
+def offenders(pod: PodFacts, resource: Resource) -> tuple[Offender, ...]:
+    """Return the containers above their request, in the pod's order; none for inodes and PIDs.
+
+    A request that is not known counts as 0. Storage is writable layer and logs.
+
+    Source: kubelet ``evictionMessage``.
+    """
+    found = (_share(container, resource) for container in pod.containers)
+    return tuple(each for each in found if each is not None and each.usage_bytes > (each.request_bytes or 0))
+
+
+def _share(container: ContainerFacts, resource: Resource) -> Offender | None:
+    if resource is Resource.MEMORY and container.memory_bytes is not None:
+        return Offender(container.name, container.memory_bytes, container.memory_request_bytes)
+    if resource is Resource.EPHEMERAL_STORAGE:
+        parts = [each for each in (container.writable_bytes, container.logs_bytes) if each is not None]
+        return Offender(container.name, sum(parts), container.ephemeral_request_bytes) if parts else None
+    return None
+
+
+def pressure_message(standing: Standing, resource: Resource, over: tuple[Offender, ...]) -> str:
+    """Return the message for a pod evicted because a threshold is met, with its closing blank.
+
+    Source: kubelet ``evictionMessage``.
+    """
+    parts = [f"The node was low on resource: {resource}. "]
+    reading, limit = standing.observation, standing.limit
+    if reading is not None and limit is not None:
+        signal = reading.signal
+        quantity, available = format_reading(standing, limit), format_reading(standing, reading.available)
+        stalled = MEANINGS[signal].unit is Unit.STALL_PERCENT
+        parts.append(
+            f"Threshold: {signal} above {quantity}, observed: {available}. "
+            if stalled
+            else f"Threshold quantity: {quantity}, available: {available}. "
+        )
+    for name, usage_bytes, request_bytes in over:
+        request = "unknown" if request_bytes is None else format_quantity(request_bytes)
+        parts.append(
+            f"Container {name} was using {format_quantity(usage_bytes)}, request is {request}, "
+            f"has larger consumption of {resource}. "
+        )
+    return "".join(parts)
+
+
+def limit_message(violation: Violation) -> str:
+    """Return the message for a pod evicted for its own storage limit, with its closing blank.
+
+    Source: kubelet ``localStorageEviction``.
+    """
+    limit = format_quantity(violation.limit_bytes)
+    if violation.limit is StorageLimit.EMPTY_DIR:
+        return f'Usage of EmptyDir volume "{violation.name}" exceeds the limit "{limit}". '
+    if violation.limit is StorageLimit.POD:
+        return f"Pod ephemeral local storage usage exceeds the total limit of containers {limit}. "
+    return f'Container {violation.name} exceeded its local ephemeral storage limit "{limit}". '
+
+
+def format_reading(standing: Standing, number: float) -> str:
+    """Return a number of a threshold's signal, in the unit of that signal."""
+    unit = MEANINGS[standing.threshold.signal].unit
+    if unit is Unit.STALL_PERCENT:
+        return f"{number:.2f}%"
+    return format_quantity(int(number)) if unit is Unit.BYTES else str(int(number))
+
+
+def format_quantity(size_bytes: int) -> str:
+    """Return bytes exactly, in the largest binary unit that leaves a whole number, such as ``100Mi``.
+
+    Source: Kubernetes ``resource.Quantity`` in its binary form.
+    """
+    power = 0
+    while size_bytes and size_bytes % 1024 == 0 and power < len(_SUFFIXES) - 1:
+        size_bytes //= 1024
+        power += 1
+    return f"{size_bytes}{_SUFFIXES[power]}"

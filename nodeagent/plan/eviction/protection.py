@@ -1,0 +1,120 @@
+"""Which pods are never chosen, whatever the node is short of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.model.pressure import PodLifecycle, QosClass, Resource
+from nodeagent.plan.decision import Reason, ReasonCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from nodeagent.model.pressure import PodFacts
+    from nodeagent.plan.eviction.policy import EvictionPolicy
+    from nodeagent.plan.eviction.ranking import RankedPod
+
+CRITICAL_PRIORITY: Final = 2_000_000_000
+"""From this priority on a pod is critical. Source: Kubernetes ``SystemCriticalPriority``."""
+
+CRITICAL_CLASSES: Final = frozenset({"system-node-critical", "system-cluster-critical"})
+
+
+class Protection:
+    """The rules that keep a pod, for the pods of one pass."""
+
+    def __init__(self, pods: Sequence[PodFacts], policy: EvictionPolicy) -> None:
+        self._namespaces = policy.protected_namespaces
+        self._evict_unmeasured = policy.evict_unmeasured
+        self._uids = Counter(pod.uid for pod in pods)
+
+    def why_kept(self, pod: PodFacts) -> Reason | None:
+        """Return the first rule that keeps a pod, the most telling first; ``None`` if none does.
+
+        What is known to be static, a mirror, critical or in a protected namespace; what sources disagree on; what
+        is not known; what is ending or has ended.
+
+        Source: kubelet ``evictPod`` and ``IsCriticalPod``; what is not known protects here.
+        """
+        kept = _why_critical(pod)
+        if kept is not None:
+            return kept
+        if pod.namespace in self._namespaces:
+            return Reason(ReasonCode.PROTECTED_NAMESPACE, {"namespace": pod.namespace})
+        contradictions = tuple(self._contradictions(pod))
+        if contradictions:
+            return Reason(ReasonCode.FACTS_CONTRADICTORY, {"detail": "; ".join(contradictions)})
+        missing = tuple(_missing(pod))
+        if missing:
+            return Reason(ReasonCode.FACTS_MISSING, {"missing": missing})
+        if pod.lifecycle is not PodLifecycle.ACTIVE:
+            return Reason(ReasonCode.POD_NOT_ACTIVE, {"lifecycle": pod.lifecycle.value})
+        return None
+
+    def why_unmeasured(self, ranked: RankedPod) -> Reason | None:
+        """Return why a pod cannot be judged for the resource that is short; ``None`` if it can.
+
+        A request that is not known counts only where requests do: for memory and disk.
+        """
+        request = {
+            Resource.MEMORY: ranked.pod.memory_request_bytes,
+            Resource.EPHEMERAL_STORAGE: ranked.pod.ephemeral_request_bytes,
+        }.get(ranked.resource)
+        if request is not None and request.value is None:
+            return Reason(ReasonCode.FACTS_MISSING, {"missing": (f"how much {ranked.resource} it requests",)})
+        if ranked.usage is None and not self._evict_unmeasured:
+            return Reason(ReasonCode.USAGE_UNKNOWN, {"resource": ranked.resource.value})
+        return None
+
+    def _contradictions(self, pod: PodFacts) -> Iterator[str]:
+        yield from pod.contradictions
+        if self._uids[pod.uid] > 1:
+            yield f"{self._uids[pod.uid]} pods have its UID"
+        if pod.qos.value is QosClass.BEST_EFFORT and pod.memory_request_bytes.value:
+            yield "it is BestEffort and requests memory"
+        if pod.qos.value is QosClass.GUARANTEED and pod.memory_request_bytes.value == 0:
+            yield "it is Guaranteed and requests no memory"
+        if any(number is not None and number < 0 for number in _numbers(pod)):
+            yield "a usage or request is negative"
+
+
+def _why_critical(pod: PodFacts) -> Reason | None:
+    if pod.static.value:
+        return Reason(ReasonCode.STATIC_POD, {"source": pod.static.source.value})
+    if pod.mirror.value:
+        return Reason(ReasonCode.MIRROR_POD, {"source": pod.mirror.source.value})
+    priority = pod.priority.value
+    if priority is not None and priority >= CRITICAL_PRIORITY:
+        how, source = f"priority {priority}", pod.priority.source
+    elif pod.priority_class in CRITICAL_CLASSES:
+        how, source = f"priority class {pod.priority_class}", pod.priority.source
+    elif pod.critical.value:
+        how, source = "marked so", pod.critical.source
+    else:
+        return None
+    return Reason(ReasonCode.CRITICAL_POD, {"how": how, "source": source.value})
+
+
+def _missing(pod: PodFacts) -> Iterator[str]:
+    """Yield what is not known and has to be, each as an indirect question."""
+    if not pod.uid or not pod.namespace or not pod.name:
+        yield "which pod it is"
+    questions = {
+        "whether it is static": pod.static,
+        "whether it is a mirror": pod.mirror,
+        "whether it is critical": pod.critical,
+        "what priority it has": pod.priority,
+    }
+    yield from (question for question, fact in questions.items() if fact.value is None)
+
+
+def _numbers(pod: PodFacts) -> Iterator[float | None]:
+    """Yield every number of a pod that cannot be negative."""
+    yield from (pod.memory_request_bytes.value, pod.ephemeral_request_bytes.value, pod.termination_grace_s.value)
+    usage = pod.usage
+    if usage is None:
+        return
+    yield from (usage.memory_bytes, usage.swap_bytes, usage.pids, usage.ephemeral_bytes)
+    for footprint in (usage.writable, usage.logs, usage.volumes):
+        yield from (footprint.used_bytes, footprint.used_inodes)

@@ -1,0 +1,84 @@
+"""What the node itself can give back before any pod has to go."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from nodeagent.model.pressure import FilesystemLayout, FilesystemRole
+from nodeagent.plan.eviction.signals import MEANINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from collections.abc import Set as AbstractSet
+
+    from nodeagent.model.pressure import Signal
+
+
+class ReclaimAction(StrEnum):
+    """A kind of node-level reclaim.
+
+    ``DEAD_CONTAINERS``: dead containers and sandboxes, those of finished pods too. ``LOGS``: logs of pods and
+    containers that are gone. ``UNUSED_IMAGES``: all unused images that are old enough.
+    """
+
+    DEAD_CONTAINERS = "dead-containers"
+    LOGS = "logs"
+    UNUSED_IMAGES = "unused-images"
+
+
+class ReclaimStep(NamedTuple):
+    """One thing to run, and the filesystem that it is run for.
+
+    A filesystem with several roles goes by the first of nodefs and imagefs, so that nothing is run twice for it.
+    """
+
+    action: ReclaimAction
+    filesystem: FilesystemRole
+
+    @property
+    def text(self) -> str:
+        """The step in words, such as ``unused-images on imagefs``."""
+        return f"{self.action} on {self.filesystem}"
+
+
+_NODEFS, _IMAGEFS, _CONTAINERFS = FilesystemRole.NODEFS, FilesystemRole.IMAGEFS, FilesystemRole.CONTAINERFS
+
+_DEVICES: Final[Mapping[FilesystemLayout, Mapping[FilesystemRole, FilesystemRole]]] = MappingProxyType(
+    {
+        FilesystemLayout.SINGLE: {_NODEFS: _NODEFS, _IMAGEFS: _NODEFS, _CONTAINERFS: _NODEFS},
+        FilesystemLayout.DEDICATED_IMAGEFS: {_NODEFS: _NODEFS, _IMAGEFS: _IMAGEFS, _CONTAINERFS: _IMAGEFS},
+        FilesystemLayout.SPLIT: {_NODEFS: _NODEFS, _IMAGEFS: _IMAGEFS, _CONTAINERFS: _NODEFS},
+    }
+)
+_CONTAINERS, _LOGS, _IMAGES = ReclaimAction.DEAD_CONTAINERS, ReclaimAction.LOGS, ReclaimAction.UNUSED_IMAGES
+_ACTIONS: Final[Mapping[tuple[FilesystemLayout, FilesystemRole], tuple[ReclaimAction, ...]]] = MappingProxyType(
+    {
+        (FilesystemLayout.SINGLE, _NODEFS): (_CONTAINERS, _LOGS, _IMAGES),
+        (FilesystemLayout.DEDICATED_IMAGEFS, _NODEFS): (_LOGS,),
+        (FilesystemLayout.DEDICATED_IMAGEFS, _IMAGEFS): (_CONTAINERS, _IMAGES),
+        (FilesystemLayout.SPLIT, _NODEFS): (_CONTAINERS, _LOGS),
+        (FilesystemLayout.SPLIT, _IMAGEFS): (_IMAGES,),
+    }
+)
+
+
+def reclaim_steps(signal: Signal, layout: FilesystemLayout) -> tuple[ReclaimStep, ...]:
+    """Return what to run for a signal, in order; nothing for memory, PIDs and stalls.
+
+    The kubelet's, with logs told apart from containers: it removes them in its container collection. Where images
+    lie apart it runs nothing for nodefs; here the logs of what is gone are removed, which lie there.
+
+    Source: kubelet ``buildSignalToNodeReclaimFuncs``.
+    """
+    filesystem = MEANINGS[signal].filesystem
+    if filesystem is None:
+        return ()
+    device = _DEVICES[layout][filesystem]
+    return tuple(ReclaimStep(action, device) for action in _ACTIONS[layout, device])
+
+
+def signals_reclaimed(reclaimed: AbstractSet[ReclaimStep], layout: FilesystemLayout) -> frozenset[Signal]:
+    """Return the signals for which any of these steps is run."""
+    return frozenset(signal for signal in MEANINGS if not reclaimed.isdisjoint(reclaim_steps(signal, layout)))

@@ -1,0 +1,159 @@
+"""Small words for pods under pressure. Sizes are in MiB and times in monotonic seconds unless a name says otherwise."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from nodeagent.model.pressure import (
+    ContainerFacts,
+    Fact,
+    FactSource,
+    FilesystemLayout,
+    Footprint,
+    Moment,
+    Observation,
+    PodFacts,
+    PodUsage,
+    QosClass,
+    Signal,
+)
+from nodeagent.plan.eviction.grammar import parse_thresholds
+from nodeagent.plan.eviction.planner import EvictionPlan, plan_eviction
+from nodeagent.plan.eviction.policy import EvictionPolicy
+from nodeagent.plan.eviction.state import EvictionState, evaluate
+from tests.unit.builders import MIB
+from tests.unit.builders import NOW as NOON
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from nodeagent.plan.eviction.state import Evaluation
+    from nodeagent.plan.eviction.thresholds import Threshold
+
+START_S: Final = 10_000.0
+POLICY: Final = EvictionPolicy()
+SINGLE: Final = FilesystemLayout.SINGLE
+NOTHING_THERE: Final = Footprint(0, 0)
+NOTHING_YET: Final = EvictionState()
+
+
+def at(seconds: float, *, wall_s: float | None = None) -> Moment:
+    """Return the moment that many seconds after the start; ``wall_s`` if the wall clock says otherwise."""
+    return Moment(NOON + timedelta(seconds=seconds if wall_s is None else wall_s), START_S + seconds)
+
+
+def read(
+    signal: str = "memory.available",
+    available_mib: float = 50,
+    *,
+    seconds: float = 0.0,
+    capacity_mib: float = 1000,
+    **exact: float,
+) -> Observation:
+    """Return a reading; ``available`` and ``capacity`` give exact numbers."""
+    return Observation(
+        Signal(signal),
+        exact.get("available", available_mib * MIB),
+        exact.get("capacity", capacity_mib * MIB),
+        at(seconds),
+    )
+
+
+def thresholds(hard: str = "memory.available<100Mi", **settings: Any) -> tuple[Threshold, ...]:
+    """Return the thresholds of a text, without an allocatable one."""
+    return parse_thresholds(hard=hard, allocatable=False, **settings)
+
+
+def evaluated(
+    *observations: Observation,
+    state: EvictionState = NOTHING_YET,
+    limits: Sequence[Threshold] | None = None,
+    policy: EvictionPolicy = POLICY,
+    seconds: float = 0.0,
+) -> Evaluation:
+    """Return what a pass at that time finds."""
+    return evaluate(state, observations, thresholds() if limits is None else limits, policy, now=at(seconds))
+
+
+def known(value: Any, source: FactSource = FactSource.KUBELET) -> Fact[Any]:
+    """Return a fact from the kubelet."""
+    return Fact(value, source)
+
+
+def pod(
+    name: str = "web",
+    *,
+    memory: float | None = 100,
+    request: float | None = 0,
+    priority: int | None = 0,
+    namespace: str = "shop",
+    pids: int | None = 10,
+    writable: Footprint = NOTHING_THERE,
+    logs: Footprint = NOTHING_THERE,
+    volumes: Footprint = NOTHING_THERE,
+    ephemeral_request: float | None = 0,
+    **fields: Any,
+) -> PodFacts:
+    """Return a pod of which all is known, in MiB; its UID is ``uid-NAME``."""
+    usage = PodUsage(
+        memory_bytes=None if memory is None else int(memory * MIB),
+        pids=pids,
+        writable=writable,
+        logs=logs,
+        volumes=volumes,
+    )
+    facts: dict[str, Any] = {
+        "uid": f"uid-{name}",
+        "namespace": namespace,
+        "name": name,
+        "priority": known(priority),
+        "qos": known(QosClass.BURSTABLE),
+        "static": known(value=False),
+        "mirror": known(value=False),
+        "critical": known(value=False),
+        "memory_request_bytes": known(None if request is None else int(request * MIB)),
+        "ephemeral_request_bytes": known(None if ephemeral_request is None else int(ephemeral_request * MIB)),
+        "termination_grace_s": known(30.0),
+        "usage": usage,
+    }
+    return PodFacts(**(facts | fields))
+
+
+def disk(mib: float | None, inodes: int | None = 0) -> Footprint:
+    """Return a footprint in MiB."""
+    return Footprint(None if mib is None else int(mib * MIB), inodes)
+
+
+def container(name: str = "app", **mib: float | None) -> ContainerFacts:
+    """Return a container; its numbers are given in MiB and without ``_bytes``."""
+    return ContainerFacts(
+        name, **{f"{key}_bytes": None if value is None else int(value * MIB) for key, value in mib.items()}
+    )
+
+
+def planned(
+    pods: Iterable[PodFacts],
+    *observations: Observation,
+    limits: Sequence[Threshold] | None = None,
+    policy: EvictionPolicy = POLICY,
+    layout: FilesystemLayout = SINGLE,
+    state: EvictionState = NOTHING_YET,
+    seconds: float = 0.0,
+    **rest: Any,
+) -> EvictionPlan:
+    """Return the plan of a pass; without a reading, memory is short."""
+    found = evaluated(
+        *(observations or (read(seconds=seconds),)), state=state, limits=limits, policy=policy, seconds=seconds
+    )
+    return plan_eviction(found, pods, policy, layout=layout, now=at(seconds), **rest)
+
+
+def victim(plan: EvictionPlan) -> str | None:
+    """Return the name of the pod to evict."""
+    return plan.victim.pod.name if plan.victim else None
+
+
+def reasons(plan: EvictionPlan) -> dict[str, str]:
+    """Return pod name to reason code."""
+    return {each.name.split("/")[1]: each.reason.code.value for each in plan.plan.decisions}

@@ -1,0 +1,208 @@
+"""In which order pods would go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.model.pressure import FactSource, FilesystemLayout, Footprint, PodLifecycle, PodUsage, Signal
+from nodeagent.plan.eviction.ranking import rank_pods, usage_of
+from tests.unit.builders import MIB
+from tests.unit.plan.eviction.cases import SINGLE, disk, known, pod
+
+if TYPE_CHECKING:
+    from nodeagent.model.pressure import PodFacts
+
+SPLIT, DEDICATED = FilesystemLayout.SPLIT, FilesystemLayout.DEDICATED_IMAGEFS
+
+
+def order(pods: list[PodFacts], signal: str) -> list[str]:
+    ranked = rank_pods(pods, Signal(signal), SINGLE)
+    assert ranked == rank_pods(reversed(pods), Signal(signal), SINGLE)
+    assert [each.rank for each in ranked] == list(range(1, len(pods) + 1))
+    return [each.pod.name for each in ranked]
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        pytest.param(
+            [pod("within", memory=900, request=1000), pod("above", memory=60, request=50)],
+            ["above", "within"],
+            id="above the request first",
+        ),
+        pytest.param(
+            [pod("high", memory=900, request=0, priority=10), pod("low", memory=60, request=50, priority=9)],
+            ["low", "high"],
+            id="then lower priority",
+        ),
+        pytest.param(
+            [pod("little", memory=500, request=490), pod("much", memory=60, request=0)],
+            ["much", "little"],
+            id="then more above the request",
+        ),
+        pytest.param(
+            [pod("low", memory=10, request=100, priority=-5), pod("high", memory=200, request=100, priority=100)],
+            ["high", "low"],
+            id="above the request before priority",
+        ),
+        pytest.param(
+            [pod("at", memory=100, request=100, priority=-1), pod("above", memory=101, request=100)],
+            ["above", "at"],
+            id="exactly at the request is not above",
+        ),
+        pytest.param(
+            [pod("below", memory=100, request=500), pod("close", memory=450, request=500)],
+            ["close", "below"],
+            id="below the request by how close",
+        ),
+        pytest.param([pod("b"), pod("a")], ["a", "b"], id="ties by UID"),
+        pytest.param(
+            [pod("hog", memory=900), pod("unread", memory=None, priority=10**6)],
+            ["unread", "hog"],
+            id="without a reading before all",
+        ),
+        pytest.param(
+            [pod("none", usage=None, priority=2), pod("unread", memory=None, priority=1)],
+            ["unread", "none"],
+            id="several without a reading by priority",
+        ),
+        pytest.param(
+            [pod("unknown", priority=None, memory=200), pod("one", priority=1, memory=300), pod("zero", memory=100)],
+            ["unknown", "zero", "one"],
+            id="unknown priority is 0",
+        ),
+    ],
+)
+def test_memory(pods: list[PodFacts], expected: list[str]) -> None:
+    assert order(pods, "memory.available") == expected
+    assert order(pods, "allocatableMemory.available") == expected
+    assert order(pods, "memory.psi.full") == expected
+
+
+def test_free_swap_counts_what_is_swapped_out() -> None:
+    swapped = pod("swapped", usage=PodUsage(memory_bytes=10 * MIB, swap_bytes=500 * MIB))
+    resident = pod("resident", usage=PodUsage(memory_bytes=100 * MIB, swap_bytes=0))
+    assert order([swapped, resident], "swap.free") == ["swapped", "resident"]
+    assert order([swapped, resident], "memory.available") == ["resident", "swapped"]
+    (ranked,) = rank_pods([pod("x")], Signal.SWAP_FREE, SINGLE)
+    assert ranked.assumed == ("swap not read, counted as 0",)
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        pytest.param(
+            [pod("within", writable=disk(50), ephemeral_request=60), pod("above", logs=disk(2), ephemeral_request=1)],
+            ["above", "within"],
+            id="above the request first",
+        ),
+        pytest.param(
+            [pod("high", volumes=disk(90), priority=1), pod("low", volumes=disk(10))], ["low", "high"], id="priority"
+        ),
+        pytest.param(
+            [pod("sum", writable=disk(4), logs=disk(4), volumes=disk(4)), pod("one", writable=disk(11))],
+            ["sum", "one"],
+            id="all parts add up",
+        ),
+        pytest.param(
+            [pod("none", usage=PodUsage()), pod("most", writable=disk(500))], ["none", "most"], id="without a reading"
+        ),
+    ],
+)
+def test_disk(pods: list[PodFacts], expected: list[str]) -> None:
+    assert order(pods, "nodefs.available") == expected
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        pytest.param([pod("none"), pod("any", priority=9, logs=disk(0, 1))], ["any", "none"], id="any use first"),
+        pytest.param(
+            [pod("high", logs=disk(0, 99), priority=1), pod("low", logs=disk(0, 1))], ["low", "high"], id="priority"
+        ),
+        pytest.param(
+            [pod("few", logs=disk(900, 5)), pod("many", volumes=disk(0, 6), ephemeral_request=500)],
+            ["many", "few"],
+            id="more inodes, whatever the request in bytes",
+        ),
+    ],
+)
+def test_inodes(pods: list[PodFacts], expected: list[str]) -> None:
+    assert order(pods, "nodefs.inodesFree") == expected
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected"),
+    [
+        pytest.param([pod("high", pids=900, priority=1), pod("low", pids=1)], ["low", "high"], id="priority first"),
+        pytest.param([pod("few", pids=5), pod("many", pids=6)], ["many", "few"], id="then more"),
+        pytest.param(
+            [pod("read", pids=900), pod("unread", pids=None), pod("low", pids=1, priority=-1)],
+            ["low", "unread", "read"],
+            id="without a reading only within a priority",
+        ),
+    ],
+)
+def test_pids(pods: list[PodFacts], expected: list[str]) -> None:
+    assert order(pods, "pid.available") == expected
+
+
+@pytest.mark.parametrize(
+    ("layout", "signal", "used_mib"),
+    [
+        (SINGLE, "nodefs.available", 111),
+        (SINGLE, "imagefs.available", 111),
+        (SINGLE, "containerfs.available", 111),
+        (DEDICATED, "nodefs.available", 110),
+        (DEDICATED, "imagefs.available", 1),
+        (DEDICATED, "containerfs.available", 1),
+        (SPLIT, "nodefs.available", 111),
+        (SPLIT, "imagefs.available", 0),
+        (SPLIT, "containerfs.available", 111),
+    ],
+)
+def test_what_counts_depends_on_what_lies_where(layout: FilesystemLayout, signal: str, used_mib: int) -> None:
+    usage = PodUsage(writable=disk(1, 1), logs=disk(10, 10), volumes=disk(100, 100))
+    assert usage_of(usage, Signal(signal), layout) == (used_mib * MIB, ())
+    inodes = Signal(signal.replace("available", "inodesFree"))
+    assert usage_of(usage, inodes, layout) == (used_mib, ())
+
+
+def test_a_part_that_was_not_read_counts_as_nothing_and_is_told() -> None:
+    usage = PodUsage(writable=disk(1), logs=Footprint())
+    told = ("logs not read, counted as 0", "volumes not read, counted as 0")
+    assert usage_of(usage, Signal.NODEFS_AVAILABLE, SINGLE) == (MIB, told)
+    assert usage_of(usage, Signal.NODEFS_AVAILABLE, DEDICATED) == (None, ())
+
+
+def test_the_finished_are_not_ranked_and_a_signal_without_resource_ranks_none() -> None:
+    pods = [pod("done", lifecycle=PodLifecycle.FINISHED), pod("ending", lifecycle=PodLifecycle.ENDING)]
+    assert [each.pod.name for each in rank_pods(pods, Signal.MEMORY_AVAILABLE, SINGLE)] == ["ending"]
+    assert rank_pods(pods, Signal.IO_PSI_FULL, SINGLE) == ()
+
+
+def test_a_place_shows_its_numbers_and_what_was_assumed() -> None:
+    facts = replace(
+        pod(memory=100, request=60),
+        priority=known(0, FactSource.ASSUMED),
+        memory_request_bytes=known(60 * MIB, FactSource.INFERRED),
+    )
+    (ranked,) = rank_pods([facts], Signal.MEMORY_AVAILABLE, SINGLE)
+    assert ranked.measure == "uses 100 MiB of memory with its request of 60.0 MiB, priority 0"
+    assert ranked.note == " (priority assumed; memory request inferred)"
+    assert ranked.details == {
+        "rank": 1,
+        "resource": "memory",
+        "priority": 0,
+        "usage_bytes": 100 * MIB,
+        "request_bytes": 60 * MIB,
+        "excess_bytes": 40 * MIB,
+        "assumed": ("priority assumed", "memory request inferred"),
+    }
+    (of_pids,) = rank_pods([pod(pids=7)], Signal.PID_AVAILABLE, SINGLE)
+    assert (of_pids.measure, of_pids.details["usage_pids"]) == ("uses 7 pids, priority 0", 7)
+    (unread,) = rank_pods([pod(memory=None)], Signal.MEMORY_AVAILABLE, SINGLE)
+    assert unread.measure == "its use of memory could not be read, priority 0"
