@@ -139,13 +139,19 @@ class History:
             try:
                 self._write(retention, past.started_at)
             except BROKEN as error:
-                if isinstance(error, sqlite3.DatabaseError) and is_corrupt(error):
-                    self.problem = set_aside(self._path, error)
-                else:
-                    self.problem = f"{self._path}: {error}; history is kept in memory only until this is mended"
+                self.problem = self._after(error)
                 return
             self._waiting.clear()
             self.problem = ""
+
+    def _after(self, error: Exception) -> str:
+        """Set a broken file aside; return what an operator should know."""
+        if isinstance(error, sqlite3.DatabaseError) and is_corrupt(error):
+            try:
+                return set_aside(self._path, error)
+            except OSError as moving:
+                return f"{self._path}: {error}, and it cannot be set aside: {moving.strerror or moving}"
+        return f"{self._path}: {error}; history is kept in memory only until this is mended"
 
     def read(
         self, *, since: datetime | None = None, image: str = "", limit: int = 100, quiet: bool = False

@@ -101,3 +101,15 @@ def test_a_broken_file_is_set_aside_and_nothing_is_lost_that_waits(tmp_path: Pat
     history.add(past("two", "b"), KEEP)
     assert {each.id for each in history.read()} == {"one", "two"}
     assert [each.name for each in tmp_path.glob("*corrupt*")]
+
+
+def test_a_broken_file_that_cannot_be_moved_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "history.db").write_bytes(b"no database at all" * 1000)
+
+    def refuse(*_: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("nodeagent.store.history.set_aside", refuse)
+    history = History(tmp_path)
+    history.add(past("one", "a"), KEEP)
+    assert history.problem.endswith("cannot be set aside: Permission denied")
