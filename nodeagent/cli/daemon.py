@@ -49,16 +49,11 @@ def _serve(settings: Settings, *, once: bool) -> ExitCode:
 
     from nodeagent.act.outcomes import PassEnd  # noqa: PLC0415
     from nodeagent.daemon import log  # noqa: PLC0415
-    from nodeagent.daemon.agent import open_agent  # noqa: PLC0415
     from nodeagent.daemon.memory import limit_arenas  # noqa: PLC0415
     from nodeagent.daemon.supervisor import supervise  # noqa: PLC0415
 
     logger = log.configure(settings.log_format, settings.log_level)
     limit_arenas()
-
-    async def work() -> PassEnd:
-        async with open_agent(settings, record=True, dry_run=settings.dry_run) as agent:
-            return await supervise(agent, logger, once=once)
 
     return {
         PassEnd.COMPLETE: ExitCode.DONE,
@@ -67,7 +62,7 @@ def _serve(settings: Settings, *, once: bool) -> ExitCode:
         PassEnd.CANCELLED: ExitCode.PARTIAL,
         PassEnd.REFUSED: ExitCode.FAILED,
         PassEnd.RUNTIME_LOST: ExitCode.RUNTIME_UNREACHABLE,
-    }[asyncio.run(work())]
+    }[asyncio.run(supervise(settings, logger, once=once))]
 
 
 def main() -> None:

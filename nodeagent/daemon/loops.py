@@ -20,11 +20,16 @@ if TYPE_CHECKING:
 
     from nodeagent.act.collect import Preview
     from nodeagent.act.outcomes import PassReport, Result
+    from nodeagent.daemon.board import Board
+    from nodeagent.daemon.turns import Turns
     from nodeagent.plan.scope import Scope
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0
 JITTER_SHARE = 0.1
+PAUSE_LOOK_S = 1.0
+SILENCE_S = 600.0
+"""How long a pass may go without any item being done before it counts as stuck; calls have shorter deadlines."""
 
 
 class Pass(Protocol):
@@ -39,13 +44,15 @@ class Pass(Protocol):
         """
 
 
-async def wait_for_stop(stop: asyncio.Event, seconds: float) -> bool:
-    """Wait until told to stop, at most ``seconds``; return whether told to stop."""
+async def wait_for_any(seconds: float, *events: asyncio.Event) -> bool:
+    """Wait until one of the events is set, at most ``seconds``; return whether one is."""
+    waits = [asyncio.ensure_future(each.wait()) for each in events]
     try:
-        await asyncio.wait_for(stop.wait(), seconds)
-    except TimeoutError:
-        return False
-    return True
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+    return any(each.is_set() for each in events)
 
 
 class RuntimeWatch:
@@ -76,7 +83,7 @@ class RuntimeWatch:
 class Loop:
     """Runs passes over one scope: run, then wait the interval with jitter. Rounds never overlap.
 
-    Passes of different loops share ``turn``, so that only one of them acts at any time.
+    Passes of different loops share the turn, so that only one of them acts at any time.
     """
 
     def __init__(  # noqa: PLR0913 - the loop's collaborators
@@ -85,53 +92,72 @@ class Loop:
         interval_s: float,
         run_pass: Pass,
         *,
-        turn: asyncio.Lock,
-        stop: asyncio.Event,
+        turns: Turns,
+        board: Board,
         logger: FilteringBoundLogger,
         jitter: Callable[[], float],
+        wake: asyncio.Event,
     ) -> None:
         """Compose a loop; ``jitter`` returns a number from 0 to 1, drawn anew for each wait."""
         self._scope = scope
+        self._name = scope.value
         self._interval_s = interval_s
         self._run_pass = run_pass
-        self._turn = turn
-        self._stop = stop
+        self._turns = turns
+        self._board = board
         self._logger = logger.bind(loop=scope.value)
         self._jitter = jitter
+        self._wake = wake
         self._runtime = RuntimeWatch(self._logger)
         self._warned: frozenset[str] = frozenset()
 
-    async def run(self) -> None:
+    async def run(self, stop: asyncio.Event) -> None:
         """Run until told to stop."""
-        while not self._stop.is_set():
+        while not stop.is_set():
+            self._wake.clear()
             wait_s = await self.turn()
-            if await wait_for_stop(self._stop, wait_s):
-                return
+            self._board.waiting(self._name, wait_s, SILENCE_S)
+            if (pause := self._turns.pause()) is not None:
+                self._board.paused(self._name, pause.text, wait_s + SILENCE_S)
+            await wait_for_any(wait_s, stop, self._wake)
 
     async def turn(self) -> float:
         """Make one pass; return the seconds to wait before the next."""
+        if (pause := self._turns.pause()) is not None:
+            self._board.paused(self._name, pause.text, PAUSE_LOOK_S + SILENCE_S)
+            return PAUSE_LOOK_S
+        self._board.waiting(self._name, 0.0, SILENCE_S)
         try:
-            async with self._turn:
-                if self._stop.is_set():
-                    return 0.0
-                preview, report = await self._run_pass(self._scope, self._stop)
+            async with self._turns.take() as end:
+                if end.is_set():
+                    return PAUSE_LOOK_S
+                self._board.running(self._name, SILENCE_S)
+                preview, report = await self._run_pass(self._scope, end)
         except RuntimeUnavailableError as error:
+            self._board.ended(self._name, "runtime-unavailable", detail=str(error), failed=True)
             return self._runtime.lost(error)
         except NodeAgentError as error:
             self._runtime.answered()
+            self._board.ended(self._name, "failed", detail=str(error), failed=True)
             self._logger.error("pass_failed", error=str(error))  # noqa: TRY400 - an operator's error, not a bug
             return self._next_s()
-        except Exception:  # the supervisor's one broad catch: a bug must not end the duty
+        except Exception as error:  # the supervisor's one broad catch: a bug must not end the duty
+            self._board.ended(self._name, "crashed", detail=repr(error), failed=True)
             self._logger.exception("pass_crashed")
             return self._next_s()
-        if report.end is PassEnd.RUNTIME_LOST:
-            self._warned = log_report(self._logger, preview, report, self._warned)
-            return self._runtime.lost(RuntimeUnavailableError(report.end_detail))
-        self._runtime.answered()
-        self._warned = log_report(self._logger, preview, report, self._warned)
+        wait_s = self._ended(preview, report)
         del preview, report
         give_back()
-        return self._next_s()
+        return wait_s
+
+    def _ended(self, preview: Preview, report: PassReport) -> float:
+        """Tell how a pass ended; return the seconds to wait before the next."""
+        lost = report.end is PassEnd.RUNTIME_LOST
+        self._board.ended(self._name, report.end.value, detail=report.end_detail, failed=lost)
+        if not lost:
+            self._runtime.answered()
+        self._warned = log_report(self._logger, preview, report, self._warned)
+        return self._runtime.lost(RuntimeUnavailableError(report.end_detail)) if lost else self._next_s()
 
     def _next_s(self) -> float:
         return self._interval_s * (1 + JITTER_SHARE * (2 * self._jitter() - 1))

@@ -1,4 +1,4 @@
-"""The supervisor: starts the loops, owns the stop event, and brings everything down within seconds."""
+"""The supervisor: starts the duties, owns the stop event, and brings everything down within seconds."""
 
 from __future__ import annotations
 
@@ -8,27 +8,34 @@ import signal
 from typing import TYPE_CHECKING
 
 from nodeagent.act.outcomes import PassEnd
-from nodeagent.daemon.loops import Loop, log_report, log_result
+from nodeagent.clock import SystemClock
+from nodeagent.daemon.agent import open_agent
+from nodeagent.daemon.board import Board
+from nodeagent.daemon.loops import SILENCE_S, Loop, RuntimeWatch, log_report, log_result, wait_for_any
+from nodeagent.daemon.station import Station
+from nodeagent.daemon.turns import Turns
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.plan.breakdown import describe
 from nodeagent.plan.scope import Scope
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Sequence
 
     from structlog.typing import FilteringBoundLogger
 
     from nodeagent.act.collect import Preview
-    from nodeagent.act.outcomes import PassReport
+    from nodeagent.act.outcomes import PassReport, Result
+    from nodeagent.config.settings import Settings
     from nodeagent.daemon.agent import Agent
     from nodeagent.daemon.loops import Pass
+    from nodeagent.daemon.station import Duty
     from nodeagent.plan.breakdown import Breakdown
 
 STOP_WITHIN_S = 8.0
 
 
-async def supervise(agent: Agent, logger: FilteringBoundLogger, *, once: bool) -> PassEnd:
-    """Run the loops until SIGTERM or SIGINT; with ``once`` make one pass over everything instead.
+async def supervise(settings: Settings, logger: FilteringBoundLogger, *, once: bool) -> PassEnd:
+    """Do all duties until SIGTERM or SIGINT; with ``once`` make one pass over everything instead.
 
     A pass that is under way ends between two items. One that is caught in a call to the runtime is given
     ``STOP_WITHIN_S`` seconds and then cancelled: the call may still take effect, which is no worse than a pass that
@@ -41,32 +48,111 @@ async def supervise(agent: Agent, logger: FilteringBoundLogger, *, once: bool) -
         RuntimeUnavailableError: with ``once``, the runtime does not answer.
         NodeAgentError: with ``once``, the pass could not be made.
     """
-    stop = asyncio.Event()
+    clock = SystemClock()
+    station = Station(settings, logger, clock, Board(clock), Turns(clock))
     loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        station.stop.set()
+        station.turns.end()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, end)
     loop.add_signal_handler(signal.SIGHUP, lambda: logger.warning("reload_not_supported", hint="restart the agent"))
-
-    async def run_pass(scope: Scope, stop: asyncio.Event) -> tuple[Preview, PassReport]:
-        preview = await agent.collector.preview(scope)
-        report = await agent.run(
-            preview,
-            trigger="once" if once else "interval",
-            stop=stop,
-            on_result=lambda result: log_result(logger, result, dry_run=agent.dry_run),
-        )
-        agent.log_health(logger)
-        await tell_what_fills(agent, report, logger)
-        return preview, report
-
-    logger.info("agent_started", role=agent.role.value, role_because=agent.role_because, dry_run=agent.dry_run)
     try:
-        work = _once(run_pass, logger, stop) if once else _loops(agent, run_pass, logger, stop)
-        return await _until_stopped(work, stop)
+        if once:
+            async with open_agent(settings, record=True, dry_run=settings.dry_run) as agent:
+                _tell_start(agent, logger)
+                return await _once(_passes(agent, logger, "once"), logger, station)
+        await _all_duties(station)
+        return PassEnd.COMPLETE
     finally:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.remove_signal_handler(number)
         logger.info("agent_stopped")
+
+
+def lasting_duties(station: Station) -> Sequence[Duty]:
+    """Return the duties that go on over reloads."""
+    del station
+    return ()
+
+
+def agent_duties(station: Station, agent: Agent) -> Sequence[Duty]:
+    """Return the duties that serve one agent, until the next reload."""
+    return _loops(station, agent)
+
+
+async def _all_duties(station: Station) -> None:
+    """Do the lasting duties, and those of one agent after the other."""
+    async with asyncio.TaskGroup() as tasks:
+        for duty in lasting_duties(station):
+            tasks.create_task(duty.run(station.stop))
+        runtime = RuntimeWatch(station.logger)
+        while not station.stop.is_set():
+            station.take_next()
+            try:
+                await _one_agent(station)
+                runtime.answered()
+            except RuntimeUnavailableError as error:
+                await wait_for_any(runtime.lost(error), station.stop, station.renew)
+
+
+async def _one_agent(station: Station) -> None:
+    """Compose an agent from the settings in force and do its duties until told to stop, or to compose it anew.
+
+    Raises:
+        RuntimeUnavailableError: no runtime is configured and none is found.
+    """
+    settings = station.settings
+    async with open_agent(settings, record=True, dry_run=settings.dry_run, clock=station.clock) as agent:
+        _tell_start(agent, station.logger)
+        station.agent = agent
+        done = asyncio.Event()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(duty.run(done)) for duty in agent_duties(station, agent)]
+                await _first_set(station.stop, station.renew)
+                done.set()
+                station.turns.stop_passes()
+                if running:
+                    _, late = await asyncio.wait(running, timeout=STOP_WITHIN_S)
+                    for task in late:
+                        task.cancel()
+        finally:
+            station.agent = None
+
+
+async def _first_set(stop: asyncio.Event, renew: asyncio.Event) -> None:
+    """Wait until an event is set; a duty that fails has its group cancel this wait."""
+    waits = [asyncio.ensure_future(each.wait()) for each in (stop, renew)]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
+def _tell_start(agent: Agent, logger: FilteringBoundLogger) -> None:
+    logger.info("agent_started", role=agent.role.value, role_because=agent.role_because, dry_run=agent.dry_run)
+
+
+def _passes(agent: Agent, logger: FilteringBoundLogger, trigger: str, station: Station | None = None) -> Pass:
+    """Return what makes one pass of an agent, and tells what it does."""
+
+    async def run_pass(scope: Scope, stop: asyncio.Event) -> tuple[Preview, PassReport]:
+        def tell(result: Result) -> None:
+            log_result(logger, result, dry_run=agent.dry_run)
+            if station is not None:
+                station.board.beat(scope.value, SILENCE_S)
+
+        preview = await agent.collector.preview(scope)
+        report = await agent.run(preview, trigger=trigger, stop=stop, on_result=tell)
+        agent.log_health(logger)
+        await tell_what_fills(agent, report, logger)
+        return preview, report
+
+    return run_pass
 
 
 async def tell_what_fills(agent: Agent, report: PassReport, logger: FilteringBoundLogger) -> None:
@@ -92,43 +178,48 @@ def _sizes(found: Breakdown) -> dict[str, int]:
     return {f"{part.replace('-', '_')}_bytes": size for part, size in describe(found).items()}
 
 
-async def _until_stopped(work: Coroutine[object, object, PassEnd], stop: asyncio.Event) -> PassEnd:
-    """Await the work; once told to stop, give it a bounded time to end by itself."""
-    task = asyncio.ensure_future(work)
-    told = asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait({task, told}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            await asyncio.wait({task}, timeout=STOP_WITHIN_S)
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
-            return PassEnd.CANCELLED
-        return task.result()
-    finally:
-        told.cancel()
-
-
-async def _once(run_pass: Pass, logger: FilteringBoundLogger, stop: asyncio.Event) -> PassEnd:
-    preview, report = await run_pass(Scope.ALL, stop)
+async def _once(run_pass: Pass, logger: FilteringBoundLogger, station: Station) -> PassEnd:
+    """Make one pass; once told to stop, give it a bounded time to end by itself."""
+    async with station.turns.take() as end:
+        task = asyncio.ensure_future(run_pass(Scope.ALL, end))
+        told = asyncio.ensure_future(end.wait())
+        try:
+            await asyncio.wait({task, told}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                await asyncio.wait({task}, timeout=STOP_WITHIN_S)
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+                return PassEnd.CANCELLED
+            preview, report = task.result()
+        finally:
+            told.cancel()
     log_report(logger, preview, report)
     if report.end is PassEnd.RUNTIME_LOST:
         raise RuntimeUnavailableError(report.end_detail)
     return PassEnd.SHORTFALL if report.failed and report.end is PassEnd.COMPLETE else report.end
 
 
-async def _loops(agent: Agent, run_pass: Pass, logger: FilteringBoundLogger, stop: asyncio.Event) -> PassEnd:
-    turn = asyncio.Lock()
+def _loops(station: Station, agent: Agent) -> list[Loop]:
     wanted = (
         (Scope.CONTAINERS, agent.settings.container_interval_s),
         (Scope.IMAGES, agent.settings.image_interval_s),
     )
-    async with asyncio.TaskGroup() as tasks:
-        for scope, interval_s in wanted:
-            if interval_s is None:
-                logger.info("loop_off", loop=scope.value)
-                continue
-            made = Loop(scope, interval_s, run_pass, turn=turn, stop=stop, logger=logger, jitter=random.random)
-            tasks.create_task(made.run())
-        tasks.create_task(stop.wait())
-    return PassEnd.COMPLETE
+    made = []
+    for scope, interval_s in wanted:
+        if interval_s is None:
+            station.board.off(scope.value, "not enabled")
+            station.logger.info("loop_off", loop=scope.value)
+            continue
+        loop = Loop(
+            scope,
+            interval_s,
+            _passes(agent, station.logger, "interval", station),
+            turns=station.turns,
+            board=station.board,
+            logger=station.logger,
+            jitter=random.random,
+            wake=station.wake.setdefault(scope.value, asyncio.Event()),
+        )
+        made.append(loop)
+    return made

@@ -12,8 +12,11 @@ import pytest
 
 from nodeagent.act.collect import Preview
 from nodeagent.act.outcomes import PassEnd, PassReport
+from nodeagent.clock import SystemClock
 from nodeagent.daemon import log
+from nodeagent.daemon.board import Board
 from nodeagent.daemon.loops import Loop, RuntimeWatch
+from nodeagent.daemon.turns import Pause, Turns
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeUnavailableError
 from nodeagent.model import NodeSnapshot, RuntimeInfo
 from nodeagent.plan.scope import Scope
@@ -64,15 +67,19 @@ def events(stream: io.StringIO) -> list[str]:
     return [json.loads(line)["event"] for line in stream.getvalue().splitlines()]
 
 
-def loop(passes: Passes, logger: FilteringBoundLogger, *, stop: asyncio.Event | None = None) -> Loop:
+def loop(
+    passes: Passes, logger: FilteringBoundLogger, *, turns: Turns | None = None, scope: Scope = Scope.IMAGES
+) -> Loop:
+    clock = SystemClock()
     return Loop(
-        Scope.IMAGES,
+        scope,
         300.0,
         passes,
-        turn=asyncio.Lock(),
-        stop=stop or asyncio.Event(),
+        turns=turns or Turns(clock),
+        board=Board(clock),
         logger=logger,
         jitter=lambda: 0.5,
+        wake=asyncio.Event(),
     )
 
 
@@ -118,32 +125,33 @@ async def test_a_warning_is_logged_once_for_as_long_as_it_stands(
 
 async def test_waits_end_at_once_when_told_to_stop(logger: FilteringBoundLogger) -> None:
     stop = asyncio.Event()
-    running = asyncio.ensure_future(loop(Passes(PassEnd.COMPLETE), logger, stop=stop).run())
+    running = asyncio.ensure_future(loop(Passes(PassEnd.COMPLETE), logger).run(stop))
     await asyncio.sleep(0)
     stop.set()
     await asyncio.wait_for(running, 5)
 
 
 async def test_loops_share_one_turn(logger: FilteringBoundLogger) -> None:
-    passes, turn, stop = Passes(*[PassEnd.COMPLETE] * 2), asyncio.Lock(), asyncio.Event()
-    both = [
-        Loop(scope, 1.0, passes, turn=turn, stop=stop, logger=logger, jitter=lambda: 0.5)
-        for scope in (Scope.IMAGES, Scope.CONTAINERS)
-    ]
+    passes, turns = Passes(*[PassEnd.COMPLETE] * 2), Turns(SystemClock())
+    both = [loop(passes, logger, turns=turns, scope=scope) for scope in (Scope.IMAGES, Scope.CONTAINERS)]
     await asyncio.gather(*(each.turn() for each in both))
+
+
+async def test_a_paused_loop_makes_no_pass(logger: FilteringBoundLogger, stream: io.StringIO) -> None:
+    turns = Turns(SystemClock())
+    made = loop(Passes(PassEnd.COMPLETE), logger, turns=turns)
+    turns.hold(Pause("operator", "maintenance"))
+    await made.turn()
+    assert events(stream) == []
+    turns.lift("operator")
+    await made.turn()
+    assert events(stream) == ["pass_done"]
 
 
 def test_jitter_stays_within_a_tenth(logger: FilteringBoundLogger) -> None:
     for drawn, expected in ((0.0, 270.0), (0.5, 300.0), (1.0, 330.0)):
-        made = Loop(
-            Scope.IMAGES,
-            300.0,
-            Passes(),
-            turn=asyncio.Lock(),
-            stop=asyncio.Event(),
-            logger=logger,
-            jitter=lambda drawn=drawn: drawn,  # type: ignore[misc]
-        )
+        made = loop(Passes(), logger)
+        made._jitter = lambda drawn=drawn: drawn  # type: ignore[misc]
         assert made._next_s() == pytest.approx(expected)
 
 

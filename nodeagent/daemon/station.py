@@ -1,0 +1,67 @@
+"""What the duties of one daemon share, for as long as it lives."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+    from nodeagent.clock import Clock
+    from nodeagent.config.settings import Settings
+    from nodeagent.daemon.agent import Agent
+    from nodeagent.daemon.board import Board
+    from nodeagent.daemon.turns import Turns
+
+
+class Duty(Protocol):
+    """Something that the daemon does until it is told to stop."""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work; return soon after ``stop`` is set.
+
+        An error that escapes ends the daemon: a duty logs what it can live with and goes on.
+        """
+
+
+@dataclass
+class Station:
+    """What the duties share.
+
+    Settings change at a reload: the agent is then composed anew, and with it every duty that serves one agent.
+    What has to last over that, such as what is remembered of evictions, hangs here.
+
+    Attributes:
+        settings: those in force.
+        stop: set when the daemon is to end.
+        board: what each duty is doing.
+        turns: who may act.
+        agent: the one in force; ``None`` while none is composed.
+        wake: for each loop by name, set to have it run at once.
+    """
+
+    settings: Settings
+    logger: FilteringBoundLogger
+    clock: Clock
+    board: Board
+    turns: Turns
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    agent: Agent | None = None
+    wake: dict[str, asyncio.Event] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.renew = asyncio.Event()
+        self._next: Settings | None = None
+
+    def swap(self, settings: Settings) -> None:
+        """Have the agent composed anew with other settings, as soon as the pass under way has ended."""
+        self._next = settings
+        self.renew.set()
+
+    def take_next(self) -> None:
+        """Put the settings in force that were swapped in, if any."""
+        if self._next is not None:
+            self.settings, self._next = self._next, None
+        self.renew.clear()
