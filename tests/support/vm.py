@@ -261,7 +261,7 @@ def unavailable() -> str | None:
         return "the virtual machine is an x86_64 one"
     if os.geteuid() != 0:
         return "building the root image needs root"
-    needed = ["qemu-system-x86_64", "mmdebstrap", "mke2fs", "e2fsck", "debugfs", "unshare", "setpriv"]
+    needed = ["qemu-system-x86_64", "mmdebstrap", "mke2fs", "e2fsck", "debugfs", "unshare", "setpriv", "gcc"]
     missing = [name for name in needed if shutil.which(name, path=_environment()["PATH"]) is None]
     return f"not installed: {', '.join(missing)}" if missing else None
 

@@ -1,0 +1,178 @@
+/* What puts a node under pressure at a known pace, and what times how long that lasts. Static, for images of nothing else.
+ *
+ *   hog memory START_MIB MIB_PER_S UP_TO_MIB    holds START_MIB, then grows by the clock
+ *   hog pids COUNT                              holds COUNT sleeping children
+ *   hog files DIRECTORY COUNT BYTES             writes COUNT files of BYTES each, then sleeps
+ *   hog watch AVAILABLE_MIB CGROUP              prints when the node's memory.available falls below, and when the
+ *                                               cgroup is empty: two lines, milliseconds since boot
+ *
+ * All but watch end at SIGTERM, and say on standard output that they have begun.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MIB (1024L * 1024L)
+
+static long now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_BOOTTIME, &t);
+    return t.tv_sec * 1000L + t.tv_nsec / 1000000L;
+}
+
+static void rest_ms(long ms)
+{
+    struct timespec t = {ms / 1000, ms % 1000 * 1000000L};
+    nanosleep(&t, NULL);
+}
+
+static void end(int signal_number)
+{
+    (void)signal_number;
+    _exit(0);
+}
+
+static void fail(const char *what)
+{
+    fprintf(stderr, "hog: %s: %s\n", what, strerror(errno));
+    exit(1);
+}
+
+static void hold_mib(long count)
+{
+    char *p;
+    if (count <= 0)
+        return;
+    p = mmap(NULL, count * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        fail("mmap");
+    for (long at = 0; at < count * MIB; at += 4096)
+        p[at] = 1;
+}
+
+static void memory(long start, long pace, long most)
+{
+    long held = start, begin, due;
+    hold_mib(start);
+    begin = now_ms();
+    while (held < most) {
+        rest_ms(20);
+        due = start + (now_ms() - begin) * pace / 1000;
+        if (due > most)
+            due = most;
+        hold_mib(due - held);
+        if (due > held)
+            held = due;
+    }
+}
+
+static void pids(long count)
+{
+    for (long made = 0; made < count; made++) {
+        pid_t child = fork();
+        if (child == 0)
+            for (;;)
+                pause();
+        if (child < 0)
+            rest_ms(100);
+    }
+}
+
+static void files(const char *directory, long count, long bytes)
+{
+    char path[4096], block[65536];
+    memset(block, 'x', sizeof block);
+    for (long made = 0; made < count; made++) {
+        int file;
+        snprintf(path, sizeof path, "%s/%ld", directory, made);
+        file = open(path, O_CREAT | O_WRONLY, 0600);
+        if (file < 0) {
+            rest_ms(100);
+            continue;
+        }
+        for (long left = bytes; left > 0; left -= sizeof block)
+            if (write(file, block, left < (long)sizeof block ? (size_t)left : sizeof block) < 0) {
+                rest_ms(100);
+                break;
+            }
+        close(file);
+    }
+}
+
+static long field(const char *path, const char *name)
+{
+    char line[256];
+    long value = -1;
+    size_t length = strlen(name);
+    FILE *file = fopen(path, "r");
+    if (file == NULL)
+        fail(path);
+    while (value < 0 && fgets(line, sizeof line, file) != NULL)
+        if (strncmp(line, name, length) == 0 && (line[length] == ' ' || line[length] == ':'))
+            value = atol(line + length + 1);
+    fclose(file);
+    return value;
+}
+
+static long available(long total)
+{
+    const char *stat = "/sys/fs/cgroup/memory.stat";
+    return total - field(stat, "anon") - field(stat, "file") + field(stat, "inactive_file");
+}
+
+static int empty(const char *cgroup)
+{
+    char path[4096], text[64] = "";
+    FILE *file;
+    snprintf(path, sizeof path, "%s/cgroup.events", cgroup);
+    file = fopen(path, "r");
+    if (file == NULL)
+        return 1;
+    if (fgets(text, sizeof text, file) == NULL)
+        text[0] = 0;
+    fclose(file);
+    return strstr(text, "populated 0") != NULL || text[0] == 0;
+}
+
+static void watch(long mib, const char *cgroup)
+{
+    long total = field("/proc/meminfo", "MemTotal") * 1024L;
+    while (available(total) >= mib * MIB)
+        rest_ms(10);
+    printf("crossed %ld\n", now_ms());
+    fflush(stdout);
+    while (!empty(cgroup))
+        rest_ms(10);
+    printf("gone %ld\n", now_ms());
+    exit(0);
+}
+
+int main(int count, char **words)
+{
+    if (count == 4 && strcmp(words[1], "watch") == 0)
+        watch(atol(words[2]), words[3]);
+    signal(SIGTERM, end);
+    printf("begun %ld\n", now_ms());
+    fflush(stdout);
+    if (count == 5 && strcmp(words[1], "memory") == 0)
+        memory(atol(words[2]), atol(words[3]), atol(words[4]));
+    else if (count == 3 && strcmp(words[1], "pids") == 0)
+        pids(atol(words[2]));
+    else if (count == 5 && strcmp(words[1], "files") == 0)
+        files(words[2], atol(words[3]), atol(words[4]));
+    else {
+        fputs("hog: see the source\n", stderr);
+        return 2;
+    }
+    for (;;)
+        pause();
+}

@@ -1,0 +1,29 @@
+"""Images whose program puts a node under pressure at a known pace; see ``hog.c``."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from tests.support import images
+
+HOG = "node.test/hog:v1"
+PATH_IN_NODE = "/opt/harness/hog"  # for what is run outside any pod
+
+_SOURCE = Path(__file__).with_name("hog.c")
+
+
+@cache
+def program() -> bytes:
+    """Compile the program, statically. Needs gcc and the static C library."""
+    with tempfile.TemporaryDirectory() as scratch:
+        made = Path(scratch) / "hog"
+        subprocess.run(["gcc", "-static", "-O2", "-s", "-Wall", "-Werror", "-o", made, _SOURCE], check=True)
+        return made.read_bytes()
+
+
+def image(tag: str = HOG) -> images.Image:
+    """Describe an image with the program in it, beside busybox."""
+    return images.image(tag, layers=[images.Layer((images.File("bin/hog", content=program(), mode=0o755),))])
