@@ -6,7 +6,8 @@
  *   hog watch AVAILABLE_MIB CGROUP              prints when the node's memory.available falls below, and when the
  *                                               cgroup is empty: two lines, milliseconds since boot
  *
- * All but watch end at SIGTERM, and say on standard output that they have begun.
+ * All but watch end at SIGTERM, and say on standard output that they have begun. With "held" before the other words
+ * they begin at SIGUSR1.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -39,6 +40,11 @@ static void end(int signal_number)
 {
     (void)signal_number;
     _exit(0);
+}
+
+static void begin(int signal_number)
+{
+    (void)signal_number;
 }
 
 static void fail(const char *what)
@@ -161,6 +167,12 @@ int main(int count, char **words)
     if (count == 4 && strcmp(words[1], "watch") == 0)
         watch(atol(words[2]), words[3]);
     signal(SIGTERM, end);
+    if (count > 1 && strcmp(words[1], "held") == 0) {
+        signal(SIGUSR1, begin);
+        pause();
+        words++;
+        count--;
+    }
     printf("begun %ld\n", now_ms());
     fflush(stdout);
     if (count == 5 && strcmp(words[1], "memory") == 0)
