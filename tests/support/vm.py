@@ -43,6 +43,7 @@ NAME = "node-1"
 HARNESS = "/opt/harness"  # tests.support, importable in the node
 
 BOOT_S = 300.0
+HUNG_S = 120.0
 OFF_S = 120.0
 RUN_S = 60.0
 
@@ -305,11 +306,22 @@ class Node:
     @classmethod
     @contextlib.contextmanager
     def boot(cls, disk: Disk, *, memory_mib: int = 2048, cpus: int = 2, timeout_s: float = BOOT_S) -> Iterator[Self]:
-        """Boot a copy of the disk and wait until systemd has started everything."""
+        """Boot a copy of the disk and wait until systemd has started everything.
+
+        Now and then a kernel under emulation hangs while it boots; a first boot that takes far too long is given up,
+        told with its console, and begun again.
+        """
         node = cls(disk, memory_mib=memory_mib, cpus=cpus)
         try:
             _run(["cp", "--sparse=always", str(disk.image), str(node.disk)])
-            node.start(timeout_s=timeout_s)
+            try:
+                node.start(timeout_s=min(timeout_s, HUNG_S))
+            except TimeoutError as error:
+                print(f"the node hung while it booted, begun again: {error}", file=sys.stderr)
+                node.print_console()
+                node.cut_power()
+                _run(["cp", "--sparse=always", str(disk.image), str(node.disk)])
+                node.start(timeout_s=timeout_s)
             yield node
         except BaseException:
             node.print_console()
