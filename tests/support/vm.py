@@ -47,7 +47,7 @@ HUNG_S = 120.0
 OFF_S = 120.0
 RUN_S = 60.0
 
-_CHECKOUT = Path(__file__).parents[2]
+CHECKOUT = Path(__file__).parents[2]
 _INSTALLED = ("nodeagent", "pyproject.toml", "README.md", "LICENSE")
 _START_S = 30.0
 _TAIL_LINES = 60
@@ -631,10 +631,10 @@ def _base_key() -> str:
 def _checkout_key() -> str:
     parts = []
     for top in (*_INSTALLED, "tests/support"):
-        place = _CHECKOUT / top
+        place = CHECKOUT / top
         for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
             if file.is_file() and "__pycache__" not in file.parts:
-                parts += [str(file.relative_to(_CHECKOUT)), file.read_bytes().hex()]
+                parts += [str(file.relative_to(CHECKOUT)), file.read_bytes().hex()]
     return _digest(*parts, _MAKE_DISK, str(_DISK_MIB))
 
 
@@ -643,7 +643,7 @@ def _digest(*parts: str) -> str:
 
 
 def _dependencies() -> list[str]:
-    described = tomllib.loads((_CHECKOUT / "pyproject.toml").read_text())
+    described = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
     return [*described["build-system"]["requires"], *described["project"]["dependencies"]]
 
 
@@ -672,7 +672,7 @@ def _build_base(base: Path) -> None:
     wheels = ["--quiet", "--dest", str(root / "opt/wheels"), *only, *_dependencies()]
     _run([sys.executable, "-m", "pip", "download", *wheels])
     _in_root(root, "python3", "-m", "venv", "/opt/nodeagent")
-    requirements = tomllib.loads((_CHECKOUT / "pyproject.toml").read_text())["project"]["dependencies"]
+    requirements = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["dependencies"]
     pip = ["/opt/nodeagent/bin/pip", "install", "--quiet", "--no-index", "--find-links=/opt/wheels"]
     _in_root(root, *pip, "--root-user-action=ignore", *requirements)
     (root / "usr/local/bin/nodeagent").symlink_to("/opt/nodeagent/bin/nodeagent")
@@ -687,13 +687,13 @@ def _build_disk(base: Path, image: Path) -> None:
         (scratch / name).mkdir(parents=True)
     without = shutil.ignore_patterns("__pycache__")
     for top in _INSTALLED:
-        source, target = _CHECKOUT / top, scratch / "upper/usr/src/nodeagent" / top
+        source, target = CHECKOUT / top, scratch / "upper/usr/src/nodeagent" / top
         if source.is_dir():
             shutil.copytree(source, target, ignore=without)
         else:
             shutil.copy(source, target)
     harness = scratch / "upper" / HARNESS.lstrip("/")
-    shutil.copytree(_CHECKOUT / "tests/support", harness / "tests/support", ignore=without)
+    shutil.copytree(CHECKOUT / "tests/support", harness / "tests/support", ignore=without)
     (harness / "tests/__init__.py").touch()
     partial = image.with_suffix(".partial")
     partial.unlink(missing_ok=True)

@@ -1,0 +1,134 @@
+"""How long a pod lives on once memory has crossed its threshold, in a real node: woken by stalls, and by polling alone.
+
+A pod above its request grows by 50 MiB/s with 200 MiB left on the node; the threshold is ``memory.available<100Mi``.
+A program of the node's own, apart from the agent, notes when the kernel's figures cross the threshold and when the
+pod's cgroup is empty. Ten runs of each; none may have the kernel kill anything.
+
+    python -m tests.bench.node_eviction [RUNS]
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import sys
+from typing import TYPE_CHECKING
+
+from tests.support import hogs, reclaim, vm
+
+if TYPE_CHECKING:
+    from tests.support.vm import Node, RunningPod
+
+RUNS = 10
+ROOM_MIB = 200
+PACE_MIB = 50
+THRESHOLD_MIB = 100
+CONFIG = f"""\
+role = "standalone"
+[image_gc]
+enabled = false
+[container_gc]
+enabled = false
+[eviction]
+enabled = true
+hard = "memory.available<{THRESHOLD_MIB}Mi"
+pressure_transition_period = "5s"
+max_evictions_per_window = 0
+"""
+POLLING = '[eviction.stall]\nmemory = "off"\nio = "off"\n'
+_AVAILABLE = (
+    'awk \'/^MemTotal/ {t = $2 * 1024} $1 == "anon" || $1 == "file" {u += $2} $1 == "inactive_file" {u -= $2}'
+    " END {print int((t - u) / 1048576)}' /proc/meminfo /sys/fs/cgroup/memory.stat"
+)
+
+
+def available_mib(node: Node) -> int:
+    """Return the node's memory.available as the kubelet computes it."""
+    return int(node.run(_AVAILABLE).stdout)
+
+
+def kills(node: Node) -> int:
+    """Return how often the kernel's OOM killer acted in pods."""
+    return int(node.get("/proc/vmstat").decode().partition("oom_kill ")[2].split()[0])
+
+
+def remove(node: Node, pod: RunningPod) -> None:
+    """Remove what an eviction leaves of a pod."""
+    node.python(
+        "from pathlib import Path\n"
+        "from tests.support.pods import Pods\n"
+        "with Pods(Path('/run/containerd/containerd.sock'), log_root=Path('/var/log/pods')) as pods:\n"
+        f"    pods.call('StopPodSandbox', {{'pod_sandbox_id': '{pod.sandbox_id}'}})\n"
+        f"    pods.call('RemovePodSandbox', {{'pod_sandbox_id': '{pod.sandbox_id}'}})\n"
+    )
+
+
+def grow_once(node: Node, number: int) -> int:
+    """Let one pod grow into the threshold; return how many milliseconds it lived on."""
+    (growing,) = node.run_pods(
+        vm.Pod(f"growing-{number}", hogs.HOG, ("/bin/hog", "held", "memory", "16", str(PACE_MIB), "4000"))
+    )
+    node.run("sync; echo 3 > /proc/sys/vm/drop_caches")
+    surplus = available_mib(node) - ROOM_MIB
+    steady = None
+    if surplus > 0:
+        (steady,) = node.run_pods(
+            vm.Pod(
+                f"steady-{number}",
+                hogs.HOG,
+                ("/bin/hog", "memory", str(surplus), "1", str(surplus)),
+                qos="guaranteed",
+                resources={"memory_limit_in_bytes": 4 << 30},
+            )
+        )
+        reclaim.poll(
+            "the steady pod has its memory", lambda: available_mib(node) < ROOM_MIB + 20, timeout_s=60, interval_s=0.2
+        )
+    killed = kills(node)
+    unit = f"watch-{number}"
+    node.run(f"systemd-run --quiet --unit {unit} {hogs.PATH_IN_NODE} watch {THRESHOLD_MIB} {growing.cgroup}")
+    node.run(f"kill -USR1 $(cat {growing.cgroup}/cgroup.procs)")
+    reclaim.poll(
+        "the pod is gone",
+        lambda: "gone" in node.run(f"journalctl -u {unit} -o cat").stdout,
+        timeout_s=120,
+        interval_s=0.5,
+    )
+    told = node.run(f"journalctl -u {unit} -o cat").stdout
+    crossed, gone = (int(found) for found in re.findall(r"(?:crossed|gone) (\d+)", told))
+    if kills(node) != killed:
+        sys.exit(f"run {number}: the kernel killed something\n{node.run('dmesg | tail -40').stdout}")
+    if steady is not None:
+        if b"populated 1" not in node.get(f"{steady.pod.cgroup}/cgroup.events"):
+            sys.exit(f"run {number}: the steady pod is gone too")
+        remove(node, steady)
+    remove(node, growing)
+    return gone - crossed
+
+
+def series(node: Node, name: str, config: str, runs: int) -> None:
+    """Run and print one series."""
+    node.put("/etc/nodeagent/config.toml", config)
+    node.run("systemctl restart nodeagent", timeout_s=120)
+    lived_ms = []
+    for number in range(runs):
+        lived_ms.append(grow_once(node, number))
+        print(f"{name} {number + 1}: {lived_ms[-1]} ms", flush=True)
+        reclaim.poll("there is room again", lambda: available_mib(node) > ROOM_MIB, timeout_s=60)
+    print(f"{name}: median {statistics.median(lived_ms):.0f} ms, worst {max(lived_ms)} ms, {runs} runs", flush=True)
+
+
+def main() -> None:
+    """Boot a node and run both series."""
+    runs = int(sys.argv[1]) if len(sys.argv) > 1 else RUNS
+    with vm.Node.boot(vm.ensure_disk(), memory_mib=1024) as node:
+        node.import_images(vm.pause_image(), hogs.image())
+        node.put(hogs.PATH_IN_NODE, hogs.program(), mode=0o755)
+        node.put("/etc/systemd/system/nodeagent.service", vm.CHECKOUT / "systemd" / "nodeagent.service")
+        node.run("mkdir -p /etc/nodeagent; systemctl daemon-reload")
+        series(node, "woken by stalls", CONFIG, runs)
+        series(node, "polling", CONFIG + POLLING, runs)
+
+
+if __name__ == "__main__":
+    main()
