@@ -75,6 +75,17 @@ def read_signals(
     return tuple(found), tuple(warnings)
 
 
+def read_memory_capacity(root: Path = _ROOT) -> int:
+    """Return the bytes of memory the node has.
+
+    Raises:
+        ObservationError: it is not told.
+
+    Source: proc(5), ``MemTotal``, from which the kubelet derives scores for the kernel's killer.
+    """
+    return _field(_meminfo(root), "MemTotal", root / "proc/meminfo")
+
+
 def _moment(clock: Clock) -> Moment:
     return Moment(clock.now(), clock.monotonic_s())
 

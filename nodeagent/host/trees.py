@@ -17,11 +17,15 @@ _LOOK_EVERY = 256
 
 @dataclass(slots=True)
 class Tree:
-    """What a tree occupies; ``complete`` is false where the time ran out or something could not be read."""
+    """What a tree occupies; ``complete`` is false where the time ran out or something could not be read.
+
+    ``inodes`` counts what ``size_bytes`` does, so a file with several names once.
+    """
 
     path: str
     size_bytes: int = 0
     complete: bool = True
+    inodes: int = 0
 
 
 class TreeReader:
@@ -59,7 +63,12 @@ class TreeReader:
             parts = [self.measure(each, skip) for each in self._directories(path, skip)]
             own = Tree(path)
             self._walk(path, skip, own, only_files=True)
-            whole = Tree(path, own.size_bytes + sum(each.size_bytes for each in parts), all(p.complete for p in parts))
+            whole = Tree(
+                path,
+                own.size_bytes + sum(each.size_bytes for each in parts),
+                all(each.complete for each in parts),
+                own.inodes + sum(each.inodes for each in parts),
+            )
             main = max(parts, key=lambda tree: tree.size_bytes, default=None)
             trees.append(main if main is not None and main.size_bytes * 10 > whole.size_bytes * 9 else whole)
         return trees
@@ -99,6 +108,7 @@ class TreeReader:
                                 continue
                             self._seen.add(about.st_ino)
                         tree.size_bytes += about.st_blocks * _BLOCK_BYTES
+                        tree.inodes += 1
             except FileNotFoundError:
                 continue  # it went while we looked
             except OSError:

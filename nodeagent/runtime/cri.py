@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from nodeagent._proto.runtime.v1 import api_pb2 as api
 from nodeagent.errors import RuntimeNotFoundError, RuntimeUnsupportedError
 from nodeagent.model import Container, ContainerState, Image, RuntimeInfo, Sandbox
+from nodeagent.model.pods import ContainerTraits
 from nodeagent.runtime.connection import Method
 
 if TYPE_CHECKING:
@@ -198,12 +199,14 @@ class SandboxDetails:
         cgroup_parent: as the kubelet gave it; empty where not told.
         snapshot_key: of its root filesystem; empty where not told.
         snapshotter: that holds it; empty where not told.
+        cgroups_path: of the sandbox's own process; empty where not told.
     """
 
     sandbox: Sandbox
     cgroup_parent: str = ""
     snapshot_key: str = ""
     snapshotter: str = ""
+    cgroups_path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +221,9 @@ class ContainerResources:
     unified: Mapping[str, str] = field(default_factory=dict)
 
 
+_NO_TRAITS = ContainerTraits()
+
+
 @dataclass(frozen=True, slots=True)
 class ContainerDetails:
     """A container and what only its status tells.
@@ -226,6 +232,7 @@ class ContainerDetails:
         container: with every field of the model filled where told.
         started_at: ``None`` while it was not started.
         resources: ``None`` on runtimes that do not tell (before CRI had them) or where none are set.
+        traits: what a verbose status tells besides, on old runtimes as well; all unknown in a plain one.
     """
 
     container: Container
@@ -233,6 +240,7 @@ class ContainerDetails:
     reason: str = ""
     message: str = ""
     resources: ContainerResources | None = None
+    traits: ContainerTraits = _NO_TRAITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,9 +410,9 @@ class CriClient:
             volume_images=known.volume_images,
         )
 
-    async def container_details(self, container_id: str) -> ContainerDetails:
-        """Return one container with all that its status tells."""
-        request = api.ContainerStatusRequest(container_id=container_id)
+    async def container_details(self, container_id: str, *, verbose: bool = False) -> ContainerDetails:
+        """Return one container with all that its status tells, with ``verbose`` its traits as well."""
+        request = api.ContainerStatusRequest(container_id=container_id, verbose=verbose)
         return _container_details(await self._connection.unary(_CONTAINER_STATUS, request, target=container_id))
 
     async def stop_container(self, container_id: str, timeout_s: int) -> None:
@@ -503,6 +511,7 @@ def _sandbox_details(message: api.PodSandboxStatusResponse) -> SandboxDetails:
         cgroup_parent=_text(info, "config", "linux", "cgroup_parent"),
         snapshot_key=_text(info, "snapshotKey"),
         snapshotter=_text(info, "snapshotter"),
+        cgroups_path=_text(info, "runtimeSpec", "linux", "cgroupsPath"),
     )
 
 
@@ -544,9 +553,39 @@ def _container_details(message: api.ContainerStatusResponse) -> ContainerDetails
         log_path=status.log_path or None,
         volume_images=_volume_images(status.mounts),
     )
+    resources = _resources(status.resources)
     return ContainerDetails(
-        container, _at(status.started_at), status.reason, status.message, _resources(status.resources)
+        container,
+        _at(status.started_at),
+        status.reason,
+        status.message,
+        resources,
+        _traits(_document(message.info.get("info", "")), resources),
     )
+
+
+def _traits(info: object, resources: ContainerResources | None) -> ContainerTraits:
+    """Return what a verbose status tells.
+
+    The score comes from the configuration the container was made with where that is told, since a runtime that may
+    not lower it writes another into the specification; there a field of 0 is left out.
+    """
+    if not isinstance(info, dict):
+        return _NO_TRAITS
+    asked = _at_path(info, "config", "linux", "resources")
+    limit = _int(info, "runtimeSpec", "linux", "resources", "memory", "limit")
+    if isinstance(asked, dict):
+        score: int | None = _int(asked, "oom_score_adj") or 0
+        limit = limit or _int(asked, "memory_limit_in_bytes") or 0
+    else:
+        score = _int(info, "runtimeSpec", "process", "oomScoreAdj")
+        if resources is not None and score is None:
+            score = resources.oom_score_adj
+    if resources is not None:
+        limit = resources.memory_limit_bytes or 0
+    elif limit is None and _at_path(info, "runtimeSpec", "linux", "resources") is not None:
+        limit = 0
+    return ContainerTraits(score, limit, _text(info, "runtimeSpec", "linux", "cgroupsPath"), _int(info, "pid") or None)
 
 
 def _volume_images(mounts: Iterable[api.Mount]) -> tuple[str, ...]:
@@ -626,10 +665,22 @@ def _document(text: str) -> object:
         return None
 
 
-def _text(document: object, *path: str) -> str:
-    """Return the text at a path of keys; empty where there is none."""
+def _at_path(document: object, *path: str) -> object:
+    """Return what is at a path of keys; ``None`` where there is nothing."""
     for key in path:
         if not isinstance(document, dict):
-            return ""
+            return None
         document = document.get(key)
-    return document if isinstance(document, str) else ""
+    return document
+
+
+def _text(document: object, *path: str) -> str:
+    """Return the text at a path of keys; empty where there is none."""
+    found = _at_path(document, *path)
+    return found if isinstance(found, str) else ""
+
+
+def _int(document: object, *path: str) -> int | None:
+    """Return the whole number at a path of keys; ``None`` where there is none."""
+    found = _at_path(document, *path)
+    return found if isinstance(found, int) and not isinstance(found, bool) else None

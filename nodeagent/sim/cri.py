@@ -126,7 +126,7 @@ class RuntimeService:
             raise _no_container(request.container_id)
         answer = api.ContainerStatusResponse(status=self._messages.container_status(container))
         if request.verbose:
-            answer.info["info"] = json.dumps(_container_info(container), separators=(",", ":"))
+            answer.info["info"] = json.dumps(self._container_info(container), separators=(",", ":"))
         return answer
 
     def stop_container(self, request: api.StopContainerRequest) -> api.StopContainerResponse:
@@ -198,8 +198,9 @@ class RuntimeService:
         }
 
     def _sandbox_info(self, sandbox: SimSandbox) -> dict[str, object]:
+        spec = {"linux": {"cgroupsPath": _cgroups_path(sandbox.cgroup_parent, sandbox.id)}}
         if not self._profile.containerd_api:
-            return {"image": sandbox.image, "pid": 4711 if sandbox.ready else 0}
+            return {"image": sandbox.image, "pid": 4711 if sandbox.ready else 0, "runtimeSpec": spec}
         return {
             "pid": 4711 if sandbox.ready else 0,
             "processStatus": "running" if sandbox.ready else "deleted",
@@ -216,6 +217,42 @@ class RuntimeService:
                 "annotations": dict(sandbox.annotations),
                 "linux": {"cgroup_parent": sandbox.cgroup_parent},
             },
+            "runtimeSpec": spec,
+        }
+
+    def _container_info(self, container: SimContainer) -> dict[str, object]:
+        parent = self._node.sandboxes[container.sandbox_id].cgroup_parent
+        limit, score = container.memory_limit_bytes, container.oom_score_adj
+        spec = {
+            "process": {"oomScoreAdj": score},
+            "linux": {
+                "resources": {"memory": {"limit": limit} if limit else {}},
+                "cgroupsPath": _cgroups_path(parent, container.id),
+            },
+        }
+        info: dict[str, object] = {
+            "sandboxID": container.sandbox_id,
+            "pid": container.pid if container.running else 0,
+            "runtimeSpec": spec,
+        }
+        if not self._profile.containerd_api:
+            return {**info, "privileged": False}
+        resources = {"oom_score_adj": score, "memory_limit_in_bytes": limit}
+        return {
+            **info,
+            "removing": False,
+            "snapshotKey": container.id,
+            "snapshotter": SNAPSHOTTER,
+            "runtimeType": _RUNTIME_TYPE,
+            "config": {
+                "metadata": {"name": container.name, "attempt": container.attempt},
+                "image": {"image": container.image_id},
+                "labels": dict(container.labels),
+                "annotations": dict(container.annotations),
+                "log_path": f"{container.name}/{container.attempt}.log",
+                "linux": {"resources": {name: value for name, value in resources.items() if value}},
+            },
+            "createdAt": nanoseconds(container.created_at),
         }
 
 
@@ -335,24 +372,10 @@ def _container_filter(wanted: api.ContainerFilter) -> Callable[[api.Container], 
     return matches
 
 
-def _container_info(container: SimContainer) -> dict[str, object]:
-    return {
-        "sandboxID": container.sandbox_id,
-        "pid": 4712 if container.running else 0,
-        "removing": False,
-        "snapshotKey": container.id,
-        "snapshotter": SNAPSHOTTER,
-        "runtimeType": _RUNTIME_TYPE,
-        "config": {
-            "metadata": {"name": container.name, "attempt": container.attempt},
-            "image": {"image": container.image_id},
-            "labels": dict(container.labels),
-            "annotations": dict(container.annotations),
-            "log_path": f"{container.name}/{container.attempt}.log",
-            "linux": {"resources": {"oom_score_adj": container.oom_score_adj}},
-        },
-        "createdAt": nanoseconds(container.created_at),
-    }
+def _cgroups_path(cgroup_parent: str, name: str) -> str:
+    """Source: containerd's CRI plugin, ``getCgroupsPath``."""
+    last = cgroup_parent.rpartition("/")[2]
+    return f"{last}:cri-containerd:{name}" if last.endswith(".slice") else f"{cgroup_parent or '/k8s.io'}/{name}"
 
 
 def _image_info(image: SimImage) -> dict[str, object]:

@@ -150,14 +150,7 @@ class Messages:
             annotations=container.annotations,
             mounts=[_volume(number, volume) for number, volume in enumerate(volumes)],
             log_path=self._node.log_path(container),
-            resources=api.ContainerResources(
-                linux=api.LinuxContainerResources(
-                    cpu_period=100_000,
-                    cpu_shares=container.cpu_shares,
-                    memory_limit_in_bytes=container.memory_limit_bytes,
-                    oom_score_adj=container.oom_score_adj,
-                )
-            ),
+            resources=_resources(container) if self._profile.tells_resources else None,
             image_id=self.image_id(container.image_id) if self._profile.fills_image_id else "",
         )
 
@@ -234,6 +227,17 @@ def _sandbox_state(sandbox: SimSandbox) -> api.PodSandboxState.ValueType:
 def _memory(at: int, working_set_bytes: int) -> api.MemoryUsage:
     value = api.UInt64Value(value=working_set_bytes)
     return api.MemoryUsage(timestamp=at, working_set_bytes=value, usage_bytes=value, rss_bytes=value)
+
+
+def _resources(container: SimContainer) -> api.ContainerResources:
+    return api.ContainerResources(
+        linux=api.LinuxContainerResources(
+            cpu_period=100_000,
+            cpu_shares=container.cpu_shares,
+            memory_limit_in_bytes=container.memory_limit_bytes,
+            oom_score_adj=container.oom_score_adj,
+        )
+    )
 
 
 def _volume(number: int, image: str) -> api.Mount:

@@ -303,6 +303,7 @@ class SimNode:
         age_s: float = 0,
         qos: QosClass = QosClass.BEST_EFFORT,
         source: str = "api",
+        cgroup_parent: str | None = None,
         labels: Mapping[str, str] | None = None,
         annotations: Mapping[str, str] | None = None,
         labelled: bool = True,
@@ -311,7 +312,8 @@ class SimNode:
         """Run a sandbox and return it.
 
         A second one of the same pod takes the first one's ``uid`` and the next ``attempt``. ``source`` is where the
-        kubelet had the pod from (``file`` for static pods); without ``labelled`` it is none of the kubelet's.
+        kubelet had the pod from (``file`` for static pods); ``cgroup_parent`` overrides what follows from ``qos``;
+        without ``labelled`` it is none of the kubelet's.
         """
         uid = uid or str(uuid.UUID(self._next_id()[:32], version=4))
         created_at = self.now - timedelta(seconds=age_s)
@@ -327,7 +329,7 @@ class SimNode:
             ready=ready,
             created_at=created_at,
             image=self.sandbox_image,
-            cgroup_parent=f"/kubepods{level}/pod{uid}",
+            cgroup_parent=f"/kubepods{level}/pod{uid}" if cgroup_parent is None else cgroup_parent,
             labels={**own, **(labels or {})},
             annotations={**(seen if labelled else {}), **(annotations or {})},
             runtime_handler=runtime_handler,
@@ -354,6 +356,7 @@ class SimNode:
         working_set_bytes: int = 0,
         memory_request_bytes: int = 0,
         memory_limit_bytes: int = 0,
+        oom_score_adj: int | None = None,
         cpu_shares: int = 2,
         volume_images: Iterable[str] = (),
         labelled: bool = True,
@@ -375,6 +378,7 @@ class SimNode:
             working_set_bytes: memory while it runs.
             memory_request_bytes: what ``oom_score_adj`` is derived from.
             memory_limit_bytes: 0 for none.
+            oom_score_adj: instead of what the kubelet would give.
             cpu_shares: as the kubelet derives them from the request.
             volume_images: references of images mounted as volumes.
             labelled: whether it carries the kubelet's labels and annotations.
@@ -405,7 +409,8 @@ class SimNode:
             exit_code=exit_code if exited else 0,
             writable_bytes=writable_bytes,
             working_set_bytes=working_set_bytes,
-            oom_score_adj=self._oom_score_adj(pod, memory_request_bytes),
+            oom_score_adj=self._oom_score_adj(pod, memory_request_bytes) if oom_score_adj is None else oom_score_adj,
+            pid=4712 + len(self.containers),
             memory_limit_bytes=memory_limit_bytes,
             cpu_shares=cpu_shares,
             volume_images=tuple(volume_images),

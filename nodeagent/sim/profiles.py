@@ -20,6 +20,7 @@ class Profile:
         tells_pinned: whether the image list marks pinned images.
         tells_sandbox_image: whether the verbose status holds ``sandboxImage``.
         tells_snapshotter: whether the verbose status holds the snapshotter.
+        tells_resources: whether a container's status has its limits.
         fills_image_id: whether containers carry ``image_id`` besides ``image_ref``.
         mounts_images: whether mounts of images as volumes are told.
         has_runtime_config: whether ``RuntimeConfig`` is there.
@@ -38,6 +39,7 @@ class Profile:
     tells_pinned: bool = True
     tells_sandbox_image: bool = True
     tells_snapshotter: bool = True
+    tells_resources: bool = True
     fills_image_id: bool = False
     mounts_images: bool = False
     has_runtime_config: bool = False
@@ -52,7 +54,14 @@ class Profile:
 
 
 PROFILES: Final[dict[str, Profile]] = {
-    "1.6": Profile("containerd", "1.6.20~ds1", tells_pinned=False, has_events=False, stops_missing=False),
+    "1.6": Profile(
+        "containerd",
+        "1.6.20~ds1",
+        tells_pinned=False,
+        tells_resources=False,
+        has_events=False,
+        stops_missing=False,
+    ),
     "1.7": Profile("containerd", "1.7.24"),
     "2.1": Profile(
         "containerd",

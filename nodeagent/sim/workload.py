@@ -89,6 +89,7 @@ class SimContainer:
         writable_bytes: what it wrote into its own layer.
         working_set_bytes: memory while it runs.
         volume_images: references of images mounted as volumes.
+        pid: of its process, while it runs.
     """
 
     id: str
@@ -108,6 +109,7 @@ class SimContainer:
     memory_limit_bytes: int = 0
     cpu_shares: int = 2
     volume_images: tuple[str, ...] = ()
+    pid: int = 4712
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
 

@@ -1,0 +1,230 @@
+"""The kubelet's own list of pods, over its HTTP interface."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from nodeagent.errors import ConfigError, ObservationError
+from nodeagent.kube.podspec import parse_pod
+
+if TYPE_CHECKING:
+    import http.client
+    import ssl
+    from pathlib import Path
+
+    from nodeagent.model.pods import PodSpec
+
+_PATH: Final = "/pods"
+_CHUNK_BYTES: Final = 1 << 18
+_TOKEN_BYTES: Final = 64 << 10
+_MARGIN_S: Final = 1.0
+_HINTS: Final = {
+    401: "it does not know the credentials; set a token or client certificate it accepts",
+    403: "the credentials may not read nodes/proxy (or nodes/pods); grant them that",
+    404: "is this the kubelet's address?",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletAccess:
+    """How to ask the kubelet.
+
+    Attributes:
+        url: ``https://HOST:10250``, or ``http://HOST:10255`` for the read-only port, to which no credentials go.
+        token_file: holds a bearer token; read anew each time, since such tokens are replaced.
+        certificate_file: client certificate, PEM, maybe with its key.
+        key_file: its key; ``None`` where the certificate's file has it.
+        ca_file: who signed the kubelet's certificate; ``None`` for the system's authorities.
+        server_name: name the kubelet's certificate has, where the URL's host is not it.
+        insecure: take any certificate of the kubelet.
+        timeout_s: for the whole answer.
+        max_bytes: a longer answer is refused.
+    """
+
+    url: str = "https://127.0.0.1:10250"
+    token_file: Path | None = None
+    certificate_file: Path | None = None
+    key_file: Path | None = None
+    ca_file: Path | None = None
+    server_name: str = ""
+    insecure: bool = False
+    timeout_s: float = 5.0
+    max_bytes: int = 32 << 20
+
+    def __post_init__(self) -> None:
+        """Check what can be told without asking.
+
+        Raises:
+            ConfigError: the URL is none of the two kinds, or secrets would go over a plain connection.
+        """
+        try:
+            parts = urlsplit(self.url)
+            known = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        except ValueError:
+            known = False
+        if not known or parts.path not in ("", "/") or parts.query or parts.username:
+            raise ConfigError(f"kubelet url = {self.url!r}: expected https://HOST:10250 or http://HOST:10255")
+        if parts.scheme == "http" and (self.token_file or self.certificate_file):
+            raise ConfigError(f"kubelet url = {self.url!r}: credentials are not sent over plain http; use https")
+        if self.key_file and not self.certificate_file:
+            raise ConfigError("kubelet key_file is set without certificate_file")
+
+
+class KubeletPods:
+    """Asks one kubelet for its pods."""
+
+    def __init__(self, access: KubeletAccess) -> None:
+        self._access = access
+
+    async def read(self) -> tuple[PodSpec, ...]:
+        """Return all pods the kubelet knows, static ones too.
+
+        Raises:
+            ObservationError: it did not answer in time, refused, or its answer is malformed; the text says which.
+
+        Source: kubelet ``/pods``.
+        """
+        access = self._access
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(_read, access), access.timeout_s + _MARGIN_S)
+        except TimeoutError as error:
+            raise ObservationError(f"{_about(access)}: no answer in {access.timeout_s:g} s") from error
+
+
+def parse_pod_list(document: object, where: str) -> tuple[PodSpec, ...]:
+    """Return the pods of a ``PodList`` document.
+
+    Raises:
+        ObservationError: it is none, or one of its pods is malformed.
+    """
+    if not isinstance(document, dict) or document.get("kind") not in ("PodList", "List"):
+        raise ObservationError(f"{where}: the answer is no list of pods")
+    items = document.get("items")
+    if items is None:
+        return ()
+    if not isinstance(items, list):
+        raise ObservationError(f"{where}: items is no list")
+    return tuple(parse_pod(each, f"{where}: pod {number}") for number, each in enumerate(items))
+
+
+def _read(access: KubeletAccess) -> tuple[PodSpec, ...]:
+    about = _about(access)
+    body = _fetch(access, about)
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ObservationError(f"{about}: the answer is no JSON: {str(error)[:100]}") from error
+    return parse_pod_list(document, about)
+
+
+def _fetch(access: KubeletAccess, about: str) -> bytes:
+    """Return the answer's body, all of it within the deadline: a timer cuts the connection."""
+    import http.client  # noqa: PLC0415 - it brings ssl along, which a node without a kubelet need not hold in memory
+
+    parts = urlsplit(access.url)
+    secure = parts.scheme == "https"
+    host, port = parts.hostname or "", parts.port or (10250 if secure else 10255)
+    headers = {"Accept": "application/json", "Connection": "close"}
+    if access.token_file is not None:
+        headers["Authorization"] = f"Bearer {_token(access.token_file)}"
+    context = _context(access) if secure else None
+    ends_s = time.monotonic() + access.timeout_s
+    connection = http.client.HTTPConnection(host, port)
+    cut = threading.Timer(access.timeout_s, _cut, (connection,))
+    cut.daemon = True
+    cut.start()
+    try:
+        connection.sock = socket.create_connection((host, port), timeout=access.timeout_s)
+        if context is not None:
+            name = access.server_name or host
+            secured = context.wrap_socket(connection.sock, server_hostname=name, do_handshake_on_connect=False)
+            connection.sock = secured
+            secured.do_handshake()
+        connection.request("GET", _PATH, headers=headers)
+        return _body(connection.getresponse(), access, about)
+    except (OSError, http.client.HTTPException) as error:
+        if time.monotonic() >= ends_s:
+            raise ObservationError(f"{about}: no answer in {access.timeout_s:g} s") from error
+        raise ObservationError(f"{about}: {_why(error)}") from error
+    finally:
+        cut.cancel()
+        connection.close()
+
+
+def _cut(connection: http.client.HTTPConnection) -> None:
+    """End whatever the connection waits for; the socket's own timeout starts anew with each byte that drips in."""
+    try:
+        if isinstance(connection.sock, socket.socket):
+            socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)  # not the TLS one's, which is for its own thread
+    except OSError:
+        return
+
+
+def _body(answer: http.client.HTTPResponse, access: KubeletAccess, about: str) -> bytes:
+    if answer.status != 200:
+        hint = _HINTS.get(answer.status, "")
+        raise ObservationError(f"{about}: HTTP {answer.status} {answer.reason}" + (f"; {hint}" if hint else ""))
+    if (answer.length or 0) > access.max_bytes:
+        raise ObservationError(f"{about}: the answer has {answer.length} bytes, more than {access.max_bytes}")
+    chunks, size_bytes = [], 0
+    while chunk := answer.read(_CHUNK_BYTES):
+        chunks.append(chunk)
+        size_bytes += len(chunk)
+        if size_bytes > access.max_bytes:
+            raise ObservationError(f"{about}: the answer has more than {access.max_bytes} bytes")
+    if answer.length:
+        raise ObservationError(f"{about}: the answer broke off after {size_bytes} bytes")
+    return b"".join(chunks)
+
+
+def _context(access: KubeletAccess) -> ssl.SSLContext:
+    import ssl  # noqa: PLC0415 - as above
+
+    try:
+        context = ssl.create_default_context(cafile=None if access.ca_file is None else str(access.ca_file))
+    except (OSError, ValueError) as error:
+        raise ObservationError(f"kubelet ca_file {access.ca_file} cannot be used: {error}") from error
+    if access.insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if access.certificate_file is not None:
+        try:
+            context.load_cert_chain(access.certificate_file, access.key_file)
+        except (OSError, ValueError) as error:
+            raise ObservationError(f"kubelet client certificate {access.certificate_file}: {error}") from error
+    return context
+
+
+def _token(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            token = file.read(_TOKEN_BYTES).decode("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ObservationError(f"kubelet token_file {path} cannot be read: {error}") from error
+    if not token or not token.isprintable():
+        raise ObservationError(f"kubelet token_file {path} holds no token")
+    return token
+
+
+def _why(error: Exception) -> str:
+    import ssl  # noqa: PLC0415 - as above
+
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"its certificate is not trusted: {error.verify_message}; set ca_file (and server_name if the name "
+            "differs), or insecure"
+        )
+    if isinstance(error, ConnectionRefusedError):
+        return "nothing listens there; is the kubelet running, and the port right?"
+    return str(error) or type(error).__name__
+
+
+def _about(access: KubeletAccess) -> str:
+    return f"kubelet {access.url.rstrip('/')}{_PATH}"

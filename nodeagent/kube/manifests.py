@@ -1,0 +1,133 @@
+"""Static pods, from the directory the kubelet reads them from."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.errors import ObservationError
+from nodeagent.kube.kubelet_pods import parse_pod_list
+from nodeagent.kube.podspec import parse_pod
+
+if TYPE_CHECKING:
+    from nodeagent.model.pods import PodSpec
+
+MANIFESTS: Final = Path("/etc/kubernetes/manifests")
+_MAX_BYTES: Final = 1 << 20
+_MAX_FILES: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Manifests:
+    """The pods of a directory, by file name, and what of it could not be used, in sentences."""
+
+    pods: tuple[PodSpec, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class ManifestReader:
+    """Reads one directory; a file that has not changed is not read again."""
+
+    def __init__(self, directory: Path = MANIFESTS, *, max_bytes: int = _MAX_BYTES) -> None:
+        self._directory = directory
+        self._max_bytes = max_bytes
+        self._known: dict[str, tuple[tuple[int, int, int, int], tuple[PodSpec, ...] | str]] = {}
+
+    def read(self) -> Manifests:
+        """Return the static pods; none where there is no such directory. Blocking.
+
+        Names that begin with a dot and directories are passed over, and so is a link that leads out of the
+        directory, with a warning. A file that is malformed is left out, with a warning.
+
+        Source: kubelet ``extractFromDir``.
+        """
+        try:
+            root = self._directory.resolve(strict=True)
+            names = sorted(name for name in os.listdir(root) if not name.startswith("."))  # noqa: PTH208 - names only
+        except FileNotFoundError:
+            self._known.clear()
+            return Manifests()
+        except OSError as error:
+            return Manifests(warnings=(f"static manifests: {self._directory} cannot be read: {error.strerror}",))
+        pods: list[PodSpec] = []
+        warnings = []
+        if len(names) > _MAX_FILES:
+            warnings.append(f"static manifests: {root} has {len(names)} files, only the first {_MAX_FILES} are read")
+            names = names[:_MAX_FILES]
+        for gone in self._known.keys() - set(names):
+            del self._known[gone]
+        for name in names:
+            found = self._file(root, name)
+            if isinstance(found, str):
+                warnings.append(f"static manifests: {found}")
+            else:
+                pods += found
+        return Manifests(tuple(pods), tuple(warnings))
+
+    def _file(self, root: Path, name: str) -> tuple[PodSpec, ...] | str:
+        """Return the pods of a file, or what is wrong with it."""
+        path = root / name
+        try:
+            target = path.resolve(strict=True)
+            if not target.is_relative_to(root):
+                return f"{path} is a link that leads out of the directory; it is left out"
+            descriptor = os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return ()
+        except (OSError, RuntimeError) as error:
+            return f"{path} cannot be read: {error}"
+        try:
+            about = os.fstat(descriptor)
+            if not stat.S_ISREG(about.st_mode):
+                return ()
+            mark = (about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+            known = self._known.get(name)
+            if known is None or known[0] != mark:
+                known = self._known[name] = mark, self._parsed(descriptor, about.st_size, path)
+            return known[1]
+        except OSError as error:
+            return f"{path} cannot be read: {error}"
+        finally:
+            os.close(descriptor)
+
+    def _parsed(self, descriptor: int, size_bytes: int, path: Path) -> tuple[PodSpec, ...] | str:
+        if size_bytes > self._max_bytes:
+            return f"{path} has {size_bytes} bytes, more than {self._max_bytes}; it is left out"
+        with os.fdopen(os.dup(descriptor), "rb") as file:
+            text = file.read(self._max_bytes)
+        try:
+            document = _document(text)
+            if document is None:
+                return ()
+            kind = document.get("kind") if isinstance(document, dict) else None
+            if kind == "Pod":
+                return (parse_pod(document, str(path)),)
+            if kind in ("PodList", "List"):
+                return parse_pod_list(document, str(path))
+        except (ObservationError, ValueError) as error:
+            return f"{str(error).removeprefix(f'{path}: ')} ({path}); it is left out"
+        return f"{path} holds no Pod but {kind!r}; it is left out"
+
+
+def _document(text: bytes) -> object:
+    """Return the first document of a text in JSON or YAML.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    try:
+        if text.lstrip().startswith(b"{"):
+            return json.loads(text)
+    except (ValueError, RecursionError):
+        pass  # a flow mapping of YAML begins with a brace too
+    import yaml  # noqa: PLC0415 - only where there are manifests
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        return next(iter(yaml.load_all(text, Loader=loader)), None)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"it is neither JSON nor YAML: {' '.join(str(error).split())[:200]}") from error

@@ -1,0 +1,268 @@
+"""A pod's definition, from a parsed document to a checked value.
+
+What is absent takes Kubernetes' default; what is there and malformed is refused, with its place in the document.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from decimal import ROUND_CEILING, Decimal
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.errors import ObservationError
+from nodeagent.model.pods import ContainerSpec, EmptyDirSpec, PodSpec
+from nodeagent.model.pressure import QosClass
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_Object = dict[str, object]
+
+_QUANTITY: Final = re.compile(
+    r"\+?(?P<number>\d+(?:\.\d*)?|\.\d+)(?:(?P<suffix>[numkMGTPE]|[KMGTPE]i)|[eE](?P<power>[+-]?\d{1,2}))?", re.ASCII
+)
+_SUFFIXES: Final = {
+    "n": Decimal("1e-9"),
+    "u": Decimal("1e-6"),
+    "m": Decimal("1e-3"),
+    **{suffix: Decimal(1000) ** power for power, suffix in enumerate(("", "k", "M", "G", "T", "P", "E"))},
+    **{suffix: Decimal(1024) ** power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)},
+}
+_LONGEST_TEXT: Final = 64
+_MOST_BYTES: Final = 2**63 - 1
+_PRIORITIES: Final = range(-(2**31), 2**31)
+_MEMORY: Final = "memory"
+_CPU: Final = "cpu"
+_EPHEMERAL: Final = "ephemeral-storage"
+_RESOURCES: Final = (_CPU, _MEMORY, _EPHEMERAL)
+
+# What the two built-in classes mean where a manifest names only the class. Source: Kubernetes ``scheduling`` types.
+_CLASS_PRIORITIES: Final = {"system-node-critical": 2_000_001_000, "system-cluster-critical": 2_000_000_000}
+
+
+def parse_pod(document: object, where: str) -> PodSpec:
+    """Return the pod of a ``Pod`` document.
+
+    Args:
+        document: what JSON or YAML gave.
+        where: what to call it in errors, such as a file or ``pod 3 of the list``.
+
+    Raises:
+        ObservationError: it is no pod, or a part of it is malformed; the text names the part.
+
+    Source: Kubernetes ``Pod``; requests as the scheduler counts them, ``PodRequests``.
+    """
+    pod = _mapping(document, where)
+    metadata = _mapping(pod.get("metadata"), f"{where}: metadata")
+    name = _text(metadata, "name", where)
+    if not name:
+        raise ObservationError(f"{where}: metadata.name is missing")
+    namespace = _text(metadata, "namespace", where) or "default"
+    where = f"{where} ({namespace}/{name})"
+    spec = _mapping(pod.get("spec"), f"{where}: spec")
+    status = _optional(pod, "status", where)
+    containers = _containers(spec, where)
+    whole = _resources(_optional(spec, "resources", where), f"{where}: spec.resources")
+    overhead = _quantities(_optional(spec, "overhead", where), f"{where}: spec.overhead")
+    limits = [each.ephemeral_limit_bytes for each in containers if not each.init or each.sidecar]
+    priority_class = _text(spec, "priorityClassName", where)
+    return PodSpec(
+        uid=_text(metadata, "uid", where),
+        namespace=namespace,
+        name=name,
+        priority=_priority(spec, priority_class, where),
+        priority_class=priority_class,
+        labels=_texts(metadata, "labels", where),
+        annotations=_texts(metadata, "annotations", where),
+        containers=containers,
+        empty_dirs=_empty_dirs(spec, where),
+        memory_request_bytes=_pod_request(
+            whole[0].get(_MEMORY), [(each, each.memory_request_bytes) for each in containers], overhead.get(_MEMORY)
+        ),
+        ephemeral_request_bytes=_pod_request(
+            whole[0].get(_EPHEMERAL),
+            [(each, each.ephemeral_request_bytes) for each in containers],
+            overhead.get(_EPHEMERAL),
+        ),
+        ephemeral_limit_bytes=sum(limits) or None,
+        qos=_qos(spec, status, where),
+        termination_grace_s=_grace_s(spec, metadata, where),
+        deleting=metadata.get("deletionTimestamp") is not None,
+        phase=_text(status, "phase", where),
+    )
+
+
+def parse_quantity(value: object, where: str) -> Decimal:
+    """Return the number a resource quantity stands for.
+
+    Raises:
+        ObservationError: it is no quantity, negative, or beyond 64 bits.
+
+    Source: Kubernetes ``resource.Quantity``: decimal and binary suffixes, or an exponent.
+    """
+    text = str(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else ""
+    match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST_TEXT else None
+    if match is None:
+        raise ObservationError(f"{where}: {_shown(value)} is no quantity, such as 500Mi")
+    scale = Decimal(10) ** int(match["power"]) if match["power"] else _SUFFIXES[match["suffix"] or ""]
+    number = Decimal(match["number"]) * scale
+    if number > _MOST_BYTES:
+        raise ObservationError(f"{where}: {_shown(value)} is more than 64 bits hold")
+    return number
+
+
+def _containers(spec: _Object, where: str) -> tuple[ContainerSpec, ...]:
+    found = []
+    for key, init in (("initContainers", True), ("containers", False)):
+        for number, container in enumerate(_list(spec, key, where)):
+            place = f"{where}: spec.{key}[{number}]"
+            fields = _mapping(container, place)
+            requests, limits = _resources(_optional(fields, "resources", place), f"{place}.resources")
+            found.append(
+                ContainerSpec(
+                    name=_text(fields, "name", place),
+                    memory_request_bytes=_whole(requests.get(_MEMORY)),
+                    memory_limit_bytes=_whole(limits.get(_MEMORY)),
+                    ephemeral_request_bytes=_whole(requests.get(_EPHEMERAL)),
+                    ephemeral_limit_bytes=_whole(limits.get(_EPHEMERAL)),
+                    init=init,
+                    sidecar=init and _text(fields, "restartPolicy", place) == "Always",
+                )
+            )
+    return tuple(found)
+
+
+def _resources(resources: _Object, where: str) -> tuple[dict[str, Decimal], dict[str, Decimal]]:
+    """Return requests and limits; a limit without a request is a request too, as the API server makes it."""
+    limits = _quantities(_optional(resources, "limits", where), f"{where}.limits")
+    requests = _quantities(_optional(resources, "requests", where), f"{where}.requests")
+    return limits | requests, limits
+
+
+def _quantities(values: _Object, where: str) -> dict[str, Decimal]:
+    return {name: parse_quantity(values[name], f"{where}.{name}") for name in _RESOURCES if name in values}
+
+
+def _pod_request(
+    whole: Decimal | None, containers: Sequence[tuple[ContainerSpec, int]], overhead: Decimal | None
+) -> int:
+    """Return a pod's request: its own, else its containers' with the most its init containers need meanwhile."""
+    if whole is not None:
+        return _whole(whole) + _whole(overhead)
+    main = sum(request for container, request in containers if not container.init)
+    sidecars, peak = 0, 0
+    for container, request in containers:
+        if container.sidecar:
+            sidecars += request
+            peak = max(peak, sidecars)
+        elif container.init:
+            peak = max(peak, sidecars + request)
+    return max(main + sidecars, peak) + _whole(overhead)
+
+
+def _qos(spec: _Object, status: _Object, where: str) -> QosClass | None:
+    """Return the class the status tells, else what it follows from. Source: Kubernetes ``ComputePodQOS``."""
+    told = _text(status, "qosClass", where)
+    if told:
+        try:
+            return QosClass(told)
+        except ValueError:
+            return None
+    parts = [_optional(spec, "resources", where)]
+    if not parts[0]:
+        containers = (*_list(spec, "initContainers", where), *_list(spec, "containers", where))
+        parts = [_optional(_mapping(each, where), "resources", where) for each in containers]
+    guaranteed, anything = bool(parts), False
+    for part in parts:
+        requests, limits = _resources(part, where)
+        for name in (_CPU, _MEMORY):
+            request, limit = requests.get(name) or Decimal(0), limits.get(name) or Decimal(0)
+            anything = anything or bool(request or limit)
+            guaranteed = guaranteed and bool(limit) and request == limit
+    if not anything:
+        return QosClass.BEST_EFFORT
+    return QosClass.GUARANTEED if guaranteed else QosClass.BURSTABLE
+
+
+def _empty_dirs(spec: _Object, where: str) -> tuple[EmptyDirSpec, ...]:
+    found = []
+    for number, volume in enumerate(_list(spec, "volumes", where)):
+        place = f"{where}: spec.volumes[{number}]"
+        fields = _mapping(volume, place)
+        if "emptyDir" not in fields:
+            continue
+        source = _optional(fields, "emptyDir", place)
+        limit = source.get("sizeLimit")
+        limit_bytes = None if limit is None else _whole(parse_quantity(limit, f"{place}.emptyDir.sizeLimit"))
+        in_memory = _text(source, "medium", place) not in ("", "Default")
+        found.append(EmptyDirSpec(_text(fields, "name", place), limit_bytes, in_memory))
+    return tuple(found)
+
+
+def _priority(spec: _Object, priority_class: str, where: str) -> int | None:
+    priority = spec.get("priority")
+    if priority is None:
+        return _CLASS_PRIORITIES.get(priority_class)
+    if isinstance(priority, bool) or not isinstance(priority, int) or priority not in _PRIORITIES:
+        raise ObservationError(f"{where}: spec.priority is {_shown(priority)}, no 32-bit number")
+    return priority
+
+
+def _grace_s(spec: _Object, metadata: _Object, where: str) -> float | None:
+    """Return the grace the pod has: that of its deletion where it is deleted, else its own."""
+    for fields, key in ((metadata, "deletionGracePeriodSeconds"), (spec, "terminationGracePeriodSeconds")):
+        seconds = fields.get(key)
+        if seconds is None:
+            continue
+        if isinstance(seconds, bool) or not isinstance(seconds, int) or seconds > _MOST_BYTES:
+            raise ObservationError(f"{where}: {key} is {_shown(seconds)}, no number of seconds")
+        return float(max(1, seconds)) if seconds < 0 else float(seconds)  # below 0 the API server makes it 1
+    return None
+
+
+def _whole(number: Decimal | None) -> int:
+    return 0 if number is None else int(number.to_integral_value(rounding=ROUND_CEILING))
+
+
+def _mapping(value: object, where: str) -> _Object:
+    if not isinstance(value, dict):
+        raise ObservationError(f"{where}: {_shown(value)} where an object has to be")
+    return value
+
+
+def _optional(fields: Mapping[str, object], key: str, where: str) -> _Object:
+    value = fields.get(key)
+    return {} if value is None else _mapping(value, f"{where}: {key}")
+
+
+def _list(fields: Mapping[str, object], key: str, where: str) -> list[object]:
+    value = fields.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise ObservationError(f"{where}: {key} is {_shown(value)}, no list")
+    return value
+
+
+def _text(fields: Mapping[str, object], key: str, where: str) -> str:
+    value = fields.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise ObservationError(f"{where}: {key} is {_shown(value)}, no text")
+    return value
+
+
+def _texts(fields: Mapping[str, object], key: str, where: str) -> dict[str, str]:
+    found = {}
+    for name, value in _optional(fields, key, where).items():
+        if not isinstance(value, str):
+            raise ObservationError(f"{where}: {key} has {_shown(value)} for {name}, no text")
+        found[name] = value
+    return found
+
+
+def _shown(value: object) -> str:
+    """Return a value cut to what fits an error; YAML may refer to itself, so it is never written out in full."""
+    return "nothing" if value is None else reprlib.repr(value)

@@ -1,0 +1,154 @@
+"""What a pod's cgroup and its containers' ``oom_score_adj`` betray of its definition, where nobody tells it.
+
+The kubelet derives both from the definition; here that is turned around. Whatever does not fit the kubelet's rules
+was not made by one, or not by one that is known here, and is left unknown unless the caller may assume.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, TypeGuard
+
+from nodeagent.model.pressure import UNKNOWN, Fact, FactSource, QosClass
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodeagent.model.pods import ContainerTraits, RuntimePod
+
+NODE_CRITICAL_PRIORITY: Final = 2_000_001_000
+"""What ``system-node-critical`` stands for. Source: Kubernetes ``scheduling.SystemCriticalPriority`` plus 1000."""
+
+_GUARANTEED_SCORE: Final = -997
+_BEST_EFFORT_SCORE: Final = 1000
+_LOWEST_BURSTABLE: Final = 3
+_CGROUPFS: Final = re.compile(r"(?:^|/)kubepods(?:/(burstable|besteffort))?/pod([^/]+)/?")
+_SYSTEMD: Final = re.compile(r"(?:^|[/-])kubepods(?:-(burstable|besteffort))?-pod([^/-]+)\.slice/?")
+_UID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}")
+_CLASSES: Final = {None: QosClass.GUARANTEED, "burstable": QosClass.BURSTABLE, "besteffort": QosClass.BEST_EFFORT}
+
+
+def qos_of_cgroup(cgroup_parent: str) -> tuple[QosClass | None, str]:
+    """Return the class and the pod UID that a cgroup parent tells; ``None`` and empty where it is not the kubelet's.
+
+    The UID is empty, too, where what stands there is none.
+
+    Source: kubelet ``podContainerManagerImpl.GetPodContainerName``; its systemd names, with dashes as underscores.
+    """
+    match = _CGROUPFS.search(cgroup_parent) or _SYSTEMD.search(cgroup_parent)
+    if match is None or match.end() != len(cgroup_parent):
+        return None, ""
+    uid = match[2].replace("_", "-")
+    return _CLASSES[match[1]], uid if _UID.fullmatch(uid) else ""
+
+
+def infer_qos(pod: RuntimePod) -> Fact[QosClass | None]:
+    """Return the class from the pod's cgroup, else from its scores; unknown where neither is the kubelet's."""
+    told, _ = qos_of_cgroup(pod.cgroup_parent)
+    if told is not None:
+        return Fact(told, FactSource.CGROUP)
+    scores = {each.oom_score_adj if each is not None else None for each in _traits(pod)}
+    if scores == {_BEST_EFFORT_SCORE}:
+        return Fact(QosClass.BEST_EFFORT, FactSource.INFERRED)
+    if scores and all(score is not None and _is_burstable(score) for score in scores):
+        return Fact(QosClass.BURSTABLE, FactSource.INFERRED)
+    return UNKNOWN
+
+
+def infer_critical(pod: RuntimePod, qos: QosClass | None) -> Fact[bool | None]:
+    """Return whether the pod is shielded from the kernel's killer beyond what its class gives.
+
+    In a guaranteed pod the kubelet's shield is no sign, if the container has a memory limit as such pods do. A
+    container whose score is not known leaves it unknown, as does a pod without containers.
+
+    Source: kubelet ``GetContainerOOMScoreAdjust``: -997 for guaranteed and for node-critical pods.
+    """
+    verdicts = [_is_critical(each, qos) for each in _traits(pod)]
+    if any(verdicts):
+        return Fact(value=True, source=FactSource.INFERRED)
+    if not verdicts or None in verdicts:
+        return UNKNOWN
+    return Fact(value=False, source=FactSource.INFERRED)
+
+
+def infer_requests(
+    pod: RuntimePod, qos: QosClass | None, capacity_bytes: int | None, *, assume: bool
+) -> dict[str, Fact[int | None]]:
+    """Return the memory request of each running container, by its id."""
+    return {each.id: infer_request(pod.traits.get(each.id), qos, capacity_bytes, assume=assume) for each in pod.running}
+
+
+def infer_request(
+    traits: ContainerTraits | None, qos: QosClass | None, capacity_bytes: int | None, *, assume: bool
+) -> Fact[int | None]:
+    """Return a container's memory request as far as its score and its limit betray it.
+
+    A burstable score stands for a range of a thousandth of the node's memory. The pod gets the benefit of the doubt:
+    its upper end, or the limit if that is less. Where the score is not the kubelet's, the limit counts, as it does
+    for a definition with nothing else, and a container without one is taken to request nothing if ``assume``.
+    """
+    score = traits.oom_score_adj if traits is not None else None
+    if qos is QosClass.BEST_EFFORT and not _is_burstable(score):
+        return Fact(0, FactSource.INFERRED)
+    if traits is None:
+        return UNKNOWN
+    limit_bytes = traits.memory_limit_bytes
+    if qos is QosClass.GUARANTEED or score == _GUARANTEED_SCORE:
+        return Fact(limit_bytes, FactSource.INFERRED) if limit_bytes else UNKNOWN
+    if _is_burstable(score):
+        return _burstable_request(score, capacity_bytes, limit_bytes)
+    if score == _BEST_EFFORT_SCORE or limit_bytes:
+        return Fact(0 if score == _BEST_EFFORT_SCORE else limit_bytes, FactSource.INFERRED)
+    return Fact(0, FactSource.ASSUMED) if assume else UNKNOWN
+
+
+def _burstable_request(score: int, capacity_bytes: int | None, limit_bytes: int | None) -> Fact[int | None]:
+    if capacity_bytes is None:
+        return UNKNOWN
+    most = capacity_bytes * (1001 - score) // 1000
+    return Fact(min(most, limit_bytes) if limit_bytes else most, FactSource.INFERRED)
+
+
+def sum_requests(requests: Sequence[Fact[int | None]]) -> Fact[int | None]:
+    """Return the sum with the weakest source; unknown where a part is, or where there is none."""
+    total, source = 0, FactSource.INFERRED
+    for fact in requests:
+        if fact.value is None:
+            return UNKNOWN
+        total += fact.value
+        if fact.source is FactSource.ASSUMED:
+            source = FactSource.ASSUMED
+    return Fact(total, source) if requests else UNKNOWN
+
+
+def inconsistencies(pod: RuntimePod, qos: QosClass | None) -> list[str]:
+    """Return how the pod's cgroup and scores contradict each other or its UID, in words."""
+    found = []
+    _, uid = qos_of_cgroup(pod.cgroup_parent)
+    if uid and uid != pod.uid.replace("_", "-"):
+        found.append(f"its cgroup is that of pod {uid}")
+    scores = {each.oom_score_adj for each in _traits(pod) if each is not None and each.oom_score_adj is not None}
+    if qos is QosClass.GUARANTEED and any(score >= _LOWEST_BURSTABLE for score in scores):
+        found.append("its cgroup says Guaranteed, its oom_score_adj does not")
+    if qos is QosClass.BEST_EFFORT and any(_is_burstable(score) for score in scores):
+        found.append("its cgroup says BestEffort, its oom_score_adj Burstable")
+    return found
+
+
+def _traits(pod: RuntimePod) -> list[ContainerTraits | None]:
+    """Return what is known of the containers that run, of all where none does; ``None`` for one not read."""
+    return [pod.traits.get(each.id) for each in pod.running or pod.containers]
+
+
+def _is_critical(traits: ContainerTraits | None, qos: QosClass | None) -> bool | None:
+    if traits is None or traits.oom_score_adj is None:
+        return None
+    if traits.oom_score_adj >= 0:
+        return False
+    if qos is not QosClass.GUARANTEED or traits.oom_score_adj != _GUARANTEED_SCORE:
+        return True
+    return None if traits.memory_limit_bytes is None else not traits.memory_limit_bytes
+
+
+def _is_burstable(score: int | None) -> TypeGuard[int]:
+    return score is not None and _LOWEST_BURSTABLE <= score < _BEST_EFFORT_SCORE
