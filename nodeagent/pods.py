@@ -26,6 +26,8 @@ from nodeagent.host.cgroups import (
 )
 from nodeagent.host.pod_disk import deadline_in, read_pod_disk
 from nodeagent.host.signals import read_memory_capacity
+from nodeagent.kube.kubelet_pods import KubeletPods
+from nodeagent.kube.manifests import ManifestReader
 from nodeagent.model import ContainerState, Role
 from nodeagent.model.pods import ContainerHandle, PodHandle, PodReading, PodsSeen
 from nodeagent.model.pressure import Footprint, Moment
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
     from nodeagent.clock import Clock
     from nodeagent.host.pod_disk import PodDisk
+    from nodeagent.kube.kubelet_pods import KubeletAccess
     from nodeagent.kube.manifests import Manifests
     from nodeagent.model import Container, Sandbox
     from nodeagent.model.pods import ContainerTraits, PodSpec, RuntimePod
@@ -48,7 +51,8 @@ _CGROUPS_S: Final = 5.0
 _MANIFESTS_S: Final = 5.0
 _WALK_S: Final = 10.0
 _WALK_POD_S: Final = 2.0
-_REREAD_S: Final = 1.0
+_ASK_AGAIN_S: Final = 1.0
+_PATIENCE_S: Final = 0.25
 _MAYBE_UP: Final = frozenset({ContainerState.RUNNING, ContainerState.UNKNOWN})
 
 
@@ -62,14 +66,18 @@ class PodSettings:
         node_name: that the kubelet ends static pods' names with; empty for the host's name.
         pod_log_root: where pods log that tell no log directory.
         kubelet_root: below which the kubelet keeps volumes.
-        kubelet_max_age_s: how old the kubelet's list may be.
+        kubelet: how to ask the kubelet for its list; ``None`` for not at all.
+        kubelet_max_age_s: when its list is asked for again.
+        manifests: directory of the static pods' manifests; ``None`` for none.
     """
 
     role: Role
     node_name: str = ""
     pod_log_root: Path = Path("/var/log/pods")
     kubelet_root: Path = Path("/var/lib/kubelet")
+    kubelet: KubeletAccess | None = None
     kubelet_max_age_s: float = 10.0
+    manifests: Path | None = None
 
 
 class PodLister(Protocol):
@@ -105,8 +113,8 @@ class PodWatcher:
             cri: the runtime.
             settings: where to look.
             clock: dates what is seen.
-            kubelet: its list of pods, where there is one.
-            manifests: those of static pods, where there are any.
+            kubelet: its list of pods, instead of the one the settings tell how to ask.
+            manifests: those of static pods, instead of those in the settings' directory.
             root: where ``proc`` and ``sys`` are.
         """
         self._cri = cri
@@ -114,6 +122,10 @@ class PodWatcher:
         self._clock = clock
         self._root = root
         self._cgroups = Cgroups(root)
+        if kubelet is None and settings.kubelet is not None:
+            kubelet = KubeletPods(settings.kubelet)
+        if manifests is None and settings.manifests is not None:
+            manifests = ManifestReader(settings.manifests)
         self._listing = _Listing(kubelet, clock, settings.kubelet_max_age_s)
         self._manifests = manifests
         self._defined: tuple[PodSpec, ...] = ()
@@ -123,6 +135,7 @@ class PodWatcher:
         self._directories: dict[str, str] = {}
         self._memory_min: dict[str, int] = {}
         self._capacity_bytes: int | None = None
+        self._walk: asyncio.Future[tuple[dict[str, PodDisk], list[str]]] | None = None
 
     async def gather(self, *, with_usage: bool = True, with_disk: bool = False, quick: bool = False) -> PodsSeen:
         """Return the pods that have something up.
@@ -142,7 +155,8 @@ class PodWatcher:
         up = _up(sandboxes, containers)
         if not quick:
             await self._read_details(sandboxes, containers, up, warnings)
-            await self._listing.read_for({each.uid for each in sandboxes if each.id in up}, warnings)
+            await self._listing.read_for({each.uid for each in sandboxes if each.id in up})
+        self._listing.warn(warnings)
         pods = group_pods(
             sandboxes,
             containers,
@@ -162,6 +176,10 @@ class PodWatcher:
         )
         return PodsSeen(facts, shutdown_pods(facts, pods, specs), handles, now, tuple(warnings))
 
+    async def close(self) -> None:
+        """Stop what is still under way."""
+        await self._listing.close()
+
     def _may_assume(self) -> bool:
         return self._settings.role is Role.STANDALONE and not self._listing.configured
 
@@ -173,7 +191,7 @@ class PodWatcher:
             self._stats(warnings) if with_stats else _nothing(),
             self._cri.list_sandboxes(),
             self._cri.list_containers(),
-            _nothing() if quick else self._listing.read_if_due(warnings),
+            _nothing() if quick else self._listing.read_if_due(),
             _nothing() if quick else self._read_manifests(warnings),
         )
         return sandboxes, containers, stats
@@ -305,9 +323,25 @@ class PodWatcher:
         if stats is not None:
             readings = {pod.uid: _with_stats(readings.get(pod.uid, PodReading()), pod, stats) for pod in pods}
         if with_disk:
-            disks = await asyncio.to_thread(self._measure, pods, warnings)
+            disks = await self._disks(pods, warnings)
             readings = {pod.uid: _with_disk(readings.get(pod.uid, PodReading()), disks.get(pod.uid)) for pod in pods}
         return readings
+
+    async def _disks(self, pods: Sequence[RuntimePod], warnings: list[str]) -> Mapping[str, PodDisk]:
+        """Measure in a thread, and not again while one still hangs: a stat on a dead mount never returns."""
+        if self._walk is None:
+            self._walk = asyncio.ensure_future(asyncio.to_thread(self._measure, pods))
+        done, _ = await asyncio.wait([self._walk], timeout=_WALK_S + _WALK_POD_S)
+        if not done:
+            warnings.append("what pods keep on disk could not be measured: a directory does not answer")
+            return {}
+        found, cut = await self._walk
+        self._walk = None
+        if cut:
+            more = f" and {len(cut) - 3} more" if len(cut) > 3 else ""
+            names = ", ".join(cut[:3]) + more
+            warnings.append(f"what {names} keep on disk was not measured to the end; it is at least what is shown")
+        return found
 
     def _read_cgroups(self, pods: Sequence[RuntimePod], handles: Mapping[str, PodHandle]) -> dict[str, PodReading]:
         return {pod.uid: self._read_cgroup(pod, handles[pod.uid]) for pod in pods}
@@ -325,31 +359,24 @@ class PodWatcher:
             return PodReading(container_memory_bytes=memory)
         return PodReading(usage.memory_bytes, usage.swap_bytes, usage.pids, memory)
 
-    def _measure(self, pods: Sequence[RuntimePod], warnings: list[str]) -> dict[str, PodDisk]:
-        """Walk the pods' directories one after the other, each within its share of the time."""
+    def _measure(self, pods: Sequence[RuntimePod]) -> tuple[dict[str, PodDisk], list[str]]:
+        """Walk the pods' directories one after the other, each within its share; also name those not walked whole."""
         ends_s = deadline_in(_WALK_S)
         found, cut = {}, []
         for pod in pods:
-            if deadline_in(0) > ends_s:
-                cut.append(pod)
-                continue
-            details = self._sandboxes.get(pod.sandbox.id)
+            sandbox, details = pod.sandbox, self._sandboxes.get(pod.sandbox.id)
             told = details.sandbox.log_directory if details is not None else None
-            name = f"{pod.sandbox.namespace}_{pod.sandbox.name}_{pod.uid}"
-            logs = Path(told) if told else self._settings.pod_log_root / name.replace("/", "_")
+            name = f"{sandbox.namespace}_{sandbox.name}_{pod.uid}".replace("/", "_")
             disk = read_pod_disk(
-                pod.uid, logs, self._settings.kubelet_root, deadline_s=min(ends_s, deadline_in(_WALK_POD_S))
+                pod.uid,
+                Path(told) if told else self._settings.pod_log_root / name,
+                self._settings.kubelet_root,
+                deadline_s=min(ends_s, deadline_in(_WALK_POD_S)),
             )
             found[pod.uid] = disk
             if not disk.complete:
-                cut.append(pod)
-        if cut:
-            names = ", ".join(f"{pod.sandbox.namespace}/{pod.sandbox.name}" for pod in cut[:3])
-            more = f" and {len(cut) - 3} more" if len(cut) > 3 else ""
-            warnings.append(
-                f"what {names}{more} keep on disk was not measured to the end; it is at least what is shown"
-            )
-        return found
+                cut.append(f"{sandbox.namespace}/{sandbox.name}")
+        return found, cut
 
     def _capacity(self, warnings: list[str]) -> int | None:
         if self._capacity_bytes is None:
@@ -361,41 +388,73 @@ class PodWatcher:
 
 
 class _Listing:
-    """The kubelet's list as it was last read."""
+    """The kubelet's list as it was last read.
+
+    A kubelet that is slow to answer holds a pass up only while there is no list at all; after that a pass goes on
+    with the list there is and the answer serves the next one.
+    """
 
     def __init__(self, source: PodLister | None, clock: Clock, max_age_s: float) -> None:
         self._source = source
         self._clock = clock
         self._max_age_s = max_age_s
-        self._read_s: float | None = None
+        self._asked_s: float | None = None
+        self._asking: asyncio.Task[None] | None = None
+        self._uids: frozenset[str] = frozenset()
+        self._error = ""
         self.configured = source is not None
         self.pods: tuple[PodSpec, ...] | None = None
-        self.complete = False
-        self._uids: frozenset[str] = frozenset()
 
-    async def read_if_due(self, warnings: list[str]) -> None:
-        """Read it where it has grown too old."""
-        if self._read_s is None or self._clock.monotonic_s() - self._read_s >= self._max_age_s:
-            await self._read(warnings)
+    @property
+    def complete(self) -> bool:
+        """Whether the list is the one last asked for, so that a pod missing from it is none of the kubelet's."""
+        return self.pods is not None and not self._error and (self._asking is None or self._asking.done())
 
-    async def read_for(self, uids: set[str], warnings: list[str]) -> None:
-        """Read it again where a pod is missing from it, but not at once after it was read."""
-        if self._read_s is None or uids <= self._uids or self._clock.monotonic_s() - self._read_s < _REREAD_S:
+    async def read_if_due(self) -> None:
+        """Ask where the list has grown too old."""
+        if self._asked_s is None or self._clock.monotonic_s() - self._asked_s >= self._max_age_s:
+            await self._read()
+
+    async def read_for(self, uids: set[str]) -> None:
+        """Ask again where a pod is missing from the list, but not at once after it was asked for."""
+        if self._asked_s is None or uids <= self._uids or self._clock.monotonic_s() - self._asked_s < _ASK_AGAIN_S:
             return
-        await self._read(warnings)
+        await self._read()
 
-    async def _read(self, warnings: list[str]) -> None:
+    def warn(self, warnings: list[str]) -> None:
+        """Say if the list is not known."""
+        if self._error:
+            warnings.append(
+                f"the kubelet's list of pods is not known; pods it did not list before are kept: {self._error}"
+            )
+
+    async def close(self) -> None:
+        """Stop asking."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.wait([self._asking])
+            self._asking = None
+
+    async def _read(self) -> None:
         if self._source is None:
             return
+        patience_s = None if self._asked_s is None else _PATIENCE_S
+        if self._asking is None or self._asking.done():
+            self._asked_s = self._clock.monotonic_s()
+            self._asking = asyncio.create_task(self._ask(self._source))
+        await asyncio.wait([self._asking], timeout=patience_s)
+        if self._asking.done():
+            self._asking.result()
+
+    async def _ask(self, source: PodLister) -> None:
         try:
-            self.pods = await self._source.read()
-            self.complete = True
+            self.pods = await source.read()
         except ObservationError as error:
             # What a pod's definition says does not change, so what was read before holds for the pods in it.
-            self.complete = False
-            warnings.append(f"the kubelet's list of pods is not known, pods new since the last one are kept: {error}")
-        self._uids = frozenset(each.uid for each in self.pods or ())
-        self._read_s = self._clock.monotonic_s()
+            self._error = str(error)
+        else:
+            self._error = ""
+            self._uids = frozenset(each.uid for each in self.pods)
 
 
 async def _nothing() -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from nodeagent.host.trees import Tree
 
 _EMPTY_DIRS: Final = "kubernetes.io~empty-dir"
+# What lies on the node itself. Nothing else is so much as looked at: a stat of a dead network mount never returns.
+_LOCAL: Final = ("kubernetes.io~configmap", "kubernetes.io~downward-api", "kubernetes.io~git-repo")
 _MEMORY_TYPES: Final = frozenset({"tmpfs", "ramfs"})
 _NOTHING: Final = Footprint(0, 0)
 
@@ -30,7 +32,7 @@ class PodDisk:
     Attributes:
         log_tree: all of its log directory; ``logs`` is what lies in the directories of its containers.
         container_logs_bytes: by container name.
-        volumes: volumes on the same filesystem as the pod's directory, emptyDirs in it included.
+        volumes: emptyDirs on disk, and what of other volumes lies on the node itself.
         empty_dir_bytes: by volume name; one in memory counts as what its own filesystem holds.
         complete: false where the time ran out, or a part could not be read: the figures are then lower bounds.
     """
@@ -74,11 +76,9 @@ def _logs(directory: str, deadline_s: float) -> tuple[Footprint | None, Footprin
         return None, None, {}, False
     trees = {name: reader.measure(f"{directory}/{name}") for name in names if _device(f"{directory}/{name}") == device}
     rest = reader.measure(directory, skip=[tree.path for tree in trees.values()])
-    logs = _sum(*trees.values())
-    # The containers' directories were left out of the rest with their own blocks, which are theirs.
-    whole = _sum(*trees.values(), rest)
+    by_container = {name: tree.size_bytes for name, tree in trees.items()}
     complete = rest.complete and all(tree.complete for tree in trees.values())
-    return whole, logs, {name: tree.size_bytes for name, tree in trees.items()}, complete
+    return _sum(*trees.values(), rest), _sum(*trees.values()), by_container, complete
 
 
 def _volumes(directory: str, deadline_s: float) -> tuple[Footprint | None, dict[str, int], bool]:
@@ -89,20 +89,17 @@ def _volumes(directory: str, deadline_s: float) -> tuple[Footprint | None, dict[
     reader = TreeReader(device, deadline_s)
     found: dict[str, int] = {}
     trees: list[Tree] = []
-    complete = True
     parent = f"{directory}/{_EMPTY_DIRS}"
     for name in _directories(parent):
         path = f"{parent}/{name}"
         if _device(path) == device:
-            tree = reader.measure(path)
-            trees.append(tree)
-            found[name], complete = tree.size_bytes, complete and tree.complete
-            continue
-        size_bytes = _in_memory_bytes(path)
-        if size_bytes is not None:
+            trees.append(reader.measure(path))
+            found[name] = trees[-1].size_bytes
+        elif (size_bytes := _in_memory_bytes(path)) is not None:
             found[name] = size_bytes
-    rest = reader.measure(directory, skip=[parent])
-    return _sum(*trees, rest), found, complete and rest.complete
+    others = [f"{directory}/{name}" for name in _LOCAL]
+    trees += [reader.measure(path) for path in others if _device(path) == device]
+    return _sum(*trees), found, all(tree.complete for tree in trees)
 
 
 def _directories(path: str) -> list[str]:

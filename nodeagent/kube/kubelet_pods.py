@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import threading
 import time
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ from nodeagent.kube.podspec import parse_pod
 
 if TYPE_CHECKING:
     import http.client
-    import ssl
     from pathlib import Path
 
     from nodeagent.model.pods import PodSpec
@@ -126,7 +126,7 @@ def _read(access: KubeletAccess) -> tuple[PodSpec, ...]:
 
 def _fetch(access: KubeletAccess, about: str) -> bytes:
     """Return the answer's body, all of it within the deadline: a timer cuts the connection."""
-    import http.client  # noqa: PLC0415 - it brings ssl along, which a node without a kubelet need not hold in memory
+    import http.client  # noqa: PLC0415 - a node without a kubelet need not hold it in memory
 
     parts = urlsplit(access.url)
     secure = parts.scheme == "https"
@@ -185,8 +185,6 @@ def _body(answer: http.client.HTTPResponse, access: KubeletAccess, about: str) -
 
 
 def _context(access: KubeletAccess) -> ssl.SSLContext:
-    import ssl  # noqa: PLC0415 - as above
-
     try:
         context = ssl.create_default_context(cafile=None if access.ca_file is None else str(access.ca_file))
     except (OSError, ValueError) as error:
@@ -214,8 +212,6 @@ def _token(path: Path) -> str:
 
 
 def _why(error: Exception) -> str:
-    import ssl  # noqa: PLC0415 - as above
-
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
             f"its certificate is not trusted: {error.verify_message}; set ca_file (and server_name if the name "

@@ -356,7 +356,8 @@ class _Merger:
             return told
         if self._kubelet is None and self._manifest is None:
             text = self._annotations.get(ANNOTATION_PRIORITY)
-            if text is not None:
+            # Beside a kubelet its own pods have a priority of their own, and their makers do not set it this way.
+            if text is not None and (self._assume or ANNOTATION_SOURCE not in self._annotations):
                 return self._annotated_priority(text)
             if critical.value:
                 return Fact(NODE_CRITICAL_PRIORITY, FactSource.INFERRED)

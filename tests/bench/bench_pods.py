@@ -1,0 +1,117 @@
+"""CPU of one look at the pods, on a simulated runtime with 110 pods and 300 containers and a cgroup tree of files.
+
+The runtime runs in a process of its own, so that what it uses does not count; the time waited for it does not either.
+The first look, which asks for every sandbox and container once, is told apart. Exit code 1 if the budget is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from nodeagent.clock import SystemClock
+from nodeagent.model import Role
+from nodeagent.pods import PodSettings, PodWatcher
+from nodeagent.runtime.connection import RuntimeConnection
+from nodeagent.runtime.cri import CriClient
+from nodeagent.sim.content import Layer
+from nodeagent.sim.node import SimNode
+from nodeagent.sim.server import SimServer
+from nodeagent.sim.workload import QosClass
+from tests.support.kernel_tree import add_cgroup, make_tree
+from tests.support.reclaim import poll
+
+PODS, CONTAINERS = 110, 300
+BUDGET_MS = 50.0
+MIB = 1 << 20
+IMAGE = "registry.example/app:v1"
+CLASSES = (QosClass.BURSTABLE, QosClass.BEST_EFFORT, QosClass.GUARANTEED)
+
+
+def make_node() -> SimNode:
+    """Return the node; equal in every process, since ids come from a seed."""
+    node = SimNode()
+    node.add_image(IMAGE, layers=[Layer("base", 50 * MIB)])
+    sandboxes = [node.add_pod(f"pod-{number}", qos=CLASSES[number % 3]) for number in range(PODS)]
+    for number in range(CONTAINERS):
+        sandbox = sandboxes[number % PODS]
+        node.add_container(sandbox, f"c{number // PODS}", IMAGE, memory_limit_bytes=256 * MIB)
+    return node
+
+
+def write_cgroups(node: SimNode, root: Path) -> None:
+    """Write every cgroup of the node's pods."""
+    make_tree(root)
+    for sandbox in node.sandboxes.values():
+        add_cgroup(root, sandbox.cgroup_parent, memory_bytes=300 * MIB, inactive_bytes=50 * MIB, pids=12)
+        for container in node.containers_of(sandbox.id):
+            add_cgroup(root, f"{sandbox.cgroup_parent}/{container.id}", memory_bytes=100 * MIB, pids=4)
+
+
+async def serve(socket: Path) -> None:
+    """Serve the node until killed."""
+    async with SimServer(make_node(), socket):
+        await asyncio.Event().wait()
+
+
+async def measure(socket: Path, root: Path, runs: int) -> tuple[float, list[float], list[float]]:
+    """Return the CPU milliseconds of the first look and of the later ones, and the wall time of these."""
+    async with RuntimeConnection(str(socket)) as connection:
+        settings = PodSettings(Role.STANDALONE, pod_log_root=root / "pods", kubelet_root=root / "kubelet")
+        watcher = PodWatcher(CriClient(connection), settings=settings, clock=SystemClock(), root=root)
+        began = time.process_time()
+        seen = await watcher.gather()
+        first_ms = (time.process_time() - began) * 1000
+        assert len(seen.facts) == PODS
+        assert not seen.warnings
+        assert all(each.usage is not None and each.usage.memory_bytes == 250 * MIB for each in seen.facts)
+        cpu_ms, wall_ms = [], []
+        for _ in range(runs):
+            gc.collect()
+            began, began_wall = time.process_time(), time.perf_counter()
+            await watcher.gather()
+            cpu_ms.append((time.process_time() - began) * 1000)
+            wall_ms.append((time.perf_counter() - began_wall) * 1000)
+        return first_ms, cpu_ms, wall_ms
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=30)
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve is not None:
+        asyncio.run(serve(options.serve))
+        return
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        socket = root / "runtime.sock"
+        write_cgroups(make_node(), root)
+        with subprocess.Popen([sys.executable, __file__, "--serve", str(socket)]) as process:
+            try:
+                poll("the simulated runtime serves", socket.exists, timeout_s=30)
+                first_ms, cpu_ms, wall_ms = asyncio.run(measure(socket, root, options.runs))
+            finally:
+                process.terminate()
+    print(f"{f'{PODS} pods, {CONTAINERS} containers':58} {'min':>9} {'median':>9} {'max':>9}")
+    for what, taken in (
+        ("one look, CPU [ms]", cpu_ms),
+        ("one look, wall, the runtime's answers included [ms]", wall_ms),
+    ):
+        print(f"{what:58} {min(taken):9.1f} {statistics.median(taken):9.1f} {max(taken):9.1f}")
+    print(f"the first look, CPU: {first_ms:.0f} ms")
+    sys.exit(min(cpu_ms) > BUDGET_MS)
+
+
+if __name__ == "__main__":
+    main()

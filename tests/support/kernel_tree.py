@@ -1,0 +1,68 @@
+"""A tree of files as the kernel shows them: cgroup v2 and what of proc the agent reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+GIB = 1 << 30
+# The lines around the one that is read, in the kernel's order, so that a reader has something to get wrong.
+_STAT = """\
+anon 1048576
+file {file}
+kernel 2195456
+kernel_stack 98304
+slab 1200000
+shmem 0
+file_mapped 3244032
+inactive_anon 1000000
+active_anon 100
+inactive_file {inactive}
+active_file 4096
+unevictable 0
+workingset_refault_file 17
+pgfault 8123
+"""
+_EVENTS = "low 0\nhigh 0\nmax 0\noom {kills}\noom_kill {kills}\noom_group_kill 0\n"
+
+
+def make_tree(root: Path, *, memory_bytes: int = 16 * GIB, controllers: str = "cpuset cpu io memory pids") -> Path:
+    """Write what a node of that much memory has, and give where its cgroups are."""
+    base = root / "sys/fs/cgroup"
+    base.mkdir(parents=True)
+    (base / "cgroup.controllers").write_text(f"{controllers}\n")
+    (root / "proc").mkdir()
+    (root / "proc/meminfo").write_text(f"MemTotal:       {memory_bytes // 1024} kB\nMemFree: 1 kB\n")
+    return base
+
+
+def add_cgroup(
+    root: Path,
+    path: str,
+    *,
+    memory_bytes: int = 1 << 20,
+    inactive_bytes: int = 0,
+    swap_bytes: int = 0,
+    pids: int = 1,
+    min_bytes: int = 0,
+    kills: int = 0,
+    processes: Iterable[int] = (),
+) -> Path:
+    """Write one cgroup, and give its directory."""
+    directory = root / "sys/fs/cgroup" / path.strip("/")
+    directory.mkdir(parents=True, exist_ok=True)
+    files = {
+        "memory.current": f"{memory_bytes}\n",
+        "memory.stat": _STAT.format(file=inactive_bytes + 4096, inactive=inactive_bytes),
+        "memory.swap.current": f"{swap_bytes}\n",
+        "memory.min": f"{min_bytes}\n",
+        "memory.events": _EVENTS.format(kills=kills),
+        "pids.current": f"{pids}\n",
+        "cgroup.procs": "".join(f"{pid}\n" for pid in processes),
+    }
+    for name, text in files.items():
+        (directory / name).write_text(text)
+    return directory
