@@ -176,7 +176,8 @@ def read_processes(directories: Iterable[str]) -> frozenset[int] | None:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            if error.errno == errno.ENODEV:  # how the kernel says that it went while its file was open
+            # It went while its file was open; or it is threaded, and its processes are told further up.
+            if error.errno in (errno.ENODEV, errno.EOPNOTSUPP):
                 continue
             return None
         except ValueError:

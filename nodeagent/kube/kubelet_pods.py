@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -136,51 +137,56 @@ def _fetch(access: KubeletAccess, about: str) -> bytes:
         headers["Authorization"] = f"Bearer {_token(access.token_file)}"
     context = _context(access) if secure else None
     ends_s = time.monotonic() + access.timeout_s
-    connection = http.client.HTTPConnection(host, port)
-    cut = threading.Timer(access.timeout_s, _cut, (connection,))
-    cut.daemon = True
-    cut.start()
-    try:
-        connection.sock = socket.create_connection((host, port), timeout=access.timeout_s)
-        if context is not None:
-            name = access.server_name or host
-            secured = context.wrap_socket(connection.sock, server_hostname=name, do_handshake_on_connect=False)
-            connection.sock = secured
-            secured.do_handshake()
-        connection.request("GET", _PATH, headers=headers)
-        return _body(connection.getresponse(), access, about)
-    except (OSError, http.client.HTTPException) as error:
-        if time.monotonic() >= ends_s:
-            raise ObservationError(f"{about}: no answer in {access.timeout_s:g} s") from error
-        raise ObservationError(f"{about}: {_why(error)}") from error
-    finally:
-        cut.cancel()
-        connection.close()
+    with ExitStack() as closing:
+        opened: list[socket.socket] = []
+        cut = threading.Timer(access.timeout_s, _cut, (opened,))
+        cut.daemon = True
+        cut.start()
+        closing.callback(cut.cancel)
+        try:
+            sock = closing.enter_context(socket.create_connection((host, port), timeout=access.timeout_s))
+            if context is not None:
+                name = access.server_name or host
+                secured = context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
+                sock = closing.enter_context(secured)
+            opened.append(sock)
+            if isinstance(sock, ssl.SSLSocket):
+                sock.do_handshake()
+            connection = http.client.HTTPConnection(host, port)
+            connection.sock = sock
+            connection.request("GET", _PATH, headers=headers)
+            body = _body(closing.enter_context(connection.getresponse()), access)
+            if time.monotonic() < ends_s:  # else it ended because it was cut
+                return body
+        except (OSError, ValueError, http.client.HTTPException, ObservationError) as error:
+            if time.monotonic() < ends_s:
+                raise ObservationError(f"{about}: {_why(error)}") from error
+    raise ObservationError(f"{about}: no answer in {access.timeout_s:g} s")
 
 
-def _cut(connection: http.client.HTTPConnection) -> None:
-    """End whatever the connection waits for; the socket's own timeout starts anew with each byte that drips in."""
-    try:
-        if isinstance(connection.sock, socket.socket):
-            socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)  # not the TLS one's, which is for its own thread
-    except OSError:
-        return
+def _cut(opened: list[socket.socket]) -> None:
+    """End whatever a connection waits for; the socket's own timeout starts anew with each byte that drips in."""
+    for each in opened:
+        try:
+            socket.socket.shutdown(each, socket.SHUT_RDWR)  # not the encrypted one's own, which is for one thread
+        except OSError:
+            continue
 
 
-def _body(answer: http.client.HTTPResponse, access: KubeletAccess, about: str) -> bytes:
+def _body(answer: http.client.HTTPResponse, access: KubeletAccess) -> bytes:
     if answer.status != 200:
         hint = _HINTS.get(answer.status, "")
-        raise ObservationError(f"{about}: HTTP {answer.status} {answer.reason}" + (f"; {hint}" if hint else ""))
+        raise ObservationError(f"HTTP {answer.status} {answer.reason}" + (f"; {hint}" if hint else ""))
     if (answer.length or 0) > access.max_bytes:
-        raise ObservationError(f"{about}: the answer has {answer.length} bytes, more than {access.max_bytes}")
+        raise ObservationError(f"the answer has {answer.length} bytes, more than {access.max_bytes}")
     chunks, size_bytes = [], 0
     while chunk := answer.read(_CHUNK_BYTES):
         chunks.append(chunk)
         size_bytes += len(chunk)
         if size_bytes > access.max_bytes:
-            raise ObservationError(f"{about}: the answer has more than {access.max_bytes} bytes")
+            raise ObservationError(f"the answer has more than {access.max_bytes} bytes")
     if answer.length:
-        raise ObservationError(f"{about}: the answer broke off after {size_bytes} bytes")
+        raise ObservationError(f"the answer broke off after {size_bytes} bytes")
     return b"".join(chunks)
 
 

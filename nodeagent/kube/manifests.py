@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nodeagent.model.pods import PodSpec
 
 MANIFESTS: Final = Path("/etc/kubernetes/manifests")
-_MAX_BYTES: Final = 1 << 20
+_MAX_BYTES: Final = 256 << 10
 _MAX_FILES: Final = 500
 
 
@@ -126,8 +126,8 @@ def _document(text: bytes) -> object:
         pass  # a flow mapping of YAML begins with a brace too
     import yaml  # noqa: PLC0415 - only where there are manifests
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return next(iter(yaml.load_all(text, Loader=loader)), None)
+        # Not the loader in C: deep nesting makes that one end the whole process.
+        return next(iter(yaml.safe_load_all(text)), None)
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"it is neither JSON nor YAML: {' '.join(str(error).split())[:200]}") from error

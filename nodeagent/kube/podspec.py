@@ -30,6 +30,8 @@ _SUFFIXES: Final = {
     **{suffix: Decimal(1024) ** power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)},
 }
 _LONGEST_TEXT: Final = 64
+_SHORT: Final = reprlib.Repr()
+_SHORT.maxlevel = 1
 _MOST_BYTES: Final = 2**63 - 1
 _PRIORITIES: Final = range(-(2**31), 2**31)
 _MEMORY: Final = "memory"
@@ -265,4 +267,4 @@ def _texts(fields: Mapping[str, object], key: str, where: str) -> dict[str, str]
 
 def _shown(value: object) -> str:
     """Return a value cut to what fits an error; YAML may refer to itself, so it is never written out in full."""
-    return "nothing" if value is None else reprlib.repr(value)
+    return "nothing" if value is None else _SHORT.repr(value)

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from tests.bench import bench_agent, bench_bulk, bench_layers, bench_planner
+from tests.bench import bench_agent, bench_bulk, bench_layers, bench_planner, bench_pods
 
 sys.argv = sys.argv[:1]
 print("planners", flush=True)
@@ -13,6 +13,11 @@ except SystemExit as ended:
     print(f"exit {ended.code}")
 print("\nlayer graph", flush=True)
 bench_layers.main()
+print("\npods", flush=True)
+try:
+    bench_pods.main()
+except SystemExit as ended:
+    print(f"exit {ended.code}")
 print("\nagent", flush=True)
 bench_agent.main()
 print("\nbulk removal on a real containerd", flush=True)

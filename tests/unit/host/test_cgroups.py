@@ -1,0 +1,164 @@
+"""Cgroups of pods, on trees of files in the kernel's form, and on what vanishes or is malformed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.host.cgroups import (
+    Cgroups,
+    CgroupUsage,
+    expand_cgroups_path,
+    expand_parent,
+    read_memory_min,
+    read_oom_kills,
+    read_processes,
+    read_usage,
+    read_working_set,
+    read_working_sets,
+)
+from tests.support.kernel_tree import add_cgroup, make_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MIB = 1 << 20
+UID = "0b5a1c9e-1111-4222-8333-abcdefabcdef"
+SLICED = UID.replace("-", "_")
+
+
+@pytest.mark.parametrize(
+    ("parent", "below"),
+    [
+        (f"/kubepods/burstable/pod{UID}", f"kubepods/burstable/pod{UID}"),
+        (f"kubepods/pod{UID}/", f"kubepods/pod{UID}"),
+        (
+            f"kubepods-burstable-pod{SLICED}.slice",
+            f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SLICED}.slice",
+        ),
+        (
+            f"/kubepods.slice/kubepods-pod{SLICED}.slice",
+            f"kubepods.slice/kubepods-pod{SLICED}.slice",
+        ),
+        ("system.slice", "system.slice"),
+        ("-.slice", ""),
+        ("", ""),
+        ("/", ""),
+        ("/kubepods/../system.slice", ""),
+        ("a\0b", ""),
+    ],
+)
+def test_expands_what_the_kubelet_calls_a_cgroup(parent: str, below: str) -> None:
+    assert expand_parent(parent) == below
+
+
+@pytest.mark.parametrize(
+    ("path", "below"),
+    [
+        ("/kubepods/podx/abc", "kubepods/podx/abc"),
+        ("kubepods-podx.slice:cri-containerd:abc", "kubepods.slice/kubepods-podx.slice/cri-containerd-abc.scope"),
+        ("system.slice::abc", "system.slice/abc.scope"),
+        (":crio:abc", "system.slice/crio-abc.scope"),
+        ("a.slice:x:y.slice", "a.slice/x-y.slice"),
+        ("a.slice:x:", ""),
+        ("", ""),
+    ],
+)
+def test_expands_what_the_runtime_calls_a_cgroup(path: str, below: str) -> None:
+    assert expand_cgroups_path(path) == below
+
+
+@pytest.mark.parametrize(
+    ("parent", "child"),
+    [
+        (f"/kubepods/besteffort/pod{UID}", "{id}"),
+        (
+            f"kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{SLICED}.slice",
+            "cri-containerd-{id}.scope",
+        ),
+    ],
+    ids=["cgroupfs", "systemd"],
+)
+def test_finds_a_pod_and_its_containers(tmp_path: Path, parent: str, child: str) -> None:
+    make_tree(tmp_path)
+    pod = add_cgroup(tmp_path, parent)
+    container = add_cgroup(tmp_path, f"{parent}/{child.format(id='c' * 64)}")
+    cgroups = Cgroups(tmp_path)
+    told = parent.rpartition("/")[2] if parent.endswith(".slice") else parent
+    assert cgroups.find(told) == str(pod)
+    assert cgroups.find_container("", "c" * 64, str(pod)) == str(container)
+    assert cgroups.find_container(f"/{parent.strip('/')}/{container.name}", "", None) == str(container)
+    assert cgroups.find_container("/gone", "d" * 64, str(pod)) is None
+    assert cgroups.find_container("", "c" * 64, str(tmp_path / "gone")) is None
+    assert cgroups.find("/kubepods/podgone") is None
+    assert cgroups.find("") is None
+
+
+@pytest.mark.parametrize(("controllers", "has"), [("cpu memory pids", True), ("cpu pids", False)])
+def test_tells_whether_memory_is_counted(tmp_path: Path, controllers: str, has: bool) -> None:
+    make_tree(tmp_path, controllers=controllers)
+    assert Cgroups(tmp_path).has_memory is has
+    assert not Cgroups(tmp_path / "elsewhere").has_memory
+
+
+def test_usage_is_without_inactive_pages(tmp_path: Path) -> None:
+    directory = str(add_cgroup(tmp_path, "p", memory_bytes=300 * MIB, inactive_bytes=120 * MIB, swap_bytes=7, pids=9))
+    assert read_usage(directory) == CgroupUsage(180 * MIB, 7, 9)
+    assert read_working_sets({"a": directory, "b": f"{directory}/gone"}) == {"a": 180 * MIB}
+
+
+def test_more_inactive_than_used_is_nothing_used(tmp_path: Path) -> None:
+    assert read_working_set(str(add_cgroup(tmp_path, "p", memory_bytes=MIB, inactive_bytes=2 * MIB))) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "usage"),
+    [
+        ("memory.current", "max\n", CgroupUsage(None, 0, 1)),
+        ("memory.current", "", CgroupUsage(None, 0, 1)),
+        ("memory.stat", "anon 5\n", CgroupUsage(None, 0, 1)),
+        ("memory.stat", "inactive_file x\n", CgroupUsage(None, 0, 1)),
+        ("memory.stat", "inactive_file 24\nanon 5\n", CgroupUsage(1000, 0, 1)),
+        ("memory.stat", "workingset_inactive_file 24\n", CgroupUsage(None, 0, 1)),
+        ("memory.swap.current", "-1\n", CgroupUsage(1024, None, 1)),
+        ("pids.current", "\xff", CgroupUsage(1024, 0, None)),
+    ],
+)
+def test_what_is_malformed_is_not_known(tmp_path: Path, name: str, text: str, usage: CgroupUsage) -> None:
+    directory = add_cgroup(tmp_path, "p", memory_bytes=1024)
+    (directory / name).write_text(text, encoding="latin-1")
+    assert read_usage(str(directory)) == usage
+
+
+def test_a_cgroup_that_is_gone_has_no_figures(tmp_path: Path) -> None:
+    gone = str(tmp_path / "gone")
+    assert read_usage(gone) is None
+    assert read_oom_kills(gone) is None
+    assert read_memory_min(gone) is None
+
+
+def test_reads_kills_and_guarantees(tmp_path: Path) -> None:
+    directory = str(add_cgroup(tmp_path, "p", kills=3, min_bytes=5 * MIB))
+    assert read_oom_kills(directory) == 3
+    assert read_memory_min(directory) == 5 * MIB
+
+
+def test_processes_are_those_of_the_whole_tree(tmp_path: Path) -> None:
+    pod = add_cgroup(tmp_path, "p", processes=[1])
+    add_cgroup(tmp_path, "p/a", processes=[2])
+    add_cgroup(tmp_path, "p/a/b", processes=[3])
+    (pod / "link").symlink_to(add_cgroup(tmp_path, "other", processes=[4]))
+    assert read_processes([str(pod)]) == frozenset({1, 2, 3})
+    assert read_processes([str(pod), str(tmp_path / "gone")]) == frozenset({1, 2, 3})
+    assert read_processes([str(tmp_path / "gone")]) == frozenset()
+    assert read_processes([]) == frozenset()
+
+
+def test_processes_that_cannot_be_told_are_not_none_left(tmp_path: Path) -> None:
+    pod = add_cgroup(tmp_path, "p", processes=[1])
+    (pod / "cgroup.procs").write_text("1\nx\n")
+    assert read_processes([str(pod)]) is None
+    (pod / "cgroup.procs").unlink()
+    (pod / "cgroup.procs").mkdir()
+    assert read_processes([str(pod)]) is None

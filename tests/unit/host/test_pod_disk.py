@@ -1,0 +1,129 @@
+"""What pods keep on disk, on trees of real files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.host.pod_disk import deadline_in, read_pod_disk
+from nodeagent.model.pressure import Footprint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from nodeagent.host.pod_disk import PodDisk
+
+KIB = 1 << 10
+UID = "u-1"
+EMPTY_DIRS = "kubernetes.io~empty-dir"
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    return tmp_path / "logs/shop_web_u-1"
+
+
+@pytest.fixture
+def volumes(tmp_path: Path) -> Path:
+    return tmp_path / "kubelet/pods" / UID / "volumes"
+
+
+def write(path: Path, kib: int) -> int:
+    """Write a file, and give what it occupies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"x" * (kib * KIB))
+    os.sync()
+    return path.lstat().st_blocks * 512
+
+
+def read(tmp_path: Path, *, uid: str = UID, seconds: float = 60) -> PodDisk:
+    return read_pod_disk(uid, tmp_path / "logs/shop_web_u-1", tmp_path / "kubelet", deadline_s=deadline_in(seconds))
+
+
+def test_a_pod_without_directories_keeps_nothing(tmp_path: Path) -> None:
+    found = read(tmp_path)
+    nothing = Footprint(0, 0)
+    assert (found.log_tree, found.logs, found.volumes, found.empty_dir_bytes) == (nothing, nothing, nothing, {})
+    assert found.complete
+
+
+def test_logs_are_told_by_container(tmp_path: Path, logs: Path) -> None:
+    app = write(logs / "app/0.log", 64) + write(logs / "app/0.log.1", 32)
+    side = write(logs / "side/0.log", 16)
+    loose = write(logs / "loose.txt", 8)
+    found = read(tmp_path)
+    assert found.container_logs_bytes == {"app": app, "side": side}
+    assert found.logs == Footprint(app + side, 3)
+    assert found.log_tree == Footprint(app + side + loose, 4)
+
+
+def test_volumes_are_what_lies_on_the_node_itself(tmp_path: Path, volumes: Path) -> None:
+    cache = write(volumes / EMPTY_DIRS / "cache/a/data", 64)
+    extra = write(volumes / EMPTY_DIRS / "extra/data", 8)
+    settings = write(volumes / "kubernetes.io~configmap/settings/key", 4)
+    write(volumes / "kubernetes.io~nfs/share/huge", 512)
+    found = read(tmp_path)
+    directory = (volumes / EMPTY_DIRS / "cache/a").lstat().st_blocks * 512
+    inner = (volumes / "kubernetes.io~configmap/settings").lstat().st_blocks * 512
+    assert found.empty_dir_bytes == {"cache": cache + directory, "extra": extra}
+    assert found.volumes is not None
+    assert found.volumes.used_bytes == cache + directory + extra + settings + inner
+
+
+def test_links_are_never_followed(tmp_path: Path, logs: Path, volumes: Path) -> None:
+    outside = tmp_path / "outside"
+    write(outside / "huge", 512)
+    (volumes / EMPTY_DIRS / "cache").mkdir(parents=True)
+    (volumes / EMPTY_DIRS / "cache/link").symlink_to(outside)
+    (volumes / EMPTY_DIRS / "linked").symlink_to(outside)
+    logs.mkdir(parents=True)
+    (logs / "app").symlink_to(outside)
+    found = read(tmp_path)
+    assert found.empty_dir_bytes["cache"] < 64 * KIB
+    assert set(found.empty_dir_bytes) == {"cache"}
+    assert found.container_logs_bytes == {}
+
+
+def test_a_log_directory_that_is_a_link_is_not_known(tmp_path: Path, logs: Path) -> None:
+    logs.parent.mkdir(parents=True)
+    logs.symlink_to(tmp_path)
+    found = read(tmp_path)
+    assert found.logs is None
+    assert not found.complete
+
+
+@pytest.mark.parametrize("uid", ["", "..", "../../etc", "a/b"])
+def test_a_uid_that_is_no_name_leads_nowhere(tmp_path: Path, uid: str) -> None:
+    found = read(tmp_path, uid=uid)
+    assert found.volumes is None
+    assert not found.complete
+
+
+def test_out_of_time_is_a_lower_bound(tmp_path: Path, logs: Path) -> None:
+    (logs / "app").mkdir(parents=True)
+    for number in range(600):
+        (logs / f"app/{number}.log").touch()
+    assert not read(tmp_path, seconds=-1).complete
+    assert read(tmp_path).complete
+
+
+@pytest.fixture
+def in_memory(volumes: Path) -> Iterator[Path]:
+    path = volumes / EMPTY_DIRS / "scratch"
+    path.mkdir(parents=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", path], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("a tmpfs cannot be mounted here: needs root")
+    yield path
+    subprocess.run(["umount", path], check=True)
+
+
+def test_an_empty_dir_in_memory_counts_apart(tmp_path: Path, in_memory: Path) -> None:
+    (in_memory / "data").write_bytes(b"x" * (256 * KIB))
+    found = read(tmp_path)
+    assert found.empty_dir_bytes == {"scratch": 256 * KIB}
+    assert found.volumes == Footprint(0, 0)

@@ -1,0 +1,216 @@
+"""The kubelet's list over real sockets, plain and encrypted, and everything that can be wrong with the answer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nodeagent.errors import ConfigError, ObservationError
+from nodeagent.kube.kubelet_pods import KubeletAccess, KubeletPods
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+POD = {"metadata": {"name": "web", "namespace": "shop", "uid": "u-1"}, "spec": {"priority": 7}}
+LIST = {"kind": "PodList", "apiVersion": "v1", "items": [POD]}
+
+
+@dataclass
+class Answer:
+    status: int = 200
+    body: bytes = field(default_factory=lambda: json.dumps(LIST).encode())
+    length: int | None = None
+    seen: list[dict[str, str]] = field(default_factory=list)
+
+
+@contextmanager
+def kubelet(answer: Answer, context: ssl.SSLContext | None = None) -> Iterator[str]:
+    """Serve one answer on a port of the loopback; yield the URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer.seen.append({"path": self.path, **dict(self.headers.items())})
+            self.send_response(answer.status)
+            if answer.length != -1:
+                self.send_header("Content-Length", str(len(answer.body) if answer.length is None else answer.length))
+            self.end_headers()
+            self.wfile.write(answer.body)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, *_: Any) -> None: ...
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        if context is not None:
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"{'http' if context is None else 'https'}://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a directory with a key and a certificate for the name ``node-1``, which signs itself."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not here to make a certificate")
+    made = tmp_path_factory.mktemp("authority")
+    subject = ["-subj", "/CN=node-1", "-addext", "subjectAltName=DNS:node-1"]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
+    subprocess.run([*command, "-keyout", made / "key.pem", "-out", made / "cert.pem"], check=True, capture_output=True)
+    return made
+
+
+def secured(authority: Path, *, asks: bool = False) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(authority / "cert.pem", authority / "key.pem")
+    if asks:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(authority / "cert.pem")
+    return context
+
+
+async def refused(access: KubeletAccess) -> str:
+    with pytest.raises(ObservationError) as caught:
+        await KubeletPods(access).read()
+    return str(caught.value)
+
+
+async def test_the_read_only_port_needs_nothing() -> None:
+    with kubelet(answer := Answer()) as url:
+        (pod,) = await KubeletPods(KubeletAccess(url)).read()
+    assert (pod.uid, pod.namespace, pod.name, pod.priority) == ("u-1", "shop", "web", 7)
+    assert answer.seen[0]["path"] == "/pods"
+    assert "Authorization" not in answer.seen[0]
+
+
+async def test_a_token_is_read_anew_each_time(authority: Path, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    with kubelet(answer := Answer(), secured(authority)) as url:
+        lister = KubeletPods(KubeletAccess(url, token_file=token, ca_file=authority / "cert.pem", server_name="node-1"))
+        for text in ("first\n", "second"):
+            token.write_text(text)
+            assert len(await lister.read()) == 1
+    assert [each["Authorization"] for each in answer.seen] == ["Bearer first", "Bearer second"]
+
+
+async def test_a_client_certificate(authority: Path) -> None:
+    with kubelet(Answer(), secured(authority, asks=True)) as url:
+        known: dict[str, Any] = {"ca_file": authority / "cert.pem", "server_name": "node-1", "timeout_s": 3}
+        own: dict[str, Any] = {"certificate_file": authority / "cert.pem", "key_file": authority / "key.pem"}
+        assert len(await KubeletPods(KubeletAccess(url, **known, **own)).read()) == 1
+        assert "kubelet" in await refused(KubeletAccess(url, **known))
+
+
+async def test_an_unknown_certificate_is_refused_unless_told(authority: Path) -> None:
+    with kubelet(answer := Answer(), secured(authority)) as url:
+        said = await refused(KubeletAccess(url))
+        assert "its certificate is not trusted" in said
+        assert "set ca_file" in said
+        named = await refused(KubeletAccess(url, ca_file=authority / "cert.pem"))
+        assert "its certificate is not trusted" in named
+        assert answer.seen == []
+        assert len(await KubeletPods(KubeletAccess(url, insecure=True)).read()) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (Answer(401), "HTTP 401 Unauthorized; it does not know the credentials"),
+        (Answer(403), "HTTP 403 Forbidden; the credentials may not read"),
+        (Answer(500), "HTTP 500 Internal Server Error"),
+        (Answer(302), "HTTP 302 Found"),
+        (Answer(body=b""), "the answer is no JSON"),
+        (Answer(body=b'{"kind": "PodList", "items": ['), "the answer is no JSON"),
+        (Answer(body=b"[" * 100_000), "the answer is no JSON"),
+        (Answer(body=b"\xff\xfe"), "the answer is no JSON"),
+        (Answer(body=b"[]"), "the answer is no list of pods"),
+        (Answer(body=b'{"kind": "Status"}'), "the answer is no list of pods"),
+        (Answer(body=b'{"kind": "PodList", "items": {}}'), "items is no list"),
+        (Answer(body=b'{"kind": "PodList", "items": [{}]}'), "pod 0: metadata: nothing where an object has to be"),
+        (Answer(length=10_000), "the answer broke off"),
+        (Answer(body=b"x" * 300_000), "the answer has 300000 bytes, more than 200000"),
+        (Answer(body=b"x" * 300_000, length=-1), "the answer has more than 200000 bytes"),
+    ],
+)
+async def test_a_wrong_answer_is_told_in_words(answer: Answer, said: str) -> None:
+    with kubelet(answer) as url:
+        told = await refused(KubeletAccess(url, max_bytes=200_000))
+    assert told.startswith(f"kubelet {url}/pods: ")
+    assert said in told
+
+
+async def test_no_pods_is_an_answer() -> None:
+    with kubelet(Answer(body=b'{"kind": "PodList", "items": null}')) as url:
+        assert await KubeletPods(KubeletAccess(url)).read() == ()
+
+
+async def test_nobody_listens() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        said = await refused(KubeletAccess(f"http://127.0.0.1:{taken.getsockname()[1]}"))
+    assert "nothing listens there" in said
+
+
+@pytest.mark.parametrize("begin", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"])
+async def test_an_answer_that_never_ends_is_cut(begin: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            accepted, _ = server.accept()
+            with accepted:
+                accepted.recv(4096)
+                accepted.sendall(begin)
+                accepted.recv(1)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        said = await refused(KubeletAccess(f"http://127.0.0.1:{server.getsockname()[1]}", timeout_s=0.2))
+        thread.join()
+    assert said.endswith("no answer in 0.2 s")
+
+
+async def test_unreadable_credentials_are_named(tmp_path: Path, authority: Path) -> None:
+    url = "https://127.0.0.1:1"
+    assert "token_file" in await refused(KubeletAccess(url, token_file=tmp_path / "none"))
+    (tmp_path / "empty").write_text("\n")
+    assert "holds no token" in await refused(KubeletAccess(url, token_file=tmp_path / "empty"))
+    (tmp_path / "split").write_text("a\r\nX-Other: b")
+    assert "holds no token" in await refused(KubeletAccess(url, token_file=tmp_path / "split"))
+    assert "ca_file" in await refused(KubeletAccess(url, ca_file=tmp_path / "none"))
+    lone = KubeletAccess(url, certificate_file=authority / "cert.pem")
+    assert "client certificate" in await refused(lone)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"url": "ftp://x"},
+        {"url": "127.0.0.1:10250"},
+        {"url": "https://x:99999"},
+        {"url": "https://x/pods"},
+        {"url": "https://"},
+        {"url": "https://user@x"},
+        {"url": "http://x", "token_file": "t"},
+        {"url": "http://x", "certificate_file": "c"},
+        {"url": "https://x", "key_file": "k"},
+    ],
+)
+def test_settings_that_cannot_work_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="kubelet"):
+        KubeletAccess(**fields)

@@ -1,0 +1,121 @@
+"""Static pods from a directory of real files."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.kube.manifests import ManifestReader
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+POD = """\
+apiVersion: v1
+kind: Pod
+metadata:
+  name: {name}
+  namespace: kube-system
+  labels: {{component: etcd}}
+spec:
+  priorityClassName: system-node-critical
+  containers:
+  - name: etcd
+    command:
+    - etcd
+    - --listen=https://127.0.0.1:2379
+    resources:
+      requests: {{cpu: 100m, memory: 100Mi}}
+"""
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    made = tmp_path / "manifests"
+    made.mkdir()
+    return made
+
+
+def test_no_directory_is_no_static_pods(tmp_path: Path) -> None:
+    found = ManifestReader(tmp_path / "none").read()
+    assert (found.pods, found.warnings) == ((), ())
+
+
+def test_yaml_json_and_lists(directory: Path) -> None:
+    (directory / "etcd.yaml").write_text(POD.format(name="etcd"))
+    (directory / "one.json").write_text(json.dumps({"kind": "Pod", "metadata": {"name": "one"}, "spec": {}}))
+    (directory / "flow.yaml").write_text("{kind: Pod, metadata: {name: flow}, spec: {}}")
+    item = {"metadata": {"name": "listed"}, "spec": {}}
+    (directory / "two.json").write_text(json.dumps({"kind": "PodList", "items": [item]}))
+    (directory / "empty.yaml").write_text("# nothing yet\n")
+    (directory / ".hidden.yaml").write_text("kind: Pod")
+    (directory / "sub").mkdir()
+    found = ManifestReader(directory).read()
+    assert [each.name for each in found.pods] == ["etcd", "flow", "one", "listed"]
+    assert found.warnings == ()
+    assert (found.pods[0].namespace, found.pods[0].priority) == ("kube-system", 2_000_001_000)
+    assert found.pods[0].memory_request_bytes == 100 << 20
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kind: Deployment", "holds no Pod but 'Deployment'; it is left out"),
+        ("- a\n- b", "holds no Pod but None; it is left out"),
+        ("kind: Pod\nmetadata: {}\nspec: {}", "metadata.name is missing"),
+        ("kind: [", "it is neither JSON nor YAML"),
+        ("{" * 100_000, "it is neither JSON nor YAML"),
+        ("kind: Pod\n  \tname: x", "it is neither JSON nor YAML"),
+        ("!!python/object/apply:os.system ['true']", "it is neither JSON nor YAML"),
+        ("kind: Pod\n" + "#" * (256 << 10), "more than 262144; it is left out"),
+        ("\xff\xfe\x00", "it is neither JSON nor YAML"),
+    ],
+)
+def test_a_malformed_file_is_left_out_alone(directory: Path, text: str, said: str) -> None:
+    (directory / "bad.yaml").write_text(text, encoding="latin-1")
+    (directory / "good.yaml").write_text(POD.format(name="good"))
+    found = ManifestReader(directory).read()
+    assert [each.name for each in found.pods] == ["good"]
+    (warning,) = found.warnings
+    assert said in warning
+    assert str(directory / "bad.yaml") in warning
+
+
+def test_aliases_do_not_blow_up(directory: Path) -> None:
+    levels = [f"l{number}: &l{number} [{', '.join([f'*l{number - 1}'] * 9)}]" for number in range(1, 30)]
+    (directory / "bomb.yaml").write_text("\n".join(["l0: &l0 [x]", *levels, "kind: Pod", "metadata: *l29", "spec: {}"]))
+    (warning,) = ManifestReader(directory).read().warnings
+    assert "where an object has to be" in warning
+    assert len(warning) < 500
+
+
+def test_links_do_not_lead_out(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret.yaml").write_text(POD.format(name="secret"))
+    (directory / "out.yaml").symlink_to(tmp_path / "secret.yaml")
+    (directory / "real.yaml").write_text(POD.format(name="real"))
+    (directory / "in.yaml").symlink_to("real.yaml")
+    (directory / "dangling.yaml").symlink_to("nowhere")
+    (directory / "loop.yaml").symlink_to("loop.yaml")
+    found = ManifestReader(directory).read()
+    assert [each.name for each in found.pods] == ["real", "real"]
+    assert any("leads out of the directory" in each for each in found.warnings)
+
+
+def test_a_pipe_is_no_manifest(directory: Path) -> None:
+    os.mkfifo(directory / "pipe")
+    found = ManifestReader(directory).read()
+    assert (found.pods, found.warnings) == ((), ())
+
+
+def test_a_file_is_read_again_once_it_changed(directory: Path) -> None:
+    reader = ManifestReader(directory)
+    (directory / "etcd.yaml").write_text(POD.format(name="etcd"))
+    first = reader.read().pods
+    assert reader.read().pods[0] is first[0]
+    (directory / "etcd.yaml").write_text(POD.format(name="other"))
+    assert [each.name for each in reader.read().pods] == ["other"]
+    (directory / "etcd.yaml").unlink()
+    assert reader.read().pods == ()

@@ -1,0 +1,239 @@
+"""Pods' definitions: what is read from them, and what is refused."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.errors import ObservationError
+from nodeagent.kube.podspec import parse_pod, parse_quantity
+from nodeagent.model.pods import EmptyDirSpec
+from nodeagent.model.pressure import QosClass
+
+MIB = 1 << 20
+
+
+def pod(spec: Any = None, status: Any = None, **metadata: Any) -> dict[str, Any]:
+    """Return a document with those parts."""
+    return {
+        "kind": "Pod",
+        "metadata": {"name": "web", "namespace": "shop", "uid": "u-1", **metadata},
+        "spec": {"containers": [{"name": "app"}]} | (spec or {}),
+        **({} if status is None else {"status": status}),
+    }
+
+
+def container(name: str = "app", *, limits: Any = None, restart: str | None = None, **requests: Any) -> dict[str, Any]:
+    """Return a container with requests, dashes for underscores."""
+    made: dict[str, Any] = {
+        "name": name,
+        "resources": {"requests": {k.replace("_", "-"): requests[k] for k in requests}},
+    }
+    if limits is not None:
+        made["resources"]["limits"] = limits
+    if restart is not None:
+        made["restartPolicy"] = restart
+    return made
+
+
+def test_reads_all_that_decides() -> None:
+    spec = {
+        "priority": 1000,
+        "priorityClassName": "shop-high",
+        "terminationGracePeriodSeconds": 45,
+        "containers": [
+            container(memory="100Mi", ephemeral_storage="1Gi", limits={"memory": "1Gi", "ephemeral-storage": "2Gi"}),
+            container("side", memory="50Mi"),
+        ],
+        "volumes": [
+            {"name": "cache", "emptyDir": {"sizeLimit": "64Mi"}},
+            {"name": "scratch", "emptyDir": {"medium": "Memory"}},
+            {"name": "plain", "emptyDir": {}},
+            {"name": "settings", "configMap": {"name": "x"}},
+        ],
+    }
+    parsed = parse_pod(
+        pod(
+            spec,
+            {"phase": "Running", "qosClass": "Burstable"},
+            labels={"app": "web"},
+            annotations={"kubernetes.io/config.source": "api"},
+        ),
+        "here",
+    )
+    assert (parsed.uid, parsed.namespace, parsed.name) == ("u-1", "shop", "web")
+    assert (parsed.priority, parsed.priority_class, parsed.termination_grace_s) == (1000, "shop-high", 45)
+    assert (parsed.memory_request_bytes, parsed.ephemeral_request_bytes) == (150 * MIB, 1024 * MIB)
+    assert parsed.ephemeral_limit_bytes == 2048 * MIB
+    assert parsed.containers[0].memory_limit_bytes == 1024 * MIB
+    assert parsed.empty_dirs == (
+        EmptyDirSpec("cache", 64 * MIB),
+        EmptyDirSpec("scratch", None, in_memory=True),
+        EmptyDirSpec("plain"),
+    )
+    assert (parsed.qos, parsed.phase, parsed.deleting) == (QosClass.BURSTABLE, "Running", False)
+    assert (parsed.labels, parsed.annotations) == ({"app": "web"}, {"kubernetes.io/config.source": "api"})
+
+
+def test_what_is_absent_takes_the_default() -> None:
+    parsed = parse_pod({"metadata": {"name": "web"}, "spec": {}}, "here")
+    assert (parsed.uid, parsed.namespace, parsed.priority, parsed.termination_grace_s) == ("", "default", None, None)
+    assert (parsed.memory_request_bytes, parsed.ephemeral_limit_bytes, parsed.qos) == (0, None, QosClass.BEST_EFFORT)
+
+
+def test_a_deleted_pod_has_the_grace_of_its_deletion() -> None:
+    parsed = parse_pod(
+        pod(
+            {"terminationGracePeriodSeconds": 45},
+            deletionTimestamp="2026-01-01T00:00:00Z",
+            deletionGracePeriodSeconds=5,
+        ),
+        "here",
+    )
+    assert (parsed.deleting, parsed.termination_grace_s) == (True, 5)
+
+
+@pytest.mark.parametrize(
+    ("spec", "request_mib"),
+    [
+        pytest.param({"containers": [container(memory="1Mi", limits={"memory": "9Mi"})]}, 1, id="request"),
+        pytest.param({"containers": [container(limits={"memory": "9Mi"})]}, 9, id="limit alone"),
+        pytest.param(
+            {"containers": [container(memory="2Mi")], "initContainers": [container("i", memory="5Mi")]},
+            5,
+            id="init needs more",
+        ),
+        pytest.param(
+            {
+                "containers": [container(memory="2Mi")],
+                "initContainers": [container("s", memory="3Mi", restart="Always"), container("i", memory="4Mi")],
+            },
+            7,
+            id="init beside a sidecar",
+        ),
+        pytest.param(
+            {
+                "containers": [container(memory="5Mi")],
+                "initContainers": [container("i", memory="4Mi"), container("s", memory="3Mi", restart="Always")],
+            },
+            8,
+            id="sidecar after init",
+        ),
+        pytest.param({"containers": [container(memory="2Mi")], "overhead": {"memory": "6Mi"}}, 8, id="overhead"),
+        pytest.param(
+            {"containers": [container(memory="2Mi")], "resources": {"requests": {"memory": "20Mi"}}}, 20, id="pod level"
+        ),
+    ],
+)
+def test_the_request_is_what_the_scheduler_counts(spec: dict[str, Any], request_mib: int) -> None:
+    assert parse_pod(pod(spec), "here").memory_request_bytes == request_mib * MIB
+
+
+@pytest.mark.parametrize(
+    ("containers", "qos"),
+    [
+        ([container()], QosClass.BEST_EFFORT),
+        ([container(cpu="100m")], QosClass.BURSTABLE),
+        ([container(memory="1Mi", cpu="1", limits={"memory": "1Mi", "cpu": "1000m"})], QosClass.GUARANTEED),
+        ([container(limits={"memory": "1Mi", "cpu": "1"})], QosClass.GUARANTEED),
+        ([container(limits={"memory": "1Mi"})], QosClass.BURSTABLE),
+        ([container(limits={"memory": "1Mi", "cpu": "1"}), container("b")], QosClass.BURSTABLE),
+        ([container(memory="1Mi", limits={"memory": "2Mi", "cpu": "1"})], QosClass.BURSTABLE),
+    ],
+)
+def test_the_class_follows_from_the_resources(containers: list[Any], qos: QosClass) -> None:
+    assert parse_pod(pod({"containers": containers}), "here").qos is qos
+
+
+@pytest.mark.parametrize(
+    ("name", "priority"),
+    [("system-node-critical", 2_000_001_000), ("system-cluster-critical", 2_000_000_000), ("other", None)],
+)
+def test_a_class_alone_tells_the_priority_if_it_is_built_in(name: str, priority: int | None) -> None:
+    assert parse_pod(pod({"priorityClassName": name}), "here").priority == priority
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        (None, "here: nothing where an object has to be"),
+        ([], "here: [] where an object has to be"),
+        ({"metadata": {}, "spec": {}}, "here: metadata.name is missing"),
+        ({"metadata": {"name": 7}, "spec": {}}, "here: name is 7, no text"),
+        ({"metadata": {"name": "x"}}, "here (default/x): spec: nothing where an object has to be"),
+        (pod({"priority": "high"}), "here (shop/web): spec.priority is 'high', no 32-bit number"),
+        (pod({"priority": True}), "here (shop/web): spec.priority is True, no 32-bit number"),
+        (pod({"priority": 2**31}), "here (shop/web): spec.priority is 2147483648, no 32-bit number"),
+        (pod({"containers": {}}), "here (shop/web): containers is {}, no list"),
+        (
+            pod({"containers": [container(memory="-5")]}),
+            "here (shop/web): spec.containers[0].resources.requests.memory: '-5' is no quantity, such as 500Mi",
+        ),
+        (
+            pod({"volumes": [{"name": "c", "emptyDir": {"sizeLimit": "big"}}]}),
+            "here (shop/web): spec.volumes[0].emptyDir.sizeLimit: 'big' is no quantity, such as 500Mi",
+        ),
+        (
+            pod({"terminationGracePeriodSeconds": 1.5}),
+            "here (shop/web): terminationGracePeriodSeconds is 1.5, no number of seconds",
+        ),
+        (pod(annotations={"a": 1}), "here (shop/web): annotations has 1 for a, no text"),
+        (pod(status=[]), "here (shop/web): status: [] where an object has to be"),
+    ],
+)
+def test_what_is_malformed_is_refused_with_its_place(document: object, said: str) -> None:
+    with pytest.raises(ObservationError) as caught:
+        parse_pod(document, "here")
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("100", 100),
+        (100, 100),
+        ("1Ki", 1024),
+        ("1.5Gi", 3 << 29),
+        ("2k", 2000),
+        ("128974848000m", 128974848),
+        ("12e6", 12_000_000),
+        ("1E3", 1000),
+        ("1E", 10**18),
+        ("100u", Decimal("0.0001")),
+        ("5n", Decimal("5e-9")),
+        (".5", Decimal("0.5")),
+        ("+1", 1),
+    ],
+)
+def test_quantities(text: object, number: object) -> None:
+    assert parse_quantity(text, "x") == number
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1 Mi", "1mi", "Mi", "1e999", "1e", "9Ei1", "1" * 65, True, None, [], "10000P", "-1"]
+)
+def test_what_is_no_quantity(text: object) -> None:
+    with pytest.raises(ObservationError):
+        parse_quantity(text, "x")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+KEYS = st.sampled_from(["priority", "containers", "initContainers", "volumes", "resources", "overhead", "x"])
+
+
+@given(spec=st.dictionaries(KEYS, JSON, max_size=4), metadata=JSON, status=JSON)
+def test_whatever_comes_is_a_pod_or_refused(spec: dict[str, object], metadata: object, status: object) -> None:
+    document = pod(spec, status, annotations=metadata)
+    try:
+        parsed = parse_pod(document, "here")
+    except ObservationError:
+        return
+    assert parsed.memory_request_bytes >= 0
