@@ -9,6 +9,7 @@ import pytest
 
 from nodeagent._proto.runtime.v1 import api_pb2 as api
 from nodeagent.model import ContainerState, Image, RuntimeInfo
+from nodeagent.model.pods import ContainerTraits
 from nodeagent.runtime.cri import CgroupDriver, ContainerEventKind, ContainerResources, CriClient, FilesystemUsage
 from tests.unit.runtime.conftest import Fake, cri_handlers, serving
 
@@ -278,6 +279,64 @@ async def test_running_container_has_no_end_and_empty_resources_are_not_told(cri
     details = await cri.container_details("c")
     assert (details.container.finished_at, details.container.exit_code, details.container.log_path) == (None,) * 3
     assert details.resources is None
+
+
+ASKED = {"oom_score_adj": 968, "memory_limit_in_bytes": 64 << 20}
+SPEC = {
+    "process": {"oomScoreAdj": 100},
+    "linux": {"cgroupsPath": "/kubepods/burstable/podu/c", "resources": {"memory": {"limit": 32 << 20}}},
+}
+TOLD = api.LinuxContainerResources(memory_limit_in_bytes=16 << 20, oom_score_adj=5)
+PATH = "/kubepods/burstable/podu/c"
+
+
+@pytest.mark.parametrize(
+    ("info", "told", "traits"),
+    [
+        pytest.param(
+            {"pid": 7, "config": {"linux": {"resources": ASKED}}, "runtimeSpec": SPEC},
+            None,
+            ContainerTraits(968, 32 << 20, PATH, 7),
+            id="containerd 1.6",
+        ),
+        pytest.param(
+            {"pid": 7, "config": {"linux": {"resources": ASKED}}, "runtimeSpec": SPEC},
+            TOLD,
+            ContainerTraits(968, 16 << 20, PATH, 7),
+            id="containerd 1.7",
+        ),
+        pytest.param({"config": {"linux": {"resources": {}}}}, None, ContainerTraits(0, 0), id="zeros are left out"),
+        pytest.param({"config": {}}, None, ContainerTraits(), id="asked for nothing"),
+        pytest.param({"pid": 7, "runtimeSpec": SPEC}, TOLD, ContainerTraits(100, 16 << 20, PATH, 7), id="CRI-O"),
+        pytest.param({"pid": 0}, TOLD, ContainerTraits(5, 16 << 20), id="only the status"),
+        pytest.param(
+            {"runtimeSpec": {"process": {"oomScoreAdj": -1}, "linux": {"resources": {}}}},
+            None,
+            ContainerTraits(-1, 0),
+            id="no limit",
+        ),
+        pytest.param({"pid": "7", "runtimeSpec": []}, None, ContainerTraits(), id="another shape"),
+        pytest.param([], TOLD, ContainerTraits(), id="no object"),
+    ],
+)
+async def test_traits_come_from_what_was_asked_for(
+    cri: CriClient, fake: Fake, info: object, told: api.LinuxContainerResources | None, traits: ContainerTraits
+) -> None:
+    fake.answers["ContainerStatus"] = api.ContainerStatusResponse(
+        status=api.ContainerStatus(
+            id="c",
+            state=api.CONTAINER_RUNNING,
+            resources=None if told is None else api.ContainerResources(linux=told),
+        ),
+        info={"info": json.dumps(info)},
+    )
+    assert (await cri.container_details("c", verbose=True)).traits == traits
+    assert fake.requests[0][1] == api.ContainerStatusRequest(container_id="c", verbose=True)
+
+
+async def test_a_plain_status_has_no_traits(cri: CriClient, fake: Fake) -> None:
+    fake.answers["ContainerStatus"] = api.ContainerStatusResponse(status=api.ContainerStatus(id="c"))
+    assert (await cri.container_details("c")).traits == ContainerTraits()
 
 
 async def test_get_container_joins_listing_and_status(cri: CriClient, fake: Fake) -> None:

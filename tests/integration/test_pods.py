@@ -1,0 +1,162 @@
+"""Facts of real pods: what a real containerd tells of cgroup parents, annotations, scores and limits.
+
+Memory is not looked at: this needs a node with cgroup v2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nodeagent.clock import SystemClock
+from nodeagent.host.signals import read_memory_capacity
+from nodeagent.model import Role
+from nodeagent.model.pressure import Fact, FactSource, QosClass
+from nodeagent.plan.eviction.policy import EvictionPolicy
+from nodeagent.plan.eviction.protection import Protection
+from nodeagent.pods import PodSettings, PodWatcher
+from nodeagent.runtime.connection import RuntimeConnection
+from nodeagent.runtime.cri import CriClient
+from tests.support import images, reclaim
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodeagent.model.pods import PodsSeen
+    from nodeagent.model.pressure import PodFacts
+    from tests.support.containerd import Containerd
+    from tests.support.pods import Pods, Sandbox
+
+pytestmark = pytest.mark.real
+
+MIB = 1 << 20
+SLEEP = ["sh", "-c", "trap 'exit 0' TERM; sleep 600 & wait"]
+WRITE = ["sh", "-c", "dd if=/dev/zero of=/data bs=1M count=4 2>/dev/null; echo written; sleep 600"]
+
+
+@pytest.fixture(scope="module")
+def image(containerd: Containerd, tmp_path_factory: pytest.TempPathFactory) -> str:
+    archive = images.write_oci(tmp_path_factory.mktemp("app") / "app.tar", images.image("facts.test/app:v1"))
+    containerd.import_images(archive)
+    return archive.tags[0]
+
+
+def run(
+    pods: Pods, name: str, image: str, *scores: int, qos: str = "", limit: int = 0, command: Any = SLEEP, **sandbox: Any
+) -> Sandbox:
+    """Run a pod as the kubelet would, with one container for each score."""
+    uid = f"{len(pods.made):08x}-0000-4000-8000-{abs(hash(name)) % 16**12:012x}"
+    parent = f"/nodeagent-facts/kubepods{qos and f'/{qos}'}/pod{uid}"
+    made = pods.run_sandbox(name, uid=uid, cgroup_parent=parent, **sandbox)
+    for number, score in enumerate(scores):
+        resources = {"oom_score_adj": score, **({"memory_limit_in_bytes": limit} if limit else {})}
+        container = pods.create_container(made, f"c{number}", image, command, resources=resources)
+        pods.start(container)
+    return made
+
+
+def look(containerd: Containerd, tmp_path: Path, **wanted: bool) -> tuple[PodsSeen, Counter[str]]:
+    """Look twice, and give what the second look saw and which calls it made."""
+    calls: Counter[str] = Counter()
+
+    def observe(method: str, _seconds: float, _status: str) -> None:
+        calls[method] += 1
+
+    async def gather() -> PodsSeen:
+        async with RuntimeConnection(str(containerd.socket), observer=observe) as connection:
+            settings = PodSettings(Role.STANDALONE, pod_log_root=tmp_path / "none", kubelet_root=tmp_path / "kubelet")
+            watcher = PodWatcher(CriClient(connection), settings=settings, clock=SystemClock())
+            await watcher.gather(**wanted)
+            calls.clear()
+            return await watcher.gather(**wanted)
+
+    return asyncio.run(gather()), calls
+
+
+def facts_of(seen: PodsSeen, sandbox: Sandbox) -> PodFacts:
+    (found,) = (each for each in seen.facts if each.uid == sandbox.uid)
+    return found
+
+
+def kept(seen: PodsSeen, sandbox: Sandbox) -> str | None:
+    reason = Protection(seen.facts, EvictionPolicy()).why_kept(facts_of(seen, sandbox))
+    return None if reason is None else reason.code.value
+
+
+def test_facts_of_real_pods(containerd: Containerd, pods: Pods, image: str, tmp_path: Path) -> None:
+    burstable = run(pods, "burstable", image, 900, 999, qos="burstable", labels={"app": "web"})
+    guaranteed = run(pods, "guaranteed", image, -997, limit=64 * MIB)
+    best_effort = run(pods, "besteffort", image, 1000, qos="besteffort")
+    static = run(pods, "static", image, 900, qos="burstable", annotations={"kubernetes.io/config.source": "file"})
+    critical = run(pods, "critical", image, -997, qos="burstable")
+    annotated = run(pods, "annotated", image, 0, annotations={"nodeagent.dev/priority": "-10"})
+    seen, calls = look(containerd, tmp_path, with_usage=False)
+
+    capacity = read_memory_capacity()
+    assert seen.warnings == ()
+    assert calls == {"ListPodSandbox": 1, "ListContainers": 1}
+    found = facts_of(seen, burstable)
+    assert found.qos == Fact(QosClass.BURSTABLE, FactSource.CGROUP)
+    assert found.memory_request_bytes == Fact(capacity * 101 // 1000 + capacity * 2 // 1000, FactSource.INFERRED)
+    assert found.termination_grace_s == Fact(30.0, FactSource.CRI)
+    assert (found.priority, kept(seen, burstable)) == (Fact(0, FactSource.ASSUMED), None)
+    assert facts_of(seen, guaranteed).qos.value is QosClass.GUARANTEED
+    assert facts_of(seen, guaranteed).memory_request_bytes == Fact(64 * MIB, FactSource.INFERRED)
+    assert kept(seen, guaranteed) is None
+    assert facts_of(seen, best_effort).memory_request_bytes == Fact(0, FactSource.INFERRED)
+    assert kept(seen, best_effort) is None
+    assert kept(seen, static) == "static-pod"
+    assert kept(seen, critical) == "critical-pod"
+    assert facts_of(seen, annotated).priority == Fact(-10, FactSource.CRI)
+
+    told = {each.uid: each for each in seen.shutdown}
+    assert told[burstable.uid].labels == {"app": "web"}
+    assert told[critical.uid].node_critical_source == "oom_score_adj"
+    assert told[static.uid].static
+    listed = {each.id: each for each in pods.list_containers()}
+    assert [listed[key].name for key in told[burstable.uid].container_ids] == ["c1", "c0"]
+    handle = seen.handles[burstable.uid]
+    assert (handle.sandbox_ids, handle.container_ids) == ((burstable.id,), told[burstable.uid].container_ids)
+    for each in handle.containers:
+        assert each.pid is not None
+        assert each.id in _text(f"/proc/{each.pid}/cgroup")
+
+
+def test_disk_of_a_real_pod(containerd: Containerd, pods: Pods, image: str, tmp_path: Path) -> None:
+    sandbox = run(pods, "writer", image, 999, qos="burstable", command=WRITE)
+    data = tmp_path / "kubelet/pods" / sandbox.uid / "volumes/kubernetes.io~empty-dir/cache/data"
+    data.parent.mkdir(parents=True)
+    data.write_bytes(b"x" * MIB)
+
+    def measured() -> PodFacts | None:
+        facts = facts_of(look(containerd, tmp_path, with_disk=True)[0], sandbox)
+        usage = facts.usage
+        enough = usage is not None and (usage.writable.used_bytes or 0) >= 4 * MIB and usage.logs.used_bytes
+        return facts if enough else None
+
+    reclaim.poll("the runtime has measured what was written", lambda: measured() is not None, timeout_s=30)
+    facts = measured()
+    assert facts is not None
+    assert facts.usage is not None
+    assert facts.usage.writable.used_bytes is not None
+    assert 4 * MIB <= facts.usage.writable.used_bytes < 5 * MIB
+    assert facts.usage.memory_bytes is not None  # from the kernel's files, else by the runtime's own count
+    assert [each.used_bytes for each in facts.empty_dirs] == [data.stat().st_blocks * 512]
+    assert (facts.usage.ephemeral_bytes or 0) >= 5 * MIB
+
+
+def test_a_pod_that_ends_is_no_longer_seen(containerd: Containerd, pods: Pods, image: str, tmp_path: Path) -> None:
+    ending = run(pods, "ending", image, 1000, qos="besteffort")
+    assert ending.uid in look(containerd, tmp_path)[0].handles
+    pods.stop_sandbox(ending)
+    seen, _ = look(containerd, tmp_path)
+    assert ending.uid not in seen.handles
+    assert ending.uid not in {each.uid for each in seen.facts}
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="utf-8") as file:  # noqa: PTH123 - one call, no object
+        return file.read()
