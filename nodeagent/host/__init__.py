@@ -1,4 +1,4 @@
-"""The host's own facts and files: filesystems, pod logs, boot, kubelet, the lock between processes, and logind.
+"""The host's own facts and files: filesystems, cgroups, pods' logs and volumes, boot, kubelet, locks, and logind.
 
 Readers take a root where tests need one. Deletion happens only in ``podlogs``, through directory descriptors, so that
 no symlink is followed and no mount is crossed.

@@ -6,6 +6,7 @@ Memory is not looked at: this needs a node with cgroup v2.
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -48,8 +49,8 @@ def run(
     pods: Pods, name: str, image: str, *scores: int, qos: str = "", limit: int = 0, command: Any = SLEEP, **sandbox: Any
 ) -> Sandbox:
     """Run a pod as the kubelet would, with one container for each score."""
-    uid = f"{len(pods.made):08x}-0000-4000-8000-{abs(hash(name)) % 16**12:012x}"
-    parent = f"/nodeagent-facts/kubepods{qos and f'/{qos}'}/pod{uid}"
+    uid = str(uuid.uuid4())
+    parent = f"{pods.cgroup_parent}/kubepods{qos and f'/{qos}'}/pod{uid}"
     made = pods.run_sandbox(name, uid=uid, cgroup_parent=parent, **sandbox)
     for number, score in enumerate(scores):
         resources = {"oom_score_adj": score, **({"memory_limit_in_bytes": limit} if limit else {})}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.errors import ObservationError, RuntimeUnavailableError
+from nodeagent.kube.kubelet_pods import KubeletAccess
 from nodeagent.model import ContainerState, Role
 from nodeagent.model.pods import PodSpec
 from nodeagent.model.pressure import Fact, FactSource, Footprint, QosClass
@@ -85,7 +87,15 @@ class Node:
     clock: Clock
     calls: Counter[str]
 
-    def watcher(self, *, role: Role = Role.STANDALONE, kubelet: Lister | None = None, **more: Any) -> PodWatcher:
+    def watcher(
+        self,
+        *,
+        role: Role = Role.STANDALONE,
+        kubelet: Lister | None = None,
+        access: KubeletAccess | None = None,
+        **more: Any,
+    ) -> PodWatcher:
+        more["kubelet"] = access
         settings = PodSettings(
             role, node_name="node-1", pod_log_root=self.root / "logs", kubelet_root=self.root / "kubelet", **more
         )
@@ -428,3 +438,34 @@ async def test_ages_are_of_the_node_and_what_is_seen_is_dated(node: Node) -> Non
     node.clock.at_s += 5
     second = await watcher.gather()
     assert second.observed_at.at - first.observed_at.at == timedelta(seconds=5)
+
+
+async def test_writable_layers_that_are_not_told_are_not_zero(node: Node) -> None:
+    node.pod("web")
+    node.server.faults.fail("ListContainerStats")
+    seen = await node.watcher().gather(with_disk=True)
+    usage = facts_of(seen, "web").usage
+    assert usage is not None
+    assert (usage.writable, usage.memory_bytes) == (Footprint(), 250 * MIB)
+    (warning,) = seen.warnings
+    assert warning.startswith("what containers use by the runtime's own count is not known: ")
+
+
+async def test_a_status_that_does_not_come_keeps_its_pod(node: Node) -> None:
+    web = node.pod("web")
+    node.server.faults.delay("PodSandboxStatus", target=web.id)
+    async with RuntimeConnection(node.server.endpoint, deadlines={"PodSandboxStatus": 0.05}) as hasty:
+        watcher = PodWatcher(CriClient(hasty), settings=PodSettings(Role.BESIDE_KUBELET), clock=node.clock)
+        seen = await watcher.gather(with_usage=False)
+    assert kept(seen, "web") == "facts-missing"
+    assert "DEADLINE_EXCEEDED" in seen.warnings[0]
+
+
+async def test_the_settings_tell_where_the_kubelet_is(node: Node) -> None:
+    node.pod("web")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        access = KubeletAccess(f"http://127.0.0.1:{taken.getsockname()[1]}", timeout_s=1)
+        seen = await node.watcher(access=access).gather()
+    assert "nothing listens there" in seen.warnings[0]
+    assert kept(seen, "web") == "facts-missing"
