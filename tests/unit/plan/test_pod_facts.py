@@ -23,7 +23,8 @@ from nodeagent.model.pressure import (
 )
 from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.plan.eviction.protection import CRITICAL_PRIORITY, Protection
-from nodeagent.plan.pod_facts import SpecIndex, group_pods, merge_facts, shutdown_pods
+from nodeagent.plan.pod_facts import SpecIndex, merge_facts, shutdown_pods
+from nodeagent.plan.pod_groups import group_pods
 from tests.unit.builders import MIB, ago
 from tests.unit.plan.pod_cases import API, UID, container_spec, merged, runtime_pod, spec, traits
 
