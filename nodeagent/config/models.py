@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
+from nodeagent.errors import ConfigError
+from nodeagent.plan.eviction.grammar import parse_thresholds
+from nodeagent.plan.eviction.thresholds import DEFAULT_HARD, Threshold
 from nodeagent.plan.protection import RULE_FORM, parse_rule
 from nodeagent.units import DURATION_FORM, QUANTITY_FORM, parse_bytes, parse_duration_s
+
+if TYPE_CHECKING:
+    from nodeagent.kube.kubelet_pods import KubeletAccess
 
 _LONGEST_TEXT = 64
 _LONGEST_S = 100 * 365 * 86_400.0
 _LARGEST_BYTES = 2**63 - 1
+_DEFAULT_HARD: Final = ",".join(f"{signal}<{amount}" for signal, amount in DEFAULT_HARD.items())
+THRESHOLDS_FORM: Final = 'list of SIGNAL<AMOUNT, such as "memory.available<100Mi,nodefs.available<10%"'
 
 
 def _duration(value: object) -> object:
@@ -69,6 +87,9 @@ Count = Annotated[int, Field(ge=0, strict=True, json_schema_extra={"form": "coun
 Limit = Annotated[int, Field(ge=-1, strict=True, json_schema_extra={"form": "count, -1 for no limit"})]
 Switch = Annotated[bool, Field(strict=True, json_schema_extra={"form": "true or false"})]
 Rule = Annotated[str, AfterValidator(_rule)]
+OptionalPath = Annotated[
+    str, AfterValidator(_absolute_or_empty), Field(json_schema_extra={"form": "absolute path, or empty"})
+]
 Directory = Annotated[str, AfterValidator(_absolute), Field(json_schema_extra={"form": "absolute path"})]
 
 
@@ -189,6 +210,165 @@ class ContainerGCSection(Section):
         return parse_duration_s(self.deleted_pod_grace)
 
 
+class EvictionSection(Section):
+    """When pods are evicted, and which."""
+
+    enabled: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Whether the daemon evicts pods. auto: on a node without a kubelet; a kubelet evicts by itself, "
+        "and starts again what is stopped behind its back.",
+    )
+    hard: str = Field(
+        _DEFAULT_HARD,
+        json_schema_extra={"form": THRESHOLDS_FORM},
+        description="Thresholds that are acted on at once. Besides the kubelet's signals there are memory.psi.some, "
+        "memory.psi.full, io.psi.some, io.psi.full (percent of time stalled) and swap.free.",
+    )
+    soft: str = Field(
+        "",
+        json_schema_extra={"form": THRESHOLDS_FORM},
+        description="Thresholds that are acted on once they have been met for their grace period.",
+    )
+    soft_grace_period: str = Field(
+        "",
+        json_schema_extra={"form": 'list of SIGNAL=DURATION, such as "memory.available=1m30s"'},
+        description="For how long each soft threshold has to be met.",
+    )
+    minimum_reclaim: str = Field(
+        "",
+        json_schema_extra={"form": 'list of SIGNAL=AMOUNT, such as "imagefs.available=2Gi"'},
+        description="How far past its threshold a signal has to come back once it was acted on.",
+    )
+    pressure_transition_period: Duration = Field(
+        "5m", description="How long a node condition such as MemoryPressure lingers after it was last observed."
+    )
+    max_pod_grace_period: Duration = Field(
+        "0s", description="The most that a pod's own termination grace counts at a soft eviction. 0: no limit."
+    )
+    hard_grace_period: Duration = Field(
+        "0s", description="What a victim is given at a hard threshold. 0: it is killed at once, as by the kubelet."
+    )
+    protected_namespaces: tuple[str, ...] = Field(
+        ("kube-system",),
+        json_schema_extra={"form": "list of namespaces"},
+        description="No pod in these is ever evicted.",
+    )
+    local_storage_isolation: Switch = Field(
+        True,
+        description="Whether pods above their own storage limits are evicted without any pressure on the node. The "
+        "limits are known from the kubelet or from manifests only.",
+    )
+    evict_unmeasured: Switch = Field(
+        False, description="Whether a pod whose usage cannot be read may be evicted. The kubelet evicts it first."
+    )
+    max_evictions_per_window: Count = Field(
+        10, description="After so many evictions within the window no further pod is evicted. 0: no limit."
+    )
+    eviction_window: Period = Field("10m", description="What that limit counts over.")
+    interval: Period = Field(
+        "10s",
+        description="Time between two looks at a node at ease. The nearer a threshold, the more often it looks, down "
+        "to five times a second.",
+    )
+    memory_signal_source: Literal["working-set", "mem-available"] = Field(
+        "working-set",
+        description="What memory.available stands for. working-set: the kubelet's formula, which counts active page "
+        "cache as used; mem-available: the kernel's own estimate.",
+    )
+    memory_stall: Duration = Field(
+        "100ms", description="The loop is woken when tasks stall for memory this long within a window. 0: it is not."
+    )
+    io_stall: Duration = Field("0s", description="Likewise for I/O.")
+    stall_window: Duration = Field("1s", description="That window, from 500ms to 10s.")
+    verify_timeout: Period = Field(
+        "10s", description="How long a victim's processes may take to be gone once the runtime says that it stopped."
+    )
+
+    @field_validator("stall_window")
+    @classmethod
+    def _window(cls, text: str) -> str:
+        if not 0.5 <= parse_duration_s(text) <= 10:
+            raise ValueError("must be from 500ms to 10s, as the kernel has it")
+        return text
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        eviction_thresholds(self)
+        for key in ("memory_stall", "io_stall"):
+            if parse_duration_s(getattr(self, key)) > parse_duration_s(self.stall_window):
+                raise ValueError(f"{key} = {getattr(self, key)!r}: must not be longer than stall_window")
+        return self
+
+
+def eviction_thresholds(section: EvictionSection) -> tuple[Threshold, ...]:
+    """Return the thresholds that a section stands for.
+
+    Raises:
+        ValueError: they make no sense; the text quotes what is wrong and tells what is allowed.
+    """
+    return parse_thresholds(
+        hard=section.hard,
+        soft=section.soft,
+        soft_grace_period=section.soft_grace_period,
+        minimum_reclaim=section.minimum_reclaim,
+    )
+
+
+class KubeletSection(Section):
+    """Where more is known of pods than the runtime tells: their priorities, requests, limits and grace periods."""
+
+    url: str = Field(
+        "",
+        json_schema_extra={"form": "https://HOST:10250 or http://HOST:10255"},
+        description="Address of the kubelet's own interface, whose /pods is read. Empty: it is not asked.",
+    )
+    token_file: OptionalPath = Field("", description="File with a bearer token for it.")
+    certificate_file: OptionalPath = Field("", description="Client certificate for it, PEM, maybe with its key.")
+    key_file: OptionalPath = Field("", description="That certificate's key, where it is in a file of its own.")
+    ca_file: OptionalPath = Field(
+        "", description="Who signed the kubelet's certificate. Empty: the system's authorities."
+    )
+    server_name: str = Field(
+        "",
+        json_schema_extra={"form": "host name"},
+        description="Name in the kubelet's certificate, where it is not the host of the URL.",
+    )
+    insecure: Switch = Field(False, description="Take any certificate of the kubelet.")
+    manifests: OptionalPath = Field(
+        "/etc/kubernetes/manifests", description="Directory of static pods' manifests. Empty: none is read."
+    )
+    node_name: str = Field(
+        "",
+        json_schema_extra={"form": "name"},
+        description="Name of the node, which static pods' names end with. Empty: the host's name.",
+    )
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        try:
+            kubelet_access(self)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        return self
+
+
+def kubelet_access(section: KubeletSection) -> KubeletAccess | None:
+    """Return how the kubelet is asked; ``None`` for not at all.
+
+    Raises:
+        ConfigError: it cannot be asked that way.
+    """
+    if not section.url:
+        return None
+    from nodeagent.kube.kubelet_pods import KubeletAccess  # noqa: PLC0415 - with TLS, only where it is wanted
+
+    files = (section.token_file, section.certificate_file, section.key_file, section.ca_file)
+    token, certificate, key, authority = (Path(each) if each else None for each in files)
+    return KubeletAccess(
+        section.url, token, certificate, key, authority, server_name=section.server_name, insecure=section.insecure
+    )
+
+
 class ProtectSection(Section):
     """What is never removed."""
 
@@ -245,6 +425,10 @@ class Config(Section):
     container_gc: ContainerGCSection = Field(
         default_factory=ContainerGCSection,
         description="When dead containers, empty sandboxes and old logs are removed.",
+    )
+    eviction: EvictionSection = Field(default_factory=EvictionSection, description="When pods are evicted, and which.")
+    kubelet: KubeletSection = Field(
+        default_factory=KubeletSection, description="Where more is known of pods than the runtime tells."
     )
     protect: ProtectSection = Field(default_factory=ProtectSection, description="What is never removed.")
     state: StateSection = Field(default_factory=StateSection, description="The agent's own state.")

@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nodeagent.config.eviction import EvictionSettings, KubeletSettings, StallSettings
+from nodeagent.config.models import eviction_thresholds, kubelet_access
 from nodeagent.config.settings import Settings
+from nodeagent.host.signals import MemorySource
 from nodeagent.model import Role
 from nodeagent.plan.container_gc import ContainerGCPolicy
+from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.plan.gc import GCPolicy
 from nodeagent.plan.image_gc import ImageGCPolicy
 from nodeagent.plan.pod_logs import PodLogPolicy
@@ -41,7 +45,44 @@ def settings(config: Config) -> Settings:
         policy=policies(config),
         history_age_s=parse_duration_s(config.history.maximum_age),
         history_bytes=parse_bytes(config.history.maximum_size),
+        eviction=eviction(config),
+        kubelet=kubelet(config),
     )
+
+
+def eviction(config: Config) -> EvictionSettings:
+    """Return when and how pods are evicted."""
+    section = config.eviction
+    return EvictionSettings(
+        enabled={"auto": None, "on": True, "off": False}[section.enabled],
+        thresholds=eviction_thresholds(section),
+        policy=EvictionPolicy(
+            pressure_transition_period_s=parse_duration_s(section.pressure_transition_period),
+            max_pod_grace_s=parse_duration_s(section.max_pod_grace_period),
+            hard_grace_s=parse_duration_s(section.hard_grace_period),
+            protected_namespaces=frozenset(section.protected_namespaces),
+            local_storage_isolation=section.local_storage_isolation,
+            evict_unmeasured=section.evict_unmeasured,
+            max_evictions_per_window=section.max_evictions_per_window,
+            eviction_window_s=parse_duration_s(section.eviction_window),
+        ),
+        interval_s=parse_duration_s(section.interval),
+        memory_source=MemorySource(section.memory_signal_source),
+        stall=StallSettings(
+            *(
+                round(parse_duration_s(text) * 1_000_000)
+                for text in (section.memory_stall, section.io_stall, section.stall_window)
+            )
+        ),
+        verify_s=parse_duration_s(section.verify_timeout),
+    )
+
+
+def kubelet(config: Config) -> KubeletSettings:
+    """Return where more is known of pods."""
+    section = config.kubelet
+    manifests = Path(section.manifests) if section.manifests else None
+    return KubeletSettings(kubelet_access(section), manifests, section.node_name)
 
 
 def policies(config: Config) -> GCPolicy:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from nodeagent.config.eviction import EvictionSettings, KubeletSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,6 +37,8 @@ class Settings:
         history_age_s: how long passes are remembered.
         history_bytes: how large the history may grow.
         policy: the settings of the planners.
+        eviction: when and how pods are evicted.
+        kubelet: where more is known of pods.
     """
 
     role: Role | None
@@ -55,3 +59,5 @@ class Settings:
     policy: GCPolicy
     history_age_s: float
     history_bytes: int
+    eviction: EvictionSettings = field(default_factory=EvictionSettings)
+    kubelet: KubeletSettings = field(default_factory=KubeletSettings)

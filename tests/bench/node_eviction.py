@@ -30,12 +30,12 @@ enabled = false
 [container_gc]
 enabled = false
 [eviction]
-enabled = true
+enabled = "on"
 hard = "memory.available<{THRESHOLD_MIB}Mi"
 pressure_transition_period = "5s"
 max_evictions_per_window = 0
 """
-POLLING = '[eviction.stall]\nmemory = "off"\nio = "off"\n'
+POLLING = 'memory_stall = "0s"\n'
 _AVAILABLE = (
     'awk \'/^MemTotal/ {t = $2 * 1024} $1 == "anon" || $1 == "file" {u += $2} $1 == "inactive_file" {u -= $2}'
     " END {print int((t - u) / 1048576)}' /proc/meminfo /sys/fs/cgroup/memory.stat"
