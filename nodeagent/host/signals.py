@@ -36,9 +36,9 @@ class MemorySource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SignalPaths:
-    """Where the filesystems are; ``None`` where one is not known."""
+    """Where the filesystems are; ``None`` where one is not known, or not to be looked at."""
 
-    nodefs: str
+    nodefs: str | None
     imagefs: str | None = None
     containerfs: str | None = None
 
