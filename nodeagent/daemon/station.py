@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from nodeagent.plan.eviction.state import EvictionState
+
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
@@ -40,6 +42,7 @@ class Station:
         turns: who may act.
         agent: the one in force; ``None`` while none is composed.
         wake: for each loop by name, set to have it run at once.
+        eviction: what is remembered of thresholds and evictions.
     """
 
     settings: Settings
@@ -50,6 +53,7 @@ class Station:
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     agent: Agent | None = None
     wake: dict[str, asyncio.Event] = field(default_factory=dict)
+    eviction: EvictionState = field(default_factory=EvictionState)
 
     def __post_init__(self) -> None:
         self.renew = asyncio.Event()

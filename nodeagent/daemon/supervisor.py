@@ -11,6 +11,7 @@ from nodeagent.act.outcomes import PassEnd
 from nodeagent.clock import SystemClock
 from nodeagent.daemon.agent import open_agent
 from nodeagent.daemon.board import Board
+from nodeagent.daemon.evicting import eviction_duties
 from nodeagent.daemon.loops import SILENCE_S, Loop, RuntimeWatch, log_report, log_result, wait_for_any
 from nodeagent.daemon.station import Station
 from nodeagent.daemon.turns import Turns
@@ -80,7 +81,7 @@ def lasting_duties(station: Station) -> Sequence[Duty]:
 
 def agent_duties(station: Station, agent: Agent) -> Sequence[Duty]:
     """Return the duties that serve one agent, until the next reload."""
-    return _loops(station, agent)
+    return (*_loops(station, agent), *eviction_duties(station, agent))
 
 
 async def _all_duties(station: Station) -> None:

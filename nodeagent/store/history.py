@@ -15,7 +15,17 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
-from nodeagent.store.sqlite import BROKEN, BUSY_TIMEOUT_S, check, connect, is_corrupt, micros, moment, set_aside
+from nodeagent.store.sqlite import (
+    BROKEN,
+    BUSY_TIMEOUT_S,
+    check,
+    check_version,
+    connect,
+    is_corrupt,
+    micros,
+    moment,
+    set_aside,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -41,7 +51,14 @@ _MIGRATIONS: Final = (
             " PRIMARY KEY (pass_id, position)) WITHOUT ROWID"
         ),
     ),
+    (
+        (
+            "CREATE TABLE evictions (pass_id TEXT PRIMARY KEY NOT NULL REFERENCES passes (id) ON DELETE CASCADE,"
+            " document TEXT NOT NULL) WITHOUT ROWID"
+        ),
+    ),
 )
+_WITH_EVICTIONS: Final = 2  # the schema that has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +108,7 @@ class PastPass:
         percent_before: usage of the image filesystem; ``None`` where it was not read.
         percent_after: likewise afterwards.
         actions: every planned removal.
+        eviction: what an eviction was decided by, as JSON; empty for other passes.
     """
 
     id: str
@@ -107,6 +125,7 @@ class PastPass:
     percent_before: int | None
     percent_after: int | None
     actions: tuple[PastAction, ...] = ()
+    eviction: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +179,8 @@ class History:
 
         Args:
             since: passes that started before are left out.
-            image: only passes that are about an image whose id or one of whose names contains this; of their actions
-                only those.
+            image: only passes that are about an image or a pod whose id or one of whose names contains this; of their
+                actions only those.
             limit: at most so many passes.
             quiet: also those that planned nothing.
 
@@ -232,6 +251,8 @@ def _insert(connection: sqlite3.Connection, past: PastPass) -> None:
             for position, each in enumerate(past.actions)
         ],
     )
+    if past.eviction:
+        connection.execute("INSERT OR REPLACE INTO evictions VALUES (?, ?)", (past.id, past.eviction))
 
 
 def _prune(connection: sqlite3.Connection, retention: Retention, now: datetime) -> None:
@@ -260,7 +281,7 @@ def _passes(
 ) -> Iterator[PastPass]:
     pattern = f"%{_escaped(image)}%"
     about = "item_id LIKE :like ESCAPE '\\' OR name LIKE :like ESCAPE '\\' OR refs LIKE :like ESCAPE '\\'"
-    matching = f"kind = 'image' AND ({about})" if image else "1"
+    matching = f"kind IN ('image', 'pod') AND ({about})" if image else "1"
     rows = connection.execute(
         "SELECT id, started_us, duration_s, trigger, scope, plan_id, dry_run, result, detail, predicted_bytes,"  # noqa: S608 - no outside text
         " freed_bytes, percent_before, percent_after FROM passes WHERE started_us >= :since AND (:quiet OR actions > 0)"
@@ -274,12 +295,16 @@ def _passes(
             "limit": limit,
         },
     ).fetchall()
+    keeps_evictions = check_version(connection, len(_MIGRATIONS)) >= _WITH_EVICTIONS  # an older agent may have made it
     for row in rows:
         actions = connection.execute(
             "SELECT kind, item_id, name, refs, outcome, detail, reason, sentence, frees_bytes, duration_s FROM actions"  # noqa: S608 - likewise
             f" WHERE pass_id = :pass AND {matching} ORDER BY position",
             {"pass": row[0], "like": pattern},
         )
+        document = None
+        if keeps_evictions:
+            document = connection.execute("SELECT document FROM evictions WHERE pass_id = ?", (row[0],)).fetchone()
         identity, started_us, duration_s, trigger, scope, plan_id, dry_run, *end = row
         result, detail, predicted_bytes, freed_bytes, before, after = end
         yield PastPass(
@@ -297,6 +322,7 @@ def _passes(
             percent_before=before,
             percent_after=after,
             actions=tuple(map(_action, actions)),
+            eviction=str(document[0]) if document else "",
         )
 
 

@@ -1,0 +1,158 @@
+"""Composition of the eviction duty: from an agent to what watches, reclaims, evicts and keeps a record."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING
+
+from nodeagent.act.evict import CriEvictor, EvictionOutcome
+from nodeagent.act.outcomes import PassEnd
+from nodeagent.act.reclaim import Reclaimer
+from nodeagent.daemon.eviction import NAME, EvictionDuty, PassRecord
+from nodeagent.daemon.loops import log_result
+from nodeagent.daemon.oom_watch import OomWatch
+from nodeagent.daemon.pressure import PressureReader
+from nodeagent.host.cgroups import read_processes
+from nodeagent.host.stalls import Wakes
+from nodeagent.plan.decision import ItemKind
+from nodeagent.plan.eviction.document import describe_plan
+from nodeagent.pods import PodSettings, PodWatcher
+from nodeagent.store.history import PastAction, PastPass, Retention
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodeagent.act.collect import Preview
+    from nodeagent.act.outcomes import PassReport, Result
+    from nodeagent.config.settings import Settings
+    from nodeagent.daemon.agent import Agent
+    from nodeagent.daemon.station import Station
+    from nodeagent.model.pods import PodsSeen
+
+_ENDS = {
+    EvictionOutcome.EVICTED: PassEnd.COMPLETE,
+    EvictionOutcome.GONE: PassEnd.NOTHING_TO_DO,
+    EvictionOutcome.DRY_RUN: PassEnd.COMPLETE,
+}
+
+
+def make_watcher(agent: Agent) -> PodWatcher:
+    """Return what gathers the pods of an agent's node."""
+    settings = agent.settings
+    return PodWatcher(
+        agent.cri,
+        settings=PodSettings(
+            agent.role,
+            node_name=settings.kubelet.node_name,
+            pod_log_root=settings.pod_log_root,
+            kubelet=settings.kubelet.access,
+            manifests=settings.kubelet.manifests,
+        ),
+        clock=agent.clock,
+    )
+
+
+def eviction_duties(station: Station, agent: Agent) -> Sequence[EvictionDuty]:
+    """Return the duty that evicts; none, noted on the board, where pods are not evicted."""
+    settings = agent.settings.eviction
+    off = settings.off_because(agent.role)
+    if off:
+        station.board.off(NAME, off)
+        station.logger.info("loop_off", loop=NAME, because=off)
+        return ()
+    watcher = make_watcher(agent)
+    reader = PressureReader(settings, agent.clock)
+
+    async def run(preview: Preview, stop: asyncio.Event) -> PassReport:
+        def tell(result: Result) -> None:
+            log_result(station.logger, result, dry_run=agent.dry_run)
+
+        return await agent.run(preview, trigger="eviction", stop=stop, max_rounds=1, on_result=tell)
+
+    async def gather(with_disk: bool) -> PodsSeen:  # noqa: FBT001 - a choice of what to read
+        return await watcher.gather(with_disk=with_disk)
+
+    async def note(record: PassRecord) -> None:
+        if agent.record:
+            retention = Retention(timedelta(seconds=agent.settings.history_age_s), agent.settings.history_bytes)
+            await asyncio.to_thread(agent.history.add, past_eviction(record), retention)
+
+    duty = EvictionDuty(
+        station,
+        settings,
+        role=agent.role,
+        dry_run=agent.dry_run,
+        reader=reader,
+        survey=partial(reader.survey, agent.cri, agent.settings.imagefs_path),
+        gather=gather,
+        evictor=CriEvictor(
+            agent.cri,
+            partial(watcher.gather, with_usage=False),
+            settings.policy,
+            clock=agent.clock,
+            read_processes=read_processes,
+            verify_s=settings.verify_s,
+        ),
+        reclaimer=Reclaimer(agent.observer.observe, agent.settings.policy, run),
+        wakes=Wakes(lambda name: duty.wake(name)),  # noqa: PLW0108 - the duty is made right now
+        oom=OomWatch(partial(watcher.gather, with_usage=False), station.logger, agent.clock),
+        note=note,
+        knows_limits=knows_limits(agent.settings),
+    )
+    return (duty,)
+
+
+def knows_limits(settings: Settings) -> bool:
+    """Return whether anything tells pods' own storage limits."""
+    return settings.kubelet.access is not None or settings.kubelet.manifests is not None
+
+
+def past_eviction(record: PassRecord) -> PastPass:
+    """Return an eviction as the history keeps it."""
+    eviction, result = record.eviction, record.result
+    gained = record.after - record.before if record.after is not None and record.before is not None else None
+    frees = eviction.ranked.usage if eviction.ranked is not None else None
+    return PastPass(
+        id=f"{record.started_at:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}",
+        started_at=record.started_at,
+        duration_s=result.took_s,
+        trigger="eviction",
+        scope="pods",
+        plan_id="",
+        dry_run=record.dry_run,
+        result=_ENDS.get(result.outcome, PassEnd.SHORTFALL).value,
+        detail=result.detail,
+        predicted_bytes=0,
+        freed_bytes=None,
+        percent_before=None,
+        percent_after=None,
+        actions=(
+            PastAction(
+                kind=ItemKind.POD.value,
+                item_id=eviction.pod.uid,
+                name=f"{eviction.pod.namespace}/{eviction.pod.name}",
+                references=(),
+                outcome="done" if result.outcome is EvictionOutcome.EVICTED else result.outcome.value,
+                detail=result.detail,
+                reason=eviction.reason.code.value,
+                sentence=eviction.reason.sentence,
+                frees_bytes=frees,
+                duration_s=result.took_s,
+            ),
+        ),
+        eviction=json.dumps(
+            {
+                **describe_plan(record.plan),
+                "signal": eviction.signal,
+                "outcome": result.outcome.value,
+                "hurried": result.hurried,
+                "available_before": record.before,
+                "available_after": record.after,
+                "gained": gained,
+            }
+        ),
+    )

@@ -1,0 +1,515 @@
+"""The duty that watches the node's signals and evicts pods.
+
+Signals are read at a pace that follows from how near the thresholds are, and at once when the kernel says that tasks
+stall. A pass evaluates, lets the node give back what it can, and only then evicts one pod. Node-level reclaim takes
+the turn that all passes share and has a collection that holds it end; an eviction waits for nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.act.evict import EvictionOutcome, EvictionResult
+from nodeagent.daemon.loops import RuntimeWatch, wait_for_any
+from nodeagent.daemon.pressure import contradictions
+from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError
+from nodeagent.plan.decision import ReasonCode, Verdict
+from nodeagent.plan.eviction.pace import SOONEST_S, next_look_s
+from nodeagent.plan.eviction.planner import plan_eviction
+from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.plan.eviction.state import evaluate, record_eviction
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from datetime import datetime
+
+    from structlog.typing import FilteringBoundLogger
+
+    from nodeagent.act.evict import Evictor
+    from nodeagent.act.reclaim import Reclaimed, Reclaimer
+    from nodeagent.config.eviction import EvictionSettings
+    from nodeagent.daemon.oom_watch import OomWatch
+    from nodeagent.daemon.pressure import Ground, PressureReader, Seen
+    from nodeagent.daemon.station import Station
+    from nodeagent.host.stalls import Wakes
+    from nodeagent.model import Role
+    from nodeagent.model.pods import PodsSeen
+    from nodeagent.plan.eviction.planner import Eviction, EvictionPlan
+    from nodeagent.plan.eviction.reclaim import ReclaimStep
+    from nodeagent.plan.eviction.state import Evaluation
+
+NAME: Final = "eviction"
+_SLACK_S: Final = 60.0
+_SETTLE_S: Final = 2.0
+_SETTLE_STEP_S: Final = 0.1
+_LIMITS_EVERY_S: Final = 60.0
+_AT_MOST_FAILED: Final = 5
+_MANY_FAULTS: Final = 200
+_RECLAIM_S: Final = 600.0
+_WATCH_S: Final = 0.5
+_GIVE_UP_RECLAIM_S: Final = 5.0
+_NOTHING_MORE: Final = frozenset({"no-pod", "limited", "failed", "dry-run"})
+"""Ends of a pass after which looking again soon would bring the same."""
+_NUMBERS: Final = re.compile(r"[0-9.]+")
+_KUBELET_NEXT: Final = (
+    "the kubelet of this node does not know of it: unless the pod is deleted it starts the pod's containers again, "
+    "after its back-off, by their restart policy"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PassRecord:
+    """One eviction with all that led to it.
+
+    Attributes:
+        plan: what it was chosen by.
+        before: available of the signal that it was for, and ``after`` it; ``None`` for a storage limit or unread.
+    """
+
+    started_at: datetime
+    plan: EvictionPlan
+    eviction: Eviction
+    result: EvictionResult
+    before: float | None
+    after: float | None
+    dry_run: bool
+
+
+class EvictionDuty:
+    """Watches and evicts, for one agent."""
+
+    def __init__(  # noqa: PLR0913 - it composes the loop
+        self,
+        station: Station,
+        settings: EvictionSettings,
+        *,
+        role: Role,
+        dry_run: bool,
+        reader: PressureReader,
+        survey: Callable[[], Awaitable[Ground]],
+        gather: Callable[[bool], Awaitable[PodsSeen]],
+        evictor: Evictor,
+        reclaimer: Reclaimer,
+        wakes: Wakes,
+        oom: OomWatch,
+        note: Callable[[PassRecord], Awaitable[None]],
+        knows_limits: bool,
+    ) -> None:
+        """Compose the duty.
+
+        Args:
+            station: what the duties share; what is remembered of evictions lasts there over reloads.
+            settings: thresholds, policy and pace.
+            role: how the agent stands to a kubelet.
+            dry_run: whether evictions are only told.
+            reader: reads the signals.
+            survey: finds out where they are.
+            gather: the pods of the node, told whether to measure what they keep on disk.
+            evictor: makes a pod go.
+            reclaimer: what the node gives back before.
+            wakes: what wakes the loop between looks.
+            oom: tells what the kernel killed.
+            note: keeps a record.
+            knows_limits: whether anything tells pods' own storage limits.
+        """
+        self._station = station
+        self._settings = settings
+        self._role = role
+        self._dry_run = dry_run
+        self._reader = reader
+        self._survey = survey
+        self._gather = gather
+        self._evictor = evictor
+        self._reclaimer = reclaimer
+        self._wakes = wakes
+        self._oom = oom
+        self._note = note
+        self._knows_limits = knows_limits and settings.policy.local_storage_isolation
+        self._logger: FilteringBoundLogger = station.logger.bind(loop=NAME)
+        self._runtime = RuntimeWatch(self._logger)
+        self._woken = asyncio.Event()
+        self._ground: Ground | None = None
+        self._last: Evaluation | None = None
+        self._earlier: Evaluation | None = None
+        self._would: set[ReclaimStep] = set()
+        self._limits_s: float | None = None
+        self._met: frozenset[str] = frozenset()
+        self._faults: set[str] = set()
+        self._told = ""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Watch until told to stop."""
+        self._start_watching()
+        wake = self._station.wake.setdefault(NAME, asyncio.Event())
+        try:
+            while not stop.is_set():
+                self._woken.clear()
+                wake.clear()
+                wait_s = await self.turn(stop)
+                self._station.board.waiting(NAME, wait_s, _SLACK_S)
+                if (pause := self._station.turns.pause()) is not None:
+                    self._station.board.paused(NAME, pause.text, wait_s + _SLACK_S)
+                if await wait_for_any(min(wait_s, SOONEST_S), stop):
+                    return
+                await wait_for_any(max(0.0, wait_s - SOONEST_S), stop, self._woken, wake)
+        finally:
+            self._wakes.close()
+
+    async def turn(self, stop: asyncio.Event) -> float:
+        """Make one pass; return the seconds until the next look."""
+        self._station.board.running(NAME, _SLACK_S)
+        try:
+            wait_s = await self._pass(stop)
+        except RuntimeUnavailableError as error:
+            self._station.board.ended(NAME, "runtime-unavailable", detail=str(error), failed=True)
+            return min(self._runtime.lost(error), self._settings.interval_s)
+        except NodeAgentError as error:
+            self._station.board.ended(NAME, "failed", detail=str(error), failed=True)
+            self._tell_faults([str(error)])
+            return self._settings.interval_s
+        except Exception as error:  # a bug must not end the duty
+            self._station.board.ended(NAME, "crashed", detail=repr(error), failed=True)
+            self._logger.exception("pass_crashed")
+            return self._settings.interval_s
+        self._runtime.answered()
+        return wait_s
+
+    def _start_watching(self) -> None:
+        stall = self._settings.stall
+        missing = [
+            self._wakes.watch_stalls(resource, stall_us, stall.window_us)
+            for resource, stall_us in (("memory", stall.memory_us), ("io", stall.io_us))
+            if stall_us
+        ]
+        missing.append(self._wakes.watch_memory_events())
+        self._wakes.attach()
+        self._logger.info(
+            "eviction_started",
+            thresholds=[each.text for each in self._settings.thresholds],
+            woken_by=list(self._wakes.names),
+            not_woken_by=[each for each in missing if each],
+            polling=f"every {self._settings.interval_s:g} s, down to {SOONEST_S:g} s near a threshold",
+            dry_run=self._dry_run,
+        )
+
+    def wake(self, name: str) -> None:
+        """Look at once, as the kernel said something."""
+        self._logger.debug("woken", by=name)
+        self._woken.set()
+
+    # ---- one pass
+
+    async def _pass(self, stop: asyncio.Event) -> float:
+        if self._ground is None:
+            self._ground = await self._survey()
+        ground = self._ground
+        evaluation = self._evaluate(await self._reader.look(ground), ground)
+        await self._oom.look()
+        if self._station.turns.pause() is None and (evaluation.acting or self._limits_due()):
+            result = await self._act(evaluation, ground, stop)
+        else:
+            result = "pressure" if evaluation.met else "at-ease"
+        self._station.board.ended(NAME, result)
+        if result in _NOTHING_MORE:
+            return self._settings.interval_s
+        return next_look_s(self._last or evaluation, self._earlier, interval_s=self._settings.interval_s)
+
+    def _evaluate(self, seen: Seen, ground: Ground) -> Evaluation:
+        found = evaluate(
+            self._station.eviction, seen.observations, ground.thresholds, self._settings.policy, now=seen.at
+        )
+        self._station.eviction = found.state
+        first = contradictions(ground, seen) if self._last is None else ()
+        self._earlier, self._last = self._last, found
+        self._tell_changes(found)
+        refused = [each.sentence for each in found.refusals]
+        self._tell_faults([*ground.warnings, *first, *seen.unread, *refused])
+        return found
+
+    def _limits_due(self) -> bool:
+        """Return whether pods are to be held against their own storage limits, which takes walking directories."""
+        if not self._knows_limits:
+            return False
+        now_s = self._station.clock.monotonic_s()
+        if self._limits_s is not None and now_s - self._limits_s < _LIMITS_EVERY_S:
+            return False
+        self._limits_s = now_s
+        return True
+
+    async def _act(self, evaluation: Evaluation, ground: Ground, stop: asyncio.Event) -> str:
+        """Reclaim on the node, then evict at most one pod; return how that ended, in one word."""
+        started_at = self._station.clock.now()
+        limits_only = not evaluation.acting
+        reclaimed: set[ReclaimStep] = set()
+        if not limits_only:
+            plan = await self._reclaim(evaluation, ground, reclaimed, stop)
+            if plan.cause is None:
+                return "reclaimed" if reclaimed else "at-ease"
+            if plan.reclaim:
+                return "reclaiming"
+            if not plan.pods_may_be_chosen:
+                self._tell_once("eviction_limit_reached", why="; ".join(plan.plan.warnings))
+                return "limited"
+            on_disk = MEANINGS[plan.cause.threshold.signal].filesystem is not None
+        else:
+            on_disk = True
+        set_aside: dict[str, str] = {}
+        while len(set_aside) < _AT_MOST_FAILED and not stop.is_set():
+            pods = await self._gather(on_disk)
+            self._tell_faults(pods.warnings)
+            seen = await self._reader.look(ground)
+            plan = self._plan(evaluation, ground, seen, pods, reclaimed, set_aside)
+            if plan.victim is None:
+                self._tell_no_victim(plan)
+                return "no-pod" if plan.pods_may_be_chosen else "at-ease"
+            result = await self._evict(started_at, plan, plan.victim, pods, ground)
+            if result.outcome in (EvictionOutcome.EVICTED, EvictionOutcome.GONE, EvictionOutcome.DRY_RUN):
+                return result.outcome.value
+            set_aside[plan.victim.pod.uid] = result.detail
+        return "failed"
+
+    def _plan(  # noqa: PLR0913, PLR0917 - what one pass carries from round to round
+        self,
+        evaluation: Evaluation,
+        ground: Ground,
+        seen: Seen,
+        pods: PodsSeen | None,
+        reclaimed: set[ReclaimStep],
+        set_aside: Mapping[str, str],
+    ) -> EvictionPlan:
+        return plan_eviction(
+            replace(evaluation, state=self._station.eviction),
+            pods.facts if pods is not None else (),
+            self._settings.policy,
+            layout=ground.layout,
+            now=seen.at,
+            observations=seen.observations,
+            reclaimed=frozenset(reclaimed),
+            set_aside=set_aside,
+        )
+
+    async def _reclaim(
+        self, evaluation: Evaluation, ground: Ground, reclaimed: set[ReclaimStep], stop: asyncio.Event
+    ) -> EvictionPlan:
+        """Run what the node can give back, one step at a time, measuring after each; return what remains to do."""
+        while True:
+            seen = await self._reader.look(ground)
+            plan = self._plan(evaluation, ground, seen, None, reclaimed, {})
+            if not plan.reclaim or plan.cause is None or stop.is_set():
+                return plan
+            step = plan.reclaim[0]
+            if step not in self._would and not await self._reclaim_step(step, plan.cause.threshold.text, ground):
+                return plan
+            reclaimed.add(step)
+            if self._dry_run:
+                self._would.add(step)
+
+    async def _reclaim_step(self, step: ReclaimStep, threshold: str, ground: Ground) -> bool:
+        """Run one step, unless something more urgent comes up; return whether it was run."""
+        try:
+            async with self._station.turns.take(urgent=True) as end:
+                if end.is_set():
+                    return False
+                self._station.board.beat(NAME, _RECLAIM_S)
+                work = asyncio.ensure_future(self._reclaimer.run(step, end))
+                try:
+                    if await self._something_urgent(work, ground):
+                        end.set()
+                        await asyncio.wait({work}, timeout=_GIVE_UP_RECLAIM_S)
+                        return False
+                    done = await work
+                finally:
+                    work.cancel()
+        except PassBusyError as error:
+            self._tell_faults([f"node-level reclaim waits: {error}"])
+            return False
+        except RuntimeUnavailableError:
+            raise
+        except NodeAgentError as error:
+            self._logger.warning("reclaim_failed", step=step.text, threshold=threshold, error=str(error))
+            return True
+        report = done.report
+        self._logger.warning(
+            "would_reclaim" if self._dry_run else "reclaimed",
+            step=step.text,
+            threshold=threshold,
+            removed=0 if report is None else len(report.results if self._dry_run else report.removed),
+            failed=0 if report is None else len(report.failed),
+            predicted_bytes=sum(each.decision.frees_bytes or 0 for each in report.results) if report else 0,
+            pass_id="" if report is None else report.id,
+        )
+        return True
+
+    async def _something_urgent(self, work: asyncio.Future[Reclaimed], ground: Ground) -> bool:
+        """Watch while the node gives back disk space; return whether memory or PIDs run out meanwhile."""
+        while True:
+            done, _ = await asyncio.wait({work}, timeout=_WATCH_S)
+            if done:
+                return False
+            found = self._evaluate(await self._reader.look(ground), ground)
+            if any(MEANINGS[each.threshold.signal].filesystem is None and each.threshold.hard for each in found.acting):
+                return True
+
+    async def _evict(
+        self, started_at: datetime, plan: EvictionPlan, eviction: Eviction, pods: PodsSeen, ground: Ground
+    ) -> EvictionResult:
+        """Evict the chosen pod, watching meanwhile; tell and keep what became of it."""
+        if self._dry_run:
+            if self._tell_once("would_evict", **_about(plan, eviction)):
+                result = EvictionResult(EvictionOutcome.DRY_RUN)
+                await self._note(PassRecord(started_at, plan, eviction, result, _available(plan), None, dry_run=True))
+            return EvictionResult(EvictionOutcome.DRY_RUN)
+        self._logger.warning("evicting", **_about(plan, eviction))
+        hurry = asyncio.Event()
+        work = asyncio.ensure_future(self._evictor.evict(eviction, pods.handles[eviction.pod.uid], hurry))
+        try:
+            await self._watch_meanwhile(work, hurry, eviction, ground)
+            result = await work
+        finally:
+            work.cancel()
+        self._station.eviction = (
+            record_eviction(self._station.eviction, self._reader.now())
+            if result.outcome is EvictionOutcome.EVICTED
+            else self._station.eviction
+        )
+        after = await self._settle(plan, ground)
+        level = self._logger.error if result.outcome is EvictionOutcome.FAILED else self._logger.warning
+        level(
+            "evicted" if result.outcome is EvictionOutcome.EVICTED else "eviction_failed",
+            **_about(plan, eviction),
+            outcome=result.outcome.value,
+            detail=result.detail,
+            took_s=round(result.took_s, 3),
+            hurried=result.hurried,
+            available_after=after,
+            **({"next": _KUBELET_NEXT} if self._role.value == "beside-kubelet" else {}),
+        )
+        await self._note(PassRecord(started_at, plan, eviction, result, _available(plan), after, dry_run=False))
+        return result
+
+    async def _watch_meanwhile(
+        self, work: asyncio.Future[EvictionResult], hurry: asyncio.Event, eviction: Eviction, ground: Ground
+    ) -> None:
+        """Cut a victim's grace short when a hard threshold of the same resource is met meanwhile."""
+        while True:
+            self._station.board.beat(NAME, _SLACK_S)
+            done, _ = await asyncio.wait({work}, timeout=SOONEST_S if not hurry.is_set() else _SLACK_S / 2)
+            if done:
+                return
+            if eviction.grace_s <= 0 or hurry.is_set():
+                continue
+            found = self._evaluate(await self._reader.look(ground), ground)
+            for standing in found.acting:
+                if standing.threshold.hard and MEANINGS[standing.threshold.signal].resource is eviction.starved:
+                    self._logger.warning(
+                        "eviction_hurried", pod_uid=eviction.pod.uid, threshold=standing.threshold.text
+                    )
+                    hurry.set()
+                    break
+
+    async def _settle(self, plan: EvictionPlan, ground: Ground) -> float | None:
+        """Wait a bounded while for what was given back to show; return what is available then."""
+        if plan.cause is None:
+            return None
+        threshold, waited_s = plan.cause.threshold, 0.0
+        while True:
+            seen = await self._reader.look(ground)
+            reading = next((each for each in seen.observations if each.signal is threshold.signal), None)
+            if reading is None:
+                return None
+            back = not threshold.met_by(reading.available, reading.capacity, with_reclaim=True)
+            if back or waited_s >= _SETTLE_S:
+                return reading.available
+            waited_s += _SETTLE_STEP_S
+            await asyncio.sleep(_SETTLE_STEP_S)
+
+    # ---- telling
+
+    def _tell_changes(self, found: Evaluation) -> None:
+        for condition in found.conditions:
+            if condition.changed:
+                level = self._logger.warning if condition.holds else self._logger.info
+                level("condition_changed", condition=condition.condition.value, holds=condition.holds)
+        met = {each.threshold.text: each for each in found.met}
+        for text in sorted(met.keys() - self._met):
+            standing = met[text]
+            seen = standing.observation
+            self._logger.warning(
+                "threshold_met",
+                threshold=text,
+                signal=standing.threshold.signal.value,
+                available=None if seen is None else seen.available,
+                capacity=None if seen is None else seen.capacity,
+                limit=standing.limit,
+                hard=standing.threshold.hard,
+                grace_period_s=standing.threshold.grace_s,
+            )
+        for text in sorted(self._met - met.keys()):
+            self._logger.info("threshold_cleared", threshold=text)
+        if self._met and not met:
+            self._told = ""
+            self._would.clear()
+        self._met = frozenset(met)
+
+    def _tell_faults(self, faults: Iterable[str]) -> None:
+        """Log each once; those that differ in numbers alone are one."""
+        if len(self._faults) > _MANY_FAULTS:
+            self._faults.clear()
+        for each in faults:
+            key = _NUMBERS.sub("", each)
+            if key not in self._faults:
+                self._faults.add(key)
+                self._logger.warning("eviction_warning", warning=each)
+
+    def _tell_once(self, event: str, **fields: object) -> bool:
+        """Log something that stands for a while once; return whether it was."""
+        key = f"{event} {fields.get('pod_uid', '')} {fields.get('threshold', '')}"
+        if key == self._told:
+            return False
+        self._told = key
+        level = self._logger.error if event == "eviction_limit_reached" else self._logger.warning
+        level(event, **fields)
+        return True
+
+    def _tell_no_victim(self, plan: EvictionPlan) -> None:
+        if plan.cause is None or not plan.pods_may_be_chosen:
+            return
+        why = Counter(each.reason.code.value for each in plan.plan.decisions if each.verdict is not Verdict.REMOVE)
+        self._tell_once(
+            "no_pod_to_evict",
+            threshold=plan.cause.threshold.text,
+            pods=len(plan.plan.decisions),
+            because=", ".join(f"{count} {code}" for code, count in why.most_common()),
+            hint="nodeagent evict --dry-run tells the reason for each pod",
+        )
+
+
+def _about(plan: EvictionPlan, eviction: Eviction) -> dict[str, object]:
+    """Return what is logged of an eviction."""
+    cause = eviction.standing
+    reading = cause.observation if cause is not None else None
+    return {
+        "pod_uid": eviction.pod.uid,
+        "pod_namespace": eviction.pod.namespace,
+        "pod_name": eviction.pod.name,
+        "signal": eviction.signal,
+        "threshold": "" if cause is None else cause.threshold.text,
+        "available": None if reading is None else reading.available,
+        "limit": None if cause is None else cause.limit,
+        "starved": eviction.starved.value,
+        "grace_s": eviction.grace_s,
+        "reason": eviction.reason.code.value,
+        "why": eviction.reason.sentence,
+        "message": eviction.message,
+        "ranked": len(plan.ranking),
+        "kept": sum(1 for each in plan.plan.decisions if each.reason.code is not ReasonCode.RANKED_LATER) - 1,
+    }
+
+
+def _available(plan: EvictionPlan) -> float | None:
+    observation = plan.cause.observation if plan.cause is not None else None
+    return None if observation is None else observation.available

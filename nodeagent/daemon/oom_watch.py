@@ -1,0 +1,93 @@
+"""Telling what the kernel killed for want of memory, by pod and container."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.host.cgroups import read_oom_kills
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from structlog.typing import FilteringBoundLogger
+
+    from nodeagent.clock import Clock
+    from nodeagent.model.pods import PodsSeen
+
+REFRESH_S: Final = 60.0
+
+
+class OomWatch:
+    """Compares counts of kills, look by look. The first look at a cgroup only takes note of its count.
+
+    A container's cgroup goes with it, so the pod's own counts too: a kill that only the pod's count shows is told
+    with the container that is gone since, if there is just one.
+
+    Source: kernel cgroup-v2.rst, ``oom_kill`` of ``memory.events``, which counts what is below as well.
+    """
+
+    def __init__(self, gather: Callable[[], Awaitable[PodsSeen]], logger: FilteringBoundLogger, clock: Clock) -> None:
+        self._gather = gather
+        self._logger = logger
+        self._clock = clock
+        self._seen: PodsSeen | None = None
+        self._seen_s = 0.0
+        self._counts: dict[str, int] = {}
+
+    async def look(self) -> None:
+        """Tell every kill since the last look."""
+        now_s = self._clock.monotonic_s()
+        rose = False
+        if self._seen is not None:
+            rose = await self._compare(self._seen)
+        if self._seen is None or rose or now_s - self._seen_s >= REFRESH_S:
+            self._seen, self._seen_s = await self._gather(), now_s
+            await self._compare(self._seen)
+
+    async def _compare(self, seen: PodsSeen) -> bool:
+        """Read every count and tell those that rose; return whether any did."""
+        counts = await asyncio.to_thread(_read, seen)
+        told = False
+        for pod in seen.facts:
+            handle = seen.handles[pod.uid]
+            rose = [(each, self._rise(each.cgroup, counts)) for each in handle.containers]
+            by_container = [(each, count) for each, count in rose if count]
+            in_pod = self._rise(handle.cgroup, counts)
+            if not by_container and in_pod:
+                gone = [each for each in handle.containers if each.cgroup is not None and each.cgroup not in counts]
+                by_container = [(gone[0], in_pod)] if len(gone) == 1 else []
+                if not by_container:
+                    self._tell(pod.uid, pod.namespace, pod.name, "", "", in_pod)
+            for container, count in by_container:
+                self._tell(pod.uid, pod.namespace, pod.name, container.name, container.id, count)
+            told = told or bool(by_container) or bool(in_pod)
+        self._counts = {**{key: count for key, count in self._counts.items() if key in counts}, **counts}
+        return told
+
+    def _rise(self, cgroup: str | None, counts: dict[str, int]) -> int:
+        if cgroup is None or cgroup not in counts or cgroup not in self._counts:
+            return 0
+        return max(0, counts[cgroup] - self._counts[cgroup])
+
+    def _tell(self, uid: str, namespace: str, name: str, container: str, container_id: str, count: int) -> None:  # noqa: PLR0913, PLR0917 - the fields of one event
+        self._logger.error(
+            "oom_kill",
+            pod_uid=uid,
+            pod_namespace=namespace,
+            pod_name=name,
+            container=container,
+            container_id=container_id,
+            processes=count,
+        )
+
+
+def _read(seen: PodsSeen) -> dict[str, int]:
+    directories = [
+        each
+        for handle in seen.handles.values()
+        for each in (handle.cgroup, *(container.cgroup for container in handle.containers))
+        if each is not None
+    ]
+    found = ((directory, read_oom_kills(directory)) for directory in directories)
+    return {directory: count for directory, count in found if count is not None}
