@@ -14,6 +14,7 @@ from nodeagent.act.outcomes import PassEnd
 from nodeagent.act.reclaim import Reclaimer
 from nodeagent.daemon.eviction import NAME, EvictionDuty, PassRecord
 from nodeagent.daemon.loops import log_result
+from nodeagent.daemon.memory import keep_resident
 from nodeagent.daemon.oom_watch import OomWatch
 from nodeagent.daemon.pressure import PressureReader
 from nodeagent.host.cgroups import read_processes
@@ -64,6 +65,8 @@ def eviction_duties(station: Station, agent: Agent) -> Sequence[EvictionDuty]:
         station.board.off(NAME, off)
         station.logger.info("loop_off", loop=NAME, because=off)
         return ()
+    if why_not := keep_resident():
+        station.logger.warning("memory_not_locked", because=why_not)
     watcher = make_watcher(agent)
     reader = PressureReader(settings, agent.clock)
 
@@ -91,7 +94,7 @@ def eviction_duties(station: Station, agent: Agent) -> Sequence[EvictionDuty]:
         gather=gather,
         evictor=CriEvictor(
             agent.cri,
-            partial(watcher.gather, with_usage=False),
+            partial(watcher.gather, with_usage=False, quick=True),
             settings.policy,
             clock=agent.clock,
             read_processes=read_processes,
@@ -99,7 +102,7 @@ def eviction_duties(station: Station, agent: Agent) -> Sequence[EvictionDuty]:
         ),
         reclaimer=Reclaimer(agent.observer.observe, agent.settings.policy, run),
         wakes=Wakes(lambda name: duty.wake(name)),  # noqa: PLW0108 - the duty is made right now
-        oom=OomWatch(partial(watcher.gather, with_usage=False), station.logger, agent.clock),
+        oom=OomWatch(station.logger),
         note=note,
         knows_limits=knows_limits(agent.settings),
     )

@@ -18,7 +18,7 @@ from nodeagent.daemon.loops import RuntimeWatch, wait_for_any
 from nodeagent.daemon.pressure import contradictions
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError
 from nodeagent.plan.decision import ReasonCode, Verdict
-from nodeagent.plan.eviction.pace import SOONEST_S, next_look_s
+from nodeagent.plan.eviction.pace import SOONEST_S, WHILE_MET_S, next_look_s
 from nodeagent.plan.eviction.planner import plan_eviction
 from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.plan.eviction.state import evaluate, record_eviction
@@ -51,6 +51,7 @@ _AT_MOST_FAILED: Final = 5
 _MANY_FAULTS: Final = 200
 _RECLAIM_S: Final = 600.0
 _WATCH_S: Final = 0.5
+_WARM_NEAR_S: Final = 2.0
 _GIVE_UP_RECLAIM_S: Final = 5.0
 _NOTHING_MORE: Final = frozenset({"no-pod", "limited", "failed", "dry-run"})
 """Ends of a pass after which looking again soon would bring the same."""
@@ -136,6 +137,8 @@ class EvictionDuty:
         self._last: Evaluation | None = None
         self._earlier: Evaluation | None = None
         self._would: set[ReclaimStep] = set()
+        self._pods: PodsSeen | None = None
+        self._pods_s = 0.0
         self._limits_s: float | None = None
         self._met: frozenset[str] = frozenset()
         self._faults: set[str] = set()
@@ -208,7 +211,8 @@ class EvictionDuty:
             self._ground = await self._survey()
         ground = self._ground
         evaluation = self._evaluate(await self._reader.look(ground), ground)
-        await self._oom.look()
+        if not evaluation.acting:
+            await self._keep_warm(evaluation)
         if self._station.turns.pause() is None and (evaluation.acting or self._limits_due()):
             result = await self._act(evaluation, ground, stop)
         else:
@@ -217,6 +221,28 @@ class EvictionDuty:
         if result in _NOTHING_MORE:
             return self._settings.interval_s
         return next_look_s(self._last or evaluation, self._earlier, interval_s=self._settings.interval_s)
+
+    async def _keep_warm(self, evaluation: Evaluation) -> None:
+        """Look at the pods now and then, the nearer a threshold the more often.
+
+        Then little is left to be asked when one is met, and what the asking takes is still in memory, here and in the
+        runtime. What the kernel killed shows as well.
+        """
+        near = next_look_s(evaluation, self._earlier, interval_s=self._settings.interval_s) < WHILE_MET_S
+        age_s = self._station.clock.monotonic_s() - self._pods_s
+        if self._pods is not None:
+            await self._oom.look(self._pods)
+            if age_s < (_WARM_NEAR_S if near else self._settings.interval_s) - SOONEST_S:
+                return
+        await self._look_at_pods(on_disk=False)
+
+    async def _look_at_pods(self, *, on_disk: bool) -> PodsSeen:
+        pods = await self._gather(on_disk)
+        self._logger.debug("pods_gathered", pods=len(pods.facts))
+        self._tell_faults(pods.warnings)
+        self._pods, self._pods_s = pods, self._station.clock.monotonic_s()
+        await self._oom.look(pods)
+        return pods
 
     def _evaluate(self, seen: Seen, ground: Ground) -> Evaluation:
         found = evaluate(
@@ -259,8 +285,7 @@ class EvictionDuty:
             on_disk = True
         set_aside: dict[str, str] = {}
         while len(set_aside) < _AT_MOST_FAILED and not stop.is_set():
-            pods = await self._gather(on_disk)
-            self._tell_faults(pods.warnings)
+            pods = await self._look_at_pods(on_disk=on_disk)
             seen = await self._reader.look(ground)
             plan = self._plan(evaluation, ground, seen, pods, reclaimed, set_aside)
             if plan.victim is None:

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from nodeagent.host.cgroups import read_oom_kills
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from structlog.typing import FilteringBoundLogger
 
-    from nodeagent.clock import Clock
     from nodeagent.model.pods import PodsSeen
-
-REFRESH_S: Final = 60.0
 
 
 class OomWatch:
@@ -27,28 +22,13 @@ class OomWatch:
     Source: kernel cgroup-v2.rst, ``oom_kill`` of ``memory.events``, which counts what is below as well.
     """
 
-    def __init__(self, gather: Callable[[], Awaitable[PodsSeen]], logger: FilteringBoundLogger, clock: Clock) -> None:
-        self._gather = gather
+    def __init__(self, logger: FilteringBoundLogger) -> None:
         self._logger = logger
-        self._clock = clock
-        self._seen: PodsSeen | None = None
-        self._seen_s = 0.0
         self._counts: dict[str, int] = {}
 
-    async def look(self) -> None:
-        """Tell every kill since the last look."""
-        now_s = self._clock.monotonic_s()
-        rose = False
-        if self._seen is not None:
-            rose = await self._compare(self._seen)
-        if self._seen is None or rose or now_s - self._seen_s >= REFRESH_S:
-            self._seen, self._seen_s = await self._gather(), now_s
-            await self._compare(self._seen)
-
-    async def _compare(self, seen: PodsSeen) -> bool:
-        """Read every count and tell those that rose; return whether any did."""
+    async def look(self, seen: PodsSeen) -> None:
+        """Tell every kill in these pods since the last look."""
         counts = await asyncio.to_thread(_read, seen)
-        told = False
         for pod in seen.facts:
             handle = seen.handles[pod.uid]
             rose = [(each, self._rise(each.cgroup, counts)) for each in handle.containers]
@@ -61,9 +41,7 @@ class OomWatch:
                     self._tell(pod.uid, pod.namespace, pod.name, "", "", in_pod)
             for container, count in by_container:
                 self._tell(pod.uid, pod.namespace, pod.name, container.name, container.id, count)
-            told = told or bool(by_container) or bool(in_pod)
         self._counts = {**{key: count for key, count in self._counts.items() if key in counts}, **counts}
-        return told
 
     def _rise(self, cgroup: str | None, counts: dict[str, int]) -> int:
         if cgroup is None or cgroup not in counts or cgroup not in self._counts:

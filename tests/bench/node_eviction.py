@@ -25,6 +25,8 @@ PACE_MIB = 50
 THRESHOLD_MIB = 100
 CONFIG = f"""\
 role = "standalone"
+[log]
+level = "debug"
 [image_gc]
 enabled = false
 [container_gc]
