@@ -72,7 +72,7 @@ def remove(node: Node, pod: RunningPod) -> None:
     )
 
 
-def grow_once(node: Node, number: int) -> int:
+def grow_once(node: Node, number: str) -> int:
     """Let one pod grow into the threshold; return how many milliseconds it lived on."""
     (growing,) = node.run_pods(
         vm.Pod(f"growing-{number}", hogs.HOG, ("/bin/hog", "held", "memory", "16", str(PACE_MIB), "4000"))
@@ -125,7 +125,7 @@ def series(node: Node, name: str, config: str, runs: int) -> None:
     node.run("systemctl restart nodeagent", timeout_s=120)
     lived_ms = []
     for number in range(runs):
-        lived_ms.append(grow_once(node, number))
+        lived_ms.append(grow_once(node, f"{name.split()[0]}-{number}"))
         print(f"{name} {number + 1}: {lived_ms[-1]} ms", flush=True)
         reclaim.poll("there is room again", lambda: available_mib(node) > ROOM_MIB, timeout_s=60)
     print(f"{name}: median {statistics.median(lived_ms):.0f} ms, worst {max(lived_ms)} ms, {runs} runs", flush=True)
