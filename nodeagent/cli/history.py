@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nodeagent.cli import document
 from nodeagent.cli.session import load_settings
@@ -16,6 +17,8 @@ from nodeagent.units import format_bytes, format_duration, parse_duration_s
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from rich.console import Console
 
     from nodeagent.cli.document import Json
     from nodeagent.store.history import PastAction, PastPass
@@ -58,6 +61,7 @@ def _pass(past: PastPass) -> dict[str, Json]:
         "imagefs_percent_before": past.percent_before,
         "imagefs_percent_after": past.percent_after,
         "actions": [_action(each) for each in past.actions],
+        **({"eviction": json.loads(past.eviction)} if past.eviction else {}),
     }
 
 
@@ -99,6 +103,33 @@ def _print(passes: Sequence[PastPass], directory: Path) -> None:
                 style="red" if each.outcome == "failed" else "",
             )
         console.print(table)
+        if past.eviction:
+            _print_ranking(console, json.loads(past.eviction))
+
+
+def _print_ranking(console: Console, eviction: dict[str, Any]) -> None:
+    """Print what an eviction was decided by."""
+    from nodeagent.cli import render  # noqa: PLC0415
+
+    threshold = eviction.get("threshold") or {}
+    before, after = eviction.get("available_before"), eviction.get("available_after")
+    if threshold:
+        console.print(
+            f"  {threshold['threshold']}: {before:,.0f} was left of {threshold['capacity']:,.0f}, "
+            f"{'?' if after is None else format(after, ',.0f')} afterwards",
+            markup=False,
+        )
+    table = render.table("rank", "pod", "uses", "requests", "priority", "", right=("uses", "requests", "priority"))
+    for each in eviction.get("ranking", ()):
+        table.add_row(
+            str(each["rank"]),
+            each["name"],
+            "?" if each["usage"] is None else f"{each['usage']:,}",
+            f"{each['request']:,}",
+            str(each["priority"]),
+            each["reason"],
+        )
+    console.print(table)
 
 
 def _headline(past: PastPass) -> str:

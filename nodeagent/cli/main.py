@@ -414,12 +414,17 @@ def pressure(
             "--hard",
             metavar="THRESHOLDS",
             help="Thresholds in the kubelet's form, such as 'memory.available<100Mi,nodefs.available<10%'. "
-            "[default: the kubelet's]",
+            "[default: those configured]",
         ),
     ] = "",
     memory: Annotated[
-        MemoryChoice, typer.Option("--memory", help="The kubelet's formula, or the kernel's MemAvailable.")
-    ] = MemoryChoice.WORKING_SET,
+        MemoryChoice | None,
+        typer.Option("--memory", help="The kubelet's formula, or the kernel's MemAvailable. [default: as configured]"),
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it again every --every seconds, with the trend, until Ctrl-C.")
+    ] = False,
+    every: Annotated[float, typer.Option("--every", metavar="SECONDS", min=0.1, help="With --watch.")] = 2.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show what the node has left of memory, disk, inodes and processes, against eviction thresholds."""
@@ -427,7 +432,45 @@ def pressure(
     from nodeagent.host.signals import MemorySource  # noqa: PLC0415
 
     overrides = _overrides({"runtime.endpoint": endpoint})
-    show(config, overrides, output.value, hard=hard, memory_source=MemorySource(memory.value))
+    show(
+        config,
+        overrides,
+        output.value,
+        hard=hard,
+        memory_source=None if memory is None else MemorySource(memory.value),
+        watch_s=every if watch else None,
+    )
+
+
+@app.command(epilog=EPILOG)
+def evict(
+    config: ConfigOption = None,
+    endpoint: EndpointOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Tell whether a pod would be evicted now, which, and why.")
+    ] = False,
+    simulate: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--simulate",
+            "-s",
+            metavar="SIGNAL=AMOUNT",
+            help="Tell what would happen if a signal stood there for long enough, such as memory.available=50Mi or "
+            "nodefs.available=5%. May be given several times.",
+        ),
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Rehearse an eviction: in which order pods would go, with every number, and what protects each.
+
+    Nothing is evicted by this command: that is the daemon's, which decides by the same rules.
+    """
+    from nodeagent.cli.evict import preview  # noqa: PLC0415
+    from nodeagent.errors import UsageError  # noqa: PLC0415
+
+    if not dry_run and not simulate:
+        raise UsageError("evict only rehearses: say --dry-run, or --simulate SIGNAL=AMOUNT; the daemon evicts")
+    preview(config, _overrides({"runtime.endpoint": endpoint}), output.value, simulate or [])
 
 
 @app.command(epilog=EPILOG)

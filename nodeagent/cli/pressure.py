@@ -4,85 +4,107 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nodeagent.cli import document
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.clock import SystemClock
+from nodeagent.daemon.pressure import KUBELET_ROOT, PressureReader, contradictions
 from nodeagent.errors import NodeAgentError, UsageError
-from nodeagent.host.signals import MemorySource, SignalPaths, device_of, read_signals
-from nodeagent.model.pressure import FilesystemLayout, Moment
+from nodeagent.host.signals import SignalPaths
 from nodeagent.plan.eviction.grammar import parse_thresholds
-from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.plan.eviction.signals import MEANINGS, Unit
 from nodeagent.plan.eviction.state import EvictionState, evaluate
-from nodeagent.plan.eviction.thresholds import for_layout
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
+
+    from rich.console import Console
 
     from nodeagent.cli.document import Json
+    from nodeagent.config.eviction import EvictionSettings
     from nodeagent.config.settings import Settings
+    from nodeagent.daemon.pressure import Ground, Seen
+    from nodeagent.host.signals import MemorySource
     from nodeagent.model.pressure import Observation
     from nodeagent.plan.eviction.state import Evaluation
 
-_KUBELET_ROOT = Path("/var/lib/kubelet")
-
 
 def show(
-    config: Path | None, overrides: Mapping[str, str | int], form: str, *, hard: str, memory_source: MemorySource
+    config: Path | None,
+    overrides: Mapping[str, str | int],
+    form: str,
+    *,
+    hard: str,
+    memory_source: MemorySource | None,
+    watch_s: float | None,
 ) -> None:
     """Print every signal with its threshold; exit code 1 if one is crossed.
+
+    Args:
+        config: file of the configuration.
+        overrides: options that go before it.
+        form: ``table``, ``json`` or ``yaml``.
+        hard: thresholds instead of those configured; empty for these.
+        memory_source: instead of the one configured.
+        watch_s: show it again after so many seconds, until interrupted; ``None`` for once.
 
     Raises:
         UsageError: the thresholds cannot be understood.
     """
+    settings = load_settings(config, overrides)
+    chosen = settings.eviction
     try:
-        thresholds = parse_thresholds(hard=hard or None)
+        chosen = replace(chosen, thresholds=parse_thresholds(hard=hard)) if hard else chosen
     except ValueError as error:
         raise UsageError(f"--hard: {error}") from error
-    settings = load_settings(config, overrides)
-    paths, warnings = run_async(_paths(settings))
-    layout = layout_of(paths)
-    thresholds, derived = for_layout(thresholds, layout)
+    if memory_source is not None:
+        chosen = replace(chosen, memory_source=memory_source)
+    met = run_async(_show(settings, chosen, form, watch_s))
+    sys.exit(ExitCode.FAILED if met else ExitCode.DONE)
+
+
+async def _show(settings: Settings, chosen: EvictionSettings, form: str, watch_s: float | None) -> bool:
+    """Look and print, again and again if asked to; return whether a threshold was met at the last look."""
     clock = SystemClock()
-    seen, unread = read_signals(paths, clock, source=memory_source)
-    now = Moment(clock.now(), clock.monotonic_s())
-    found = evaluate(EvictionState(), seen, thresholds, EvictionPolicy(), now=now)
-    warnings = (*warnings, *derived, *unread, *(each.sentence for each in found.refusals))
-    if form != "table":
-        shown: dict[str, Json] = {
-            "schema": "nodeagent/pressure/v1",
-            "layout": layout.value,
-            "conditions": [each.condition.value for each in found.conditions if each.holds],
-            "signals": [_signal(each, found) for each in seen],
-            "warnings": list(warnings),
-        }
-        sys.stdout.write(document.dumps(shown, form))
-    else:
-        _print(seen, found, warnings)
-    sys.exit(ExitCode.FAILED if found.met else ExitCode.DONE)
+    reader = PressureReader(chosen, clock)
+    paths, warnings = await _paths(settings)
+    ground = await reader.ground(paths)
+    earlier: Seen | None = None
+    state = EvictionState()
+    console = None
+    while True:
+        seen = await reader.look(ground)
+        found = evaluate(state, seen.observations, ground.thresholds, chosen.policy, now=seen.at)
+        state = found.state
+        first = contradictions(ground, seen)
+        told = (*warnings, *ground.warnings, *first, *seen.unread, *(each.sentence for each in found.refusals))
+        if form != "table":
+            sys.stdout.write(document.dumps(_document(ground, seen, found, told, earlier), form))
+            sys.stdout.flush()
+        else:
+            console = console or _console()
+            if watch_s is not None and console.is_terminal:
+                console.clear()
+            _print(console, seen, found, told, earlier)
+        if watch_s is None:
+            return bool(found.met)
+        earlier = seen
+        await asyncio.sleep(watch_s)
 
 
-def layout_of(paths: SignalPaths) -> FilesystemLayout:
-    """Return which filesystems are one, by their devices. Source: kubelet ``HasDedicatedImageFs``."""
-    node, image, container = (device_of(each) for each in (paths.nodefs, paths.imagefs, paths.containerfs))
-    if image is None or image == node:
-        return FilesystemLayout.SINGLE
-    apart = container is not None and container != image
-    return FilesystemLayout.SPLIT if apart else FilesystemLayout.DEDICATED_IMAGEFS
+def _console() -> Console:
+    from nodeagent.cli.render import make_console  # noqa: PLC0415 - only for people
 
-
-def _nodefs() -> Path:
-    """Return the kubelet's root, or where it would be."""
-    return _KUBELET_ROOT if _KUBELET_ROOT.is_dir() else Path("/")
+    return make_console()
 
 
 async def _paths(settings: Settings) -> tuple[SignalPaths, tuple[str, ...]]:
-    nodefs = str(await asyncio.to_thread(_nodefs))
+    nodefs = str(KUBELET_ROOT if await asyncio.to_thread(KUBELET_ROOT.is_dir) else "/")
     try:
         async with open_for_command(settings, record=False) as agent:
             info = await agent.cri.image_fs_info()
@@ -92,47 +114,89 @@ async def _paths(settings: Settings) -> tuple[SignalPaths, tuple[str, ...]]:
     return SignalPaths(nodefs, settings.imagefs_path or image, next(iter(info.container_mountpoints), image)), ()
 
 
-def _signal(seen: Observation, found: Evaluation) -> dict[str, Json]:
+def _document(
+    ground: Ground, seen: Seen, found: Evaluation, warnings: tuple[str, ...], earlier: Seen | None
+) -> dict[str, Json]:
+    return {
+        "schema": "nodeagent/pressure/v1",
+        "layout": ground.layout.value,
+        "conditions": [each.condition.value for each in found.conditions if each.holds],
+        "signals": [_signal(each, found, earlier) for each in seen.observations],
+        "warnings": list(warnings),
+    }
+
+
+def _signal(seen: Observation, found: Evaluation, earlier: Seen | None) -> dict[str, Json]:
     return {
         "signal": seen.signal.value,
         "available": seen.available,
         "capacity": seen.capacity,
         "observed_at": document.time_text(seen.observed_at.at),
+        "change_per_s": _change_per_s(seen, earlier),
         "thresholds": [
-            {"text": each.threshold.text, "value": each.limit, "met": each.met}
+            {
+                "text": each.threshold.text,
+                "value": each.limit,
+                "met": each.met,
+                "distance": None if each.limit is None else abs(seen.available - each.limit) * (-1 if each.met else 1),
+            }
             for each in found.standings
             if each.threshold.signal is seen.signal
         ],
     }
 
 
-def _print(seen: tuple[Observation, ...], found: Evaluation, warnings: tuple[str, ...]) -> None:
+def _change_per_s(seen: Observation, earlier: Seen | None) -> float | None:
+    """Return how fast a signal changes since the look before; ``None`` at the first."""
+    before = next((each for each in earlier.observations if each.signal is seen.signal), None) if earlier else None
+    if before is None:
+        return None
+    passed_s = seen.observed_at.monotonic_s - before.observed_at.monotonic_s
+    return (seen.available - before.available) / passed_s if passed_s > 0 else None
+
+
+def _print(console: Console, seen: Seen, found: Evaluation, warnings: tuple[str, ...], earlier: Seen | None) -> None:
     from rich.text import Text  # noqa: PLC0415 - tables are only for people
 
     from nodeagent.cli import render  # noqa: PLC0415
 
-    table = render.table("signal", "left", "of", "", "threshold", "state", right=("left", "of"))
-    for each in seen:
+    table = render.table(
+        "signal", "left", "of", "", "threshold", "distance", "trend", "state", right=("left", "of", "distance", "trend")
+    )
+    for each in seen.observations:
         mine = [standing for standing in found.standings if standing.threshold.signal is each.signal]
         crossed = any(standing.met for standing in mine)
         share = each.available / each.capacity if each.capacity else 0.0
         bar = "█" * round(20 * min(1.0, share))
         limits = [f"{one.threshold.text} ({_amount(one.limit, each)})" for one in mine if one.limit is not None]
+        nearest = min((abs(each.available - one.limit) for one in mine if one.limit is not None), default=None)
         table.add_row(
             each.signal.value,
             _amount(each.available, each),
             _amount(each.capacity, each),
             Text(f"{bar:░<20}", style="red" if crossed else "green"),
             ", ".join(limits),
+            "" if nearest is None else f"{'-' if crossed else ''}{_amount(nearest, each)}",
+            _trend(each, earlier),
             "crossed" if crossed else "clear" if mine else "",
             style="bold red" if crossed else "",
         )
-    console = render.make_console()
     console.print(table)
     conditions = [each.condition.value for each in found.conditions if each.holds]
     console.print(", ".join(conditions) or "no pressure", style="bold red" if conditions else "green")
     for warning in warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False)
+
+
+def _trend(seen: Observation, earlier: Seen | None) -> str:
+    change = _change_per_s(seen, earlier)
+    if change is None:
+        return ""
+    if MEANINGS[seen.signal].unit is Unit.STALL_PERCENT:
+        return f"{change:+.1f}%/s" if abs(change) >= 0.05 else "steady"
+    if abs(change) < seen.capacity / 100_000:
+        return "steady"
+    return f"{'-' if change < 0 else '+'}{_amount(abs(change), seen)}/s"
 
 
 def _amount(value: float, seen: Observation) -> str:

@@ -125,7 +125,7 @@ def series(node: Node, name: str, config: str, runs: int) -> None:
     node.run("systemctl restart nodeagent", timeout_s=120)
     lived_ms = []
     for number in range(runs):
-        lived_ms.append(grow_once(node, f"{name.partition(" ")[0]}-{number}"))
+        lived_ms.append(grow_once(node, f"{name.partition(' ')[0]}-{number}"))
         print(f"{name} {number + 1}: {lived_ms[-1]} ms", flush=True)
         reclaim.poll("there is room again", lambda: available_mib(node) > ROOM_MIB, timeout_s=60)
     print(f"{name}: median {statistics.median(lived_ms):.0f} ms, worst {max(lived_ms)} ms, {runs} runs", flush=True)

@@ -1,0 +1,243 @@
+"""``nodeagent evict``: whether a pod would be evicted now, or if the node were shorter of something, and which."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from nodeagent.cli import document
+from nodeagent.cli.session import load_settings, open_for_command, run_async
+from nodeagent.daemon.evicting import make_watcher
+from nodeagent.daemon.pressure import PressureReader
+from nodeagent.errors import UsageError
+from nodeagent.model.pressure import Signal
+from nodeagent.plan.decision import Verdict
+from nodeagent.plan.eviction.document import Plain, describe_facts, describe_plan, describe_standing
+from nodeagent.plan.eviction.grammar import parse_thresholds
+from nodeagent.plan.eviction.planner import plan_eviction
+from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.plan.eviction.state import EvictionState, evaluate
+from nodeagent.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from nodeagent.config.settings import Settings
+    from nodeagent.daemon.agent import Agent
+    from nodeagent.daemon.pressure import Ground, Seen
+    from nodeagent.model.pods import PodsSeen
+    from nodeagent.model.pressure import Observation, PodFacts
+    from nodeagent.plan.eviction.planner import EvictionPlan
+    from nodeagent.plan.eviction.ranking import RankedPod
+    from nodeagent.plan.eviction.state import Evaluation
+    from nodeagent.plan.eviction.thresholds import Amount
+
+_LONG_AGO_S = 10.0 * 365 * 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What would be done.
+
+    Attributes:
+        first: what comes first: reclaim on the node where there is any.
+        then: what follows if that does not bring back enough; the same as ``first`` where nothing can be reclaimed.
+    """
+
+    first: EvictionPlan
+    then: EvictionPlan
+    evaluation: Evaluation
+    pods: PodsSeen
+    warnings: tuple[str, ...]
+    off: str
+
+
+def preview(config: Path | None, overrides: Mapping[str, str | int], form: str, simulate: Sequence[str]) -> None:
+    """Print whether a pod would be evicted, in which order all would go, and why; touch nothing.
+
+    Raises:
+        UsageError: what is to be simulated cannot be understood, or has no reading on this node.
+        RuntimeUnavailableError: no runtime answers.
+    """
+    supposed = _suppositions(simulate)
+    settings = load_settings(config, overrides)
+    answer = run_async(_ask(settings, supposed))
+    if form != "table":
+        sys.stdout.write(document.dumps(_document(answer, simulate), form))
+        return
+    _print(answer, simulate)
+
+
+def _suppositions(texts: Sequence[str]) -> dict[Signal, Amount]:
+    """Return what each signal is supposed to be."""
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        signal = next((each for each in Signal if each.value == name.strip()), None)
+        if signal is None or not equals:
+            known = ", ".join(Signal)
+            raise UsageError(
+                f"--simulate {text!r}: write SIGNAL=AMOUNT, such as memory.available=50Mi; signals: {known}"
+            )
+        try:
+            (threshold, *_) = parse_thresholds(
+                hard=f"{signal}{MEANINGS[signal].operator}{value.strip()}", allocatable=False
+            ) or (None,)
+        except ValueError as error:
+            raise UsageError(f"--simulate {text!r}: {error}") from error
+        if threshold is None:
+            raise UsageError(f"--simulate {text!r}: 0% and 100% turn a threshold off; write an amount")
+        found[signal] = threshold.amount
+    return found
+
+
+async def _ask(settings: Settings, supposed: Mapping[Signal, Amount]) -> _Answer:
+    async with open_for_command(settings, record=False) as agent:
+        return await _answer(agent, settings, supposed)
+
+
+async def _answer(agent: Agent, settings: Settings, supposed: Mapping[Signal, Amount]) -> _Answer:
+    eviction = settings.eviction
+    reader = PressureReader(eviction, agent.clock)
+    ground = await reader.survey(agent.cri, settings.imagefs_path)
+    watcher = make_watcher(agent)
+    try:
+        pods = await watcher.gather(with_disk=True)
+    finally:
+        await watcher.close()
+    seen = await reader.look(ground)
+    observations = _supposed(seen, supposed)
+    # What is supposed has lasted: a soft threshold's grace is over.
+    lasted = {each: -_LONG_AGO_S for each in ground.thresholds if each.signal in supposed}
+    evaluation = evaluate(
+        EvictionState(first_met_s=lasted), observations, ground.thresholds, eviction.policy, now=seen.at
+    )
+    first, then = _plans(evaluation, pods, settings, ground, observations)
+    warnings = (*ground.warnings, *seen.unread, *pods.warnings)
+    return _Answer(first, then, evaluation, pods, warnings, eviction.off_because(agent.role))
+
+
+def _supposed(seen: Seen, supposed: Mapping[Signal, Amount]) -> tuple[Observation, ...]:
+    there = {each.signal for each in seen.observations}
+    for signal in supposed:
+        if signal not in there:
+            raise UsageError(f"--simulate {signal}: this node has no reading of it")
+    return tuple(
+        replace(each, available=supposed[each.signal].of(each.capacity)) if each.signal in supposed else each
+        for each in seen.observations
+    )
+
+
+def _plans(
+    evaluation: Evaluation, pods: PodsSeen, settings: Settings, ground: Ground, observations: tuple[Observation, ...]
+) -> tuple[EvictionPlan, EvictionPlan]:
+    """Return the plan of the pass, and that which follows if all reclaim on the node was of no use."""
+    policy = replace(settings.eviction.policy, max_observation_age_s=_LONG_AGO_S)
+
+    def plan(reclaimed: frozenset[object]) -> EvictionPlan:
+        return plan_eviction(
+            evaluation,
+            pods.facts,
+            policy,
+            layout=ground.layout,
+            now=evaluation.at,
+            observations=observations,
+            reclaimed=reclaimed,  # type: ignore[arg-type]
+        )
+
+    first = then = plan(frozenset())
+    reclaimed: set[object] = set()
+    while then.reclaim:
+        reclaimed.update(then.reclaim)
+        then = plan(frozenset(reclaimed))
+    return first, then
+
+
+def _document(answer: _Answer, simulate: Sequence[str]) -> dict[str, document.Json]:
+    facts: dict[str, Plain] = {each.uid: describe_facts(each) for each in answer.pods.facts}
+    shown: dict[str, Plain] = {
+        "schema": "nodeagent/evict/v1",
+        "simulated": list(simulate),
+        "daemon_evicts": not answer.off,
+        "daemon_off_because": answer.off,
+        "thresholds": [describe_standing(each) for each in answer.evaluation.standings],
+        "conditions": [each.condition.value for each in answer.evaluation.conditions if each.holds],
+        "reclaim_first": [step.text for step in answer.first.reclaim],
+        "plan": describe_plan(answer.then),
+        "pods": facts,
+        "warnings": list(answer.warnings),
+    }
+    return shown
+
+
+def _print(answer: _Answer, simulate: Sequence[str]) -> None:
+    from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
+
+    console = render.make_console()
+    plan = answer.then
+    if simulate:
+        console.print(f"if {' and '.join(simulate)}:", style="bold", markup=False)
+    if plan.cause is None:
+        limit = next((each for each in plan.plan.decisions if each.verdict is Verdict.REMOVE), None)
+        if limit is None:
+            sentence = plan.plan.decisions[0].reason.sentence if plan.plan.decisions else "there are no pods"
+            console.print(f"no pod would be evicted: {sentence}", style="green", markup=False)
+    else:
+        console.print(f"{plan.cause.threshold.text} is met", style="bold red", markup=False)
+        for step in answer.first.reclaim:
+            console.print(f"  first {step.text}", markup=False)
+    if plan.victim is not None:
+        grace = format_duration(plan.victim.grace_s) if plan.victim.grace_s else "none, it is killed"
+        name = f"{plan.victim.pod.namespace}/{plan.victim.pod.name}"
+        prefix = "then, if that is not enough, " if answer.first.reclaim else ""
+        console.print(f"{prefix}{name} would be evicted; grace: {grace}", style="bold", markup=False)
+    _print_pods(plan, answer.pods.facts)
+    for warning in (*plan.plan.warnings, *answer.warnings):
+        console.print(f"warning: {warning}", style="yellow", markup=False)
+    if answer.off:
+        console.print(f"the daemon evicts nothing here: {answer.off}", style="yellow", markup=False)
+
+
+def _print_pods(plan: EvictionPlan, facts: Sequence[PodFacts]) -> None:
+    from nodeagent.cli import render  # noqa: PLC0415
+
+    if not plan.plan.decisions:
+        return
+    ranked = {each.pod.uid: each for each in plan.ranking}
+    pods = {each.uid: each for each in facts}
+    table = render.table(
+        "", "pod", "uses", "requests", "priority", "QoS", "why", right=("uses", "requests"), wrap=("pod", "why")
+    )
+    for decision in plan.plan.decisions:
+        pod, place = pods[decision.id], ranked.get(decision.id)
+        table.add_row(
+            "evict" if decision.verdict is Verdict.REMOVE else str(place.rank) if place is not None else "",
+            decision.name,
+            _uses(place, pod),
+            _requests(place, pod),
+            f"{pod.priority.value} ({pod.priority.source})" if pod.priority.value is not None else "?",
+            f"{pod.qos.value} ({pod.qos.source})" if pod.qos.value is not None else "?",
+            decision.reason.sentence,
+            style="bold red" if decision.verdict is Verdict.REMOVE else "",
+        )
+    render.make_console().print(table)
+
+
+def _uses(place: RankedPod | None, pod: PodFacts) -> str:
+    if place is not None:
+        if place.usage is None:
+            return "?"
+        return (
+            format_bytes(place.usage) if place.resource.value in ("memory", "ephemeral-storage") else str(place.usage)
+        )
+    memory = pod.usage.memory_bytes if pod.usage is not None else None
+    return "?" if memory is None else format_bytes(memory)
+
+
+def _requests(place: RankedPod | None, pod: PodFacts) -> str:
+    if place is not None and place.resource.value in ("inodes", "pids"):
+        return ""
+    request = place.request if place is not None else pod.memory_request_bytes.value
+    return "?" if request is None else format_bytes(request)
