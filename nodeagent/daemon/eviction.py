@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 NAME: Final = "eviction"
 _SLACK_S: Final = 60.0
 _SETTLE_S: Final = 2.0
-_SETTLE_STEP_S: Final = 0.1
+SETTLE_STEP_S: Final = 0.1
 _LIMITS_EVERY_S: Final = 60.0
 _AT_MOST_FAILED: Final = 5
 _MANY_FAULTS: Final = 200
@@ -440,17 +440,16 @@ class EvictionDuty:
         """Wait a bounded while for what was given back to show; return what is available then."""
         if plan.cause is None:
             return None
-        threshold, waited_s = plan.cause.threshold, 0.0
+        threshold, ends_s = plan.cause.threshold, self._station.clock.monotonic_s() + _SETTLE_S
         while True:
             seen = await self._reader.look(ground)
             reading = next((each for each in seen.observations if each.signal is threshold.signal), None)
             if reading is None:
                 return None
             back = not threshold.met_by(reading.available, reading.capacity, with_reclaim=True)
-            if back or waited_s >= _SETTLE_S:
+            if back or self._station.clock.monotonic_s() >= ends_s:
                 return reading.available
-            waited_s += _SETTLE_STEP_S
-            await asyncio.sleep(_SETTLE_STEP_S)
+            await asyncio.sleep(SETTLE_STEP_S)
 
     # ---- telling
 
@@ -508,7 +507,7 @@ class EvictionDuty:
             "no_pod_to_evict",
             threshold=plan.cause.threshold.text,
             pods=len(plan.plan.decisions),
-            because=", ".join(f"{count} {code}" for code, count in why.most_common()),
+            because=", ".join(f"{why[code]} {code}" for code in sorted(why)),
             hint="nodeagent evict --dry-run tells the reason for each pod",
         )
 

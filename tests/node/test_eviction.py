@@ -1,0 +1,285 @@
+"""Evictions in a real node: real pressure by memory, disk, inodes and PIDs, and the pods that go and stay."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.node.conftest import APP
+from tests.support import hogs, images, reclaim, vm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.vm import Disk, Node, RunningPod
+
+pytestmark = pytest.mark.node
+
+MIB = 1 << 20
+IMAGEFS_MIB = 400
+BASE = """\
+role = "standalone"
+[image_gc]
+enabled = false
+minimum_age = "0s"
+[container_gc]
+enabled = false
+[kubelet]
+manifests = ""
+[shutdown]
+enabled = "off"
+"""
+AVAILABLE = (
+    'awk \'/^MemTotal/ {t = $2 * 1024} $1 == "anon" || $1 == "file" {u += $2} $1 == "inactive_file" {u -= $2}'
+    " END {print int((t - u) / 1048576)}' /proc/meminfo /sys/fs/cgroup/memory.stat"
+)
+
+
+@pytest.fixture(scope="module")
+def node(disk: Disk) -> Iterator[Node]:
+    """A small node whose images lie on a filesystem of their own."""
+    with vm.Node.boot(disk, memory_mib=1024) as booted:
+        booted.run(
+            "systemctl stop containerd && sysctl -qw vm.min_free_kbytes=8192"
+            f" && truncate -s {IMAGEFS_MIB}M /imagefs.img && mkfs.ext4 -q -N 8192 /imagefs.img"
+            " && mount -o loop /imagefs.img /var/lib/containerd && systemctl start containerd"
+        )
+        reclaim.poll(
+            "containerd answers", lambda: booted.run("ctr version", check=False).code == 0, timeout_s=60, interval_s=0.5
+        )
+        booted.import_images(vm.pause_image(), hogs.image(), images.image(APP))
+        booted.put("/etc/systemd/system/nodeagent.service", vm.CHECKOUT / "systemd" / "nodeagent.service")
+        booted.run("mkdir -p /etc/nodeagent; systemctl daemon-reload")
+        yield booted
+
+
+@pytest.fixture(autouse=True)
+def _clean(node: Node) -> Iterator[None]:
+    """Each test begins without an agent and leaves no pods."""
+    yield
+    node.run("systemctl stop nodeagent", check=False, timeout_s=60)
+    node.python(
+        "from pathlib import Path\n"
+        "from tests.support.pods import Pods\n"
+        "with Pods(Path('/run/containerd/containerd.sock'), log_root=Path('/var/log/pods')) as pods:\n"
+        "    for sandbox in pods.call('ListPodSandbox', {}).items:\n"
+        "        pods.call('StopPodSandbox', {'pod_sandbox_id': sandbox.id})\n"
+        "        pods.call('RemovePodSandbox', {'pod_sandbox_id': sandbox.id})\n",
+        timeout_s=120,
+    )
+
+
+def start(node: Node, eviction: str) -> None:
+    """Start the agent with these settings of evictions, its log of earlier tests behind it."""
+    node.put("/etc/nodeagent/config.toml", f"{BASE}[eviction]\n{eviction}\n")
+    node.run("journalctl --rotate && journalctl --vacuum-time=1s", check=False)
+    node.run("systemctl start nodeagent", timeout_s=120)
+    reclaim.poll("it watches", lambda: bool(events(node, "eviction_started")), timeout_s=60, interval_s=0.2)
+
+
+def events(node: Node, name: str) -> list[dict[str, Any]]:
+    lines = node.run("journalctl -u nodeagent -o cat --no-pager").stdout.splitlines()
+    found = [json.loads(line) for line in lines if line.startswith("{")]
+    return [each for each in found if each["event"] == name]
+
+
+def wait_for(node: Node, name: str, count: int = 1, timeout_s: float = 60) -> list[dict[str, Any]]:
+    reclaim.poll(f"{count} x {name}", lambda: len(events(node, name)) >= count, timeout_s=timeout_s, interval_s=0.3)
+    return events(node, name)
+
+
+def alive(node: Node, pod: RunningPod) -> bool:
+    return node.run(f"grep -q 'populated 1' {pod.cgroup}/cgroup.events", check=False).code == 0
+
+
+def begin(node: Node, pod: RunningPod) -> None:
+    """Let a held hog begin."""
+    node.run(f"kill -USR1 $(cat {pod.cgroup}/cgroup.procs)")
+
+
+def available_mib(node: Node) -> int:
+    return int(node.run(AVAILABLE).stdout)
+
+
+def oom_kills(node: Node) -> int:
+    return int(node.get("/proc/vmstat").decode().partition("oom_kill ")[2].split()[0])
+
+
+def held(name: str, *words: str, **more: Any) -> vm.Pod:
+    return vm.Pod(name, hogs.HOG, ("/bin/hog", "held", *words), **more)
+
+
+def test_memory_the_pod_above_its_request_goes_alone(node: Node) -> None:
+    killed = oom_kills(node)
+    small, growing = node.run_pods(
+        vm.Pod("small", hogs.HOG, ("/bin/hog", "memory", "4", "1", "4"), qos="besteffort"),
+        held("growing", "memory", "16", "50", "4000"),
+    )
+    node.run("sync; echo 3 > /proc/sys/vm/drop_caches")
+    steady_mib = str(available_mib(node) - 250)
+    (steady,) = node.run_pods(
+        vm.Pod(
+            "steady",
+            hogs.HOG,
+            ("/bin/hog", "memory", steady_mib, "1", steady_mib),
+            qos="guaranteed",
+            resources={"memory_limit_in_bytes": 900 * MIB},
+        )
+    )
+    reclaim.poll("it has its memory", lambda: available_mib(node) < 270, timeout_s=60, interval_s=0.3)
+    start(node, 'hard = "memory.available<100Mi"\npressure_transition_period = "5s"')
+    begin(node, growing)
+    (evicted,) = wait_for(node, "evicted")
+    assert evicted["pod_name"] == "growing"
+    assert evicted["signal"] == "memory.available"
+    wait_for(node, "condition_changed", 2)
+    changes = [(each["condition"], each["holds"]) for each in events(node, "condition_changed")]
+    assert changes == [("MemoryPressure", True), ("MemoryPressure", False)]
+    assert not alive(node, growing)
+    assert alive(node, small)
+    assert alive(node, steady)
+    assert oom_kills(node) == killed
+    assert len(events(node, "evicting")) == 1
+    (past,) = json.loads(node.run("nodeagent history -o json --limit 1").stdout)["passes"]
+    assert [each["name"] for each in past["actions"]] == ["default/growing"]
+    ranking = [each["name"] for each in past["eviction"]["ranking"]]
+    assert ranking == ["default/growing", "default/small", "default/steady"]
+    assert past["eviction"]["available_after"] > past["eviction"]["available_before"]
+
+
+def test_a_soft_threshold_waits_and_oscillation_evicts_once(node: Node) -> None:
+    (stubborn, swinging) = node.run_pods(
+        held("stubborn", "memory", "16", "100", "200"), held("swinging", "memory", "8", "50", "60")
+    )
+    room = available_mib(node)
+    settings = (
+        f'hard = "memory.available<30Mi"\nsoft = "memory.available<{room - 100}Mi"\n'
+        'soft_grace_period = "memory.available=3s"\nminimum_reclaim = "memory.available=20Mi"\n'
+        'max_pod_grace_period = "2s"\npressure_transition_period = "30s"'
+    )
+    start(node, settings)
+    begin(node, stubborn)
+    (met,) = wait_for(node, "threshold_met")
+    (evicted,) = wait_for(node, "evicted")
+    waited_s = moment(evicted) - moment(met)
+    assert waited_s >= 3
+    assert evicted["pod_name"] == "stubborn"
+    assert evicted["grace_s"] == 2
+    begin(node, swinging)  # 60 MiB: below the soft threshold again it does not come
+    reclaim.poll("it has grown", lambda: available_mib(node) < room - 40, timeout_s=60, interval_s=0.3)
+    node.run("sleep 6")
+    assert alive(node, swinging)
+    assert len(events(node, "evicted")) == 1
+    changes = [each["holds"] for each in events(node, "condition_changed")]
+    assert changes == [True]  # it lingers for the transition period
+
+
+def moment(event: dict[str, Any]) -> float:
+    from datetime import datetime  # noqa: PLC0415
+
+    return datetime.fromisoformat(event["timestamp"]).timestamp()
+
+
+def test_critical_and_static_pods_survive(node: Node) -> None:
+    grown = ("/bin/hog", "memory", "120", "200", "120")
+    kept = node.run_pods(
+        vm.Pod("system", hogs.HOG, grown, namespace="kube-system"),
+        vm.Pod("static", hogs.HOG, grown, annotations={"kubernetes.io/config.source": "file"}),
+        vm.Pod("critical", hogs.HOG, grown, resources={"oom_score_adj": -997}),
+        vm.Pod("important", hogs.HOG, grown, annotations={"nodeagent.dev/priority": "2000000000"}),
+    )
+    (ordinary,) = node.run_pods(vm.Pod("ordinary", hogs.HOG, ("/bin/hog", "memory", "30", "10", "30")))
+    reclaim.poll("they have grown", lambda: available_mib(node) < 400, timeout_s=60, interval_s=0.3)
+    threshold = available_mib(node) + 100
+    start(node, f'hard = "memory.available<{threshold}Mi"')
+    (evicted,) = wait_for(node, "evicted")
+    assert evicted["pod_name"] == "ordinary"
+    (nobody,) = wait_for(node, "no_pod_to_evict")
+    assert all(alive(node, each) for each in kept)
+    assert not alive(node, ordinary)
+    shown = json.loads(node.run("nodeagent evict --dry-run -o json").stdout)
+    reasons = {each["name"]: each["reason"]["code"] for each in shown["plan"]["decisions"]}
+    assert reasons == {
+        "kube-system/system": "protected-namespace",
+        "default/static": "static-pod",
+        "default/critical": "critical-pod",
+        "default/important": "critical-pod",
+    }, nobody
+
+
+def test_images_go_before_pods_and_a_pod_when_they_do_not_suffice(node: Node) -> None:
+    node.import_images(
+        *(images.image(f"node.test/unused:{n}", layers=[images.blob(f"u{n}", 40 * MIB)]) for n in range(2))
+    )
+    (writer, quiet) = node.run_pods(
+        held("writer", "files", "/tmp", "150", str(MIB)), vm.Pod("quiet", hogs.HOG, ("/bin/hog", "pids", "1"))
+    )
+    free = int(node.run("stat -f -c '%a * %S / 1048576' /var/lib/containerd | xargs expr").stdout)
+    start(node, f'hard = "imagefs.available<{free + 20}Mi"')
+    wait_for(node, "reclaimed", 2, timeout_s=120)
+    wait_for(node, "threshold_cleared")
+    assert "unused" not in node.run("ctr -n k8s.io images ls -q").stdout
+    assert events(node, "evicting") == []
+    begin(node, writer)
+    (evicted,) = wait_for(node, "evicted", timeout_s=120)
+    assert evicted["pod_name"] == "writer"
+    assert evicted["starved"] == "ephemeral-storage"
+    assert not alive(node, writer)
+    assert alive(node, quiet)
+
+
+def test_inodes(node: Node) -> None:
+    (writer, quiet) = node.run_pods(
+        held("writer", "files", "/tmp", "1500", "1"), vm.Pod("quiet", hogs.HOG, ("/bin/hog", "pids", "1"))
+    )
+    free = int(node.run("stat -f -c %d /var/lib/containerd").stdout)
+    start(node, f'hard = "imagefs.inodesFree<{free - 800}"')
+    assert events(node, "threshold_met") == []
+    begin(node, writer)
+    (evicted,) = wait_for(node, "evicted", timeout_s=120)
+    assert (evicted["pod_name"], evicted["starved"]) == ("writer", "inodes")
+    assert alive(node, quiet)
+
+
+def test_pids(node: Node) -> None:
+    node.run("sysctl -qw kernel.threads-max=1200")
+    (forking, quiet) = node.run_pods(
+        held("forking", "pids", "700"), vm.Pod("quiet", hogs.HOG, ("/bin/hog", "pids", "5"))
+    )
+    start(node, 'hard = "pid.available<600"')
+    begin(node, forking)
+    (evicted,) = wait_for(node, "evicted", timeout_s=120)
+    assert (evicted["pod_name"], evicted["starved"]) == ("forking", "pids")
+    changes = [each["condition"] for each in events(node, "condition_changed")]
+    assert changes == ["PIDPressure"]
+    assert alive(node, quiet)
+
+
+def test_without_containerd_nobody_goes_and_later_the_right_one_does(node: Node) -> None:
+    growing, quiet = node.run_pods(
+        held("growing", "memory", "16", "100", "216"), vm.Pod("quiet", hogs.HOG, ("/bin/hog", "pids", "1"))
+    )
+    start(node, f'hard = "memory.available<{available_mib(node) - 80}Mi"')
+    node.run("systemctl stop containerd")
+    begin(node, growing)
+    wait_for(node, "threshold_met")
+    wait_for(node, "runtime_unavailable")
+    assert alive(node, growing)
+    node.run("systemctl start containerd")
+    (evicted,) = wait_for(node, "evicted", timeout_s=120)
+    assert evicted["pod_name"] == "growing"
+    assert alive(node, quiet)
+
+
+def test_what_the_kernel_kills_is_told(node: Node) -> None:
+    start(node, 'hard = "memory.available<30Mi"')
+    (limited,) = node.run_pods(
+        held("limited", "memory", "8", "50", "200", resources={"memory_limit_in_bytes": 40 * MIB})
+    )
+    node.run("sleep 11")  # it has been seen before
+    begin(node, limited)
+    (told,) = wait_for(node, "oom_kill", timeout_s=30)
+    assert (told["pod_name"], told["pod_uid"]) == ("limited", limited.pod.uid)
+    assert told["container"] in ("main", "")

@@ -1,0 +1,333 @@
+"""The duty that evicts: what it reads, reclaims, chooses and tells, over scripted readings."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nodeagent.act.evict import EvictionOutcome, EvictionResult
+from nodeagent.act.reclaim import Reclaimed
+from nodeagent.config.eviction import EvictionSettings
+from nodeagent.daemon import log
+from nodeagent.daemon.board import Board
+from nodeagent.daemon.evicting import past_eviction
+from nodeagent.daemon.eviction import EvictionDuty, PassRecord
+from nodeagent.daemon.oom_watch import OomWatch
+from nodeagent.daemon.pressure import Ground, Seen
+from nodeagent.daemon.station import Station
+from nodeagent.daemon.turns import Pause, Turns
+from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError
+from nodeagent.host.signals import SignalPaths
+from nodeagent.model import Role
+from nodeagent.model.pods import PodHandle, PodsSeen
+from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, PodFacts
+from nodeagent.plan.eviction.policy import EvictionPolicy
+from tests.unit.plan.eviction.cases import at, disk, known, pod, read, thresholds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from nodeagent.plan.eviction.planner import Eviction
+    from nodeagent.plan.eviction.reclaim import ReclaimStep
+
+EASE = read(available_mib=900)
+LOW = read(available_mib=50)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time passes with the looks."""
+    monkeypatch.setattr("nodeagent.daemon.eviction.SETTLE_STEP_S", 0.0)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now(self) -> datetime:
+        return at(self.seconds).at
+
+    def monotonic_s(self) -> float:
+        return at(self.seconds).monotonic_s
+
+
+@dataclass
+class Node:
+    """What the duty sees and does; time passes with each look."""
+
+    clock: Clock = field(default_factory=Clock)
+    readings: Callable[[], tuple[Observation, ...]] = lambda: (EASE,)
+    pods: tuple[PodFacts, ...] = ()
+    outcomes: dict[str, EvictionOutcome] = field(default_factory=dict)
+    evicted: list[str] = field(default_factory=list)
+    reclaimed: list[str] = field(default_factory=list)
+    reclaim_error: Exception | None = None
+    gather_error: Exception | None = None
+    records: list[PassRecord] = field(default_factory=list)
+    limits: str = "memory.available<100Mi"
+    soft: dict[str, str] = field(default_factory=dict)
+    policy: EvictionPolicy = field(default_factory=EvictionPolicy)
+    layout: FilesystemLayout = FilesystemLayout.SINGLE
+    dry_run: bool = False
+    role: Role = Role.STANDALONE
+
+    def __post_init__(self) -> None:
+        self.stream = io.StringIO()
+        logger = log.configure("json", "info", self.stream)
+        self.station = Station(None, logger, self.clock, Board(self.clock), Turns(self.clock))  # type: ignore[arg-type]
+
+    async def look(self, ground: Ground) -> Seen:
+        del ground
+        self.clock.seconds += 0.1
+        moment = Moment(self.clock.now(), self.clock.monotonic_s())
+        return Seen(tuple(replace(each, observed_at=moment) for each in self.readings()), (), moment)
+
+    def now(self) -> Moment:
+        return Moment(self.clock.now(), self.clock.monotonic_s())
+
+    async def survey(self) -> Ground:
+        return Ground(SignalPaths("/"), self.layout, thresholds(self.limits, **self.soft))
+
+    async def gather(self, on_disk: bool) -> PodsSeen:
+        del on_disk
+        if self.gather_error is not None:
+            raise self.gather_error
+        here = tuple(each for each in self.pods if each.uid not in {f"uid-{name}" for name in self.evicted})
+        return PodsSeen(here, (), {each.uid: PodHandle(each.uid, ("s",)) for each in here}, self.now())
+
+    async def evict(self, eviction: Eviction, handle: PodHandle, hurry: asyncio.Event) -> EvictionResult:
+        assert handle.uid == eviction.pod.uid
+        outcome = self.outcomes.get(eviction.pod.name, EvictionOutcome.EVICTED)
+        if outcome is EvictionOutcome.EVICTED:
+            if eviction.grace_s:
+                await asyncio.wait_for(hurry.wait(), 5)
+            self.evicted.append(eviction.pod.name)
+        return EvictionResult(outcome, "", 0.5, hurry.is_set())
+
+    async def run(self, step: ReclaimStep, stop: asyncio.Event) -> Reclaimed:
+        if self.reclaim_error is not None:
+            raise self.reclaim_error
+        if stop.is_set():
+            raise NodeAgentError("told to stop")
+        self.reclaimed.append(step.text)
+        return Reclaimed(step, None)
+
+    async def note(self, record: PassRecord) -> None:
+        self.records.append(record)
+
+    def duty(self) -> EvictionDuty:
+        return EvictionDuty(
+            self.station,
+            EvictionSettings(enabled=True, policy=self.policy, thresholds=thresholds(self.limits, **self.soft)),
+            role=self.role,
+            dry_run=self.dry_run,
+            reader=self,  # type: ignore[arg-type]
+            survey=self.survey,
+            gather=self.gather,
+            evictor=self,
+            reclaimer=self,  # type: ignore[arg-type]
+            wakes=None,  # type: ignore[arg-type]
+            oom=OomWatch(self.station.logger),
+            note=self.note,
+            knows_limits=False,
+        )
+
+    def told(self, name: str = "") -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in self.stream.getvalue().splitlines()]
+        return [each for each in lines if not name or each["event"] == name]
+
+    def result(self) -> str:
+        return self.station.board.lines[0].result
+
+
+async def turn(node: Node, duty: EvictionDuty | None = None) -> float:
+    return await (duty or node.duty()).turn(asyncio.Event())
+
+
+async def test_a_node_at_ease_is_left_alone() -> None:
+    node = Node(pods=(pod(),))
+    assert await turn(node) > 1
+    assert (node.evicted, node.result(), node.told()) == ([], "at-ease", [])
+
+
+async def test_one_pod_goes_in_a_pass_and_the_next_looks_again() -> None:
+    node = Node(pods=(pod("small", memory=10), pod("big", memory=500)))
+    node.readings = lambda: (LOW,) if not node.evicted else (EASE,)
+    duty = node.duty()
+    await turn(node, duty)
+    assert node.evicted == ["big"]
+    await turn(node, duty)
+    assert node.evicted == ["big"]
+    assert [each["event"] for each in node.told()] == [
+        "condition_changed",
+        "threshold_met",
+        "evicting",
+        "evicted",
+        "threshold_cleared",
+    ]
+    (record,) = node.records
+    assert (record.eviction.pod.name, record.after) == ("big", EASE.available)
+    past = past_eviction(record)
+    document = json.loads(past.eviction)
+    assert [each["name"] for each in document["ranking"]] == ["shop/big", "shop/small"]
+    assert document["available_before"] == LOW.available
+
+
+@pytest.mark.parametrize("outcome", [EvictionOutcome.FAILED, EvictionOutcome.CHANGED])
+async def test_a_pod_that_cannot_go_gives_way_to_the_next(outcome: EvictionOutcome) -> None:
+    node = Node(pods=(pod("stuck", memory=500), pod("next", memory=400)), readings=lambda: (LOW,))
+    node.outcomes["stuck"] = outcome
+    await turn(node)
+    assert node.evicted == ["next"]
+    assert [each["outcome"] for each in node.told("eviction_failed")] == [outcome.value]
+
+
+async def test_a_pod_that_went_by_itself_ends_the_pass() -> None:
+    node = Node(pods=(pod("gone", memory=500), pod("next", memory=400)), readings=lambda: (LOW,))
+    node.outcomes["gone"] = EvictionOutcome.GONE
+    await turn(node)
+    assert (node.evicted, node.result()) == ([], "gone")
+
+
+async def test_protected_pods_stay_and_that_nobody_goes_is_told_once() -> None:
+    node = Node(pods=(pod(namespace="kube-system"), pod("static", static=known(value=True))))
+    node.readings = lambda: (LOW,)
+    duty = node.duty()
+    assert await turn(node, duty) == 10.0
+    await turn(node, duty)
+    assert node.evicted == []
+    (told,) = node.told("no_pod_to_evict")
+    assert told["because"] == "1 protected-namespace, 1 static-pod"
+
+
+async def test_the_node_gives_back_first_and_pods_only_go_if_that_is_not_enough() -> None:
+    node = Node(
+        limits="nodefs.available<10%",
+        pods=(pod("writer", writable=disk(300)),),
+        readings=lambda: (read("nodefs.available", 50),),
+    )
+    await turn(node)
+    assert node.reclaimed == ["dead-containers on nodefs", "logs on nodefs", "unused-images on nodefs"]
+    assert node.evicted == ["writer"]
+
+    enough = Node(limits="nodefs.available<10%", pods=(pod("writer", writable=disk(300)),))
+    enough.readings = lambda: (read("nodefs.available", 50 if len(enough.reclaimed) < 2 else 500),)
+    await turn(enough)
+    assert enough.reclaimed == ["dead-containers on nodefs", "logs on nodefs"]
+    assert (enough.evicted, enough.result()) == ([], "reclaimed")
+
+
+async def test_while_another_process_reclaims_no_pod_goes() -> None:
+    node = Node(
+        limits="nodefs.available<10%",
+        pods=(pod("writer", writable=disk(300)),),
+        readings=lambda: (read("nodefs.available", 50),),
+        reclaim_error=PassBusyError("another pass is running"),
+    )
+    assert await turn(node) <= 1
+    assert (node.evicted, node.result()) == ([], "reclaiming")
+
+
+async def test_a_step_that_fails_does_not_keep_pods_for_ever() -> None:
+    node = Node(
+        limits="nodefs.available<10%",
+        pods=(pod("writer", writable=disk(300)),),
+        readings=lambda: (read("nodefs.available", 50),),
+        reclaim_error=NodeAgentError("no snapshot"),
+    )
+    await turn(node)
+    assert node.evicted == ["writer"]
+    assert len(node.told("reclaim_failed")) == 3
+
+
+async def test_a_dry_run_tells_once_and_touches_nothing() -> None:
+    node = Node(pods=(pod(),), readings=lambda: (LOW,), dry_run=True)
+    duty = node.duty()
+    await turn(node, duty)
+    await turn(node, duty)
+    assert node.evicted == []
+    (told,) = node.told("would_evict")
+    assert told["pod_name"] == "web"
+    assert [each.dry_run for each in node.records] == [True]
+
+
+async def test_the_limit_of_evictions_stops_and_is_told() -> None:
+    node = Node(
+        pods=tuple(pod(f"p{number}") for number in range(4)),
+        readings=lambda: (LOW,),
+        policy=EvictionPolicy(max_evictions_per_window=2),
+    )
+    duty = node.duty()
+    for _ in range(4):
+        await turn(node, duty)
+    assert len(node.evicted) == 2
+    (told,) = node.told("eviction_limit_reached")
+    assert told["level"] == "error"
+
+
+async def test_while_paused_nobody_goes() -> None:
+    node = Node(pods=(pod(),), readings=lambda: (LOW,))
+    node.station.turns.hold(Pause("shutdown", "the node goes down"))
+    await turn(node)
+    assert (node.evicted, node.result()) == ([], "pressure")
+
+
+async def test_a_hard_threshold_cuts_a_soft_grace_short() -> None:
+    node = Node(
+        pods=(pod("slow", memory=500),),
+        limits="memory.available<100Mi",
+        soft={"soft": "memory.available<300Mi", "soft_grace_period": "memory.available=50ms"},
+    )
+    looks = 0
+
+    def readings() -> tuple[Observation, ...]:
+        nonlocal looks
+        looks += 1
+        return (read(available_mib=200 if looks < 6 else 50),)
+
+    node.readings = readings
+    duty = node.duty()
+    for _ in range(3):
+        await turn(node, duty)
+        if node.evicted:
+            break
+    assert node.evicted == ["slow"]
+    assert node.records[0].result.hurried
+    assert len(node.told("eviction_hurried")) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "result"),
+    [
+        (RuntimeUnavailableError("no socket"), "runtime-unavailable"),
+        (NodeAgentError("x"), "failed"),
+        (KeyError("bug"), "crashed"),
+    ],
+)
+async def test_what_fails_ends_the_pass_and_the_next_goes_on(error: Exception, result: str) -> None:
+    node = Node(pods=(pod(),), readings=lambda: (LOW,), gather_error=error)
+    duty = node.duty()
+    await turn(node, duty)
+    assert (node.evicted, node.result()) == ([], result)
+    node.gather_error = None
+    await turn(node, duty)
+    assert node.evicted == ["web"]
+
+
+async def test_beside_a_kubelet_it_says_what_happens_next() -> None:
+    node = Node(pods=(pod(),), readings=lambda: (LOW,), role=Role.BESIDE_KUBELET)
+    await turn(node)
+    (told,) = node.told("evicted")
+    assert "kubelet" in told["next"]
+
+
+def test_what_is_remembered_outlives_the_duty() -> None:
+    node = Node(pods=(pod(),), readings=lambda: (LOW,))
+    asyncio.run(turn(node))
+    assert len(node.station.eviction.evicted_s) == 1
