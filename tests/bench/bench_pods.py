@@ -1,4 +1,6 @@
-"""CPU of one look at the pods, on a simulated runtime with 110 pods and 300 containers and a cgroup tree of files.
+"""CPU of one eviction pass, from the signals to the victim, on a simulated runtime with 110 pods and 300 containers.
+
+The cgroups are a tree of files.
 
 The runtime runs in a process of its own, so that what it uses does not count; the time waited for it does not either.
 The first look, which asks for every sandbox and container once, is told apart. Exit code 1 if the budget is missed.
@@ -14,12 +16,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from nodeagent.clock import SystemClock
+from nodeagent.host.signals import SignalPaths, read_signals
 from nodeagent.model import Role
+from nodeagent.model.pressure import FilesystemLayout, Moment, Signal
+from nodeagent.plan.eviction.grammar import parse_thresholds
+from nodeagent.plan.eviction.planner import plan_eviction
+from nodeagent.plan.eviction.policy import EvictionPolicy
+from nodeagent.plan.eviction.state import EvictionState, evaluate
 from nodeagent.pods import PodSettings, PodWatcher
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.cri import CriClient
@@ -78,10 +87,26 @@ async def measure(socket: Path, root: Path, runs: int) -> tuple[float, list[floa
         for _ in range(runs):
             gc.collect()
             began, began_wall = time.process_time(), time.perf_counter()
-            await watcher.gather()
+            await decide(watcher)
             cpu_ms.append((time.process_time() - began) * 1000)
             wall_ms.append((time.perf_counter() - began_wall) * 1000)
         return first_ms, cpu_ms, wall_ms
+
+
+async def decide(watcher: PodWatcher) -> None:
+    """Make one pass under memory pressure, up to the victim."""
+    clock, policy = SystemClock(), EvictionPolicy()
+    observations, _ = read_signals(SignalPaths("/"), clock)
+    observations = tuple(
+        replace(each, available=MIB) if each.signal is Signal.MEMORY_AVAILABLE else each for each in observations
+    )
+    now = Moment(clock.now(), clock.monotonic_s())
+    evaluation = evaluate(EvictionState(), observations, parse_thresholds(), policy, now=now)
+    seen = await watcher.gather()
+    plan = plan_eviction(
+        evaluation, seen.facts, policy, layout=FilesystemLayout.SINGLE, now=now, observations=observations
+    )
+    assert plan.victim is not None
 
 
 def main() -> None:
@@ -105,11 +130,11 @@ def main() -> None:
                 process.terminate()
     print(f"{f'{PODS} pods, {CONTAINERS} containers':58} {'min':>9} {'median':>9} {'max':>9}")
     for what, taken in (
-        ("one look, CPU [ms]", cpu_ms),
-        ("one look, wall, the runtime's answers included [ms]", wall_ms),
+        ("one pass, CPU [ms]", cpu_ms),
+        ("one pass, wall, the runtime's answers included [ms]", wall_ms),
     ):
         print(f"{what:58} {min(taken):9.1f} {statistics.median(taken):9.1f} {max(taken):9.1f}")
-    print(f"the first look, CPU: {first_ms:.0f} ms")
+    print(f"the first look at the pods, CPU: {first_ms:.0f} ms")
     sys.exit(min(cpu_ms) > BUDGET_MS)
 
 
