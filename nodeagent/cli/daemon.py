@@ -11,7 +11,6 @@ import gc
 import os
 import pickle  # from this process to itself
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from nodeagent.cli.exit_codes import ExitCode, fail, guarded
@@ -31,10 +30,10 @@ def run_daemon(path: Path | None, overrides: Mapping[str, str | int], *, dry_run
     Raises:
         ConfigError: the configuration cannot be used; nothing was started.
     """
-    from nodeagent.cli.session import load_settings  # noqa: PLC0415 - not for the bare daemon
+    from nodeagent.config.handing import checked  # noqa: PLC0415 - not for the bare daemon
+    from nodeagent.config.settings import Origin  # noqa: PLC0415
 
-    settings = load_settings(path, overrides)
-    settings = replace(settings, dry_run=dry_run or settings.dry_run)
+    settings = checked(Origin(path, tuple(overrides.items()), dry_run))
     handed = os.memfd_create("settings")
     os.write(handed, pickle.dumps(settings))
     os.set_inheritable(handed, True)

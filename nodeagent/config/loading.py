@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 import stat
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -22,35 +23,156 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 DEFAULT_PATH: Final = Path("/etc/nodeagent/config.toml")
+ENVIRONMENT_PREFIX: Final = "NODEAGENT_"
+_TEST_PREFIX: Final = "NODEAGENT_TEST_"
+_OTHER_VARIABLES: Final = frozenset({"NODEAGENT_COMPLETE"})
 _COMMAND_LINE: Final = "command line"
+_DEFAULT: Final = "default"
 _SHOWN: Final = 80
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A checked configuration and the file it came from, if any."""
+    """A checked configuration and where it came from.
+
+    Attributes:
+        source: the file, if any.
+        dropins: the files beside it that were read after it, in order.
+        origins: dotted key of each value that is not a default, to where it was set.
+    """
 
     config: Config
     source: Path | None
+    dropins: tuple[Path, ...] = ()
+    origins: Mapping[str, str] = field(default_factory=dict)
 
 
-def load(path: Path | None = None, overrides: Mapping[str, str | int] | None = None) -> Loaded:
+def load(
+    path: Path | None = None,
+    overrides: Mapping[str, str | int] | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Loaded:
     """Return the configuration of ``path``, or of the default path if there is such a file.
 
-    ``overrides`` are dotted keys from the command line, such as ``image_gc.high_threshold_percent``.
+    Later ones go before earlier ones: the file, the ``*.toml`` files of the directory ``NAME.d`` beside it in the
+    order of their names, the environment, the command line. Tables are merged, all else is replaced.
+
+    Args:
+        path: the file; ``None`` for the default one.
+        overrides: dotted keys from the command line, such as ``image_gc.high_threshold_percent``.
+        environment: variables such as ``NODEAGENT_IMAGE_GC__HIGH_THRESHOLD_PERCENT``.
 
     Raises:
-        ConfigError: one line per fault: file, key, value, what is wrong, what is allowed.
+        ConfigError: one line per fault: where, key, value, what is wrong, what is allowed.
     """
-    overrides = overrides or {}
     source, document = _read(path)
-    for key, value in overrides.items():
+    origins: dict[str, str] = {}
+    _merge({}, document, str(source), origins)
+    dropins = _dropins(source or path or DEFAULT_PATH)
+    for each in dropins:
+        _merge(document, _read(each)[1], str(each), origins)
+    faults = []
+    for name, text in sorted(environment.items()):
+        if not name.startswith(ENVIRONMENT_PREFIX) or name in _OTHER_VARIABLES or name.startswith(_TEST_PREFIX):
+            continue
+        try:
+            key = _key_of_variable(name)
+            _put(document, key, _typed(key, text))
+        except ValueError as error:
+            faults.append(f"environment: {name} = {_value(text)}: {error}")
+            continue
+        origins[key] = f"environment: {name}"
+    for key, value in (overrides or {}).items():
         _put(document, key, value)
+        origins[key] = _COMMAND_LINE
     try:
-        return Loaded(Config.model_validate(document), source)
+        config = Config.model_validate(document)
     except ValidationError as error:
-        faults = [_fault(each, source, overrides) for each in error.errors(include_url=False)]
-        raise ConfigError("\n".join(dict.fromkeys(faults))) from error
+        faults += [_fault(each, source, origins) for each in error.errors(include_url=False)]
+    if faults:
+        raise ConfigError("\n".join(dict.fromkeys(faults)))
+    return Loaded(config, source, dropins, origins)
+
+
+def effective(loaded: Loaded) -> dict[str, tuple[object, str]]:
+    """Return every value in force by its dotted key, with where it was set."""
+    found: dict[str, tuple[object, str]] = {}
+    for name in Config.model_fields:
+        value = getattr(loaded.config, name)
+        if isinstance(value, BaseModel):
+            for inner in type(value).model_fields:
+                key = f"{name}.{inner}"
+                found[key] = getattr(value, inner), _origin(key, loaded.origins) or _DEFAULT
+        else:
+            found[name] = value, _origin(name, loaded.origins) or _DEFAULT
+    return found
+
+
+def _merge(document: dict[str, object], more: Mapping[str, object], where: str, origins: dict[str, str]) -> None:
+    """Put a file's values over those before it, noting where each comes from."""
+
+    def into(table: dict[str, object], values: Mapping[str, object], prefix: str) -> None:
+        for key, value in values.items():
+            name = f"{prefix}{key}"
+            if not isinstance(value, dict):
+                table[key] = value
+                origins[name] = where
+                continue
+            inner = table.setdefault(key, {})
+            if not isinstance(inner, dict):
+                inner = table[key] = {}
+            into(inner, value, f"{name}.")
+
+    into(document, more, "")
+
+
+def _dropins(path: Path) -> tuple[Path, ...]:
+    directory = path.with_name(f"{path.stem}.d")
+    try:
+        return tuple(sorted(each for each in directory.iterdir() if each.suffix == ".toml"))
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+    except OSError as error:
+        raise ConfigError(f"{directory}: cannot be read: {error.strerror or error}") from error
+
+
+def _variables() -> dict[str, str]:
+    """Return the key that each variable stands for, by its name without the prefix."""
+    found: dict[str, str] = {}
+    for name, described in Config.model_fields.items():
+        section = described.annotation
+        if isinstance(section, type) and issubclass(section, BaseModel):
+            found |= {f"{name}__{key}".upper(): f"{name}.{key}" for key in section.model_fields}
+        else:
+            found[name.upper()] = name
+    return found
+
+
+def _key_of_variable(name: str) -> str:
+    known = _variables()
+    asked = name.removeprefix(ENVIRONMENT_PREFIX)
+    if asked in known:
+        return known[asked]
+    near = difflib.get_close_matches(asked, known, n=1)
+    hint = f"; did you mean {ENVIRONMENT_PREFIX}{near[0]}?" if near else ""
+    raise ValueError(f"no setting has that variable: write {ENVIRONMENT_PREFIX}SECTION__KEY{hint}")
+
+
+def _typed(key: str, text: str) -> object:
+    """Return a variable's text as the value that its setting takes; the model judges it like one of a file."""
+    model: type[BaseModel] = Config
+    *sections, last = key.split(".")
+    for section in sections:
+        inner = model.model_fields[section].annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            model = inner
+    kind = model.model_fields[last].annotation
+    if kind is str or get_origin(kind) is Literal:
+        return text
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text  # the model says what it should be
 
 
 def _read(path: Path | None) -> tuple[Path | None, dict[str, object]]:
@@ -77,7 +199,7 @@ def _read(path: Path | None) -> tuple[Path | None, dict[str, object]]:
         raise ConfigError(f"{chosen}: not usable TOML: nested too deeply") from error
 
 
-def _put(document: dict[str, object], key: str, value: str | int) -> None:
+def _put(document: dict[str, object], key: str, value: object) -> None:
     *sections, last = key.split(".")
     table = document
     for section in sections:
@@ -88,11 +210,19 @@ def _put(document: dict[str, object], key: str, value: str | int) -> None:
     table[last] = value
 
 
-def _fault(error: ErrorDetails, source: Path | None, overrides: Mapping[str, str | int]) -> str:
+def _origin(key: str, origins: Mapping[str, str]) -> str:
+    """Return where a key, or the first of what is in it, was set."""
+    if key in origins:
+        return origins[key]
+    parts = key.split(".")
+    above = next((origins[up] for end in range(len(parts) - 1, 0, -1) if (up := ".".join(parts[:end])) in origins), "")
+    return above or next((where for each, where in origins.items() if each.startswith(f"{key}.")), "")
+
+
+def _fault(error: ErrorDetails, source: Path | None, origins: Mapping[str, str]) -> str:
     location = error["loc"]
     key = ".".join(_key(part) for part in location)
-    given = any(override == key or override.startswith(f"{key}.") for override in overrides)
-    where = _COMMAND_LINE if given else str(source) if source is not None else "defaults"
+    where = _origin(key, origins) or (str(source) if source is not None else "defaults")
     if error["type"] == "extra_forbidden":
         return f"{where}: {key} = {_value(error['input'])}: unknown key{_nearest(location)}"
     what = _sentence(error)

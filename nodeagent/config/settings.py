@@ -15,6 +15,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Where settings come from, so that they can be loaded again.
+
+    Attributes:
+        path: the file; ``None`` for the default one.
+        overrides: dotted keys from the command line, with their values.
+        dry_run: whether the command line says that removals are only told.
+    """
+
+    path: Path | None = None
+    overrides: tuple[tuple[str, str | int], ...] = ()
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """What an agent is composed from.
 
@@ -39,6 +54,8 @@ class Settings:
         policy: the settings of the planners.
         eviction: when and how pods are evicted.
         kubelet: where more is known of pods.
+        origin: where all this comes from.
+        values: every setting by its dotted key, as it would be written in a file.
     """
 
     role: Role | None
@@ -61,3 +78,5 @@ class Settings:
     history_bytes: int
     eviction: EvictionSettings = field(default_factory=EvictionSettings)
     kubelet: KubeletSettings = field(default_factory=KubeletSettings)
+    origin: Origin = field(default_factory=Origin)
+    values: tuple[tuple[str, str], ...] = ()

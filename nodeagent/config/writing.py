@@ -40,16 +40,17 @@ def to_toml(config: Config, *, commented: bool) -> str:
 
 
 def _setting(name: str, field: FieldInfo, value: object, default: object, *, commented: bool) -> list[str]:
-    line = f"{name} = {_toml(value)}"
+    line = f"{name} = {toml_value(value)}"
     if not commented:
         return [line]
     text = textwrap.wrap(f"{field.description} Form: {_form(field)}.", 110)
     return ["", *(f"# {each}" for each in text), f"#{line}" if value == default else line]
 
 
-def _toml(value: object) -> str:
+def toml_value(value: object) -> str:
+    """Return a setting's value as it is written in a file."""
     if isinstance(value, tuple | list):
-        return "[" + ", ".join(_toml(each) for each in value) + "]"
+        return "[" + ", ".join(toml_value(each) for each in value) + "]"
     if isinstance(value, bool | int):
         return json.dumps(value)
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
@@ -86,7 +87,7 @@ def reference() -> str:
             if isinstance(value, BaseModel):
                 continue
             form = _form(field).replace("|", "\\|")
-            lines.append(f"| `{key}` | {form} | `{_toml(value)}` | {field.description} |")
+            lines.append(f"| `{key}` | {form} | `{toml_value(value)}` | {field.description} |")
     return "\n".join(lines) + "\n"
 
 

@@ -43,6 +43,8 @@ class Station:
         agent: the one in force; ``None`` while none is composed.
         wake: for each loop by name, set to have it run at once.
         eviction: what is remembered of thresholds and evictions.
+        reload: set to have the configuration read again.
+        config_problem: why the configuration on disk is not in force; empty if it is.
     """
 
     settings: Settings
@@ -54,6 +56,8 @@ class Station:
     agent: Agent | None = None
     wake: dict[str, asyncio.Event] = field(default_factory=dict)
     eviction: EvictionState = field(default_factory=EvictionState)
+    reload: asyncio.Event = field(default_factory=asyncio.Event)
+    config_problem: str = ""
 
     def __post_init__(self) -> None:
         self.renew = asyncio.Event()
@@ -64,8 +68,10 @@ class Station:
         self._next = settings
         self.renew.set()
 
-    def take_next(self) -> None:
-        """Put the settings in force that were swapped in, if any."""
+    def take_next(self) -> Settings | None:
+        """Put the settings in force that were swapped in; return those before, ``None`` if none were."""
+        earlier = None
         if self._next is not None:
-            self.settings, self._next = self._next, None
+            earlier, self.settings, self._next = self.settings, self._next, None
         self.renew.clear()
+        return earlier

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import signal
 from typing import TYPE_CHECKING
 
+from nodeagent.act.collect import plans_for
 from nodeagent.act.outcomes import PassEnd
 from nodeagent.clock import SystemClock
 from nodeagent.daemon.agent import open_agent
 from nodeagent.daemon.board import Board
 from nodeagent.daemon.evicting import eviction_duties
 from nodeagent.daemon.loops import SILENCE_S, Loop, RuntimeWatch, log_report, log_result, wait_for_any
+from nodeagent.daemon.service import WEDGE, ReloadDuty, WatchdogDuty, WedgeDuty
 from nodeagent.daemon.station import Station
 from nodeagent.daemon.turns import Turns
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
+from nodeagent.host.notify import Notifier
 from nodeagent.plan.breakdown import describe
 from nodeagent.plan.scope import Scope
 
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.breakdown import Breakdown
 
 STOP_WITHIN_S = 8.0
+_NAMED = 10
 
 
 async def supervise(settings: Settings, logger: FilteringBoundLogger, *, once: bool) -> PassEnd:
@@ -54,12 +59,13 @@ async def supervise(settings: Settings, logger: FilteringBoundLogger, *, once: b
     loop = asyncio.get_running_loop()
 
     def end() -> None:
+        Notifier().stopping()
         station.stop.set()
         station.turns.end()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
-    loop.add_signal_handler(signal.SIGHUP, lambda: logger.warning("reload_not_supported", hint="restart the agent"))
+    loop.add_signal_handler(signal.SIGHUP, station.reload.set)
     try:
         if once:
             async with open_agent(settings, record=True, dry_run=settings.dry_run) as agent:
@@ -75,8 +81,13 @@ async def supervise(settings: Settings, logger: FilteringBoundLogger, *, once: b
 
 def lasting_duties(station: Station) -> Sequence[Duty]:
     """Return the duties that go on over reloads."""
-    del station
-    return ()
+    notifier = Notifier()
+    wedge = os.environ.get(WEDGE)
+    return (
+        WatchdogDuty(station, notifier),
+        ReloadDuty(station, notifier),
+        *((WedgeDuty(wedge),) if wedge else ()),
+    )
 
 
 def agent_duties(station: Station, agent: Agent) -> Sequence[Duty]:
@@ -91,16 +102,17 @@ async def _all_duties(station: Station) -> None:
             tasks.create_task(duty.run(station.stop))
         runtime = RuntimeWatch(station.logger)
         while not station.stop.is_set():
-            station.take_next()
             try:
-                await _one_agent(station)
+                await _one_agent(station, station.take_next())
                 runtime.answered()
             except RuntimeUnavailableError as error:
                 await wait_for_any(runtime.lost(error), station.stop, station.renew)
 
 
-async def _one_agent(station: Station) -> None:
+async def _one_agent(station: Station, earlier: Settings | None) -> None:
     """Compose an agent from the settings in force and do its duties until told to stop, or to compose it anew.
+
+    ``earlier`` are the settings before a reload.
 
     Raises:
         RuntimeUnavailableError: no runtime is configured and none is found.
@@ -108,7 +120,10 @@ async def _one_agent(station: Station) -> None:
     settings = station.settings
     async with open_agent(settings, record=True, dry_run=settings.dry_run, clock=station.clock) as agent:
         _tell_start(agent, station.logger)
+        if earlier is not None:
+            await _tell_effect(agent, earlier, station.logger)
         station.agent = agent
+        Notifier().ready()
         done = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -132,6 +147,25 @@ async def _first_set(stop: asyncio.Event, renew: asyncio.Event) -> None:
     finally:
         for wait in waits:
             wait.cancel()
+
+
+async def _tell_effect(agent: Agent, earlier: Settings, logger: FilteringBoundLogger) -> None:
+    """Log what the next passes remove that they would not have removed before a reload."""
+    try:
+        preview = await agent.collector.preview(Scope.ALL)
+    except NodeAgentError as error:
+        logger.warning("reload_effect_unknown", error=str(error))
+        return
+    before = {each.id for plan in plans_for(Scope.ALL, preview.snapshot, earlier.policy) for each in plan.removals}
+    more = [each for each in preview.removals if each.id not in before]
+    if more:
+        logger.warning(
+            "reload_removes_more",
+            items=len(more),
+            frees_bytes=sum(each.frees_bytes or 0 for each in more),
+            names=[each.name for each in more[:_NAMED]],
+            dry_run=agent.dry_run,
+        )
 
 
 def _tell_start(agent: Agent, logger: FilteringBoundLogger) -> None:

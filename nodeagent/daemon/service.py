@@ -1,0 +1,130 @@
+"""What the daemon owes its service manager: readiness, a fed watchdog, and reloads."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle  # to and from our own child
+import sys
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.daemon.loops import wait_for_any
+from nodeagent.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodeagent.config.settings import Settings
+    from nodeagent.daemon.station import Station
+    from nodeagent.host.notify import Notifier
+
+WEDGE: Final = "NODEAGENT_TEST_WEDGE"
+"""For the test of the watchdog: a file; once it is there the loop is blocked for good."""
+
+_CHECK_WITHIN_S: Final = 30.0
+_WEDGE_LOOK_S: Final = 0.2
+
+
+class WatchdogDuty:
+    """Feeds the service manager's watchdog for as long as every duty makes progress."""
+
+    def __init__(self, station: Station, notifier: Notifier) -> None:
+        self._station = station
+        self._notifier = notifier
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Feed until told to stop."""
+        every_s = self._notifier.watchdog_s
+        if every_s is None:
+            return
+        told: tuple[str, ...] = ()
+        while not stop.is_set():
+            stuck = self._station.board.stuck()
+            if not stuck:
+                self._notifier.alive()
+            elif stuck != told:
+                self._station.logger.error("duties_stuck", duties=list(stuck))
+            told = stuck
+            await wait_for_any(every_s / 3, stop)
+
+
+class WedgeDuty:
+    """Blocks the loop when a test asks for it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Look for the file until told to stop."""
+        while not await wait_for_any(_WEDGE_LOOK_S, stop):
+            while os.path.exists(self._path):  # noqa: ASYNC240, PTH110 - to block is the purpose
+                pass
+
+
+class ReloadDuty:
+    """Reads the configuration again when asked to, and puts it in force if it is good."""
+
+    def __init__(self, station: Station, notifier: Notifier) -> None:
+        self._station = station
+        self._notifier = notifier
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Reload whenever asked to, until told to stop."""
+        asked = self._station.reload
+        while not stop.is_set():
+            await wait_for_any(_CHECK_WITHIN_S * 100, stop, asked)
+            if stop.is_set():
+                return
+            asked.clear()
+            self._notifier.reloading()
+            await self._reload()
+            self._notifier.ready()
+
+    async def _reload(self) -> None:
+        station = self._station
+        try:
+            made = await read_again(station.settings)
+        except ConfigError as error:
+            station.config_problem = str(error)
+            station.logger.error("config_refused", error=str(error), hint="the running one stays in force")  # noqa: TRY400 - no bug
+            return
+        station.config_problem = ""
+        changes = differences(dict(station.settings.values), dict(made.values))
+        station.logger.info("config_reloaded", changes=changes)
+        if changes:
+            station.swap(made)
+
+
+async def read_again(settings: Settings) -> Settings:
+    """Return the settings as their origin has them now, checked by a process of its own.
+
+    Raises:
+        ConfigError: they cannot be used, or could not be checked.
+    """
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "nodeagent.config.handing",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        told, errors = await asyncio.wait_for(child.communicate(pickle.dumps(settings.origin)), _CHECK_WITHIN_S)
+    except TimeoutError as error:
+        child.kill()
+        await child.wait()
+        raise ConfigError(f"the configuration was not checked within {_CHECK_WITHIN_S:g} s") from error
+    if child.returncode:
+        raise ConfigError(errors.decode(errors="replace").strip() or f"its check ended with {child.returncode}")
+    made: Settings = pickle.loads(told)  # noqa: S301 - written by our own child
+    return made
+
+
+def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Return the settings that differ, each in one line."""
+    return [
+        f"{key}: {before.get(key, '(none)')} -> {after.get(key, '(none)')}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key)
+    ]

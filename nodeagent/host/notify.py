@@ -1,0 +1,56 @@
+"""Telling the service manager how it goes. Without one nothing happens.
+
+Source: sd_notify(3), systemd.service(5), ``WatchdogSec=``.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Notifier:
+    """The service manager's socket, as the environment names it."""
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self._address = environment.get("NOTIFY_SOCKET", "")
+        microseconds = environment.get("WATCHDOG_USEC", "")
+        ours = environment.get("WATCHDOG_PID", "") in ("", str(os.getpid()))
+        self.watchdog_s = int(microseconds) / 1e6 if microseconds.isdecimal() and ours else None
+
+    def ready(self, status: str = "") -> None:
+        """Say that start-up, or a reload, is done."""
+        self._send("READY=1", status)
+
+    def reloading(self) -> None:
+        """Say that a reload begins."""
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+    def stopping(self) -> None:
+        """Say that the end begins."""
+        self._send("STOPPING=1")
+
+    def status(self, text: str) -> None:
+        """Say in one line how it goes."""
+        self._send("", text)
+
+    def alive(self) -> None:
+        """Feed the watchdog."""
+        self._send("WATCHDOG=1")
+
+    def _send(self, state: str, status: str = "") -> None:
+        if not self._address.startswith(("/", "@")):
+            return
+        address = f"\0{self._address[1:]}" if self._address.startswith("@") else self._address
+        lines = [line for line in (state, f"STATUS={' '.join(status.split())}" if status else "") if line]
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+                sender.setblocking(False)
+                sender.sendto("\n".join(lines).encode(), address)
+        except OSError:
+            return  # nobody listens, or its queue is full: the next one will do
