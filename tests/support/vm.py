@@ -60,7 +60,7 @@ _KEPT = 3  # of disks and bases, for other checkouts and branches
 # fmt: off
 _PACKAGES = (
     "systemd", "systemd-sysv", "dbus", "udev", "linux-image-cloud-amd64", "containerd", "runc", "busybox-static",
-    "python3", "python3-venv", "iproute2", "procps", "kmod",
+    "python3", "python3-venv", "iproute2", "procps", "kmod", "e2fsprogs",
 )
 _MASKED = (
     "apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "fstrim.timer", "getty@tty1.service",
