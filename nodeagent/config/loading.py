@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 DEFAULT_PATH: Final = Path("/etc/nodeagent/config.toml")
 ENVIRONMENT_PREFIX: Final = "NODEAGENT_"
-_TEST_PREFIX: Final = "NODEAGENT_TEST_"
-_OTHER_VARIABLES: Final = frozenset({"NODEAGENT_COMPLETE"})
+_NOT_SETTINGS: Final = ("NODEAGENT_TEST_", "NODEAGENT_SERVICE_", "NODEAGENT_PORT")
+"""Tests have variables of their own, and Kubernetes makes some after the name of a Service."""
 _COMMAND_LINE: Final = "command line"
 _DEFAULT: Final = "default"
 _SHOWN: Final = 80
@@ -73,7 +73,7 @@ def load(
         _merge(document, _read(each)[1], str(each), origins)
     faults = []
     for name, text in sorted(environment.items()):
-        if not name.startswith(ENVIRONMENT_PREFIX) or name in _OTHER_VARIABLES or name.startswith(_TEST_PREFIX):
+        if not name.startswith(ENVIRONMENT_PREFIX) or name.startswith(_NOT_SETTINGS):
             continue
         try:
             key = _key_of_variable(name)

@@ -402,8 +402,10 @@ class HistorySection(Section):
 class LogSection(Section):
     """The agent's own log, on standard error."""
 
-    format: Literal["auto", "console", "json"] = Field(
-        "auto", description="Form of the lines. auto: console on a terminal, JSON elsewhere."
+    format: Literal["auto", "journal", "console", "json"] = Field(
+        "auto",
+        description="Form of the log. journal: entries with fields, see systemd.journal-fields; auto: console on a "
+        "terminal, the journal where standard error goes there, JSON elsewhere.",
     )
     level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe level that is logged. debug also tells every kept item."

@@ -10,6 +10,9 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
+from nodeagent.daemon.events import journal_fields
+from nodeagent.host.journal import Journal, is_connected_to_stderr
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
@@ -34,6 +37,22 @@ def _without_rich() -> Iterator[None]:
 with _without_rich():
     import structlog
 
+
+class _JournalRenderer:
+    """Sends events to journald; one that it does not take goes on as a line of JSON, as everywhere else."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._line = structlog.processors.JSONRenderer(ensure_ascii=False)
+
+    def __call__(
+        self, logger: object, name: str, values: structlog.typing.EventDict
+    ) -> str | bytes | structlog.typing.EventDict:
+        if self._journal.send(journal_fields(values)):
+            raise structlog.DropEvent
+        return self._line(logger, name, values)
+
+
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -41,14 +60,17 @@ def configure(form: str, level: str, stream: TextIO | None = None) -> FilteringB
     """Set up logging to ``stream`` (standard error by default) and return the agent's logger.
 
     Args:
-        form: ``console``, ``json``, or ``auto`` for console on a terminal and JSON elsewhere.
+        form: ``console``, ``json``, ``journal``, or ``auto`` for console on a terminal, the journal where standard
+            error goes there, and JSON elsewhere.
         level: ``debug``, ``info``, ``warning`` or ``error``.
         stream: where lines go.
     """
     out = stream if stream is not None else sys.stderr
     console = form == "console" or (form == "auto" and out.isatty())
     renderer: structlog.typing.Processor
-    if console:
+    if form == "journal" or (form == "auto" and stream is None and is_connected_to_stderr()):
+        renderer = _JournalRenderer(Journal())
+    elif console:
         renderer = structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback)
     else:
         renderer = structlog.processors.JSONRenderer(ensure_ascii=False)

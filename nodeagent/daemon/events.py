@@ -1,0 +1,181 @@
+"""Every event the agent logs, with its fixed id and its sentence for people.
+
+An event missing here is logged all the same, without an id. The explanations for ``journalctl -x`` are in
+``systemd/nodeagent.catalog``; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Event(NamedTuple):
+    """A kind of event.
+
+    Attributes:
+        message_id: journald's ``MESSAGE_ID``; never changed.
+        sentence: in which the event's own values are filled in.
+    """
+
+    message_id: str
+    sentence: str
+
+
+EVENTS: Final[Mapping[str, Event]] = {
+    "agent_started": Event("f1bcad2462614d5cb149463c145d4aa6", "started as {role} ({role_because})"),
+    "agent_stopped": Event("9295bc51ce7c4c3cbe1daddf602c8081", "stopped"),
+    "loop_off": Event("4bb1e60beb1b46dea8d3e49ddb316e19", "{loop} is off: {because}"),
+    "runtime_unavailable": Event("df4d455f63fe4a8cac2fbd764f390a13", "the container runtime does not answer: {error}"),
+    "runtime_available": Event("39652d63cbe04d15be7bb4f8a7565e50", "the container runtime answers again"),
+    "pass_done": Event(
+        "23223df32fb14886ae290734d5c6ec65", "{scope} pass: {end}, {removed} removed, {freed_bytes} bytes freed"
+    ),
+    "pass_failed": Event("e1ede8e54a544ad88c72be9a955348a7", "the {loop} pass failed: {error}"),
+    "pass_crashed": Event("908c18c633a94676bce30ab33fffb498", "the {loop} pass ended by a bug"),
+    "pass_warning": Event("352709c59552472ab95a413d3aae202d", "{warning}"),
+    "removal": Event("cb3a7442a8ef4b44bfe7fa43578f0040", "{kind} {name}: {outcome}; {why}"),
+    "would_remove": Event("e135145d59084d1495642ad74007d78f", "{kind} {name} would be removed: {why}"),
+    "imagefs_breakdown": Event(
+        "3dbe3b6bfdb247038d7a545e837d49af",
+        "what fills the image filesystem: {images_in_use_bytes} bytes are images in use",
+    ),
+    "imagefs_breakdown_failed": Event(
+        "8455d73e607046e483d4cb5248ef002a", "what fills the image filesystem cannot be told: {error}"
+    ),
+    "store_notice": Event("9e81a0620184428d94833fed784d10d7", "{notice}"),
+    "store_degraded": Event("ebc1a14ed1fd4e18a01725d7ae473fa3", "the agent's memory cannot be written: {problem}"),
+    "store_recovered": Event("05cfd9ad2a3749e194a62ddcfdbbe738", "the agent's memory is written again"),
+    "config_reloaded": Event("67495dfed7664de0a0d5c1458337ddc3", "the configuration was read again, {changes}"),
+    "config_refused": Event(
+        "124d88241f304e42acb70525d922aead", "the configuration cannot be used and the running one stays: {error}"
+    ),
+    "reload_removes_more": Event(
+        "65ff745889af49beb0573691c686a64d", "with the new settings {items} more items go, {frees_bytes} bytes"
+    ),
+    "reload_effect_unknown": Event(
+        "a31c786a63ad478da71f1b44deeb658d", "what the new settings change cannot be told: {error}"
+    ),
+    "duties_stuck": Event("f986472799364eef9aedd42ebee3005f", "no progress: {duties}"),
+    "memory_not_locked": Event("a1cf2c02d09447caaf0c3f5226fbf2e7", "the agent may be paged out: {because}"),
+    "eviction_started": Event("c3175b13e7bc4297bca6f1ac2e4f712b", "watching {thresholds}"),
+    "eviction_warning": Event("7fa4f66d64784104a9f2ecd3bfcede93", "{warning}"),
+    "threshold_met": Event("2aa3e893a2e545d39923e6fdef457999", "{threshold} is met: {available} left of {capacity}"),
+    "threshold_cleared": Event("d225afb623774c31ba43811c9a3abce2", "{threshold} is no longer met"),
+    "condition_changed": Event("19f725b0219246179cfd69d8f8bff126", "{condition} is {holds}"),
+    "reclaimed": Event("c1dd1d1edd4940baa76e828559865171", "{step} for {threshold}: {removed} removed"),
+    "would_reclaim": Event("2e1e312529d3475ebacbb2dc2a16c4f4", "{step} for {threshold}: {removed} would be removed"),
+    "reclaim_failed": Event("deb50c80220e495782ce7ffa21621f83", "{step} for {threshold} failed: {error}"),
+    "evicting": Event("d2daeb4e08834021b27cea46db49e507", "evicting {pod_namespace}/{pod_name}: {why}"),
+    "evicted": Event("24f964291f8445a882677028d3afeda4", "evicted {pod_namespace}/{pod_name} in {took_s} s: {why}"),
+    "eviction_failed": Event(
+        "75a5b8226491438d875f9c605e1a6da6", "{pod_namespace}/{pod_name} was not evicted: {outcome} {detail}"
+    ),
+    "eviction_hurried": Event(
+        "9b220ab7d17840b7b73c6a1c9c126a6c", "grace of {pod_uid} is cut short: {threshold} is met"
+    ),
+    "would_evict": Event("373ecfcfc07b40869aef6a76e8a6325a", "{pod_namespace}/{pod_name} would be evicted: {why}"),
+    "no_pod_to_evict": Event(
+        "03e7822adc9941beb383c49cd495620f", "{threshold} is met and no pod may be evicted: {because}"
+    ),
+    "eviction_limit_reached": Event("ccb32f94d78e44e98e064b4f2e7d2eaf", "no pod is evicted: {why}"),
+    "oom_kill": Event(
+        "87af15c419cd476e8443501b37ab1131",
+        "the kernel killed {processes} process(es) of {pod_namespace}/{pod_name} {container}",
+    ),
+    "shutdown_off": Event("a0d23eb211194a67a27841f313e8555e", "pods are not stopped in order at shutdown: {because}"),
+    "shutdown_ready": Event(
+        "c822c55806bd4bfc8d5ea88e10249efa", "ready for a shutdown: {granted_s} s of {wanted_s} s wanted"
+    ),
+    "shutdown_note": Event("f13eb9d0673a45238c97303c8bf59193", "{note}"),
+    "inhibitor_held": Event("dd4f32636f054280bee8f327ea5a6ca8", "the delay lock is held: {because}"),
+    "inhibitor_lost": Event("26c9ccaeefe1428388ebbc442b3e06a4", "the delay lock is lost: {because}"),
+    "inhibitor_missing": Event("a6ba477d9fa149e288dd88e2b639970b", "the delay lock is not held: {because}"),
+    "inhibitor_released": Event("b706ffd1ec0644689102414c03c73fd4", "the node may go down: {because}"),
+    "shutdown_begins": Event("4caafdb3bfa84ac78645f0b632d62976", "the node goes down: {pods} pods, {granted_s} s"),
+    "shutdown_continued": Event("feb09218d2604cd9864db6bea7463e9c", "the shutdown goes on: {pods} pods, {granted_s} s"),
+    "shutdown_phase": Event("064ec339af254897b4babae6d71a6c9f", "phase {phase}: {pods} pods"),
+    "pod_stopped": Event("927c2c921b0d4ca4b91e1f4b24d25b89", "{pod}: {outcome}"),
+    "would_stop": Event("f4e1211ed7d7499991fd92b20bd1ad3f", "{pod} would be stopped in phase {phase}"),
+    "shutdown_done": Event("f1de3b6c1a574d638198e3422ba9f941", "the shutdown of pods is done"),
+    "shutdown_cancelled": Event("47baa01712ca427ab7457a0753a3ee0e", "the shutdown was cancelled"),
+    "shutdown_cut_short": Event(
+        "121e865419034227b0c3e6bbc62fcecd", "the shutdown before was cut short; running then: {running}"
+    ),
+    "unclean_stop": Event(
+        "ab67f455c353420b9bcd9ed60e187168", "the node went down without notice; running then: {running}"
+    ),
+}
+
+_PRIORITIES: Final = {"debug": "7", "info": "6", "warning": "4", "error": "3", "critical": "2"}
+_FIELDS: Final[Mapping[str, str]] = {
+    "pod_uid": "POD_UID",
+    "pod_name": "POD_NAME",
+    "pod_namespace": "POD_NAMESPACE",
+    "container": "CONTAINER_NAME",
+    "container_id": "CONTAINER_ID",
+    "signal": "SIGNAL",
+    "threshold": "THRESHOLD",
+    "reason": "REASON",
+    "outcome": "OUTCOME",
+    "freed_bytes": "BYTES_FREED",
+    "frees_bytes": "BYTES_PREDICTED",
+    "plan_id": "PLAN_ID",
+    "pass_id": "PASS_ID",
+}
+_OF_KIND: Final[Mapping[str, tuple[str, str]]] = {
+    "image": ("IMAGE_ID", "IMAGE_REF"),
+    "container": ("CONTAINER_ID", "CONTAINER_NAME"),
+    "sandbox": ("SANDBOX_ID", "SANDBOX_NAME"),
+    "pod-log-directory": ("LOG_DIRECTORY", "LOG_NAME"),
+}
+
+
+class _Filled(dict[str, object]):
+    """Values for a sentence; a missing one shows as ``?``."""
+
+    def __missing__(self, key: str) -> str:
+        return "?"
+
+
+def sentence(name: str, values: Mapping[str, object]) -> str:
+    """Return what an event says to people; its name and values where no sentence is known."""
+    event = EVENTS.get(name)
+    if event is not None:
+        return event.sentence.format_map(_Filled(values))
+    return " ".join([name, *(f"{key}={value}" for key, value in values.items())])
+
+
+def journal_fields(values: Mapping[str, object]) -> dict[str, str]:
+    """Return an event as the fields of a journal entry.
+
+    Names that are standard in the field stand by themselves, all others after ``NODEAGENT_``.
+    """
+    told = {key: value for key, value in values.items() if key not in ("event", "level", "timestamp", "exception")}
+    name = str(values.get("event", ""))
+    event = EVENTS.get(name)
+    message = sentence(name, told)
+    if "exception" in values:
+        message = f"{message}\n{values['exception']}"
+    fields = {
+        "MESSAGE": message,
+        "PRIORITY": _PRIORITIES.get(str(values.get("level")), "6"),
+        "SYSLOG_IDENTIFIER": "nodeagent",
+        "NODEAGENT_EVENT": name,
+        **({"MESSAGE_ID": event.message_id} if event is not None else {}),
+    }
+    by_kind = _OF_KIND.get(str(told.get("kind")))
+    if by_kind is not None and "id" in told:
+        fields |= {by_kind[0]: str(told["id"]), by_kind[1]: str(told.get("name", ""))}
+    for key, value in told.items():
+        if value is not None:
+            fields[_FIELDS.get(key, f"NODEAGENT_{key.upper()}")] = _text(value)
+    return fields
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return str(value)
