@@ -20,6 +20,7 @@ from nodeagent.errors import ConfigError
 from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.eviction.thresholds import DEFAULT_HARD, Threshold
 from nodeagent.plan.protection import RULE_FORM, parse_rule
+from nodeagent.plan.shutdown_phases import Phase, Selector, by_priority, check_phases, two_bands
 from nodeagent.units import DURATION_FORM, QUANTITY_FORM, parse_bytes, parse_duration_s
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ Size = Annotated[str, BeforeValidator(_size), Field(json_schema_extra={"form": "
 Percent = Annotated[int, Field(ge=0, le=100, strict=True, json_schema_extra={"form": "percent, 0 to 100"})]
 Count = Annotated[int, Field(ge=0, strict=True, json_schema_extra={"form": "count"})]
 Limit = Annotated[int, Field(ge=-1, strict=True, json_schema_extra={"form": "count, -1 for no limit"})]
+Seconds = Annotated[float, Field(ge=0, le=7 * 86_400, strict=True, allow_inf_nan=False)]
 Switch = Annotated[bool, Field(strict=True, json_schema_extra={"form": "true or false"})]
 Rule = Annotated[str, AfterValidator(_rule)]
 OptionalPath = Annotated[
@@ -369,6 +371,102 @@ def kubelet_access(section: KubeletSection) -> KubeletAccess | None:
     )
 
 
+class PriorityBand(Section):
+    """Pods from a priority up to the next band's, and their time."""
+
+    min_priority: Annotated[int, Field(strict=True)]
+    seconds: Seconds
+
+
+class PodSelector(Section):
+    """Pods of any of the namespaces that carry all of the labels."""
+
+    namespaces: tuple[str, ...] = ()
+    labels: dict[str, str] = Field(default_factory=dict)
+
+
+class ShutdownPhase(Section):
+    """One step of a shutdown."""
+
+    name: str
+    seconds: Seconds
+    min_priority: Annotated[int, Field(strict=True)] | None = None
+    select: tuple[PodSelector, ...] = ()
+
+
+class ShutdownSection(Section):
+    """How pods are stopped when the node goes down."""
+
+    enabled: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Whether the daemon delays a shutdown and stops pods in order. auto: on a node without a kubelet; "
+        "a kubelet would start again what is stopped behind its back, and can do this itself (shutdownGracePeriod).",
+    )
+    grace_period: Duration = Field(
+        "30s",
+        description="Time for all pods. logind waits 5s unless told otherwise; then the phases are scaled. 0: off.",
+    )
+    grace_period_critical: Duration = Field(
+        "10s",
+        description="The part of it that is kept for critical pods (priority 2000000000 and more), which go last.",
+    )
+    by_priority: Annotated[
+        tuple[PriorityBand, ...],
+        Field(json_schema_extra={"form": "list of {min_priority = NUMBER, seconds = NUMBER}, ascending"}),
+    ] = Field(
+        (),
+        description="Phases by priority instead of the two periods above: a pod belongs to the last one whose "
+        "min_priority is not above its own, one below all of them to the first.",
+    )
+    phases: Annotated[
+        tuple[ShutdownPhase, ...],
+        Field(
+            json_schema_extra={
+                "form": "list of {name = TEXT, seconds = NUMBER, min_priority = NUMBER, "
+                "select = [{namespaces = [TEXT], labels = {KEY = TEXT}}]}, in order"
+            }
+        ),
+    ] = Field(
+        (),
+        description="Phases with names instead of all of the above. One with select also takes what it selects from "
+        "phases before it (network and storage last); min_priority may be left out there.",
+    )
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        shutdown_phases(self)
+        return self
+
+
+def shutdown_phases(section: ShutdownSection) -> tuple[Phase, ...]:
+    """Return the phases that a section stands for.
+
+    Raises:
+        ValueError: they make no sense; the text names the key and what is allowed.
+    """
+    if section.phases and section.by_priority:
+        raise ValueError("by_priority and phases are both given: write one of them")
+    key, form = "phases", "write names once each, min_priority ascending, seconds from 0 up"
+    try:
+        if section.phases:
+            made = tuple(
+                Phase(each.name, each.seconds, each.min_priority, tuple(map(_selector, each.select)))
+                for each in section.phases
+            )
+            check_phases(made)
+            return made
+        if section.by_priority:
+            key, form = "by_priority", "write {min_priority, seconds} with min_priority ascending, seconds from 0 up"
+            return by_priority([(each.min_priority, each.seconds) for each in section.by_priority])
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}; {form}") from error
+    return two_bands(parse_duration_s(section.grace_period), parse_duration_s(section.grace_period_critical))
+
+
+def _selector(selector: PodSelector) -> Selector:
+    return Selector(selector.namespaces, dict(selector.labels))
+
+
 class ProtectSection(Section):
     """What is never removed."""
 
@@ -431,6 +529,9 @@ class Config(Section):
     eviction: EvictionSection = Field(default_factory=EvictionSection, description="When pods are evicted, and which.")
     kubelet: KubeletSection = Field(
         default_factory=KubeletSection, description="Where more is known of pods than the runtime tells."
+    )
+    shutdown: ShutdownSection = Field(
+        default_factory=ShutdownSection, description="How pods are stopped when the node goes down."
     )
     protect: ProtectSection = Field(default_factory=ProtectSection, description="What is never removed.")
     state: StateSection = Field(default_factory=StateSection, description="The agent's own state.")

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent.config.eviction import EvictionSettings, KubeletSettings, StallSettings
-from nodeagent.config.models import eviction_thresholds, kubelet_access
+from nodeagent.config.models import eviction_thresholds, kubelet_access, shutdown_phases
 from nodeagent.config.settings import Settings
+from nodeagent.config.shutdown import ShutdownSettings
 from nodeagent.host.signals import MemorySource
 from nodeagent.model import Role
 from nodeagent.plan.container_gc import ContainerGCPolicy
@@ -47,7 +48,14 @@ def settings(config: Config) -> Settings:
         history_bytes=parse_bytes(config.history.maximum_size),
         eviction=eviction(config),
         kubelet=kubelet(config),
+        shutdown=shutdown(config),
     )
+
+
+def shutdown(config: Config) -> ShutdownSettings:
+    """Return how pods are to be stopped when the node goes down."""
+    enabled = {"auto": None, "on": True, "off": False}[config.shutdown.enabled]
+    return ShutdownSettings(enabled, shutdown_phases(config.shutdown))
 
 
 def eviction(config: Config) -> EvictionSettings:

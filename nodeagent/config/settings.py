@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nodeagent.config.eviction import EvictionSettings, KubeletSettings
+from nodeagent.config.shutdown import ShutdownSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,6 +57,7 @@ class Settings:
         kubelet: where more is known of pods.
         origin: where all this comes from.
         values: every setting by its dotted key, as it would be written in a file.
+        shutdown: how pods are stopped when the node goes down.
     """
 
     role: Role | None
@@ -80,3 +82,4 @@ class Settings:
     kubelet: KubeletSettings = field(default_factory=KubeletSettings)
     origin: Origin = field(default_factory=Origin)
     values: tuple[tuple[str, str], ...] = ()
+    shutdown: ShutdownSettings = field(default_factory=ShutdownSettings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
@@ -51,9 +52,18 @@ def toml_value(value: object) -> str:
     """Return a setting's value as it is written in a file."""
     if isinstance(value, tuple | list):
         return "[" + ", ".join(toml_value(each) for each in value) + "]"
-    if isinstance(value, bool | int):
+    if isinstance(value, BaseModel):
+        value = {name: each for name in type(value).model_fields if (each := getattr(value, name)) is not None}
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_toml_key(key)} = {toml_value(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, bool | int | float):
         return json.dumps(value)
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _toml_key(key: object) -> str:
+    text = str(key)
+    return text if re.fullmatch(r"[A-Za-z0-9_-]+", text) else toml_value(text)
 
 
 def _form(field: FieldInfo) -> str:

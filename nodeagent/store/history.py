@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
+from nodeagent.store import node_stops
 from nodeagent.store.sqlite import (
     BROKEN,
     BUSY_TIMEOUT_S,
@@ -30,6 +31,8 @@ from nodeagent.store.sqlite import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from nodeagent.model.node_stop import NodeStop
 
 FILE_NAME: Final = "history.db"
 WAITING_PASSES: Final = 200
@@ -57,6 +60,7 @@ _MIGRATIONS: Final = (
             " document TEXT NOT NULL) WITHOUT ROWID"
         ),
     ),
+    node_stops.TABLES,
 )
 _WITH_EVICTIONS: Final = 2  # the schema that has them
 
@@ -163,6 +167,38 @@ class History:
             self._waiting.clear()
             self.problem = ""
 
+    def add_stop(self, stop: NodeStop, retention: Retention, now: datetime) -> None:
+        """Write how the node went down, in place of what is there of it; as :meth:`add`. Never raises."""
+        with self._lock:
+            try:
+                with closing(connect(self._path, _MIGRATIONS)) as connection:
+                    connection.execute("PRAGMA foreign_keys = ON")
+                    connection.execute("BEGIN IMMEDIATE")
+                    node_stops.insert_stop(connection, stop)
+                    node_stops.prune_stops(connection, now - retention.maximum_age)
+                    connection.execute("COMMIT")
+            except BROKEN as error:
+                self.problem = self._after(error)
+
+    def read_stops(self, *, since: datetime | None = None, limit: int = 20) -> tuple[NodeStop, ...]:
+        """Return how the node went down, newest first.
+
+        Raises:
+            StoreError: there is a file and it cannot be read.
+        """
+        with self._lock:
+            try:
+                if not self._path.exists():
+                    return ()
+                with closing(self._reading()) as connection:
+                    return tuple(node_stops.read_stops(connection, since, limit))
+            except (*BROKEN, ValueError) as error:
+                raise StoreError(f"{self._path}: the history cannot be read: {error}") from error
+
+    def _reading(self) -> sqlite3.Connection:
+        uri = f"{self._path.absolute().as_uri()}?mode=ro"
+        return sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+
     def _after(self, error: Exception) -> str:
         """Set a broken file aside; return what an operator should know."""
         if isinstance(error, sqlite3.DatabaseError) and is_corrupt(error):
@@ -191,10 +227,7 @@ class History:
             try:
                 if not self._path.exists():
                     return ()
-                uri = f"{self._path.absolute().as_uri()}?mode=ro"
-                with closing(
-                    sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
-                ) as connection:
+                with closing(self._reading()) as connection:
                     check(connection)
                     return tuple(_passes(connection, since, image, limit, quiet=quiet))
             except BROKEN as error:

@@ -1,0 +1,103 @@
+"""How the node went down, each time: a part of the history."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
+from nodeagent.model.shutdown import PodOutcome
+from nodeagent.store.sqlite import micros, moment
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterator
+    from datetime import datetime
+
+TABLES: Final = (
+    (
+        "CREATE TABLE node_stops (id TEXT PRIMARY KEY NOT NULL, boot_id TEXT NOT NULL, kind TEXT NOT NULL,"
+        " started_us INTEGER NOT NULL, started_s REAL NOT NULL, granted_ms INTEGER NOT NULL, end TEXT NOT NULL,"
+        " ended_us INTEGER, dry_run INTEGER NOT NULL) WITHOUT ROWID"
+    ),
+    "CREATE INDEX node_stops_by_time ON node_stops (started_us)",
+    (
+        "CREATE TABLE stopped_pods (stop_id TEXT NOT NULL REFERENCES node_stops (id) ON DELETE CASCADE,"
+        " position INTEGER NOT NULL, uid TEXT NOT NULL, namespace TEXT NOT NULL, name TEXT NOT NULL,"
+        " phase TEXT NOT NULL, why TEXT NOT NULL, outcome TEXT, asked_ms INTEGER NOT NULL, took_ms INTEGER,"
+        " detail TEXT NOT NULL, PRIMARY KEY (stop_id, position)) WITHOUT ROWID"
+    ),
+)
+
+
+def insert_stop(connection: sqlite3.Connection, stop: NodeStop) -> None:
+    """Write a stop, in place of what is there of it."""
+    connection.execute("DELETE FROM stopped_pods WHERE stop_id = ?", (stop.id,))
+    connection.execute(
+        "INSERT OR REPLACE INTO node_stops VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            stop.id,
+            stop.boot_id,
+            stop.kind.value,
+            micros(stop.started_at),
+            stop.started_s,
+            stop.granted_ms,
+            stop.end.value,
+            None if stop.ended_at is None else micros(stop.ended_at),
+            stop.dry_run,
+        ),
+    )
+    connection.executemany(
+        "INSERT INTO stopped_pods VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (
+                stop.id,
+                position,
+                pod.uid,
+                pod.namespace,
+                pod.name,
+                pod.phase,
+                pod.why,
+                pod.outcome.value if pod.outcome else None,
+                pod.asked_ms,
+                pod.took_ms,
+                pod.detail,
+            )
+            for position, pod in enumerate(stop.pods)
+        ],
+    )
+
+
+def prune_stops(connection: sqlite3.Connection, before: datetime) -> None:
+    """Drop stops that began before."""
+    connection.execute("DELETE FROM node_stops WHERE started_us < ?", (micros(before),))
+
+
+def read_stops(connection: sqlite3.Connection, since: datetime | None, limit: int) -> Iterator[NodeStop]:
+    """Yield stops with their pods, newest first; none from a file that is older than the table."""
+    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'node_stops'").fetchone() is None:
+        return
+    rows = connection.execute(
+        "SELECT id, boot_id, kind, started_us, started_s, granted_ms, end, ended_us, dry_run FROM node_stops"
+        " WHERE started_us >= ? ORDER BY started_us DESC, id DESC LIMIT ?",
+        (micros(since) if since else 0, limit),
+    ).fetchall()
+    for identity, boot_id, kind, started_us, started_s, granted_ms, end, ended_us, dry_run in rows:
+        pods = connection.execute(
+            "SELECT uid, namespace, name, phase, why, outcome, asked_ms, took_ms, detail FROM stopped_pods"
+            " WHERE stop_id = ? ORDER BY position",
+            (identity,),
+        )
+        yield NodeStop(
+            boot_id=boot_id,
+            kind=StopKind(kind),
+            started_at=moment(started_us),
+            started_s=started_s,
+            granted_ms=granted_ms,
+            end=StopEnd(end),
+            ended_at=None if ended_us is None else moment(ended_us),
+            dry_run=bool(dry_run),
+            pods=tuple(
+                StoppedPod(uid, namespace, name, phase, why, PodOutcome(outcome) if outcome else None, *numbers)
+                for uid, namespace, name, phase, why, outcome, *numbers in pods
+            ),
+        )

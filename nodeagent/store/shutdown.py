@@ -1,0 +1,259 @@
+"""What has to outlive a crash while the node goes down: the shutdown under way, and what was last seen of this boot.
+
+Two small files, not tables: they are written while pods are being stopped, read by the process that goes on after a
+crash, and a database that is set aside must not take them along. Each is replaced as a whole and synced.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+import time
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from nodeagent.errors import StoreError
+from nodeagent.model.node_stop import BootRecord, NodeStop, Presence, StopEnd, StopKind, StoppedPod
+from nodeagent.model.shutdown import PodOutcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+T = TypeVar("T")
+
+STOP_FILE: Final = "shutdown.json"
+BOOT_FILE: Final = "boot.json"
+LOCK_FILE: Final = "shutdown.lock"
+_STOP_SCHEMA: Final = "nodeagent/shutdown-state/v1"
+_BOOT_SCHEMA: Final = "nodeagent/boot/v1"
+_LOOK_AGAIN_S: Final = 0.05
+
+
+class ShutdownFiles:
+    """The shutdown state of this node. Its methods block and may be called from any thread or process."""
+
+    def __init__(self, directory: Path) -> None:
+        """Keep the files under ``directory``; nothing is made there before the first write."""
+        self._directory = directory
+
+    def read_stop(self) -> NodeStop | None:
+        """Return the last shutdown, ended or not; ``None`` where there was none.
+
+        Raises:
+            StoreError: there is a file, and it cannot be read or is not what this agent writes.
+        """
+        document = self._read(STOP_FILE, _STOP_SCHEMA)
+        return None if document is None else self._decoded(STOP_FILE, _stop, document)
+
+    def write_stop(self, stop: NodeStop) -> None:
+        """Replace the last shutdown by this one.
+
+        Raises:
+            StoreError: it cannot be written; what was there stays.
+        """
+        self._write(STOP_FILE, _encode_stop(stop))
+
+    def read_boot(self) -> BootRecord | None:
+        """Return what was last seen of a boot, this one or an earlier; ``None`` where nothing is known.
+
+        Raises:
+            StoreError: as :meth:`read_stop`.
+        """
+        document = self._read(BOOT_FILE, _BOOT_SCHEMA)
+        return None if document is None else self._decoded(BOOT_FILE, _boot, document)
+
+    def write_boot(self, record: BootRecord) -> None:
+        """Replace what is known of the boot.
+
+        Raises:
+            StoreError: as :meth:`write_stop`.
+        """
+        self._write(BOOT_FILE, _encode_boot(record))
+
+    @contextmanager
+    def claim(self, within_s: float = 0.0) -> Iterator[bool]:
+        """Be the only process that stops pods; yields whether that worked within so many seconds.
+
+        The kernel ends the claim with the process. Where the file cannot be made, stopping pods is more important
+        than the claim, so it counts as given.
+        """
+        try:
+            self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(self._directory / LOCK_FILE, flags, 0o600)
+        except OSError:
+            yield True
+            return
+        try:
+            yield _lock(descriptor, time.monotonic() + within_s)
+        finally:
+            os.close(descriptor)
+
+    def _read(self, name: str, schema: str) -> Mapping[str, object] | None:
+        path = self._directory / name
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{path}: cannot be read: {error}") from error
+        if not isinstance(document, dict) or document.get("schema") != schema:
+            raise StoreError(f"{path}: not a document of schema {schema}")
+        return document
+
+    def _decoded(self, name: str, decode: Callable[[Mapping[str, object]], T], document: Mapping[str, object]) -> T:
+        try:
+            return decode(document)
+        except (KeyError, TypeError, ValueError) as error:
+            raise StoreError(f"{self._directory / name}: cannot be understood: {error!r}") from error
+
+    def _write(self, name: str, document: Mapping[str, object]) -> None:
+        path = self._directory / name
+        try:
+            self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+            _replace(path, json.dumps(document, ensure_ascii=False) + "\n")
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _lock(descriptor: int, until_s: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until_s:
+                return False
+            time.sleep(_LOOK_AGAIN_S)  # a blocking lock has no deadline
+        except OSError:
+            return True
+        else:
+            return True
+
+
+def _replace(path: Path, text: str) -> None:
+    """Put a file in place of another such that either the old or the new one is there whatever happens."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        with suppress(OSError):
+            Path(name).unlink()
+        raise
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _encode_stop(stop: NodeStop) -> dict[str, object]:
+    return {
+        "schema": _STOP_SCHEMA,
+        "boot_id": stop.boot_id,
+        "kind": stop.kind.value,
+        "started_at": stop.started_at.isoformat(),
+        "started_s": stop.started_s,
+        "granted_ms": stop.granted_ms,
+        "end": stop.end.value,
+        "ended_at": stop.ended_at.isoformat() if stop.ended_at else None,
+        "dry_run": stop.dry_run,
+        "pods": [_encode_pod(each) for each in stop.pods],
+    }
+
+
+def _encode_boot(record: BootRecord) -> dict[str, object]:
+    return {
+        "schema": _BOOT_SCHEMA,
+        "boot_id": record.boot_id,
+        "presence": record.presence.value,
+        "seen_at": record.seen_at.isoformat(),
+        "pods": [{"uid": each.uid, "namespace": each.namespace, "name": each.name} for each in record.pods],
+    }
+
+
+def _encode_pod(pod: StoppedPod) -> dict[str, object]:
+    return {
+        "uid": pod.uid,
+        "namespace": pod.namespace,
+        "name": pod.name,
+        "phase": pod.phase,
+        "why": pod.why,
+        "outcome": pod.outcome.value if pod.outcome else None,
+        "asked_ms": pod.asked_ms,
+        "took_ms": pod.took_ms,
+        "detail": pod.detail,
+    }
+
+
+def _stop(document: Mapping[str, object]) -> NodeStop:
+    ended_at = document["ended_at"]
+    return NodeStop(
+        boot_id=_text(document, "boot_id"),
+        kind=StopKind(_text(document, "kind")),
+        started_at=_time(_text(document, "started_at")),
+        started_s=_number(document, "started_s"),
+        granted_ms=round(_number(document, "granted_ms")),
+        end=StopEnd(_text(document, "end")),
+        ended_at=None if ended_at is None else _time(_text(document, "ended_at")),
+        dry_run=document["dry_run"] is True,
+        pods=tuple(map(_pod, _rows(document))),
+    )
+
+
+def _boot(document: Mapping[str, object]) -> BootRecord:
+    return BootRecord(
+        _text(document, "boot_id"),
+        Presence(_text(document, "presence")),
+        _time(_text(document, "seen_at")),
+        tuple(StoppedPod(_text(row, "uid"), _text(row, "namespace"), _text(row, "name")) for row in _rows(document)),
+    )
+
+
+def _pod(row: Mapping[str, object]) -> StoppedPod:
+    return StoppedPod(
+        uid=_text(row, "uid"),
+        namespace=_text(row, "namespace"),
+        name=_text(row, "name"),
+        phase=_text(row, "phase"),
+        why=_text(row, "why"),
+        outcome=None if row["outcome"] is None else PodOutcome(_text(row, "outcome")),
+        asked_ms=round(_number(row, "asked_ms")),
+        took_ms=None if row["took_ms"] is None else round(_number(row, "took_ms")),
+        detail=_text(row, "detail"),
+    )
+
+
+def _rows(document: Mapping[str, object]) -> list[Mapping[str, object]]:
+    rows = document["pods"]
+    if not isinstance(rows, list) or not all(isinstance(each, dict) for each in rows):
+        raise TypeError("pods is no list of tables")
+    return rows
+
+
+def _text(document: Mapping[str, object], key: str) -> str:
+    value = document[key]
+    if not isinstance(value, str):
+        raise TypeError(f"{key} is {value!r}, not a text")
+    return value
+
+
+def _number(document: Mapping[str, object], key: str) -> float:
+    value = document[key]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{key} is {value!r}, not a number")
+    return value
+
+
+def _time(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text} lacks its zone")
+    return moment
