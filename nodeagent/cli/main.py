@@ -35,10 +35,15 @@ hold_app = typer.Typer(help="Keep images for a while, whatever their age.", no_a
 plan_app = typer.Typer(
     help="Save a plan, to be looked at and applied later; 'plan diff' compares two.", rich_markup_mode=None
 )
+shutdown_app = typer.Typer(
+    help="What happens to the pods when the node goes down; nothing is ever shut down by this command.",
+    rich_markup_mode=None,
+)
 config_app = typer.Typer(help="Check, show or document the configuration.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(gc_app, name="gc")
 app.add_typer(plan_app, name="plan")
 app.add_typer(hold_app, name="hold")
+app.add_typer(shutdown_app, name="shutdown")
 app.add_typer(config_app, name="config")
 
 
@@ -509,6 +514,51 @@ def history(
     from nodeagent.cli.history import show_history  # noqa: PLC0415
 
     show_history(config, since=since, image=image, limit=limit, quiet=quiet, form=output.value)
+
+
+@shutdown_app.callback(invoke_without_command=True)
+def shutdown(
+    context: typer.Context,
+    config: ConfigOption = None,
+    endpoint: EndpointOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Show the timeline: each phase, its pods, and why they are there.")
+    ] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show what would happen to the pods if the node went down now (--dry-run)."""
+    if context.invoked_subcommand is not None:
+        return
+    from nodeagent.errors import UsageError  # noqa: PLC0415
+
+    if not dry_run:
+        raise UsageError("nothing is shut down by this command: add --dry-run for the timeline, or 'status'")
+    from nodeagent.cli.shutdown import rehearse  # noqa: PLC0415
+
+    rehearse(config, _overrides({"runtime.endpoint": endpoint}), output.value)
+
+
+@shutdown_app.command("status", epilog="Exit codes: 0 the node waits for its pods (or is not to), 1 it would not.")
+def shutdown_status(
+    config: ConfigOption = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, help="At most so many past stops.")] = 5,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show the delay lock, logind's limit and who sets it, and how the node went down the last times."""
+    from nodeagent.cli.shutdown import status  # noqa: PLC0415
+
+    status(config, output.value, limit=limit)
+
+
+@shutdown_app.command("at-stop", hidden=True)
+def shutdown_at_stop(
+    config: ConfigOption = None,
+    unit: Annotated[str, typer.Option("--unit", help="The unit that is being stopped.")] = "",
+) -> None:
+    """Stop the pods if systemd stops the whole node and nobody did; the unit's stop command."""
+    from nodeagent.cli.shutdown import at_stop  # noqa: PLC0415
+
+    at_stop(config, unit)
 
 
 @hold_app.command("add", epilog=EPILOG)

@@ -191,7 +191,7 @@ async def open_agent(
         RuntimeUnavailableError: no endpoint is configured and no well-known socket exists.
     """
     clock = clock or SystemClock()
-    role, because = _role(settings)
+    role, because = role_of(settings)
     store = await asyncio.to_thread(Store, settings.state_directory, read_only=not record)
     endpoint = discover_endpoint(settings.endpoint or None)
     deadlines = dict.fromkeys(READ_METHODS, settings.timeout_s) | dict.fromkeys(
@@ -275,7 +275,8 @@ def _name(node: Node) -> tuple[str, str]:
     return node.kind.removeprefix(SNAPSHOTS), node.id
 
 
-def _role(settings: Settings) -> tuple[Role, str]:
+def role_of(settings: Settings) -> tuple[Role, str]:
+    """Return how an agent with these settings stands to a kubelet, and what that was decided on."""
     if settings.role is not None:
         return settings.role, "configured"
     trace = find_kubelet()

@@ -45,6 +45,7 @@ class Station:
         eviction: what is remembered of thresholds and evictions.
         reload: set to have the configuration read again.
         config_problem: why the configuration on disk is not in force; empty if it is.
+        lock_held: whether logind holds our delay lock; ``None`` where none is wanted.
     """
 
     settings: Settings
@@ -58,6 +59,7 @@ class Station:
     eviction: EvictionState = field(default_factory=EvictionState)
     reload: asyncio.Event = field(default_factory=asyncio.Event)
     config_problem: str = ""
+    lock_held: bool | None = None
 
     def __post_init__(self) -> None:
         self.renew = asyncio.Event()

@@ -16,6 +16,7 @@ from nodeagent.daemon.board import Board
 from nodeagent.daemon.evicting import eviction_duties
 from nodeagent.daemon.loops import SILENCE_S, Loop, RuntimeWatch, log_report, log_result, wait_for_any
 from nodeagent.daemon.service import WEDGE, ReloadDuty, WatchdogDuty, WedgeDuty
+from nodeagent.daemon.shutdown import ShutdownDuty
 from nodeagent.daemon.station import Station
 from nodeagent.daemon.turns import Turns
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
@@ -84,6 +85,7 @@ def lasting_duties(station: Station) -> Sequence[Duty]:
     notifier = Notifier()
     wedge = os.environ.get(WEDGE)
     return (
+        ShutdownDuty(station),
         WatchdogDuty(station, notifier),
         ReloadDuty(station, notifier),
         *((WedgeDuty(wedge),) if wedge else ()),

@@ -1,0 +1,317 @@
+"""``nodeagent shutdown``: what happens to the pods when the node goes down, and what did."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING
+
+from nodeagent.cli import document
+from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.session import load_settings, run_async
+from nodeagent.errors import InhibitorError, StoreError
+from nodeagent.host.logind_config import LogindDelay, read_delay
+from nodeagent.units import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from nodeagent.cli.document import Json
+    from nodeagent.config.settings import Settings
+    from nodeagent.host.login1 import LogindFacts
+    from nodeagent.model.node_stop import NodeStop, StoppedPod
+    from nodeagent.plan.pods_up import PodUp
+    from nodeagent.plan.shutdown import PlannedPhase, PodStop, ShutdownPlan
+
+_WHO = "nodeagent"
+_READ_WITHIN_S = 5.0
+
+
+def rehearse(config: Path | None, overrides: Mapping[str, str | int], form: str) -> None:
+    """Print the timeline of a shutdown that begins now; nothing is touched.
+
+    Raises:
+        RuntimeUnavailableError: the runtime does not answer.
+    """
+    from nodeagent.act.shutdown import RESERVE_MS  # noqa: PLC0415 - not for every command
+    from nodeagent.plan.shutdown import plan_shutdown  # noqa: PLC0415
+    from nodeagent.plan.shutdown_phases import fit_phases  # noqa: PLC0415
+
+    settings = load_settings(config, overrides)
+    facts, problem = _ask_logind()
+    delay = read_delay()
+    limit_us = facts.limit_us if facts is not None else delay.delay_us
+    budget = fit_phases(settings.shutdown.phases, limit_us, reserve_ms=RESERVE_MS, limit_set_by=_set_by(delay))
+    plan = plan_shutdown(budget, [each.pod for each in run_async(_pods(settings))])
+    warnings = [*budget.notes, *delay.warnings]
+    if problem:
+        warnings.append(f"{problem}; the limit is what the files say, not what logind does")
+    off = _off_because(settings)
+    if form != "table":
+        shown: dict[str, Json] = {
+            "schema": "nodeagent/shutdown/v1",
+            "enabled": not off,
+            "off_because": off,
+            "dry_run": True,
+            "limit": _limit(delay, facts),
+            "wanted_s": budget.wanted_ms / 1000,
+            "granted_s": budget.granted_ms / 1000,
+            "scaled": budget.scaled,
+            "ends_s": plan.ends_ms / 1000,
+            "warnings": list(warnings),
+            "phases": [_phase(each) for each in plan.phases],
+        }
+        sys.stdout.write(document.dumps(shown, form))
+        return
+    _print_plan(plan, off, _limit_text(delay, facts), warnings)
+
+
+def status(config: Path | None, form: str, *, limit: int) -> None:
+    """Print whether the node would wait for its pods, and how its last stops went; exit code 1 if it would not wait.
+
+    Raises:
+        StoreError: the history cannot be read.
+    """
+    from nodeagent.store.history import History  # noqa: PLC0415 - not for every command
+    from nodeagent.store.shutdown import ShutdownFiles  # noqa: PLC0415
+
+    settings = load_settings(config, {})
+    facts, problem = _ask_logind()
+    delay = read_delay()
+    off = _off_because(settings)
+    held, because = _held(facts, problem)
+    stops = list(History(settings.state_directory).read_stops(limit=limit))
+    try:
+        last = ShutdownFiles(settings.state_directory).read_stop()
+    except StoreError as error:
+        last, because = None, f"{because}; {error}"
+    if last is not None and last.id not in {each.id for each in stops}:
+        stops.insert(0, last)
+    if form != "table":
+        shown: dict[str, Json] = {
+            "schema": "nodeagent/shutdown-status/v1",
+            "enabled": not off,
+            "off_because": off,
+            "inhibitor": {
+                "held": held,
+                "because": because,
+                "preparing": facts.preparing if facts is not None else None,
+            },
+            "limit": _limit(delay, facts),
+            "warnings": list(delay.warnings),
+            "stops": [_stop(each) for each in stops],
+        }
+        sys.stdout.write(document.dumps(shown, form))
+    else:
+        _print_status(off, f"{'held' if held else 'not held'}: {because}", _limit_text(delay, facts), stops)
+    sys.exit(ExitCode.DONE if held or off else ExitCode.FAILED)
+
+
+def at_stop(config: Path | None, unit: str) -> None:
+    """Stop the pods if the whole node goes down; the unit's stop command.
+
+    Raises:
+        NodeAgentError: the runtime cannot be found.
+    """
+    from nodeagent.daemon import log  # noqa: PLC0415 - not for every command
+    from nodeagent.daemon.at_stop import stop_pods_at_unit_stop  # noqa: PLC0415
+    from nodeagent.host.systemd import read_unit_stop  # noqa: PLC0415
+
+    told = read_unit_stop(unit)
+    if not told.node_goes_down:
+        return
+    settings = load_settings(config, {})
+    logger = log.configure(settings.log_format, settings.log_level)
+    run_async(stop_pods_at_unit_stop(settings, logger, told))
+
+
+def _ask_logind() -> tuple[LogindFacts | None, str]:
+    from nodeagent.host.login1 import read_logind  # noqa: PLC0415 - the bus is not for every command
+
+    try:
+        return run_async(read_logind(deadline_s=_READ_WITHIN_S)), ""
+    except InhibitorError as error:
+        return None, f"logind cannot be asked: {error}"
+
+
+async def _pods(settings: Settings) -> tuple[PodUp, ...]:
+    from nodeagent.daemon.agent import READ_METHODS  # noqa: PLC0415 - the runtime clients are not for every command
+    from nodeagent.daemon.warm_pods import LabelsOnly, WarmPods  # noqa: PLC0415
+    from nodeagent.runtime.connection import RuntimeConnection, discover_endpoint  # noqa: PLC0415
+    from nodeagent.runtime.cri import CriClient  # noqa: PLC0415
+
+    endpoint = await asyncio.to_thread(discover_endpoint, settings.endpoint or None)
+    deadlines = dict.fromkeys(READ_METHODS, settings.timeout_s)
+    async with RuntimeConnection(endpoint, deadlines=deadlines) as connection:
+        return await WarmPods(CriClient(connection), LabelsOnly()).refresh()
+
+
+def _off_because(settings: Settings) -> str:
+    from nodeagent.daemon.agent import role_of  # noqa: PLC0415 - likewise
+
+    return settings.shutdown.off_because(role_of(settings)[0])
+
+
+def _held(facts: LogindFacts | None, problem: str) -> tuple[bool, str]:
+    if facts is None:
+        return False, problem
+    ours = [
+        each
+        for each in facts.inhibitors
+        if each.who == _WHO and each.mode == "delay" and "shutdown" in each.what.split(":")
+    ]
+    if ours:
+        return True, f"logind lists it for process {ours[-1].pid}"
+    return False, "logind lists no lock of the agent; is the daemon running?"
+
+
+def _set_by(delay: LogindDelay) -> str:
+    return str(delay.winner.path) if delay.winner is not None else "systemd's default"
+
+
+def _limit(delay: LogindDelay, facts: LogindFacts | None) -> dict[str, Json]:
+    limit_us = facts.limit_us if facts is not None else delay.delay_us
+    return {
+        "seconds": _seconds(limit_us),
+        "told_by": "logind" if facts is not None else "files",
+        "set_by": str(delay.winner.path) if delay.winner is not None else None,
+        "in_files_s": _seconds(delay.delay_us),
+        "overridden": [str(each.path) for each in delay.overridden],
+    }
+
+
+def _seconds(microseconds: int) -> float | None:
+    from nodeagent.host.logind_config import INFINITY_US  # noqa: PLC0415 - one number
+
+    return None if microseconds == INFINITY_US else microseconds / 1e6
+
+
+def _limit_text(delay: LogindDelay, facts: LogindFacts | None) -> str:
+    seconds = _seconds(facts.limit_us if facts is not None else delay.delay_us)
+    text = f"{'no limit' if seconds is None else format_duration(seconds)}, set by {_set_by(delay)}"
+    if facts is not None and facts.limit_us != delay.delay_us:
+        inside = _seconds(delay.delay_us)
+        shown = "no limit" if inside is None else format_duration(inside)
+        text += f" (its files say {shown}: it was not reloaded since they changed)"
+    return text
+
+
+def _phase(phase: PlannedPhase) -> dict[str, Json]:
+    share = phase.budget
+    return {
+        "name": share.phase.name,
+        "min_priority": share.phase.min_priority,
+        "wanted_s": share.phase.seconds,
+        "granted_s": share.granted_ms / 1000,
+        "deadline_s": share.deadline_ms / 1000,
+        "starts_s": phase.starts_ms / 1000,
+        "ends_s": phase.ends_ms / 1000,
+        "pods": [_pod_stop(each) for each in phase.stops],
+    }
+
+
+def _pod_stop(stop: PodStop) -> dict[str, Json]:
+    pod = stop.pod
+    return {
+        "uid": pod.uid,
+        "namespace": pod.namespace,
+        "name": pod.name,
+        "priority": pod.priority,
+        "priority_source": pod.priority_source,
+        "placed_by": stop.placement.by.value,
+        "why": stop.placement.why,
+        "grace_s": stop.grace_ms / 1000,
+        "own_grace_s": pod.termination_grace_s,
+        "capped": stop.capped,
+        "containers": len(pod.container_ids),
+    }
+
+
+def _stop(stop: NodeStop) -> dict[str, Json]:
+    return {
+        "id": stop.id,
+        "boot_id": stop.boot_id,
+        "kind": stop.kind.value,
+        "end": stop.end.value,
+        "started_at": document.time_text(stop.started_at),
+        "ended_at": document.time_text(stop.ended_at),
+        "granted_s": stop.granted_ms / 1000,
+        "pods": [_stopped(each) for each in stop.pods],
+    }
+
+
+def _stopped(pod: StoppedPod) -> dict[str, Json]:
+    return {
+        "uid": pod.uid,
+        "namespace": pod.namespace,
+        "name": pod.name,
+        "phase": pod.phase,
+        "why": pod.why,
+        "outcome": pod.outcome.value if pod.outcome else None,
+        "asked_s": pod.asked_ms / 1000,
+        "took_s": None if pod.took_ms is None else pod.took_ms / 1000,
+        "detail": pod.detail,
+    }
+
+
+def _print_plan(plan: ShutdownPlan, off: str, limit: str, warnings: Sequence[str]) -> None:
+    from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
+
+    console = render.make_console()
+    if off:
+        console.print(f"off: {off}; this is what would happen if it were on", style="yellow", markup=False)
+    wanted, granted = (format_duration(each / 1000) for each in (plan.budget.wanted_ms, plan.budget.granted_ms))
+    console.print(f"logind waits {limit}; the phases want {wanted} and get {granted}", markup=False)
+    for phase in plan.phases:
+        share = phase.budget
+        when = f"from {phase.starts_ms / 1000:g} s, at most until {share.deadline_ms / 1000:g} s"
+        title = f"{share.phase.name}: {len(phase.stops)} pods, {when}"
+        console.print(title, style="bold", markup=False)
+        if not phase.stops:
+            continue
+        table = render.table("pod", "priority", "grace", "why here", right=("priority", "grace"), wrap=("why here",))
+        for each in phase.stops:
+            table.add_row(
+                f"{each.pod.namespace}/{each.pod.name}",
+                "" if each.pod.priority is None else str(each.pod.priority),
+                f"{each.grace_ms / 1000:g} s{' (cut)' if each.capped else ''}",
+                each.placement.why,
+            )
+        console.print(table)
+    console.print(f"all are gone after {plan.ends_ms / 1000:g} s at the latest", style="bold")
+    _print_warnings(console, warnings)
+
+
+def _print_status(off: str, lock: str, limit: str, stops: Sequence[NodeStop]) -> None:
+    from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
+
+    console = render.make_console()
+    if off:
+        console.print(f"off: {off}", style="yellow", markup=False)
+    console.print(f"delay lock  {lock}", markup=False)
+    console.print(f"logind      waits {limit}", markup=False)
+    if not stops:
+        console.print("no stop of this node is recorded")
+    for stop in stops:
+        when = stop.started_at.isoformat(timespec="seconds").replace("+00:00", "Z")
+        headline = f"{when}  {stop.kind.value}: {stop.end.value}, {len(stop.pods)} pods"
+        console.print(headline, style="bold" if stop.end.value == "complete" else "bold red", markup=False)
+        table = render.table("pod", "phase", "outcome", "took", "detail", right=("took",), wrap=("detail",))
+        for pod in stop.pods:
+            table.add_row(
+                f"{pod.namespace}/{pod.name}",
+                pod.phase,
+                pod.outcome.value if pod.outcome else "was running",
+                "" if pod.took_ms is None else f"{pod.took_ms / 1000:g} s",
+                pod.detail,
+            )
+        if stop.pods:
+            console.print(table)
+
+
+def _print_warnings(console: Console, warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        console.print(f"warning: {warning}", style="yellow", markup=False)
