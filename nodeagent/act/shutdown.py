@@ -30,6 +30,7 @@ LAST_KILLS_MS: Final = 2000
 """How long the kills of the last phase are waited for where the limit allows."""
 
 _MARGIN_MS: Final = 100
+_LATE_MS: Final = 500  # for killing what is left where all the time was over before the run began
 _RETRY_S: Final = 0.2
 _LIST_WITHIN_S: Final = 2.0
 _RUNTIME_KILLS_MS: Final = 250  # the runtime's own KILL is given this much before ours
@@ -108,13 +109,16 @@ class ShutdownRun:
         self._tasks: dict[asyncio.Task[None], int] = {}
         self._sandboxes: set[asyncio.Task[None]] = set()
         self._current = 0
+        self._begun_ms = self.elapsed_ms()
 
     @property
     def ends_ms(self) -> int:
         """When the run is over at the very latest, in milliseconds since the shutdown began."""
         granted, limit = self.budget.granted_ms, self.budget.limit_ms
         latest = granted + LAST_KILLS_MS
-        return latest if limit is None else max(granted, min(latest, limit - _MARGIN_MS))
+        if limit is not None:
+            latest = max(granted, min(latest, limit - _MARGIN_MS))
+        return max(latest, self._begun_ms + _LATE_MS)
 
     @property
     def pods(self) -> tuple[StoppedPod, ...]:
@@ -169,7 +173,7 @@ class ShutdownRun:
         members = sum(phase == index for phase, _ in self._placed.values())
         self._tell_due()
         if members or index == 0:
-            self._start(self._list_anew(share.deadline_ms), index)
+            self._start(self._list_anew(), index)
         self.on_phase(share.phase.name, members)
         while (left_ms := share.deadline_ms - self.elapsed_ms()) > 0:
             mine = [task for task, phase in self._tasks.items() if phase == index]
@@ -188,9 +192,9 @@ class ShutdownRun:
                 self.on_pod(told.stopped)
         self.on_change()
 
-    async def _list_anew(self, deadline_ms: int) -> None:
+    async def _list_anew(self) -> None:
         """Ask the runtime what is up, and tell what was not told yet."""
-        within_s = min(_LIST_WITHIN_S, max(0.0, deadline_ms - self.elapsed_ms()) / 1000)
+        within_s = min(_LIST_WITHIN_S, (self.ends_ms - self.elapsed_ms()) / 1000)
         try:
             async with asyncio.timeout(within_s):
                 while True:
@@ -274,7 +278,7 @@ class ShutdownRun:
                 told.killed |= self.elapsed_ms() - begun_ms >= stop.timeout_s * 1000
                 return
         told.killed = True
-        unkilled = await self._ask(container_id, 0, max(self.ends_ms, self.elapsed_ms() + _MARGIN_MS))
+        unkilled = await self._ask(container_id, 0, self.ends_ms)
         if unkilled:
             told.problems.append(unkilled)
 

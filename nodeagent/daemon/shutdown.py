@@ -138,8 +138,8 @@ class ShutdownDuty:
             holding.cancel()
             await asyncio.wait({holding})
             self._inhibitor, self._station.lock_held = None, None
-            if not stop.is_set():
-                self._store.forget()
+            if self._off_because():
+                self._store.forget()  # else it is for our successor
             await self._close_runtime()
             await asyncio.to_thread(self._leave)
 

@@ -1,0 +1,498 @@
+"""The shutdown duty: a logind on a private bus, a simulated runtime, and everything between them that can break."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import pytest_asyncio
+
+from nodeagent.clock import SystemClock
+from nodeagent.config.models import Config
+from nodeagent.config.policies import settings as settings_of
+from nodeagent.daemon import log
+from nodeagent.daemon.board import Activity, Board
+from nodeagent.daemon.shutdown import ShutdownDuty
+from nodeagent.daemon.station import Station
+from nodeagent.daemon.turns import Turns
+from nodeagent.host.dbus import Bus
+from nodeagent.host.fdstore import DescriptorStore
+from nodeagent.host.login1 import take_lock
+from nodeagent.model import PodOutcome, Role
+from nodeagent.model.node_stop import BootRecord, NodeStop, Presence, StopEnd, StopKind, StoppedPod
+from nodeagent.sim.content import Layer
+from nodeagent.sim.node import SimNode
+from nodeagent.sim.server import SimServer
+from nodeagent.store.history import History
+from nodeagent.store.shutdown import ShutdownFiles
+from tests.support.login1 import Login1
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from nodeagent.config.settings import Settings
+    from tests.support.login1 import PrivateBus
+
+WITHIN_S = 10.0
+BOOT = "11111111-0000"
+IMAGE = "registry.test/app:v1"
+BANDS: list[dict[str, float]] = [{"min_priority": 0, "seconds": 1.0}, {"min_priority": 1000, "seconds": 0.5}]
+
+
+class Kept(DescriptorStore):
+    """Keeps copies as systemd does."""
+
+    def __init__(self) -> None:
+        super().__init__(environment={})
+        self.number: int | None = None
+        self.kept = 0
+
+    def keep(self, number: int) -> bool:
+        self.forget()
+        self.number = os.dup(number)
+        self.kept += 1
+        return True
+
+    def forget(self) -> bool:
+        number, self.number = self.number, None
+        if number is not None:
+            os.close(number)
+        return True
+
+
+class Place:
+    """A node with a runtime, a logind and a state directory; daemons come and go on it."""
+
+    def __init__(self, directory: Path, bus: PrivateBus, login1: Login1, server: SimServer) -> None:
+        self.directory = directory
+        self.bus = bus
+        self.login1 = login1
+        self.server = server
+        self.files = ShutdownFiles(directory / "state")
+        self.history = History(directory / "state")
+        self.kept = Kept()
+
+    def settings(self, **shutdown: Any) -> Settings:
+        dry_run = shutdown.pop("dry_run", False)
+        return settings_of(
+            Config.model_validate(
+                {
+                    "role": "standalone",
+                    "dry_run": dry_run,
+                    "runtime": {"endpoint": self.server.endpoint, "timeout": "1s"},
+                    "state": {"directory": str(self.directory / "state")},
+                    "shutdown": {"by_priority": BANDS, **shutdown},
+                }
+            )
+        )
+
+    def pod(self, name: str, priority: int | None = 0, **more: Any) -> str:
+        """Run a pod of one container; return the container's id."""
+        notes = {} if priority is None else {"nodeagent.dev/priority": str(priority)}
+        sandbox = self.server.node.add_pod(name, namespace="shop", uid=f"uid-{name}", annotations=notes, **more)
+        return self.server.node.add_container(sandbox, "main", IMAGE).id
+
+    def running(self) -> set[str]:
+        node = self.server.node
+        return {node.sandboxes[each.sandbox_id].name for each in node.containers.values() if each.running}
+
+    def last(self) -> NodeStop:
+        stop = self.files.read_stop()
+        assert stop is not None
+        return stop
+
+    def outcomes(self) -> dict[str, str]:
+        return {each.name: each.outcome.value if each.outcome else "" for each in self.last().pods}
+
+
+class Daemon:
+    """The duty of one daemon, and what it logged."""
+
+    def __init__(self, place: Place, settings: Settings, *, adopted: int | None = None) -> None:
+        self.stream = io.StringIO()
+        logger = log.configure("json", "debug", self.stream)
+        clock = SystemClock()
+        self.station = Station(settings, logger, clock, Board(clock), Turns(clock))
+        self.duty = ShutdownDuty(
+            self.station,
+            bus_address=place.bus.address,
+            root=place.directory,
+            store=place.kept,
+            adopted=adopted,
+            this_boot=BOOT,
+        )
+        self.stop = asyncio.Event()
+        self.task = asyncio.ensure_future(self.duty.run(self.stop))
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [each for each in map(json.loads, self.stream.getvalue().splitlines()) if each["event"] == name]
+
+    async def until(self, what: str | Callable[[], object], times: int = 1) -> None:
+        """Wait for an event in the log, or for something that holds."""
+        async with asyncio.timeout(WITHIN_S):
+            while not (len(self.events(what)) >= times if isinstance(what, str) else what()):
+                assert not self.task.done(), self.task
+                await asyncio.sleep(0.01)  # the log has no waiters
+
+    async def end(self) -> None:
+        self.stop.set()
+        await asyncio.wait_for(self.task, WITHIN_S)
+
+    async def kill(self) -> None:
+        """End without a word on disk, as by SIGKILL."""
+        self.duty._book.files = ShutdownFiles(self.duty._book.files._directory / "nowhere")
+        self.task.cancel()
+        await asyncio.wait({self.task})
+
+
+@pytest_asyncio.fixture
+async def place(private_bus: PrivateBus, tmp_path: Path) -> AsyncIterator[Place]:
+    login1 = Login1(private_bus.address, tmp_path)
+    await login1.start()
+    node = SimNode()
+    node.add_image(IMAGE, layers=[Layer("base", 1000)])
+    async with SimServer(node, tmp_path / "cri.sock") as server:
+        yield Place(tmp_path, private_bus, login1, server)
+    await login1.stop()
+
+
+@asynccontextmanager
+async def daemon_on(
+    place: Place, *, settings: Settings | None = None, adopted: int | None = None
+) -> AsyncIterator[Daemon]:
+    """Run a daemon that holds the lock and knows its pods."""
+    daemon = Daemon(place, settings or place.settings(), adopted=adopted)
+    try:
+        yield daemon
+    finally:
+        if not daemon.task.done():
+            await daemon.end()
+        place.kept.forget()
+
+
+async def ready(daemon: Daemon) -> None:
+    await daemon.until("inhibitor_held")
+    await daemon.until("shutdown_ready")
+
+
+# --- going down
+
+
+async def test_pods_go_in_order_and_the_node_is_let_go(place: Place) -> None:
+    web, dns = place.pod("web"), place.pod("dns", 2000)
+    async with daemon_on(place) as daemon:
+        await ready(daemon)
+        assert place.kept.kept == 1
+        assert daemon.station.lock_held
+        place.login1.request_shutdown()
+        await place.login1.until(lambda: place.login1.executed == 1)
+        assert daemon.station.turns.pause() is not None
+        await daemon.until("shutdown_done")
+        await daemon.until(lambda: place.server.faults.count("StopPodSandbox") == 2)
+        assert place.server.faults.targets("StopContainer") == (web, dns)
+        assert place.running() == set()
+        assert place.kept.number is None
+    stop = place.last()
+    assert (stop.boot_id, stop.kind, stop.end, stop.dry_run) == (BOOT, StopKind.SIGNAL, StopEnd.COMPLETE, False)
+    assert [(each.name, each.phase, each.outcome) for each in stop.pods] == [
+        ("web", "priority-0", PodOutcome.STOPPED),
+        ("dns", "priority-1000", PodOutcome.STOPPED),
+    ]
+    assert place.history.read_stops() == (stop,)
+    seen = place.files.read_boot()
+    assert seen is not None
+    assert (seen.boot_id, seen.presence) == (BOOT, Presence.GOING_DOWN)
+    told = [(each["pod"], each["outcome"], each["phase"]) for each in daemon.events("pod_stopped")]
+    assert told == [("shop/web", "stopped", "priority-0"), ("shop/dns", "stopped", "priority-1000")]
+    assert daemon.events("pod_stopped")[0]["why"] == "priority 0 (annotation nodeagent.dev/priority)"
+
+
+async def test_a_pod_that_ignores_the_signal_is_killed_at_its_phase_s_end(place: Place) -> None:
+    stubborn, dns = place.pod("stubborn"), place.pod("dns", 2000)
+    place.server.faults.delay("StopContainer", target=stubborn)
+    async with daemon_on(place) as daemon:
+        await ready(daemon)
+        place.login1.request_shutdown()
+        await place.login1.until(lambda: place.login1.executed == 1)
+        await daemon.until("shutdown_done")
+    assert place.outcomes() == {"stubborn": "killed", "dns": "stopped"}
+    assert place.server.faults.count("StopContainer", stubborn) == 2
+    assert place.server.faults.count("StopContainer", dns) == 1
+    (killed,) = [each for each in place.last().pods if each.name == "stubborn"]
+    assert killed.took_ms is not None
+    assert killed.took_ms >= 1000
+
+
+async def test_a_call_that_never_ends_does_not_hold_the_node(place: Place) -> None:
+    hung = place.pod("hung")
+    place.server.faults.delay("StopContainer", target=hung, times=None)
+    place.login1.limit_us = 2_000_000
+    async with daemon_on(place) as daemon:
+        await ready(daemon)
+        place.login1.request_shutdown()
+        await place.login1.until(lambda: place.login1.executed == 1)
+        await daemon.until("shutdown_done")
+        assert place.login1.locks == []
+    assert place.outcomes() == {"hung": "failed"}
+
+
+async def test_without_a_runtime_the_node_is_let_go(place: Place) -> None:
+    place.pod("web")
+    async with daemon_on(place) as daemon:
+        await ready(daemon)
+        await place.server.stop()
+        place.login1.request_shutdown()
+        await place.login1.until(lambda: place.login1.executed == 1)
+        await daemon.until("shutdown_done")
+        assert place.login1.locks == []
+    assert place.outcomes() == {"web": "failed"}
+
+
+async def test_a_shorter_limit_scales_the_phases_and_names_the_file(place: Place) -> None:
+    drop_in = place.directory / "etc/systemd/logind.conf.d/30-unattended-upgrades.conf"
+    drop_in.parent.mkdir(parents=True)
+    drop_in.write_text("[Login]\nInhibitDelayMaxSec=1\n")
+    place.login1.limit_us = 1_000_000
+    async with daemon_on(place) as daemon:
+        await daemon.until("shutdown_note")
+        (note,) = daemon.events("shutdown_note")
+        assert str(drop_in) in note["note"]
+        assert daemon.events("shutdown_ready")[0]["phases"] == {"priority-0": 0.6, "priority-1000": 0.3}
+
+
+async def test_a_cancelled_shutdown_puts_everything_back(place: Place) -> None:
+    web = place.pod("web")
+    place.pod("dns", 2000)
+    place.server.faults.delay("StopContainer", target=web)
+    async with daemon_on(place) as daemon:
+        await ready(daemon)
+        place.login1.request_shutdown()
+        await place.server.faults.arrival("StopContainer")
+        place.login1.cancel_shutdown()
+        await daemon.until("shutdown_cancelled")
+        await daemon.until("inhibitor_held", times=1)
+        await daemon.until(lambda: place.last().end is StopEnd.CANCELLED)
+        assert daemon.station.turns.pause() is None
+        assert place.running() == {"web", "dns"}
+        assert place.outcomes() == {"web": "stopping", "dns": ""}
+
+        place.server.faults.clear()
+        await place.login1.until(lambda: bool(place.login1.locks))
+        await daemon.until(lambda: daemon.station.lock_held)
+        place.login1.request_shutdown()
+        await place.login1.until(lambda: place.login1.executed == 1)
+        await daemon.until(lambda: place.last().end is StopEnd.COMPLETE)
+        assert place.outcomes() == {"web": "stopped", "dns": "stopped"}
+
+
+async def test_one_that_was_cancelled_after_its_end_is_taken_back_too(place: Place) -> None:
+    place.pod("web")
+    async with daemon_on(place) as daemon:
+        await ready(daemon)
+        other = await _other_lock(place)
+        place.login1.request_shutdown()
+        await daemon.until("shutdown_done")
+        place.login1.cancel_shutdown()
+        os.close(other)
+        await daemon.until("inhibitor_held", times=2)
+        await daemon.until(lambda: place.last().end is StopEnd.CANCELLED)
+        assert daemon.station.turns.pause() is None
+        assert place.kept.number is not None
+
+
+async def test_nothing_is_touched_in_a_dry_run(place: Place) -> None:
+    place.pod("web")
+    async with daemon_on(place, settings=place.settings(dry_run=True)) as daemon:
+        await ready(daemon)
+        place.login1.request_shutdown()
+        await place.login1.until(lambda: place.login1.executed == 1)
+        await daemon.until("shutdown_rehearsed")
+        assert [each["pod"] for each in daemon.events("would_stop")] == ["shop/web"]
+        assert place.running() == {"web"}
+        assert place.server.faults.count("StopContainer") == 0
+
+
+# --- crashes and restarts
+
+
+async def test_a_successor_goes_on_with_the_lock_that_was_kept(place: Place) -> None:
+    done, slow, dns = place.pod("done"), place.pod("slow"), place.pod("dns", 2000)
+    place.server.faults.delay("StopContainer", target=slow)
+    settings = place.settings(by_priority=[{"min_priority": 0, "seconds": 3}, {"min_priority": 1000, "seconds": 1}])
+    async with daemon_on(place, settings=settings) as first:
+        await ready(first)
+        place.login1.request_shutdown()
+        await first.until(lambda: "pod_stopped" in first.stream.getvalue())
+        await first.until(lambda: place.outcomes().get("done") == "stopped")
+        await first.kill()
+        assert place.login1.executed == 0
+        begun = place.last()
+        assert begun.end is StopEnd.UNDER_WAY
+        number, place.kept.number = place.kept.number, None
+        async with daemon_on(place, settings=settings, adopted=number) as second:
+            await place.login1.until(lambda: place.login1.executed == 1)
+            await second.until("shutdown_done")
+            assert second.events("shutdown_continued")
+    assert place.outcomes() == {"done": "stopped", "slow": "stopped", "dns": "stopped"}
+    assert place.server.faults.count("StopContainer", done) == 1
+    assert place.server.faults.targets("StopContainer")[-2:] == (slow, dns)
+    assert place.last().started_at == begun.started_at
+    assert place.last().end is StopEnd.COMPLETE
+
+
+async def test_told_to_stop_in_the_middle_it_leaves_the_rest_to_a_successor(place: Place) -> None:
+    slow = place.pod("slow")
+    place.server.faults.delay("StopContainer", target=slow)
+    async with daemon_on(place) as daemon:
+        await ready(daemon)
+        place.login1.request_shutdown()
+        await place.server.faults.arrival("StopContainer")
+        await daemon.end()
+        assert place.kept.number is not None
+        assert (place.last().end, place.outcomes()) == (StopEnd.UNDER_WAY, {"slow": "stopping"})
+        assert place.running() == {"slow"}
+
+
+async def test_a_successor_of_a_finished_one_lets_the_node_go_at_once(place: Place) -> None:
+    place.pod("web")
+    stop = NodeStop(BOOT, StopKind.SIGNAL, datetime(2026, 1, 10, tzinfo=UTC), 1.0, 1500, StopEnd.COMPLETE)
+    place.files.write_stop(stop)
+    async with daemon_on(place) as first:
+        await ready(first)
+        await first.until(lambda: place.last().end is StopEnd.CANCELLED)
+        number = os.dup(place.kept.number or -1)
+        place.login1.before_inhibit = asyncio.Event().wait
+        await first.kill()
+    place.files.write_stop(stop)
+    place.login1.request_shutdown()
+    async with daemon_on(place, adopted=number) as second:
+        await second.until("shutdown_already_done")
+        await place.login1.until(lambda: place.login1.executed == 1)
+        assert place.running() == {"web"}
+
+
+@pytest.mark.parametrize("what", ["logind", "bus"])
+async def test_the_lock_is_held_again_after_a_restart(place: Place, what: str) -> None:
+    async with daemon_on(place) as daemon:
+        await ready(daemon)
+        if what == "bus":
+            place.bus.stop()
+            await daemon.until("inhibitor_lost")
+            place.bus.start()
+            await place.login1.rejoin()
+        else:
+            await place.login1.stop()
+            await daemon.until("inhibitor_lost")
+            await place.login1.start()
+        await daemon.until("inhibitor_held", times=2)
+        assert place.kept.kept == 2
+        assert daemon.station.lock_held
+
+
+async def test_without_a_bus_it_says_so_and_goes_on_trying(place: Place) -> None:
+    place.bus.stop()
+    async with daemon_on(place) as daemon:
+        await daemon.until("inhibitor_missing")
+        (line,) = daemon.station.board.lines
+        assert (line.name, line.activity) == ("shutdown", Activity.PAUSED)
+        assert line.why.startswith("inhibitor not held because")
+
+
+# --- settings
+
+
+async def test_it_is_off_where_it_is_not_wanted_and_gives_up_a_lock_that_waits(place: Place) -> None:
+    reader, writer = os.pipe()
+    async with daemon_on(place, settings=place.settings(enabled="off"), adopted=writer) as daemon:
+        await daemon.until("shutdown_off")
+        (line,) = daemon.station.board.lines
+        assert (line.activity, line.why) == (Activity.OFF, "it is not enabled")
+        assert os.read(reader, 1) == b""
+        assert place.login1.calls == []
+    os.close(reader)
+
+
+async def test_beside_a_kubelet_it_has_to_be_asked_for(place: Place) -> None:
+    settings = place.settings()
+    assert settings.shutdown.off_because(Role.STANDALONE) == ""
+    assert "kubelet" in settings.shutdown.off_because(Role.BESIDE_KUBELET)
+    assert place.settings(enabled="on").shutdown.off_because(Role.BESIDE_KUBELET) == ""
+
+
+async def test_a_reload_turns_it_off(place: Place) -> None:
+    async with daemon_on(place) as daemon:
+        await ready(daemon)
+        daemon.station.settings = place.settings(enabled="off")
+        daemon.duty._news.set()
+        await daemon.until("shutdown_off")
+        await place.login1.until(lambda: place.login1.locks == [])
+        assert place.kept.number is None
+
+
+# --- what nobody announced
+
+
+async def test_what_ran_is_told_after_a_power_loss(place: Place) -> None:
+    seen_at = datetime.now(UTC)
+    pods = (StoppedPod("uid-web", "shop", "web"),)
+    place.files.write_boot(BootRecord("22222222-0000", Presence.WATCHING, seen_at, pods))
+    async with daemon_on(place) as daemon:
+        await daemon.until("unclean_stop")
+        (told,) = daemon.events("unclean_stop")
+        assert (told["boot_id"], told["running"]) == ("22222222-0000", ["shop/web"])
+        await ready(daemon)
+    (stop,) = place.history.read_stops()
+    assert (stop.kind, stop.end, stop.pods, stop.started_at) == (StopKind.UNCLEAN, StopEnd.UNKNOWN, pods, seen_at)
+
+
+@pytest.mark.parametrize("presence", [Presence.AGENT_STOPPED, Presence.GOING_DOWN])
+async def test_a_stop_that_was_announced_is_not_told(place: Place, presence: Presence) -> None:
+    place.files.write_boot(BootRecord("22222222-0000", presence, datetime(2026, 1, 10, tzinfo=UTC)))
+    async with daemon_on(place) as daemon:
+        await ready(daemon)
+        assert daemon.events("unclean_stop") == []
+    assert place.history.read_stops() == ()
+
+
+async def test_what_runs_is_noted_while_it_runs_and_the_agent_s_own_end_too(place: Place) -> None:
+    place.pod("web")
+    async with daemon_on(place) as daemon:
+        await ready(daemon)
+        await daemon.until(lambda: place.files.read_boot() is not None)
+        seen = place.files.read_boot()
+        assert seen is not None
+        assert (seen.presence, [each.name for each in seen.pods]) == (Presence.WATCHING, ["web"])
+        await daemon.end()
+    seen = place.files.read_boot()
+    assert seen is not None
+    assert (seen.presence, [each.name for each in seen.pods]) == (Presence.AGENT_STOPPED, ["web"])
+
+
+async def test_a_shutdown_that_the_node_did_not_wait_for_is_told(place: Place) -> None:
+    pods = (
+        StoppedPod("uid-web", "shop", "web", "priority-0", outcome=PodOutcome.STOPPED, took_ms=1),
+        StoppedPod("uid-dns", "shop", "dns", "priority-1000"),
+    )
+    begun = NodeStop("22222222-0000", StopKind.SIGNAL, datetime.now(UTC), 1.0, 1500, pods=pods)
+    place.files.write_stop(begun)
+    async with daemon_on(place) as daemon:
+        await daemon.until("shutdown_cut_short")
+        (told,) = daemon.events("shutdown_cut_short")
+        assert told["running"] == ["shop/dns"]
+    assert place.history.read_stops() == (replace(begun, end=StopEnd.CUT_SHORT),)
+
+
+async def _other_lock(place: Place) -> int:
+    """Take a lock of somebody else, so that the shutdown waits on."""
+    async with Bus(place.bus.address, deadline_s=WITHIN_S) as bus:
+        lock = await take_lock(bus, "other", "test")
+        assert lock.number is not None
+        return os.dup(lock.number)
