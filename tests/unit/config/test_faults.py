@@ -47,6 +47,33 @@ from nodeagent.errors import ConfigError
         ("[container_gc]\nmax_containers = -2", "container_gc.max_containers = -2: must be at least -1"),
         ('[container_gc]\npod_log_root = "logs"', 'container_gc.pod_log_root = "logs": must be an absolute path'),
         ("[image_gc\n", "not TOML: "),
+        (
+            '[shutdown]\ngrace_period = "30s"\ngrace_period_critical = "40s"',
+            "shutdown: grace_period_critical (40s) is part of grace_period (30s) and cannot be more than it",
+        ),
+        ('[shutdown]\ngrace_period = "-5s"', "shutdown.grace_period = \"-5s\": '-5s' is negative"),
+        (
+            "[shutdown]\nby_priority = [{min_priority = 5, seconds = 1}, {min_priority = 3, seconds = 1}]",
+            "by_priority: shutdown phases must ascend: 'priority-3' with min_priority 3 comes after 'priority-5' with 5; ",
+        ),
+        (
+            "[shutdown]\nby_priority = [{min_priority = 5, seconds = 1}, {min_priority = 5, seconds = 1}]",
+            "both have min_priority 5; write",
+        ),
+        (
+            "[shutdown]\nby_priority = [{min_priority = 5, seconds = -1}]",
+            "shutdown.by_priority.0.seconds = -1: must be at least 0",
+        ),
+        ('[shutdown]\nphases = [{name = "x", seconds = 1}]', "phases: shutdown phase 'x' takes no pods"),
+        (
+            '[shutdown]\nphases = [{name = "x", seconds = 1, min_priority = 0, select = [{}]}]',
+            "a selector of shutdown phase 'x' is empty and would take every pod",
+        ),
+        (
+            "[shutdown]\nby_priority = [{min_priority = 5, seconds = 1}]\nphases = [{name = 'x', seconds = 1}]",
+            "by_priority and phases are both given: write one of them",
+        ),
+        ("[shutdown]\nenabled = true", "shutdown.enabled = true: must be 'auto', 'on' or 'off'"),
     ],
 )
 def test_a_fault_is_named(tmp_path: Path, text: str, expected: str) -> None:

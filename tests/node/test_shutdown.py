@@ -1,0 +1,329 @@
+"""The whole node goes down, in every way there is: its pods are stopped in order, and the journal tells of each.
+
+The machine is emulated, so the times here are generous; what is compared is order, and shares of the time that were
+granted.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.node.conftest import APP
+from tests.support import images, reclaim, vm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tests.support.vm import Disk, Entry, Node, RunningPod
+
+pytestmark = pytest.mark.node
+
+UNIT = Path(__file__).parents[2] / "systemd" / "nodeagent.service"
+BANDS = (0, 1000, 100_000, 2_000_000_000)
+CONFIG = """\
+role = "standalone"
+[image_gc]
+enabled = false
+[container_gc]
+enabled = false
+[shutdown]
+by_priority = [
+    {{min_priority = 0, seconds = {0}}},
+    {{min_priority = 1000, seconds = {0}}},
+    {{min_priority = 100000, seconds = {0}}},
+    {{min_priority = 2000000000, seconds = {0}}},
+]
+"""
+LOGIN1 = "org.freedesktop.login1 /org/freedesktop/login1 org.freedesktop.login1.Manager"
+UPGRADES = "/etc/systemd/logind.conf.d/30-unattended-upgrades.conf"
+OWN = "/etc/systemd/logind.conf.d/zz-nodeagent.conf"
+START_S = 120.0
+
+
+def heeding(name: str, priority: int, ends_after_s: float = 0.5) -> vm.Pod:
+    """Describe a pod that ends so many seconds after TERM, and logs when it was told and when it ended."""
+    script = (
+        f"trap 'echo told; sleep {ends_after_s}; echo gone; exit 0' TERM; echo up; while :; do sleep 1 & wait $!; done"
+    )
+    notes = {"nodeagent.dev/priority": str(priority)}
+    return vm.Pod(name, APP, ("sh", "-c", script), namespace="shop", annotations=notes)
+
+
+def ignoring(name: str, priority: int) -> vm.Pod:
+    """Describe a pod that logs TERM and goes on."""
+    script = "trap 'echo told' TERM; echo up; while :; do sleep 1 & wait $!; done"
+    notes = {"nodeagent.dev/priority": str(priority)}
+    return vm.Pod(name, APP, ("sh", "-c", script), namespace="shop", annotations=notes)
+
+
+def twelve(suffix: str = "", ends_after_s: float = 0.5) -> list[vm.Pod]:
+    """Describe three pods in each band, one of the second band being deaf."""
+    pods = [
+        heeding(f"b{band}-{index}{suffix}", priority, ends_after_s)
+        for band, priority in enumerate(BANDS)
+        for index in range(3)
+    ]
+    pods[5] = ignoring(f"b1-2{suffix}", BANDS[1])
+    return pods
+
+
+def install(node: Node, phase_s: float) -> None:
+    node.put("/etc/systemd/system/nodeagent.service", UNIT)
+    node.put("/etc/nodeagent/config.toml", CONFIG.format(phase_s))
+    node.run("systemctl daemon-reload && systemctl enable nodeagent", timeout_s=60)
+
+
+def set_limit(node: Node, path: str, seconds: float) -> None:
+    node.put(path, f"[Login]\nInhibitDelayMaxSec={seconds}\n")
+    node.run("systemctl kill --signal HUP systemd-logind")
+
+
+def start(node: Node) -> None:
+    node.run("systemctl restart nodeagent", timeout_s=START_S)
+    await_lock(node)
+
+
+def main_pid(node: Node) -> str:
+    return node.run("systemctl show nodeagent --property MainPID --value").stdout.strip()
+
+
+def holder(node: Node) -> list[str]:
+    """Give what logind lists of the agent's lock, as words; none where it lists none."""
+    lines = node.run("systemd-inhibit --list --no-legend --no-pager", check=False).stdout.splitlines()
+    return next((line.split() for line in lines if line.startswith("nodeagent ") and " delay" in line), [])
+
+
+def await_lock(node: Node) -> None:
+    """Wait until logind lists the lock for the agent that runs now."""
+    reclaim.poll("the lock is held", lambda: main_pid(node) in holder(node), timeout_s=START_S, interval_s=0.5)
+
+
+def parsed(entries: Iterable[Entry]) -> list[dict[str, Any]]:
+    lines = [each.message for each in entries if each.unit == "nodeagent.service"]
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def log_now(node: Node, pid: str = "") -> list[dict[str, Any]]:
+    of_one = f" _PID={pid}" if pid else ""
+    lines = node.run(f"journalctl --boot -u nodeagent{of_one} -o cat --no-pager").stdout.splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def told(log: list[dict[str, Any]]) -> list[str]:
+    return [each["event"] for each in log]
+
+
+def count(node: Node, event: str) -> int:
+    return told(log_now(node)).count(event)
+
+
+def await_count(node: Node, event: str, times: int, *, within_s: float = START_S) -> None:
+    reclaim.poll(f"{event} is logged", lambda: count(node, event) >= times, timeout_s=within_s, interval_s=0.5)
+
+
+def spans(node: Node, pods: list[RunningPod]) -> dict[str, dict[str, float]]:
+    """Give when each pod said what, from the logs on the disk, in seconds."""
+    found = {}
+    for pod in pods:
+        said: dict[str, float] = {}
+        for line in node.read_disk(pod.log_file).decode().splitlines():
+            at, _, _, word = line.split(" ", 3)
+            said.setdefault(word, datetime.fromisoformat(at[:26] + "+00:00").timestamp())
+        found[pod.pod.name] = said
+    return found
+
+
+def in_order(said: dict[str, dict[str, float]]) -> None:
+    """Check that no band was told before every pod of the band below had gone, or been told and killed."""
+    for band in range(1, len(BANDS)):
+        first = min(each["told"] for name, each in said.items() if name.startswith(f"b{band}-"))
+        for name, each in said.items():
+            if name.startswith(f"b{band - 1}-"):
+                assert each.get("gone", each["told"]) <= first, (name, said)
+
+
+def outcomes(log: list[dict[str, Any]]) -> dict[str, str]:
+    return {each["pod"].removeprefix("shop/"): each["outcome"] for each in log if each["event"] == "pod_stopped"}
+
+
+def test_the_node_goes_down_in_order_again_and_again(disk: Disk) -> None:
+    with vm.Node.boot(disk) as node:
+        node.import_images(vm.pause_image(), images.image(APP))
+        install(node, 8)
+        set_limit(node, OWN, 60)
+        pods = node.run_pods(*twelve())
+        start(node)
+        _status_and_rehearsal(node)
+        _lock_lasts(node)
+        _stop_of_the_unit_touches_nothing(node, pods)
+
+        node.poweroff()
+        log = parsed(node.journal())
+        print(
+            json.dumps([each for each in log if each["event"].startswith(("shutdown", "pod_", "inhibitor"))], indent=0)
+        )
+        found = outcomes(log)
+        assert found == {pod.pod.name: "stopped" for pod in pods} | {"b1-2": "killed"}
+        in_order(spans(node, pods))
+        (done,) = [each for each in log if each["event"] == "shutdown_done" and each["end"] == "complete"]
+        assert done["seconds"] <= 32
+        (deaf,) = [each for each in log if each["event"] == "pod_stopped" and each["pod"] == "shop/b1-2"]
+        assert 8 <= deaf["seconds"] <= 11
+        messages = [each.message for each in node.journal()]
+        released = next(index for index, text in enumerate(messages) if '"inhibitor_released"' in text)
+        assert any("Reached target poweroff.target" in text for text in messages[released:])
+
+        _a_smaller_limit(node)
+        _power_cut(node)
+        _systemd_alone(node)
+
+
+def _status_and_rehearsal(node: Node) -> None:
+    shown = json.loads(node.run("nodeagent shutdown --dry-run -o json").stdout)
+    assert [[each["name"] for each in phase["pods"]] for phase in shown["phases"]] == [
+        [f"b{band}-{index}" for index in range(3)] for band in range(4)
+    ]
+    assert (shown["enabled"], shown["scaled"], shown["limit"]["set_by"]) == (True, False, OWN)
+    assert {each["priority_source"] for phase in shown["phases"] for each in phase["pods"]} == {
+        "annotation nodeagent.dev/priority"
+    }
+    told_now = json.loads(node.run("nodeagent shutdown status -o json").stdout)
+    assert told_now["inhibitor"]["held"]
+    print(node.run("nodeagent shutdown --dry-run; nodeagent shutdown status; systemd-inhibit --list").stdout)
+
+
+def _lock_lasts(node: Node) -> None:
+    """Restart the bus and logind, kill the agent: the lock is held again, or all along."""
+    for what in ("dbus", "systemd-logind"):
+        before = count(node, "inhibitor_held")
+        node.run(f"systemctl restart {what}", timeout_s=60)
+        await_count(node, "inhibitor_held", before + 1, within_s=30)
+        await_lock(node)
+    pid = main_pid(node)
+    node.run(f"kill -9 {pid}")
+    assert holder(node), "systemd keeps a copy"
+    reclaim.poll("the agent is back", lambda: main_pid(node) not in ("0", pid), timeout_s=START_S, interval_s=0.5)
+    await_lock(node)
+    print(node.run("systemctl show nodeagent --property CPUUsageNSec,NFileDescriptorStore,NRestarts").stdout)
+
+
+def _stop_of_the_unit_touches_nothing(node: Node, pods: list[RunningPod]) -> None:
+    node.run("systemctl stop nodeagent", timeout_s=60)
+    assert not holder(node)
+    assert b"told" not in b"".join(node.get(pod.log_file) for pod in pods)
+    start(node)
+
+
+def _cancelled_shutdowns(node: Node) -> None:
+    """Have a shutdown forgotten in the middle by logind, and another taken back at its end."""
+    node.run(f"rm {UPGRADES}")
+    set_limit(node, OWN, 60)
+    slow, kept = node.run_pods(heeding("slow", 0, 20), heeding("kept", BANDS[3]))
+    start(node)
+    node.run("shutdown +600 && shutdown -c")
+    assert count(node, "shutdown_begins") == 0
+
+    node.run("systemctl poweroff")
+    await_count(node, "shutdown_begins", 1)
+    node.run("systemctl restart systemd-logind", timeout_s=60)
+    await_count(node, "shutdown_cancelled", 1)
+    await_lock(node)
+    assert b"told" in node.get(slow.log_file)
+    assert b"told" not in node.get(kept.log_file)
+
+    node.run("systemctl poweroff")
+    await_count(node, "shutdown_begins", 2)
+    node.run("systemctl mask --runtime poweroff.target")
+    await_count(node, "shutdown_cancelled", 2)
+    node.run("systemctl unmask --runtime poweroff.target")
+    await_lock(node)
+    assert b"gone" in node.get(kept.log_file)
+    shown = json.loads(node.run("nodeagent shutdown status -o json").stdout)
+    assert [each["end"] for each in shown["stops"][:2]] == ["cancelled", "cancelled"]
+
+
+def _a_smaller_limit(node: Node) -> None:
+    node.start()
+    await_lock(node)
+    log = log_now(node)
+    assert "unclean_stop" not in told(log)
+    assert "shutdown_cut_short" not in told(log)
+    node.run(f"rm {OWN}")
+    set_limit(node, UPGRADES, 4)
+    pods = node.run_pods(*twelve("-x", 0.1))
+    start(node)
+    pid = main_pid(node)
+    reclaim.poll("it is told", lambda: "shutdown_note" in told(log_now(node, pid)), timeout_s=60)
+    (note,) = [each["note"] for each in log_now(node, pid) if each["event"] == "shutdown_note"]
+    print(note)
+    assert UPGRADES in note
+    assert "scaled to 3.6s" in note
+    shown = json.loads(node.run("nodeagent shutdown --dry-run -o json").stdout)
+    assert (shown["scaled"], shown["limit"]["set_by"], shown["granted_s"]) == (True, UPGRADES, 3.6)
+    node.poweroff()
+    log = parsed(node.journal())
+    (done,) = [each for each in log if each["event"] == "shutdown_done"]
+    print(done)
+    assert done["seconds"] <= 4
+    assert set(outcomes(log)) == {pod.pod.name for pod in pods}
+
+
+def _power_cut(node: Node) -> None:
+    node.start()
+    await_lock(node)
+    _cancelled_shutdowns(node)
+    node.run_pods(heeding("lost", 0))
+    start(node)
+    reclaim.poll("it is noted", lambda: b'"lost"' in node.get("/var/lib/nodeagent/boot.json"), timeout_s=60)
+    node.run("sync")
+    node.cut_power()
+    node.start()
+    await_lock(node)
+    (unclean,) = [each for each in log_now(node) if each["event"] == "unclean_stop"]
+    assert "shop/lost" in unclean["running"]
+    assert "unclean" in node.run("nodeagent shutdown status").stdout
+
+
+def _systemd_alone(node: Node) -> None:
+    """Power off past logind: only the unit's stop command can tell."""
+    pods = node.run_pods(*twelve("-y"))
+    node.run("systemctl start poweroff.target --no-block --job-mode=replace-irreversibly")
+    node.wait_off()
+    log = parsed(node.journal())
+    (done,) = [each for each in log if each["event"] == "shutdown_done"]
+    print(done)
+    assert (done["kind"], done["end"]) == ("unit-stop", "complete")
+    assert set(outcomes(log)) == {pod.pod.name for pod in pods}
+    in_order({name.removesuffix("-y"): each for name, each in spans(node, pods).items()})
+
+
+def test_an_agent_killed_while_the_node_goes_down_goes_on(disk: Disk) -> None:
+    with vm.Node.boot(disk) as node:
+        node.import_images(vm.pause_image(), images.image(APP))
+        install(node, 25)
+        set_limit(node, OWN, 120)
+        pods = node.run_pods(*[heeding(f"b{band}-0", priority, 12) for band, priority in enumerate(BANDS)])
+        start(node)
+        pid = main_pid(node)
+        node.run("systemctl poweroff")
+        await_count(node, "shutdown_begins", 1)
+        node.run(f"kill -9 {pid}")
+        held = holder(node)
+        print(f"held by systemd: {held}")
+        assert held
+        node.wait_off()
+        log = parsed(node.journal())
+        print(
+            json.dumps([each for each in log if each["event"].startswith(("shutdown", "pod_", "inhibitor"))], indent=0)
+        )
+        assert told(log).count("agent_started") == 2
+        assert "shutdown_continued" in told(log)
+        assert outcomes(log) == {f"b{band}-0": "stopped" for band in range(4)}
+        in_order(spans(node, pods))
+        (done,) = [each for each in log if each["event"] == "shutdown_done"]
+        assert done["seconds"] <= 100

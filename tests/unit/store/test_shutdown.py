@@ -1,0 +1,109 @@
+"""The state of a shutdown: it survives, it is whole, and only one process at a time acts on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.errors import StoreError
+from nodeagent.model import PodOutcome
+from nodeagent.model.node_stop import BootRecord, NodeStop, Presence, StopEnd, StopKind, StoppedPod
+from nodeagent.store.history import History, Retention
+from nodeagent.store.shutdown import BOOT_FILE, STOP_FILE, ShutdownFiles
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+T0 = datetime(2026, 1, 10, 12, tzinfo=UTC)
+KEEP = Retention(timedelta(days=30), 1 << 20)
+PODS = (
+    StoppedPod("u1", "shop", "web", "ordinary", "priority 0", PodOutcome.STOPPED, 5, 1200),
+    StoppedPod("u2", "shop", "db", "ordinary", "priority 0", PodOutcome.FAILED, 5, None, "no answer"),
+    StoppedPod("u3", "kube-system", "dns", "critical", "a static pod"),
+)
+STOP = NodeStop("b1", StopKind.SIGNAL, T0, 123.5, 4500, pods=PODS)
+
+
+def test_what_is_written_is_read_by_the_next_process(tmp_path: Path) -> None:
+    files = ShutdownFiles(tmp_path / "state")
+    assert files.read_stop() is None
+    assert files.read_boot() is None
+    assert not (tmp_path / "state").exists()
+    files.write_stop(STOP)
+    ended = replace(STOP, end=StopEnd.COMPLETE, ended_at=T0 + timedelta(seconds=4), dry_run=True)
+    assert ShutdownFiles(tmp_path / "state").read_stop() == STOP
+    files.write_stop(ended)
+    assert ShutdownFiles(tmp_path / "state").read_stop() == ended
+    record = BootRecord("b1", Presence.WATCHING, T0, (StoppedPod("u1", "shop", "web"),))
+    files.write_boot(record)
+    assert ShutdownFiles(tmp_path / "state").read_boot() == record
+    assert sorted(each.name for each in (tmp_path / "state").iterdir()) == [BOOT_FILE, STOP_FILE]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"schema": "nodeagent/shutdown-state/v2"}',
+        '{"schema": "nodeagent/shutdown-state/v1"}',
+        '{"schema": "nodeagent/shutdown-state/v1", "boot_id": "b", "kind": "other", "ended_at": null}',
+        (
+            '{"schema": "nodeagent/shutdown-state/v1", "boot_id": "b", "kind": "signal", "ended_at": null, '
+            '"started_at": "2026-01-10T12:00:00", "started_s": 1, "granted_ms": 1, "end": "complete", '
+            '"dry_run": false, "pods": []}'
+        ),
+        (
+            '{"schema": "nodeagent/shutdown-state/v1", "boot_id": "b", "kind": "signal", "ended_at": null, '
+            '"started_at": "2026-01-10T12:00:00Z", "started_s": "1", "granted_ms": 1, "end": "complete", '
+            '"dry_run": false, "pods": 5}'
+        ),
+    ],
+    ids=["empty", "list", "newer", "lacking", "unknown", "no zone", "wrong types"],
+)
+def test_a_file_that_is_not_understood_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / STOP_FILE).write_text(text)
+    with pytest.raises(StoreError, match=STOP_FILE):
+        ShutdownFiles(tmp_path).read_stop()
+
+
+def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    files = ShutdownFiles(tmp_path / "file")
+    with pytest.raises(StoreError, match="cannot be written"):
+        files.write_stop(STOP)
+    with files.claim() as ours:
+        assert ours, "stopping pods is more important than the claim"
+
+
+def test_only_one_claims(tmp_path: Path) -> None:
+    with ShutdownFiles(tmp_path).claim() as first, ShutdownFiles(tmp_path).claim() as second:
+        assert (first, second) == (True, False)
+    with ShutdownFiles(tmp_path).claim(0.1) as third:
+        assert third
+
+
+def test_stops_are_part_of_the_history(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    assert history.read_stops() == ()
+    history.add_stop(STOP, KEEP, T0)
+    ended = replace(STOP, end=StopEnd.COMPLETE, ended_at=T0 + timedelta(seconds=4))
+    history.add_stop(ended, KEEP, T0)
+    later = replace(STOP, boot_id="b2", started_at=T0 + timedelta(days=1), pods=())
+    history.add_stop(later, KEEP, T0)
+    assert history.read_stops() == (later, ended)
+    assert history.read_stops(limit=1) == (later,)
+    assert history.read_stops(since=T0 + timedelta(hours=1)) == (later,)
+    history.add_stop(replace(later, boot_id="b3"), KEEP, T0 + timedelta(days=30, hours=1))
+    assert ended not in history.read_stops()
+    assert history.problem == ""
+
+
+def test_a_history_that_cannot_be_written_is_told_and_costs_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    history = History(tmp_path / "file")
+    history.add_stop(STOP, KEEP, T0)
+    assert "history" in history.problem
