@@ -19,7 +19,7 @@ from nodeagent.plan.shutdown import PlannedPhase, PodStop, begin_phase, place
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 
-    from nodeagent.plan.pods_up import PodUp
+    from nodeagent.model import ShutdownPod
     from nodeagent.plan.shutdown import Placement
     from nodeagent.plan.shutdown_phases import ShutdownBudget
 
@@ -45,6 +45,19 @@ class Stopper(Protocol):
 
     async def stop_sandbox(self, sandbox_id: str) -> None:
         """End a sandbox and what runs in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodUp:
+    """A pod with something running.
+
+    Attributes:
+        pod: its containers are those that run.
+        sandbox_ids: its ready sandboxes.
+    """
+
+    pod: ShutdownPod
+    sandbox_ids: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -122,12 +135,12 @@ class ShutdownRun:
 
     @property
     def pods(self) -> tuple[StoppedPod, ...]:
-        """Every pod: those of an earlier run, those that were told, those whose phase has not begun."""
+        """Every pod: those of an earlier run, those that were told in that order, those that wait for their phase."""
         shown = dict(self.before)
+        shown.update((uid, told.stopped) for uid, told in self._told.items())
         for uid, (phase, placement) in self._placed.items():
             pod, name = self._up[uid].pod, self.budget.phases[phase].phase.name
             shown.setdefault(uid, StoppedPod(uid, pod.namespace, pod.name, name, placement.why))
-        shown.update((uid, told.stopped) for uid, told in self._told.items())
         return tuple(shown.values())
 
     async def carry_out(self, warm: Sequence[PodUp]) -> None:

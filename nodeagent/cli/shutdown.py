@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from nodeagent.act.shutdown import PodUp
     from nodeagent.cli.document import Json
     from nodeagent.config.settings import Settings
     from nodeagent.host.login1 import LogindFacts
     from nodeagent.model.node_stop import NodeStop, StoppedPod
-    from nodeagent.plan.pods_up import PodUp
     from nodeagent.plan.shutdown import PlannedPhase, PodStop, ShutdownPlan
 
 _WHO = "nodeagent"
@@ -138,15 +138,20 @@ def _ask_logind() -> tuple[LogindFacts | None, str]:
 
 
 async def _pods(settings: Settings) -> tuple[PodUp, ...]:
-    from nodeagent.daemon.agent import READ_METHODS  # noqa: PLC0415 - the runtime clients are not for every command
-    from nodeagent.daemon.warm_pods import LabelsOnly, WarmPods  # noqa: PLC0415
+    from nodeagent.clock import SystemClock  # noqa: PLC0415 - the runtime clients are not for every command
+    from nodeagent.daemon.agent import READ_METHODS  # noqa: PLC0415
+    from nodeagent.daemon.warm_pods import WarmPods  # noqa: PLC0415
     from nodeagent.runtime.connection import RuntimeConnection, discover_endpoint  # noqa: PLC0415
     from nodeagent.runtime.cri import CriClient  # noqa: PLC0415
 
     endpoint = await asyncio.to_thread(discover_endpoint, settings.endpoint or None)
     deadlines = dict.fromkeys(READ_METHODS, settings.timeout_s)
     async with RuntimeConnection(endpoint, deadlines=deadlines) as connection:
-        return await WarmPods(CriClient(connection), LabelsOnly()).refresh()
+        pods = WarmPods(CriClient(connection), settings, SystemClock())
+        try:
+            return await pods.refresh()
+        finally:
+            await pods.close()
 
 
 def _off_because(settings: Settings) -> str:

@@ -432,6 +432,12 @@ class ShutdownSection(Section):
         "phases before it (network and storage last); min_priority may be left out there.",
     )
 
+    restart_logind: Switch = Field(
+        True,
+        description="Restart a logind that runs but has lost the system bus, as after a restart of dbus. Until "
+        "somebody does, no shutdown is announced to anybody.",
+    )
+
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
         shutdown_phases(self)

@@ -55,7 +55,7 @@ def settings(config: Config) -> Settings:
 def shutdown(config: Config) -> ShutdownSettings:
     """Return how pods are to be stopped when the node goes down."""
     enabled = {"auto": None, "on": True, "off": False}[config.shutdown.enabled]
-    return ShutdownSettings(enabled, shutdown_phases(config.shutdown))
+    return ShutdownSettings(enabled, shutdown_phases(config.shutdown), config.shutdown.restart_logind)
 
 
 def eviction(config: Config) -> EvictionSettings:

@@ -18,10 +18,12 @@ class ShutdownSettings:
     Attributes:
         enabled: ``None`` to follow the role of the agent.
         phases: those of the whole shutdown in order; none for no graceful shutdown.
+        restart_logind: whether a logind that lost the bus is restarted.
     """
 
     enabled: bool | None = None
     phases: tuple[Phase, ...] = ()
+    restart_logind: bool = True
 
     def off_because(self, role: Role) -> str:
         """Return why pods are not stopped in order on this node, in words; empty if they are."""

@@ -12,7 +12,7 @@ from nodeagent.act.shutdown import RESERVE_MS
 from nodeagent.clock import SystemClock
 from nodeagent.daemon.agent import READ_METHODS, role_of
 from nodeagent.daemon.node_stop import StopBook, StopUnderWay, rehearse, retention
-from nodeagent.daemon.warm_pods import LabelsOnly, WarmPods
+from nodeagent.daemon.warm_pods import WarmPods
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.node import boot_id
 from nodeagent.model.node_stop import Presence, StopEnd, StopKind
@@ -80,7 +80,7 @@ async def _stop_pods(settings: Settings, book: StopBook, limit_us: int | None) -
     deadlines = dict.fromkeys(READ_METHODS, min(settings.timeout_s, _LIST_WITHIN_S))
     async with RuntimeConnection(discover_endpoint(settings.endpoint or None), deadlines=deadlines) as connection:
         cri = CriClient(connection)
-        pods = WarmPods(cri, LabelsOnly())
+        pods = WarmPods(cri, settings, book.clock)
         try:
             await pods.refresh()
         except NodeAgentError as error:
@@ -90,4 +90,6 @@ async def _stop_pods(settings: Settings, book: StopBook, limit_us: int | None) -
             return None
         under_way = StopUnderWay(book, budget, cri, pods, kind=StopKind.UNIT_STOP, earlier=book.under_way())
         await under_way.carry_out()
-        return (await under_way.close(sandboxes_within_s=_SANDBOXES_S)).end
+        stop = await under_way.close(sandboxes_within_s=_SANDBOXES_S)
+        await pods.close()
+        return stop.end

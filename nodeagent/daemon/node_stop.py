@@ -23,11 +23,10 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
-    from nodeagent.act.shutdown import Stopper
+    from nodeagent.act.shutdown import PodUp, Stopper
     from nodeagent.clock import Clock
     from nodeagent.config.settings import Settings
     from nodeagent.daemon.warm_pods import WarmPods
-    from nodeagent.plan.pods_up import PodUp
     from nodeagent.plan.shutdown_phases import ShutdownBudget
     from nodeagent.store.history import History
     from nodeagent.store.shutdown import ShutdownFiles

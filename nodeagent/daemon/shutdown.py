@@ -12,18 +12,19 @@ import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.act.shutdown import RESERVE_MS
 from nodeagent.daemon.agent import READ_METHODS, role_of
 from nodeagent.daemon.loops import wait_for_any
 from nodeagent.daemon.node_stop import StopBook, StopUnderWay, rehearse, retention, running
 from nodeagent.daemon.turns import Pause
-from nodeagent.daemon.warm_pods import LabelsOnly, WarmPods
-from nodeagent.errors import NodeAgentError
+from nodeagent.daemon.warm_pods import WarmPods
+from nodeagent.errors import InhibitorError, NodeAgentError
 from nodeagent.host.fdstore import DescriptorStore, stored_descriptor
 from nodeagent.host.logind_config import LogindDelay, read_delay
 from nodeagent.host.node import boot_id
+from nodeagent.host.systemd import LogindUnit
 from nodeagent.model.node_stop import Presence, StopEnd, StopKind
 from nodeagent.plan.shutdown_phases import fit_phases
 from nodeagent.runtime.connection import RuntimeConnection, discover_endpoint
@@ -45,6 +46,18 @@ _SEEN_EVERY_S: Final = 300.0
 _LEARN_WITHIN_S: Final = 2.0
 _SANDBOXES_S: Final = 5.0
 _WIND_UP_S: Final = 7.0
+_MEND_AFTER_S: Final = 1.5
+_MEND_EVERY_S: Final = 300.0
+
+
+class Logind(Protocol):
+    """logind's unit; both methods block."""
+
+    def runs_beside_the_bus(self) -> bool:
+        """Return whether it and the bus both run."""
+
+    def restart(self) -> None:
+        """Restart it; raises InhibitorError."""
 
 
 class ShutdownDuty:
@@ -58,6 +71,7 @@ class ShutdownDuty:
         root: Path = Path("/"),
         store: DescriptorStore | None = None,
         adopted: int | None = None,
+        logind: Logind | None = None,
         this_boot: str = "",
     ) -> None:
         """Prepare the duty; nothing is asked for yet.
@@ -68,6 +82,7 @@ class ShutdownDuty:
             root: where the files of logind are looked for.
             store: where a copy of the lock is kept.
             adopted: a lock that was handed to this process; else what systemd hands over.
+            logind: its unit.
             this_boot: the id of this boot; the kernel's unless given.
         """
         self._station = station
@@ -77,6 +92,8 @@ class ShutdownDuty:
         self._root = root
         self._store = store or DescriptorStore()
         self._adopted = adopted if adopted is not None else stored_descriptor()
+        self._logind = logind or LogindUnit()
+        self._mended_s: float | None = None
         self._boot_id = this_boot or boot_id()
         self._book = self._open_book()
         self._settings = station.settings
@@ -130,6 +147,9 @@ class ShutdownDuty:
                     await self._take_settings()
                 self._news.clear()
                 await self._look(inhibitor.state)
+                if not inhibitor.state.held and not self._released:
+                    await wait_for_any(_MEND_AFTER_S, stop)
+                    await self._mend(inhibitor)
                 await wait_for_any(REFRESH_S if inhibitor.state.held else _LOOK_S, stop, self._news)
             if holding.done():
                 holding.result()
@@ -181,6 +201,21 @@ class ShutdownDuty:
         if state.because != self._missing:
             self._missing = state.because
             self._logger.warning("inhibitor_missing", because=state.because)
+
+    async def _mend(self, inhibitor: ShutdownInhibitor) -> None:
+        """Restart a logind that runs without the bus: nothing else brings it back, and no shutdown would be told."""
+        now_s = self._clock.monotonic_s()
+        recently = self._mended_s is not None and now_s - self._mended_s < _MEND_EVERY_S
+        if not inhibitor.logind_is_missing or recently or not self._settings.shutdown.restart_logind:
+            return
+        if self._settings.dry_run or not await asyncio.to_thread(self._logind.runs_beside_the_bus):
+            return
+        self._mended_s = now_s
+        self._logger.warning("logind_restart", because="it runs, but is not on the system bus")
+        try:
+            await asyncio.to_thread(self._logind.restart)
+        except InhibitorError as error:
+            self._logger.warning("logind_restart_failed", error=str(error))
 
     def _tell_budget(self) -> None:
         budget = self._budget()
@@ -244,11 +279,13 @@ class ShutdownDuty:
             return
         self._connection = RuntimeConnection(endpoint, deadlines=dict.fromkeys(READ_METHODS, self._settings.timeout_s))
         self._stopper = CriClient(self._connection)
-        self._pods = WarmPods(self._stopper, LabelsOnly())
+        self._pods = WarmPods(self._stopper, self._settings, self._clock)
 
     async def _close_runtime(self) -> None:
         connection, self._connection = self._connection, None
-        self._pods = self._stopper = None
+        pods, self._pods, self._stopper = self._pods, None, None
+        if pods is not None:
+            await pods.close()
         if connection is not None:
             await connection.close()
 

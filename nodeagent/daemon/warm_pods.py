@@ -2,59 +2,39 @@
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from nodeagent.plan.pods_up import PodUp, pods_up
+from nodeagent.act.shutdown import PodUp
+from nodeagent.daemon.agent import role_of
+from nodeagent.pods import PodSettings, PodWatcher
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from nodeagent.model import Container, Sandbox, ShutdownPod
-
-
-class PodLists(Protocol):
-    """The runtime's two lists; both calls raise errors of the runtime."""
-
-    async def list_sandboxes(self) -> tuple[Sandbox, ...]:
-        """Return all sandboxes."""
-
-    async def list_containers(self) -> tuple[Container, ...]:
-        """Return all containers."""
+    from nodeagent.clock import Clock
+    from nodeagent.config.settings import Settings
+    from nodeagent.model.pods import PodsSeen
+    from nodeagent.runtime.cri import CriClient
 
 
-class PodFactsSource(Protocol):
-    """Tells of pods what the runtime does not."""
-
-    async def gather(self) -> Mapping[str, ShutdownPod]:
-        """Return what is known of each pod, by UID; may take seconds, and raises errors of the runtime."""
-
-
-class LabelsOnly:
-    """No source but the runtime's labels and annotations."""
-
-    async def gather(self) -> Mapping[str, ShutdownPod]:
-        """Return nothing."""
-        return {}
-
-
-@dataclass
 class WarmPods:
     """The pods of the node as last seen.
 
     Attributes:
         pods: what was up then.
-        known: whether every source was asked.
+        known: whether every source was asked since the agent began.
     """
 
-    lists: PodLists
-    source: PodFactsSource
-
-    def __post_init__(self) -> None:
+    def __init__(self, cri: CriClient, settings: Settings, clock: Clock) -> None:
+        kubelet = settings.kubelet
+        told = PodSettings(
+            role_of(settings)[0],
+            node_name=kubelet.node_name,
+            pod_log_root=settings.pod_log_root,
+            kubelet=kubelet.access,
+            manifests=kubelet.manifests,
+        )
+        self._watcher = PodWatcher(cri, settings=told, clock=clock)
         self.pods: tuple[PodUp, ...] = ()
         self.known = False
-        self._facts: Mapping[str, ShutdownPod] = {}
 
     async def refresh(self) -> tuple[PodUp, ...]:
         """Ask every source anew; where the better ones fail, what they told before stays.
@@ -62,16 +42,22 @@ class WarmPods:
         Raises:
             NodeAgentError: the runtime does not answer.
         """
-        self._facts = await self.source.gather()
+        found = self._take(await self._watcher.gather(with_usage=False))
         self.known = True
-        return await self.look()
+        return found
 
     async def look(self) -> tuple[PodUp, ...]:
-        """Return what is up now, asking only the runtime's lists.
+        """Return what is up now, asking only for the runtime's lists.
 
         Raises:
             NodeAgentError: the runtime does not answer.
         """
-        sandboxes, containers = await asyncio.gather(self.lists.list_sandboxes(), self.lists.list_containers())
-        self.pods = pods_up(sandboxes, containers, self._facts)
+        return self._take(await self._watcher.gather(with_usage=False, quick=True))
+
+    async def close(self) -> None:
+        """Stop what is still being asked for."""
+        await self._watcher.close()
+
+    def _take(self, seen: PodsSeen) -> tuple[PodUp, ...]:
+        self.pods = tuple(PodUp(each, seen.handles[each.uid].sandbox_ids) for each in seen.shutdown)
         return self.pods

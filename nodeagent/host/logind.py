@@ -137,6 +137,7 @@ class ShutdownInhibitor:
         self._released = ""
         self._state = LogindState()
         self._owner = ""
+        self._missing = False
         self._signals = 0
         self._again = asyncio.Event()
 
@@ -149,6 +150,11 @@ class ShutdownInhibitor:
     def descriptor(self) -> int | None:
         """The lock's descriptor, to be copied for a successor but not closed; ``None`` where there is none."""
         return None if self._lock is None else self._lock.number
+
+    @property
+    def logind_is_missing(self) -> bool:
+        """Whether the bus is there and logind is not on it."""
+        return self._missing
 
     def release(self, because: str) -> None:
         """Let logind go on, and ask for no lock until the shutdown is cancelled. Doing it again closes nothing.
@@ -182,14 +188,18 @@ class ShutdownInhibitor:
         """Hold the lock over one connection; returns when it is time for another, with the lock reported lost."""
         self._owner = ""
         bus = Bus(self._address, deadline_s=self._timings.deadline_s, on_signal=self._signal)
+        self._missing = False
         async with bus:
+            self._missing = True
             await bus.subscribe(_OWNER_RULE)
             await bus.subscribe(_PREPARE_RULE)
             self._owner = await owner_of_logind(bus)
+            self._missing = False
             while True:
                 await self._secure(bus)
                 await self._watch(bus)
                 if not self._owner:
+                    self._missing = True
                     self._lose("logind has left the bus")
                     return
 

@@ -1,4 +1,4 @@
-"""What systemd says of itself and of our unit."""
+"""What systemd says of itself, of our unit and of logind's."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import subprocess
 from dataclasses import dataclass
 from typing import Final
 
+from nodeagent.errors import InhibitorError
 from nodeagent.host.logind_config import INFINITY_US, parse_span_us
 
 STOPPING: Final = "stopping"
+_BUS: Final = "dbus.service"
+_LOGIND: Final = "systemd-logind.service"
 _WITHIN_S = 5.0
+_RESTART_WITHIN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +49,40 @@ def read_unit_stop(unit: str) -> UnitStop:
     return UnitStop(state, None if timeout_us == INFINITY_US else timeout_us)
 
 
+class LogindUnit:
+    """logind as a unit of systemd, which is asked on its own socket and not over the bus. Its methods block."""
+
+    def runs_beside_the_bus(self) -> bool:
+        """Return whether logind and the bus both run, so that a logind missing on the bus will not come back.
+
+        Source: seen with systemd 257 and dbus-daemon: after a restart of the bus logind goes on without it.
+        """
+        return _ask("is-active", _BUS, _LOGIND).split() == ["active", "active"]
+
+    def restart(self) -> None:
+        """Restart logind; it keeps its locks and sessions.
+
+        Raises:
+            InhibitorError: systemd did not do it.
+        """
+        done = _run("restart", _LOGIND, within_s=_RESTART_WITHIN_S)
+        if done is None or done.returncode:
+            raise InhibitorError(f"{_LOGIND} was not restarted: {done.stderr.strip() if done else 'no answer'}")
+
+
 def _ask(*words: str) -> str:
+    done = _run(*words, within_s=_WITHIN_S)
+    return done.stdout.strip() if done is not None else ""
+
+
+def _run(*words: str, within_s: float) -> subprocess.CompletedProcess[str] | None:
     try:
-        done = subprocess.run(  # noqa: S603 - fixed words
+        return subprocess.run(  # noqa: S603 - fixed words
             ["systemctl", *words],  # noqa: S607 - found by the unit's own path
             capture_output=True,
             text=True,
-            timeout=_WITHIN_S,
+            timeout=within_s,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip()
+        return None

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.act.shutdown import ShutdownRun
+from nodeagent.act.shutdown import PodUp, ShutdownRun
 from nodeagent.errors import RuntimeRequestError, RuntimeUnavailableError
 from nodeagent.model import PodOutcome, ShutdownPod
 from nodeagent.model.node_stop import StoppedPod
-from nodeagent.plan.pods_up import PodUp
 from nodeagent.plan.shutdown_phases import Phase, fit_phases, two_bands
 from tests.support.virtual_time import now_ms, play
 

@@ -22,6 +22,7 @@ from nodeagent.daemon.board import Activity, Board
 from nodeagent.daemon.shutdown import ShutdownDuty
 from nodeagent.daemon.station import Station
 from nodeagent.daemon.turns import Turns
+from nodeagent.errors import InhibitorError
 from nodeagent.host.dbus import Bus
 from nodeagent.host.fdstore import DescriptorStore
 from nodeagent.host.login1 import take_lock
@@ -68,6 +69,23 @@ class Kept(DescriptorStore):
         return True
 
 
+class LogindUnit:
+    """Stands for logind's unit; a restart is noted."""
+
+    def __init__(self) -> None:
+        self.active = True
+        self.restarts = 0
+        self.refuse = False
+
+    def runs_beside_the_bus(self) -> bool:
+        return self.active
+
+    def restart(self) -> None:
+        self.restarts += 1
+        if self.refuse:
+            raise InhibitorError("not restarted")
+
+
 class Place:
     """A node with a runtime, a logind and a state directory; daemons come and go on it."""
 
@@ -79,6 +97,7 @@ class Place:
         self.files = ShutdownFiles(directory / "state")
         self.history = History(directory / "state")
         self.kept = Kept()
+        self.logind = LogindUnit()
 
     def settings(self, **shutdown: Any) -> Settings:
         dry_run = shutdown.pop("dry_run", False)
@@ -127,6 +146,7 @@ class Daemon:
             root=place.directory,
             store=place.kept,
             adopted=adopted,
+            logind=place.logind,
             this_boot=BOOT,
         )
         self.stop = asyncio.Event()
@@ -395,6 +415,27 @@ async def test_the_lock_is_held_again_after_a_restart(place: Place, what: str) -
         await daemon.until("inhibitor_held", times=2)
         assert place.kept.kept == 2
         assert daemon.station.lock_held
+
+
+@pytest.mark.parametrize(
+    ("active", "restart_logind", "restarts"),
+    [(True, True, 1), (False, True, 0), (True, False, 0)],
+    ids=["off the bus", "stopped", "not wanted"],
+)
+async def test_a_logind_that_lost_the_bus_is_restarted_once(
+    place: Place, active: bool, restart_logind: bool, restarts: int
+) -> None:
+    place.logind.active, place.logind.refuse = active, True
+    async with daemon_on(place, settings=place.settings(restart_logind=restart_logind)) as daemon:
+        await ready(daemon)
+        await place.login1.stop()
+        await daemon.until("inhibitor_lost")
+        if restarts:
+            await daemon.until("logind_restart_failed")
+        await daemon.until("inhibitor_missing", times=1)
+        await place.login1.start()
+        await daemon.until("inhibitor_held", times=2)
+        assert place.logind.restarts == restarts
 
 
 async def test_without_a_bus_it_says_so_and_goes_on_trying(place: Place) -> None:
