@@ -3,7 +3,7 @@
 import os
 import sys
 
-from tests.bench import bench_agent, bench_bulk, bench_layers, bench_planner, bench_pods
+from tests.bench import bench_agent, bench_bulk, bench_layers, bench_planner, bench_pods, bench_shutdown
 
 sys.argv = sys.argv[:1]
 print("planners", flush=True)
@@ -16,6 +16,11 @@ bench_layers.main()
 print("\npods", flush=True)
 try:
     bench_pods.main()
+except SystemExit as ended:
+    print(f"exit {ended.code}")
+print("\nshutdown", flush=True)
+try:
+    bench_shutdown.main([])
 except SystemExit as ended:
     print(f"exit {ended.code}")
 print("\nagent", flush=True)
