@@ -34,7 +34,7 @@ from nodeagent.store.shutdown import ShutdownFiles
 
 if TYPE_CHECKING:
     from nodeagent.daemon.station import Station
-    from nodeagent.host.logind import LogindEvent, LogindState, ShutdownInhibitor
+    from nodeagent.host.logind import LogindEvent, ShutdownInhibitor
     from nodeagent.model.node_stop import NodeStop, StoppedPod
     from nodeagent.plan.shutdown_phases import ShutdownBudget
 
@@ -139,6 +139,7 @@ class ShutdownDuty:
         adopted, self._adopted = self._adopted, None
         self._released, self._checked, self._seen = False, None, None
         self._inhibitor = inhibitor = ShutdownInhibitor(self._on_event, address=self._address, adopted=adopted)
+        self._missing = inhibitor.state.because  # not asked for yet, which is nothing to tell
         await self._take_settings()
         holding = asyncio.create_task(inhibitor.run())
         try:
@@ -146,7 +147,7 @@ class ShutdownDuty:
                 if self._station.settings is not self._settings and self._under_way is None:
                     await self._take_settings()
                 self._news.clear()
-                await self._look(inhibitor.state)
+                await self._look(inhibitor)
                 if not inhibitor.state.held and not self._released:
                     await wait_for_any(_MEND_AFTER_S, stop)
                     await self._mend(inhibitor)
@@ -185,11 +186,12 @@ class ShutdownDuty:
                 self._missing = event.state.because
                 self._logger.warning("inhibitor_lost", because=event.state.because)
 
-    async def _look(self, state: LogindState) -> None:
+    async def _look(self, inhibitor: ShutdownInhibitor) -> None:
         """Do what is due from time to time: pods, the self-check, the board. Changes nothing on the node."""
         if self._under_way is not None:
             return
         await self._refresh()
+        state = inhibitor.state
         if state.limit_us is not None and self._checked != (state.limit_us, self._settings):
             self._checked = state.limit_us, self._settings
             self._delay = await asyncio.to_thread(read_delay, self._root)

@@ -173,7 +173,7 @@ def test_the_node_goes_down_in_order_again_and_again(disk: Disk) -> None:
         (done,) = [each for each in log if each["event"] == "shutdown_done" and each["end"] == "complete"]
         assert done["seconds"] <= 32
         (deaf,) = [each for each in log if each["event"] == "pod_stopped" and each["pod"] == "shop/b1-2"]
-        assert 8 <= deaf["seconds"] <= 11
+        assert 8 <= deaf["seconds"] <= 16 + 4, "killed at its phase's end, with what the phase before left over"
         messages = [each.message for each in node.journal()]
         released = next(index for index, text in enumerate(messages) if '"inhibitor_released"' in text)
         assert any("Reached target poweroff.target" in text for text in messages[released:])
