@@ -1,0 +1,159 @@
+"""``nodeagent shutdown`` as a process, against a simulated runtime and a logind on a private bus."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+import pytest_asyncio
+
+from nodeagent.host.dbus import Bus
+from nodeagent.host.login1 import take_lock
+from nodeagent.model import PodOutcome
+from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
+from nodeagent.sim.content import Layer
+from nodeagent.sim.node import SimNode
+from nodeagent.sim.server import SimServer
+from nodeagent.store.shutdown import ShutdownFiles
+from tests.support.login1 import Login1
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.support.login1 import PrivateBus
+
+ROOT = Path(__file__).parents[3]
+IMAGE = "registry.test/app:v1"
+
+
+class Ended(NamedTuple):
+    code: int | None
+    out: str
+    err: str
+
+
+class Node:
+    """A node for one command after the other."""
+
+    def __init__(self, directory: Path, bus: PrivateBus, server: SimServer) -> None:
+        self.directory = directory
+        self.bus = bus
+        self.server = server
+        self.config = directory / "config.toml"
+        self.configure()
+
+    def configure(self, shutdown: str = "") -> None:
+        self.config.write_text(
+            f'role = "standalone"\n[runtime]\nendpoint = "{self.server.endpoint}"\n'
+            f'[state]\ndirectory = "{self.directory}/state"\n[shutdown]\n{shutdown}\n'
+        )
+
+    async def run(self, *words: str, bus: str | None = None) -> Ended:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "nodeagent", "shutdown", *words, "--config", str(self.config)),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=ROOT,
+            env={**os.environ, "DBUS_SYSTEM_BUS_ADDRESS": bus or self.bus.address, "COLUMNS": "200"},
+        )
+        out, err = await asyncio.wait_for(process.communicate(), 30)
+        return Ended(process.returncode, out.decode(), err.decode())
+
+
+@pytest_asyncio.fixture
+async def node(private_bus: PrivateBus, tmp_path: Path) -> AsyncIterator[Node]:
+    login1 = Login1(private_bus.address, tmp_path, limit_us=10_000_000)
+    await login1.start()
+    sim = SimNode()
+    sim.add_image(IMAGE, layers=[Layer("base", 1000)])
+    for name, namespace, priority in (("web", "shop", "0"), ("dns", "kube-system", "2000000000")):
+        notes = {"nodeagent.dev/priority": priority}
+        sim.add_container(sim.add_pod(name, namespace=namespace, annotations=notes), "main", IMAGE)
+    async with SimServer(sim, tmp_path / "cri.sock") as server:
+        yield Node(tmp_path, private_bus, server)
+    await login1.stop()
+
+
+async def test_the_timeline_names_phases_pods_and_sources(node: Node) -> None:
+    ended = await node.run("--dry-run", "--output", "json")
+    assert ended.code == 0, ended.err
+    shown = json.loads(ended.out)
+    assert (shown["schema"], shown["enabled"], shown["scaled"]) == ("nodeagent/shutdown/v1", True, True)
+    assert (shown["limit"]["seconds"], shown["limit"]["told_by"]) == (10.0, "logind")
+    assert (shown["wanted_s"], shown["granted_s"]) == (30.0, 9.5)
+    assert "scaled to 9.5s" in shown["warnings"][0]
+    assert [(each["name"], [pod["name"] for pod in each["pods"]]) for each in shown["phases"]] == [
+        ("ordinary", ["web"]),
+        ("critical", ["dns"]),
+    ]
+    (web,) = shown["phases"][0]["pods"]
+    assert (web["priority"], web["priority_source"]) == (0, "annotation nodeagent.dev/priority")
+    assert {call.method for call in node.server.calls}.isdisjoint({"StopContainer", "StopPodSandbox"})
+
+
+async def test_the_timeline_as_a_table(node: Node) -> None:
+    node.configure('enabled = "off"')
+    ended = await node.run("--dry-run")
+    assert ended.code == 0, ended.err
+    assert "off: it is not enabled; this is what would happen if it were on" in ended.out
+    for part in ("shop/web", "kube-system/dns", "ordinary: 1 pods", "all are gone after 9.5 s at the latest"):
+        assert part in ended.out
+
+
+async def test_without_logind_the_files_have_to_do(node: Node) -> None:
+    ended = await node.run("--dry-run", "-o", "json", bus="unix:path=/nowhere")
+    shown = json.loads(ended.out)
+    assert shown["limit"]["told_by"] == "files"
+    assert any("logind cannot be asked" in each for each in shown["warnings"])
+
+
+async def test_without_dry_run_it_is_a_wrong_use(node: Node) -> None:
+    ended = await node.run()
+    assert ended.code == 2
+    assert "add --dry-run" in ended.err
+
+
+@pytest.mark.parametrize("text", ['grace_period_critical = "40s"', "by_priority = [{min_priority = 1, seconds = -1}]"])
+async def test_a_bad_configuration_ends_with_2(node: Node, text: str) -> None:
+    node.configure(text)
+    for words in (("--dry-run",), ("status",)):
+        ended = await node.run(*words)
+        assert ended.code == 2
+        assert str(node.config) in ended.err
+
+
+async def test_status_tells_the_lock_and_how_the_node_went_down(node: Node) -> None:
+    pods = (StoppedPod("u1", "shop", "web", "ordinary", "", PodOutcome.KILLED, 5, 3000),)
+    stop = NodeStop("b1", StopKind.SIGNAL, datetime(2026, 1, 10, tzinfo=UTC), 1.0, 9500, StopEnd.COMPLETE, pods=pods)
+    ShutdownFiles(node.directory / "state").write_stop(stop)
+    ended = await node.run("status", "-o", "json")
+    assert ended.code == 1
+    shown = json.loads(ended.out)
+    assert (shown["schema"], shown["inhibitor"]["held"]) == ("nodeagent/shutdown-status/v1", False)
+    assert "is the daemon running?" in shown["inhibitor"]["because"]
+    (told,) = shown["stops"]
+    assert (told["kind"], told["end"], told["pods"][0]["outcome"], told["pods"][0]["took_s"]) == (
+        "signal",
+        "complete",
+        "killed",
+        3.0,
+    )
+    async with Bus(node.bus.address, deadline_s=5) as bus:
+        lock = await take_lock(bus, "nodeagent", "test")
+        ended = await node.run("status")
+        lock.close()
+    assert ended.code == 0, ended.err
+    assert f"held: logind lists it for process {os.getpid()}" in ended.out
+    assert "killed" in ended.out
+
+
+async def test_the_unit_s_stop_command_does_nothing_on_a_node_that_goes_on(node: Node) -> None:
+    ended = await node.run("at-stop", "--unit", "nodeagent.service")
+    assert (ended.code, ended.out, ended.err) == (0, "", "")
+    assert node.server.calls == []
