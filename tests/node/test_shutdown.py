@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.node
 
-UNIT = Path(__file__).parents[2] / "systemd" / "nodeagent.service"
+SYSTEMD = Path(__file__).parents[2] / "systemd"
 BANDS = (0, 1000, 100_000, 2_000_000_000)
 CONFIG = """\
 role = "standalone"
@@ -73,7 +73,8 @@ def twelve(suffix: str = "", ends_after_s: float = 0.5) -> list[vm.Pod]:
 
 
 def install(node: Node, phase_s: float) -> None:
-    node.put("/etc/systemd/system/nodeagent.service", UNIT)
+    for name in ("nodeagent.service", "kubepods.slice.d/50-nodeagent.conf", "kubepods-.slice.d/50-nodeagent.conf"):
+        node.put(f"/etc/systemd/system/{name}", SYSTEMD / name)
     node.put("/etc/nodeagent/config.toml", CONFIG.format(phase_s))
     node.run("systemctl daemon-reload && systemctl enable nodeagent", timeout_s=60)
 
@@ -180,7 +181,6 @@ def test_the_node_goes_down_in_order_again_and_again(disk: Disk) -> None:
 
         _a_smaller_limit(node)
         _power_cut(node)
-        _systemd_alone(node)
 
 
 def _status_and_rehearsal(node: Node) -> None:
@@ -289,17 +289,20 @@ def _power_cut(node: Node) -> None:
     assert "unclean" in node.run("nodeagent shutdown status").stdout
 
 
-def _systemd_alone(node: Node) -> None:
-    """Power off past logind: only the unit's stop command can tell."""
-    pods = node.run_pods(*twelve("-y"))
-    node.run("systemctl start poweroff.target --no-block --job-mode=replace-irreversibly")
-    node.wait_off()
-    log = parsed(node.journal())
-    (done,) = [each for each in log if each["event"] == "shutdown_done"]
-    print(done)
-    assert (done["kind"], done["end"]) == ("unit-stop", "complete")
-    assert set(outcomes(log)) == {pod.pod.name for pod in pods}
-    in_order({name.removesuffix("-y"): each for name, each in spans(node, pods).items()})
+def test_past_logind_the_unit_s_stop_command_does_it(disk: Disk) -> None:
+    with vm.Node.boot(disk) as node:
+        node.import_images(vm.pause_image(), images.image(APP))
+        install(node, 8)
+        start(node)
+        pods = node.run_pods(*twelve())
+        node.run("systemctl start poweroff.target --no-block --job-mode=replace-irreversibly")
+        node.wait_off()
+        log = parsed(node.journal())
+        print(json.dumps([each for each in log if each["event"].startswith(("shutdown", "pod_"))], indent=0))
+        (done,) = [each for each in log if each["event"] == "shutdown_done"]
+        assert (done["kind"], done["end"]) == ("unit-stop", "complete")
+        assert outcomes(log) == {pod.pod.name: "stopped" for pod in pods} | {"b1-2": "killed"}
+        in_order(spans(node, pods))
 
 
 def test_an_agent_killed_while_the_node_goes_down_goes_on(disk: Disk) -> None:

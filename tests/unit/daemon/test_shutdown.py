@@ -129,7 +129,8 @@ class Place:
         return stop
 
     def outcomes(self) -> dict[str, str]:
-        return {each.name: each.outcome.value if each.outcome else "" for each in self.last().pods}
+        stop = self.files.read_stop()
+        return {each.name: each.outcome.value if each.outcome else "" for each in (stop.pods if stop else ())}
 
 
 class Daemon:
