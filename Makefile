@@ -71,13 +71,16 @@ install: ## as root: the agent in PREFIX (/opt/nodeagent), its unit, and a confi
 		umask 022; $(PREFIX)/bin/nodeagent config default --dry-run > /etc/nodeagent/config.toml; \
 		echo "wrote /etc/nodeagent/config.toml: dry_run = true until you change it"; }
 	sed 's|/opt/nodeagent/|$(PREFIX)/|' systemd/nodeagent.service > /etc/systemd/system/nodeagent.service
+	for slice in kubepods kubepods-; do install -D -m 0644 systemd/$$slice.slice.d/50-nodeagent.conf \
+		/etc/systemd/system/$$slice.slice.d/50-nodeagent.conf; done
 	systemctl daemon-reload
 	@echo "start it with: systemctl enable --now nodeagent"
 
 uninstall: ## as root: stop the agent and remove it and its unit; configuration and state stay
 	@[ "$$(id -u)" = 0 ] || { echo "uninstall: needs root" >&2; exit 1; }
 	-systemctl disable --now nodeagent
-	rm -f /etc/systemd/system/nodeagent.service
+	rm -f /etc/systemd/system/nodeagent.service /etc/systemd/system/kubepods.slice.d/50-nodeagent.conf \
+		/etc/systemd/system/kubepods-.slice.d/50-nodeagent.conf
 	systemctl daemon-reload
 	rm -rf $(PREFIX)
 
