@@ -119,7 +119,11 @@ class ShutdownDuty:
         while not stop.is_set():
             off = self._off_because()
             if not off:
-                await self._watch(stop)
+                try:
+                    await self._watch(stop)
+                except Exception:  # a bug here must not end the daemon's other duties
+                    self._logger.exception("shutdown_duty_crashed")
+                    await wait_for_any(_LOOK_S, stop)
                 continue
             self._station.board.off(NAME, off)
             self._logger.info("shutdown_off", because=off)

@@ -448,6 +448,16 @@ async def test_without_a_bus_it_says_so_and_goes_on_trying(place: Place) -> None
         assert line.why.startswith("inhibitor not held because")
 
 
+async def test_a_bug_costs_nothing_but_a_moment(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(_duty: ShutdownDuty, _inhibitor: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(ShutdownDuty, "_look", fail)
+    async with daemon_on(place) as daemon:
+        await daemon.until("shutdown_duty_crashed")
+        assert not daemon.task.done()
+
+
 # --- settings
 
 
