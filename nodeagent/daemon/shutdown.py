@@ -144,6 +144,7 @@ class ShutdownDuty:
         self._released, self._checked, self._seen = False, None, None
         self._inhibitor = inhibitor = ShutdownInhibitor(self._on_event, address=self._address, adopted=adopted)
         self._missing = inhibitor.state.because  # not asked for yet, which is nothing to tell
+        self._delay = await asyncio.to_thread(read_delay, self._root)
         await self._take_settings()
         holding = asyncio.create_task(inhibitor.run())
         try:
@@ -238,6 +239,8 @@ class ShutdownDuty:
 
     def _budget(self) -> ShutdownBudget:
         limit_us = self._inhibitor.state.limit_us if self._inhibitor is not None else None
+        if limit_us is None:  # a signal came before logind had told
+            limit_us = self._delay.delay_us
         winner = self._delay.winner
         return fit_phases(
             self._settings.shutdown.phases,

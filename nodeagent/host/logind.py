@@ -248,12 +248,12 @@ class ShutdownInhibitor:
         await self._confirm(bus)
 
     async def _read_properties(self, bus: Bus) -> None:
+        limit_us = await read_property(bus, "InhibitDelayMaxUSec", int)
+        self._state = replace(self._state, limit_us=limit_us)  # first: whoever is told of a shutdown needs it
         before = self._signals
         preparing = await read_property(bus, "PreparingForShutdown", bool)
         if self._signals == before:  # else the signal is the newer word
             self._note_preparing(preparing=preparing)
-        limit_us = await read_property(bus, "InhibitDelayMaxUSec", int)
-        self._state = replace(self._state, limit_us=limit_us)
 
     async def _confirm(self, bus: Bus) -> None:
         """Report the lock as held if logind lists it.

@@ -347,6 +347,7 @@ async def test_nothing_is_touched_in_a_dry_run(place: Place) -> None:
 async def test_a_successor_goes_on_with_the_lock_that_was_kept(place: Place) -> None:
     done, slow, dns = place.pod("done"), place.pod("slow"), place.pod("dns", 2000)
     place.server.faults.delay("StopContainer", target=slow)
+    place.login1.limit_us = 4_000_000
     settings = place.settings(by_priority=[{"min_priority": 0, "seconds": 3}, {"min_priority": 1000, "seconds": 1}])
     async with daemon_on(place, settings=settings) as first:
         await ready(first)
@@ -361,7 +362,8 @@ async def test_a_successor_goes_on_with_the_lock_that_was_kept(place: Place) -> 
         async with daemon_on(place, settings=settings, adopted=number) as second:
             await place.login1.until(lambda: place.login1.executed == 1)
             await second.until("shutdown_done")
-            assert second.events("shutdown_continued")
+            (continued,) = second.events("shutdown_continued")
+            assert continued["granted_s"] == first.events("shutdown_begins")[0]["granted_s"] == 3.6
     assert place.outcomes() == {"done": "stopped", "slow": "stopped", "dns": "stopped"}
     assert place.server.faults.count("StopContainer", done) == 1
     assert place.server.faults.targets("StopContainer")[-2:] == (slow, dns)
