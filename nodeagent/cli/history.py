@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nodeagent.cli import document
 from nodeagent.cli.session import load_settings
+from nodeagent.cli.shutdown import stop_document, stop_headline
 from nodeagent.clock import SystemClock
 from nodeagent.errors import UsageError
 from nodeagent.store.history import History
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from nodeagent.cli.document import Json
+    from nodeagent.model.node_stop import NodeStop
     from nodeagent.store.history import PastAction, PastPass
 
 
@@ -37,12 +39,18 @@ def show_history(config: Path | None, *, since: str, image: str, limit: int, qui
         raise UsageError(f"--since: {error}") from error
     settings = load_settings(config, {})
     oldest = SystemClock().now() - ago if ago is not None else None
-    passes = History(settings.state_directory).read(since=oldest, image=image, limit=limit, quiet=quiet)
+    kept = History(settings.state_directory)
+    passes = kept.read(since=oldest, image=image, limit=limit, quiet=quiet)
+    stops = () if image else kept.read_stops(since=oldest, limit=limit)
     if form != "table":
-        shown: dict[str, Json] = {"schema": "nodeagent/history/v1", "passes": [_pass(each) for each in passes]}
+        shown: dict[str, Json] = {
+            "schema": "nodeagent/history/v1",
+            "passes": [_pass(each) for each in passes],
+            "node_stops": [stop_document(each) for each in stops],
+        }
         sys.stdout.write(document.dumps(shown, form))
         return
-    _print(passes, settings.state_directory)
+    _print(passes, stops, settings.state_directory)
 
 
 def _pass(past: PastPass) -> dict[str, Json]:
@@ -79,10 +87,12 @@ def _action(action: PastAction) -> dict[str, Json]:
     }
 
 
-def _print(passes: Sequence[PastPass], directory: Path) -> None:
+def _print(passes: Sequence[PastPass], stops: Sequence[NodeStop], directory: Path) -> None:
     from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
 
     console = render.make_console()
+    for stop in stops:
+        console.print(f"{stop_headline(stop)}; see nodeagent shutdown status", markup=False)
     if not passes:
         console.print(f"no passes in {directory}")
         return

@@ -102,7 +102,7 @@ def status(config: Path | None, form: str, *, limit: int) -> None:
             },
             "limit": _limit(delay, facts),
             "warnings": list(delay.warnings),
-            "stops": [_stop(each) for each in stops],
+            "stops": [stop_document(each) for each in stops],
         }
         sys.stdout.write(document.dumps(shown, form))
     else:
@@ -235,7 +235,8 @@ def _pod_stop(stop: PodStop) -> dict[str, Json]:
     }
 
 
-def _stop(stop: NodeStop) -> dict[str, Json]:
+def stop_document(stop: NodeStop) -> dict[str, Json]:
+    """Return one time that the node went down."""
     return {
         "id": stop.id,
         "boot_id": stop.boot_id,
@@ -246,6 +247,12 @@ def _stop(stop: NodeStop) -> dict[str, Json]:
         "granted_s": stop.granted_ms / 1000,
         "pods": [_stopped(each) for each in stop.pods],
     }
+
+
+def stop_headline(stop: NodeStop) -> str:
+    """Return one time that the node went down in a line."""
+    when = stop.started_at.isoformat(timespec="seconds").replace("+00:00", "Z")
+    return f"{when}  node stop, {stop.kind.value}: {stop.end.value}, {len(stop.pods)} pods"
 
 
 def _stopped(pod: StoppedPod) -> dict[str, Json]:
@@ -301,9 +308,7 @@ def _print_status(off: str, lock: str, limit: str, stops: Sequence[NodeStop]) ->
     if not stops:
         console.print("no stop of this node is recorded")
     for stop in stops:
-        when = stop.started_at.isoformat(timespec="seconds").replace("+00:00", "Z")
-        headline = f"{when}  {stop.kind.value}: {stop.end.value}, {len(stop.pods)} pods"
-        console.print(headline, style="bold" if stop.end.value == "complete" else "bold red", markup=False)
+        console.print(stop_headline(stop), style="bold" if stop.end.value == "complete" else "bold red", markup=False)
         table = render.table("pod", "phase", "outcome", "took", "detail", right=("took",), wrap=("detail",))
         for pod in stop.pods:
             table.add_row(

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,6 +20,7 @@ from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.sim.content import Layer
 from nodeagent.sim.node import SimNode
 from nodeagent.sim.server import SimServer
+from nodeagent.store.history import History, Retention
 from nodeagent.store.shutdown import ShutdownFiles
 from tests.support.login1 import Login1
 
@@ -54,9 +55,9 @@ class Node:
             f'[state]\ndirectory = "{self.directory}/state"\n[shutdown]\n{shutdown}\n'
         )
 
-    async def run(self, *words: str, bus: str | None = None) -> Ended:
+    async def run(self, *words: str, bus: str | None = None, of: str = "shutdown") -> Ended:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "nodeagent", "shutdown", *words, "--config", str(self.config)),
+            *(sys.executable, "-m", "nodeagent", of, *words, "--config", str(self.config)),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             cwd=ROOT,
@@ -151,6 +152,14 @@ async def test_status_tells_the_lock_and_how_the_node_went_down(node: Node) -> N
     assert ended.code == 0, ended.err
     assert f"held: logind lists it for process {os.getpid()}" in ended.out
     assert "killed" in ended.out
+
+
+async def test_the_history_tells_how_the_node_went_down(node: Node) -> None:
+    stop = NodeStop("b1", StopKind.UNCLEAN, datetime.now(UTC), end=StopEnd.UNKNOWN)
+    History(node.directory / "state").add_stop(stop, Retention(timedelta(days=1), 1 << 20), datetime.now(UTC))
+    shown = json.loads((await node.run("-o", "json", of="history")).out)
+    assert [(each["kind"], each["end"]) for each in shown["node_stops"]] == [("unclean", "unknown")]
+    assert "node stop, unclean: unknown, 0 pods" in (await node.run(of="history")).out
 
 
 async def test_the_unit_s_stop_command_does_nothing_on_a_node_that_goes_on(node: Node) -> None:
