@@ -28,7 +28,10 @@ THRESHOLD_MIB = 100
 CONFIG = f"""\
 role = "standalone"
 [log]
+format = "json"
 level = "debug"
+[shutdown]
+enabled = "off"
 [image_gc]
 enabled = false
 [container_gc]

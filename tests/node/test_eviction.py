@@ -21,6 +21,8 @@ MIB = 1 << 20
 IMAGEFS_MIB = 400
 BASE = """\
 role = "standalone"
+[log]
+format = "json"
 [image_gc]
 enabled = false
 minimum_age = "0s"
@@ -64,7 +66,7 @@ def _clean(node: Node) -> Iterator[None]:
         "from pathlib import Path\n"
         "from tests.support.pods import Pods\n"
         "with Pods(Path('/run/containerd/containerd.sock'), log_root=Path('/var/log/pods')) as pods:\n"
-        "    for sandbox in pods.call('ListPodSandbox', {}).items:\n"
+        "    for sandbox in pods.list_sandboxes():\n"
         "        pods.call('StopPodSandbox', {'pod_sandbox_id': sandbox.id})\n"
         "        pods.call('RemovePodSandbox', {'pod_sandbox_id': sandbox.id})\n",
         timeout_s=120,

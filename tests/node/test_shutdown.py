@@ -27,6 +27,8 @@ SYSTEMD = Path(__file__).parents[2] / "systemd"
 BANDS = (0, 1000, 100_000, 2_000_000_000)
 CONFIG = """\
 role = "standalone"
+[log]
+format = "json"
 [image_gc]
 enabled = false
 [container_gc]

@@ -21,6 +21,8 @@ pytestmark = pytest.mark.node
 UNIT = Path(__file__).parents[2] / "systemd" / "nodeagent.service"
 CONFIG = """\
 role = "standalone"
+[log]
+format = "json"
 [image_gc]
 interval = "2s"
 minimum_age = "0s"
