@@ -109,8 +109,9 @@ def oom_kills(node: Node) -> int:
     return int(node.get("/proc/vmstat").decode().partition("oom_kill ")[2].split()[0])
 
 
-def held(name: str, *words: str, **more: Any) -> vm.Pod:
-    return vm.Pod(name, hogs.HOG, ("/bin/hog", "held", *words), **more)
+def held(name: str, *words: str, **resources: int) -> vm.Pod:
+    """Describe a burstable pod that requests about 10 MiB, which is what its score says, and begins when told to."""
+    return vm.Pod(name, hogs.HOG, ("/bin/hog", "held", *words), resources={"oom_score_adj": 990, **resources})
 
 
 def test_memory_the_pod_above_its_request_goes_alone(node: Node) -> None:
@@ -192,7 +193,9 @@ def test_critical_and_static_pods_survive(node: Node) -> None:
         vm.Pod("critical", hogs.HOG, grown, resources={"oom_score_adj": -997}),
         vm.Pod("important", hogs.HOG, grown, annotations={"nodeagent.dev/priority": "2000000000"}),
     )
-    (ordinary,) = node.run_pods(vm.Pod("ordinary", hogs.HOG, ("/bin/hog", "memory", "30", "10", "30")))
+    (ordinary,) = node.run_pods(
+        vm.Pod("ordinary", hogs.HOG, ("/bin/hog", "memory", "30", "10", "30"), resources={"oom_score_adj": 990})
+    )
     reclaim.poll("they have grown", lambda: available_mib(node) < 400, timeout_s=60, interval_s=0.3)
     threshold = available_mib(node) + 100
     start(node, f'hard = "memory.available<{threshold}Mi"')
@@ -277,9 +280,7 @@ def test_without_containerd_nobody_goes_and_later_the_right_one_does(node: Node)
 
 def test_what_the_kernel_kills_is_told(node: Node) -> None:
     start(node, 'hard = "memory.available<30Mi"')
-    (limited,) = node.run_pods(
-        held("limited", "memory", "8", "50", "200", resources={"memory_limit_in_bytes": 40 * MIB})
-    )
+    (limited,) = node.run_pods(held("limited", "memory", "8", "50", "200", memory_limit_in_bytes=40 * MIB))
     node.run("sleep 11")  # it has been seen before
     begin(node, limited)
     (told,) = wait_for(node, "oom_kill", timeout_s=30)
