@@ -107,6 +107,21 @@ EVENTS: Final[Mapping[str, Event]] = {
     "unclean_stop": Event(
         "ab67f455c353420b9bcd9ed60e187168", "the node went down without notice; running then: {running}"
     ),
+    "logind_restart": Event("6c5a232a70924b39a9c45d04f36acf08", "logind is restarted: {because}"),
+    "logind_restart_failed": Event("6ef447f40f174bc59ff6cde22e6f9dcb", "logind was not restarted: {error}"),
+    "shutdown_already_done": Event("a15e797622ec45fd8cdc9708b162e0ea", "the pods were stopped already"),
+    "shutdown_crashed": Event("d564df3516464689ba522cc39c4e98c7", "stopping the pods ended by a bug"),
+    "shutdown_duty_crashed": Event(
+        "a8dfa2f9b40040b59f79e41ed5b658a6", "holding the delay lock ended by a bug, to be tried again"
+    ),
+    "shutdown_left": Event("8a1077e6a8b24244907d06da8378ada8", "the pods are left to another process: {because}"),
+    "shutdown_pods_unknown": Event("93874efc3695499fbe6ca7ec80d3ccc2", "the pods cannot be told: {error}"),
+    "shutdown_rehearsed": Event(
+        "1f6ca058ac564c7e806a42bde9b1f829", "a shutdown was rehearsed: {pods} pods, {granted_s} s"
+    ),
+    "shutdown_state": Event("fb028d3e664945048d6ace49592b8ee1", "how far a shutdown came cannot be kept: {error}"),
+    "shutdown_unlisted": Event("6344c3c16bfa4038b7bf43ae39f4f68a", "the runtime did not list the pods anew: {error}"),
+    "shutdown_without_runtime": Event("cbdcb31568044c3eb9a4ed64f7cc603e", "no pod can be stopped in order: {error}"),
 }
 
 _PRIORITIES: Final = {"debug": "7", "info": "6", "warning": "4", "error": "3", "critical": "2"}

@@ -31,21 +31,25 @@ class WatchdogDuty:
     def __init__(self, station: Station, notifier: Notifier) -> None:
         self._station = station
         self._notifier = notifier
+        self._told: tuple[str, ...] = ()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Feed until told to stop."""
         every_s = self._notifier.watchdog_s
         if every_s is None:
             return
-        told: tuple[str, ...] = ()
         while not stop.is_set():
-            stuck = self._station.board.stuck()
-            if not stuck:
-                self._notifier.alive()
-            elif stuck != told:
-                self._station.logger.error("duties_stuck", duties=list(stuck))
-            told = stuck
+            self.look()
             await wait_for_any(every_s / 3, stop)
+
+    def look(self) -> None:
+        """Feed the watchdog if every duty makes progress; tell which does not, once."""
+        stuck = self._station.board.stuck()
+        if not stuck:
+            self._notifier.alive()
+        elif stuck != self._told:
+            self._station.logger.error("duties_stuck", duties=list(stuck))
+        self._told = stuck
 
 
 class WedgeDuty:

@@ -1,0 +1,116 @@
+"""A configuration in layers: file, drop-ins, environment, command line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.config.loading import effective, load
+from nodeagent.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOTHING: dict[str, str] = {}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "config.toml"
+    path.write_text("dry_run = true\n[image_gc]\nhigh_threshold_percent = 90\nlow_threshold_percent = 70\n")
+    (tmp_path / "config.d").mkdir()
+    return path
+
+
+def test_later_layers_go_before_earlier_ones_and_tell_where_they_are(file: Path) -> None:
+    first, second = (file.parent / "config.d" / name for name in ("10-first.toml", "20-second.toml"))
+    second.write_text('[image_gc]\nhigh_threshold_percent = 80\n[protect]\nimages = ["a/*"]\n')
+    first.write_text("[image_gc]\nhigh_threshold_percent = 75\nlow_threshold_percent = 60\n")
+    (file.parent / "config.d" / "README").write_text("not read")
+    environment = {"NODEAGENT_LOG__LEVEL": "debug", "NODEAGENT_DRY_RUN": "false", "HOME": "/root"}
+    loaded = load(file, {"runtime.endpoint": "unix:///run/x.sock"}, environment)
+    found = effective(loaded)
+    assert found["image_gc.high_threshold_percent"] == (80, str(second))
+    assert found["image_gc.low_threshold_percent"] == (60, str(first))
+    assert found["protect.images"] == (("a/*",), str(second))
+    assert found["log.level"] == ("debug", "environment: NODEAGENT_LOG__LEVEL")
+    assert found["dry_run"] == (False, "environment: NODEAGENT_DRY_RUN")
+    assert found["runtime.endpoint"] == ("unix:///run/x.sock", "command line")
+    assert found["image_gc.interval"] == ("5m", "default")
+    assert loaded.dropins == (first, second)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("NODEAGENT_IMAGE_GC__HIGH_TRESHOLD_PERCENT", "70", "did you mean NODEAGENT_IMAGE_GC__HIGH_THRESHOLD_PERCENT?"),
+        (
+            "NODEAGENT_IMAGE_GC__HIGH_THRESHOLD_PERCENT",
+            "lots",
+            "environment: NODEAGENT_IMAGE_GC__HIGH_THRESHOLD_PERCENT",
+        ),
+        ("NODEAGENT_DRY_RUN", "maybe", "must be true or false"),
+        ("NODEAGENT_IMAGE_GC__INTERVAL", "5", "a duration"),
+    ],
+)
+def test_a_wrong_variable_is_named(name: str, text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(None, {}, {name: text})
+    assert words in str(raised.value)
+    assert name in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["NODEAGENT_TEST_CONTAINERD", "NODEAGENT_SERVICE_HOST", "NODEAGENT_PORT_80_TCP"])
+def test_variables_of_others_are_let_be(name: str) -> None:
+    load(None, {}, {name: "x"})
+
+
+def test_a_fault_in_a_drop_in_names_it(file: Path) -> None:
+    wrong = file.parent / "config.d" / "wrong.toml"
+    wrong.write_text("[image_gc]\nhigh_threshold_percent = 120\n")
+    with pytest.raises(ConfigError, match=f"{wrong}: image_gc.high_threshold_percent = 120"):
+        load(file, {}, NOTHING)
+
+
+def test_all_faults_are_told_at_once(file: Path) -> None:
+    file.write_text('[image_gc]\nhigh_threshold_percent = 120\n[log]\nlevel = "loud"\n')
+    with pytest.raises(ConfigError) as raised:
+        load(file, {}, {"NODEAGENT_NOTHING": "1"})
+    assert len(str(raised.value).splitlines()) == 3
+
+
+def faults(path: Path | None, overrides: dict[str, str | int]) -> str | None:
+    """Return what is said of a configuration, ``None`` if it is taken."""
+    try:
+        load(path, overrides, NOTHING)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=12), inner, max_size=3),
+    max_leaves=8,
+)
+_KEYS = st.sampled_from(["role", "dry_run", "image_gc", "eviction", "shutdown", "kubelet", "log", "x"]) | st.text(
+    max_size=9
+)
+
+
+@given(st.dictionaries(_KEYS, _VALUES | st.dictionaries(st.text(max_size=20), _VALUES, max_size=4), max_size=5))
+def test_whatever_is_in_it_it_is_taken_or_refused_in_words(document: dict[str, object]) -> None:
+    overrides = {str(key): value for key, value in document.items() if isinstance(value, str | int)}
+    assert faults(None, overrides) != ""
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_in_a_file_are_taken_or_refused_in_words(
+    tmp_path_factory: pytest.TempPathFactory, raw: bytes
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.toml"
+    path.write_bytes(raw)
+    assert str(path) in (faults(path, {}) or str(path))

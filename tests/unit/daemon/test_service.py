@@ -1,0 +1,166 @@
+"""Readiness, the watchdog and reloads, against a real notification socket."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import socket
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nodeagent.config.handing import checked
+from nodeagent.config.settings import Origin
+from nodeagent.daemon import log
+from nodeagent.daemon.board import Board
+from nodeagent.daemon.service import ReloadDuty, WatchdogDuty, differences, read_again
+from nodeagent.daemon.station import Station
+from nodeagent.daemon.turns import Turns
+from nodeagent.errors import ConfigError
+from nodeagent.host.notify import Notifier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.at_s = 0.0
+
+    def now(self) -> datetime:
+        return datetime(2026, 1, 10, tzinfo=UTC)
+
+    def monotonic_s(self) -> float:
+        return self.at_s
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as made:
+        made.bind(str(tmp_path / "notify"))
+        made.settimeout(5)
+        yield made
+
+
+def write(path: Path, high: int) -> None:
+    path.write_text(f"[image_gc]\nhigh_threshold_percent = {high}\n")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.toml"
+    write(path, 85)
+    return path
+
+
+def station(config: Path, stream: io.StringIO) -> Station:
+    clock = Clock()
+    logger = log.configure("json", "info", stream)
+    return Station(checked(Origin(config)), logger, clock, Board(clock), Turns(clock))
+
+
+def told(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def heard(manager: socket.socket) -> list[str]:
+    manager.setblocking(False)
+    found = []
+    while True:
+        try:
+            found.append(manager.recv(4096).decode())
+        except BlockingIOError:
+            return found
+
+
+def test_without_a_manager_nothing_happens() -> None:
+    quiet = Notifier({})
+    quiet.ready("x")
+    quiet.stopping()
+    assert quiet.watchdog_s is None
+
+
+def test_what_is_said_is_in_the_managers_words(tmp_path: Path, manager: socket.socket) -> None:
+    notifier = Notifier({"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "30000000"})
+    assert notifier.watchdog_s == 30.0
+    notifier.ready("two\nlines")
+    notifier.reloading()
+    notifier.alive()
+    notifier.stopping()
+    ready, reloading, alive, stopping = heard(manager)
+    assert ready == "READY=1\nSTATUS=two lines"
+    assert reloading.startswith("RELOADING=1\nMONOTONIC_USEC=")
+    assert (alive, stopping) == ("WATCHDOG=1", "STOPPING=1")
+
+
+def test_the_watchdog_of_another_process_is_not_ours() -> None:
+    assert Notifier({"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}).watchdog_s is None
+
+
+def test_a_stuck_duty_starves_the_watchdog(tmp_path: Path, manager: socket.socket, config: Path) -> None:
+    stream, clock = io.StringIO(), Clock()
+    made = replace(station(config, stream), clock=clock, board=Board(clock))
+    duty = WatchdogDuty(made, Notifier({"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "3000000"}))
+    made.board.running("images", within_s=10)
+    duty.look()
+    assert heard(manager) == ["WATCHDOG=1"]
+    clock.at_s = 11
+    duty.look()
+    duty.look()
+    assert heard(manager) == []
+    assert [each["duties"] for each in told(stream)] == [["images"]]
+    made.board.ended("images", "complete")
+    made.board.waiting("images", 60, 10)
+    duty.look()
+    assert heard(manager) == ["WATCHDOG=1"]
+
+
+async def test_a_good_file_is_put_in_force_and_a_bad_one_is_not(
+    tmp_path: Path, manager: socket.socket, config: Path
+) -> None:
+    stream = io.StringIO()
+    made = station(config, stream)
+    duty, stop = ReloadDuty(made, Notifier({"NOTIFY_SOCKET": str(tmp_path / "notify")})), asyncio.Event()
+    running = asyncio.ensure_future(duty.run(stop))
+    write(config, 850)
+    made.reload.set()
+    loop = asyncio.get_running_loop()
+    manager.setblocking(False)
+    assert (await loop.sock_recv(manager, 100)).startswith(b"RELOADING=1")
+    assert await loop.sock_recv(manager, 100) == b"READY=1"
+    assert not made.renew.is_set()
+    assert "high_threshold_percent = 850" in made.config_problem
+    write(config, 95)
+    made.reload.set()
+    await asyncio.wait_for(made.renew.wait(), 30)
+    assert made.config_problem == ""
+    before = made.take_next()
+    assert before is not None
+    assert made.settings.policy.images.high_threshold_percent == 95
+    assert [each["event"] for each in told(stream)] == ["config_refused", "config_reloaded"]
+    assert told(stream)[1]["changes"] == ["image_gc.high_threshold_percent: 85 -> 95"]
+    stop.set()
+    await running
+
+
+async def test_options_of_the_command_line_stay_in_force(config: Path) -> None:
+    made = checked(Origin(config, (("image_gc.high_threshold_percent", 91),), dry_run=True))
+    write(config, 88)
+    again = await read_again(made)
+    assert again.policy.images.high_threshold_percent == 91
+    assert again.dry_run
+
+
+def test_a_file_that_is_gone_is_told(config: Path) -> None:
+    made = checked(Origin(config))
+    config.unlink()
+    with pytest.raises(ConfigError, match="there is no such file"):
+        asyncio.run(read_again(made))
+
+
+def test_differences_are_told_by_key() -> None:
+    assert differences({"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "4"}) == ["b: 2 -> 3", "c: (none) -> 4"]

@@ -1,0 +1,98 @@
+"""Entries as journald takes them, over a real socket."""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.host.journal import Journal, encode, field_name, is_connected_to_stderr
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def decode(raw: bytes) -> dict[str, str]:
+    """Read an entry back as journald does."""
+    found = {}
+    while raw:
+        line, _, raw = raw.partition(b"\n")
+        name, equals, value = line.partition(b"=")
+        if not equals:
+            (length,) = struct.unpack("<Q", raw[:8])
+            value, raw = raw[8 : 8 + length], raw[9 + length :]
+        found[name.decode()] = value.decode()
+    return found
+
+
+@pytest.fixture
+def receiver(tmp_path: Path) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    made.bind(str(tmp_path / "journal"))
+    made.settimeout(5)
+    return made
+
+
+def test_an_entry_arrives_with_its_fields(tmp_path: Path, receiver: socket.socket) -> None:
+    journal = Journal(str(tmp_path / "journal"))
+    fields = {"MESSAGE": "two\nlines", "PRIORITY": "6", "REASON": "a=b"}
+    assert journal.send(fields)
+    assert decode(receiver.recv(65536)) == fields
+    journal.close()
+    receiver.close()
+
+
+def test_a_large_entry_goes_as_a_sealed_file(tmp_path: Path, receiver: socket.socket) -> None:
+    journal = Journal(str(tmp_path / "journal"))
+    fields = {"MESSAGE": "x" * 2_000_000}
+    assert journal.send(fields)
+    _, ancillary, _, _ = receiver.recvmsg(1, socket.CMSG_SPACE(4))
+    numbers = array.array("i")
+    numbers.frombytes(ancillary[0][2][:4])
+    with os.fdopen(numbers[0], "rb") as handed:
+        handed.seek(0)
+        assert decode(handed.read()) == fields
+    journal.close()
+    receiver.close()
+
+
+def test_what_nobody_takes_counts_as_dropped(tmp_path: Path, receiver: socket.socket) -> None:
+    journal = Journal(str(tmp_path / "nobody"))
+    assert not journal.send({"MESSAGE": "x"})
+    full = Journal(str(tmp_path / "journal"))
+    sent = 0
+    while full.send({"MESSAGE": "x" * 1000}):  # never read: it does not block
+        sent += 1
+    assert sent > 0
+    assert (journal.dropped, full.dropped) == (1, 1)
+    journal.close()
+    full.close()
+    receiver.close()
+
+
+@given(st.dictionaries(st.from_regex(r"[A-Z][A-Z0-9_]{0,20}", fullmatch=True), st.text(st.characters(codec="utf-8"))))
+def test_nothing_is_lost_on_the_way(fields: dict[str, str]) -> None:
+    assert decode(encode(fields)) == fields
+
+
+@given(st.text())
+def test_every_name_is_one_journald_takes(key: str) -> None:
+    name = field_name(key)
+    assert 1 <= len(name) <= 64
+    assert set(name) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
+    assert name[0].isalpha()
+
+
+def test_standard_error_is_known_by_device_and_inode(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with (tmp_path / "stderr").open("w") as stream:
+        monkeypatch.setattr("sys.stderr", stream)
+        told = os.fstat(stream.fileno())
+        assert is_connected_to_stderr({"JOURNAL_STREAM": f"{told.st_dev}:{told.st_ino}"})
+        assert not is_connected_to_stderr({"JOURNAL_STREAM": "1:2"})
+        assert not is_connected_to_stderr({})
