@@ -447,6 +447,27 @@ def pressure(
     )
 
 
+@app.command(epilog="Exit codes: 0 no problem, 1 a problem (with --strict also a warning), 2 wrong usage.")
+def doctor(
+    config: ConfigOption = None,
+    endpoint: EndpointOption = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for a warning, too.")] = False,
+    fix_logind: Annotated[
+        bool,
+        typer.Option(
+            "--fix-logind",
+            help="Write a drop-in that has logind wait long enough for all phases of a shutdown, and reload logind.",
+        ),
+    ] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Check whether this node is fit for the agent: a verdict, its evidence and a fix for each check."""
+    from nodeagent.cli.doctor import examine  # noqa: PLC0415
+
+    overrides = _overrides({"runtime.endpoint": endpoint})
+    examine(config, overrides, output.value, strict=strict, fix_logind=fix_logind)
+
+
 @app.command(epilog=EPILOG)
 def evict(
     config: ConfigOption = None,

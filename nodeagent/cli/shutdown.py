@@ -41,15 +41,15 @@ def rehearse(config: Path | None, overrides: Mapping[str, str | int], form: str)
     from nodeagent.plan.shutdown_phases import fit_phases  # noqa: PLC0415
 
     settings = load_settings(config, overrides)
-    facts, problem = _ask_logind()
+    facts, problem = ask_logind()
     delay = read_delay()
     limit_us = facts.limit_us if facts is not None else delay.delay_us
-    budget = fit_phases(settings.shutdown.phases, limit_us, reserve_ms=RESERVE_MS, limit_set_by=_set_by(delay))
+    budget = fit_phases(settings.shutdown.phases, limit_us, reserve_ms=RESERVE_MS, limit_set_by=set_by(delay))
     plan = plan_shutdown(budget, [each.pod for each in run_async(_pods(settings))])
     warnings = [*budget.notes, *delay.warnings]
     if problem:
         warnings.append(f"{problem}; the limit is what the files say, not what logind does")
-    off = _off_because(settings)
+    off = off_because(settings)
     if form != "table":
         shown: dict[str, Json] = {
             "schema": "nodeagent/shutdown/v1",
@@ -79,10 +79,10 @@ def status(config: Path | None, form: str, *, limit: int) -> None:
     from nodeagent.store.shutdown import ShutdownFiles  # noqa: PLC0415
 
     settings = load_settings(config, {})
-    facts, problem = _ask_logind()
+    facts, problem = ask_logind()
     delay = read_delay()
-    off = _off_because(settings)
-    held, because = _held(facts, problem)
+    off = off_because(settings)
+    held, because = lock_held(facts, problem)
     stops = list(History(settings.state_directory).read_stops(limit=limit))
     try:
         last = ShutdownFiles(settings.state_directory).read_stop()
@@ -128,7 +128,8 @@ def at_stop(config: Path | None, unit: str) -> None:
     run_async(stop_pods_at_unit_stop(settings, logger, told))
 
 
-def _ask_logind() -> tuple[LogindFacts | None, str]:
+def ask_logind() -> tuple[LogindFacts | None, str]:
+    """Return what logind says of itself, and why it says nothing."""
     from nodeagent.host.login1 import read_logind  # noqa: PLC0415 - the bus is not for every command
 
     try:
@@ -154,13 +155,15 @@ async def _pods(settings: Settings) -> tuple[PodUp, ...]:
             await pods.close()
 
 
-def _off_because(settings: Settings) -> str:
+def off_because(settings: Settings) -> str:
+    """Return why pods are not stopped in order on this node; empty if they are."""
     from nodeagent.daemon.agent import role_of  # noqa: PLC0415 - likewise
 
     return settings.shutdown.off_because(role_of(settings)[0])
 
 
-def _held(facts: LogindFacts | None, problem: str) -> tuple[bool, str]:
+def lock_held(facts: LogindFacts | None, problem: str) -> tuple[bool, str]:
+    """Return whether logind lists a lock of the agent, and what that is judged by."""
     if facts is None:
         return False, problem
     ours = [
@@ -173,7 +176,8 @@ def _held(facts: LogindFacts | None, problem: str) -> tuple[bool, str]:
     return False, "logind lists no lock of the agent; is the daemon running?"
 
 
-def _set_by(delay: LogindDelay) -> str:
+def set_by(delay: LogindDelay) -> str:
+    """Return what sets logind's limit: a file, or systemd's default."""
     return str(delay.winner.path) if delay.winner is not None else "systemd's default"
 
 
@@ -196,7 +200,7 @@ def _seconds(microseconds: int) -> float | None:
 
 def _limit_text(delay: LogindDelay, facts: LogindFacts | None) -> str:
     seconds = _seconds(facts.limit_us if facts is not None else delay.delay_us)
-    text = f"{'no limit' if seconds is None else format_duration(seconds)}, set by {_set_by(delay)}"
+    text = f"{'no limit' if seconds is None else format_duration(seconds)}, set by {set_by(delay)}"
     if facts is not None and facts.limit_us != delay.delay_us:
         inside = _seconds(delay.delay_us)
         shown = "no limit" if inside is None else format_duration(inside)

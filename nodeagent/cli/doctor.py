@@ -1,0 +1,307 @@
+"""``nodeagent doctor``: whether this node is fit, with evidence for each check and what to do."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nodeagent.cli import document
+from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.session import open_for_command, run_async
+from nodeagent.errors import ConfigError, InhibitorError, NodeAgentError
+from nodeagent.plan.checkup import (
+    Finding,
+    Verdict,
+    judge_cgroups,
+    judge_clock,
+    judge_delay,
+    judge_kubelet,
+    judge_lock,
+    judge_sandbox_image,
+    judge_stalls,
+    judge_state,
+)
+from nodeagent.plan.scope import Scope
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from nodeagent.cli.document import Json
+    from nodeagent.config.settings import Settings
+    from nodeagent.daemon.agent import Agent
+    from nodeagent.model import NodeSnapshot
+
+_KUBELET_CONFIG = "var/lib/kubelet/config.yaml"
+_WANTED = ("imageGCHighThresholdPercent", "shutdownGracePeriod", "evictionHard")
+_STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold red", Verdict.SKIPPED: "dim"}
+_STA_UNSYNC = 0x0040  # Source: adjtimex(2)
+_TIMEX_BYTES = 512
+_STATUS_AT = 40  # of the status field on 64-bit Linux
+_WITHIN_S = 20
+
+
+def examine(
+    config: Path | None, overrides: Mapping[str, str | int], form: str, *, strict: bool, fix_logind: bool
+) -> None:
+    """Print every finding; exit code 1 if there is a problem, with ``strict`` also for a warning.
+
+    Raises:
+        InhibitorError: the drop-in for logind could not be written.
+    """
+    from nodeagent.cli.session import load_settings  # noqa: PLC0415 - its fault is a finding here
+
+    try:
+        settings = load_settings(config, overrides)
+    except ConfigError as error:
+        findings = [
+            Finding("configuration", Verdict.PROBLEM, each, "nodeagent config reference tells the allowed forms")
+            for each in str(error).splitlines()
+        ]
+    else:
+        if fix_logind:
+            _fix_logind(settings)
+        findings = [Finding("configuration", Verdict.OK, "it can be used"), *_all(settings, Path("/"))]
+    if form != "table":
+        shown: dict[str, Json] = {
+            "schema": "nodeagent/doctor/v1",
+            "findings": [
+                {"check": each.check, "verdict": each.verdict.value, "evidence": each.evidence, "fix": each.fix}
+                for each in findings
+            ],
+        }
+        sys.stdout.write(document.dumps(shown, form))
+    else:
+        _print(findings)
+    bad = {Verdict.PROBLEM, Verdict.WARNING} if strict else {Verdict.PROBLEM}
+    sys.exit(ExitCode.FAILED if any(each.verdict in bad for each in findings) else ExitCode.DONE)
+
+
+def _all(settings: Settings, root: Path) -> Iterator[Finding]:
+    yield from _runtime(settings)
+    yield judge_cgroups(_controllers(root))
+    yield judge_stalls([name for name in ("memory", "io") if (root / "proc/pressure" / name).exists()])
+    yield from _shutdown(settings, root)
+    yield from _kubelet(settings, root)
+    yield _state(settings)
+    yield _holds(settings)
+    yield _history(settings)
+    yield _journal(root)
+    yield _unit()
+
+
+# ---- the runtime
+
+
+def _runtime(settings: Settings) -> Iterator[Finding]:
+    try:
+        yield from run_async(_ask_runtime(settings))
+    except NodeAgentError as error:
+        yield Finding("runtime", Verdict.PROBLEM, str(error), "systemctl status containerd; or set runtime.endpoint")
+
+
+async def _ask_runtime(settings: Settings) -> list[Finding]:
+    async with open_for_command(settings, record=False) as agent:
+        told = await agent.cri.version()
+        status = await agent.cri.status()
+        snapshot = await agent.observer.observe(Scope.ALL)
+        findings = [
+            Finding(
+                "runtime",
+                Verdict.OK if status.ready else Verdict.PROBLEM,
+                "; ".join([f"{told.name} {told.version}, CRI {told.api_version}", *status.problems]),
+                "" if status.ready else "the runtime says of itself that it is not ready",
+            )
+        ]
+        names = {name: image for image in snapshot.images for name in image.references}
+        image = names.get(status.sandbox_image or "")
+        findings.append(judge_sandbox_image(status.sandbox_image, image is not None, bool(image and image.pinned)))
+        findings.append(_accounting(agent, snapshot))
+        findings.append(_filesystems(snapshot))
+        findings.append(judge_clock(_skew_s(snapshot), _synchronised()))
+        return findings
+
+
+def _accounting(agent: Agent, snapshot: NodeSnapshot) -> Finding:
+    if agent.containerd is None:
+        return Finding("containerd-api", Verdict.SKIPPED, "runtime.containerd_api is off; sizes are upper bounds")
+    if snapshot.storage is not None:
+        return Finding("containerd-api", Verdict.OK, "shared layers are counted once")
+    return Finding(
+        "containerd-api",
+        Verdict.WARNING,
+        "containerd's own services do not tell layers; sizes are upper bounds",
+        "let the agent reach containerd's socket, not a proxy of CRI alone",
+    )
+
+
+def _filesystems(snapshot: NodeSnapshot) -> Finding:
+    seen = snapshot.image_filesystem
+    if seen is None:
+        return Finding(
+            "imagefs",
+            Verdict.PROBLEM,
+            "the image filesystem cannot be read; no image is removed by threshold",
+            "set runtime.imagefs_path to a path on it",
+        )
+    return Finding("imagefs", Verdict.OK, f"{seen.path} is {seen.used_percent}% full")
+
+
+def _skew_s(snapshot: NodeSnapshot) -> float | None:
+    made = [each.created_at for each in snapshot.containers if each.created_at is not None]
+    return (max(made) - snapshot.observed_at).total_seconds() if made else None
+
+
+def _synchronised() -> bool | None:
+    """Return whether the kernel counts the clock as synchronised. Source: adjtimex(2), ``STA_UNSYNC``."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "adjtimex") or ctypes.sizeof(ctypes.c_long) != 8:
+        return None
+    buffer = ctypes.create_string_buffer(_TIMEX_BYTES)
+    if libc.adjtimex(buffer) < 0:
+        return None
+    return not int.from_bytes(buffer.raw[_STATUS_AT : _STATUS_AT + 4], sys.byteorder) & _STA_UNSYNC
+
+
+# ---- the node
+
+
+def _controllers(root: Path) -> list[str] | None:
+    try:
+        return (root / "sys/fs/cgroup/cgroup.controllers").read_text().split()
+    except OSError:
+        return None
+
+
+def _shutdown(settings: Settings, root: Path) -> Iterator[Finding]:
+    from nodeagent.cli.shutdown import ask_logind, lock_held, off_because, set_by  # noqa: PLC0415 - with the bus
+    from nodeagent.host.logind_config import read_delay  # noqa: PLC0415
+    from nodeagent.plan.shutdown_phases import fit_phases  # noqa: PLC0415
+
+    off = off_because(settings)
+    delay = read_delay(root)
+    facts, problem = (None, "") if off else ask_logind()
+    limit_us = facts.limit_us if facts is not None else delay.delay_us
+    budget = fit_phases(settings.shutdown.phases, limit_us, limit_set_by=set_by(delay))
+    yield judge_delay(budget, off=off, set_by=set_by(delay))
+    yield judge_lock(*lock_held(facts, problem), off=off)
+    for warning in delay.warnings:
+        yield Finding("logind-delay", Verdict.WARNING, warning)
+
+
+def _fix_logind(settings: Settings) -> None:
+    """Write the drop-in that gives the phases their time, and have logind read it."""
+    from nodeagent.host.logind_config import own_drop_in, write_drop_in  # noqa: PLC0415
+
+    wanted_s = math.ceil(sum(phase.wanted_ms for phase in settings.shutdown.phases) / 1000 * 1.1) + 1
+    drop_in = own_drop_in(wanted_s)
+    write_drop_in(drop_in)
+    sys.stderr.write(f"nodeagent: wrote {drop_in.path}: logind waits {wanted_s} s at most\n")
+    done = _run("systemctl", "kill", "--signal=HUP", "systemd-logind.service")
+    if done is None or done.returncode:
+        raise InhibitorError(
+            f"logind did not take it in: {done.stderr.strip() if done else 'no systemctl'}; "
+            "systemctl kill --signal=HUP systemd-logind does it"
+        )
+
+
+def _kubelet(settings: Settings, root: Path) -> list[Finding]:
+    from nodeagent.daemon.agent import role_of  # noqa: PLC0415 - the runtime clients are not for every command
+
+    role = role_of(settings)[0]
+    return judge_kubelet(
+        _kubelet_settings(root / _KUBELET_CONFIG),
+        evicts=not settings.eviction.off_because(role),
+        stops=not settings.shutdown.off_because(role),
+        collects=settings.image_interval_s is not None,
+    )
+
+
+def _kubelet_settings(path: Path) -> dict[str, str]:
+    """Return the settings at the top of a kubelet's configuration that matter here."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return {}
+    found = re.findall(r"^([A-Za-z]+):[ \t]*(.*?)[ \t]*$", text, re.MULTILINE)
+    return {"kind": "KubeletConfiguration"} | {key: value.strip("\"'") for key, value in found if key in _WANTED}
+
+
+def _state(settings: Settings) -> Finding:
+    directory, problem, left = settings.state_directory, "", None
+    place = directory if directory.exists() else directory.parent
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+        seen = os.statvfs(place)
+        left = seen.f_bavail * seen.f_frsize
+    except OSError as error:
+        problem = error.strerror or str(error)
+    return judge_state(str(directory), problem, left)
+
+
+def _holds(settings: Settings) -> Finding:
+    from nodeagent.store import HoldFile  # noqa: PLC0415 - not for every command
+
+    try:
+        count = len(HoldFile(settings.state_directory).read())
+    except NodeAgentError as error:
+        return Finding("holds", Verdict.PROBLEM, f"{error}: no image is removed until then", "mend or remove the file")
+    return Finding("holds", Verdict.OK, f"{count} hold(s)")
+
+
+def _history(settings: Settings) -> Finding:
+    from nodeagent.store.history import History  # noqa: PLC0415 - likewise
+
+    try:
+        History(settings.state_directory).read(limit=1)
+    except NodeAgentError as error:
+        return Finding("history", Verdict.WARNING, str(error), "it is set aside and begun anew with the next pass")
+    return Finding("history", Verdict.OK, "it can be read")
+
+
+def _journal(root: Path) -> Finding:
+    if (root / "run/systemd/journal/socket").exists():
+        return Finding("journal", Verdict.OK, "journald takes entries")
+    return Finding("journal", Verdict.SKIPPED, "no journald here: the log goes to standard error")
+
+
+def _unit() -> Finding:
+    done = _run("systemd-analyze", "security", "--no-pager", "nodeagent.service")
+    if done is None or done.returncode:
+        return Finding("unit", Verdict.SKIPPED, "the agent's unit is not installed, or systemd does not run")
+    score = re.search(r"exposure level for nodeagent\.service: ([0-9.]+)", done.stdout)
+    if score is None:
+        return Finding("unit", Verdict.SKIPPED, "systemd tells nothing of the unit's exposure")
+    good = float(score[1]) <= 3.0
+    return Finding(
+        "unit",
+        Verdict.OK if good else Verdict.WARNING,
+        f"exposure {score[1]} of 10",
+        "" if good else "use the unit that comes with the agent; a drop-in weakens it",
+    )
+
+
+def _run(*words: str) -> subprocess.CompletedProcess[str] | None:
+    try:
+        return subprocess.run(words, capture_output=True, text=True, timeout=_WITHIN_S, check=False)  # noqa: S603 - fixed words
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def _print(findings: list[Finding]) -> None:
+    from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
+
+    console = render.make_console()
+    table = render.table("check", "", "what was seen", "what to do", wrap=("what was seen", "what to do"))
+    for each in findings:
+        table.add_row(each.check, each.verdict.value, each.evidence, each.fix, style=_STYLES[each.verdict])
+    console.print(table)
+    bad = sum(each.verdict in (Verdict.WARNING, Verdict.PROBLEM) for each in findings)
+    console.print(f"{bad} of {len(findings)} checks need a look" if bad else "all is well", markup=False)

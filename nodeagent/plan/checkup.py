@@ -1,0 +1,201 @@
+"""Judging whether a node is fit for the agent: each reading becomes a finding with its evidence and a fix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from nodeagent.plan.shutdown_phases import ShutdownBudget
+
+_LITTLE_STATE_BYTES: Final = 64 << 20
+_MUCH_SKEW_S: Final = 5.0
+
+
+class Verdict(StrEnum):
+    """What becomes of a check. The values are part of the JSON output."""
+
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The outcome of one check.
+
+    Attributes:
+        check: its name, stable for scripts.
+        evidence: what was seen.
+        fix: what to do; empty where nothing is to be done.
+    """
+
+    check: str
+    verdict: Verdict
+    evidence: str
+    fix: str = ""
+
+
+def judge_stalls(known: Iterable[str]) -> Finding:
+    """Judge which resources the kernel tells stalls of."""
+    missing = sorted({"memory", "io"} - set(known))
+    if not missing:
+        return Finding("pressure-stalls", Verdict.OK, "the kernel tells stalls of memory and io")
+    return Finding(
+        "pressure-stalls",
+        Verdict.WARNING,
+        f"the kernel tells no stalls of {' and '.join(missing)}: evictions poll only",
+        "boot with psi=1 on the kernel's command line",
+    )
+
+
+def judge_cgroups(controllers: Iterable[str] | None) -> Finding:
+    """Judge the cgroup tree; ``None`` where it is not version 2."""
+    if controllers is None:
+        return Finding(
+            "cgroups",
+            Verdict.WARNING,
+            "this is not cgroup v2: what pods use of memory and PIDs is known from the runtime only",
+            "boot with systemd.unified_cgroup_hierarchy=1",
+        )
+    missing = sorted({"memory", "pids"} - set(controllers))
+    if missing:
+        return Finding(
+            "cgroups",
+            Verdict.PROBLEM,
+            f"cgroup v2 without {', '.join(missing)}",
+            "enable the controllers in the kernel",
+        )
+    return Finding("cgroups", Verdict.OK, "cgroup v2 with memory and pids")
+
+
+def judge_delay(budget: ShutdownBudget, *, off: str, set_by: str) -> Finding:
+    """Judge logind's limit against what the phases of a shutdown want."""
+    if off:
+        return Finding("logind-delay", Verdict.SKIPPED, f"pods are not stopped in order: {off}")
+    limit = "no limit" if budget.limit_ms is None else format_duration(budget.limit_ms / 1000)
+    told = f"logind allows {limit} ({set_by}), the phases want {format_duration(budget.wanted_ms / 1000)}"
+    if budget.granted_ms >= budget.wanted_ms:
+        return Finding("logind-delay", Verdict.OK, told)
+    return Finding(
+        "logind-delay",
+        Verdict.WARNING,
+        f"{told}: they are scaled to {format_duration(budget.granted_ms / 1000)}",
+        "nodeagent doctor --fix-logind writes a drop-in that allows it, and reloads logind",
+    )
+
+
+def judge_lock(held: bool, because: str, *, off: str) -> Finding:  # noqa: FBT001 - a reading
+    """Judge whether logind would wait for the agent."""
+    if off:
+        return Finding("inhibitor", Verdict.SKIPPED, f"pods are not stopped in order: {off}")
+    if held:
+        return Finding("inhibitor", Verdict.OK, because)
+    return Finding("inhibitor", Verdict.WARNING, because, "start the daemon: systemctl start nodeagent")
+
+
+def judge_sandbox_image(name: str | None, listed: bool, pinned: bool) -> Finding:  # noqa: FBT001 - readings
+    """Judge whether the image that every pod needs is safe from other collectors."""
+    if name is None:
+        return Finding("sandbox-image", Verdict.SKIPPED, "the runtime does not tell it; images in use are kept anyway")
+    if not listed:
+        return Finding(
+            "sandbox-image",
+            Verdict.PROBLEM,
+            f"{name} is not on the node: no pod can start",
+            f"ctr -n k8s.io images pull {name}",
+        )
+    if pinned:
+        return Finding("sandbox-image", Verdict.OK, f"{name} is pinned")
+    return Finding(
+        "sandbox-image",
+        Verdict.OK,
+        f"{name} is not pinned in the runtime; the agent keeps it all the same, other collectors may not",
+    )
+
+
+def judge_state(directory: str, problem: str, available_bytes: int | None) -> Finding:
+    """Judge the state directory; ``problem`` tells why it cannot be used, empty if it can."""
+    if problem:
+        return Finding(
+            "state-directory",
+            Verdict.PROBLEM,
+            f"{directory}: {problem}; what is learnt is lost at a restart",
+            "make it writable for root, or set state.directory",
+        )
+    if available_bytes is not None and available_bytes < _LITTLE_STATE_BYTES:
+        return Finding(
+            "state-directory", Verdict.WARNING, f"{directory}: only {format_bytes(available_bytes)} left on its disk"
+        )
+    return Finding("state-directory", Verdict.OK, f"{directory} can be written")
+
+
+def judge_clock(skew_s: float | None, synchronised: bool | None) -> Finding:  # noqa: FBT001 - readings
+    """Judge the wall clock, that ages of images and containers come from.
+
+    Args:
+        skew_s: how far the newest thing the runtime made lies in the future; ``None`` if nothing does.
+        synchronised: whether the kernel counts the clock as synchronised; ``None`` where not known.
+    """
+    if skew_s is not None and skew_s > _MUCH_SKEW_S:
+        return Finding(
+            "clock",
+            Verdict.WARNING,
+            f"something on the node was made {format_duration(skew_s)} in the future: the clock was set back",
+            "check the time service; ages count from what was seen, so nothing goes too early",
+        )
+    if synchronised is False:
+        return Finding(
+            "clock", Verdict.WARNING, "the kernel says the clock is not synchronised", "start a time service"
+        )
+    return Finding("clock", Verdict.OK, "synchronised" if synchronised else "nothing lies in the future")
+
+
+def judge_kubelet(found: Mapping[str, str], *, evicts: bool, stops: bool, collects: bool) -> list[Finding]:
+    """Judge where a kubelet of this node does the same work.
+
+    Args:
+        found: the kubelet's settings that matter, by name; empty without a kubelet's configuration.
+        evicts: whether the agent evicts here.
+        stops: whether it stops pods when the node goes down.
+        collects: whether it collects images.
+    """
+    if not found:
+        return [Finding("kubelet-overlap", Verdict.SKIPPED, "no configuration of a kubelet is on this node")]
+    findings = []
+    if collects and found.get("imageGCHighThresholdPercent", "85") != "100":
+        high = found.get("imageGCHighThresholdPercent", "85")
+        findings.append(
+            Finding(
+                "kubelet-overlap-images",
+                Verdict.WARNING,
+                f"the kubelet collects images, too, from {high}% on",
+                "set image_gc.high_threshold_percent below that, or imageGCHighThresholdPercent: 100 in the kubelet's",
+            )
+        )
+    if evicts:
+        findings.append(
+            Finding(
+                "kubelet-overlap-eviction",
+                Verdict.WARNING,
+                "the kubelet evicts, too, and starts again what is stopped behind its back",
+                'set eviction.enabled = "off", or "auto"',
+            )
+        )
+    grace = found.get("shutdownGracePeriod", "0s")
+    if stops and grace not in ("0", "0s", ""):
+        findings.append(
+            Finding(
+                "kubelet-overlap-shutdown",
+                Verdict.PROBLEM,
+                f"the kubelet stops pods at shutdown, too (shutdownGracePeriod {grace})",
+                'let one of the two do it: shutdown.enabled = "off" here, or no shutdownGracePeriod there',
+            )
+        )
+    return findings or [Finding("kubelet-overlap", Verdict.OK, "the kubelet and the agent do not do the same work")]

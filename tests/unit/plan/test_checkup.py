@@ -1,0 +1,81 @@
+"""Judging what a checkup saw."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.plan.checkup import (
+    Finding,
+    Verdict,
+    judge_cgroups,
+    judge_clock,
+    judge_delay,
+    judge_kubelet,
+    judge_lock,
+    judge_sandbox_image,
+    judge_stalls,
+    judge_state,
+)
+from nodeagent.plan.shutdown_phases import fit_phases, two_bands
+
+OK, WARNING, PROBLEM, SKIPPED = Verdict.OK, Verdict.WARNING, Verdict.PROBLEM, Verdict.SKIPPED
+PHASES = two_bands(30.0, 10.0)
+
+
+def delay(limit_s: float | None, off: str = "") -> Finding:
+    limit_us = None if limit_s is None else round(limit_s * 1e6)
+    return judge_delay(fit_phases(PHASES, limit_us), off=off, set_by="/etc/x.conf")
+
+
+@pytest.mark.parametrize(
+    ("finding", "verdict", "words"),
+    [
+        (judge_stalls(["memory", "io"]), OK, "memory and io"),
+        (judge_stalls([]), WARNING, "io and memory"),
+        (judge_cgroups(["cpu", "memory", "pids"]), OK, "cgroup v2"),
+        (judge_cgroups(["cpu"]), PROBLEM, "without memory, pids"),
+        (judge_cgroups(None), WARNING, "not cgroup v2"),
+        (delay(60), OK, "allows 1m (/etc/x.conf), the phases want 30s"),
+        (delay(5), WARNING, "/etc/x.conf"),
+        (delay(5, off="a kubelet"), SKIPPED, "a kubelet"),
+        (judge_lock(True, "listed", off=""), OK, "listed"),
+        (judge_lock(False, "not listed", off=""), WARNING, "not listed"),
+        (judge_lock(False, "", off="off"), SKIPPED, "off"),
+        (judge_sandbox_image(None, False, False), SKIPPED, "does not tell"),
+        (judge_sandbox_image("pause", False, False), PROBLEM, "no pod can start"),
+        (judge_sandbox_image("pause", True, False), OK, "not pinned"),
+        (judge_sandbox_image("pause", True, True), OK, "is pinned"),
+        (judge_state("/x", "", 1 << 40), OK, "can be written"),
+        (judge_state("/x", "", 1 << 20), WARNING, "1.00 MiB left"),
+        (judge_state("/x", "Read-only file system", None), PROBLEM, "Read-only"),
+        (judge_clock(None, True), OK, "synchronised"),
+        (judge_clock(-10, None), OK, "future"),
+        (judge_clock(60, True), WARNING, "1m in the future"),
+        (judge_clock(None, False), WARNING, "not synchronised"),
+    ],
+)
+def test_each_reading_has_its_verdict(finding: Finding, verdict: Verdict, words: str) -> None:
+    assert finding.verdict is verdict
+    assert words in finding.evidence
+    if verdict is PROBLEM:
+        assert finding.fix
+
+
+@pytest.mark.parametrize(
+    ("found", "work", "expected"),
+    [
+        ({}, (True, True, True), {"kubelet-overlap": SKIPPED}),
+        ({"kind": "x"}, (False, False, False), {"kubelet-overlap": OK}),
+        ({"kind": "x"}, (False, False, True), {"kubelet-overlap-images": WARNING}),
+        ({"imageGCHighThresholdPercent": "100"}, (False, False, True), {"kubelet-overlap": OK}),
+        ({"kind": "x"}, (True, False, False), {"kubelet-overlap-eviction": WARNING}),
+        ({"shutdownGracePeriod": "30s"}, (False, True, False), {"kubelet-overlap-shutdown": PROBLEM}),
+        ({"shutdownGracePeriod": "0s"}, (False, True, False), {"kubelet-overlap": OK}),
+    ],
+)
+def test_work_done_twice_is_told(
+    found: dict[str, str], work: tuple[bool, bool, bool], expected: dict[str, Verdict]
+) -> None:
+    evicts, stops, collects = work
+    findings = judge_kubelet(found, evicts=evicts, stops=stops, collects=collects)
+    assert {each.check: each.verdict for each in findings} == expected
