@@ -267,6 +267,10 @@ def _a_smaller_limit(node: Node) -> None:
     assert "scaled to 3.6s" in note
     shown = json.loads(node.run("nodeagent shutdown --dry-run -o json").stdout)
     assert (shown["scaled"], shown["limit"]["set_by"], shown["granted_s"]) == (True, UPGRADES, 3.6)
+    checked = json.loads(node.run("nodeagent doctor -o json").stdout)
+    (finding,) = [each for each in checked["findings"] if each["check"] == "logind-delay"]
+    assert finding["verdict"] == "warning"
+    assert UPGRADES in finding["evidence"]
     node.poweroff()
     log = parsed(node.journal())
     (done,) = [each for each in log if each["event"] == "shutdown_done"]
