@@ -88,7 +88,11 @@ def events(node: Node, name: str) -> list[dict[str, Any]]:
 
 
 def wait_for(node: Node, name: str, count: int = 1, timeout_s: float = 60) -> list[dict[str, Any]]:
-    reclaim.poll(f"{count} x {name}", lambda: len(events(node, name)) >= count, timeout_s=timeout_s, interval_s=0.3)
+    try:
+        reclaim.poll(f"{count} x {name}", lambda: len(events(node, name)) >= count, timeout_s=timeout_s, interval_s=0.3)
+    except TimeoutError:
+        print(node.run("journalctl -u nodeagent -o cat --no-pager | tail -30; nodeagent pressure", check=False).stdout)
+        raise
     return events(node, name)
 
 
