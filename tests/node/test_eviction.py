@@ -253,10 +253,10 @@ def test_inodes(node: Node) -> None:
 
 
 def test_pids(node: Node) -> None:
-    node.run("sysctl -qw kernel.threads-max=1200")
     (forking, quiet) = node.run_pods(
         held("forking", "pids", "700"), vm.Pod("quiet", hogs.HOG, ("/bin/hog", "pids", "5"))
     )
+    node.run("sysctl -qw kernel.threads-max=1200")  # only now: systemd limits each new scope to 15% of it
     start(node, 'hard = "pid.available<600"')
     begin(node, forking)
     (evicted,) = wait_for(node, "evicted", timeout_s=120)
