@@ -46,9 +46,9 @@ test-matrix: ## the integration tests on containerd 1.6 (this machine's), 1.7 an
 		NODEAGENT_TEST_CONTAINERD=$$version $(BIN)/python -m pytest tests/integration || exit 1; \
 	done
 
-test-node: ## the tests in a real node: systemd, cgroup v2 and containerd in a virtual machine
+test-node: ## the tests in a real node: systemd, cgroup v2 and containerd in a virtual machine (SHORT=1: without the long ones)
 	@.ci/setup dev node
-	$(BIN)/python -m pytest tests/node
+	$(BIN)/python -m pytest tests/node $(if $(SHORT),-m "not long")
 
 bench: ## measure the budgets; prints a table for the README
 	@.ci/setup dev
@@ -71,6 +71,10 @@ install: ## as root: the agent in PREFIX (/opt/nodeagent), its unit, and a confi
 		umask 022; $(PREFIX)/bin/nodeagent config default --dry-run > /etc/nodeagent/config.toml; \
 		echo "wrote /etc/nodeagent/config.toml: dry_run = true until you change it"; }
 	sed 's|/opt/nodeagent/|$(PREFIX)/|' systemd/nodeagent.service > /etc/systemd/system/nodeagent.service
+	@if [ "$$(systemctl --version | sed -n '1s/systemd \([0-9]*\).*/\1/p')" -ge 253 ]; then \
+		sed -i 's/^Type=notify$$/Type=notify-reload/; /^ExecReload=/d' /etc/systemd/system/nodeagent.service; fi
+	install -D -m 0644 systemd/nodeagent.catalog /usr/lib/systemd/catalog/nodeagent.catalog
+	-journalctl --update-catalog
 	for slice in kubepods kubepods-; do install -D -m 0644 systemd/$$slice.slice.d/50-nodeagent.conf \
 		/etc/systemd/system/$$slice.slice.d/50-nodeagent.conf; done
 	systemctl daemon-reload
@@ -79,6 +83,8 @@ install: ## as root: the agent in PREFIX (/opt/nodeagent), its unit, and a confi
 uninstall: ## as root: stop the agent and remove it and its unit; configuration and state stay
 	@[ "$$(id -u)" = 0 ] || { echo "uninstall: needs root" >&2; exit 1; }
 	-systemctl disable --now nodeagent
+	rm -f /usr/lib/systemd/catalog/nodeagent.catalog
+	-journalctl --update-catalog
 	rm -f /etc/systemd/system/nodeagent.service /etc/systemd/system/kubepods.slice.d/50-nodeagent.conf \
 		/etc/systemd/system/kubepods-.slice.d/50-nodeagent.conf
 	systemctl daemon-reload

@@ -6,10 +6,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from nodeagent.cli.document import dumps
-from nodeagent.config.loading import load
+from nodeagent.config.loading import effective, load
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
+
+    from nodeagent.cli.document import Json
 
 
 def check(path: Path | None) -> None:
@@ -23,15 +26,32 @@ def check(path: Path | None) -> None:
     sys.stdout.write(f"configuration is good ({where})\n")
 
 
-def show(path: Path | None, form: str) -> None:
-    """Print the configuration in force; ``table`` stands for TOML, its own form."""
-    from nodeagent.config.writing import to_toml  # noqa: PLC0415
+def show(path: Path | None, form: str, *, sources: bool) -> None:
+    """Print the configuration in force, with ``sources`` where each value is set; ``table`` alone stands for TOML."""
+    from nodeagent.config.writing import to_toml, toml_value  # noqa: PLC0415
 
     loaded = load(path)
+    if sources:
+        values = {key: (toml_value(value), source) for key, (value, source) in effective(loaded).items()}
+        if form == "table":
+            _print_sources(values)
+            return
+        told: dict[str, Json] = {key: {"value": value, "source": source} for key, (value, source) in values.items()}
+        sys.stdout.write(dumps({"schema": "nodeagent/config/v1", "settings": told}, form))
+        return
     if form == "table":
         sys.stdout.write(to_toml(loaded.config, commented=False))
     else:
         sys.stdout.write(dumps(loaded.config.model_dump(mode="json"), form))
+
+
+def _print_sources(values: Mapping[str, tuple[str, str]]) -> None:
+    from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
+
+    table = render.table("setting", "value", "set by", wrap=("value",))
+    for key, (value, source) in values.items():
+        table.add_row(key, value, source, style="dim" if source == "default" else "")
+    render.make_console().print(table)
 
 
 def default(*, dry_run: bool) -> None:

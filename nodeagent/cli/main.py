@@ -661,11 +661,17 @@ def config_check(config: ConfigOption = None) -> None:
 
 
 @config_app.command("show")
-def config_show(config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
+def config_show(
+    config: ConfigOption = None,
+    effective: Annotated[
+        bool, typer.Option("--effective", help="Tell for each value where it is set: file, variable or default.")
+    ] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
     """Show the configuration in force, defaults filled in; as TOML, JSON or YAML."""
     from nodeagent.cli.config import show  # noqa: PLC0415
 
-    show(config, output.value)
+    show(config, output.value, sources=effective)
 
 
 @config_app.command("default")

@@ -156,6 +156,7 @@ def test_memory_the_pod_above_its_request_goes_alone(node: Node) -> None:
     assert past["eviction"]["available_after"] > past["eviction"]["available_before"]
 
 
+@pytest.mark.long
 def test_a_soft_threshold_waits_and_oscillation_evicts_once(node: Node) -> None:
     (stubborn, swinging) = node.run_pods(
         held("stubborn", "memory", "16", "100", "200"), held("swinging", "memory", "8", "50", "60")
@@ -189,6 +190,7 @@ def moment(event: dict[str, Any]) -> float:
     return datetime.fromisoformat(event["timestamp"]).timestamp()
 
 
+@pytest.mark.long
 def test_critical_and_static_pods_survive(node: Node) -> None:
     grown = ("/bin/hog", "memory", "120", "200", "120")
     kept = node.run_pods(
@@ -239,6 +241,7 @@ def test_images_go_before_pods_and_a_pod_when_they_do_not_suffice(node: Node) ->
     assert alive(node, quiet)
 
 
+@pytest.mark.long
 def test_inodes(node: Node) -> None:
     (writer, quiet) = node.run_pods(
         held("writer", "files", "/tmp", "1500", "1"), vm.Pod("quiet", hogs.HOG, ("/bin/hog", "pids", "1"))
@@ -252,6 +255,7 @@ def test_inodes(node: Node) -> None:
     assert alive(node, quiet)
 
 
+@pytest.mark.long
 def test_pids(node: Node) -> None:
     (forking, quiet) = node.run_pods(
         held("forking", "pids", "700"), vm.Pod("quiet", hogs.HOG, ("/bin/hog", "pids", "5"))
@@ -266,6 +270,7 @@ def test_pids(node: Node) -> None:
     assert alive(node, quiet)
 
 
+@pytest.mark.long
 def test_without_containerd_nobody_goes_and_later_the_right_one_does(node: Node) -> None:
     growing, quiet = node.run_pods(
         held("growing", "memory", "16", "100", "216"), vm.Pod("quiet", hogs.HOG, ("/bin/hog", "pids", "1"))
@@ -282,6 +287,7 @@ def test_without_containerd_nobody_goes_and_later_the_right_one_does(node: Node)
     assert alive(node, quiet)
 
 
+@pytest.mark.long
 def test_what_the_kernel_kills_is_told(node: Node) -> None:
     start(node, 'hard = "memory.available<30Mi"')
     (limited,) = node.run_pods(held("limited", "memory", "8", "50", "200", memory_limit_in_bytes=40 * MIB))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tests.support.vm import Disk, Entry, Node, RunningPod
 
-pytestmark = pytest.mark.node
+pytestmark = [pytest.mark.node, pytest.mark.long]
 
 SYSTEMD = Path(__file__).parents[2] / "systemd"
 BANDS = (0, 1000, 100_000, 2_000_000_000)

@@ -1,0 +1,139 @@
+"""The agent as systemd and journald see it: readiness, reloads, the watchdog, and entries with fields."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support import images, reclaim
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.vm import Node
+
+pytestmark = pytest.mark.node
+
+ROOT = Path(__file__).parents[2]
+CONFIG = """\
+role = "standalone"
+[image_gc]
+interval = "2s"
+minimum_age = "0s"
+maximum_unused_age = "1s"
+[container_gc]
+enabled = false
+[shutdown]
+enabled = "off"
+"""
+
+
+@pytest.fixture(scope="module")
+def served(node: Node) -> Iterator[Node]:
+    """The node with the unit and the catalog in place, not started."""
+    unit = (ROOT / "systemd/nodeagent.service").read_text()
+    unit = unit.replace("Type=notify\n", "Type=notify-reload\n").replace("WatchdogSec=60s", "WatchdogSec=6s")
+    unit = re.sub(r"^ExecReload=.*\n", "", unit, flags=re.MULTILINE)
+    unit = unit.replace("[Service]\n", "[Service]\nEnvironment=NODEAGENT_TEST_WEDGE=/run/wedge\n")
+    node.put("/etc/systemd/system/nodeagent.service", unit)
+    node.put("/usr/lib/systemd/catalog/nodeagent.catalog", ROOT / "systemd/nodeagent.catalog")
+    node.run("mkdir -p /etc/nodeagent && systemctl daemon-reload && journalctl --update-catalog", timeout_s=120)
+    node.put("/etc/nodeagent/config.toml", f"dry_run = true\n{CONFIG}")
+    node.import_images(images.image("node.test/unused:v1"))
+    node.run("systemctl start nodeagent", timeout_s=120)
+    yield node
+    node.run("systemctl stop nodeagent", check=False)
+
+
+def entries(node: Node, *matches: str) -> list[dict[str, str]]:
+    lines = node.run(["journalctl", "-o", "json", "--no-pager", *matches]).stdout.splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def wait_for(node: Node, *matches: str, timeout_s: float = 60) -> list[dict[str, str]]:
+    reclaim.poll(
+        f"the journal has {matches}", lambda: bool(entries(node, *matches)), timeout_s=timeout_s, interval_s=0.5
+    )
+    return entries(node, *matches)
+
+
+def test_it_is_ready_once_it_works(served: Node) -> None:
+    shown = served.run("systemctl show nodeagent -p ActiveState,Type,WatchdogUSec --value").stdout.split()
+    assert shown == ["notify-reload", "6s", "active"]
+    assert entries(served, "NODEAGENT_EVENT=agent_started")
+
+
+def test_a_dry_run_shows_in_the_journal_with_its_fields(served: Node) -> None:
+    (entry, *_) = [
+        each for each in wait_for(served, "NODEAGENT_EVENT=would_remove") if each["IMAGE_REF"] == "node.test/unused:v1"
+    ]
+    assert entry["_SYSTEMD_UNIT"] == "nodeagent.service"
+    assert entry["PRIORITY"] == "6"
+    assert entry["REASON"] == "unused-too-long"
+    assert entry["IMAGE_ID"].startswith("sha256:")
+    assert entry["MESSAGE"].startswith("image node.test/unused:v1 would be removed: unused for")
+    explained = served.run("journalctl NODEAGENT_EVENT=would_remove -x --no-pager -n 1").stdout
+    assert "Subject: Something would be removed" in explained
+
+
+def test_a_bad_file_is_refused_and_a_good_one_is_put_in_force(served: Node) -> None:
+    pid = served.run("systemctl show nodeagent -p MainPID --value").stdout
+    served.put("/etc/nodeagent/config.toml", f"dry_run = 1\n{CONFIG}")
+    served.run("systemctl reload nodeagent", timeout_s=60)
+    (refused,) = wait_for(served, "NODEAGENT_EVENT=config_refused")
+    assert "config.toml: dry_run = 1: must be true or false" in refused["MESSAGE"]
+    assert "node.test/unused:v1" in served.run("ctr -n k8s.io images ls -q").stdout
+    served.put("/etc/nodeagent/config.toml", f"dry_run = false\n{CONFIG}")
+    served.run("systemctl reload nodeagent", timeout_s=60)
+    (reloaded,) = wait_for(served, "NODEAGENT_EVENT=config_reloaded")
+    assert reloaded["NODEAGENT_CHANGES"] == "dry_run: true -> false"
+    wait_for(served, "NODEAGENT_EVENT=removal", "OUTCOME=done")
+    assert "node.test/unused:v1" not in served.run("ctr -n k8s.io images ls -q").stdout
+    assert served.run("systemctl show nodeagent -p MainPID --value").stdout == pid
+
+
+def test_the_queries_of_the_readme_work_as_written(served: Node) -> None:
+    readme = (ROOT / "README.md").read_text()
+    queries = re.findall(r"^# (journalctl NODEAGENT[^#\n]+|journalctl -u [^#\n]+)", readme, re.MULTILINE)
+    assert len(queries) == 3
+    for query in queries:
+        served.run(f"{query.strip()} --no-pager", check=False)
+    deleted = served.run(f"{queries[0].strip()} --no-pager").stdout
+    assert "image node.test/unused:v1: done; unused for" in deleted
+
+
+def test_a_slow_runtime_alone_starves_nobody(served: Node) -> None:
+    pid = served.run("systemctl show nodeagent -p MainPID --value").stdout
+    served.run("systemctl kill --signal=STOP containerd && sleep 14 && systemctl kill --signal=CONT containerd")
+    assert served.run("systemctl show nodeagent -p MainPID --value").stdout == pid
+
+
+def test_a_wedged_loop_is_restarted(served: Node) -> None:
+    pid = served.run("systemctl show nodeagent -p MainPID --value").stdout
+    served.run("touch /run/wedge; sleep 1")
+    reclaim.poll(
+        "systemd gives it up",
+        lambda: served.run("systemctl show nodeagent -p NRestarts --value").stdout.strip() != "0",
+        timeout_s=60,
+        interval_s=0.5,
+    )
+    served.run("rm /run/wedge")
+    reclaim.poll(
+        "it is back",
+        lambda: served.run("systemctl is-active nodeagent", check=False).stdout.strip() == "active",
+        timeout_s=60,
+        interval_s=0.5,
+    )
+    assert served.run("systemctl show nodeagent -p MainPID --value").stdout != pid
+    assert "Watchdog timeout" in served.run("journalctl -u nodeagent --no-pager").stdout
+
+
+def test_it_is_as_hardened_as_told(served: Node) -> None:
+    shown = served.run("systemd-analyze security nodeagent --no-pager", timeout_s=120).stdout
+    score = float(shown.rpartition("exposure level for nodeagent.service:")[2].split()[0])
+    print(f"exposure {score}")
+    assert score <= 3.0, shown
