@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from nodeagent.act.collect import Preview
     from nodeagent.act.outcomes import PassReport, Result
-    from nodeagent.config.settings import Settings
     from nodeagent.daemon.agent import Agent
     from nodeagent.daemon.station import Station
     from nodeagent.model.pods import PodsSeen
@@ -104,14 +103,8 @@ def eviction_duties(station: Station, agent: Agent) -> Sequence[EvictionDuty]:
         wakes=Wakes(lambda name: duty.wake(name)),  # noqa: PLW0108 - the duty is made right now
         oom=OomWatch(station.logger),
         note=note,
-        knows_limits=knows_limits(agent.settings),
     )
     return (duty,)
-
-
-def knows_limits(settings: Settings) -> bool:
-    """Return whether anything tells pods' own storage limits."""
-    return settings.kubelet.access is not None or settings.kubelet.manifests is not None
 
 
 def past_eviction(record: PassRecord) -> PastPass:

@@ -11,7 +11,7 @@ import asyncio
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.act.evict import EvictionOutcome, EvictionResult
 from nodeagent.daemon.loops import RuntimeWatch, wait_for_any
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from nodeagent.act.evict import Evictor
-    from nodeagent.act.reclaim import Reclaimed, Reclaimer
+    from nodeagent.act.reclaim import Reclaimer
     from nodeagent.config.eviction import EvictionSettings
     from nodeagent.daemon.oom_watch import OomWatch
     from nodeagent.daemon.pressure import Ground, PressureReader, Seen
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from nodeagent.host.stalls import Wakes
     from nodeagent.model import Role
     from nodeagent.model.pods import PodsSeen
+    from nodeagent.model.pressure import PodFacts
     from nodeagent.plan.eviction.planner import Eviction, EvictionPlan
     from nodeagent.plan.eviction.reclaim import ReclaimStep
     from nodeagent.plan.eviction.state import Evaluation
@@ -50,11 +51,12 @@ _LIMITS_EVERY_S: Final = 60.0
 _AT_MOST_FAILED: Final = 5
 _MANY_FAULTS: Final = 200
 _RECLAIM_S: Final = 600.0
-_WATCH_S: Final = 0.5
+WATCH_S: Final = 0.5
 _WARM_NEAR_S: Final = 2.0
 _GIVE_UP_RECLAIM_S: Final = 5.0
 _NOTHING_MORE: Final = frozenset({"no-pod", "limited", "failed", "dry-run"})
 """Ends of a pass after which looking again soon would bring the same."""
+_ENDS_THE_PASS: Final = frozenset({EvictionOutcome.EVICTED, EvictionOutcome.GONE, EvictionOutcome.DRY_RUN})
 _NUMBERS: Final = re.compile(r"[0-9.]+")
 _KUBELET_NEXT: Final = (
     "the kubelet of this node does not know of it: unless the pod is deleted it starts the pod's containers again, "
@@ -98,7 +100,6 @@ class EvictionDuty:
         wakes: Wakes,
         oom: OomWatch,
         note: Callable[[PassRecord], Awaitable[None]],
-        knows_limits: bool,
     ) -> None:
         """Compose the duty.
 
@@ -115,7 +116,6 @@ class EvictionDuty:
             wakes: what wakes the loop between looks.
             oom: tells what the kernel killed.
             note: keeps a record.
-            knows_limits: whether anything tells pods' own storage limits.
         """
         self._station = station
         self._settings = settings
@@ -129,7 +129,7 @@ class EvictionDuty:
         self._wakes = wakes
         self._oom = oom
         self._note = note
-        self._knows_limits = knows_limits and settings.policy.local_storage_isolation
+        self._isolate = settings.policy.local_storage_isolation
         self._logger: FilteringBoundLogger = station.logger.bind(loop=NAME)
         self._runtime = RuntimeWatch(self._logger)
         self._woken = asyncio.Event()
@@ -236,6 +236,14 @@ class EvictionDuty:
                 return
         await self._look_at_pods(on_disk=False)
 
+    async def _measure_pods(self, ground: Ground) -> PodsSeen | None:
+        """Look at the pods and what they keep on disk, which takes a while; ``None`` if something urgent comes up."""
+        work = asyncio.ensure_future(self._look_at_pods(on_disk=True))
+        try:
+            return None if await self._something_urgent(work, ground) else await work
+        finally:
+            work.cancel()
+
     async def _look_at_pods(self, *, on_disk: bool) -> PodsSeen:
         pods = await self._gather(on_disk)
         self._logger.debug("pods_gathered", pods=len(pods.facts))
@@ -258,7 +266,7 @@ class EvictionDuty:
 
     def _limits_due(self) -> bool:
         """Return whether pods are to be held against their own storage limits, which takes walking directories."""
-        if not self._knows_limits:
+        if not self._isolate or self._pods is None or not any(map(_has_limit, self._pods.facts)):
             return False
         now_s = self._station.clock.monotonic_s()
         if self._limits_s is not None and now_s - self._limits_s < _LIMITS_EVERY_S:
@@ -268,31 +276,43 @@ class EvictionDuty:
 
     async def _act(self, evaluation: Evaluation, ground: Ground, stop: asyncio.Event) -> str:
         """Reclaim on the node, then evict at most one pod; return how that ended, in one word."""
-        started_at = self._station.clock.now()
-        limits_only = not evaluation.acting
         reclaimed: set[ReclaimStep] = set()
-        if not limits_only:
-            plan = await self._reclaim(evaluation, ground, reclaimed, stop)
-            if plan.cause is None:
-                return "reclaimed" if reclaimed else "at-ease"
-            if plan.reclaim:
-                return "reclaiming"
-            if not plan.pods_may_be_chosen:
-                self._tell_once("eviction_limit_reached", why="; ".join(plan.plan.warnings))
-                return "limited"
-            on_disk = MEANINGS[plan.cause.threshold.signal].filesystem is not None
-        else:
-            on_disk = True
+        if not evaluation.acting:  # pods over their own limits
+            return await self._evict_one(evaluation, ground, reclaimed, stop, on_disk=True)
+        plan = await self._reclaim(evaluation, ground, reclaimed, stop)
+        if plan.cause is None:
+            return "reclaimed" if reclaimed else "at-ease"
+        if plan.reclaim:
+            return "reclaiming"
+        if not plan.pods_may_be_chosen:
+            self._tell_once("eviction_limit_reached", why="; ".join(plan.plan.warnings))
+            return "limited"
+        on_disk = MEANINGS[plan.cause.threshold.signal].filesystem is not None
+        return await self._evict_one(evaluation, ground, reclaimed, stop, on_disk=on_disk)
+
+    async def _evict_one(
+        self,
+        evaluation: Evaluation,
+        ground: Ground,
+        reclaimed: set[ReclaimStep],
+        stop: asyncio.Event,
+        *,
+        on_disk: bool,
+    ) -> str:
+        """Evict the first pod that may go and can; return how that ended, in one word."""
+        started_at = self._station.clock.now()
         set_aside: dict[str, str] = {}
         while len(set_aside) < _AT_MOST_FAILED and not stop.is_set():
-            pods = await self._look_at_pods(on_disk=on_disk)
+            pods = await (self._measure_pods(ground) if on_disk else self._look_at_pods(on_disk=False))
+            if pods is None:
+                return "urgent"
             seen = await self._reader.look(ground)
             plan = self._plan(evaluation, ground, seen, pods, reclaimed, set_aside)
             if plan.victim is None:
                 self._tell_no_victim(plan)
                 return "no-pod" if plan.pods_may_be_chosen else "at-ease"
             result = await self._evict(started_at, plan, plan.victim, pods, ground)
-            if result.outcome in (EvictionOutcome.EVICTED, EvictionOutcome.GONE, EvictionOutcome.DRY_RUN):
+            if result.outcome in _ENDS_THE_PASS:
                 return result.outcome.value
             set_aside[plan.victim.pod.uid] = result.detail
         return "failed"
@@ -369,10 +389,10 @@ class EvictionDuty:
         )
         return True
 
-    async def _something_urgent(self, work: asyncio.Future[Reclaimed], ground: Ground) -> bool:
-        """Watch while the node gives back disk space; return whether memory or PIDs run out meanwhile."""
+    async def _something_urgent(self, work: asyncio.Future[Any], ground: Ground) -> bool:
+        """Watch while something is done about disk space; return whether memory or PIDs run out meanwhile."""
         while True:
-            done, _ = await asyncio.wait({work}, timeout=_WATCH_S)
+            done, _ = await asyncio.wait({work}, timeout=WATCH_S)
             if done:
                 return False
             found = self._evaluate(await self._reader.look(ground), ground)
@@ -510,6 +530,15 @@ class EvictionDuty:
             because=", ".join(f"{why[code]} {code}" for code in sorted(why)),
             hint="nodeagent evict --dry-run tells the reason for each pod",
         )
+
+
+def _has_limit(pod: PodFacts) -> bool:
+    """Return whether a pod has any storage limit of its own."""
+    return bool(
+        pod.ephemeral_limit_bytes
+        or any(each.limit_bytes for each in pod.empty_dirs)
+        or any(each.ephemeral_limit_bytes for each in pod.containers)
+    )
 
 
 def _about(plan: EvictionPlan, eviction: Eviction) -> dict[str, object]:

@@ -44,6 +44,7 @@ LOW = read(available_mib=50)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time passes with the looks."""
     monkeypatch.setattr("nodeagent.daemon.eviction.SETTLE_STEP_S", 0.0)
+    monkeypatch.setattr("nodeagent.daemon.eviction.WATCH_S", 0.001)
 
 
 class Clock:
@@ -135,7 +136,6 @@ class Node:
             wakes=None,  # type: ignore[arg-type]
             oom=OomWatch(self.station.logger),
             note=self.note,
-            knows_limits=False,
         )
 
     def told(self, name: str = "") -> list[dict[str, Any]]:
@@ -318,6 +318,39 @@ async def test_what_fails_ends_the_pass_and_the_next_goes_on(error: Exception, r
     node.gather_error = None
     await turn(node, duty)
     assert node.evicted == ["web"]
+
+
+async def test_a_pod_over_its_own_storage_limit_goes_without_any_pressure() -> None:
+    over = pod("greedy", writable=disk(300), ephemeral_limit_bytes=200 << 20)
+    over = replace(over, usage=replace(over.usage, ephemeral_bytes=300 << 20))  # type: ignore[type-var]
+    node = Node(pods=(pod("modest"), over))
+    await turn(node)
+    assert node.evicted == ["greedy"]
+
+
+async def test_memory_that_runs_out_while_disks_are_measured_comes_first() -> None:
+    node = Node(
+        limits="memory.available<100Mi,nodefs.available<10%",
+        pods=(pod("writer", writable=disk(300), memory=1), pod("eater", memory=500)),
+    )
+    measuring = asyncio.Event()
+
+    async def gather(on_disk: bool) -> PodsSeen:
+        if on_disk:
+            measuring.set()
+            await asyncio.Event().wait()
+        return await Node.gather(node, on_disk)
+
+    node.gather = gather  # type: ignore[method-assign]
+    node.readings = lambda: (
+        read("nodefs.available", 50),
+        read(available_mib=50 if measuring.is_set() and not node.evicted else 900),
+    )
+    duty = node.duty()
+    await turn(node, duty)
+    assert (node.evicted, node.result()) == ([], "urgent")
+    await turn(node, duty)
+    assert node.evicted == ["eater"]
 
 
 async def test_beside_a_kubelet_it_says_what_happens_next() -> None:
