@@ -43,7 +43,7 @@ def served(node: Node) -> Iterator[Node]:
     node.put("/usr/lib/systemd/catalog/nodeagent.catalog", ROOT / "systemd/nodeagent.catalog")
     node.run("mkdir -p /etc/nodeagent && systemctl daemon-reload && journalctl --update-catalog", timeout_s=120)
     node.put("/etc/nodeagent/config.toml", f"dry_run = true\n{CONFIG}")
-    node.import_images(images.image("node.test/unused:v1"))
+    node.import_images(images.image("node.test/unused:v1", layers=[images.blob("unused", 1 << 20)]))
     node.run("systemctl start nodeagent", timeout_s=120)
     yield node
     node.run("systemctl stop nodeagent", check=False)

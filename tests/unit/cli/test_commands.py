@@ -168,3 +168,70 @@ def test_wrong_use_is_told_and_changes_nothing(config: Path, arguments: tuple[st
     assert (ended.returncode, said in ended.stderr) == (2, True), ended.stderr
     assert "Traceback" not in ended.stderr
     assert not (config.parent / "state").exists()
+
+
+def test_an_eviction_is_rehearsed_with_every_number(config: Path, tmp_path: Path) -> None:
+    with served(tmp_path):
+        quiet = nodeagent("evict", "--dry-run", "--config", str(config))
+        assert quiet.returncode == 0, quiet.stderr
+        assert "no pod would be evicted: no eviction threshold is met" in quiet.stdout
+        low = nodeagent("evict", "--simulate", "memory.available=1Mi", "--config", str(config), "--output", "json")
+        shown = json.loads(low.stdout)
+        assert shown["schema"] == "nodeagent/evict/v1"
+        assert shown["plan"]["threshold"]["threshold"] == "memory.available<100Mi"
+        assert len(shown["plan"]["decisions"]) == len(shown["pods"]) > 0
+        assert all(fact["source"] for pod in shown["pods"].values() for fact in (pod["priority"], pod["qos"]))
+        full = nodeagent("evict", "-s", "nodefs.available=1%", "--config", str(config))
+        assert "first unused-images on nodefs" in full.stdout
+        assert "\x1b" not in full.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "say --dry-run, or --simulate"),
+        (("-s", "memory.avail=1Mi"), "write SIGNAL=AMOUNT"),
+        (("-s", "memory.available"), "write SIGNAL=AMOUNT"),
+        (("-s", "memory.available=lots"), "'lots' is not a size"),
+        (("-s", "nodefs.available=0%"), "turn a threshold off"),
+    ],
+)
+def test_a_rehearsal_that_makes_no_sense_is_usage(arguments: tuple[str, ...], words: str, config: Path) -> None:
+    ended = nodeagent("evict", *arguments, "--config", str(config))
+    assert ended.returncode == 2
+    assert words in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_thresholds_of_the_configuration_are_shown_and_bad_ones_are_usage(config: Path, tmp_path: Path) -> None:
+    config.write_text(config.read_text() + '[eviction]\nhard = "memory.available<1Mi"\n')
+    with served(tmp_path):
+        shown = json.loads(nodeagent("pressure", "--config", str(config), "--output", "json").stdout)
+    (memory,) = [each for each in shown["signals"] if each["signal"] == "memory.available"]
+    assert [each["text"] for each in memory["thresholds"]] == ["memory.available<1Mi"]
+    assert memory["thresholds"][0]["distance"] > 0
+    config.write_text(config.read_text().replace("memory.available<1Mi", "memory.available<1Mo"))
+    ended = nodeagent("config", "check", "--config", str(config))
+    assert ended.returncode == 2
+    assert "'1Mo' is not a size" in ended.stderr
+
+
+def test_the_doctor_gives_evidence_and_a_fix(config: Path, tmp_path: Path) -> None:
+    with served(tmp_path):
+        ended = nodeagent("doctor", "--config", str(config), "--output", "json")
+    findings = {each["check"]: each for each in json.loads(ended.stdout)["findings"]}
+    assert findings["runtime"]["verdict"] == "ok"
+    assert findings["sandbox-image"]["verdict"] == "ok"
+    away = nodeagent("doctor", "--config", str(config))
+    assert away.returncode == 1
+    assert "problem" in away.stdout
+    config.write_text("dry_run = 3\n")
+    wrong = nodeagent("doctor", "--config", str(config))
+    assert wrong.returncode == 1
+    assert "dry_run = 3" in wrong.stdout
+
+
+def test_where_each_value_is_set_is_told(config: Path) -> None:
+    shown = json.loads(nodeagent("config", "show", "--effective", "-c", str(config), "-o", "json").stdout)
+    assert shown["settings"]["role"] == {"value": '"standalone"', "source": str(config)}
+    assert shown["settings"]["dry_run"] == {"value": "false", "source": "default"}

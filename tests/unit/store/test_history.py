@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 
 from nodeagent.errors import StoreError
-from nodeagent.store.history import History, PastAction, PastPass, Retention
+from nodeagent.store.history import _MIGRATIONS, FILE_NAME, History, PastAction, PastPass, Retention
+from nodeagent.store.sqlite import connect
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,6 +53,24 @@ def test_an_image_is_found_by_any_name_or_id(tmp_path: Path, asked: str, found: 
         each.name.removeprefix("r/").removesuffix(":1") for one in history.read(image=asked) for each in one.actions
     ]
     assert names == found
+
+
+def test_an_eviction_is_kept_with_what_it_was_decided_by(tmp_path: Path) -> None:
+    evicted = replace(past("one", "web", kind="pod"), scope="pods", eviction='{"victim": "uid"}')
+    history = History(tmp_path)
+    history.add(evicted, KEEP)
+    history.add(past("two", "a", at=T0 + timedelta(hours=1)), KEEP)
+    assert history.read(image="r/web") == (evicted,)
+    assert [each.eviction for each in history.read()] == ["", '{"victim": "uid"}']
+
+
+def test_a_history_of_the_first_schema_is_read_and_then_goes_on(tmp_path: Path) -> None:
+    with closing(connect(tmp_path / FILE_NAME, _MIGRATIONS[:1])):
+        pass
+    assert History(tmp_path).read() == ()
+    evicted = replace(past("one", "web", kind="pod"), eviction="{}")
+    History(tmp_path).add(evicted, KEEP)
+    assert History(tmp_path).read() == (evicted,)
 
 
 def test_quiet_passes_are_shown_on_request_and_kept_for_a_day(tmp_path: Path) -> None:
