@@ -146,6 +146,7 @@ def test_a_power_off_waits_for_delay_locks_and_leaves_its_journal(disk: Disk) ->
         assert node.read_disk("/etc/hostname") == b"node-1\n"
 
 
+@pytest.mark.long
 def test_a_node_boots_again_after_a_power_cut_and_heeds_its_button(disk: Disk) -> None:
     with vm.Node.boot(disk, memory_mib=1024, cpus=1) as node:
         node.run("logger --tag proof first; journalctl --sync; echo kept > /root/kept; sync")
@@ -165,6 +166,7 @@ class OnPurposeError(Exception):
     """Stands for a test's failure inside the node's block."""
 
 
+@pytest.mark.long
 def test_nothing_is_left_of_a_failed_test(disk: Disk) -> None:
     with contextlib.suppress(OnPurposeError), vm.Node.boot(disk, memory_mib=512, cpus=1) as node:
         machines = _machines(node.base)
