@@ -17,6 +17,7 @@ from nodeagent.act.evict import EvictionOutcome, EvictionResult
 from nodeagent.daemon.loops import RuntimeWatch, wait_for_any
 from nodeagent.daemon.pressure import contradictions
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError
+from nodeagent.host.stalls import MEMORY_EVENTS
 from nodeagent.plan.decision import ReasonCode, Verdict
 from nodeagent.plan.eviction.pace import SOONEST_S, WHILE_MET_S, next_look_s
 from nodeagent.plan.eviction.planner import plan_eviction
@@ -53,6 +54,7 @@ _MANY_FAULTS: Final = 200
 _RECLAIM_S: Final = 600.0
 WATCH_S: Final = 0.5
 _WARM_NEAR_S: Final = 2.0
+_WARM_FAR_S: Final = 30.0
 _GIVE_UP_RECLAIM_S: Final = 5.0
 _NOTHING_MORE: Final = frozenset({"no-pod", "limited", "failed", "dry-run"})
 """Ends of a pass after which looking again soon would bring the same."""
@@ -202,6 +204,8 @@ class EvictionDuty:
     def wake(self, name: str) -> None:
         """Look at once, as the kernel said something."""
         self._logger.debug("woken", by=name)
+        if name == MEMORY_EVENTS:
+            self._pods_s = -_WARM_FAR_S  # it may be a pod that has not been seen yet
         self._woken.set()
 
     # ---- one pass
@@ -232,7 +236,7 @@ class EvictionDuty:
         age_s = self._station.clock.monotonic_s() - self._pods_s
         if self._pods is not None:
             await self._oom.look(self._pods)
-            if age_s < (_WARM_NEAR_S if near else self._settings.interval_s) - SOONEST_S:
+            if age_s < (_WARM_NEAR_S if near else _WARM_FAR_S) - SOONEST_S:
                 return
         await self._look_at_pods(on_disk=False)
 

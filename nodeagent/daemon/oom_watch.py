@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 class OomWatch:
-    """Compares counts of kills, look by look. The first look at a cgroup only takes note of its count.
+    """Compares counts of kills, look by look.
+
+    The first look only takes note of them; a cgroup that comes later began with none.
 
     A container's cgroup goes with it, so the pod's own counts too: a kill that only the pod's count shows is told
     with the container that is gone since, if there is just one.
@@ -24,11 +26,15 @@ class OomWatch:
 
     def __init__(self, logger: FilteringBoundLogger) -> None:
         self._logger = logger
-        self._counts: dict[str, int] = {}
+        self._counts: dict[str, int] | None = None
 
     async def look(self, seen: PodsSeen) -> None:
         """Tell every kill in these pods since the last look."""
-        counts = await asyncio.to_thread(_read, seen)
+        directories = _directories(seen)
+        counts = await asyncio.to_thread(_read, directories)
+        if self._counts is None:
+            self._counts = counts
+            return
         for pod in seen.facts:
             handle = seen.handles[pod.uid]
             rose = [(each, self._rise(each.cgroup, counts)) for each in handle.containers]
@@ -41,12 +47,13 @@ class OomWatch:
                     self._tell(pod.uid, pod.namespace, pod.name, "", "", in_pod)
             for container, count in by_container:
                 self._tell(pod.uid, pod.namespace, pod.name, container.name, container.id, count)
-        self._counts = {**{key: count for key, count in self._counts.items() if key in counts}, **counts}
+        kept = {key: count for key, count in self._counts.items() if key in directories}  # unread, maybe, but there
+        self._counts = kept | counts
 
     def _rise(self, cgroup: str | None, counts: dict[str, int]) -> int:
-        if cgroup is None or cgroup not in counts or cgroup not in self._counts:
+        if cgroup is None or cgroup not in counts or self._counts is None:
             return 0
-        return max(0, counts[cgroup] - self._counts[cgroup])
+        return max(0, counts[cgroup] - self._counts.get(cgroup, 0))
 
     def _tell(self, uid: str, namespace: str, name: str, container: str, container_id: str, count: int) -> None:  # noqa: PLR0913, PLR0917 - the fields of one event
         self._logger.error(
@@ -60,12 +67,15 @@ class OomWatch:
         )
 
 
-def _read(seen: PodsSeen) -> dict[str, int]:
-    directories = [
+def _directories(seen: PodsSeen) -> frozenset[str]:
+    return frozenset(
         each
         for handle in seen.handles.values()
         for each in (handle.cgroup, *(container.cgroup for container in handle.containers))
         if each is not None
-    ]
+    )
+
+
+def _read(directories: frozenset[str]) -> dict[str, int]:
     found = ((directory, read_oom_kills(directory)) for directory in directories)
     return {directory: count for directory, count in found if count is not None}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _ROOT: Final = Path("/")
 _READ_BYTES: Final = 4096
 _KUBEPODS: Final = ("kubepods.slice", "kubepods")
-_EVENTS: Final = "memory events"
+MEMORY_EVENTS: Final = "memory events"
 _HINTS: Final = {
     errno.ENOENT: "this kernel has no pressure stall information; psi=1 on its command line turns it on",
     errno.EOPNOTSUPP: "pressure stall information is turned off; psi=1 on the kernel's command line turns it on",
@@ -90,7 +90,7 @@ class Wakes:
         except OSError as error:
             os.close(descriptor)
             return _why(path, error)
-        self._names[descriptor] = _EVENTS
+        self._names[descriptor] = MEMORY_EVENTS
         return ""
 
     def attach(self) -> None:
@@ -111,7 +111,7 @@ class Wakes:
     def _woken(self) -> None:
         for descriptor, events in self._epoll.poll(0):
             name = self._names[descriptor]
-            if name == _EVENTS:  # these come with an error flag as a matter of course
+            if name == MEMORY_EVENTS:  # these come with an error flag as a matter of course
                 lost = not self._read_again(descriptor)
             else:
                 lost = bool(events & (select.EPOLLERR | select.EPOLLHUP))

@@ -291,7 +291,6 @@ def test_without_containerd_nobody_goes_and_later_the_right_one_does(node: Node)
 def test_what_the_kernel_kills_is_told(node: Node) -> None:
     start(node, 'hard = "memory.available<30Mi"')
     (limited,) = node.run_pods(held("limited", "memory", "8", "50", "200", memory_limit_in_bytes=40 * MIB))
-    node.run("sleep 11")  # it has been seen before
     begin(node, limited)
     (told,) = wait_for(node, "oom_kill", timeout_s=30)
     assert (told["pod_name"], told["pod_uid"]) == ("limited", limited.pod.uid)

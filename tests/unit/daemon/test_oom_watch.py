@@ -75,3 +75,23 @@ async def test_a_kill_that_no_container_shows_is_told_of_the_pod(tree: Path) -> 
     await watch.look(seen(tree))
     count(tree, web=2)
     assert await told(tree, watch, stream) == [("web", "", 2)]
+
+
+async def test_a_pod_that_comes_later_began_with_none(tree: Path) -> None:
+    stream = io.StringIO()
+    watch = OomWatch(log.configure("json", "info", stream))
+    await watch.look(PodsSeen((), (), {}, at(0)))
+    count(tree, web=1, app=1)
+    assert await told(tree, watch, stream) == [("web", "app", 1)]
+
+
+async def test_a_count_that_cannot_be_read_for_once_is_not_told_again(tree: Path) -> None:
+    stream = io.StringIO()
+    watch = OomWatch(log.configure("json", "info", stream))
+    count(tree, web=3, app=3)
+    await watch.look(seen(tree))
+    for name in ("web", "web/app"):
+        (tree / "sys/fs/cgroup" / name / "memory.events").unlink()
+    assert await told(tree, watch, stream) == []
+    count(tree, web=3, app=3)
+    assert await told(tree, watch, stream) == []
