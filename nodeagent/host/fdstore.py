@@ -7,9 +7,10 @@ systemd keeps a copy over restarts of the service and hands it to the next proce
 from __future__ import annotations
 
 import os
-import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
+
+from nodeagent.host.notify import send
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,21 +49,8 @@ class DescriptorStore:
 
         Source: sd_notify(3), ``FDSTORE=1``. systemd itself drops a copy whose other end is gone.
         """
-        return self.forget() and self._send(f"FDSTORE=1\nFDNAME={self._name}", number)
+        return self.forget() and send(f"FDSTORE=1\nFDNAME={self._name}", self._address, number)
 
     def forget(self) -> bool:
         """Have the copy closed; return whether that was sent. Source: sd_notify(3), ``FDSTOREREMOVE=1``."""
-        return self._send(f"FDSTOREREMOVE=1\nFDNAME={self._name}")
-
-    def _send(self, text: str, *descriptors: int) -> bool:
-        if not self._address.startswith(("/", "@")):
-            return False
-        address = f"\0{self._address[1:]}" if self._address.startswith("@") else self._address
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-                sender.setblocking(False)
-                sender.connect(address)
-                socket.send_fds(sender, [text.encode()], list(descriptors))
-        except OSError:
-            return False
-        return True
+        return send(f"FDSTOREREMOVE=1\nFDNAME={self._name}", self._address)

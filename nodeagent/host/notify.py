@@ -44,13 +44,22 @@ class Notifier:
         self._send("WATCHDOG=1")
 
     def _send(self, state: str, status: str = "") -> None:
-        if not self._address.startswith(("/", "@")):
-            return
-        address = f"\0{self._address[1:]}" if self._address.startswith("@") else self._address
         lines = [line for line in (state, f"STATUS={' '.join(status.split())}" if status else "") if line]
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-                sender.setblocking(False)
-                sender.sendto("\n".join(lines).encode(), address)
-        except OSError:
-            return  # nobody listens, or its queue is full: the next one will do
+        send("\n".join(lines), self._address)
+
+
+def send(text: str, address: str, *descriptors: int) -> bool:
+    """Send a message, with copies of descriptors, to the service manager; return whether it went out.
+
+    It does not wait: where nobody listens, or the queue is full, the next message has to do.
+    """
+    if not address.startswith(("/", "@")):
+        return False
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            sender.setblocking(False)
+            sender.connect(f"\0{address[1:]}" if address.startswith("@") else address)
+            socket.send_fds(sender, [text.encode()], list(descriptors))
+    except OSError:
+        return False
+    return True

@@ -9,17 +9,17 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import tempfile
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
 from nodeagent.model import Hold
+from nodeagent.store.files import replace_file
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from collections.abc import Callable, Iterator
 
 FILE_NAME: Final = "holds.json"
@@ -83,7 +83,7 @@ class HoldFile:
             self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
             with _locked(self._path.with_suffix(".lock")):
                 holds = change(self.read())
-                _replace(self._path, _encode(holds))
+                replace_file(self._path, _encode(holds))
         except OSError as error:
             raise StoreError(f"{self._path}: holds cannot be written: {error.strerror or error}") from error
         return holds
@@ -97,26 +97,6 @@ def _locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _replace(path: Path, text: str) -> None:
-    """Put a file in place of another such that either the old or the new one is there whatever happens."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        with suppress(OSError):
-            Path(name).unlink()
-        raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _encode(holds: tuple[Hold, ...]) -> str:

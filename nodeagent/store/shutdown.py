@@ -9,18 +9,18 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import tempfile
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from nodeagent.errors import StoreError
 from nodeagent.model.node_stop import BootRecord, NodeStop, Presence, StopEnd, StopKind, StoppedPod
 from nodeagent.model.shutdown import PodOutcome
+from nodeagent.store.files import replace_file
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from collections.abc import Callable, Iterator, Mapping
 
 T = TypeVar("T")
@@ -115,7 +115,7 @@ class ShutdownFiles:
         path = self._directory / name
         try:
             self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-            _replace(path, json.dumps(document, ensure_ascii=False) + "\n")
+            replace_file(path, json.dumps(document, ensure_ascii=False) + "\n")
         except OSError as error:
             raise StoreError(f"{path}: cannot be written: {error.strerror or error}") from error
 
@@ -132,26 +132,6 @@ def _lock(descriptor: int, until_s: float) -> bool:
             return True
         else:
             return True
-
-
-def _replace(path: Path, text: str) -> None:
-    """Put a file in place of another such that either the old or the new one is there whatever happens."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        with suppress(OSError):
-            Path(name).unlink()
-        raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _encode_stop(stop: NodeStop) -> dict[str, object]:
