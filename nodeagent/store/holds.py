@@ -19,8 +19,8 @@ from nodeagent.model import Hold
 from nodeagent.store.files import replace_file
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 FILE_NAME: Final = "holds.json"
 _SCHEMA: Final = "nodeagent/holds/v1"

@@ -20,8 +20,8 @@ from nodeagent.model.shutdown import PodOutcome
 from nodeagent.store.files import replace_file
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
 T = TypeVar("T")
 
