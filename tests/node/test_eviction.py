@@ -295,3 +295,32 @@ def test_what_the_kernel_kills_is_told(node: Node) -> None:
     (told,) = wait_for(node, "oom_kill", timeout_s=30)
     assert (told["pod_name"], told["pod_uid"]) == ("limited", limited.pod.uid)
     assert told["container"] in ("main", "")
+
+
+@pytest.mark.long
+def test_what_cannot_be_stopped_measured_or_found_leads_to_no_wrong_victim(node: Node) -> None:
+    grown = ("/bin/hog", "memory", "100", "200", "100")
+    unread, stuck, next_ = node.run_pods(
+        vm.Pod("unread", hogs.HOG, ("/bin/hog", "memory", "140", "200", "140"), resources={"oom_score_adj": 990}),
+        vm.Pod("stuck", hogs.HOG, grown, resources={"oom_score_adj": 990}),
+        vm.Pod("next", hogs.HOG, ("/bin/hog", "memory", "60", "200", "60"), resources={"oom_score_adj": 990}),
+    )
+    reclaim.poll("they have grown", lambda: available_mib(node) < 500, timeout_s=60, interval_s=0.3)
+    node.run(f"mount --bind /dev/null {unread.pod.cgroup}/memory.current")  # reads as empty
+    # Its shim does nothing that it is asked for.
+    shim = f"pgrep -f 'containerd-shim.* -id {stuck.sandbox_id}'"
+    node.run(f"kill -STOP $({shim})")
+    try:
+        start(node, f'hard = "memory.available<{available_mib(node) + 30}Mi"\nverify_timeout = "2s"')
+        (failed,) = wait_for(node, "eviction_failed", timeout_s=120)
+        (evicted,) = wait_for(node, "evicted", timeout_s=60)
+        assert (failed["pod_name"], failed["outcome"]) == ("stuck", "failed")
+        assert evicted["pod_name"] == "next"
+        assert alive(node, unread)
+        assert alive(node, stuck)
+        shown = json.loads(node.run("nodeagent evict -s memory.available=1Mi -o json").stdout)
+        reasons = {each["name"]: each["reason"]["code"] for each in shown["plan"]["decisions"]}
+        assert reasons["default/unread"] == "usage-unknown"
+    finally:
+        node.run(f"umount {unread.pod.cgroup}/memory.current")
+        node.run(f"kill -CONT $({shim})")
