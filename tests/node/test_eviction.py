@@ -300,7 +300,7 @@ def test_what_the_kernel_kills_is_told(node: Node) -> None:
 @pytest.mark.long
 def test_what_cannot_be_stopped_measured_or_found_leads_to_no_wrong_victim(node: Node) -> None:
     grown = ("/bin/hog", "memory", "100", "200", "100")
-    unread, stuck, next_ = node.run_pods(
+    unread, stuck, _next = node.run_pods(
         vm.Pod("unread", hogs.HOG, ("/bin/hog", "memory", "140", "200", "140"), resources={"oom_score_adj": 990}),
         vm.Pod("stuck", hogs.HOG, grown, resources={"oom_score_adj": 990}),
         vm.Pod("next", hogs.HOG, ("/bin/hog", "memory", "60", "200", "60"), resources={"oom_score_adj": 990}),
