@@ -308,7 +308,7 @@ def test_what_cannot_be_stopped_measured_or_found_leads_to_no_wrong_victim(node:
     reclaim.poll("they have grown", lambda: available_mib(node) < 500, timeout_s=60, interval_s=0.3)
     node.run(f"mount --bind /dev/null {unread.pod.cgroup}/memory.current")  # reads as empty
     # Its shim does nothing that it is asked for.
-    shim = f"pgrep -f 'containerd-shim.* -id {stuck.sandbox_id}'"
+    shim = f"pgrep -f '[c]ontainerd-shim.* -id {stuck.sandbox_id}'"
     node.run(f"kill -STOP $({shim})")
     try:
         start(node, f'hard = "memory.available<{available_mib(node) + 30}Mi"\nverify_timeout = "2s"')
