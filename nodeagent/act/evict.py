@@ -107,6 +107,7 @@ class CriEvictor:
         self._clock = clock
         self._read_processes = read_processes
         self._verify_s = verify_s
+        self._closing: set[asyncio.Future[list[str]]] = set()
 
     async def evict(self, eviction: Eviction, handle: PodHandle, hurry: asyncio.Event) -> EvictionResult:
         """Evict a pod; see :class:`Evictor`."""
@@ -114,11 +115,14 @@ class CriEvictor:
         changed = await self._why_not(eviction, handle)
         if changed is not None:
             return changed
-        errors = await self._stop(handle, eviction.grace_s, hurry)
-        left = await self._wait_gone(handle)
+        errors = await self._stop_containers(handle, eviction.grace_s, hurry)
+        closing = self._close(handle)
+        left = await self._wait_gone(handle, closing)
+        if closing.done():
+            errors += closing.result()
         took_s = self._clock.monotonic_s() - began_s
         hurried = hurry.is_set() and eviction.grace_s > 0
-        if not left and not (errors and handle.cgroups == ()):
+        if not left and not (errors and not handle.cgroups):
             detail = f"though: {'; '.join(errors)}" if errors else ""
             return EvictionResult(EvictionOutcome.EVICTED, detail, took_s, hurried)
         return EvictionResult(EvictionOutcome.FAILED, "; ".join([*errors, *([left] if left else [])]), took_s, hurried)
@@ -135,21 +139,37 @@ class CriEvictor:
         kept = Protection(seen.facts, self._policy).why_kept(pod)
         return EvictionResult(EvictionOutcome.CHANGED, f"kept: {kept.sentence}") if kept is not None else None
 
-    async def _stop(self, handle: PodHandle, grace_s: float, hurry: asyncio.Event) -> list[str]:
-        """Stop every container at once, then the sandboxes; return what failed, in words."""
-        work = asyncio.ensure_future(self._stop_containers(handle, math.ceil(grace_s)))
+    async def _stop_containers(self, handle: PodHandle, grace_s: float, hurry: asyncio.Event) -> list[str]:
+        """Stop every container at once; return what failed, in words. A runtime that does not answer is not waited for.
+
+        Raises:
+            RuntimeUnavailableError: the runtime is gone.
+        """
+        works = [asyncio.ensure_future(self._tell_to_stop(handle, math.ceil(grace_s)))]
         told = asyncio.ensure_future(hurry.wait())
         try:
-            await asyncio.wait({work, told}, return_when=asyncio.FIRST_COMPLETED)
-            errors = await work if work.done() else await self._stop_containers(handle, 0)
-            await work
+            await asyncio.wait({works[0], told}, timeout=grace_s + self._verify_s, return_when=asyncio.FIRST_COMPLETED)
+            if not works[0].done():
+                works.append(asyncio.ensure_future(self._tell_to_stop(handle, 0)))
+                await asyncio.wait(works, timeout=self._verify_s)
+            if works[-1].done():
+                return works[-1].result()
+            return [f"StopContainer was not answered within {self._verify_s:g} s"]
         finally:
             told.cancel()
-            work.cancel()
-        return errors + await self._all(self._actions.stop_sandbox(each) for each in handle.sandbox_ids)
+            for each in works:
+                each.cancel()
 
-    async def _stop_containers(self, handle: PodHandle, timeout_s: int) -> list[str]:
+    async def _tell_to_stop(self, handle: PodHandle, timeout_s: int) -> list[str]:
         return await self._all(self._actions.stop_container(each, timeout_s) for each in handle.container_ids)
+
+    def _close(self, handle: PodHandle) -> asyncio.Future[list[str]]:
+        """Begin to stop the sandboxes. It goes on by itself, within the call's own deadline, if it takes long."""
+        closing = asyncio.ensure_future(self._all(self._actions.stop_sandbox(each) for each in handle.sandbox_ids))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        closing.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
+        return closing
 
     async def _all(self, calls: Iterable[Awaitable[None]]) -> list[str]:
         """Make calls at once; return what failed, in words.
@@ -167,14 +187,21 @@ class CriEvictor:
                 errors.append(str(result))
         return errors
 
-    async def _wait_gone(self, handle: PodHandle) -> str:
-        """Wait until no process of the pod is left; return what is left, in words. Nothing where it cannot be told."""
+    async def _wait_gone(self, handle: PodHandle, closing: asyncio.Future[list[str]]) -> str:
+        """Wait until no process of the pod is left; return what is left, in words.
+
+        Where its processes cannot be told the runtime's answer has to do.
+        """
         ends_s = self._clock.monotonic_s() + self._verify_s
         while True:
-            left = await asyncio.to_thread(self._read_processes, handle.cgroups)
-            if left is None or not left:
+            left = await asyncio.to_thread(self._read_processes, handle.cgroups) if handle.cgroups else None
+            if (left is None and closing.done()) or left == frozenset():
                 return ""
             if self._clock.monotonic_s() >= ends_s:
+                if not left:
+                    return f"StopPodSandbox was not answered within {self._verify_s:g} s"
                 shown = ", ".join(str(pid) for pid in sorted(left)[:_SHOWN])
                 return f"{len(left)} process(es) are still there after {self._verify_s:g} s: {shown}"
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.wait({closing}, timeout=LOOK_EVERY_S)
+            if closing.done():
+                await asyncio.sleep(0 if left is None else LOOK_EVERY_S)

@@ -140,6 +140,39 @@ async def test_without_cgroups_a_failed_stop_is_a_failure() -> None:
     assert result.outcome is EvictionOutcome.FAILED
 
 
+async def test_a_runtime_that_never_answers_is_not_waited_for() -> None:
+    runtime, web = Runtime(stubborn=True), pod()
+    never = asyncio.Event()
+
+    async def hang(identity: str, timeout_s: int = -1) -> None:
+        runtime.stops.append((identity, timeout_s))
+        await never.wait()
+
+    runtime.stop_container = hang  # type: ignore[method-assign,assignment]
+    runtime.stop_sandbox = hang  # type: ignore[method-assign,assignment]
+    made = evictor(runtime, web)
+    made._verify_s = 0.01
+    result = await asyncio.wait_for(made.evict(chosen(web), HANDLE, asyncio.Event()), 5)
+    assert result.outcome is EvictionOutcome.FAILED
+    assert "StopContainer was not answered" in result.detail
+    assert "2 process(es) are still there" in result.detail
+    never.set()
+
+
+async def test_what_is_gone_is_evicted_even_if_the_runtime_never_says_so() -> None:
+    runtime, web = Runtime(), pod()
+    never = asyncio.Event()
+
+    async def hang(sandbox_id: str) -> None:
+        runtime.stops.append((sandbox_id, -1))
+        await never.wait()
+
+    runtime.stop_sandbox = hang  # type: ignore[method-assign]
+    result = await evictor(runtime, web).evict(chosen(web), HANDLE, asyncio.Event())
+    assert result.outcome is EvictionOutcome.EVICTED
+    never.set()
+
+
 async def test_a_lost_runtime_ends_the_pass() -> None:
     runtime, web = Runtime(), pod()
     runtime.errors["c2"] = RuntimeUnavailableError("gone")
