@@ -4,7 +4,7 @@ A pod above its request grows by 50 MiB/s with 200 MiB left on the node; the thr
 A program of the node's own, apart from the agent, notes when the kernel's figures cross the threshold and when the
 pod's cgroup is empty. Ten runs of each; none may have the kernel kill anything.
 
-    python -m tests.bench.node_eviction [RUNS]
+    python -m tests.bench.node_eviction [RUNS [woken|polling|busy ...]]
 """
 
 from __future__ import annotations
@@ -145,18 +145,22 @@ def series(node: Node, name: str, config: str, runs: int) -> None:
 
 
 def main() -> None:
-    """Boot a node and run both series."""
+    """Boot a node and run the series."""
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else RUNS
+    wanted = sys.argv[2:] or ["woken", "polling", "busy"]
     with vm.Node.boot(vm.ensure_disk(), memory_mib=1024) as node:
         node.import_images(vm.pause_image(), hogs.image())
         node.put(hogs.PATH_IN_NODE, hogs.program(), mode=0o755)
         node.run("sysctl -w vm.min_free_kbytes=8192")  # else a machine this small keeps a tenth of the room to itself
         node.put("/etc/systemd/system/nodeagent.service", vm.CHECKOUT / "systemd" / "nodeagent.service")
         node.run("mkdir -p /etc/nodeagent; systemctl daemon-reload")
-        series(node, "woken by stalls", CONFIG, runs)
-        series(node, "polling", CONFIG + POLLING, runs)
-        node.run("for n in 1 2; do systemd-run --quiet --unit busy-$n sh -c 'while :; do :; done'; done")
-        series(node, "busy node", CONFIG, runs)
+        if "woken" in wanted:
+            series(node, "woken by stalls", CONFIG, runs)
+        if "polling" in wanted:
+            series(node, "polling", CONFIG + POLLING, runs)
+        if "busy" in wanted:
+            node.run("for n in 1 2; do systemd-run --quiet --unit busy-$n sh -c 'while :; do :; done'; done")
+            series(node, "busy node", CONFIG, runs)
 
 
 if __name__ == "__main__":
