@@ -157,4 +157,8 @@ images = ["*/tools/*"]
 
 [state]
 directory = {quoted["state"]}
+[eviction]
+enabled = "off"
+[shutdown]
+enabled = "off"
 """
