@@ -1,0 +1,80 @@
+"""From a wake to the decision, on a machine whose processors are all busy: signals read, thresholds judged.
+
+A thread stands in for the kernel and wakes the loop as a stall trigger does, through a descriptor it watches. As many
+processes spin as there are processors; this one runs at a higher priority, as the unit's CPUWeight gives it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+from nodeagent.clock import SystemClock
+from nodeagent.config.eviction import EvictionSettings
+from nodeagent.daemon.pressure import PressureReader
+from nodeagent.host.signals import SignalPaths
+from nodeagent.plan.eviction.state import EvictionState, evaluate
+
+RUNS = 300
+BUDGET_MS = 100.0
+_BETWEEN_S = 0.05
+_SPIN = "while True: pass"
+
+
+async def measure(runs: int) -> list[float]:
+    """Return the milliseconds from each wake to its decision."""
+    settings, clock = EvictionSettings(), SystemClock()
+    reader = PressureReader(settings, clock)
+    ground = await reader.ground(SignalPaths("/", "/", "/"))
+    reading, writing = os.pipe()
+    woken = asyncio.Event()
+    sent_s = 0.0
+
+    def hear() -> None:
+        os.read(reading, 1)
+        woken.set()
+
+    asyncio.get_running_loop().add_reader(reading, hear)
+
+    def wake() -> None:
+        nonlocal sent_s
+        sent_s = time.perf_counter()
+        os.write(writing, b"x")
+
+    taken_ms = []
+    for _ in range(runs):
+        woken.clear()
+        threading.Timer(_BETWEEN_S, wake).start()
+        await woken.wait()
+        seen = await reader.look(ground)
+        evaluate(EvictionState(), seen.observations, ground.thresholds, settings.policy, now=seen.at)
+        taken_ms.append((time.perf_counter() - sent_s) * 1000)
+    return sorted(taken_ms)
+
+
+def main() -> None:
+    """Measure and print."""
+    if os.geteuid() == 0:
+        os.nice(-4)  # of twice the weight or so
+    spinning = [
+        subprocess.Popen(["nice", "-n", "4" if os.geteuid() == 0 else "0", sys.executable, "-c", _SPIN])
+        for _ in range(os.cpu_count() or 1)
+    ]
+    try:
+        taken_ms = asyncio.run(measure(RUNS))
+    finally:
+        for each in spinning:
+            each.kill()
+            each.wait()
+    p99_ms = taken_ms[int(len(taken_ms) * 0.99) - 1]
+    print(f"wake to decision on busy processors: median {statistics.median(taken_ms):.1f} ms, p99 {p99_ms:.1f} ms")
+    sys.exit(p99_ms > BUDGET_MS)
+
+
+if __name__ == "__main__":
+    main()
