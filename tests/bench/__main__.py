@@ -3,7 +3,7 @@
 import os
 import sys
 
-from tests.bench import bench_agent, bench_bulk, bench_layers, bench_planner, bench_pods, bench_shutdown
+from tests.bench import bench_agent, bench_bulk, bench_layers, bench_planner, bench_pods, bench_shutdown, bench_wake
 
 sys.argv = sys.argv[:1]
 print("planners", flush=True)
@@ -21,6 +21,11 @@ except SystemExit as ended:
 print("\nshutdown", flush=True)
 try:
     bench_shutdown.main([])
+except SystemExit as ended:
+    print(f"exit {ended.code}")
+print("\nwake to decision", flush=True)
+try:
+    bench_wake.main()
 except SystemExit as ended:
     print(f"exit {ended.code}")
 print("\nagent", flush=True)
