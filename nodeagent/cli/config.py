@@ -28,10 +28,13 @@ def check(path: Path | None) -> None:
 
 def show(path: Path | None, form: str, *, sources: bool) -> None:
     """Print the configuration in force, with ``sources`` where each value is set; ``table`` alone stands for TOML."""
-    from nodeagent.config.writing import to_toml, toml_value  # noqa: PLC0415
+    from nodeagent.config.writing import sourced_toml, to_toml, toml_value  # noqa: PLC0415
 
     loaded = load(path)
     if sources:
+        if form == "toml":
+            sys.stdout.write(sourced_toml(effective(loaded)))
+            return
         values = {key: (toml_value(value), source) for key, (value, source) in effective(loaded).items()}
         if form == "table":
             _print_sources(values)
@@ -39,7 +42,7 @@ def show(path: Path | None, form: str, *, sources: bool) -> None:
         told: dict[str, Json] = {key: {"value": value, "source": source} for key, (value, source) in values.items()}
         sys.stdout.write(dumps({"schema": "nodeagent/config/v1", "settings": told}, form))
         return
-    if form == "table":
+    if form in ("table", "toml"):
         sys.stdout.write(to_toml(loaded.config, commented=False))
     else:
         sys.stdout.write(dumps(loaded.config.model_dump(mode="json"), form))

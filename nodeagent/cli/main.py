@@ -660,13 +660,22 @@ def config_check(config: ConfigOption = None) -> None:
     check(config)
 
 
+class ConfigOutput(StrEnum):
+    """The form in which a configuration is shown."""
+
+    TABLE = "table"
+    TOML = "toml"
+    JSON = "json"
+    YAML = "yaml"
+
+
 @config_app.command("show")
 def config_show(
     config: ConfigOption = None,
     effective: Annotated[
         bool, typer.Option("--effective", help="Tell for each value where it is set: file, variable or default.")
     ] = False,
-    output: OutputOption = Output.TABLE,
+    output: Annotated[ConfigOutput, typer.Option("--output", "-o", help="Form of the answer.")] = ConfigOutput.TABLE,
 ) -> None:
     """Show the configuration in force, defaults filled in; as TOML, JSON or YAML."""
     from nodeagent.cli.config import show  # noqa: PLC0415

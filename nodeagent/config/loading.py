@@ -65,12 +65,7 @@ def load(
     Raises:
         ConfigError: one line per fault: where, key, value, what is wrong, what is allowed.
     """
-    source, document = _read(path)
-    origins: dict[str, str] = {}
-    _merge({}, document, str(source), origins)
-    dropins = _dropins(source or path or DEFAULT_PATH)
-    for each in dropins:
-        _merge(document, _read(each)[1], str(each), origins)
+    source, dropins, document, origins = _files(path)
     faults = []
     for name, text in sorted(environment.items()):
         if not name.startswith(ENVIRONMENT_PREFIX) or name.startswith(_NOT_SETTINGS):
@@ -106,6 +101,30 @@ def effective(loaded: Loaded) -> dict[str, tuple[object, str]]:
         else:
             found[name] = value, _origin(name, loaded.origins) or _DEFAULT
     return found
+
+
+def _files(path: Path | None) -> tuple[Path | None, tuple[Path, ...], dict[str, object], dict[str, str]]:
+    """Return the file, its drop-ins, what they say together, and which says what.
+
+    Raises:
+        ConfigError: one line per file that cannot be read; the rest is not judged without them.
+    """
+    document: dict[str, object] = {}
+    origins: dict[str, str] = {}
+    faults: list[str] = []
+    source = None
+    dropins = _dropins(path or DEFAULT_PATH)
+    for each in (path, *dropins):
+        try:
+            found, values = _read(each)
+        except ConfigError as error:
+            faults.append(str(error))
+            continue
+        source = found if each is path else source
+        _merge(document, values, str(found), origins)
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return source, dropins, document, origins
 
 
 def _merge(document: dict[str, object], more: Mapping[str, object], where: str, origins: dict[str, str]) -> None:

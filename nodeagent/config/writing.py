@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from nodeagent.config.models import Config
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from pydantic.fields import FieldInfo
 
@@ -38,6 +38,23 @@ def to_toml(config: Config, *, commented: bool) -> str:
             before = getattr(getattr(default, name), key)
             lines += _setting(key, field, getattr(section, key), before, commented=commented)
     return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def sourced_toml(values: Mapping[str, tuple[object, str]]) -> str:
+    """Return values by their dotted keys as TOML, each with a remark that tells where it is set."""
+    lines: list[str] = []
+    section = ""
+    for key, (value, source) in sorted(values.items(), key=lambda item: "." in item[0]):
+        above, _, name = key.rpartition(".")
+        if above != section:
+            lines += [*([""] if lines else []), f"[{above}]"]
+            section = above
+        lines.append(f"{name} = {toml_value(value)}  # {_one_line(source)}")
+    return "\n".join(lines) + "\n"
+
+
+def _one_line(text: str) -> str:
+    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def _setting(name: str, field: FieldInfo, value: object, default: object, *, commented: bool) -> list[str]:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.config.loading import effective, load
+from nodeagent.config.writing import sourced_toml
 from nodeagent.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -80,6 +81,31 @@ def test_all_faults_are_told_at_once(file: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         load(file, {}, {"NODEAGENT_NOTHING": "1"})
     assert len(str(raised.value).splitlines()) == 3
+
+
+def test_every_file_that_cannot_be_read_is_named(file: Path) -> None:
+    first, second = (file.parent / "config.d" / name for name in ("1.toml", "2.toml"))
+    first.write_bytes(b"\xff")
+    second.mkdir()
+    file.write_text("dry_run")
+    with pytest.raises(ConfigError) as raised:
+        load(file, {}, NOTHING)
+    told = str(raised.value).splitlines()
+    assert [line.partition(": ")[0] for line in told] == [str(file), str(first), str(second)]
+
+
+def test_shown_with_its_sources_it_is_toml_that_can_be_read_back(file: Path) -> None:
+    (file.parent / "config.d" / "a\nb.toml").write_text('[protect]\nimages = ["a/*", "sha256:x # y"]\n')
+    (file.parent / "config.d" / "c.toml").write_text("[shutdown]\nby_priority = [{min_priority = 1, seconds = 2.5}]\n")
+    with pytest.raises(ConfigError, match="64 hexadecimal digits"):
+        load(file, {}, NOTHING)
+    (file.parent / "config.d" / "a\nb.toml").write_text('[protect]\nimages = ["a/*", "b # c"]\n')
+    loaded = load(file, {}, NOTHING)
+    text = sourced_toml(effective(loaded))
+    assert f"high_threshold_percent = 90  # {file}\n" in text
+    again = file.with_name("again.toml")
+    again.write_text(text)
+    assert load(again, {}, NOTHING).config == loaded.config
 
 
 def faults(path: Path | None, overrides: dict[str, str | int]) -> str | None:
