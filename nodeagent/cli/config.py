@@ -1,4 +1,4 @@
-"""``nodeagent config``: check, show, reference."""
+"""``nodeagent config``: check, show, import, reference."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from nodeagent.cli.document import dumps
+from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.config.loading import effective, load
+from nodeagent.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,6 +57,37 @@ def _print_sources(values: Mapping[str, tuple[str, str]]) -> None:
     for key, (value, source) in values.items():
         table.add_row(key, value, source, style="dim" if source == "default" else "")
     render.make_console().print(table)
+
+
+def import_kubelet(file: Path) -> None:
+    """Print a kubelet's configuration as one of ours, and on standard error what of it was not taken over.
+
+    Exits with 3 if a value that has a counterpart could not be used.
+
+    Raises:
+        ConfigError: there is no kubelet's configuration in the file.
+    """
+    from nodeagent.config.importing import import_kubelet as convert  # noqa: PLC0415
+    from nodeagent.config.importing import read_kubelet  # noqa: PLC0415
+
+    where = "standard input" if str(file) == "-" else str(file)
+    try:
+        raw = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+        imported = convert(read_kubelet(raw.decode()))
+    except OSError as error:
+        raise ConfigError(f"{where}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where}: not UTF-8 text (byte {error.start})") from error
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    sys.stdout.write(imported.to_toml())
+    sys.stdout.flush()
+    for left in imported.left:
+        sys.stderr.write(f"nodeagent: not taken over: {left.field}: {left.reason}\n")
+    for note in imported.notes:
+        sys.stderr.write(f"nodeagent: {note}\n")
+    if any(left.faulty for left in imported.left):
+        sys.exit(ExitCode.PARTIAL)
 
 
 def default(*, dry_run: bool) -> None:

@@ -683,6 +683,18 @@ def config_show(
     show(config, output.value, sources=effective)
 
 
+@config_app.command("import", epilog=EPILOG)
+def config_import(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE|-", help="A KubeletConfiguration, such as /var/lib/kubelet/config.yaml.")
+    ],
+) -> None:
+    """Turn a kubelet's configuration, YAML or JSON, into one of the agent's; name what of it was not taken over."""
+    from nodeagent.cli.config import import_kubelet  # noqa: PLC0415
+
+    import_kubelet(file)
+
+
 @config_app.command("default")
 def config_default(
     dry_run: Annotated[

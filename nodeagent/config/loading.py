@@ -244,7 +244,7 @@ def _fault(error: ErrorDetails, source: Path | None, origins: Mapping[str, str])
     where = _origin(key, origins) or (str(source) if source is not None else "defaults")
     if error["type"] == "extra_forbidden":
         return f"{where}: {key} = {_value(error['input'])}: unknown key{_nearest(location)}"
-    what = _sentence(error)
+    what = sentence_of(error)
     if not location or isinstance(error["input"], dict | BaseModel):
         return f"{where}: {key or 'configuration'}: {what}"
     return f"{where}: {key} = {_value(error['input'])}: {what}"
@@ -256,7 +256,7 @@ def _key(part: int | str) -> str:
     return text if re.fullmatch(r"[A-Za-z0-9_-]{1,80}", text) else _value(text)
 
 
-def _sentence(error: ErrorDetails) -> str:
+def sentence_of(error: ErrorDetails) -> str:
     """Say what is wrong and what is allowed."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == "value_error":

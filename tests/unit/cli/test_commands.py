@@ -235,3 +235,19 @@ def test_where_each_value_is_set_is_told(config: Path) -> None:
     shown = json.loads(nodeagent("config", "show", "--effective", "-c", str(config), "-o", "json").stdout)
     assert shown["settings"]["role"] == {"value": '"standalone"', "source": str(config)}
     assert shown["settings"]["dry_run"] == {"value": "false", "source": "default"}
+
+
+def test_a_kubelets_configuration_is_imported(tmp_path: Path) -> None:
+    head = "kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\n"
+    path, made = tmp_path / "kubelet.yaml", tmp_path / "config.toml"
+    path.write_text(f"{head}imageGCHighThresholdPercent: 83\nclusterDNS: [192.0.2.1]\n")
+    ended = nodeagent("config", "import", str(path))
+    assert (ended.returncode, "not taken over: clusterDNS" in ended.stderr) == (0, True)
+    made.write_text(ended.stdout)
+    assert nodeagent("config", "check", "--config", str(made)).returncode == 0
+    path.write_text(f"{head}imageGCHighThresholdPercent: 830\n")
+    assert nodeagent("config", "import", str(path)).returncode == 3
+    path.write_text("kind: Pod\n")
+    refused = nodeagent("config", "import", str(path))
+    assert (refused.returncode, f"{path}: 0 documents of kind KubeletConfiguration" in refused.stderr) == (2, True)
+    assert "cannot be read" in nodeagent("config", "import", str(tmp_path)).stderr
