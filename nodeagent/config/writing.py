@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
 from pydantic import BaseModel
@@ -99,22 +100,40 @@ def _fields() -> Iterator[tuple[str, type[BaseModel]]]:
             yield name, field.annotation
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting as it is documented; ``section`` is empty at the top level, ``value`` as it is written in a file."""
+
+    section: str
+    name: str
+    form: str
+    value: str
+    description: str
+
+
+def settings_of(config: Config) -> Iterator[Setting]:
+    """Yield every setting in the order of the reference."""
+    for section, model in _fields():
+        holder = getattr(config, section) if section else config
+        for name, field in model.model_fields.items():
+            value = getattr(holder, name)
+            if not isinstance(value, BaseModel):
+                yield Setting(section, name, _form(field), toml_value(value), field.description or "")
+
+
 def reference() -> str:
     """Return a table of every setting with its form, default and effect, as Markdown."""
-    default = Config()
     lines = [
         "Durations are written with units (`2m`, `1h30m`, `7d`), sizes with suffixes (`500Mi`, `2G`) or as bytes.",
     ]
-    for name, model in _fields():
-        holder = getattr(default, name) if name else default
-        title = f"`[{name}]`" if name else "Top level"
-        lines += ["", f"#### {title}", "", "| key | form | default | effect |", "| --- | --- | --- | --- |"]
-        for key, field in model.model_fields.items():
-            value = getattr(holder, key)
-            if isinstance(value, BaseModel):
-                continue
-            form = _form(field).replace("|", "\\|")
-            lines.append(f"| `{key}` | {form} | `{toml_value(value)}` | {field.description} |")
+    section = None
+    for each in settings_of(Config()):
+        if each.section != section:
+            section = each.section
+            title = f"`[{section}]`" if section else "Top level"
+            lines += ["", f"#### {title}", "", "| key | form | default | effect |", "| --- | --- | --- | --- |"]
+        form = each.form.replace("|", "\\|")
+        lines.append(f"| `{each.name}` | {form} | `{each.value}` | {each.description} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,0 +1,59 @@
+"""The manual pages: one for each command, complete, and in good order."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.cli.manual import pages
+from nodeagent.config.models import Config
+from nodeagent.config.writing import settings_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, str]:
+    return pages()
+
+
+def test_every_command_and_setting_has_its_place(made: dict[str, str]) -> None:
+    assert {"nodeagent.1", "nodeagent-gc.1", "nodeagent-doctor.1", "nodeagent-config.1"} <= set(made)
+    assert '.SS "nodeagent gc images"' in made["nodeagent-gc.1"]
+    assert '.B "\\-n, \\-\\-dry\\-run"' in made["nodeagent-gc.1"]
+    assert ".BR nodeagent\\-gc (1)" in made["nodeagent.1"]
+    assert ".B 130" in made["nodeagent.1"]
+    for each in settings_of(Config()):
+        assert f".B {each.name}\n" in made["nodeagent.toml.5"]
+
+
+def test_no_text_is_taken_for_a_request(made: dict[str, str]) -> None:
+    known = {"TH", "SH", "SS", "PP", "TP", "B", "I", "BR", "BI", "br", "nh", "ad"}
+    for name, text in made.items():
+        assert text.endswith("\n")
+        for line in text.splitlines():
+            assert not line.startswith("'")
+            assert not line.startswith(".") or line[1:].split()[0] in known, f"{name}: {line}"
+
+
+@pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not here")
+def test_groff_warns_of_nothing(made: dict[str, str], tmp_path: Path) -> None:
+    for name, text in made.items():
+        (tmp_path / name).write_text(text)
+    ended = subprocess.run(
+        ["groff", "-man", "-Tutf8", "-ww", "-rLL=78n", *sorted(map(str, tmp_path.iterdir()))],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={"PATH": os.environ["PATH"]},
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "nodeagent.toml - configuration of the node housekeeper" in ended.stdout.replace("\x1b[1m", "").replace(
+        "\x1b[0m", ""
+    ).replace("\x1b[22m", "")
