@@ -62,33 +62,15 @@ docs: ## write the configuration reference into the README
 	@.ci/setup run
 	$(BIN)/python -m nodeagent.config.embed README.md
 
-install: ## as root: the agent in PREFIX (/opt/nodeagent), its unit, and a configuration that removes nothing yet
+install: ## as root: the agent in PREFIX (/opt/nodeagent), its unit and manual, and a configuration that removes nothing yet (ENABLE=1 starts it)
 	@[ "$$(id -u)" = 0 ] || { echo "install: needs root" >&2; exit 1; }
 	@[ -x $(PREFIX)/bin/python ] || python3 -m venv $(PREFIX)
 	$(PREFIX)/bin/python -m pip install --quiet --disable-pip-version-check .
-	install -d -m 0755 /etc/nodeagent
-	@[ -e /etc/nodeagent/config.toml ] || { \
-		umask 022; $(PREFIX)/bin/nodeagent config default --dry-run > /etc/nodeagent/config.toml; \
-		echo "wrote /etc/nodeagent/config.toml: dry_run = true until you change it"; }
-	sed 's|/opt/nodeagent/|$(PREFIX)/|' systemd/nodeagent.service > /etc/systemd/system/nodeagent.service
-	@if [ "$$(systemctl --version | sed -n '1s/systemd \([0-9]*\).*/\1/p')" -ge 253 ]; then \
-		sed -i 's/^Type=notify$$/Type=notify-reload/; /^ExecReload=/d' /etc/systemd/system/nodeagent.service; fi
-	install -D -m 0644 systemd/nodeagent.catalog /usr/lib/systemd/catalog/nodeagent.catalog
-	-journalctl --update-catalog
-	for slice in kubepods kubepods-; do install -D -m 0644 systemd/$$slice.slice.d/50-nodeagent.conf \
-		/etc/systemd/system/$$slice.slice.d/50-nodeagent.conf; done
-	systemctl daemon-reload
-	@echo "start it with: systemctl enable --now nodeagent"
+	@cd / && $(PREFIX)/bin/nodeagent install --prefix $(PREFIX) $(if $(ENABLE),--enable)
 
-uninstall: ## as root: stop the agent and remove it and its unit; configuration and state stay
+uninstall: ## as root: stop the agent and remove it and its unit; configuration and state stay unless PURGE=1
 	@[ "$$(id -u)" = 0 ] || { echo "uninstall: needs root" >&2; exit 1; }
-	-systemctl disable --now nodeagent
-	rm -f /usr/lib/systemd/catalog/nodeagent.catalog
-	-journalctl --update-catalog
-	rm -f /etc/systemd/system/nodeagent.service /etc/systemd/system/kubepods.slice.d/50-nodeagent.conf \
-		/etc/systemd/system/kubepods-.slice.d/50-nodeagent.conf
-	systemctl daemon-reload
-	rm -rf $(PREFIX)
+	@cd / && $(PREFIX)/bin/nodeagent uninstall --prefix $(PREFIX) $(if $(PURGE),--purge)
 
 format: ## format the code
 	@.ci/setup dev

@@ -71,3 +71,7 @@ class RuntimeUnsupportedError(RuntimeRequestError):
 
 class InhibitorError(NodeAgentError):
     """logind refused, left, or could not be set up: shutdown protection is off until that is mended."""
+
+
+class InstallError(NodeAgentError):
+    """The agent could not be installed or removed. The text says what could not be done; what was done stays."""

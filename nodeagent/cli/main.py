@@ -652,6 +652,41 @@ def demo(
     raise typer.Exit(run_demo(show_kept=show))
 
 
+PrefixOption = Annotated[
+    Path, typer.Option("--prefix", metavar="DIR", help="Where the agent's virtual environment is.", show_default=True)
+]
+RootOption = Annotated[
+    Path | None,
+    typer.Option("--root", metavar="DIR", help="Treat DIR as /; only files are touched, and nothing is run."),
+]
+
+
+@app.command(epilog=EPILOG)
+def install(
+    prefix: PrefixOption = Path("/opt/nodeagent"),
+    enable: Annotated[bool, typer.Option("--enable", help="Enable the unit and start it.")] = False,
+    root: RootOption = None,
+    packaged: Annotated[bool, typer.Option("--packaged", hidden=True)] = False,
+    systemd: Annotated[int | None, typer.Option("--systemd", hidden=True)] = None,
+) -> None:
+    """Install the agent on this node, or upgrade it: environment, unit, catalog, completions, manual, configuration."""
+    from nodeagent.cli.install import install as put_in_place  # noqa: PLC0415
+
+    put_in_place(prefix, enable=enable, root=root, packaged=packaged, systemd=systemd)
+
+
+@app.command(epilog=EPILOG)
+def uninstall(
+    prefix: PrefixOption = Path("/opt/nodeagent"),
+    purge: Annotated[bool, typer.Option("--purge", help="Also remove configuration, state and group.")] = False,
+    root: RootOption = None,
+) -> None:
+    """Stop the agent and remove what was installed; configuration and state stay unless --purge."""
+    from nodeagent.cli.install import uninstall as take_away  # noqa: PLC0415
+
+    take_away(prefix, purge=purge, root=root)
+
+
 @config_app.command("check", epilog=EPILOG)
 def config_check(config: ConfigOption = None) -> None:
     """Check a configuration file; say what is wrong with which key, and what is allowed."""

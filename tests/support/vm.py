@@ -48,7 +48,7 @@ OFF_S = 120.0
 RUN_S = 60.0
 
 CHECKOUT = Path(__file__).parents[2]
-_INSTALLED = ("nodeagent", "pyproject.toml", "README.md", "LICENSE")
+_INSTALLED = ("nodeagent", "systemd", "pyproject.toml", "README.md", "LICENSE")
 _START_S = 30.0
 _TAIL_LINES = 60
 _SEND_S = 60
