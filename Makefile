@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export VENV
 PREFIX ?= /opt/nodeagent
 
-.PHONY: help demo test check unit integration test-matrix test-node bench protos docs install uninstall format clean
+.PHONY: help demo test check unit integration test-matrix test-node bench protos docs install uninstall deb format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -71,6 +71,10 @@ install: ## as root: the agent in PREFIX (/opt/nodeagent), its unit and manual, 
 uninstall: ## as root: stop the agent and remove it and its unit; configuration and state stay unless PURGE=1
 	@[ "$$(id -u)" = 0 ] || { echo "uninstall: needs root" >&2; exit 1; }
 	@cd / && $(PREFIX)/bin/nodeagent uninstall --prefix $(PREFIX) $(if $(PURGE),--purge)
+
+deb: ## packages for Debian 12 and 13 in dist/, with the libraries in them
+	@.ci/setup run
+	systemd/debian/build $(BIN)/python dist
 
 format: ## format the code
 	@.ci/setup dev
