@@ -6,6 +6,7 @@ import ctypes
 import math
 import os
 import re
+import stat
 import subprocess
 import sys
 import tempfile
@@ -25,18 +26,22 @@ from nodeagent.plan.checkup import (
     judge_kubelet,
     judge_lock,
     judge_sandbox_image,
+    judge_snapshotter,
+    judge_split,
     judge_stalls,
     judge_state,
+    judge_stores,
 )
 from nodeagent.plan.scope import Scope
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from nodeagent.cli.document import Json
     from nodeagent.config.settings import Settings
     from nodeagent.daemon.agent import Agent
     from nodeagent.model import NodeSnapshot
+    from nodeagent.runtime.cri import ImageFsInfo
 
 _KUBELET_CONFIG = "var/lib/kubelet/config.yaml"
 _WANTED = ("imageGCHighThresholdPercent", "shutdownGracePeriod", "evictionHard")
@@ -84,16 +89,25 @@ def examine(
 
 
 def _all(settings: Settings, root: Path) -> Iterator[Finding]:
-    yield from _runtime(settings)
-    yield judge_cgroups(_controllers(root))
-    yield judge_stalls([name for name in ("memory", "io") if (root / "proc/pressure" / name).exists()])
-    yield from _shutdown(settings, root)
-    yield from _kubelet(settings, root)
-    yield _state(settings)
-    yield _holds(settings)
-    yield _history(settings)
-    yield _journal(root)
-    yield _unit()
+    """Yield what every check finds; one that fails by itself is a finding, too, and the others go on."""
+    checks: dict[str, Callable[[], Iterable[Finding]]] = {
+        "runtime": lambda: _runtime(settings),
+        "cgroups": lambda: [judge_cgroups(_controllers(root))],
+        "pressure-stalls": lambda: [judge_stalls(_stalls(root))],
+        "logind-delay": lambda: _shutdown(settings, root),
+        "kubelet-overlap": lambda: _kubelet(settings, root),
+        "state-directory": lambda: [_state(settings)],
+        "stores": lambda: [_stores(settings)],
+        "holds": lambda: [_holds(settings)],
+        "history": lambda: [_history(settings)],
+        "journal": lambda: [_journal(root)],
+        "unit": lambda: [_unit()],
+    }
+    for name, check in checks.items():
+        try:
+            yield from check()
+        except (NodeAgentError, OSError, ValueError) as error:
+            yield Finding(name, Verdict.WARNING, f"this could not be checked: {error}", "see whether it lasts")
 
 
 # ---- the runtime
@@ -123,7 +137,9 @@ async def _ask_runtime(settings: Settings) -> list[Finding]:
         image = names.get(status.sandbox_image or "")
         findings.append(judge_sandbox_image(status.sandbox_image, image is not None, bool(image and image.pinned)))
         findings.append(_accounting(agent, snapshot))
+        findings.append(judge_snapshotter(status.snapshotter))
         findings.append(_filesystems(snapshot))
+        findings.append(_split(agent, snapshot, await agent.cri.image_fs_info()))
         findings.append(judge_clock(_skew_s(snapshot), _synchronised()))
         return findings
 
@@ -153,6 +169,23 @@ def _filesystems(snapshot: NodeSnapshot) -> Finding:
     return Finding("imagefs", Verdict.OK, f"{seen.path} is {seen.used_percent}% full")
 
 
+def _split(agent: Agent, snapshot: NodeSnapshot, told: ImageFsInfo) -> Finding:
+    seen, logs = snapshot.image_filesystem, agent.settings.pod_log_root
+    places = {
+        "imagefs": seen.device_id if seen is not None else None,
+        "containerfs": _device(next(iter(told.container_mountpoints), "")),
+        "nodefs": _device(str(logs if logs.exists() else logs.parent)),
+    }
+    return judge_split(places, len(told.image_mountpoints))
+
+
+def _device(path: str) -> int | None:
+    try:
+        return os.stat(path).st_dev  # noqa: PTH116 - one call, no object
+    except OSError:
+        return None
+
+
 def _skew_s(snapshot: NodeSnapshot) -> float | None:
     made = [each.created_at for each in snapshot.containers if each.created_at is not None]
     return (max(made) - snapshot.observed_at).total_seconds() if made else None
@@ -177,6 +210,10 @@ def _controllers(root: Path) -> list[str] | None:
         return (root / "sys/fs/cgroup/cgroup.controllers").read_text().split()
     except OSError:
         return None
+
+
+def _stalls(root: Path) -> list[str]:
+    return [name for name in ("memory", "io") if (root / "proc/pressure" / name).exists()]
 
 
 def _shutdown(settings: Settings, root: Path) -> Iterator[Finding]:
@@ -224,26 +261,42 @@ def _kubelet(settings: Settings, root: Path) -> list[Finding]:
 
 
 def _kubelet_settings(path: Path) -> dict[str, str]:
-    """Return the settings at the top of a kubelet's configuration that matter here."""
+    """Return the settings of a kubelet's configuration that matter here; none where there is no such file.
+
+    Raises:
+        ConfigError: there is one and it cannot be understood.
+    """
+    from nodeagent.config.importing import read_kubelet  # noqa: PLC0415 - only where there may be a kubelet
+
     try:
         text = path.read_text(errors="replace")
-    except OSError:
+    except FileNotFoundError:
         return {}
-    found = re.findall(r"^([A-Za-z]+):[ \t]*(.*?)[ \t]*$", text, re.MULTILINE)
-    return {"kind": "KubeletConfiguration"} | {key: value.strip("\"'") for key, value in found if key in _WANTED}
+    fields = read_kubelet(text)
+    return {"kind": "KubeletConfiguration"} | {key: str(fields[key]) for key in _WANTED if key in fields}
 
 
 def _state(settings: Settings) -> Finding:
-    directory, problem, left = settings.state_directory, "", None
+    directory, problem, left, mode = settings.state_directory, "", None, 0
     place = directory if directory.exists() else directory.parent
     try:
         with tempfile.TemporaryFile(dir=place):
             pass
         seen = os.statvfs(place)
         left = seen.f_bavail * seen.f_frsize
+        mode = stat.S_IMODE(directory.stat().st_mode) if directory.exists() else 0
     except OSError as error:
         problem = error.strerror or str(error)
-    return judge_state(str(directory), problem, left)
+    return judge_state(str(directory), problem, left, mode)
+
+
+def _stores(settings: Settings) -> Finding:
+    from nodeagent.store.sqlite import fault_of  # noqa: PLC0415 - not for every command
+
+    files = sorted(settings.state_directory.glob("*.db")) if settings.state_directory.is_dir() else []
+    faults = {path: fault_of(path) for path in files}
+    broken = {str(path): fault for path, fault in faults.items() if fault}
+    return judge_stores(broken, [path.name for path in files if not faults[path]])
 
 
 def _holds(settings: Settings) -> Finding:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _LITTLE_STATE_BYTES: Final = 64 << 20
 _MUCH_SKEW_S: Final = 5.0
+_LAZY_SNAPSHOTTERS: Final = frozenset({"stargz", "nydus", "soci", "overlaybd"})
 
 
 class Verdict(StrEnum):
@@ -120,8 +121,67 @@ def judge_sandbox_image(name: str | None, listed: bool, pinned: bool) -> Finding
     )
 
 
-def judge_state(directory: str, problem: str, available_bytes: int | None) -> Finding:
-    """Judge the state directory; ``problem`` tells why it cannot be used, empty if it can."""
+def judge_snapshotter(name: str | None) -> Finding:
+    """Judge where images are unpacked; ``None`` where the runtime does not tell."""
+    if name is None:
+        return Finding(
+            "snapshotter", Verdict.SKIPPED, "the runtime does not tell it; what images say of theirs is used"
+        )
+    if name in _LAZY_SNAPSHOTTERS:
+        return Finding(
+            "snapshotter",
+            Verdict.WARNING,
+            f"{name} fetches layers when they are read: what an image occupies can grow after it was counted",
+            "set image_gc.high_threshold_percent lower than elsewhere",
+        )
+    return Finding("snapshotter", Verdict.OK, name)
+
+
+def judge_split(places: Mapping[str, int | None], image_filesystems: int) -> Finding:
+    """Judge which of the node's filesystems are the same.
+
+    Args:
+        places: device of ``imagefs``, ``containerfs`` and ``nodefs``, in this order; ``None`` where it cannot be read.
+        image_filesystems: how many the runtime names for images.
+    """
+    unread = [name for name, device in places.items() if device is None]
+    if unread:
+        return Finding(
+            "split-filesystems",
+            Verdict.WARNING,
+            f"the filesystem of {' and '.join(unread)} cannot be read",
+            "let the agent see the paths that the runtime names, or set runtime.imagefs_path",
+        )
+    groups: dict[int | None, list[str]] = {}
+    for name, device in places.items():
+        groups.setdefault(device, []).append(name)
+    told = "; ".join(" and ".join(names) for names in groups.values())
+    told = f"apart: {told}" if len(groups) > 1 else "imagefs, containerfs and nodefs are one"
+    if image_filesystems > 1:
+        return Finding(
+            "split-filesystems",
+            Verdict.WARNING,
+            f"{told}; the runtime names {image_filesystems} filesystems of images, and the first is watched",
+            "set runtime.imagefs_path to the one that counts",
+        )
+    return Finding("split-filesystems", Verdict.OK, told)
+
+
+def judge_stores(broken: Mapping[str, str], sound: Iterable[str]) -> Finding:
+    """Judge the agent's databases: the file and fault of each that is broken, and the names of those that are sound."""
+    if broken:
+        return Finding(
+            "stores",
+            Verdict.WARNING,
+            "; ".join(f"{path}: {fault}" for path, fault in broken.items()),
+            "it is set aside and begun anew with the next pass; look at the disk below it",
+        )
+    names = ", ".join(sound)
+    return Finding("stores", Verdict.OK, f"{names}: sound" if names else "there are none yet")
+
+
+def judge_state(directory: str, problem: str, available_bytes: int | None, mode: int = 0o750) -> Finding:
+    """Judge the state directory and its mode; ``problem`` tells why it cannot be used, empty if it can."""
     if problem:
         return Finding(
             "state-directory",
@@ -132,6 +192,13 @@ def judge_state(directory: str, problem: str, available_bytes: int | None) -> Fi
     if available_bytes is not None and available_bytes < _LITTLE_STATE_BYTES:
         return Finding(
             "state-directory", Verdict.WARNING, f"{directory}: only {format_bytes(available_bytes)} left on its disk"
+        )
+    if mode & 0o022:
+        return Finding(
+            "state-directory",
+            Verdict.WARNING,
+            f"{directory} has mode {mode:04o}: others than root can change what the agent remembers",
+            f"chmod 0750 {directory}",
         )
     return Finding("state-directory", Verdict.OK, f"{directory} can be written")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -61,6 +61,17 @@ def check(connection: sqlite3.Connection) -> None:
     (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
         raise sqlite3.DatabaseError(f"malformed: {verdict}")
+
+
+def fault_of(path: Path) -> str:
+    """Return what is wrong with a file, read only and as a whole; empty if nothing is."""
+    try:
+        uri = f"{path.absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)) as connection:
+            check(connection)
+    except BROKEN as error:
+        return str(error)
+    return ""
 
 
 def is_corrupt(error: sqlite3.DatabaseError) -> bool:

@@ -1,0 +1,128 @@
+"""Installed by hand and from the package in a real node: it shows before it removes, and goes without a trace."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support import images, reclaim, vm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.vm import Node
+
+pytestmark = pytest.mark.node
+
+CONFIG = "/etc/nodeagent/config.toml"
+DROP_IN = """\
+[image_gc]
+interval = "2s"
+minimum_age = "0s"
+maximum_unused_age = "1s"
+[container_gc]
+enabled = false
+"""
+PLACES = "/etc /usr /opt /var/lib/nodeagent /var/lib/systemd"
+LISTING = (
+    rf"find {PLACES} -xdev \( -name __pycache__ -o -name '*.pyc' -o -path /usr/src \) -prune -o -print 2>/dev/null"
+)
+OF_SYSTEMD = ("/var/lib/systemd/catalog", "/var/lib/systemd/timers", "/var/lib/systemd/coredump")
+
+
+def listing(node: Node) -> set[str]:
+    found = node.run(LISTING, check=False, timeout_s=300).stdout.splitlines()
+    return {each for each in found if not each.startswith(OF_SYSTEMD)}
+
+
+def has_event(node: Node, event: str, *matches: str) -> bool:
+    words = ["journalctl", "-o", "json", "--no-pager", f"NODEAGENT_EVENT={event}", *matches]
+    return bool(node.run(words).stdout.strip())
+
+
+def turn_active(node: Node) -> None:
+    """Change the configuration as an operator does, and have it read."""
+    node.run(f"sed -i 's/^dry_run = true/dry_run = false/' {CONFIG} && systemctl reload nodeagent", timeout_s=60)
+
+
+def show_then_remove(node: Node, name: str) -> None:
+    node.put("/etc/nodeagent/config.d/test.toml", DROP_IN)
+    node.import_images(images.image(name, layers=[images.blob(name, 1 << 20)]))
+    node.run("systemctl restart nodeagent", timeout_s=120)
+    shown = f"IMAGE_REF={name}"
+    reclaim.poll("it would remove", lambda: has_event(node, "would_remove", shown), timeout_s=120, interval_s=1)
+    assert name in node.run("ctr -n k8s.io images ls -q").stdout
+    turn_active(node)
+    reclaim.poll("it removes", lambda: has_event(node, "removal", shown, "OUTCOME=done"), timeout_s=120, interval_s=1)
+    assert name not in node.run("ctr -n k8s.io images ls -q").stdout
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("packages")
+    script = vm.CHECKOUT / "systemd/debian/build"
+    subprocess.run([script, sys.executable, output], check=True, timeout=600, capture_output=True)
+    (built,) = output.glob("*deb13*.deb")
+    return built
+
+
+@pytest.fixture(scope="module")
+def bare(node: Node) -> Iterator[Node]:
+    """The node with nothing of the agent but its environment, from which it installs the rest."""
+    node.run("rm -f /usr/local/bin/nodeagent")
+    yield node
+    node.run("systemctl stop nodeagent", check=False, timeout_s=60)
+
+
+def test_by_hand(bare: Node) -> None:
+    before = listing(bare)
+    done = bare.run("/opt/nodeagent/bin/nodeagent install --enable", timeout_s=300)
+    assert f"new         {CONFIG} (it removes nothing until dry_run = false)" in done.stdout
+    shown = bare.run("systemctl show nodeagent -p ActiveState,UnitFileState,Type --value").stdout.split()
+    assert shown == ["notify-reload", "active", "enabled"]
+    assert "nodeagent:" in bare.run("getent group nodeagent").stdout
+    assert bare.run("stat -c '%a %U %G' /run/nodeagent").stdout.split() == ["750", "root", "nodeagent"]
+    findings = {
+        each["check"]: each for each in json.loads(bare.run("nodeagent doctor -o json", check=False).stdout)["findings"]
+    }
+    assert findings["unit"]["verdict"] == "ok", findings
+    assert findings["configuration"]["verdict"] == "ok"
+    show_then_remove(bare, "node.test/by-hand:v1")
+    again = bare.run("nodeagent install", timeout_s=300)
+    assert f"kept        {CONFIG}" in again.stdout
+    assert bare.run("systemctl is-active nodeagent").stdout.strip() == "active"
+    kept = bare.run("nodeagent uninstall", timeout_s=300)
+    assert "kept        /etc/nodeagent\n" in kept.stdout
+    left = {each for each in listing(bare) - before if not each.startswith(("/etc/nodeagent", "/var/lib/nodeagent"))}
+    assert {each for each in left if "nodeagent" in each} == set()
+    assert bare.run(f"grep -c 'dry_run = false' {CONFIG}").stdout.strip() == "1"
+    assert bare.run("systemctl cat nodeagent", check=False).code != 0
+    assert bare.run("test -e /opt/nodeagent", check=False).code != 0
+
+
+def test_from_the_package(bare: Node, package: Path) -> None:
+    bare.run("rm -rf /etc/nodeagent /var/lib/nodeagent /run/nodeagent && (groupdel nodeagent || true)")
+    before = listing(bare)
+    bare.put("/root/nodeagent.deb", package)
+    bare.run("dpkg -i /root/nodeagent.deb", timeout_s=600)
+    shown = bare.run("systemctl show nodeagent -p ActiveState,UnitFileState,Type --value").stdout.split()
+    assert shown == ["notify-reload", "active", "enabled"]
+    show_then_remove(bare, "node.test/packaged:v1")
+    environment = bare.run("readlink /usr/lib/nodeagent/venv").stdout
+    pid = bare.run("systemctl show nodeagent -p MainPID --value").stdout
+    bare.run("dpkg -i /root/nodeagent.deb", timeout_s=600)
+    assert bare.run("readlink /usr/lib/nodeagent/venv").stdout != environment
+    assert bare.run("systemctl show nodeagent -p MainPID --value").stdout != pid
+    assert bare.run(f"grep -c 'dry_run = false' {CONFIG}").stdout.strip() == "1"
+    assert bare.run("ls -d /usr/lib/nodeagent/venv-*").stdout.count("\n") == 1
+    bare.run("dpkg -r nodeagent", timeout_s=300)
+    assert bare.run("systemctl is-active nodeagent", check=False).stdout.strip() == "inactive"
+    assert bare.run(f"test -e {CONFIG} && test -e /var/lib/nodeagent/history.db", check=False).code == 0
+    bare.run("dpkg -P nodeagent", timeout_s=300)
+    assert {each for each in listing(bare) - before if "nodeagent" in each} == set()
+    assert bare.run("getent group nodeagent", check=False).code != 0

@@ -1,0 +1,97 @@
+"""What the doctor reads of a node, on trees of its own."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.cli import doctor
+from nodeagent.config.loading import load
+from nodeagent.config.policies import settings
+from nodeagent.errors import ConfigError
+from nodeagent.plan.checkup import Verdict
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodeagent.config.settings import Settings
+
+KUBELET = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Settings:
+    state = tmp_path / "state"
+    state.mkdir(mode=0o750)
+    overrides = {"runtime.endpoint": f"unix://{tmp_path}/none.sock", "role": "standalone"}
+    return replace(settings(load(None, overrides, {}).config), state_directory=state)
+
+
+def write(root: Path, name: str, text: str = "") -> None:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_what_the_kernel_offers_is_read(tmp_path: Path) -> None:
+    assert doctor._controllers(tmp_path) is None
+    assert doctor._stalls(tmp_path) == []
+    write(tmp_path, "sys/fs/cgroup/cgroup.controllers", "cpu memory pids\n")
+    write(tmp_path, "proc/pressure/memory")
+    assert doctor._controllers(tmp_path) == ["cpu", "memory", "pids"]
+    assert doctor._stalls(tmp_path) == ["memory"]
+
+
+def test_the_settings_of_a_kubelet_are_read_whatever_their_form(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    assert doctor._kubelet_settings(path) == {}
+    path.write_text(f'{KUBELET}"shutdownGracePeriod": "30s" # seconds\nimageGCHighThresholdPercent: 100\n')
+    found = doctor._kubelet_settings(path)
+    assert (found["shutdownGracePeriod"], found["imageGCHighThresholdPercent"]) == ("30s", "100")
+    path.write_text('{"kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1", "clusterDNS": []}')
+    assert doctor._kubelet_settings(path) == {"kind": "KubeletConfiguration"}
+    path.write_text("{")
+    with pytest.raises(ConfigError, match="neither YAML nor JSON"):
+        doctor._kubelet_settings(path)
+
+
+def test_a_state_directory_that_others_can_write_is_told(made: Settings) -> None:
+    assert doctor._state(made).verdict is Verdict.OK
+    made.state_directory.chmod(0o777)
+    assert "mode 0777" in doctor._state(made).evidence
+    made.state_directory.rmdir()
+    assert doctor._state(made).verdict is Verdict.OK
+    made.state_directory.write_text("a file")
+    assert doctor._state(made).verdict is Verdict.PROBLEM
+
+
+def test_a_broken_store_is_told_and_left_as_it_is(made: Settings) -> None:
+    assert doctor._stores(made).evidence == "there are none yet"
+    sound, broken = made.state_directory / "history.db", made.state_directory / "nodeagent.db"
+    with closing(sqlite3.connect(sound)) as connection:
+        connection.execute("CREATE TABLE t (x)")
+    assert doctor._stores(made).evidence == "history.db: sound"
+    broken.write_bytes(b"no database" * 100)
+    finding = doctor._stores(made)
+    assert (finding.verdict, str(broken) in finding.evidence) == (Verdict.WARNING, True)
+    assert sorted(each.name for each in made.state_directory.iterdir()) == ["history.db", "nodeagent.db"]
+
+
+def test_holds_that_cannot_be_read_are_a_problem(made: Settings) -> None:
+    assert doctor._holds(made).evidence == "0 hold(s)"
+    (made.state_directory / "holds.json").write_text("[")
+    assert doctor._holds(made).verdict is Verdict.PROBLEM
+
+
+def test_a_check_that_fails_does_not_keep_the_others_from_being_made(made: Settings, tmp_path: Path) -> None:
+    write(tmp_path, "var/lib/kubelet/config.yaml", "{")
+    write(tmp_path, "run/systemd/journal/socket")
+    found = {each.check: each for each in doctor._all(made, tmp_path)}
+    assert "neither YAML nor JSON" in found["kubelet-overlap"].evidence
+    assert found["journal"].verdict is Verdict.OK
+    assert found["runtime"].verdict is Verdict.PROBLEM
+    assert found["runtime"].fix
