@@ -72,6 +72,19 @@ def test_the_unit_is_for_the_systemd_that_is_there(tmp_path: Path, installed: Pa
     assert not (tmp_path / "etc").exists()
 
 
+def test_scripts_are_scripts(installed: Path) -> None:
+    packaging = ROOT / "systemd/debian"
+    scripts = [packaging / name for name in ("preinst", "postinst", "prerm", "postrm")]
+    for shell, path in (
+        ("bash", installed / "usr/local/share/bash-completion/completions/nodeagent"),
+        ("bash", packaging / "build"),
+        *(("sh", script) for script in scripts),
+    ):
+        ended = subprocess.run([shell, "-n", path], capture_output=True, text=True, check=False, timeout=30)
+        assert (ended.returncode, ended.stderr) == (0, ""), path
+    assert all(script.stat().st_mode & 0o111 for script in scripts)
+
+
 def test_an_upgrade_keeps_what_is_the_operators(tmp_path: Path) -> None:
     nodeagent("install", "--root", str(tmp_path))
     config, unit = tmp_path / "etc/nodeagent/config.toml", tmp_path / "etc/systemd/system/nodeagent.service"
