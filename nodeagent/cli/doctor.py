@@ -50,6 +50,7 @@ _STA_UNSYNC = 0x0040  # Source: adjtimex(2)
 _TIMEX_BYTES = 512
 _STATUS_AT = 40  # of the status field on 64-bit Linux
 _WITHIN_S = 20
+_ROOT = Path("/")
 
 
 def examine(
@@ -72,7 +73,7 @@ def examine(
     else:
         if fix_logind:
             _fix_logind(settings)
-        findings = [Finding("configuration", Verdict.OK, "it can be used"), *_all(settings, Path("/"))]
+        findings = [Finding("configuration", Verdict.OK, "it can be used"), *_all(settings, _ROOT)]
     if form != "table":
         shown: dict[str, Json] = {
             "schema": "nodeagent/doctor/v1",
@@ -232,14 +233,28 @@ def _shutdown(settings: Settings, root: Path) -> Iterator[Finding]:
         yield Finding("logind-delay", Verdict.WARNING, warning)
 
 
-def _fix_logind(settings: Settings) -> None:
-    """Write the drop-in that gives the phases their time, and have logind read it."""
-    from nodeagent.host.logind_config import own_drop_in, write_drop_in  # noqa: PLC0415
+def _fix_logind(settings: Settings, root: Path = _ROOT) -> None:
+    """Write the drop-in that gives the phases their time, unless they have it, and have logind read it."""
+    from nodeagent.cli.shutdown import off_because, set_by  # noqa: PLC0415 - with the bus
+    from nodeagent.host.logind_config import own_drop_in, read_delay, write_drop_in  # noqa: PLC0415
 
+    off = off_because(settings)
+    if off:
+        sys.stderr.write(f"nodeagent: logind is left as it is: pods are not stopped in order: {off}\n")
+        return
     wanted_s = math.ceil(sum(phase.wanted_ms for phase in settings.shutdown.phases) / 1000 * 1.1) + 1
-    drop_in = own_drop_in(wanted_s)
-    write_drop_in(drop_in)
-    sys.stderr.write(f"nodeagent: wrote {drop_in.path}: logind waits {wanted_s} s at most\n")
+    delay = read_delay(root)
+    if delay.delay_us >= wanted_s * 1_000_000:
+        sys.stderr.write(f"nodeagent: {set_by(delay)} allows {wanted_s} s and more already; logind reads it again\n")
+    else:
+        drop_in = own_drop_in(wanted_s, root)
+        write_drop_in(drop_in)
+        sys.stderr.write(f"nodeagent: wrote {drop_in.path}: logind waits {wanted_s} s at most\n")
+    if root == _ROOT:
+        _reload_logind()
+
+
+def _reload_logind() -> None:
     done = _run("systemctl", "kill", "--signal=HUP", "systemd-logind.service")
     if done is None or done.returncode:
         raise InhibitorError(

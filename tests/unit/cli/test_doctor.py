@@ -95,3 +95,20 @@ def test_a_check_that_fails_does_not_keep_the_others_from_being_made(made: Setti
     assert found["journal"].verdict is Verdict.OK
     assert found["runtime"].verdict is Verdict.PROBLEM
     assert found["runtime"].fix
+
+
+def test_the_drop_in_for_logind_is_written_where_it_is_needed(
+    made: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drop_in = tmp_path / "etc/systemd/logind.conf.d/zz-nodeagent.conf"
+    doctor._fix_logind(replace(made, shutdown=replace(made.shutdown, enabled=False)), tmp_path)
+    assert "left as it is" in capsys.readouterr().err
+    doctor._fix_logind(replace(made, shutdown=replace(made.shutdown, phases=())), tmp_path)
+    assert not drop_in.exists()
+    doctor._fix_logind(made, tmp_path)
+    assert "InhibitDelayMaxSec=34\n" in drop_in.read_text()
+    drop_in.unlink()
+    write(tmp_path, "etc/systemd/logind.conf", "[Login]\nInhibitDelayMaxSec=5min\n")
+    doctor._fix_logind(made, tmp_path)
+    assert not drop_in.exists()
+    assert "allows 34 s and more already" in capsys.readouterr().err
