@@ -26,6 +26,8 @@ DEFAULT_PATH: Final = Path("/etc/nodeagent/config.toml")
 ENVIRONMENT_PREFIX: Final = "NODEAGENT_"
 _NOT_SETTINGS: Final = ("NODEAGENT_TEST_", "NODEAGENT_SERVICE_", "NODEAGENT_PORT")
 """Tests have variables of their own, and Kubernetes makes some after the name of a Service."""
+_OF_A_SERVICE: Final = re.compile(r"(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
+"""What follows the name of a Service, such as NODEAGENT_METRICS. Source: Kubernetes, environment of containers."""
 _COMMAND_LINE: Final = "command line"
 _DEFAULT: Final = "default"
 _SHOWN: Final = 80
@@ -72,6 +74,8 @@ def load(
             continue
         try:
             key = _key_of_variable(name)
+            if not key:
+                continue
             _put(document, key, _typed(key, text))
         except ValueError as error:
             faults.append(f"environment: {name} = {_value(text)}: {error}")
@@ -148,7 +152,10 @@ def _merge(document: dict[str, object], more: Mapping[str, object], where: str, 
 def _dropins(path: Path) -> tuple[Path, ...]:
     directory = path.with_name(f"{path.stem}.d")
     try:
-        return tuple(sorted(each for each in directory.iterdir() if each.suffix == ".toml"))
+        # Hidden ones are an editor's, or a ConfigMap's own.
+        return tuple(
+            sorted(each for each in directory.iterdir() if each.suffix == ".toml" and not each.name.startswith("."))
+        )
     except (FileNotFoundError, NotADirectoryError):
         return ()
     except OSError as error:
@@ -168,10 +175,16 @@ def _variables() -> dict[str, str]:
 
 
 def _key_of_variable(name: str) -> str:
+    """Return the key that a variable stands for; empty if it is none of ours."""
     known = _variables()
     asked = name.removeprefix(ENVIRONMENT_PREFIX)
     if asked in known:
         return known[asked]
+    _, underscore, end = asked.partition("_")
+    while underscore:
+        if _OF_A_SERVICE.fullmatch(end):
+            return ""
+        _, underscore, end = end.partition("_")
     near = difflib.get_close_matches(asked, known, n=1)
     hint = f"; did you mean {ENVIRONMENT_PREFIX}{near[0]}?" if near else ""
     raise ValueError(f"no setting has that variable: write {ENVIRONMENT_PREFIX}SECTION__KEY{hint}")
@@ -189,9 +202,10 @@ def _typed(key: str, text: str) -> object:
     if kind is str or get_origin(kind) is Literal:
         return text
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        table = tomllib.loads(f"value = {text}")
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text  # the model says what it should be
+    return table["value"] if len(table) == 1 else text
 
 
 def _read(path: Path | None) -> tuple[Path | None, dict[str, object]]:

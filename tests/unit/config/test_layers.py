@@ -55,6 +55,9 @@ def test_later_layers_go_before_earlier_ones_and_tell_where_they_are(file: Path)
         ),
         ("NODEAGENT_DRY_RUN", "maybe", "must be true or false"),
         ("NODEAGENT_IMAGE_GC__INTERVAL", "5", "a duration"),
+        ("NODEAGENT_DRY_RUN", "true\nrole = 1", "must be true or false"),
+        ("NODEAGENT_PROTECT__IMAGES", "[" * 100_000, "must be a list"),
+        ("NODEAGENT_IMAGE_GC__SERVICE_PORTS", "1", "no setting has that variable"),
     ],
 )
 def test_a_wrong_variable_is_named(name: str, text: str, words: str) -> None:
@@ -64,9 +67,27 @@ def test_a_wrong_variable_is_named(name: str, text: str, words: str) -> None:
     assert name in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["NODEAGENT_TEST_CONTAINERD", "NODEAGENT_SERVICE_HOST", "NODEAGENT_PORT_80_TCP"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NODEAGENT_TEST_CONTAINERD",
+        "NODEAGENT_SERVICE_HOST",
+        "NODEAGENT_PORT_80_TCP",
+        "NODEAGENT_METRICS_SERVICE_HOST",
+        "NODEAGENT_METRICS_SERVICE_PORT_HTTP",
+        "NODEAGENT_METRICS_PORT",
+        "NODEAGENT_HEALTH_CHECK_PORT_9100_TCP_ADDR",
+    ],
+)
 def test_variables_of_others_are_let_be(name: str) -> None:
     load(None, {}, {name: "x"})
+
+
+def test_what_an_editor_leaves_is_not_read(file: Path) -> None:
+    before = load(file, {}, NOTHING)
+    (file.parent / "config.d" / ".#10-first.toml").symlink_to("somebody@host.1")
+    (file.parent / "config.d" / "10-first.toml~").write_text("dry_run = 3")
+    assert load(file, {}, NOTHING) == before
 
 
 def test_a_fault_in_a_drop_in_names_it(file: Path) -> None:
