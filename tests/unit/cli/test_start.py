@@ -1,0 +1,51 @@
+"""What is imported before anything is done: a quick help and a small daemon depend on it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+FOR_TABLES = {"rich.console", "yaml"}  # rich itself is refused by name in the daemon, which counts as an import
+FOR_FILES = {"pydantic", "nodeagent.config.models"}
+FOR_NODES = {"grpc", "google.protobuf", "psutil", "sqlite3", "structlog", "dbus_fast"}
+DAEMON = "import nodeagent.cli.daemon; from nodeagent.daemon import log, agent, supervisor"
+
+
+def imported(*arguments: str) -> set[str]:
+    """Return the modules that a Python with these arguments imports."""
+    ended = subprocess.run(
+        [sys.executable, "-X", "importtime", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    rows = [line.rpartition("|") for line in ended.stderr.splitlines() if line.startswith("import time:")]
+    return {name.strip() for _, _, name in rows}
+
+
+@pytest.mark.parametrize("word", ["--help", "--version"])
+def test_help_loads_nothing_that_commands_need(word: str) -> None:
+    seen = imported("-m", "nodeagent", word)
+    assert "nodeagent.cli.main" in seen
+    assert seen & (FOR_TABLES | FOR_FILES | FOR_NODES | {"asyncio", "json"}) == set()
+
+
+@pytest.mark.parametrize("words", ["gc", "config show", "doctor"])
+def test_help_of_a_command_does_not_load_what_it_works_with(words: str) -> None:
+    seen = imported("-m", "nodeagent", *words.split(), "--help")
+    ours = FOR_FILES - {"pydantic"}  # which the command line's library may take to convert options
+    assert seen & (FOR_TABLES | ours | FOR_NODES) == set()
+
+
+def test_the_daemon_loads_no_command_line_and_no_models() -> None:
+    seen = imported("-c", DAEMON)
+    assert "nodeagent.daemon.supervisor" in seen
+    assert seen & ({"typer", "prometheus_client"} | FOR_TABLES | FOR_FILES) == set()
