@@ -218,6 +218,7 @@ def _stalls(root: Path) -> list[str]:
 
 
 def _shutdown(settings: Settings, root: Path) -> Iterator[Finding]:
+    from nodeagent.act.shutdown import RESERVE_MS  # noqa: PLC0415 - not for every command
     from nodeagent.cli.shutdown import ask_logind, lock_held, off_because, set_by  # noqa: PLC0415 - with the bus
     from nodeagent.host.logind_config import read_delay  # noqa: PLC0415
     from nodeagent.plan.shutdown_phases import fit_phases  # noqa: PLC0415
@@ -226,7 +227,7 @@ def _shutdown(settings: Settings, root: Path) -> Iterator[Finding]:
     delay = read_delay(root)
     facts, problem = (None, "") if off else ask_logind()
     limit_us = facts.limit_us if facts is not None else delay.delay_us
-    budget = fit_phases(settings.shutdown.phases, limit_us, limit_set_by=set_by(delay))
+    budget = fit_phases(settings.shutdown.phases, limit_us, reserve_ms=RESERVE_MS)
     yield judge_delay(budget, off=off, set_by=set_by(delay))
     yield judge_lock(*lock_held(facts, problem), off=off)
     for warning in delay.warnings:
@@ -271,8 +272,13 @@ def _kubelet(settings: Settings, root: Path) -> list[Finding]:
         _kubelet_settings(root / _KUBELET_CONFIG),
         evicts=not settings.eviction.off_because(role),
         stops=not settings.shutdown.off_because(role),
-        collects=settings.image_interval_s is not None,
+        collects_from=_collects_from(settings),
     )
+
+
+def _collects_from(settings: Settings) -> int | None:
+    high = settings.policy.images.high_threshold_percent
+    return None if settings.image_interval_s is None or high == 100 else high
 
 
 def _kubelet_settings(path: Path) -> dict[str, str]:

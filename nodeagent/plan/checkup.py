@@ -161,7 +161,8 @@ def judge_split(places: Mapping[str, int | None], image_filesystems: int) -> Fin
         return Finding(
             "split-filesystems",
             Verdict.WARNING,
-            f"{told}; the runtime names {image_filesystems} filesystems of images, and the first is watched",
+            f"{told}; the runtime names {image_filesystems} filesystems of images: images are collected by the "
+            "fullest, evictions look at the first",
             "set runtime.imagefs_path to the one that counts",
         )
     return Finding("split-filesystems", Verdict.OK, told)
@@ -224,28 +225,20 @@ def judge_clock(skew_s: float | None, synchronised: bool | None) -> Finding:  # 
     return Finding("clock", Verdict.OK, "synchronised" if synchronised else "nothing lies in the future")
 
 
-def judge_kubelet(found: Mapping[str, str], *, evicts: bool, stops: bool, collects: bool) -> list[Finding]:
+def judge_kubelet(found: Mapping[str, str], *, evicts: bool, stops: bool, collects_from: int | None) -> list[Finding]:
     """Judge where a kubelet of this node does the same work.
 
     Args:
         found: the kubelet's settings that matter, by name; empty without a kubelet's configuration.
         evicts: whether the agent evicts here.
         stops: whether it stops pods when the node goes down.
-        collects: whether it collects images.
+        collects_from: usage in percent from which it collects images; ``None`` if it does not.
     """
     if not found:
         return [Finding("kubelet-overlap", Verdict.SKIPPED, "no configuration of a kubelet is on this node")]
     findings = []
-    if collects and found.get("imageGCHighThresholdPercent", "85") != "100":
-        high = found.get("imageGCHighThresholdPercent", "85")
-        findings.append(
-            Finding(
-                "kubelet-overlap-images",
-                Verdict.WARNING,
-                f"the kubelet collects images, too, from {high}% on",
-                "set image_gc.high_threshold_percent below that, or imageGCHighThresholdPercent: 100 in the kubelet's",
-            )
-        )
+    if collects_from is not None:
+        findings += _judge_collecting(found.get("imageGCHighThresholdPercent", "85"), collects_from)
     if evicts:
         findings.append(
             Finding(
@@ -266,3 +259,17 @@ def judge_kubelet(found: Mapping[str, str], *, evicts: bool, stops: bool, collec
             )
         )
     return findings or [Finding("kubelet-overlap", Verdict.OK, "the kubelet and the agent do not do the same work")]
+
+
+def _judge_collecting(kubelet_from: str, collects_from: int) -> list[Finding]:
+    """Judge who collects images first; the one that starts earlier leaves the other as its backstop."""
+    if kubelet_from == "100" or (kubelet_from.isdecimal() and collects_from < int(kubelet_from)):
+        return []
+    return [
+        Finding(
+            "kubelet-overlap-images",
+            Verdict.WARNING,
+            f"the kubelet collects images from {kubelet_from}% on, before the agent does ({collects_from}%)",
+            "set image_gc.high_threshold_percent below that, or imageGCHighThresholdPercent: 100 in the kubelet's",
+        )
+    ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.cli import doctor
+from nodeagent.cli import doctor, shutdown
 from nodeagent.config.loading import load
 from nodeagent.config.policies import settings
 from nodeagent.errors import ConfigError
@@ -112,3 +112,20 @@ def test_the_drop_in_for_logind_is_written_where_it_is_needed(
     doctor._fix_logind(made, tmp_path)
     assert not drop_in.exists()
     assert "allows 34 s and more already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("allowed_s", "verdict"), [(30, Verdict.WARNING), (31, Verdict.OK)])
+def test_what_the_daemon_keeps_back_counts_against_logind_s_limit(
+    made: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed_s: int, verdict: Verdict
+) -> None:
+    monkeypatch.setattr(shutdown, "ask_logind", lambda: (None, "no bus here"))
+    write(tmp_path, "etc/systemd/logind.conf", f"[Login]\nInhibitDelayMaxSec={allowed_s}\n")
+    found = {each.check: each for each in doctor._shutdown(made, tmp_path)}
+    assert found["logind-delay"].verdict is verdict
+
+
+@pytest.mark.parametrize(("high", "expected"), [(80, 80), (100, None)])
+def test_a_threshold_of_100_collects_nothing(made: Settings, high: int, expected: int | None) -> None:
+    images = replace(made.policy.images, high_threshold_percent=high)
+    assert doctor._collects_from(replace(made, policy=replace(made.policy, images=images))) == expected
+    assert doctor._collects_from(replace(made, image_interval_s=None)) is None

@@ -78,18 +78,22 @@ def test_each_reading_has_its_verdict(finding: Finding, verdict: Verdict, words:
 @pytest.mark.parametrize(
     ("found", "work", "expected"),
     [
-        ({}, (True, True, True), {"kubelet-overlap": SKIPPED}),
-        ({"kind": "x"}, (False, False, False), {"kubelet-overlap": OK}),
-        ({"kind": "x"}, (False, False, True), {"kubelet-overlap-images": WARNING}),
-        ({"imageGCHighThresholdPercent": "100"}, (False, False, True), {"kubelet-overlap": OK}),
-        ({"kind": "x"}, (True, False, False), {"kubelet-overlap-eviction": WARNING}),
-        ({"shutdownGracePeriod": "30s"}, (False, True, False), {"kubelet-overlap-shutdown": PROBLEM}),
-        ({"shutdownGracePeriod": "0s"}, (False, True, False), {"kubelet-overlap": OK}),
+        ({}, (True, True, 85), {"kubelet-overlap": SKIPPED}),
+        ({"kind": "x"}, (False, False, None), {"kubelet-overlap": OK}),
+        ({"kind": "x"}, (False, False, 85), {"kubelet-overlap-images": WARNING}),
+        ({"kind": "x"}, (False, False, 84), {"kubelet-overlap": OK}),
+        ({"imageGCHighThresholdPercent": "95"}, (False, False, 85), {"kubelet-overlap": OK}),
+        ({"imageGCHighThresholdPercent": "70"}, (False, False, 85), {"kubelet-overlap-images": WARNING}),
+        ({"imageGCHighThresholdPercent": "much"}, (False, False, 85), {"kubelet-overlap-images": WARNING}),
+        ({"imageGCHighThresholdPercent": "100"}, (False, False, 85), {"kubelet-overlap": OK}),
+        ({"kind": "x"}, (True, False, None), {"kubelet-overlap-eviction": WARNING}),
+        ({"shutdownGracePeriod": "30s"}, (False, True, None), {"kubelet-overlap-shutdown": PROBLEM}),
+        ({"shutdownGracePeriod": "0s"}, (False, True, None), {"kubelet-overlap": OK}),
     ],
 )
 def test_work_done_twice_is_told(
-    found: dict[str, str], work: tuple[bool, bool, bool], expected: dict[str, Verdict]
+    found: dict[str, str], work: tuple[bool, bool, int | None], expected: dict[str, Verdict]
 ) -> None:
-    evicts, stops, collects = work
-    findings = judge_kubelet(found, evicts=evicts, stops=stops, collects=collects)
+    evicts, stops, collects_from = work
+    findings = judge_kubelet(found, evicts=evicts, stops=stops, collects_from=collects_from)
     assert {each.check: each.verdict for each in findings} == expected
