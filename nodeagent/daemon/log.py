@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
 from nodeagent.daemon.events import journal_fields
+from nodeagent.daemon.taps import tell_taps
 from nodeagent.host.journal import Journal, is_connected_to_stderr
 
 if TYPE_CHECKING:
@@ -53,6 +54,20 @@ class _JournalRenderer:
         return self._line(logger, name, values)
 
 
+class _Tapped:
+    """Tells the taps of an event, and lets it go on to the log if it is severe enough."""
+
+    def __init__(self, level: int) -> None:
+        self._level = level
+
+    def __call__(self, logger: object, name: str, values: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        del logger
+        tell_taps(values)
+        if _LEVELS["error" if name == "exception" else name] < self._level:
+            raise structlog.DropEvent
+        return values
+
+
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -80,9 +95,10 @@ def configure(form: str, level: str, stream: TextIO | None = None) -> FilteringB
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             *([] if console else [structlog.processors.format_exc_info]),
+            _Tapped(_LEVELS[level]),
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        wrapper_class=structlog.make_filtering_bound_logger(min(_LEVELS[level], logging.INFO)),
         logger_factory=structlog.WriteLoggerFactory(file=out),
         cache_logger_on_first_use=False,
     )
