@@ -6,10 +6,8 @@ An event missing here is logged all the same, without an id. The explanations fo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 
 class Event(NamedTuple):
@@ -191,6 +189,8 @@ def journal_fields(values: Mapping[str, object]) -> dict[str, str]:
 
 
 def _text(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{each} {key}" for key, each in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value))
     return str(value)

@@ -7,11 +7,13 @@ logged once per change, not once per attempt.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.act.outcomes import Outcome, PassEnd
 from nodeagent.daemon.memory import give_back
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
+from nodeagent.plan.decision import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -218,6 +220,9 @@ def log_report(
         removed=len(report.removed),
         failed=len(report.failed),
         planned=sum(len(plan.removals) for plan in report.plans),
+        kept=_kept(report),
+        wanted_bytes=_wanted_bytes(report),
+        short_bytes=_short_bytes(report),
         predicted_bytes=report.predicted_bytes,
         freed_bytes=report.freed_bytes,
         accounting=",".join(sorted({plan.accounting.value for plan in report.plans})),
@@ -227,3 +232,31 @@ def log_report(
         dry_run=report.dry_run,
     )
     return frozenset(warnings)
+
+
+def _kept(report: PassReport) -> dict[str, int]:
+    """Return how many items stayed, by reason, as the last plan of each kind has it."""
+    last = {plan.kind: plan for plan in report.plans}
+    found = Counter(
+        decision.reason.code.value
+        for plan in last.values()
+        for decision in plan.decisions
+        if decision.verdict is not Verdict.REMOVE
+    )
+    return dict(sorted(found.items()))
+
+
+def _wanted_bytes(report: PassReport) -> int:
+    """Return how much was to be freed when the pass began."""
+    first = {plan.kind: plan for plan in reversed(report.plans)}
+    return sum(plan.wanted_bytes for plan in first.values())
+
+
+def _short_bytes(report: PassReport) -> int:
+    """Return how much of what was wanted is missing; 0 unless the pass ended short of it."""
+    if report.end is not PassEnd.SHORTFALL:
+        return 0
+    if report.freed_bytes is not None:
+        return max(0, _wanted_bytes(report) - report.freed_bytes)
+    last = {plan.kind: plan for plan in report.plans}
+    return sum(plan.shortfall_bytes for plan in last.values())
