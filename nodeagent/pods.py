@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -26,6 +26,7 @@ from nodeagent.host.cgroups import (
 )
 from nodeagent.host.pod_disk import deadline_in, read_pod_disk
 from nodeagent.host.signals import read_memory_capacity
+from nodeagent.host.writable_layers import find_upper_directories, measure_writable_layer
 from nodeagent.kube.kubelet_pods import KubeletPods
 from nodeagent.kube.listing import KubeletListing
 from nodeagent.kube.manifests import ManifestReader
@@ -35,18 +36,20 @@ from nodeagent.model.pressure import Footprint, Moment
 from nodeagent.plan.pod_facts import SpecIndex, merge_facts, shutdown_pods
 from nodeagent.plan.pod_groups import group_pods
 from nodeagent.plan.pod_inference import qos_of_cgroup
+from nodeagent.runtime.cri import ContainerUsage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from nodeagent.clock import Clock
     from nodeagent.host.pod_disk import PodDisk
+    from nodeagent.host.trees import Tree
     from nodeagent.kube.kubelet_pods import KubeletAccess
     from nodeagent.kube.listing import PodLister
     from nodeagent.kube.manifests import Manifests
     from nodeagent.model import Container, Sandbox
     from nodeagent.model.pods import ContainerTraits, PodSpec, RuntimePod
-    from nodeagent.runtime.cri import ContainerUsage, CriClient, SandboxDetails
+    from nodeagent.runtime.cri import CriClient, SandboxDetails
 
 _CONCURRENCY: Final = 16
 _DETAILS_S: Final = 10.0
@@ -79,6 +82,21 @@ class PodSettings:
     kubelet: KubeletAccess | None = None
     kubelet_max_age_s: float = 10.0
     manifests: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured on disk.
+
+    Attributes:
+        pods: by UID.
+        layers: writable layers of running containers by container id, as far as they were walked.
+        cut: names of the pods that were not measured to the end.
+    """
+
+    pods: Mapping[str, PodDisk] = field(default_factory=dict)
+    layers: Mapping[str, Tree] = field(default_factory=dict)
+    cut: tuple[str, ...] = ()
 
 
 class ManifestLister(Protocol):
@@ -129,7 +147,7 @@ class PodWatcher:
         self._directories: dict[str, str] = {}
         self._memory_min: dict[str, int] = {}
         self._capacity_bytes: int | None = None
-        self._walk: asyncio.Future[tuple[dict[str, PodDisk], list[str]]] | None = None
+        self._walk: asyncio.Future[Measured] | None = None
 
     async def gather(self, *, with_usage: bool = True, with_disk: bool = False, quick: bool = False) -> PodsSeen:
         """Return the pods that have something up.
@@ -314,28 +332,28 @@ class PodWatcher:
         except TimeoutError:
             warnings.append(f"the pods' cgroups could not be read in {_CGROUPS_S:g} s")
             readings = {}
+        measured = await self._disks(pods, warnings) if with_disk else Measured()
+        if measured.layers:
+            stats = _renewed(stats or {}, measured.layers)
         if stats is not None:
             readings = {pod.uid: _with_stats(readings.get(pod.uid, PodReading()), pod, stats) for pod in pods}
-        if with_disk:
-            disks = await self._disks(pods, warnings)
-            readings = {pod.uid: _with_disk(readings.get(pod.uid, PodReading()), disks.get(pod.uid)) for pod in pods}
-        return readings
+        return {pod.uid: _with_disk(readings.get(pod.uid, PodReading()), measured.pods.get(pod.uid)) for pod in pods}
 
-    async def _disks(self, pods: Sequence[RuntimePod], warnings: list[str]) -> Mapping[str, PodDisk]:
+    async def _disks(self, pods: Sequence[RuntimePod], warnings: list[str]) -> Measured:
         """Measure in a thread, and not again while one still hangs: a stat on a dead mount never returns."""
         if self._walk is None:
             self._walk = asyncio.ensure_future(asyncio.to_thread(self._measure, pods))
         done, _ = await asyncio.wait([self._walk], timeout=_WALK_S + _WALK_POD_S)
         if not done:
             warnings.append("what pods keep on disk could not be measured: a directory does not answer")
-            return {}
-        found, cut = await self._walk
+            return Measured()
+        measured = await self._walk
         self._walk = None
-        if cut:
+        if cut := measured.cut:
             more = f" and {len(cut) - 3} more" if len(cut) > 3 else ""
             names = ", ".join(cut[:3]) + more
             warnings.append(f"what {names} keep on disk was not measured to the end; it is at least what is shown")
-        return found
+        return measured
 
     def _read_cgroups(self, pods: Sequence[RuntimePod], handles: Mapping[str, PodHandle]) -> dict[str, PodReading]:
         return {pod.uid: self._read_cgroup(pod, handles[pod.uid]) for pod in pods}
@@ -353,8 +371,11 @@ class PodWatcher:
             return PodReading(container_memory_bytes=memory)
         return PodReading(usage.memory_bytes, usage.swap_bytes, usage.pids, memory)
 
-    def _measure(self, pods: Sequence[RuntimePod]) -> tuple[dict[str, PodDisk], list[str]]:
-        """Walk the pods' directories one after the other, each within its share; also name those not walked whole."""
+    def _measure(self, pods: Sequence[RuntimePod]) -> Measured:
+        """Walk the pods' directories one after the other, each within its share.
+
+        Pods keep logs and volumes in few files as a rule, so those of all pods come before the writable layers.
+        """
         ends_s = deadline_in(_WALK_S)
         found, cut = {}, []
         for pod in pods:
@@ -370,7 +391,15 @@ class PodWatcher:
             found[pod.uid] = disk
             if not disk.complete:
                 cut.append(f"{sandbox.namespace}/{sandbox.name}")
-        return found, cut
+        uppers = find_upper_directories(
+            [each.id for pod in pods for each in pod.running], str(self._root / "proc/self/mountinfo")
+        )
+        layers = {}
+        for container_id, upper in uppers.items():
+            tree = measure_writable_layer(upper, min(ends_s, deadline_in(_WALK_POD_S)))
+            if tree is not None:
+                layers[container_id] = tree
+        return Measured(found, layers, tuple(cut))
 
     def _capacity(self, warnings: list[str]) -> int | None:
         if self._capacity_bytes is None:
@@ -430,6 +459,16 @@ def _sum(parts: Iterable[int | None]) -> int | None:
             return None
         total += part
     return total
+
+
+def _renewed(stats: Mapping[str, ContainerUsage], layers: Mapping[str, Tree]) -> dict[str, ContainerUsage]:
+    """Return the runtime's figures with what was measured now; a walk that was cut short counts where it found more."""
+    found = dict(stats)
+    for container_id, tree in layers.items():
+        told = found.get(container_id, ContainerUsage(container_id))
+        if tree.complete or tree.size_bytes > (told.writable_bytes or 0):
+            found[container_id] = replace(told, writable_bytes=tree.size_bytes, writable_inodes=tree.inodes)
+    return found
 
 
 def _with_stats(reading: PodReading, pod: RuntimePod, stats: Mapping[str, ContainerUsage]) -> PodReading:

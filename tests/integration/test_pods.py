@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,8 +25,6 @@ from nodeagent.runtime.cri import CriClient
 from tests.support import images, reclaim
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from nodeagent.model.pods import PodsSeen
     from nodeagent.model.pressure import PodFacts
     from tests.support.containerd import Containerd
@@ -147,6 +146,11 @@ def test_disk_of_a_real_pod(containerd: Containerd, pods: Pods, image: str, tmp_
     assert facts.usage.memory_bytes is not None  # from the kernel's files, else by the runtime's own count
     assert [each.used_bytes for each in facts.empty_dirs] == [data.stat().st_blocks * 512]
     assert (facts.usage.ephemeral_bytes or 0) >= 5 * MIB
+    handle = look(containerd, tmp_path)[0].handles[sandbox.uid]
+    Path(f"/proc/{handle.containers[0].pid}/root/more").write_bytes(b"x" * (8 * MIB))
+    at_once = facts_of(look(containerd, tmp_path, with_disk=True)[0], sandbox).usage
+    assert at_once is not None
+    assert (at_once.writable.used_bytes or 0) >= 12 * MIB
 
 
 def test_a_pod_that_ends_is_no_longer_seen(containerd: Containerd, pods: Pods, image: str, tmp_path: Path) -> None:

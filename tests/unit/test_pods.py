@@ -326,6 +326,23 @@ async def test_disk_is_measured_when_asked_for(node: Node) -> None:
     assert (app.writable_bytes, app.logs_bytes) == (3 * MIB + 20480, logs)
 
 
+async def test_what_is_written_now_counts_before_the_runtime_has_measured_it(node: Node) -> None:
+    sandbox = node.sim.add_pod("web")
+    app = node.sim.add_container(sandbox, "app", IMAGE, writable_bytes=MIB)
+    upper = node.root / "snapshots/7/fs"
+    upper.mkdir(parents=True)
+    (upper / "data").write_bytes(b"x" * (5 * MIB))
+    mounts = node.root / "proc/self/mountinfo"
+    mounts.parent.mkdir(parents=True, exist_ok=True)
+    mounts.write_text(f"9 1 0:9 / /run/task/{app.id}/rootfs rw - overlay overlay rw,upperdir={upper},workdir=/w\n")
+    facts = facts_of(await node.watcher().gather(with_disk=True), "web")
+    assert facts.usage is not None
+    assert facts.usage.writable == Footprint((upper / "data").stat().st_blocks * 512, 1)
+    node.server.faults.fail("ListContainerStats")
+    facts = facts_of(await node.watcher().gather(with_disk=True), "web")
+    assert facts.containers[0].writable_bytes == (upper / "data").stat().st_blocks * 512
+
+
 # ---- the kubelet ----
 
 

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.host.writable_layers import find_upper_directories, measure_writable_layer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ID = "c" * 64
+OTHER = "d" * 64
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (f"31 25 0:40 / /run/k8s.io/{ID}/rootfs rw shared:3 - overlay overlay rw,lowerdir=/a:/b,upperdir=/u/1", "/u/1"),
+        (f"31 25 0:40 / /run/k8s.io/{ID}/rootfs rw - overlay overlay rw,upperdir=/u/1,workdir=/w", "/u/1"),
+        (f"31 25 0:40 / /run\\040x/{ID}/rootfs rw - overlay overlay rw,upperdir=/u\\0401/fs,workdir=/w", "/u 1/fs"),
+        (f"31 25 0:40 / /run/k8s.io/{ID}/rootfs rw - overlay overlay rw,lowerdir=/a:/b", None),
+        (f"31 25 0:40 / /run/k8s.io/{ID}/rootfs rw - overlay overlay rw,upperdir=u/1", None),
+        (f"31 25 8:1 / /run/k8s.io/{ID}/rootfs rw - ext4 /dev/sda1 rw,upperdir=/u/1", None),
+        (f"31 25 0:40 / /run/k8s.io/x{ID}/rootfs rw - overlay overlay rw,upperdir=/u/1", None),
+        ("31 25 0:40 / / rw - overlay overlay rw,upperdir=/u/1", None),
+        ("no mount", None),
+        ("x - overlay overlay rw,upperdir=/u/1", None),
+    ],
+)
+def test_a_layer_is_found_by_its_mount(tmp_path: Path, line: str, expected: str | None) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"1 0 8:1 / / rw - ext4 /dev/sda1 rw\n{line}\n")
+    assert find_upper_directories([ID, OTHER], str(mounts)).get(ID) == expected
+
+
+def test_mounts_that_cannot_be_read_tell_nothing(tmp_path: Path) -> None:
+    assert find_upper_directories([ID], str(tmp_path / "none")) == {}
+
+
+def test_a_layer_is_what_its_files_occupy(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x" * 70_000)
+    (tmp_path / "out").symlink_to("/usr")
+    tree = measure_writable_layer(str(tmp_path), time.monotonic() + 5)
+    assert tree is not None
+    assert (tree.complete, tree.inodes) == (True, 2)
+    assert tree.size_bytes == sum(each.lstat().st_blocks * 512 for each in tmp_path.iterdir())
+    assert measure_writable_layer(str(tmp_path / "gone"), time.monotonic() + 5) is None
