@@ -120,6 +120,9 @@ EVENTS: Final[Mapping[str, Event]] = {
     "shutdown_state": Event("fb028d3e664945048d6ace49592b8ee1", "how far a shutdown came cannot be kept: {error}"),
     "shutdown_unlisted": Event("6344c3c16bfa4038b7bf43ae39f4f68a", "the runtime did not list the pods anew: {error}"),
     "shutdown_without_runtime": Event("cbdcb31568044c3eb9a4ed64f7cc603e", "no pod can be stopped in order: {error}"),
+    "reload_evicts_more": Event(
+        "5a1f0e0c8d3b4b0f9f6f6b7c2b8f1d04", "with the new settings pods are evicted, for {thresholds}"
+    ),
 }
 
 _PRIORITIES: Final = {"debug": "7", "info": "6", "warning": "4", "error": "3", "critical": "2"}

@@ -22,6 +22,7 @@ WEDGE: Final = "NODEAGENT_TEST_WEDGE"
 """For the test of the watchdog: a file; once it is there the loop is blocked for good."""
 
 _CHECK_WITHIN_S: Final = 30.0
+_LONG_S: Final = 3000.0
 _WEDGE_LOOK_S: Final = 0.2
 
 
@@ -76,7 +77,8 @@ class ReloadDuty:
         """Reload whenever asked to, until told to stop."""
         asked = self._station.reload
         while not stop.is_set():
-            await wait_for_any(_CHECK_WITHIN_S * 100, stop, asked)
+            if not await wait_for_any(_LONG_S, stop, asked):
+                continue
             if stop.is_set():
                 return
             asked.clear()

@@ -8,11 +8,11 @@ import random
 import signal
 from typing import TYPE_CHECKING
 
-from nodeagent.act.collect import plans_for
 from nodeagent.act.outcomes import PassEnd
 from nodeagent.clock import SystemClock
 from nodeagent.daemon.agent import open_agent
 from nodeagent.daemon.board import Board
+from nodeagent.daemon.effect import tell_effect
 from nodeagent.daemon.evicting import eviction_duties
 from nodeagent.daemon.loops import SILENCE_S, Loop, RuntimeWatch, log_report, log_result, wait_for_any
 from nodeagent.daemon.service import WEDGE, ReloadDuty, WatchdogDuty, WedgeDuty
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from nodeagent.plan.breakdown import Breakdown
 
 STOP_WITHIN_S = 8.0
-_NAMED = 10
 
 
 async def supervise(settings: Settings, logger: FilteringBoundLogger, *, once: bool) -> PassEnd:
@@ -108,6 +107,7 @@ async def _all_duties(station: Station) -> None:
                 await _one_agent(station, station.take_next())
                 runtime.answered()
             except RuntimeUnavailableError as error:
+                Notifier().ready(f"waiting for a container runtime: {error}")  # whoever starts us has no part in that
                 await wait_for_any(runtime.lost(error), station.stop, station.renew)
 
 
@@ -123,9 +123,9 @@ async def _one_agent(station: Station, earlier: Settings | None) -> None:
     async with open_agent(settings, record=True, dry_run=settings.dry_run, clock=station.clock) as agent:
         _tell_start(agent, station.logger)
         if earlier is not None:
-            await _tell_effect(agent, earlier, station.logger)
+            await tell_effect(agent, earlier, station.logger)
         station.agent = agent
-        Notifier().ready()
+        Notifier().ready("tells what it would remove, and removes nothing" if agent.dry_run else "at work")
         done = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -149,25 +149,6 @@ async def _first_set(stop: asyncio.Event, renew: asyncio.Event) -> None:
     finally:
         for wait in waits:
             wait.cancel()
-
-
-async def _tell_effect(agent: Agent, earlier: Settings, logger: FilteringBoundLogger) -> None:
-    """Log what the next passes remove that they would not have removed before a reload."""
-    try:
-        preview = await agent.collector.preview(Scope.ALL)
-    except NodeAgentError as error:
-        logger.warning("reload_effect_unknown", error=str(error))
-        return
-    before = {each.id for plan in plans_for(Scope.ALL, preview.snapshot, earlier.policy) for each in plan.removals}
-    more = [each for each in preview.removals if each.id not in before]
-    if more:
-        logger.warning(
-            "reload_removes_more",
-            items=len(more),
-            frees_bytes=sum(each.frees_bytes or 0 for each in more),
-            names=[each.name for each in more[:_NAMED]],
-            dry_run=agent.dry_run,
-        )
 
 
 def _tell_start(agent: Agent, logger: FilteringBoundLogger) -> None:

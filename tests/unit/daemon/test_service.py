@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
+import signal
 import socket
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,12 +16,13 @@ import pytest
 
 from nodeagent.config.handing import checked
 from nodeagent.config.settings import Origin
-from nodeagent.daemon import log
+from nodeagent.config.shutdown import ShutdownSettings
+from nodeagent.daemon import log, service, supervisor
 from nodeagent.daemon.board import Board
 from nodeagent.daemon.service import ReloadDuty, WatchdogDuty, differences, read_again
 from nodeagent.daemon.station import Station
 from nodeagent.daemon.turns import Turns
-from nodeagent.errors import ConfigError
+from nodeagent.errors import ConfigError, RuntimeUnavailableError
 from nodeagent.host.notify import Notifier
 
 if TYPE_CHECKING:
@@ -164,3 +167,36 @@ def test_a_file_that_is_gone_is_told(config: Path) -> None:
 
 def test_differences_are_told_by_key() -> None:
     assert differences({"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "4"}) == ["b: 2 -> 3", "c: (none) -> 4"]
+
+
+async def test_nothing_is_reloaded_unless_it_is_asked_for(
+    tmp_path: Path, manager: socket.socket, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_LONG_S", 0.0)
+    made = station(config, io.StringIO())
+    duty, stop = ReloadDuty(made, Notifier({"NOTIFY_SOCKET": str(tmp_path / "notify")})), asyncio.Event()
+    running = asyncio.ensure_future(duty.run(stop))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    stop.set()
+    await running
+    assert heard(manager) == []
+
+
+async def test_the_manager_is_not_kept_waiting_for_a_runtime(
+    tmp_path: Path, manager: socket.socket, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise RuntimeUnavailableError("no socket of a runtime was found")
+
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    monkeypatch.setattr(supervisor, "open_agent", away)
+    settings = replace(station(config, io.StringIO()).settings, shutdown=ShutdownSettings(enabled=False))
+    running = asyncio.ensure_future(
+        supervisor.supervise(settings, log.configure("json", "info", io.StringIO()), once=False)
+    )
+    manager.setblocking(False)
+    said = await asyncio.get_running_loop().sock_recv(manager, 1000)
+    assert said == b"READY=1\nSTATUS=waiting for a container runtime: no socket of a runtime was found"
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(running, 20)
