@@ -5,16 +5,16 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from nodeagent.cli.document import dumps
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.config.loading import effective, load
+from nodeagent.daemon.document import dumps
 from nodeagent.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from nodeagent.cli.document import Json
+    from nodeagent.daemon.document import Json
 
 
 def check(path: Path | None) -> None:

@@ -13,9 +13,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nodeagent.cli import document
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.session import open_for_command, run_async
+from nodeagent.daemon import document
 from nodeagent.errors import ConfigError, InhibitorError, NodeAgentError
 from nodeagent.plan.checkup import (
     Finding,
@@ -37,9 +37,9 @@ from nodeagent.plan.scope import Scope
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from nodeagent.cli.document import Json
     from nodeagent.config.settings import Settings
     from nodeagent.daemon.agent import Agent
+    from nodeagent.daemon.document import Json
     from nodeagent.model import NodeSnapshot
     from nodeagent.runtime.cri import ImageFsInfo
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from nodeagent.cli import document
 from nodeagent.cli.session import load_settings, open_for_command, run_async
+from nodeagent.daemon import document
 from nodeagent.errors import UsageError
 from nodeagent.plan.breakdown import Part
 from nodeagent.plan.scope import Scope
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from nodeagent.cli.document import Json
+    from nodeagent.daemon.document import Json
     from nodeagent.plan.breakdown import Breakdown
 
 _TITLES = {

@@ -6,8 +6,8 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from nodeagent.cli import document
 from nodeagent.cli.session import load_settings, open_for_command, run_async
+from nodeagent.daemon import document
 from nodeagent.daemon.evicting import make_watcher
 from nodeagent.daemon.pressure import PressureReader
 from nodeagent.errors import UsageError

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from nodeagent.cli import document
 from nodeagent.cli.exit_codes import ExitCode, fail
 from nodeagent.cli.session import load_settings, open_for_command, run_async
+from nodeagent.daemon import document
 from nodeagent.errors import StoreError
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.explain import explain
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.act.collect import Preview
-    from nodeagent.cli.document import Json
+    from nodeagent.daemon.document import Json
     from nodeagent.plan.explain import Explanation
     from nodeagent.store.history import PastAction, PastPass
 

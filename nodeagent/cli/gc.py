@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from nodeagent.act.collect import MAX_ROUNDS
 from nodeagent.act.outcomes import PassEnd
-from nodeagent.cli import document
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.session import load_settings, open_for_command, run_async
+from nodeagent.daemon import document
 from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.plan.scope import Scope
 

@@ -7,10 +7,10 @@ import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from nodeagent.cli import document
 from nodeagent.cli.session import load_settings
-from nodeagent.cli.shutdown import stop_document, stop_headline
+from nodeagent.cli.shutdown import stop_headline
 from nodeagent.clock import SystemClock
+from nodeagent.daemon import document
 from nodeagent.errors import UsageError
 from nodeagent.store.history import History
 from nodeagent.units import format_bytes, format_duration, parse_duration_s
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from nodeagent.cli.document import Json
     from nodeagent.model.node_stop import NodeStop
-    from nodeagent.store.history import PastAction, PastPass
+    from nodeagent.store.history import PastPass
 
 
 def show_history(config: Path | None, *, since: str, image: str, limit: int, quiet: bool, form: str) -> None:
@@ -43,48 +42,9 @@ def show_history(config: Path | None, *, since: str, image: str, limit: int, qui
     passes = kept.read(since=oldest, image=image, limit=limit, quiet=quiet)
     stops = () if image else kept.read_stops(since=oldest, limit=limit)
     if form != "table":
-        shown: dict[str, Json] = {
-            "schema": "nodeagent/history/v1",
-            "passes": [_pass(each) for each in passes],
-            "node_stops": [stop_document(each) for each in stops],
-        }
-        sys.stdout.write(document.dumps(shown, form))
+        sys.stdout.write(document.dumps(document.history(passes, stops), form))
         return
     _print(passes, stops, settings.state_directory)
-
-
-def _pass(past: PastPass) -> dict[str, Json]:
-    return {
-        "id": past.id,
-        "started_at": document.time_text(past.started_at),
-        "duration_s": round(past.duration_s, 4),
-        "trigger": past.trigger,
-        "scope": past.scope,
-        "plan_id": past.plan_id,
-        "dry_run": past.dry_run,
-        "end": past.result,
-        "end_detail": past.detail,
-        "predicted_bytes": past.predicted_bytes,
-        "freed_bytes": past.freed_bytes,
-        "imagefs_percent_before": past.percent_before,
-        "imagefs_percent_after": past.percent_after,
-        "actions": [_action(each) for each in past.actions],
-        **({"eviction": json.loads(past.eviction)} if past.eviction else {}),
-    }
-
-
-def _action(action: PastAction) -> dict[str, Json]:
-    return {
-        "kind": action.kind,
-        "id": action.item_id,
-        "name": action.name,
-        "references": list(action.references),
-        "outcome": action.outcome,
-        "detail": action.detail,
-        "reason": {"code": action.reason, "sentence": action.sentence},
-        "frees_bytes": action.frees_bytes,
-        "duration_s": round(action.duration_s, 4),
-    }
 
 
 def _print(passes: Sequence[PastPass], stops: Sequence[NodeStop], directory: Path) -> None:

@@ -8,9 +8,9 @@ import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from nodeagent.cli import document
 from nodeagent.cli.session import load_settings
 from nodeagent.clock import SystemClock
+from nodeagent.daemon import document
 from nodeagent.errors import UsageError
 from nodeagent.model import ALL_IMAGES, Hold
 from nodeagent.plan.protection import parse_rule
@@ -18,10 +18,8 @@ from nodeagent.store import HoldFile
 from nodeagent.units import format_duration, parse_duration_s
 
 if TYPE_CHECKING:
-    from datetime import datetime
     from pathlib import Path
 
-    from nodeagent.cli.document import Json
 
 _LONGEST_S = 365 * 86_400.0
 
@@ -50,7 +48,7 @@ def add(config: Path | None, *, image: str | None, every: bool, lasts: str, why:
     hold = Hold("", ALL_IMAGES if image is None else image, why, _who(), now, now + timedelta(seconds=seconds))
     placed = HoldFile(load_settings(config, {}).state_directory).add(hold)
     if form != "table":
-        sys.stdout.write(document.dumps({"schema": "nodeagent/hold/v1", **_document(placed, now)}, form))
+        sys.stdout.write(document.dumps({"schema": "nodeagent/hold/v1", **document.hold(placed, now)}, form))
         return
     sys.stdout.write(f"hold {placed.id} on {_what(placed)} until {document.time_text(placed.until)}\n")
 
@@ -64,8 +62,7 @@ def show(config: Path | None, form: str) -> None:
     now = SystemClock().now()
     holds = [each for each in HoldFile(load_settings(config, {}).state_directory).read() if each.until > now]
     if form != "table":
-        shown: dict[str, Json] = {"schema": "nodeagent/holds/v1", "holds": [_document(each, now) for each in holds]}
-        sys.stdout.write(document.dumps(shown, form))
+        sys.stdout.write(document.dumps(document.holds(holds, now), form))
         return
     from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
 
@@ -102,16 +99,3 @@ def _who() -> str:
         return os.environ.get("SUDO_USER") or getpass.getuser()
     except (KeyError, OSError):
         return str(os.getuid())
-
-
-def _document(hold: Hold, now: datetime) -> dict[str, Json]:
-    return {
-        "id": hold.id,
-        "image": hold.image or None,
-        "all": hold.image == ALL_IMAGES,
-        "why": hold.why,
-        "by": hold.by,
-        "placed_at": document.time_text(hold.placed_at),
-        "until": document.time_text(hold.until),
-        "seconds_left": max(0, round((hold.until - now).total_seconds())),
-    }

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from nodeagent.cli import document
 from nodeagent.cli.session import load_settings, open_for_command, run_async
+from nodeagent.daemon import document
 from nodeagent.errors import ObservationError
 from nodeagent.plan.decision import Accounting, ItemKind, Verdict
 from nodeagent.plan.pods import judge_pods
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from rich.tree import Tree as RichTree
 
     from nodeagent.act.collect import Preview
-    from nodeagent.cli.document import Json
     from nodeagent.config.settings import Settings
+    from nodeagent.daemon.document import Json
     from nodeagent.model import Container, Image, NodeSnapshot, Sandbox
     from nodeagent.plan.decision import Decision, Plan
     from nodeagent.plan.pods import PodStanding

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent import __version__
-from nodeagent.cli import document
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.gc import confirmed, exit_code, run_interruptibly
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.clock import SystemClock
+from nodeagent.daemon import document
 from nodeagent.errors import UsageError
 from nodeagent.host.node import node_identity
-from nodeagent.plan.saved import compare, find_drift, strictest_protection, unseal
+from nodeagent.plan.saved import compare, find_drift, refusal_of, strictest_protection, unseal
 from nodeagent.plan.scope import Scope
 from nodeagent.units import parse_duration_s
 
@@ -99,20 +99,9 @@ def apply_file(request: ApplyRequest) -> None:
     """
     saved = read_plan(request.file)
     settings = load_settings(request.config, request.overrides)
-    now = SystemClock().now()
-    if now >= saved.expires_at:
-        raise UsageError(
-            f"{request.file}: the plan expired at {document.time_text(saved.expires_at)}; nothing was done, "
-            "make a new one"
-        )
-    if now < saved.made_at - timedelta(minutes=5):
-        raise UsageError(
-            f"{request.file}: the plan was made at {document.time_text(saved.made_at)}, which is in the "
-            "future; nothing was done, is the clock right?"
-        )
-    here = node_identity()
-    if saved.node != here:
-        raise UsageError(f"{request.file}: the plan is for node {saved.node}, this is {here}; nothing was done")
+    refused = refusal_of(saved, SystemClock().now(), node_identity())
+    if refused:
+        raise UsageError(f"{request.file}: {refused}")
     if not (request.dry_run or request.yes) and not (sys.stdin.isatty() and request.output == "table"):
         raise UsageError("nothing was done: there is no terminal to ask on; add --yes or --dry-run")
     sys.exit(run_async(_apply(request, settings, saved)))

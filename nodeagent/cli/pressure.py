@@ -7,10 +7,10 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nodeagent.cli import document
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.clock import SystemClock
+from nodeagent.daemon import document
 from nodeagent.daemon.pressure import KUBELET_ROOT, PressureReader, contradictions
 from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.host.signals import SignalPaths
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from nodeagent.cli.document import Json
     from nodeagent.config.eviction import EvictionSettings
     from nodeagent.config.settings import Settings
-    from nodeagent.daemon.pressure import Ground, Seen
+    from nodeagent.daemon.pressure import Seen
     from nodeagent.host.signals import MemorySource
     from nodeagent.model.pressure import Observation
     from nodeagent.plan.eviction.state import Evaluation
@@ -84,7 +83,7 @@ async def _show(settings: Settings, chosen: EvictionSettings, form: str, watch_s
         first = contradictions(ground, seen)
         told = (*warnings, *ground.warnings, *first, *seen.unread, *(each.sentence for each in found.refusals))
         if form != "table":
-            sys.stdout.write(document.dumps(_document(ground, seen, found, told, earlier), form))
+            sys.stdout.write(document.dumps(document.pressure(ground, seen, found, told, earlier), form))
             sys.stdout.flush()
         else:
             console = console or _console()
@@ -112,47 +111,6 @@ async def _paths(settings: Settings) -> tuple[SignalPaths, tuple[str, ...]]:
         return SignalPaths(nodefs), (f"the image filesystem is left out: {error}",)
     image = next(iter(info.image_mountpoints), None)
     return SignalPaths(nodefs, settings.imagefs_path or image, next(iter(info.container_mountpoints), image)), ()
-
-
-def _document(
-    ground: Ground, seen: Seen, found: Evaluation, warnings: tuple[str, ...], earlier: Seen | None
-) -> dict[str, Json]:
-    return {
-        "schema": "nodeagent/pressure/v1",
-        "layout": ground.layout.value,
-        "conditions": [each.condition.value for each in found.conditions if each.holds],
-        "signals": [_signal(each, found, earlier) for each in seen.observations],
-        "warnings": list(warnings),
-    }
-
-
-def _signal(seen: Observation, found: Evaluation, earlier: Seen | None) -> dict[str, Json]:
-    return {
-        "signal": seen.signal.value,
-        "available": seen.available,
-        "capacity": seen.capacity,
-        "observed_at": document.time_text(seen.observed_at.at),
-        "change_per_s": _change_per_s(seen, earlier),
-        "thresholds": [
-            {
-                "text": each.threshold.text,
-                "value": each.limit,
-                "met": each.met,
-                "distance": None if each.limit is None else abs(seen.available - each.limit) * (-1 if each.met else 1),
-            }
-            for each in found.standings
-            if each.threshold.signal is seen.signal
-        ],
-    }
-
-
-def _change_per_s(seen: Observation, earlier: Seen | None) -> float | None:
-    """Return how fast a signal changes since the look before; ``None`` at the first."""
-    before = next((each for each in earlier.observations if each.signal is seen.signal), None) if earlier else None
-    if before is None:
-        return None
-    passed_s = seen.observed_at.monotonic_s - before.observed_at.monotonic_s
-    return (seen.available - before.available) / passed_s if passed_s > 0 else None
 
 
 def _print(console: Console, seen: Seen, found: Evaluation, warnings: tuple[str, ...], earlier: Seen | None) -> None:
@@ -189,7 +147,7 @@ def _print(console: Console, seen: Seen, found: Evaluation, warnings: tuple[str,
 
 
 def _trend(seen: Observation, earlier: Seen | None) -> str:
-    change = _change_per_s(seen, earlier)
+    change = document.change_per_s(seen, earlier)
     if change is None:
         return ""
     if MEANINGS[seen.signal].unit is Unit.STALL_PERCENT:

@@ -6,9 +6,9 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING
 
-from nodeagent.cli import document
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.session import load_settings, run_async
+from nodeagent.daemon import document
 from nodeagent.errors import InhibitorError, StoreError
 from nodeagent.host.logind_config import LogindDelay, read_delay
 from nodeagent.units import format_duration
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from nodeagent.act.shutdown import PodUp
-    from nodeagent.cli.document import Json
     from nodeagent.config.settings import Settings
+    from nodeagent.daemon.document import Json
     from nodeagent.host.login1 import LogindFacts
-    from nodeagent.model.node_stop import NodeStop, StoppedPod
+    from nodeagent.model.node_stop import NodeStop
     from nodeagent.plan.shutdown import PlannedPhase, PodStop, ShutdownPlan
 
 _WHO = "nodeagent"
@@ -102,7 +102,7 @@ def status(config: Path | None, form: str, *, limit: int) -> None:
             },
             "limit": _limit(delay, facts),
             "warnings": list(delay.warnings),
-            "stops": [stop_document(each) for each in stops],
+            "stops": [document.node_stop(each) for each in stops],
         }
         sys.stdout.write(document.dumps(shown, form))
     else:
@@ -239,38 +239,10 @@ def _pod_stop(stop: PodStop) -> dict[str, Json]:
     }
 
 
-def stop_document(stop: NodeStop) -> dict[str, Json]:
-    """Return one time that the node went down."""
-    return {
-        "id": stop.id,
-        "boot_id": stop.boot_id,
-        "kind": stop.kind.value,
-        "end": stop.end.value,
-        "started_at": document.time_text(stop.started_at),
-        "ended_at": document.time_text(stop.ended_at),
-        "granted_s": stop.granted_ms / 1000,
-        "pods": [_stopped(each) for each in stop.pods],
-    }
-
-
 def stop_headline(stop: NodeStop) -> str:
     """Return one time that the node went down in a line."""
     when = stop.started_at.isoformat(timespec="seconds").replace("+00:00", "Z")
     return f"{when}  node stop, {stop.kind.value}: {stop.end.value}, {len(stop.pods)} pods"
-
-
-def _stopped(pod: StoppedPod) -> dict[str, Json]:
-    return {
-        "uid": pod.uid,
-        "namespace": pod.namespace,
-        "name": pod.name,
-        "phase": pod.phase,
-        "why": pod.why,
-        "outcome": pod.outcome.value if pod.outcome else None,
-        "asked_s": pod.asked_ms / 1000,
-        "took_s": None if pod.took_ms is None else pod.took_ms / 1000,
-        "detail": pod.detail,
-    }
 
 
 def _print_plan(plan: ShutdownPlan, off: str, limit: str, warnings: Sequence[str]) -> None:

@@ -95,6 +95,12 @@ OptionalPath = Annotated[
 Directory = Annotated[str, AfterValidator(_absolute), Field(json_schema_extra={"form": "absolute path"})]
 
 
+def _socket_path(value: str) -> str:
+    if len(value.encode()) > 107:
+        raise ValueError("is longer than a socket path may be, 107 bytes")
+    return value
+
+
 class Section(BaseModel):
     """A table of the file: closed, frozen, defaults checked too."""
 
@@ -503,6 +509,22 @@ class HistorySection(Section):
     )
 
 
+class ControlSection(Section):
+    """The socket on which the running agent is asked and told things."""
+
+    socket: Annotated[OptionalPath, AfterValidator(_socket_path)] = Field(
+        "/run/nodeagent/control.sock",
+        description="Where it listens; its directory has to be there. Empty for not at all. At most 107 bytes long.",
+    )
+    group: str = Field(
+        "nodeagent", description="Group whose members may ask: status, plans, history, events. Root may do all."
+    )
+    group_may_act: Switch = Field(
+        False,
+        description="Whether its members may also have the agent delete: apply, trigger; and hold, pause and reload.",
+    )
+
+
 class LogSection(Section):
     """The agent's own log, on standard error."""
 
@@ -542,4 +564,7 @@ class Config(Section):
     protect: ProtectSection = Field(default_factory=ProtectSection, description="What is never removed.")
     state: StateSection = Field(default_factory=StateSection, description="The agent's own state.")
     history: HistorySection = Field(default_factory=HistorySection, description="How long what was done is remembered.")
+    control: ControlSection = Field(
+        default_factory=ControlSection, description="The socket on which the running agent is asked and told things."
+    )
     log: LogSection = Field(default_factory=LogSection, description="The agent's own log, on standard error.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nodeagent.config.control import ControlSettings
 from nodeagent.config.eviction import EvictionSettings, KubeletSettings, StallSettings
 from nodeagent.config.models import eviction_thresholds, kubelet_access, shutdown_phases
 from nodeagent.config.settings import Settings
@@ -49,7 +50,14 @@ def settings(config: Config) -> Settings:
         eviction=eviction(config),
         kubelet=kubelet(config),
         shutdown=shutdown(config),
+        control=control(config),
     )
+
+
+def control(config: Config) -> ControlSettings:
+    """Return where the agent is asked and told things."""
+    section = config.control
+    return ControlSettings(Path(section.socket) if section.socket else None, section.group, section.group_may_act)
 
 
 def shutdown(config: Config) -> ShutdownSettings:

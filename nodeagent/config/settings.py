@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from nodeagent.config.control import ControlSettings
 from nodeagent.config.eviction import EvictionSettings, KubeletSettings
 from nodeagent.config.shutdown import ShutdownSettings
 
@@ -58,6 +59,7 @@ class Settings:
         origin: where all this comes from.
         values: every setting by its dotted key, as it would be written in a file.
         shutdown: how pods are stopped when the node goes down.
+        control: where the agent is asked and told things.
     """
 
     role: Role | None
@@ -83,3 +85,4 @@ class Settings:
     origin: Origin = field(default_factory=Origin)
     values: tuple[tuple[str, str], ...] = ()
     shutdown: ShutdownSettings = field(default_factory=ShutdownSettings)
+    control: ControlSettings = field(default_factory=ControlSettings)

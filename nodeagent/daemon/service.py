@@ -83,22 +83,39 @@ class ReloadDuty:
                 return
             asked.clear()
             self._notifier.reloading()
-            await self._reload()
+            try:
+                changes = await self._reload()
+            except ConfigError as error:
+                self._answer(error)
+            else:
+                self._answer(changes)
             self._notifier.ready()
 
-    async def _reload(self) -> None:
+    def _answer(self, outcome: tuple[str, ...] | ConfigError) -> None:
+        """Tell those who wait for a reload what became of it."""
+        waiting, self._station.awaiting_reload = self._station.awaiting_reload, []
+        for each in waiting:
+            if each.done():
+                continue
+            if isinstance(outcome, ConfigError):
+                each.set_exception(outcome)
+            else:
+                each.set_result(outcome)
+
+    async def _reload(self) -> tuple[str, ...]:
         station = self._station
         try:
             made = await read_again(station.settings)
         except ConfigError as error:
             station.config_problem = str(error)
             station.logger.error("config_refused", error=str(error), hint="the running one stays in force")  # noqa: TRY400 - no bug
-            return
+            raise
         station.config_problem = ""
         changes = differences(dict(station.settings.values), dict(made.values))
         station.logger.info("config_reloaded", changes=changes)
         if changes:
             station.swap(made)
+        return tuple(changes)
 
 
 async def read_again(settings: Settings) -> Settings:

@@ -46,6 +46,8 @@ class Station:
         reload: set to have the configuration read again.
         config_problem: why the configuration on disk is not in force; empty if it is.
         lock_held: whether logind holds our delay lock; ``None`` where none is wanted.
+        started_at: when the daemon began.
+        awaiting_reload: those who wait for the outcome of the next reload.
     """
 
     settings: Settings
@@ -63,6 +65,8 @@ class Station:
 
     def __post_init__(self) -> None:
         self.renew = asyncio.Event()
+        self.started_at = self.clock.now()
+        self.awaiting_reload: list[asyncio.Future[tuple[str, ...]]] = []
         self._next: Settings | None = None
 
     def swap(self, settings: Settings) -> None:

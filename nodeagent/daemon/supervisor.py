@@ -12,9 +12,11 @@ from nodeagent.act.outcomes import PassEnd
 from nodeagent.clock import SystemClock
 from nodeagent.daemon.agent import open_agent
 from nodeagent.daemon.board import Board
+from nodeagent.daemon.control_socket import ControlDuty
 from nodeagent.daemon.effect import tell_effect
 from nodeagent.daemon.evicting import eviction_duties
 from nodeagent.daemon.loops import SILENCE_S, Loop, RuntimeWatch, log_report, log_result, wait_for_any
+from nodeagent.daemon.pausing import restore_pause
 from nodeagent.daemon.service import WEDGE, ReloadDuty, WatchdogDuty, WedgeDuty
 from nodeagent.daemon.shutdown import ShutdownDuty
 from nodeagent.daemon.station import Station
@@ -71,6 +73,7 @@ async def supervise(settings: Settings, logger: FilteringBoundLogger, *, once: b
             async with open_agent(settings, record=True, dry_run=settings.dry_run) as agent:
                 _tell_start(agent, logger)
                 return await _once(_passes(agent, logger, "once"), logger, station)
+        restore_pause(station)
         await _all_duties(station)
         return PassEnd.COMPLETE
     finally:
@@ -87,6 +90,7 @@ def lasting_duties(station: Station) -> Sequence[Duty]:
         ShutdownDuty(station),
         WatchdogDuty(station, notifier),
         ReloadDuty(station, notifier),
+        ControlDuty(station),
         *((WedgeDuty(wedge),) if wedge else ()),
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, fields, is_dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from nodeagent.plan.container_gc import ContainerGCPolicy
@@ -32,6 +32,9 @@ SCHEMA: Final = "nodeagent/plan/v1"
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 _Policy = TypeVar("_Policy")
+
+
+_SKEW = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +182,18 @@ def decode_policy(document: Mapping[str, Json]) -> GCPolicy:
     )
 
 
+def refusal_of(saved: SavedPlan, now: datetime, node: str) -> str:
+    """Return why a saved plan is not carried out now on a node, in words; empty if it may be."""
+    if now >= saved.expires_at:
+        return f"the plan expired at {_rfc3339(saved.expires_at)}; nothing was done, make a new one"
+    if now < saved.made_at - _SKEW:
+        made = _rfc3339(saved.made_at)
+        return f"the plan was made at {made}, which is in the future; nothing was done, is the clock right?"
+    if saved.node != node:
+        return f"the plan is for node {saved.node}, this is {node}; nothing was done"
+    return ""
+
+
 def strictest_protection(saved: GCPolicy, current: GCPolicy) -> GCPolicy:
     """Return the rules of a saved plan with what is protected by now added: that may have grown since."""
     then, now = saved.images.protection, current.images.protection
@@ -302,3 +317,7 @@ def _section(document: Mapping[str, Json], name: str) -> dict[str, Json]:
     if not isinstance(section, dict):
         raise TypeError(f"{name} is not a table")
     return section
+
+
+def _rfc3339(moment: datetime) -> str:
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.cli.document import dumps, saved_plan
+from nodeagent.daemon.document import dumps, saved_plan
 from nodeagent.plan.container_gc import ContainerGCPolicy
 from nodeagent.plan.decision import Verdict
 from nodeagent.plan.gc import GCPolicy, plan_all

@@ -1,4 +1,4 @@
-"""The JSON and YAML forms of what the commands answer.
+"""The JSON and YAML forms of what the commands and the control service answer.
 
 Keys carry their unit, times are RFC 3339 in UTC, and every document names its schema, so that a script can rely on
 it. Fields are added, never renamed.
@@ -6,9 +6,11 @@ it. Fields are added, never renamed.
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from nodeagent.model import ALL_IMAGES
 from nodeagent.plan.decision import Verdict
 from nodeagent.plan.saved import encode_policy, seal, snapshot_digest
 
@@ -16,10 +18,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from nodeagent.act.outcomes import PassReport, Result
-    from nodeagent.model import FsObservation, NodeSnapshot
+    from nodeagent.daemon.pressure import Ground, Seen
+    from nodeagent.model import FsObservation, Hold, NodeSnapshot
+    from nodeagent.model.node_stop import NodeStop, StoppedPod
+    from nodeagent.model.pressure import Observation
     from nodeagent.plan.decision import Decision, Plan, Reason
+    from nodeagent.plan.eviction.state import Evaluation
     from nodeagent.plan.gc import GCPolicy
     from nodeagent.plan.saved import Difference, Drift, SavedItem
+    from nodeagent.store.history import PastAction, PastPass
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
@@ -121,7 +128,7 @@ def preview(scope: str, snapshot: NodeSnapshot, plans: Sequence[Plan]) -> dict[s
     }
 
 
-def saved_plan(
+def saved_plan(  # noqa: PLR0913 - the parts of the document
     scope: str,
     snapshot: NodeSnapshot,
     plans: Sequence[Plan],
@@ -224,12 +231,146 @@ def report(value: PassReport) -> dict[str, Json]:
     }
 
 
+def history(passes: Sequence[PastPass], stops: Sequence[NodeStop]) -> dict[str, Json]:
+    """Return what was done: schema ``nodeagent/history/v1``."""
+    return {
+        "schema": "nodeagent/history/v1",
+        "passes": [past_pass(each) for each in passes],
+        "node_stops": [node_stop(each) for each in stops],
+    }
+
+
+def past_pass(past: PastPass) -> dict[str, Json]:
+    """Return one pass of the history."""
+    return {
+        "id": past.id,
+        "started_at": time_text(past.started_at),
+        "duration_s": round(past.duration_s, 4),
+        "trigger": past.trigger,
+        "scope": past.scope,
+        "plan_id": past.plan_id,
+        "dry_run": past.dry_run,
+        "end": past.result,
+        "end_detail": past.detail,
+        "predicted_bytes": past.predicted_bytes,
+        "freed_bytes": past.freed_bytes,
+        "imagefs_percent_before": past.percent_before,
+        "imagefs_percent_after": past.percent_after,
+        "actions": [_past_action(each) for each in past.actions],
+        **({"eviction": json.loads(past.eviction)} if past.eviction else {}),
+    }
+
+
+def _past_action(action: PastAction) -> dict[str, Json]:
+    return {
+        "kind": action.kind,
+        "id": action.item_id,
+        "name": action.name,
+        "references": list(action.references),
+        "outcome": action.outcome,
+        "detail": action.detail,
+        "reason": {"code": action.reason, "sentence": action.sentence},
+        "frees_bytes": action.frees_bytes,
+        "duration_s": round(action.duration_s, 4),
+    }
+
+
+def node_stop(stop: NodeStop) -> dict[str, Json]:
+    """Return one time that the node went down."""
+    return {
+        "id": stop.id,
+        "boot_id": stop.boot_id,
+        "kind": stop.kind.value,
+        "end": stop.end.value,
+        "started_at": time_text(stop.started_at),
+        "ended_at": time_text(stop.ended_at),
+        "granted_s": stop.granted_ms / 1000,
+        "pods": [_stopped(each) for each in stop.pods],
+    }
+
+
+def _stopped(pod: StoppedPod) -> dict[str, Json]:
+    return {
+        "uid": pod.uid,
+        "namespace": pod.namespace,
+        "name": pod.name,
+        "phase": pod.phase,
+        "why": pod.why,
+        "outcome": pod.outcome.value if pod.outcome else None,
+        "asked_s": pod.asked_ms / 1000,
+        "took_s": None if pod.took_ms is None else pod.took_ms / 1000,
+        "detail": pod.detail,
+    }
+
+
+def holds(found: Sequence[Hold], now: datetime) -> dict[str, Json]:
+    """Return holds: schema ``nodeagent/holds/v1``."""
+    return {"schema": "nodeagent/holds/v1", "holds": [hold(each, now) for each in found]}
+
+
+def hold(value: Hold, now: datetime) -> dict[str, Json]:
+    """Return one hold."""
+    return {
+        "id": value.id,
+        "image": value.image or None,
+        "all": value.image == ALL_IMAGES,
+        "why": value.why,
+        "by": value.by,
+        "placed_at": time_text(value.placed_at),
+        "until": time_text(value.until),
+        "seconds_left": max(0, round((value.until - now).total_seconds())),
+    }
+
+
+def pressure(
+    ground: Ground, seen: Seen, found: Evaluation, warnings: Sequence[str], earlier: Seen | None = None
+) -> dict[str, Json]:
+    """Return the node's signals against their thresholds: schema ``nodeagent/pressure/v1``.
+
+    ``earlier`` is a look before, from which the trend is told.
+    """
+    return {
+        "schema": "nodeagent/pressure/v1",
+        "layout": ground.layout.value,
+        "conditions": [each.condition.value for each in found.conditions if each.holds],
+        "signals": [_signal(each, found, earlier) for each in seen.observations],
+        "warnings": list(warnings),
+    }
+
+
+def _signal(seen: Observation, found: Evaluation, earlier: Seen | None) -> dict[str, Json]:
+    return {
+        "signal": seen.signal.value,
+        "available": seen.available,
+        "capacity": seen.capacity,
+        "observed_at": time_text(seen.observed_at.at),
+        "change_per_s": change_per_s(seen, earlier),
+        "thresholds": [
+            {
+                "text": each.threshold.text,
+                "value": each.limit,
+                "met": each.met,
+                "distance": None if each.limit is None else abs(seen.available - each.limit) * (-1 if each.met else 1),
+            }
+            for each in found.standings
+            if each.threshold.signal is seen.signal
+        ],
+    }
+
+
+def change_per_s(seen: Observation, earlier: Seen | None) -> float | None:
+    """Return how fast a signal changes since the look before; ``None`` at the first."""
+    before = next((each for each in earlier.observations if each.signal is seen.signal), None) if earlier else None
+    if before is None:
+        return None
+    passed_s = seen.observed_at.monotonic_s - before.observed_at.monotonic_s
+    return (seen.available - before.available) / passed_s if passed_s > 0 else None
+
+
 def dumps(document: Mapping[str, Json], form: str) -> str:
     """Return a document as text, ``form`` being ``json`` or ``yaml``; ends with a newline."""
     if form == "yaml":
         import yaml  # noqa: PLC0415 - only who asks for YAML pays for it
 
         return str(yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True))
-    import json  # noqa: PLC0415 - likewise
-
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"

@@ -1,0 +1,509 @@
+"""What the running agent answers and does on its socket.
+
+Answers are the documents that commands print, made by the same functions. Whoever may only read changes nothing here;
+what changes something is logged with who asked for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextvars import ContextVar
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+import grpc.aio
+
+from nodeagent import __version__
+from nodeagent._proto.control.v1 import control_pb2 as api
+from nodeagent.act.outcomes import PassEnd
+from nodeagent.daemon import document
+from nodeagent.daemon.agent import open_agent
+from nodeagent.daemon.board import Activity
+from nodeagent.daemon.control_socket import Right, group_number, right_of
+from nodeagent.daemon.evicting import make_watcher
+from nodeagent.daemon.loops import log_report, log_result, wait_for_any
+from nodeagent.daemon.pausing import LONGEST_S, pause, resume
+from nodeagent.daemon.status import Look, pressure_document, status_document, without_agent
+from nodeagent.daemon.taps import Tail
+from nodeagent.errors import (
+    NodeAgentError,
+    PassBusyError,
+    RuntimeUnavailableError,
+    UsageError,
+)
+from nodeagent.host.node import node_identity
+from nodeagent.model import Hold
+from nodeagent.model.pressure import Signal
+from nodeagent.plan.eviction.document import describe_facts
+from nodeagent.plan.eviction.protection import Protection
+from nodeagent.plan.eviction.ranking import rank_pods
+from nodeagent.plan.protection import parse_rule
+from nodeagent.plan.saved import find_drift, refusal_of, strictest_protection, unseal
+from nodeagent.plan.scope import Scope
+from nodeagent.runtime.serving import service_handler
+from nodeagent.store import HoldFile
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+
+    from google.protobuf.message import Message
+
+    from nodeagent.act.collect import Preview
+    from nodeagent.act.outcomes import PassReport, Result
+    from nodeagent.daemon.agent import Agent
+    from nodeagent.daemon.document import Json
+    from nodeagent.daemon.station import Station
+    from nodeagent.host.peer import Peer
+    from nodeagent.plan.saved import SavedPlan
+
+    Context = grpc.aio.ServicerContext[Message, Message]
+
+RIGHTS: Final[Mapping[str, Right]] = {
+    "Status": Right.READ,
+    "Pressure": Right.READ,
+    "Plan": Right.READ,
+    "Pods": Right.READ,
+    "History": Right.READ,
+    "Holds": Right.READ,
+    "Events": Right.READ,
+    "AddHold": Right.ACT,
+    "RemoveHold": Right.ACT,
+    "Pause": Right.ACT,
+    "Resume": Right.ACT,
+    "Trigger": Right.ACT,
+    "Reload": Right.ACT,
+    "Apply": Right.ACT,
+}
+"""What each call takes. One that is missing here is refused."""
+
+SOCKET_PREFIX: Final = "unix-abstract:"
+_ASKED_BY: ContextVar[str] = ContextVar("asked_by", default="?")
+_LONGEST_HOLD_S: Final = 365 * 86_400.0
+_LONGEST_PLAN_S: Final = 7 * 86_400.0
+_LONGEST_TEXT: Final = 4096
+_MOST_PASSES: Final = 10_000
+_DEFAULT_PASSES: Final = 100
+_MOST_ROUNDS: Final = 20
+_RELOAD_WITHIN_S: Final = 60.0
+_TRIGGER_WITHIN_S: Final = 900.0
+_LOOK_AGAIN_S: Final = 0.1
+_MOST_CALLS: Final = 64
+_LARGEST_REQUEST_BYTES: Final = 64 << 20
+_CODES: Final[Mapping[type[NodeAgentError], grpc.StatusCode]] = {
+    UsageError: grpc.StatusCode.INVALID_ARGUMENT,
+    RuntimeUnavailableError: grpc.StatusCode.UNAVAILABLE,
+    PassBusyError: grpc.StatusCode.ABORTED,
+}
+
+
+class ControlService:
+    """The methods of the service; each is called only by those who may."""
+
+    def __init__(self, station: Station) -> None:
+        self._station = station
+        self._look: Look | None = None
+        self._look_of: Agent | None = None
+        self._heavy = asyncio.Lock()
+
+    # ---- for readers
+
+    async def Status(self, _: api.StatusRequest, __: Context) -> api.Document:  # noqa: N802 - as the service has it
+        """Return how the node and the daemon are."""
+        if self._station.agent is None:
+            return _made(without_agent(self._station))
+        return _made(await status_document(self._station.agent, self._looking(), self._station))
+
+    async def Pressure(self, _: api.PressureRequest, __: Context) -> api.Document:  # noqa: N802
+        """Return every signal against its thresholds."""
+        return _made(await pressure_document(self._looking(), self._station.eviction))
+
+    async def Plan(self, request: api.PlanRequest, _: Context) -> api.Document:  # noqa: N802
+        """Return what a pass would do now."""
+        scope, lasts_s = _scope(request.scope), _seconds(request.lasts_seconds, _LONGEST_PLAN_S, "lasts_seconds")
+        agent = self._agent()
+        async with self._heavy:
+            preview = await agent.collector.preview(scope)
+        if not lasts_s:
+            return _made(document.preview(scope.value, preview.snapshot, preview.plans))
+        saved = document.saved_plan(
+            scope.value,
+            preview.snapshot,
+            preview.plans,
+            agent.settings.policy,
+            node=node_identity(),
+            expires_at=preview.snapshot.observed_at + timedelta(seconds=lasts_s),
+            agent_version=__version__,
+        )
+        return _made(saved)
+
+    async def Pods(self, _: api.PodsRequest, __: Context) -> api.Document:  # noqa: N802
+        """Return the pods with what they use, in the order in which they would go for want of memory."""
+        agent = self._agent()
+        watcher = make_watcher(agent)
+        async with self._heavy:
+            ground, _seen, _found, _warnings = await self._looking().look(self._station.eviction)
+            try:
+                seen = await watcher.gather(with_disk=True)
+            finally:
+                await watcher.close()
+        protection = Protection(seen.facts, agent.settings.eviction.policy)
+        pods: list[Json] = []
+        for each in rank_pods(seen.facts, Signal.MEMORY_AVAILABLE, ground.layout):
+            kept, usage = protection.why_kept(each.pod), each.pod.usage
+            shown: dict[str, Any] = {
+                "rank": each.rank,
+                "uid": each.pod.uid,
+                "namespace": each.pod.namespace,
+                "name": each.pod.name,
+                "memory_bytes": usage.memory_bytes if usage else None,
+                "memory_request_bytes": each.pod.memory_request_bytes.value,
+                "pids": usage.pids if usage else None,
+                "writable_bytes": usage.writable.used_bytes if usage else None,
+                "logs_bytes": usage.logs.used_bytes if usage else None,
+                "volumes_bytes": usage.volumes.used_bytes if usage else None,
+                "kept_because": document.reason(kept) if kept is not None else None,
+                "facts": describe_facts(each.pod),
+            }
+            pods.append(shown)
+        return _made({"schema": "nodeagent/pods/v1", "pods": pods, "warnings": list(seen.warnings)})
+
+    async def History(self, request: api.HistoryRequest, _: Context) -> api.Document:  # noqa: N802
+        """Return what passes did."""
+        image = _text(request.image, "image")
+        ago_s = _seconds(request.seconds, math.inf, "seconds")
+        limit = min(_MOST_PASSES, request.limit or _DEFAULT_PASSES)
+        history = self._agent().history
+        try:
+            since = self._station.clock.now() - timedelta(seconds=ago_s) if ago_s else None
+        except OverflowError as error:
+            raise UsageError(f"seconds: {ago_s} is too far back") from error
+        passes = await asyncio.to_thread(history.read, since=since, image=image, limit=limit, quiet=request.quiet)
+        stops = () if image else await asyncio.to_thread(history.read_stops, since=since, limit=limit)
+        return _made(document.history(passes, stops))
+
+    async def Holds(self, _: api.HoldsRequest, __: Context) -> api.Document:  # noqa: N802
+        """Return every hold that has not run out."""
+        now = self._station.clock.now()
+        found = await asyncio.to_thread(self._holds().read)
+        return _made(document.holds([each for each in found if each.until > now], now))
+
+    async def Events(self, _: api.EventsRequest, __: Context) -> AsyncIterator[api.Document]:  # noqa: N802
+        """Return events as they come."""
+        missed = 0
+        with Tail() as tail:
+            while True:
+                event = await tail.next()
+                shown = {key: document.plain(value) for key, value in event.items()}
+                lost, missed = tail.missed - missed, tail.missed
+                yield _made({"schema": "nodeagent/event/v1", **shown, **({"missed_before": lost} if lost else {})})
+
+    # ---- for those who may change something
+
+    async def AddHold(self, request: api.AddHoldRequest, _: Context) -> api.Document:  # noqa: N802
+        """Place a hold."""
+        image, why = _text(request.image, "image"), _text(request.why, "why")
+        seconds = _seconds(request.seconds, _LONGEST_HOLD_S, "seconds")
+        if not seconds:
+            raise UsageError("seconds: how long is the hold to last? at most a year; protect.images keeps for good")
+        if image:
+            try:
+                parse_rule(image)
+            except ValueError as error:
+                raise UsageError(f"image: {error}") from error
+        now = self._station.clock.now()
+        hold = Hold("", image, why, _ASKED_BY.get(), now, now + timedelta(seconds=seconds))
+        placed = await asyncio.to_thread(self._holds().add, hold)
+        return _made({"schema": "nodeagent/hold/v1", **document.hold(placed, now)})
+
+    async def RemoveHold(self, request: api.RemoveHoldRequest, _: Context) -> api.Document:  # noqa: N802
+        """Take a hold back."""
+        gone = await asyncio.to_thread(self._holds().remove, _text(request.id, "id"))
+        if gone is None:
+            raise UsageError(f"there is no hold {request.id}; 'nodeagent hold list' shows them")
+        return _made({"schema": "nodeagent/hold/v1", **document.hold(gone, self._station.clock.now())})
+
+    async def Pause(self, request: api.PauseRequest, _: Context) -> api.Document:  # noqa: N802
+        """Collect and evict nothing for a while."""
+        seconds = _seconds(request.seconds, LONGEST_S, "seconds")
+        if not seconds:
+            raise UsageError("seconds: how long is the pause to last? at most 7 days")
+        await pause(self._station, by=_ASKED_BY.get(), why=_text(request.why, "why"), seconds=seconds)
+        until = document.time_text(self._station.clock.now() + timedelta(seconds=seconds))
+        return _made({"schema": "nodeagent/pause/v1", "paused": True, "until": until})
+
+    async def Resume(self, _: api.ResumeRequest, __: Context) -> api.Document:  # noqa: N802
+        """End the pause."""
+        was = await resume(self._station, by=_ASKED_BY.get())
+        return _made({"schema": "nodeagent/pause/v1", "paused": False, "was_paused": was})
+
+    async def Trigger(self, request: api.TriggerRequest, _: Context) -> api.Document:  # noqa: N802
+        """Have a loop run now."""
+        lines = {line.name: line for line in self._station.board.lines}
+        line, wake = lines.get(request.loop), self._station.wake.get(request.loop)
+        if line is None or wake is None or line.activity is Activity.OFF:
+            known = ", ".join(sorted(self._station.wake.keys() & lines.keys()))
+            why = f": {line.why}" if line is not None and line.why else ""
+            raise UsageError(f"loop {_text(request.loop, 'loop')!r} does not run here{why}; those that do: {known}")
+        held = self._station.turns.pause()
+        if held is not None:
+            raise UsageError(f"nothing is triggered while the agent is paused: {held.text}")
+        ends = line.runs + (2 if line.activity is Activity.RUNNING else 1)
+        wake.set()
+        if request.wait:
+            await self._until(lambda: line.runs >= ends, f"{request.loop} did not end")
+        return _made(
+            {
+                "schema": "nodeagent/trigger/v1",
+                "loop": request.loop,
+                "ended": request.wait,
+                "result": line.result if request.wait else "",
+                "detail": line.detail if request.wait else "",
+            }
+        )
+
+    async def _until(self, done: Callable[[], bool], late: str) -> None:
+        ends_s = self._station.clock.monotonic_s() + _TRIGGER_WITHIN_S
+        while not done():
+            if self._station.stop.is_set() or self._station.clock.monotonic_s() > ends_s:
+                raise NodeAgentError(f"{late} before the agent stopped or {_TRIGGER_WITHIN_S:g} s were over")
+            await wait_for_any(_LOOK_AGAIN_S, self._station.stop)
+
+    async def Reload(self, _: api.ReloadRequest, __: Context) -> api.Document:  # noqa: N802
+        """Read the configuration again; a bad one changes nothing."""
+        waiting: asyncio.Future[tuple[str, ...]] = asyncio.get_running_loop().create_future()
+        self._station.awaiting_reload.append(waiting)
+        self._station.reload.set()
+        try:
+            changes = await asyncio.wait_for(waiting, _RELOAD_WITHIN_S)
+        except TimeoutError as error:
+            raise NodeAgentError(f"the configuration was not read within {_RELOAD_WITHIN_S:g} s") from error
+        return _made({"schema": "nodeagent/reload/v1", "changes": list(changes)})
+
+    async def Apply(self, request: api.ApplyRequest, _: Context) -> AsyncIterator[api.Document]:  # noqa: N802
+        """Carry out a pass, or a saved plan: each result as it comes, the report at the end."""
+        if bool(request.scope) == bool(request.plan):
+            raise UsageError("give a scope or a saved plan; not both")
+        if request.rounds > _MOST_ROUNDS:
+            raise UsageError(f"rounds: at most {_MOST_ROUNDS}")
+        rounds = request.rounds or 1
+        results: asyncio.Queue[api.Document | None] = asyncio.Queue()
+        ended = asyncio.Event()
+
+        def tell(result: Result) -> None:
+            results.put_nowait(_made({"schema": "nodeagent/result/v1", **document.result(result)}))
+
+        work = asyncio.ensure_future(
+            self._apply_plan(request.plan, ended, tell)
+            if request.plan
+            else self._apply_scope(_scope(request.scope), rounds, ended, tell)
+        )
+        work.add_done_callback(lambda _: results.put_nowait(None))
+        try:
+            while (document_ := await results.get()) is not None:
+                yield document_
+            yield _made(await work)
+        finally:  # whoever asked has gone: the pass ends between two items
+            ended.set()
+            await asyncio.wait({work})
+
+    async def _apply_scope(
+        self, scope: Scope, rounds: int, ended: asyncio.Event, tell: Callable[[Result], None]
+    ) -> dict[str, Json]:
+        agent = self._agent()
+        preview = await agent.collector.preview(scope)
+        return document.report(await self._run(agent, preview, ended, tell, rounds=rounds, trigger="control"))
+
+    async def _apply_plan(self, text: str, ended: asyncio.Event, tell: Callable[[Result], None]) -> dict[str, Json]:
+        try:
+            saved: SavedPlan = unseal(text)
+        except ValueError as error:
+            raise UsageError(f"plan: {error}; nothing was done") from error
+        refused = refusal_of(saved, self._station.clock.now(), node_identity())
+        if refused:
+            raise UsageError(f"plan: {refused}")
+        settings = self._agent().settings
+        settings = replace(settings, policy=strictest_protection(saved.policy, settings.policy))
+        async with open_agent(settings, record=True, dry_run=settings.dry_run, clock=self._station.clock) as agent:
+            preview = await agent.collector.preview(saved.scope, frozenset(each.id for each in saved.removals))
+            drift = find_drift(saved, preview.plans)
+            report = await self._run(agent, preview, ended, tell, rounds=1, trigger="apply", plan_id=saved.id)
+        return {**document.report(report), "drift": [document.drift(each) for each in drift]}
+
+    async def _run(  # noqa: PLR0913 - what a run is told
+        self,
+        agent: Agent,
+        preview: Preview,
+        ended: asyncio.Event,
+        tell: Callable[[Result], None],
+        *,
+        rounds: int,
+        trigger: str,
+        plan_id: str = "",
+    ) -> PassReport:
+        def on_result(result: Result) -> None:
+            log_result(self._station.logger, result, dry_run=agent.dry_run)
+            tell(result)
+
+        async with self._station.turns.take() as stop:
+            held = self._station.turns.pause()
+            if held is not None:
+                raise UsageError(f"nothing is removed while the agent is paused: {held.text}")
+            passing = asyncio.ensure_future(_set_with(ended, stop))
+            try:
+                report = await agent.run(
+                    preview, trigger=trigger, stop=stop, max_rounds=rounds, on_result=on_result, plan_id=plan_id
+                )
+            finally:
+                passing.cancel()
+        log_report(self._station.logger, preview, report)
+        if report.end is PassEnd.RUNTIME_LOST:
+            raise RuntimeUnavailableError(report.end_detail)
+        return report
+
+    # ---- what they share
+
+    def _agent(self) -> Agent:
+        if self._station.agent is None:
+            raise RuntimeUnavailableError("no agent is composed: it starts, reloads, or waits for a container runtime")
+        return self._station.agent
+
+    def _looking(self) -> Look:
+        agent = self._agent()
+        if self._look is None or self._look_of is not agent:
+            self._look, self._look_of = Look(agent), agent
+        return self._look
+
+    def _holds(self) -> HoldFile:
+        return HoldFile(self._station.settings.state_directory)
+
+
+class Guard:
+    """The service as it is served: every call is checked, errors become statuses, and a bug stays within its call."""
+
+    def __init__(self, service: ControlService, station: Station, peer_of: Callable[[str], Peer | None]) -> None:
+        self._service = service
+        self._station = station
+        self._peer_of = peer_of
+
+    def __getattr__(self, name: str) -> object:
+        if name not in RIGHTS:
+            raise AttributeError(name)
+        method = getattr(self._service, name)
+        if api.DESCRIPTOR.services_by_name["Control"].methods_by_name[name].server_streaming:
+            return self._stream(name, method)
+        return self._single(name, method)
+
+    def _single(
+        self, name: str, method: Callable[[Message, Context], Awaitable[Message]]
+    ) -> Callable[[Message, Context], Coroutine[object, object, Message]]:
+        async def served(request: Message, context: Context) -> Message:
+            await self._admit(name, context)
+            try:
+                return await method(request, context)
+            except Exception as error:  # noqa: BLE001 - told below
+                return await self._refuse(name, context, error)
+
+        return served
+
+    def _stream(
+        self, name: str, method: Callable[[Message, Context], AsyncIterator[Message]]
+    ) -> Callable[[Message, Context], AsyncIterator[Message]]:
+        async def served(request: Message, context: Context) -> AsyncIterator[Message]:
+            await self._admit(name, context)
+            try:
+                async for each in method(request, context):
+                    yield each
+            except Exception as error:  # noqa: BLE001 - told below
+                await self._refuse(name, context, error)
+
+        return served
+
+    async def _admit(self, name: str, context: Context) -> None:
+        """End a call that may not be made; log one that changes something."""
+        peer = self._peer_of(context.peer().removeprefix(SOCKET_PREFIX))
+        settings = self._station.settings.control
+        needed = RIGHTS[name]
+        if peer is None:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "it is not known who asks")
+        has = right_of(peer, settings, group_number(settings.group))
+        if has < needed:
+            why = (
+                f"it takes root or a member of group {settings.group}"
+                if has is Right.NOTHING
+                else f"members of group {settings.group} may only read; control.group_may_act = true lets them act"
+            )
+            self._station.logger.warning("control_refused", method=name, user=peer.name, uid=peer.uid, pid=peer.pid)
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{peer.name} may not do that: {why}")
+        elif needed is Right.ACT:
+            self._station.logger.info("control_request", method=name, user=peer.name, uid=peer.uid, pid=peer.pid)
+        _ASKED_BY.set(peer.name)
+
+    async def _refuse(self, name: str, context: Context, error: Exception) -> Message:
+        if isinstance(error, grpc.aio.AbortError):
+            raise error
+        if isinstance(error, NodeAgentError):
+            code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), None)
+            await context.abort(code or grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        self._station.logger.error("control_failed", method=name, exc_info=error)
+        await context.abort(grpc.StatusCode.INTERNAL, f"a fault in the agent, see its log: {error!r}")
+
+
+class RunningService:
+    """The service while it runs."""
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self._server = server
+
+    async def stop(self) -> None:
+        """Cancel what is under way."""
+        await self._server.stop(None)
+
+
+async def serve(station: Station, address: str, peer_of: Callable[[str], Peer | None]) -> RunningService:
+    """Serve at the path of a socket that nobody else can reach."""
+    server = grpc.aio.server(
+        maximum_concurrent_rpcs=_MOST_CALLS,
+        options=(
+            ("grpc.max_receive_message_length", _LARGEST_REQUEST_BYTES),
+            ("grpc.max_send_message_length", -1),
+        ),
+    )
+    guard = Guard(ControlService(station), station, peer_of)
+    server.add_generic_rpc_handlers((service_handler(api.DESCRIPTOR.services_by_name["Control"], guard),))
+    server.add_insecure_port(f"unix:{address}")
+    await server.start()
+    return RunningService(server)
+
+
+async def _set_with(first: asyncio.Event, second: asyncio.Event) -> None:
+    await first.wait()
+    second.set()
+
+
+def _made(shown: Mapping[str, Any]) -> api.Document:
+    return api.Document(schema=str(shown.get("schema", "")), json=document.dumps(shown, "json"))
+
+
+def _scope(text: str) -> Scope:
+    try:
+        scope = Scope(text)
+    except ValueError as error:
+        raise UsageError(f"scope: write images, containers or all, not {_text(text, 'scope')!r}") from error
+    if scope is Scope.LEAKS:
+        raise UsageError("scope: write images, containers or all")
+    return scope
+
+
+def _seconds(value: float, most: float, name: str) -> float:
+    if not 0 <= value <= most:
+        raise UsageError(f"{name}: {value:g} is not from 0 to {most:g}")
+    return value
+
+
+def _text(value: str, name: str) -> str:
+    if len(value) > _LONGEST_TEXT or not value.isprintable():
+        raise UsageError(f"{name}: at most {_LONGEST_TEXT} characters, all of them printable")
+    return value

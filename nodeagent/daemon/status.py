@@ -1,0 +1,262 @@
+"""How the node and the agent are, for whoever asks: the running daemon, or a command that looks by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Final
+
+from nodeagent import __version__
+from nodeagent.daemon import document
+from nodeagent.daemon.pressure import KUBELET_ROOT, PressureReader, contradictions
+from nodeagent.errors import NodeAgentError, ObservationError, StoreError
+from nodeagent.host.filesystems import read_filesystem
+from nodeagent.host.signals import SignalPaths
+from nodeagent.model.pressure import FilesystemLayout
+from nodeagent.plan.eviction.state import EvictionState, evaluate
+from nodeagent.store import HoldFile
+
+if TYPE_CHECKING:
+    from nodeagent.daemon.agent import Agent
+    from nodeagent.daemon.board import DutyLine
+    from nodeagent.daemon.document import Json
+    from nodeagent.daemon.pressure import Ground, Seen
+    from nodeagent.daemon.station import Station
+    from nodeagent.plan.eviction.state import Evaluation
+
+_RUNTIME_WITHIN_S: Final = 2.0
+_HISTORY: Final = 8
+
+
+class Look:
+    """Reads the node's signals for one agent, look after look."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._reader = PressureReader(agent.settings.eviction, agent.clock)
+        self._ground: Ground | None = None
+        self._problem = ""
+        self.earlier: Seen | None = None
+
+    async def look(self, state: EvictionState) -> tuple[Ground, Seen, Evaluation, tuple[str, ...]]:
+        """Return where thresholds stand, the signals, how they compare, and warnings.
+
+        Without a runtime the image filesystem is left out.
+        """
+        ground = await self._survey()
+        seen = await self._reader.look(ground)
+        policy = self._agent.settings.eviction.policy
+        found = evaluate(state, seen.observations, ground.thresholds, policy, now=seen.at)
+        warnings = (
+            *((self._problem,) if self._problem else ()),
+            *ground.warnings,
+            *contradictions(ground, seen),
+            *seen.unread,
+            *(each.sentence for each in found.refusals),
+        )
+        return ground, seen, found, warnings
+
+    async def _survey(self) -> Ground:
+        if self._ground is not None:
+            return self._ground
+        try:
+            async with asyncio.timeout(_RUNTIME_WITHIN_S):
+                self._ground = await self._reader.survey(self._agent.cri, self._agent.settings.imagefs_path)
+        except (NodeAgentError, TimeoutError) as error:
+            self._problem = f"the image filesystem is left out: {str(error) or 'the runtime does not answer'}"
+            nodefs = str(KUBELET_ROOT if await asyncio.to_thread(KUBELET_ROOT.is_dir) else "/")
+            return await self._reader.ground(SignalPaths(nodefs))
+        self._problem = ""
+        return self._ground
+
+
+async def pressure_document(look: Look, state: EvictionState | None = None) -> dict[str, Json]:
+    """Return the signals against their thresholds; the trend is against the look before."""
+    ground, seen, found, warnings = await look.look(state or EvictionState())
+    shown = document.pressure(ground, seen, found, warnings, look.earlier)
+    look.earlier = seen
+    return shown
+
+
+async def status_document(agent: Agent, look: Look, station: Station | None) -> dict[str, Json]:
+    """Return how the node is, and the daemon if ``station`` is its: schema ``nodeagent/status/v1``."""
+    ground, seen, found, warnings = await look.look(station.eviction if station is not None else EvictionState())
+    runtime = await _runtime(agent)
+    told = [*warnings, *_memory_problems(agent)]
+    holds: Json = []
+    now = agent.clock.now()
+    try:
+        kept = await asyncio.to_thread(HoldFile(agent.settings.state_directory).read)
+        holds = [document.hold(each, now) for each in kept if each.until > now]
+    except StoreError as error:
+        told.append(str(error))
+    signals = document.pressure(ground, seen, found, (), look.earlier)["signals"]
+    return {
+        "schema": "nodeagent/status/v1",
+        "observed_at": document.time_text(now),
+        "agent": _agent(agent, station),
+        "paused": _pause(station),
+        "runtime": runtime,
+        "filesystems": await asyncio.to_thread(_filesystems, agent, ground),
+        "conditions": [each.condition.value for each in found.conditions if each.holds],
+        "signals": signals,
+        "loops": [] if station is None else [_loop(each, station) for each in station.board.lines],
+        "last_passes": await asyncio.to_thread(_last_passes, agent, told),
+        "shutdown": {
+            "off_because": agent.settings.shutdown.off_because(agent.role),
+            "lock_held": None if station is None else station.lock_held,
+        },
+        "holds": holds,
+        "warnings": list(dict.fromkeys(told)),
+    }
+
+
+def without_agent(station: Station) -> dict[str, Json]:
+    """Return how the daemon is while no agent is composed: schema ``nodeagent/status/v1``, with less in it."""
+    return {
+        "schema": "nodeagent/status/v1",
+        "observed_at": document.time_text(station.clock.now()),
+        "agent": {
+            **_daemon(station),
+            "dry_run": station.settings.dry_run,
+            "role": None,
+            "role_because": "",
+        },
+        "paused": _pause(station),
+        "runtime": {"up": False, "name": None, "version": None, "endpoint": station.settings.endpoint, "problem": ""},
+        "filesystems": [],
+        "conditions": [each.value for each in sorted(station.eviction.reported)],
+        "signals": [],
+        "loops": [_loop(each, station) for each in station.board.lines],
+        "last_passes": [],
+        "shutdown": {"off_because": "", "lock_held": station.lock_held},
+        "holds": [],
+        "warnings": ["no agent is composed: the daemon starts, reloads, or waits for a container runtime"],
+    }
+
+
+def not_ready(station: Station) -> list[str]:
+    """Return why the daemon cannot do its work now."""
+    reasons = [f"no progress: {name}" for name in station.board.stuck()]
+    if station.stop.is_set():
+        reasons.append("it is stopping")
+    if station.agent is None:
+        reasons.append("no agent is composed")
+    if any(line.result == "runtime-unavailable" for line in station.board.lines):
+        reasons.append("the container runtime does not answer")
+    return reasons
+
+
+def _agent(agent: Agent, station: Station | None) -> dict[str, Json]:
+    about: dict[str, Json] = {
+        "dry_run": agent.dry_run if station is not None else agent.settings.dry_run,
+        "role": agent.role.value,
+        "role_because": agent.role_because,
+    }
+    if station is None:
+        return {"running": False, "version": __version__, **about}
+    return {**_daemon(station), **about}
+
+
+def _daemon(station: Station) -> dict[str, Json]:
+    reasons = not_ready(station)
+    return {
+        "running": True,
+        "version": __version__,
+        "pid": os.getpid(),
+        "started_at": document.time_text(station.started_at),
+        "ready": not reasons,
+        "not_ready_because": list(reasons),
+        "config": str(station.settings.origin.path) if station.settings.origin.path is not None else None,
+        "config_problem": station.config_problem,
+    }
+
+
+def _pause(station: Station | None) -> Json:
+    pause = station.turns.pause() if station is not None else None
+    if station is None or pause is None:
+        return None
+    left_s = None if pause.until_s is None else max(0, round(pause.until_s - station.clock.monotonic_s()))
+    return {"who": pause.who, "why": pause.why, "seconds_left": left_s}
+
+
+async def _runtime(agent: Agent) -> dict[str, Json]:
+    endpoint = agent.settings.endpoint or None
+    try:
+        async with asyncio.timeout(_RUNTIME_WITHIN_S):
+            info = await agent.cri.version()
+    except (NodeAgentError, TimeoutError) as error:
+        problem = str(error) or f"no answer within {_RUNTIME_WITHIN_S:g} s"
+        return {"up": False, "name": None, "version": None, "endpoint": endpoint, "problem": problem}
+    return {"up": True, "name": info.name, "version": info.version, "endpoint": info.endpoint, "problem": ""}
+
+
+def _filesystems(agent: Agent, ground: Ground) -> list[Json]:
+    paths, images = ground.paths, agent.settings.policy.images
+    single = ground.layout is FilesystemLayout.SINGLE
+    shown: list[Json] = []
+    for name, path in (("imagefs", paths.imagefs), ("nodefs", paths.nodefs), ("containerfs", paths.containerfs)):
+        if path is None or (name == "nodefs" and single and paths.imagefs is not None):
+            continue
+        if name == "containerfs" and ground.layout is not FilesystemLayout.SPLIT:
+            continue
+        collected = name == "imagefs" and agent.settings.image_interval_s is not None
+        limits: dict[str, Json] = {
+            "name": f"{name} = nodefs" if name == "imagefs" and single else name,
+            "high_percent": images.high_threshold_percent if collected else None,
+            "low_percent": images.low_threshold_percent if collected else None,
+        }
+        try:
+            shown.append({**limits, **_reading(agent, path)})
+        except ObservationError as error:
+            shown.append({**limits, "path": path, "problem": str(error)})
+    return shown
+
+
+def _reading(agent: Agent, path: str) -> dict[str, Json]:
+    shown = document.filesystem(read_filesystem(path, agent.clock))
+    return shown if isinstance(shown, dict) else {}
+
+
+def _loop(line: DutyLine, station: Station) -> dict[str, Json]:
+    now_s = station.clock.monotonic_s()
+    return {
+        "name": line.name,
+        "activity": line.activity.value,
+        "why": line.why,
+        "started_at": document.time_text(line.started_at),
+        "ended_at": document.time_text(line.ended_at),
+        "result": line.result,
+        "detail": line.detail,
+        "runs": line.runs,
+        "failures": line.failures,
+        "due_in_s": None if line.due_s is None else max(0, round(line.due_s - now_s)),
+        "stuck": line.silent_until_s is not None and line.silent_until_s < now_s,
+    }
+
+
+def _last_passes(agent: Agent, told: list[str]) -> list[Json]:
+    """Return the newest passes that did something, a line each."""
+    try:
+        passes = agent.history.read(limit=_HISTORY)
+    except StoreError as error:
+        told.append(str(error))
+        return []
+    return [
+        {
+            "id": past.id,
+            "started_at": document.time_text(past.started_at),
+            "trigger": past.trigger,
+            "scope": past.scope,
+            "dry_run": past.dry_run,
+            "end": past.result,
+            "removed": sum(each.outcome in ("done", "gone") for each in past.actions),
+            "planned": len(past.actions),
+            "freed_bytes": past.freed_bytes,
+        }
+        for past in passes
+    ]
+
+
+def _memory_problems(agent: Agent) -> list[str]:
+    return [each for each in (agent.store.health.problem, agent.history.problem) if each]

@@ -1,0 +1,50 @@
+"""Who is at the other end of a local socket. Source: unix(7), ``SO_PEERCRED``; socket(7), ``SO_PEERGROUPS``."""
+
+from __future__ import annotations
+
+import pwd
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+_CREDENTIALS: Final = struct.Struct("3i")
+_SO_PEERGROUPS: Final = 59
+_GROUP: Final = struct.Struct("I")
+_MOST_GROUPS: Final = 256
+"""Python reads so much of a socket's option. Who is in more groups counts as in the own group only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The process that connected, as it was then.
+
+    Attributes:
+        groups: its own group and its further ones, as far as they could be told.
+    """
+
+    pid: int
+    uid: int
+    groups: frozenset[int]
+
+    @property
+    def name(self) -> str:
+        """The user's name, or number where it has none."""
+        try:
+            return pwd.getpwuid(self.uid).pw_name
+        except KeyError:
+            return str(self.uid)
+
+
+def read_peer(connection: socket.socket) -> Peer:
+    """Return who connected.
+
+    Raises:
+        OSError: the kernel does not tell.
+    """
+    pid, uid, gid = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    try:
+        told = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MOST_GROUPS * _GROUP.size)
+    except OSError:
+        told = b""
+    return Peer(pid, uid, frozenset((gid, *(number for (number,) in _GROUP.iter_unpack(told)))))
