@@ -6,7 +6,6 @@ import json
 import os
 import socket as sockets
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.config.control import DEFAULT_SOCKET
@@ -14,6 +13,7 @@ from nodeagent.errors import NodeAgentError, RuntimeUnavailableError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     import grpc
     from google.protobuf.message import Message
@@ -146,18 +146,16 @@ def _translated(error: grpc.RpcError) -> NodeAgentError:
     import grpc  # noqa: PLC0415 - an error of it is at hand
 
     code, details = error.code(), error.details() or ""
-    match code:
-        case grpc.StatusCode.PERMISSION_DENIED | grpc.StatusCode.UNAUTHENTICATED:
-            return AgentRefusedError(details)
-        case grpc.StatusCode.INVALID_ARGUMENT:
-            return UsageError(details)
-        case grpc.StatusCode.UNIMPLEMENTED:
-            return NodeAgentError("the running agent does not know that: it is older than this command; restart it")
-        case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return NodeAgentError("the agent did not answer in time")
-        case grpc.StatusCode.UNAVAILABLE if "runtime" in details:
-            return RuntimeUnavailableError(details)
-        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
-            return AgentAwayError(f"the agent went away: {details}")
-        case _:
-            return NodeAgentError(details or str(code))
+    codes = grpc.StatusCode
+    if code is codes.UNAVAILABLE and "runtime" in details:
+        return RuntimeUnavailableError(details)
+    kind, text = {
+        codes.PERMISSION_DENIED: (AgentRefusedError, details),
+        codes.UNAUTHENTICATED: (AgentRefusedError, details),
+        codes.INVALID_ARGUMENT: (UsageError, details),
+        codes.UNIMPLEMENTED: (NodeAgentError, "the running agent is older than this command; restart it"),
+        codes.DEADLINE_EXCEEDED: (NodeAgentError, "the agent did not answer in time"),
+        codes.UNAVAILABLE: (AgentAwayError, f"the agent went away: {details}"),
+        codes.CANCELLED: (AgentAwayError, f"the agent went away: {details}"),
+    }.get(code, (NodeAgentError, details or str(code)))
+    return kind(text)

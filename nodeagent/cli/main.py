@@ -6,6 +6,7 @@ Modules that a command needs are imported inside it, so that ``--help`` and comp
 from __future__ import annotations
 
 import gc
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -616,6 +617,89 @@ def hold_remove(
     from nodeagent.cli.hold import remove  # noqa: PLC0415
 
     remove(config, hold_id)
+
+
+WatchOption = Annotated[
+    bool, typer.Option("--watch", "-w", help="Show it again every --interval seconds, until interrupted.")
+]
+IntervalOption = Annotated[
+    float, typer.Option("--interval", metavar="SECONDS", min=0.2, help="How often, with --watch.", show_default=True)
+]
+
+
+@app.command(epilog=EPILOG)
+def status(
+    config: ConfigOption = None,
+    output: OutputOption = Output.TABLE,
+    watch: WatchOption = False,
+    interval: IntervalOption = 2.0,
+) -> None:
+    """Show on one screen how the node and the agent are; exit code 1 unless the agent runs and can do its work."""
+    from nodeagent.cli.status import show_status  # noqa: PLC0415
+
+    show_status(config, output.value, watch_s=interval if watch else None)
+
+
+@app.command(epilog=EPILOG)
+def top(
+    config: ConfigOption = None,
+    output: OutputOption = Output.TABLE,
+    once: Annotated[bool, typer.Option("--once", help="Show it once, as where the output is no terminal.")] = False,
+    interval: IntervalOption = 2.0,
+) -> None:
+    """Follow what the node has left and what its pods use, in the order in which they would be evicted."""
+    from nodeagent.cli.status import show_top  # noqa: PLC0415
+
+    live = not once and output is Output.TABLE and sys.stdout.isatty()
+    show_top(config, output.value, watch_s=interval if live else None)
+
+
+@app.command(epilog=EPILOG)
+def events(config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
+    """Follow what the agent does, as it does it; with -o json a line of JSON an event."""
+    from nodeagent.cli.control import follow_events  # noqa: PLC0415
+
+    follow_events(config, output.value)
+
+
+@app.command(epilog=EPILOG)
+def pause(
+    lasts: Annotated[str, typer.Option("--for", metavar="DURATION", help="At most 7d.")] = "30m",
+    why: Annotated[str, typer.Option("--why", metavar="TEXT", help="Shown by status and in the log.")] = "",
+    config: ConfigOption = None,
+) -> None:
+    """Have the agent collect and evict nothing for a while, over a restart of it too; graceful shutdown goes on."""
+    from nodeagent.cli.control import pause as ask_to_pause  # noqa: PLC0415
+
+    ask_to_pause(config, lasts=lasts, why=why)
+
+
+@app.command(epilog=EPILOG)
+def resume(config: ConfigOption = None) -> None:
+    """End a pause."""
+    from nodeagent.cli.control import resume as ask_to_resume  # noqa: PLC0415
+
+    ask_to_resume(config)
+
+
+@app.command(epilog=EPILOG)
+def trigger(
+    loop: Annotated[str, typer.Argument(metavar="LOOP", help="containers, images or eviction.")],
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the run has ended, and tell how.")] = False,
+    config: ConfigOption = None,
+) -> None:
+    """Have one of the agent's loops run now instead of at its time."""
+    from nodeagent.cli.control import trigger as ask_to_run  # noqa: PLC0415
+
+    ask_to_run(config, loop, wait=wait)
+
+
+@app.command(epilog=EPILOG)
+def reload(config: ConfigOption = None) -> None:
+    """Have the agent read its configuration again and print what changed; a bad one is refused, and changes nothing."""
+    from nodeagent.cli.control import reload as ask_to_reload  # noqa: PLC0415
+
+    ask_to_reload(config)
 
 
 @app.command(epilog=EPILOG)

@@ -11,10 +11,12 @@ import math
 from contextvars import ContextVar
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import grpc
 import grpc.aio
+from google.protobuf import message_factory
+from google.protobuf.message import DecodeError
 
 from nodeagent import __version__
 from nodeagent._proto.control.v1 import control_pb2 as api
@@ -23,12 +25,12 @@ from nodeagent.daemon import document
 from nodeagent.daemon.agent import open_agent
 from nodeagent.daemon.board import Activity
 from nodeagent.daemon.control_socket import Right, group_number, right_of
-from nodeagent.daemon.evicting import make_watcher
 from nodeagent.daemon.loops import log_report, log_result, wait_for_any
 from nodeagent.daemon.pausing import LONGEST_S, pause, resume
-from nodeagent.daemon.status import Look, pressure_document, status_document, without_agent
+from nodeagent.daemon.status import Look, pods_document, pressure_document, status_document, without_agent
 from nodeagent.daemon.taps import Tail
 from nodeagent.errors import (
+    ConfigError,
     NodeAgentError,
     PassBusyError,
     RuntimeUnavailableError,
@@ -36,14 +38,9 @@ from nodeagent.errors import (
 )
 from nodeagent.host.node import node_identity
 from nodeagent.model import Hold
-from nodeagent.model.pressure import Signal
-from nodeagent.plan.eviction.document import describe_facts
-from nodeagent.plan.eviction.protection import Protection
-from nodeagent.plan.eviction.ranking import rank_pods
 from nodeagent.plan.protection import parse_rule
 from nodeagent.plan.saved import find_drift, refusal_of, strictest_protection, unseal
 from nodeagent.plan.scope import Scope
-from nodeagent.runtime.serving import service_handler
 from nodeagent.store import HoldFile
 
 if TYPE_CHECKING:
@@ -94,6 +91,7 @@ _MOST_CALLS: Final = 64
 _LARGEST_REQUEST_BYTES: Final = 64 << 20
 _CODES: Final[Mapping[type[NodeAgentError], grpc.StatusCode]] = {
     UsageError: grpc.StatusCode.INVALID_ARGUMENT,
+    ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
     RuntimeUnavailableError: grpc.StatusCode.UNAVAILABLE,
     PassBusyError: grpc.StatusCode.ABORTED,
 }
@@ -142,33 +140,8 @@ class ControlService:
     async def Pods(self, _: api.PodsRequest, __: Context) -> api.Document:  # noqa: N802
         """Return the pods with what they use, in the order in which they would go for want of memory."""
         agent = self._agent()
-        watcher = make_watcher(agent)
         async with self._heavy:
-            ground, _seen, _found, _warnings = await self._looking().look(self._station.eviction)
-            try:
-                seen = await watcher.gather(with_disk=True)
-            finally:
-                await watcher.close()
-        protection = Protection(seen.facts, agent.settings.eviction.policy)
-        pods: list[Json] = []
-        for each in rank_pods(seen.facts, Signal.MEMORY_AVAILABLE, ground.layout):
-            kept, usage = protection.why_kept(each.pod), each.pod.usage
-            shown: dict[str, Any] = {
-                "rank": each.rank,
-                "uid": each.pod.uid,
-                "namespace": each.pod.namespace,
-                "name": each.pod.name,
-                "memory_bytes": usage.memory_bytes if usage else None,
-                "memory_request_bytes": each.pod.memory_request_bytes.value,
-                "pids": usage.pids if usage else None,
-                "writable_bytes": usage.writable.used_bytes if usage else None,
-                "logs_bytes": usage.logs.used_bytes if usage else None,
-                "volumes_bytes": usage.volumes.used_bytes if usage else None,
-                "kept_because": document.reason(kept) if kept is not None else None,
-                "facts": describe_facts(each.pod),
-            }
-            pods.append(shown)
-        return _made({"schema": "nodeagent/pods/v1", "pods": pods, "warnings": list(seen.warnings)})
+            return _made(await pods_document(agent, self._looking(), self._station.eviction))
 
     async def History(self, request: api.HistoryRequest, _: Context) -> api.Document:  # noqa: N802
         """Return what passes did."""
@@ -388,33 +361,45 @@ class Guard:
         self._station = station
         self._peer_of = peer_of
 
-    def __getattr__(self, name: str) -> object:
-        if name not in RIGHTS:
-            raise AttributeError(name)
-        method = getattr(self._service, name)
-        if api.DESCRIPTOR.services_by_name["Control"].methods_by_name[name].server_streaming:
-            return self._stream(name, method)
-        return self._single(name, method)
+    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """Return what serves every call that has its right. Requests are read only after whoever asks is let in."""
+        handlers = {}
+        for method in api.DESCRIPTOR.services_by_name["Control"].methods:
+            if method.name not in RIGHTS:
+                continue
+            kind = message_factory.GetMessageClass(method.input_type)
+            implementation = getattr(self._service, method.name)
+            if method.server_streaming:
+                stream = self._stream(method.name, kind, implementation)
+                handlers[method.name] = grpc.unary_stream_rpc_method_handler(
+                    stream, response_serializer=api.Document.SerializeToString
+                )
+            else:
+                single = self._single(method.name, kind, implementation)
+                handlers[method.name] = grpc.unary_unary_rpc_method_handler(
+                    single, response_serializer=api.Document.SerializeToString
+                )
+        return grpc.method_handlers_generic_handler("nodeagent.control.v1.Control", handlers)
 
     def _single(
-        self, name: str, method: Callable[[Message, Context], Awaitable[Message]]
-    ) -> Callable[[Message, Context], Coroutine[object, object, Message]]:
-        async def served(request: Message, context: Context) -> Message:
+        self, name: str, kind: type[Message], method: Callable[[Any, Context], Awaitable[api.Document]]
+    ) -> Callable[[bytes, Context], Coroutine[object, object, api.Document]]:
+        async def served(request: bytes, context: Context) -> api.Document:
             await self._admit(name, context)
             try:
-                return await method(request, context)
+                return await method(_parsed(kind, request), context)
             except Exception as error:  # noqa: BLE001 - told below
                 return await self._refuse(name, context, error)
 
         return served
 
     def _stream(
-        self, name: str, method: Callable[[Message, Context], AsyncIterator[Message]]
-    ) -> Callable[[Message, Context], AsyncIterator[Message]]:
-        async def served(request: Message, context: Context) -> AsyncIterator[Message]:
+        self, name: str, kind: type[Message], method: Callable[[Any, Context], AsyncIterator[api.Document]]
+    ) -> Callable[[bytes, Context], AsyncIterator[api.Document]]:
+        async def served(request: bytes, context: Context) -> AsyncIterator[api.Document]:
             await self._admit(name, context)
             try:
-                async for each in method(request, context):
+                async for each in method(_parsed(kind, request), context):
                     yield each
             except Exception as error:  # noqa: BLE001 - told below
                 await self._refuse(name, context, error)
@@ -441,7 +426,7 @@ class Guard:
             self._station.logger.info("control_request", method=name, user=peer.name, uid=peer.uid, pid=peer.pid)
         _ASKED_BY.set(peer.name)
 
-    async def _refuse(self, name: str, context: Context, error: Exception) -> Message:
+    async def _refuse(self, name: str, context: Context, error: Exception) -> NoReturn:
         if isinstance(error, grpc.aio.AbortError):
             raise error
         if isinstance(error, NodeAgentError):
@@ -471,8 +456,7 @@ async def serve(station: Station, address: str, peer_of: Callable[[str], Peer | 
             ("grpc.max_send_message_length", -1),
         ),
     )
-    guard = Guard(ControlService(station), station, peer_of)
-    server.add_generic_rpc_handlers((service_handler(api.DESCRIPTOR.services_by_name["Control"], guard),))
+    server.add_generic_rpc_handlers((Guard(ControlService(station), station, peer_of).handler(),))
     server.add_insecure_port(f"unix:{address}")
     await server.start()
     return RunningService(server)
@@ -485,6 +469,13 @@ async def _set_with(first: asyncio.Event, second: asyncio.Event) -> None:
 
 def _made(shown: Mapping[str, Any]) -> api.Document:
     return api.Document(schema=str(shown.get("schema", "")), json=document.dumps(shown, "json"))
+
+
+def _parsed(kind: type[Message], request: bytes) -> Message:
+    try:
+        return kind.FromString(request)
+    except DecodeError as error:
+        raise UsageError(f"the request cannot be read: {error}") from error
 
 
 def _scope(text: str) -> Scope:

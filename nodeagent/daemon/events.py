@@ -168,7 +168,7 @@ def sentence(name: str, values: Mapping[str, object]) -> str:
     """Return what an event says to people; its name and values where no sentence is known."""
     event = EVENTS.get(name)
     if event is not None:
-        return event.sentence.format_map(_Filled(values))
+        return event.sentence.format_map(_Filled({key: _text(value) for key, value in values.items()}))
     return " ".join([name, *(f"{key}={value}" for key, value in values.items())])
 
 
@@ -200,6 +200,8 @@ def journal_fields(values: Mapping[str, object]) -> dict[str, str]:
 
 
 def _text(value: object) -> str:
+    if value is None:
+        return "?"
     if isinstance(value, Mapping):
         return ", ".join(f"{each} {key}" for key, each in value.items())
     if isinstance(value, list | tuple):

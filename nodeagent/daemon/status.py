@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent import __version__
 from nodeagent.daemon import document
+from nodeagent.daemon.evicting import make_watcher
 from nodeagent.daemon.pressure import KUBELET_ROOT, PressureReader, contradictions
 from nodeagent.errors import NodeAgentError, ObservationError, StoreError
 from nodeagent.host.filesystems import read_filesystem
 from nodeagent.host.signals import SignalPaths
-from nodeagent.model.pressure import FilesystemLayout
+from nodeagent.model.pressure import FilesystemLayout, Signal
+from nodeagent.plan.eviction.document import describe_facts
+from nodeagent.plan.eviction.protection import Protection
+from nodeagent.plan.eviction.ranking import rank_pods
 from nodeagent.plan.eviction.state import EvictionState, evaluate
 from nodeagent.store import HoldFile
 
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from nodeagent.daemon.document import Json
     from nodeagent.daemon.pressure import Ground, Seen
     from nodeagent.daemon.station import Station
+    from nodeagent.plan.eviction.ranking import RankedPod
     from nodeagent.plan.eviction.state import Evaluation
 
 _RUNTIME_WITHIN_S: Final = 2.0
@@ -76,6 +81,50 @@ async def pressure_document(look: Look, state: EvictionState | None = None) -> d
     shown = document.pressure(ground, seen, found, warnings, look.earlier)
     look.earlier = seen
     return shown
+
+
+async def pods_document(agent: Agent, look: Look, state: EvictionState | None = None) -> dict[str, Json]:
+    """Return the pods with what they use, in the order in which they would go for want of memory.
+
+    Schema ``nodeagent/pods/v1``. What is not known is ``null``.
+
+    Raises:
+        RuntimeUnavailableError: the runtime does not answer.
+    """
+    ground, _, _, _ = await look.look(state or EvictionState())
+    watcher = make_watcher(agent)
+    try:
+        seen = await watcher.gather(with_disk=True)
+    finally:
+        await watcher.close()
+    protection = Protection(seen.facts, agent.settings.eviction.policy)
+    ranked = rank_pods(seen.facts, Signal.MEMORY_AVAILABLE, ground.layout)
+    return {
+        "schema": "nodeagent/pods/v1",
+        "observed_at": document.time_text(seen.observed_at.at),
+        "pods": [_pod(each, protection) for each in ranked],
+        "warnings": list(seen.warnings),
+    }
+
+
+def _pod(each: RankedPod, protection: Protection) -> dict[str, Json]:
+    pod, usage = each.pod, each.pod.usage
+    kept = protection.why_kept(pod)
+    facts: dict[str, Any] = describe_facts(pod)
+    return {
+        "rank": each.rank,
+        "uid": pod.uid,
+        "namespace": pod.namespace,
+        "name": pod.name,
+        "memory_bytes": usage.memory_bytes if usage else None,
+        "memory_request_bytes": pod.memory_request_bytes.value,
+        "pids": usage.pids if usage else None,
+        "writable_bytes": usage.writable.used_bytes if usage else None,
+        "logs_bytes": usage.logs.used_bytes if usage else None,
+        "volumes_bytes": usage.volumes.used_bytes if usage else None,
+        "kept_because": document.reason(kept) if kept is not None else None,
+        "facts": facts,
+    }
 
 
 async def status_document(agent: Agent, look: Look, station: Station | None) -> dict[str, Json]:

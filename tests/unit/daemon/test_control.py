@@ -1,0 +1,438 @@
+"""The control service over its real socket, on a simulated node; who asks is what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import socket
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf import message_factory
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nodeagent._proto.control.v1 import control_pb2 as api
+from nodeagent.clock import SystemClock
+from nodeagent.config.control import ControlSettings
+from nodeagent.config.handing import checked
+from nodeagent.config.settings import Origin
+from nodeagent.daemon import control_socket, log
+from nodeagent.daemon.agent import open_agent
+from nodeagent.daemon.board import Board
+from nodeagent.daemon.control import RIGHTS
+from nodeagent.daemon.control_socket import ControlDuty, ControlUnavailableError, Right, open_socket, right_of
+from nodeagent.daemon.pausing import restore_pause
+from nodeagent.daemon.service import ReloadDuty
+from nodeagent.daemon.station import Station
+from nodeagent.daemon.turns import Turns
+from nodeagent.host.notify import Notifier
+from nodeagent.host.peer import Peer, read_peer
+from nodeagent.model import ContainerState
+from nodeagent.sim.content import Layer
+from nodeagent.sim.node import SimNode
+from nodeagent.sim.server import SimServer
+from nodeagent.store.pause import PauseFile
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+SERVICE = api.DESCRIPTOR.services_by_name["Control"]
+ROOT = Peer(1, 0, frozenset({0}))
+GROUP = os.getgid()
+MEMBER = Peer(2, 4711, frozenset({4711, GROUP}))
+STRANGER = Peer(3, 4712, frozenset({4712}))
+IMAGE = "registry.example/app:v1"
+
+
+@dataclass
+class Node:
+    """A daemon's station with an agent, asked over its socket."""
+
+    station: Station
+    sim: SimNode
+    path: Path
+    log: io.StringIO
+    config: Path
+    peer: list[Peer] = field(default_factory=lambda: [ROOT])
+
+    @asynccontextmanager
+    async def channel(self) -> AsyncIterator[grpc.aio.Channel]:
+        options = [("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(f"unix:{self.path}", options=options) as made:
+            yield made
+
+    async def ask(self, method: str, request: Any = None, *, raw: bytes | None = None) -> dict[str, Any]:
+        sent = raw if raw is not None else (request or getattr(api, f"{method}Request")()).SerializeToString()
+        path = f"/{SERVICE.full_name}/{method}"
+        async with self.channel() as channel:
+            if SERVICE.methods_by_name[method].server_streaming:
+                found = [each async for each in channel.unary_stream(path, bytes, bytes)(sent, timeout=20)]
+            else:
+                found = [await channel.unary_unary(path, bytes, bytes)(sent, timeout=20)]
+        documents = [json.loads(api.Document.FromString(each).json) for each in found]
+        return documents[0] if len(documents) == 1 else {"all": documents}
+
+    async def refused(self, method: str, request: Any = None) -> tuple[str, str]:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await self.ask(method, request)
+        return caught.value.code().name, caught.value.details() or ""
+
+    def told(self, event: str) -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in self.log.getvalue().splitlines()]
+        return [each for each in lines if each["event"] == event]
+
+
+@pytest.fixture
+async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: Any) -> AsyncIterator[Node]:
+    directory = tmp_path_factory.mktemp("c")
+    config = tmp_path / "config.toml"
+    config.write_text(
+        'role = "standalone"\n'
+        f'[runtime]\nendpoint = "unix://{directory}/cri.sock"\n'
+        f'[state]\ndirectory = "{tmp_path}/state"\n'
+        '[container_gc]\nminimum_age = "0s"\nmax_per_pod_container = 0\n'
+        f'[control]\nsocket = "{directory}/control.sock"\n'
+    )
+    stream, clock = io.StringIO(), SystemClock()
+    logger = log.configure("json", "info", stream)
+    made = checked(Origin(config))
+    made = replace(made, control=replace(made.control, group="group-of-the-test"))
+    station = Station(made, logger, clock, Board(clock), Turns(clock))
+    monkeypatch.setattr(control_socket, "group_number", lambda name: GROUP if name == "group-of-the-test" else None)
+    monkeypatch.setattr("nodeagent.daemon.control.group_number", control_socket.group_number)
+    sim = SimNode()
+    sim.root_path = str(tmp_path)
+    sim.add_image(IMAGE, layers=[Layer("base", 1 << 20)])
+    sandbox = sim.add_pod("web")
+    for number in range(2):
+        sim.add_container(sandbox, "app", IMAGE, state=ContainerState.EXITED, age_s=3600 + number)
+    node = Node(station, sim, directory / "control.sock", stream, config)
+    monkeypatch.setattr(control_socket, "read_peer", lambda _: node.peer[0])
+    async with (
+        SimServer(sim, directory / "cri.sock"),
+        open_agent(made, record=True, dry_run=made.dry_run) as agent,
+    ):
+        station.agent = agent
+        stop = asyncio.Event()
+        running = asyncio.ensure_future(ControlDuty(station).run(stop))
+        while not node.told("control_listening"):  # noqa: ASYNC110 - the log is what tells
+            await asyncio.sleep(0)
+        yield node
+        stop.set()
+        await running
+        assert not node.path.exists()
+
+
+# ---- who may
+
+
+@pytest.mark.parametrize(
+    ("peer", "group", "may_act", "right"),
+    [
+        (ROOT, GROUP, False, Right.ACT),
+        (ROOT, None, False, Right.ACT),
+        (MEMBER, GROUP, False, Right.READ),
+        (MEMBER, GROUP, True, Right.ACT),
+        (MEMBER, None, True, Right.NOTHING),
+        (STRANGER, GROUP, True, Right.NOTHING),
+        (STRANGER, None, False, Right.NOTHING),
+    ],
+)
+def test_rights_follow_from_user_group_and_configuration(
+    peer: Peer, group: int | None, may_act: bool, right: Right
+) -> None:
+    assert right_of(peer, ControlSettings(group_may_act=may_act), group) is right
+
+
+def test_every_call_has_its_right() -> None:
+    assert set(RIGHTS) == set(SERVICE.methods_by_name)
+    readers = {name for name, right in RIGHTS.items() if right is Right.READ}
+    assert readers == {"Status", "Pressure", "Plan", "Pods", "History", "Holds", "Events"}
+    assert Right.NOTHING not in RIGHTS.values()
+
+
+def test_the_kernel_tells_who_connected() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        peer = read_peer(one)
+    assert (peer.pid, peer.uid) == (os.getpid(), os.getuid())
+    assert peer.groups >= {os.getgid()}
+
+
+@pytest.mark.parametrize("method", sorted(RIGHTS))
+async def test_a_stranger_is_refused_everything(node: Node, method: str) -> None:
+    node.peer[0] = STRANGER
+    code, why = await node.refused(method)
+    assert code == "PERMISSION_DENIED"
+    assert "it takes root or a member of group group-of-the-test" in why
+    assert [each["method"] for each in node.told("control_refused")] == [method]
+
+
+@pytest.mark.parametrize("method", sorted(name for name, right in RIGHTS.items() if right is Right.ACT))
+async def test_a_member_acts_only_if_the_configuration_says_so(node: Node, method: str) -> None:
+    node.peer[0] = MEMBER
+    code, why = await node.refused(method)
+    assert code == "PERMISSION_DENIED"
+    assert "control.group_may_act = true" in why
+    settings = node.station.settings
+    node.station.settings = replace(settings, control=replace(settings.control, group_may_act=True))
+    if method in ("Resume", "Reload"):
+        return  # these need no more than the right
+    code, _ = await node.refused(method)
+    assert code == "INVALID_ARGUMENT"  # understood, and incomplete
+
+
+async def test_whoever_does_not_come_by_the_socket_is_nobody(node: Node) -> None:
+    await node.ask("Status")
+    (inner,) = [each for each in os.listdir("/tmp") if each.startswith("nodeagent-")][-1:]  # noqa: PTH208
+    async with grpc.aio.insecure_channel(f"unix:/tmp/{inner}/inner") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary(f"/{SERVICE.full_name}/Status", bytes, bytes)(b"", timeout=20)
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert os.stat(f"/tmp/{inner}").st_mode & 0o077 == 0  # noqa: PTH116
+
+
+# ---- answers
+
+
+async def test_status_tells_of_node_and_daemon(node: Node) -> None:
+    node.station.board.waiting("images", 60, 60)
+    node.peer[0] = MEMBER
+    told = await node.ask("Status")
+    assert told["schema"] == "nodeagent/status/v1"
+    assert told["agent"]["running"] is told["agent"]["ready"] is True
+    assert told["runtime"]["name"] == "containerd"
+    assert [each["name"] for each in told["loops"]] == ["images"]
+    assert {"memory.available", "pid.available"} <= {each["signal"] for each in told["signals"]}
+
+
+async def test_status_answers_without_a_runtime(node: Node) -> None:
+    node.station.agent = None
+    told = await node.ask("Status")
+    assert told["agent"]["ready"] is False
+    assert told["runtime"]["up"] is False
+    assert await node.refused("Plan", api.PlanRequest(scope="all")) == (
+        "UNAVAILABLE",
+        "no agent is composed: it starts, reloads, or waits for a container runtime",
+    )
+
+
+async def test_a_plan_is_what_the_planner_says(node: Node) -> None:
+    told = await node.ask("Plan", api.PlanRequest(scope="containers"))
+    agent = node.station.agent
+    assert agent is not None
+    preview = await agent.collector.preview("containers")  # type: ignore[arg-type]
+    removals = [each["id"] for plan in told["plans"] for each in plan["decisions"] if each["verdict"] == "remove"]
+    assert removals == [each.id for each in preview.removals]
+    assert len(removals) == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "words"),
+    [
+        ("Plan", api.PlanRequest(scope="everything"), "write images, containers or all"),
+        ("Plan", api.PlanRequest(scope="leaks"), "write images, containers or all"),
+        ("Plan", api.PlanRequest(scope="all", lasts_seconds=-1), "is not from 0 to"),
+        ("Plan", api.PlanRequest(scope="all", lasts_seconds=float("nan")), "is not from 0 to"),
+        ("History", api.HistoryRequest(seconds=1e300), "too far back"),
+        ("History", api.HistoryRequest(image="\x1b[2J"), "printable"),
+        ("History", api.HistoryRequest(image="x" * 5000), "at most 4096 characters"),
+        ("AddHold", api.AddHoldRequest(image="app:*", why="x"), "how long is the hold to last"),
+        ("AddHold", api.AddHoldRequest(image="sha256:", seconds=5), "image: "),
+        ("RemoveHold", api.RemoveHoldRequest(id="77"), "there is no hold 77"),
+        ("Pause", api.PauseRequest(), "how long is the pause to last"),
+        ("Pause", api.PauseRequest(seconds=1e9), "is not from 0 to"),
+        ("Trigger", api.TriggerRequest(loop="shutdown"), "does not run here"),
+        ("Apply", api.ApplyRequest(), "give a scope or a saved plan"),
+        ("Apply", api.ApplyRequest(scope="all", plan="{}"), "give a scope or a saved plan"),
+        ("Apply", api.ApplyRequest(scope="all", rounds=21), "rounds: at most 20"),
+        ("Apply", api.ApplyRequest(plan="{}"), "not a plan of this agent"),
+    ],
+)
+async def test_what_makes_no_sense_is_told_and_changes_nothing(
+    node: Node, method: str, request_: Any, words: str
+) -> None:
+    code, why = await node.refused(method, request_)
+    assert (code, words in why) == ("INVALID_ARGUMENT", True), why
+    assert node.station.turns.pause() is None
+    assert len(node.sim.containers) == 2
+
+
+async def test_a_hold_is_placed_by_who_asks_and_taken_back(node: Node) -> None:
+    placed = await node.ask("AddHold", api.AddHoldRequest(image="app:*", seconds=60, why="rollback"))
+    assert (placed["by"], placed["why"]) == ("root", "rollback")
+    assert [each["id"] for each in (await node.ask("Holds"))["holds"]] == [placed["id"]]
+    await node.ask("RemoveHold", api.RemoveHoldRequest(id=placed["id"]))
+    assert (await node.ask("Holds"))["holds"] == []
+
+
+async def test_a_pause_stops_and_lasts_over_a_restart(node: Node) -> None:
+    await node.ask("Pause", api.PauseRequest(seconds=600, why="looking"))
+    assert (await node.ask("Status"))["paused"]["why"].startswith("looking (by root, until ")
+    code, why = await node.refused("Apply", api.ApplyRequest(scope="containers"))
+    assert (code, "while the agent is paused" in why) == ("INVALID_ARGUMENT", True)
+    assert len(node.sim.containers) == 2
+    again = Station(
+        node.station.settings, node.station.logger, node.station.clock, Board(SystemClock()), Turns(SystemClock())
+    )
+    restore_pause(again)
+    pause = again.turns.pause()
+    assert pause is not None
+    assert pause.until_s is not None
+    assert 590 < pause.until_s - again.clock.monotonic_s() <= 600
+    assert (await node.ask("Resume"))["was_paused"] is True
+    assert (await node.ask("Resume"))["was_paused"] is False
+    assert PauseFile(node.station.settings.state_directory).read() is None
+
+
+def test_a_pause_that_cannot_be_read_counts(tmp_path: Path) -> None:
+    (tmp_path / "pause.json").write_text("{")
+    stream, clock = io.StringIO(), SystemClock()
+    made = replace(checked(Origin(None, (("state.directory", str(tmp_path)),))))
+    station = Station(made, log.configure("json", "info", stream), clock, Board(clock), Turns(clock))
+    restore_pause(station)
+    pause = station.turns.pause()
+    assert pause is not None
+    assert pause.until_s is None
+
+
+async def test_a_pass_tells_each_result_and_the_report(node: Node) -> None:
+    found = (await node.ask("Apply", api.ApplyRequest(scope="containers")))["all"]
+    assert [each["schema"] for each in found] == ["nodeagent/result/v1", "nodeagent/result/v1", "nodeagent/report/v1"]
+    assert found[-1]["trigger"] == "control"
+    assert len(node.sim.containers) == 0
+    assert [each["trigger"] for each in (await node.ask("History"))["passes"]] == ["control"]
+
+
+async def test_a_saved_plan_is_carried_out_as_saved(node: Node) -> None:
+    saved = await node.ask("Plan", api.PlanRequest(scope="containers", lasts_seconds=600))
+    gone = next(iter(node.sim.containers))
+    node.sim.remove_container(gone)
+    found = (await node.ask("Apply", api.ApplyRequest(plan=json.dumps(saved))))["all"]
+    assert found[-1]["schema"] == "nodeagent/report/v1"
+    assert [each["id"] for each in found[-1]["drift"]] == [gone]
+    changed = json.dumps({**saved, "scope": "all"})
+    code, why = await node.refused("Apply", api.ApplyRequest(plan=changed))
+    assert (code, "it was changed since it was saved" in why) == ("INVALID_ARGUMENT", True)
+
+
+async def test_events_come_as_they_happen(node: Node) -> None:
+    async with node.channel() as channel:
+        call = channel.unary_stream(f"/{SERVICE.full_name}/Events", bytes, bytes)(b"")
+        reading: asyncio.Future[Any] = asyncio.ensure_future(call.read())
+        while not reading.done():
+            node.station.logger.info("resumed", by="somebody")
+            await asyncio.sleep(0.01)
+        event = json.loads(api.Document.FromString(await reading).json)
+    assert (event["schema"], event["event"], event["by"]) == ("nodeagent/event/v1", "resumed", "somebody")
+
+
+async def test_a_trigger_wakes_its_loop_and_waits(node: Node) -> None:
+    board, wake = node.station.board, asyncio.Event()
+    node.station.wake["images"] = wake
+    board.waiting("images", 600, 600)
+    asked = asyncio.ensure_future(node.ask("Trigger", api.TriggerRequest(loop="images", wait=True)))
+    await asyncio.wait_for(wake.wait(), 20)
+    board.running("images", 60)
+    board.ended("images", "complete", detail="all well")
+    told = await asked
+    assert (told["result"], told["detail"]) == ("complete", "all well")
+
+
+async def test_a_reload_tells_what_changed_or_why_not(node: Node) -> None:
+    stop = asyncio.Event()
+    running = asyncio.ensure_future(ReloadDuty(node.station, Notifier({})).run(stop))
+    node.station.settings = checked(Origin(node.config))
+    text = node.config.read_text()
+    node.config.write_text(text + "[image_gc]\nhigh_threshold_percent = 90\n")
+    assert (await node.ask("Reload"))["changes"] == ["image_gc.high_threshold_percent: 85 -> 90"]
+    node.config.write_text(text + "[image_gc]\nhigh_threshold_percent = 900\n")
+    code, why = await node.refused("Reload")
+    assert (code, "high_threshold_percent = 900" in why) == ("INVALID_ARGUMENT", True)
+    stop.set()
+    await running
+
+
+# ---- what must not stop it
+
+
+FIELDS = {
+    "TYPE_STRING": st.text(max_size=40),
+    "TYPE_DOUBLE": st.floats(),
+    "TYPE_UINT32": st.integers(0, 2**32 - 1),
+    "TYPE_BOOL": st.booleans(),
+}
+KINDS = {9: "TYPE_STRING", 1: "TYPE_DOUBLE", 13: "TYPE_UINT32", 8: "TYPE_BOOL"}
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> tuple[str, bytes]:
+    """A call of any method but those that wait: its fields at random, or random bytes for a request."""
+    name = draw(st.sampled_from([each for each in sorted(RIGHTS) if each not in ("Events", "Reload")]))
+    if draw(st.booleans()):
+        return name, draw(st.binary(max_size=60))
+    kind = SERVICE.methods_by_name[name].input_type
+    values = {each.name: draw(FIELDS[KINDS[each.type]]) for each in kind.fields if draw(st.booleans())}
+    return name, message_factory.GetMessageClass(kind)(**values).SerializeToString()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(call=calls())
+async def test_no_request_ends_it(node: Node, call: tuple[str, bytes]) -> None:
+    name, raw = call
+    try:
+        await node.ask(name, raw=raw)
+    except grpc.aio.AioRpcError as error:
+        assert error.code().name in {"INVALID_ARGUMENT", "FAILED_PRECONDITION"}, error.details()  # noqa: PT017
+    assert node.told("control_failed") == []
+    assert (await node.ask("Status"))["agent"]["running"]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.binary(max_size=400))
+async def test_no_bytes_end_it(node: Node, data: bytes) -> None:
+    reader, writer = await asyncio.open_unix_connection(node.path)
+    writer.write(data)
+    writer.write_eof()
+    with suppress(ConnectionError):
+        await asyncio.wait_for(reader.read(), 20)
+    writer.close()
+    assert (await node.ask("Status"))["agent"]["running"]
+
+
+# ---- the socket
+
+
+def test_a_socket_left_behind_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    with open_socket(path, "no-such-group"):
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_group_gets_the_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_socket, "group_number", lambda _: os.getgid())
+    with open_socket(tmp_path / "s", "any"):
+        assert (tmp_path / "s").stat().st_mode & 0o777 == 0o660
+
+
+def test_nothing_else_is_taken_away(tmp_path: Path) -> None:
+    (tmp_path / "s").write_text("mine")
+    with pytest.raises(ControlUnavailableError, match="is no socket"):
+        open_socket(tmp_path / "s", "any")
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(tmp_path / "t"))
+        other.listen()
+        with pytest.raises(ControlUnavailableError, match="another agent listens"):
+            open_socket(tmp_path / "t", "any")
+    with pytest.raises(ControlUnavailableError, match="is not there"):
+        open_socket(tmp_path / "none/s", "any")
