@@ -262,8 +262,9 @@ class _Merger:
         defined = UNKNOWN if self._manifest is None else Fact(value=True, source=FactSource.MANIFEST)
         from_runtime = self._annotations.get(ANNOTATION_SOURCE)
         annotated = _static(from_runtime, FactSource.CRI)
-        if from_runtime is not None and annotated.value is None:
-            self._wrong.append(f"its annotation {ANNOTATION_SOURCE} is {from_runtime[:40]!r}")
+        for told, fact, by in ((from_list, listed, "the kubelet's list"), (from_runtime, annotated, "the runtime")):
+            if told is not None and fact.value is None:
+                self._wrong.append(f"by {by} its annotation {ANNOTATION_SOURCE} is {told[:40]!r}")
         said = {fact.value for fact in (listed, annotated) if fact.value is not None}
         if len(said) > 1:
             self._wrong.append("the kubelet and the runtime disagree on whether it is static")

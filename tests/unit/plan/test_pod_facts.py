@@ -293,6 +293,16 @@ def test_a_pod_of_the_api_server_is_no_static_pod_whatever_its_name() -> None:
     assert facts.priority == Fact(0, A)
 
 
+def test_a_source_that_nobody_knows_is_doubt_whoever_tells_it() -> None:
+    strange = {"kubernetes.io/config.source": "?"}
+    for facts in (
+        merged(runtime_pod(traits()), kubelet=[spec("web", annotations=strange)]),
+        merged(runtime_pod(traits(), annotations=strange)),
+    ):
+        assert kept(facts) == "facts-contradictory"
+        assert any("kubernetes.io/config.source is '?'" in each for each in facts.contradictions)
+
+
 def test_the_kubelet_comes_before_the_manifest() -> None:
     facts = merged(
         runtime_pod(traits(), name="etcd-node-1", annotations=FILE),
