@@ -6,15 +6,19 @@ import asyncio
 import signal
 import sys
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
+from nodeagent._proto.control.v1 import control_pb2
 from nodeagent.act.collect import MAX_ROUNDS
 from nodeagent.act.outcomes import PassEnd
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.session import load_settings, open_for_command, run_async
+from nodeagent.cli.told import by_agent
+from nodeagent.cli.told import preview as preview_told
 from nodeagent.daemon import document
 from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.plan.scope import Scope
+from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,11 +26,13 @@ if TYPE_CHECKING:
 
     from nodeagent.act.collect import Preview
     from nodeagent.act.outcomes import PassReport
+    from nodeagent.cli.asking import Line
     from nodeagent.config.settings import Settings
     from nodeagent.daemon.agent import Agent
     from nodeagent.plan.breakdown import Breakdown
 
 _BREAKDOWN_WITHIN_S = 10.0
+_AGREED_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +55,64 @@ def collect(request: Request) -> None:
         UsageError: there is no terminal to ask on and neither ``--yes`` nor ``--dry-run`` was given.
         NodeAgentError: the node could not be observed.
     """
-    loaded = load_settings(request.config, request.overrides)
     if not (request.dry_run or request.yes) and not (sys.stdin.isatty() and request.output == "table"):
         raise UsageError(
             "nothing was done: there is no terminal to ask on; add --yes to remove without asking, or --dry-run to "
             "see what would be removed"
         )
+    with by_agent(request.config, request.overrides) as agent:
+        if agent is not None:
+            sys.exit(_have_collected(request, agent))
+    loaded = load_settings(request.config, request.overrides)
     sys.exit(run_async(_collect(request, loaded)))
+
+
+def _have_collected(request: Request, agent: Line) -> ExitCode:
+    """Have the running agent preview and, unless it is a dry run or declined, carry out what was shown."""
+    saved: dict[str, Any] | None = None
+    if not request.yes or request.dry_run:
+        shown = agent.ask("Plan", control_pb2.PlanRequest(scope=request.scope))
+        _show_told(request, shown)
+        going = {each["id"] for plan in shown["plans"] for each in plan["decisions"] if each["verdict"] == "remove"}
+        if request.dry_run or not going:
+            return ExitCode.DONE
+        saved = agent.ask("Plan", control_pb2.PlanRequest(scope=request.scope, lasts_seconds=_AGREED_S))
+        if {each["id"] for each in saved["decisions"] if each["verdict"] == "remove"} - going:
+            sys.stderr.write("the node changed while it was looked at: nothing was removed, try again\n")
+            return ExitCode.PARTIAL
+        if not agreed(len(going)):
+            sys.stderr.write("nothing was removed\n")
+            return ExitCode.DONE
+    asked = (
+        control_pb2.ApplyRequest(scope=request.scope, rounds=MAX_ROUNDS)
+        if saved is None
+        else control_pb2.ApplyRequest(plan=document.dumps(saved, "json"))
+    )
+    last: dict[str, Any] = {}
+    for last in agent.follow("Apply", asked):
+        if request.output == "table" and "outcome" in last:
+            sys.stdout.write(f"{last['outcome']}: {last['kind']} {last['name']}: {last['reason']['sentence']}\n")
+    if request.output != "table":
+        sys.stdout.write(document.dumps(last, request.output))
+    else:
+        removed = sum(each["outcome"] in ("done", "gone") for each in last["results"])
+        freed = last["freed_bytes"]
+        sys.stdout.write(
+            f"{last['end']}: removed {removed} of {len(last['results'])}"
+            f"{'' if freed is None else f', measured {format_bytes(max(0, freed))}'}\n"
+        )
+    failed = any(each["outcome"] == "failed" for each in last["results"])
+    return ExitCode.PARTIAL if failed or last["end"] in ("shortfall", "cancelled") else ExitCode.DONE
+
+
+def _show_told(request: Request, shown: dict[str, Any]) -> None:
+    if request.output != "table":
+        sys.stdout.write(document.dumps(shown, request.output))
+        return
+    from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
+
+    snapshot, plans = preview_told(shown)
+    render.make_console().print(render.preview_view(snapshot, plans, None, show_kept=request.show_kept))
 
 
 async def _collect(request: Request, settings: Settings) -> ExitCode:
@@ -125,7 +182,14 @@ def confirmed(preview: Preview) -> bool:
 
     if not preview.removals:
         return typer.confirm("Let the runtime collect what nothing holds?", default=False)
-    return typer.confirm(f"Remove these {len(preview.removals)} items?", default=False)
+    return agreed(len(preview.removals))
+
+
+def agreed(items: int) -> bool:
+    """Ask whether to remove so many items that were shown."""
+    import typer  # noqa: PLC0415 - likewise
+
+    return typer.confirm(f"Remove these {items} items?", default=False)
 
 
 def show_preview(request: Request, agent: Agent, preview: Preview) -> None:

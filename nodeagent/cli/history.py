@@ -7,8 +7,11 @@ import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from nodeagent._proto.control.v1 import control_pb2
 from nodeagent.cli.session import load_settings
 from nodeagent.cli.shutdown import stop_headline
+from nodeagent.cli.told import by_agent
+from nodeagent.cli.told import passes as passes_told
 from nodeagent.clock import SystemClock
 from nodeagent.daemon import document
 from nodeagent.errors import UsageError
@@ -36,6 +39,16 @@ def show_history(config: Path | None, *, since: str, image: str, limit: int, qui
         ago = timedelta(seconds=parse_duration_s(since)) if since else None
     except (ValueError, OverflowError) as error:
         raise UsageError(f"--since: {error}") from error
+    with by_agent(config, {}) as agent:
+        if agent is not None:
+            seconds = ago.total_seconds() if ago is not None else 0.0
+            asked = control_pb2.HistoryRequest(seconds=seconds, image=image, limit=max(0, limit), quiet=quiet)
+            told = agent.ask("History", asked)
+            if form != "table":
+                sys.stdout.write(document.dumps(told, form))
+            else:
+                _print(passes_told(told), (), "the agent's history")
+            return
     settings = load_settings(config, {})
     oldest = SystemClock().now() - ago if ago is not None else None
     kept = History(settings.state_directory)
@@ -44,17 +57,17 @@ def show_history(config: Path | None, *, since: str, image: str, limit: int, qui
     if form != "table":
         sys.stdout.write(document.dumps(document.history(passes, stops), form))
         return
-    _print(passes, stops, settings.state_directory)
+    _print(passes, stops, str(settings.state_directory))
 
 
-def _print(passes: Sequence[PastPass], stops: Sequence[NodeStop], directory: Path) -> None:
+def _print(passes: Sequence[PastPass], stops: Sequence[NodeStop], where: str) -> None:
     from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
 
     console = render.make_console()
     for stop in stops:
         console.print(f"{stop_headline(stop)}; see nodeagent shutdown status", markup=False)
     if not passes:
-        console.print(f"no passes in {directory}")
+        console.print(f"no passes in {where}")
         return
     for past in passes:
         console.print(_headline(past), style="bold", markup=False)

@@ -8,7 +8,11 @@ import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from nodeagent._proto.control.v1 import control_pb2
 from nodeagent.cli.session import load_settings
+from nodeagent.cli.told import by_agent
+from nodeagent.cli.told import hold as told_hold
+from nodeagent.cli.told import holds as told_holds
 from nodeagent.clock import SystemClock
 from nodeagent.daemon import document
 from nodeagent.errors import UsageError
@@ -18,7 +22,10 @@ from nodeagent.store import HoldFile
 from nodeagent.units import format_duration, parse_duration_s
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
+
+    from nodeagent.daemon.document import Json
 
 
 _LONGEST_S = 365 * 86_400.0
@@ -45,12 +52,15 @@ def add(config: Path | None, *, image: str | None, every: bool, lasts: str, why:
     if not 0 < seconds <= _LONGEST_S:
         raise UsageError(f"--for {lasts}: must be more than 0 and at most 365d; protect.images keeps images for good")
     now = SystemClock().now()
+    with by_agent(config, {}) as agent:
+        if agent is not None:
+            request = control_pb2.AddHoldRequest(image=image or "", seconds=seconds, why=why)
+            told = agent.ask("AddHold", request)
+            _print_placed(told_hold(told), told, form)
+            return
     hold = Hold("", ALL_IMAGES if image is None else image, why, _who(), now, now + timedelta(seconds=seconds))
     placed = HoldFile(load_settings(config, {}).state_directory).add(hold)
-    if form != "table":
-        sys.stdout.write(document.dumps({"schema": "nodeagent/hold/v1", **document.hold(placed, now)}, form))
-        return
-    sys.stdout.write(f"hold {placed.id} on {_what(placed)} until {document.time_text(placed.until)}\n")
+    _print_placed(placed, {"schema": "nodeagent/hold/v1", **document.hold(placed, now)}, form)
 
 
 def show(config: Path | None, form: str) -> None:
@@ -60,7 +70,12 @@ def show(config: Path | None, form: str) -> None:
         StoreError: the holds cannot be read.
     """
     now = SystemClock().now()
-    holds = [each for each in HoldFile(load_settings(config, {}).state_directory).read() if each.until > now]
+    with by_agent(config, {}) as agent:
+        told = agent.ask("Holds") if agent is not None else None
+    if told is not None:
+        holds = list(told_holds(told))
+    else:
+        holds = [each for each in HoldFile(load_settings(config, {}).state_directory).read() if each.until > now]
     if form != "table":
         sys.stdout.write(document.dumps(document.holds(holds, now), form))
         return
@@ -83,10 +98,22 @@ def remove(config: Path | None, hold_id: str) -> None:
         UsageError: there is no such hold.
         StoreError: it cannot be written.
     """
+    with by_agent(config, {}) as agent:
+        if agent is not None:
+            taken = told_hold(agent.ask("RemoveHold", control_pb2.RemoveHoldRequest(id=hold_id)))
+            sys.stdout.write(f"hold {taken.id} on {_what(taken)} is taken back\n")
+            return
     gone = HoldFile(load_settings(config, {}).state_directory).remove(hold_id)
     if gone is None:
         raise UsageError(f"there is no hold {hold_id}; 'nodeagent hold list' shows them")
     sys.stdout.write(f"hold {gone.id} on {_what(gone)} is taken back\n")
+
+
+def _print_placed(placed: Hold, shown: Mapping[str, Json], form: str) -> None:
+    if form != "table":
+        sys.stdout.write(document.dumps(shown, form))
+        return
+    sys.stdout.write(f"hold {placed.id} on {_what(placed)} until {document.time_text(placed.until)}\n")
 
 
 def _what(hold: Hold) -> str:

@@ -620,10 +620,10 @@ def hold_remove(
 
 
 WatchOption = Annotated[
-    bool, typer.Option("--watch", "-w", help="Show it again every --interval seconds, until interrupted.")
+    bool, typer.Option("--watch", "-w", help="Show it again every --every seconds, until interrupted.")
 ]
-IntervalOption = Annotated[
-    float, typer.Option("--interval", metavar="SECONDS", min=0.2, help="How often, with --watch.", show_default=True)
+EveryOption = Annotated[
+    float, typer.Option("--every", metavar="SECONDS", min=0.2, help="How often it is shown again.", show_default=True)
 ]
 
 
@@ -632,12 +632,12 @@ def status(
     config: ConfigOption = None,
     output: OutputOption = Output.TABLE,
     watch: WatchOption = False,
-    interval: IntervalOption = 2.0,
+    every: EveryOption = 2.0,
 ) -> None:
     """Show on one screen how the node and the agent are; exit code 1 unless the agent runs and can do its work."""
     from nodeagent.cli.status import show_status  # noqa: PLC0415
 
-    show_status(config, output.value, watch_s=interval if watch else None)
+    show_status(config, output.value, watch_s=every if watch else None)
 
 
 @app.command(epilog=EPILOG)
@@ -645,13 +645,13 @@ def top(
     config: ConfigOption = None,
     output: OutputOption = Output.TABLE,
     once: Annotated[bool, typer.Option("--once", help="Show it once, as where the output is no terminal.")] = False,
-    interval: IntervalOption = 2.0,
+    every: EveryOption = 2.0,
 ) -> None:
     """Follow what the node has left and what its pods use, in the order in which they would be evicted."""
     from nodeagent.cli.status import show_top  # noqa: PLC0415
 
     live = not once and output is Output.TABLE and sys.stdout.isatty()
-    show_top(config, output.value, watch_s=interval if live else None)
+    show_top(config, output.value, watch_s=every if live else None)
 
 
 @app.command(epilog=EPILOG)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.session import load_settings, open_for_command, run_async
+from nodeagent.cli.told import by_agent
 from nodeagent.clock import SystemClock
 from nodeagent.daemon import document
 from nodeagent.daemon.pressure import KUBELET_ROOT, PressureReader, contradictions
 from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.host.signals import SignalPaths
+from nodeagent.model.pressure import Signal
 from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.eviction.signals import MEANINGS, Unit
 from nodeagent.plan.eviction.state import EvictionState, evaluate
@@ -25,12 +28,13 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from nodeagent.cli.asking import Line
     from nodeagent.config.eviction import EvictionSettings
     from nodeagent.config.settings import Settings
     from nodeagent.daemon.pressure import Seen
     from nodeagent.host.signals import MemorySource
-    from nodeagent.model.pressure import Observation
-    from nodeagent.plan.eviction.state import Evaluation
+
+    Shown = Mapping[str, Any]
 
 
 def show(
@@ -55,6 +59,10 @@ def show(
     Raises:
         UsageError: the thresholds cannot be understood.
     """
+    own = (*overrides, *([hard] if hard else ()), *([memory_source] if memory_source else ()))
+    with by_agent(config, dict.fromkeys(map(str, own))) as agent:
+        if agent is not None:
+            sys.exit(ExitCode.FAILED if _follow(agent, form, watch_s) else ExitCode.DONE)
     settings = load_settings(config, overrides)
     chosen = settings.eviction
     try:
@@ -67,6 +75,17 @@ def show(
     sys.exit(ExitCode.FAILED if met else ExitCode.DONE)
 
 
+def _follow(agent: Line, form: str, watch_s: float | None) -> bool:
+    """Have the agent look; return whether a threshold was met at the last look."""
+    screen = _Screen(form)
+    while True:
+        shown = agent.ask("Pressure")
+        screen.show(shown, again=watch_s is not None)
+        if watch_s is None:
+            return any(one["met"] for each in shown["signals"] for one in each["thresholds"])
+        time.sleep(watch_s)
+
+
 async def _show(settings: Settings, chosen: EvictionSettings, form: str, watch_s: float | None) -> bool:
     """Look and print, again and again if asked to; return whether a threshold was met at the last look."""
     clock = SystemClock()
@@ -75,31 +94,39 @@ async def _show(settings: Settings, chosen: EvictionSettings, form: str, watch_s
     ground = await reader.ground(paths)
     earlier: Seen | None = None
     state = EvictionState()
-    console = None
+    screen = _Screen(form)
     while True:
         seen = await reader.look(ground)
         found = evaluate(state, seen.observations, ground.thresholds, chosen.policy, now=seen.at)
         state = found.state
         first = contradictions(ground, seen)
         told = (*warnings, *ground.warnings, *first, *seen.unread, *(each.sentence for each in found.refusals))
-        if form != "table":
-            sys.stdout.write(document.dumps(document.pressure(ground, seen, found, told, earlier), form))
-            sys.stdout.flush()
-        else:
-            console = console or _console()
-            if watch_s is not None and console.is_terminal:
-                console.clear()
-            _print(console, seen, found, told, earlier)
+        screen.show(document.pressure(ground, seen, found, told, earlier), again=watch_s is not None)
         if watch_s is None:
             return bool(found.met)
         earlier = seen
         await asyncio.sleep(watch_s)
 
 
-def _console() -> Console:
-    from nodeagent.cli.render import make_console  # noqa: PLC0415 - only for people
+class _Screen:
+    """Where a look is shown."""
 
-    return make_console()
+    def __init__(self, form: str) -> None:
+        self._form = form
+        self._console: Console | None = None
+
+    def show(self, shown: Shown, *, again: bool) -> None:
+        """Show one look; with ``again`` over the one before, on a terminal."""
+        if self._form != "table":
+            sys.stdout.write(document.dumps(shown, self._form))
+            sys.stdout.flush()
+            return
+        from nodeagent.cli.render import make_console  # noqa: PLC0415 - only for people
+
+        self._console = self._console or make_console()
+        if again and self._console.is_terminal:
+            self._console.clear()
+        _print(self._console, shown)
 
 
 async def _paths(settings: Settings) -> tuple[SignalPaths, tuple[str, ...]]:
@@ -113,7 +140,7 @@ async def _paths(settings: Settings) -> tuple[SignalPaths, tuple[str, ...]]:
     return SignalPaths(nodefs, settings.imagefs_path or image, next(iter(info.container_mountpoints), image)), ()
 
 
-def _print(console: Console, seen: Seen, found: Evaluation, warnings: tuple[str, ...], earlier: Seen | None) -> None:
+def _print(console: Console, shown: Shown) -> None:
     from rich.text import Text  # noqa: PLC0415 - tables are only for people
 
     from nodeagent.cli import render  # noqa: PLC0415
@@ -121,44 +148,43 @@ def _print(console: Console, seen: Seen, found: Evaluation, warnings: tuple[str,
     table = render.table(
         "signal", "left", "of", "", "threshold", "distance", "trend", "state", right=("left", "of", "distance", "trend")
     )
-    for each in seen.observations:
-        mine = [standing for standing in found.standings if standing.threshold.signal is each.signal]
-        crossed = any(standing.met for standing in mine)
-        share = each.available / each.capacity if each.capacity else 0.0
+    for each in shown["signals"]:
+        unit, limits = MEANINGS[Signal(each["signal"])].unit, [one for one in each["thresholds"] if one["value"]]
+        crossed = any(one["met"] for one in limits)
+        share = each["available"] / each["capacity"] if each["capacity"] else 0.0
         bar = "█" * round(20 * min(1.0, share))
-        limits = [f"{one.threshold.text} ({_amount(one.limit, each)})" for one in mine if one.limit is not None]
-        nearest = min((abs(each.available - one.limit) for one in mine if one.limit is not None), default=None)
+        nearest = min((abs(one["distance"]) for one in limits), default=None)
         table.add_row(
-            each.signal.value,
-            _amount(each.available, each),
-            _amount(each.capacity, each),
+            each["signal"],
+            _amount(each["available"], unit),
+            _amount(each["capacity"], unit),
             Text(f"{bar:░<20}", style="red" if crossed else "green"),
-            ", ".join(limits),
-            "" if nearest is None else f"{'-' if crossed else ''}{_amount(nearest, each)}",
-            _trend(each, earlier),
-            "crossed" if crossed else "clear" if mine else "",
+            ", ".join(f"{one['text']} ({_amount(one['value'], unit)})" for one in limits),
+            "" if nearest is None else f"{'-' if crossed else ''}{_amount(nearest, unit)}",
+            _trend(each, unit),
+            "crossed" if crossed else "clear" if each["thresholds"] else "",
             style="bold red" if crossed else "",
         )
     console.print(table)
-    conditions = [each.condition.value for each in found.conditions if each.holds]
+    conditions = shown["conditions"]
     console.print(", ".join(conditions) or "no pressure", style="bold red" if conditions else "green")
-    for warning in warnings:
+    for warning in shown["warnings"]:
         console.print(f"warning: {warning}", style="yellow", markup=False)
 
 
-def _trend(seen: Observation, earlier: Seen | None) -> str:
-    change = document.change_per_s(seen, earlier)
+def _trend(shown: Shown, unit: Unit) -> str:
+    change = shown["change_per_s"]
     if change is None:
         return ""
-    if MEANINGS[seen.signal].unit is Unit.STALL_PERCENT:
+    if unit is Unit.STALL_PERCENT:
         return f"{change:+.1f}%/s" if abs(change) >= 0.05 else "steady"
-    if abs(change) < seen.capacity / 100_000:
+    if abs(change) < shown["capacity"] / 100_000:
         return "steady"
-    return f"{'-' if change < 0 else '+'}{_amount(abs(change), seen)}/s"
+    return f"{'-' if change < 0 else '+'}{_amount(abs(change), unit)}/s"
 
 
-def _amount(value: float, seen: Observation) -> str:
-    match MEANINGS[seen.signal].unit:
+def _amount(value: float, unit: Unit) -> str:
+    match unit:
         case Unit.BYTES:
             return format_bytes(int(value))
         case Unit.STALL_PERCENT:

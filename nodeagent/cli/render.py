@@ -182,7 +182,7 @@ def plan_view(plan: Plan, *, show_kept: bool) -> RenderableType:
 
 
 def preview_view(
-    snapshot: NodeSnapshot, plans: Sequence[Plan], policy: ImageGCPolicy, *, show_kept: bool
+    snapshot: NodeSnapshot, plans: Sequence[Plan], policy: ImageGCPolicy | None, *, show_kept: bool
 ) -> RenderableType:
     """Return everything a person needs to agree to a run."""
     info = snapshot.runtime

@@ -79,6 +79,44 @@ def bare(node: Node) -> Iterator[Node]:
     node.run("systemctl stop nodeagent", check=False, timeout_s=60)
 
 
+def say(node: Node, user: str, command: str) -> tuple[int, str]:
+    """Have a user run the command; return its exit code and all it said."""
+    done = node.run(f"runuser -u {user} -- nodeagent {command}", check=False, timeout_s=120)
+    return done.code, done.stdout + done.stderr
+
+
+def who_may_what(node: Node) -> None:
+    """Root may do all, a member of the group may read, and act once the configuration says so, nobody else anything."""
+    node.run("useradd -G nodeagent member && useradd stranger")
+    code, said = say(node, "root", "status")
+    assert code == 0, said
+    assert "at work" in said
+    assert "containerd 1." in said
+    code, said = say(node, "stranger", "status")
+    assert (code, "the agent answers root and members of its group" in said) == (1, True), said
+    code, said = say(node, "member", "status -o json")
+    assert code == 0, said
+    assert json.loads(said)["agent"]["ready"], said
+    assert say(node, "member", "gc all --dry-run")[0] == 0
+    assert say(node, "member", "history")[0] == 0
+    for refused in ("trigger images", "pause --for 5m", "gc all --yes", "hold add app:v1 --for 5m --why x", "reload"):
+        code, said = say(node, "member", refused)
+        assert (code, "control.group_may_act = true lets them act" in said) == (1, True), (refused, said)
+    node.put("/etc/nodeagent/config.d/rights.toml", "[control]\ngroup_may_act = true\n")
+    code, said = say(node, "root", "reload")
+    assert (code, said) == (0, "control.group_may_act: false -> true\n")
+    code, said = say(node, "member", "trigger images --wait")
+    assert (code, said.partition(":")[0]) == (0, "images"), said
+    assert say(node, "member", "pause --for 5m --why looking")[0] == 0
+    assert "paused for another" in say(node, "root", "status")[1]
+    node.run("systemctl restart nodeagent", timeout_s=120)
+    assert "paused for another" in say(node, "root", "status")[1]
+    assert say(node, "member", "resume") == (0, "the agent goes on\n")
+    said = node.run("journalctl NODEAGENT_EVENT=control_request NODEAGENT_USER=member -o cat --no-pager").stdout
+    assert "Pause for member" in said
+    node.run("userdel member && userdel stranger")
+
+
 def test_by_hand(bare: Node) -> None:
     before = listing(bare)
     done = bare.run("/opt/nodeagent/bin/nodeagent install --enable", timeout_s=300)
@@ -86,13 +124,15 @@ def test_by_hand(bare: Node) -> None:
     shown = bare.run("systemctl show nodeagent -p ActiveState,UnitFileState,Type --value").stdout.split()
     assert shown == ["notify-reload", "active", "enabled"]
     assert "nodeagent:" in bare.run("getent group nodeagent").stdout
-    assert bare.run("stat -c '%a %U %G' /run/nodeagent").stdout.split() == ["750", "root", "nodeagent"]
+    assert bare.run("stat -c '%a %U %G' /run/nodeagent").stdout.split() == ["2750", "root", "nodeagent"]
+    assert bare.run("stat -c '%a %U %G' /run/nodeagent/control.sock").stdout.split() == ["660", "root", "nodeagent"]
     findings = {
         each["check"]: each for each in json.loads(bare.run("nodeagent doctor -o json", check=False).stdout)["findings"]
     }
     assert findings["unit"]["verdict"] == "ok", findings
     assert findings["configuration"]["verdict"] == "ok"
     show_then_remove(bare, "node.test/by-hand:v1")
+    who_may_what(bare)
     again = bare.run("nodeagent install", timeout_s=300)
     assert f"kept        {CONFIG}" in again.stdout
     assert bare.run("systemctl is-active nodeagent").stdout.strip() == "active"

@@ -7,8 +7,8 @@ import io
 import json
 import os
 import socket
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -24,111 +24,27 @@ from nodeagent.config.control import ControlSettings
 from nodeagent.config.handing import checked
 from nodeagent.config.settings import Origin
 from nodeagent.daemon import control_socket, log
-from nodeagent.daemon.agent import open_agent
 from nodeagent.daemon.board import Board
 from nodeagent.daemon.control import RIGHTS
-from nodeagent.daemon.control_socket import ControlDuty, ControlUnavailableError, Right, open_socket, right_of
+from nodeagent.daemon.control_socket import ControlUnavailableError, Right, open_socket, right_of
 from nodeagent.daemon.pausing import restore_pause
 from nodeagent.daemon.service import ReloadDuty
 from nodeagent.daemon.station import Station
 from nodeagent.daemon.turns import Turns
 from nodeagent.host.notify import Notifier
 from nodeagent.host.peer import Peer, read_peer
-from nodeagent.model import ContainerState
-from nodeagent.sim.content import Layer
-from nodeagent.sim.node import SimNode
-from nodeagent.sim.server import SimServer
 from nodeagent.store.pause import PauseFile
+from tests.unit.control_node import GROUP, MEMBER, ROOT, SERVICE, STRANGER, Node, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-SERVICE = api.DESCRIPTOR.services_by_name["Control"]
-ROOT = Peer(1, 0, frozenset({0}))
-GROUP = os.getgid()
-MEMBER = Peer(2, 4711, frozenset({4711, GROUP}))
-STRANGER = Peer(3, 4712, frozenset({4712}))
-IMAGE = "registry.example/app:v1"
-
-
-@dataclass
-class Node:
-    """A daemon's station with an agent, asked over its socket."""
-
-    station: Station
-    sim: SimNode
-    path: Path
-    log: io.StringIO
-    config: Path
-    peer: list[Peer] = field(default_factory=lambda: [ROOT])
-
-    @asynccontextmanager
-    async def channel(self) -> AsyncIterator[grpc.aio.Channel]:
-        options = [("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1)]
-        async with grpc.aio.insecure_channel(f"unix:{self.path}", options=options) as made:
-            yield made
-
-    async def ask(self, method: str, request: Any = None, *, raw: bytes | None = None) -> dict[str, Any]:
-        sent = raw if raw is not None else (request or getattr(api, f"{method}Request")()).SerializeToString()
-        path = f"/{SERVICE.full_name}/{method}"
-        async with self.channel() as channel:
-            if SERVICE.methods_by_name[method].server_streaming:
-                found = [each async for each in channel.unary_stream(path, bytes, bytes)(sent, timeout=20)]
-            else:
-                found = [await channel.unary_unary(path, bytes, bytes)(sent, timeout=20)]
-        documents = [json.loads(api.Document.FromString(each).json) for each in found]
-        return documents[0] if len(documents) == 1 else {"all": documents}
-
-    async def refused(self, method: str, request: Any = None) -> tuple[str, str]:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await self.ask(method, request)
-        return caught.value.code().name, caught.value.details() or ""
-
-    def told(self, event: str) -> list[dict[str, Any]]:
-        lines = [json.loads(line) for line in self.log.getvalue().splitlines()]
-        return [each for each in lines if each["event"] == event]
-
 
 @pytest.fixture
-async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: Any) -> AsyncIterator[Node]:
-    directory = tmp_path_factory.mktemp("c")
-    config = tmp_path / "config.toml"
-    config.write_text(
-        'role = "standalone"\n'
-        f'[runtime]\nendpoint = "unix://{directory}/cri.sock"\n'
-        f'[state]\ndirectory = "{tmp_path}/state"\n'
-        '[container_gc]\nminimum_age = "0s"\nmax_per_pod_container = 0\n'
-        f'[control]\nsocket = "{directory}/control.sock"\n'
-    )
-    stream, clock = io.StringIO(), SystemClock()
-    logger = log.configure("json", "info", stream)
-    made = checked(Origin(config))
-    made = replace(made, control=replace(made.control, group="group-of-the-test"))
-    station = Station(made, logger, clock, Board(clock), Turns(clock))
-    monkeypatch.setattr(control_socket, "group_number", lambda name: GROUP if name == "group-of-the-test" else None)
-    monkeypatch.setattr("nodeagent.daemon.control.group_number", control_socket.group_number)
-    sim = SimNode()
-    sim.root_path = str(tmp_path)
-    sim.add_image(IMAGE, layers=[Layer("base", 1 << 20)])
-    sandbox = sim.add_pod("web")
-    for number in range(2):
-        sim.add_container(sandbox, "app", IMAGE, state=ContainerState.EXITED, age_s=3600 + number)
-    node = Node(station, sim, directory / "control.sock", stream, config)
-    monkeypatch.setattr(control_socket, "read_peer", lambda _: node.peer[0])
-    async with (
-        SimServer(sim, directory / "cri.sock"),
-        open_agent(made, record=True, dry_run=made.dry_run) as agent,
-    ):
-        station.agent = agent
-        stop = asyncio.Event()
-        running = asyncio.ensure_future(ControlDuty(station).run(stop))
-        while not node.told("control_listening"):  # noqa: ASYNC110 - the log is what tells
-            await asyncio.sleep(0)
-        yield node
-        stop.set()
-        await running
-        assert not node.path.exists()
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    async with serving(tmp_path) as made:
+        yield made
 
 
 # ---- who may

@@ -1,0 +1,152 @@
+"""The commands that ask the running agent, each in a thread beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nodeagent.cli import main as command_line
+from nodeagent.cli import status
+from nodeagent.config.control import DEFAULT_SOCKET
+from tests.unit.control_node import MEMBER, STRANGER, Node, serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+
+@pytest.fixture
+async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
+    async with serving(tmp_path) as made:
+        made.station.board.waiting("images", 60, 60)
+        monkeypatch.setattr(status, "find_socket", lambda config: made.path if config is None else config)
+        monkeypatch.setenv("COLUMNS", "200")
+        yield made
+
+
+async def say(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Run a command; return its exit code, what it said and what it complained of."""
+
+    def run() -> int:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sys.argv", ["nodeagent", *words])
+            with pytest.raises(SystemExit) as ended:
+                command_line.main()
+        return int(ended.value.code or 0)
+
+    code = await asyncio.to_thread(run)
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+@pytest.fixture
+def as_member(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
+    node.peer[0] = MEMBER
+    monkeypatch.setattr("os.geteuid", lambda: 4711)
+    return node
+
+
+@pytest.mark.usefixtures("node")
+async def test_status_shows_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = await say(capsys, "status")
+    assert code == 0
+    for words in ("at work", "containerd 1.7", "memory.available", "no pressure", "images", "in 1m"):
+        assert words in out
+
+
+async def test_status_is_not_green_while_it_cannot_work(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    node.station.agent = None
+    code, out, _ = await say(capsys, "status")
+    assert (code, "not ready: no agent is composed" in out) == (1, True)
+
+
+async def test_status_as_json_is_the_service_s_answer(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = await say(capsys, "status", "-o", "json")
+    assert json.loads(out)["schema"] == "nodeagent/status/v1"
+    assert json.loads(out).keys() == (await node.ask("Status")).keys()
+
+
+async def test_without_an_agent_status_looks_by_itself(
+    node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "find_socket", lambda _: node.path.with_name("nobody"))
+    code, out, _ = await say(capsys, "status", "--config", str(node.config), "-o", "json")
+    by_itself, by_agent = json.loads(out), await node.ask("Status")
+    assert code == 1
+    assert by_itself["agent"]["running"] is False
+    assert "no agent listens at" in by_itself["warnings"][0]
+    for part in ("runtime", "holds", "conditions", "last_passes"):
+        assert by_itself[part] == by_agent[part]
+    assert [each["name"] for each in by_itself["filesystems"]] == [each["name"] for each in by_agent["filesystems"]]
+
+
+@pytest.mark.usefixtures("node")
+async def test_top_shows_pods(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = await say(capsys, "top")
+    assert (code, "would go for want of memory" in out) == (0, True)
+
+
+@pytest.mark.usefixtures("node")
+async def test_pause_and_resume(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (await say(capsys, "pause", "--for", "10m", "--why", "looking"))[1].startswith("paused until ")
+    assert "paused for another" in (await say(capsys, "status"))[1]
+    code, _, err = await say(capsys, "trigger", "images")
+    assert (code, "paused" in err or "does not run here" in err) == (2, True)
+    assert (await say(capsys, "resume"))[1] == "the agent goes on\n"
+    assert (await say(capsys, "resume"))[1] == "it was not paused\n"
+    code, _, err = await say(capsys, "pause", "--for", "soon")
+    assert (code, "--for" in err) == (2, True)
+
+
+async def test_a_stranger_is_told_who_may(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    node.peer[0] = STRANGER
+    code, out, err = await say(capsys, "status")
+    assert (code, out) == (1, "")
+    assert "it takes root or a member of group" in err
+
+
+async def test_a_closed_door_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("socket.socket.connect", denied)
+    monkeypatch.setattr(status, "find_socket", lambda _: DEFAULT_SOCKET)
+    code, _, err = await say(capsys, "status")
+    assert (code, "usermod -aG nodeagent" in err) == (1, True)
+
+
+async def test_a_member_previews_through_the_agent(as_member: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = await say(capsys, "gc", "containers", "--dry-run")
+    assert (code, "Removes 2 of 2 containers" in out) == (0, True)
+    _, out, _ = await say(capsys, "gc", "containers", "--dry-run", "-o", "json")
+    assert json.loads(out)["schema"] == "nodeagent/preview/v1"
+    code, _, err = await say(capsys, "gc", "containers", "--yes")
+    assert (code, "control.group_may_act = true" in err) == (1, True)
+    assert len(as_member.sim.containers) == 2
+
+
+async def test_a_member_that_may_act_collects_through_the_agent(
+    as_member: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = as_member.station.settings
+    as_member.station.settings = replace(settings, control=replace(settings.control, group_may_act=True))
+    code, out, _ = await say(capsys, "gc", "containers", "--yes")
+    assert (code, "complete: removed 2 of 2" in out) == (0, True)
+    assert len(as_member.sim.containers) == 0
+    _, out, _ = await say(capsys, "history")
+    assert "control, containers: complete" in out
+
+
+@pytest.mark.parametrize("words", [("history",), ("hold", "list"), ("pressure",)])
+async def test_a_member_reads_through_the_agent(
+    as_member: Node, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    code, out, _ = await say(capsys, *words)
+    assert (code, bool(out)) == (0, True)
+    _, out, _ = await say(capsys, *words, "-o", "json")
+    method: Any = {"history": "History", "hold": "Holds", "pressure": "Pressure"}[words[0]]
+    assert json.loads(out)["schema"] == (await as_member.ask(method))["schema"]
