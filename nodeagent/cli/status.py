@@ -5,10 +5,12 @@ The running agent is asked; where none runs the command looks by itself, and tel
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.cli.asking import AgentAwayError, Line, line
@@ -18,12 +20,13 @@ from nodeagent.units import format_bytes, format_duration
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from rich.console import Console, RenderableType
 
     Shown = dict[str, Any]
 
+_VARIABLE: Final = "NODEAGENT_CONTROL__SOCKET"
+"""Goes before any configuration, so that with it none has to be read."""
 _BAR: Final = 30
 _PASSES: Final = 5
 _PODS: Final = 40
@@ -58,7 +61,10 @@ def find_socket(config: Path | None) -> Path | None:
     """Return where the agent listens by a configuration; ``None`` where by it none does."""
     from nodeagent.config.control import DEFAULT_SOCKET  # noqa: PLC0415 - not for every command
 
-    if config is None and DEFAULT_SOCKET.exists():
+    told = os.environ.get(_VARIABLE)
+    if told and told.startswith("/"):
+        return Path(told)
+    if config is None and told is None and DEFAULT_SOCKET.exists():
         return DEFAULT_SOCKET
     from nodeagent.cli.session import load_settings  # noqa: PLC0415 - it takes longer than all else
 

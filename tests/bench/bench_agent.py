@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 IMAGES, LAYERS, CONTAINERS = 200, 10, 300
+CONTROL = "control.sock"
 
 
 @contextmanager
@@ -40,6 +42,7 @@ def runtime(directory: Path, images: int = IMAGES) -> Iterator[Path]:
                 'role = "standalone"',
                 f"[runtime]\nendpoint = {json.dumps(f'unix://{socket}')}",
                 f"[state]\ndirectory = {json.dumps(str(directory / 'state'))}",
+                f"[control]\nsocket = {json.dumps(str(directory / CONTROL))}",
             ]
             config.write_text("\n".join(lines) + "\n")
             yield config
@@ -57,8 +60,11 @@ def timed(*command: str, runs: int) -> list[float]:
     return taken[1:]
 
 
-def at_rest(config: Path, seconds: float) -> tuple[float, float]:
-    """Return the daemon's resident MiB and percent of a core, averaged over ``seconds`` after its first passes."""
+def at_rest(config: Path, seconds: float, runs: int) -> tuple[float, float, list[float]]:
+    """Return the daemon's resident MiB and percent of a core, averaged over ``seconds`` after its first passes.
+
+    Then also the wall seconds of asking for its status.
+    """
     command = [sys.executable, "-m", "nodeagent", "run", "--config", str(config), "--dry-run"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -72,9 +78,11 @@ def at_rest(config: Path, seconds: float) -> tuple[float, float]:
         time.sleep(seconds)  # the quantity measured is a rate over this time
         after = watched.cpu_times()
         resident = watched.memory_info().rss / 2**20
+        os.environ["NODEAGENT_CONTROL__SOCKET"] = str(config.with_name(CONTROL))
+        status = timed("-m", "nodeagent", "status", runs=runs)
         process.terminate()
     used = (after.user + after.system) - (before.user + before.system)
-    return resident, 100 * used / seconds
+    return resident, 100 * used / seconds, status
 
 
 def main() -> None:
@@ -90,13 +98,14 @@ def main() -> None:
         preview = timed(*words, runs=options.runs)
         imports = timed("-c", "import nodeagent.cli.main, nodeagent.cli.gc, nodeagent.daemon.agent", runs=options.runs)
         shown = timed("-m", "nodeagent", "--help", runs=options.runs)
-        resident, percent = at_rest(config, options.rest)
+        resident, percent, status = at_rest(config, options.rest, options.runs)
     print(f"{'what':58} {'min':>9} {'median':>9} {'max':>9}")
     for what, taken in (
         (f"gc all --dry-run, cold, {IMAGES} images, {CONTAINERS} containers [s]", preview),
         ("  the same on a node where the agent has never run [s]", first),
         ("  of which interpreter and imports [s]", imports),
         ("--help [s]", shown),
+        ("status, of a running daemon [s]", status),
     ):
         print(f"{what:58} {min(taken):9.3f} {statistics.median(taken):9.3f} {max(taken):9.3f}")
     print(f"daemon at rest over {options.rest:.0f} s: {resident:.1f} MiB resident, {percent:.2f} % of a core")
