@@ -64,11 +64,22 @@ def find_socket(config: Path | None) -> Path | None:
     told = os.environ.get(_VARIABLE)
     if told and told.startswith("/"):
         return Path(told)
-    if config is None and told is None and DEFAULT_SOCKET.exists():
+    if config is None and told is None and _there(DEFAULT_SOCKET):
         return DEFAULT_SOCKET
     from nodeagent.cli.session import load_settings  # noqa: PLC0415 - it takes longer than all else
 
     return load_settings(config, {}).control.socket
+
+
+def _there(path: Path) -> bool:
+    """Return whether something is at a path; what may not be looked at is."""
+    try:
+        path.lstat()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager

@@ -119,6 +119,14 @@ async def test_a_closed_door_is_told(capsys: pytest.CaptureFixture[str], monkeyp
     assert (code, "usermod -aG nodeagent" in err) == (1, True)
 
 
+def test_what_may_not_be_looked_at_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("pathlib.Path.lstat", denied)
+    assert status.find_socket(None) == DEFAULT_SOCKET
+
+
 async def test_a_member_previews_through_the_agent(as_member: Node, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = await say(capsys, "gc", "containers", "--dry-run")
     assert (code, "Removes 2 of 2 containers" in out) == (0, True)
