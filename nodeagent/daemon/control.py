@@ -287,7 +287,9 @@ class ControlService:
     ) -> dict[str, Json]:
         agent = self._agent()
         preview = await agent.collector.preview(scope)
-        return document.report(await self._run(agent, preview, ended, tell, rounds=rounds, trigger="control"))
+        return document.report(
+            await self._run(agent, preview, ended, tell, rounds=rounds, trigger="control", while_in_force=True)
+        )
 
     async def _apply_plan(self, text: str, ended: asyncio.Event, tell: Callable[[Result], None]) -> dict[str, Json]:
         try:
@@ -315,6 +317,7 @@ class ControlService:
         rounds: int,
         trigger: str,
         plan_id: str = "",
+        while_in_force: bool = False,
     ) -> PassReport:
         def on_result(result: Result) -> None:
             log_result(self._station.logger, result, dry_run=agent.dry_run)
@@ -324,6 +327,8 @@ class ControlService:
             held = self._station.turns.pause()
             if held is not None:
                 raise UsageError(f"nothing is removed while the agent is paused: {held.text}")
+            if while_in_force and self._station.agent is not agent:
+                raise NodeAgentError("the configuration changed meanwhile; nothing was removed, try again")
             passing = asyncio.ensure_future(_set_with(ended, stop))
             try:
                 report = await agent.run(

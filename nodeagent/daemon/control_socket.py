@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _LOOK_S: Final = 2.0
 _RETRY_S: Final = 30.0
 _MOST_CONNECTIONS: Final = 64
+_MOST_OF_A_USER: Final = 16
+"""So many connections a user other than root may have, so that there is always one left for root."""
 _CHUNK_BYTES: Final = 1 << 16
 _BACKLOG: Final = 64
 
@@ -156,6 +158,8 @@ class ControlDuty:
         try:
             taken: socket.socket = writer.get_extra_info("socket")
             peer = read_peer(taken)
+            if peer.uid and sum(each.uid == peer.uid for each in self._peers.values()) >= _MOST_OF_A_USER:
+                return
             address = await self._address()
             name = f"nodeagent-{os.getpid()}-{secrets.token_hex(16)}"
             self._peers[name] = peer

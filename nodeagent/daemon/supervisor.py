@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import signal
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from nodeagent.act.outcomes import PassEnd
@@ -141,6 +142,9 @@ async def _one_agent(station: Station, earlier: Settings | None) -> None:
                     _, late = await asyncio.wait(running, timeout=STOP_WITHIN_S)
                     for task in late:
                         task.cancel()
+                with suppress(TimeoutError):  # a pass that somebody asked for ends between two items, too
+                    async with asyncio.timeout(STOP_WITHIN_S), station.turns.take():
+                        station.agent = None
         finally:
             station.agent = None
 

@@ -324,6 +324,20 @@ async def test_no_bytes_end_it(node: Node, data: bytes) -> None:
     assert (await node.ask("Status"))["agent"]["running"]
 
 
+async def test_no_user_takes_every_connection(node: Node) -> None:
+    node.peer[0] = MEMBER
+    await node.ask("Status")
+    taken = [await asyncio.open_unix_connection(node.path) for _ in range(16)]
+    for reader, _ in taken:  # the service greets who is let in
+        assert await asyncio.wait_for(reader.read(9), 20)
+    with pytest.raises(grpc.aio.AioRpcError):
+        await node.ask("Status")
+    node.peer[0] = ROOT
+    assert (await node.ask("Status"))["agent"]["running"]
+    for _, writer in taken:
+        writer.close()
+
+
 # ---- the socket
 
 
