@@ -145,6 +145,7 @@ def test_by_hand(bare: Node) -> None:
     assert bare.run("test -e /opt/nodeagent", check=False).code != 0
 
 
+@pytest.mark.long
 def test_from_the_package(bare: Node, package: Path) -> None:
     bare.run("rm -rf /etc/nodeagent /var/lib/nodeagent /run/nodeagent && (groupdel nodeagent || true)")
     before = listing(bare)
