@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from nodeagent.config.metrics import DEFAULT_LISTEN, LISTEN_FORM, parse_listen
 from nodeagent.errors import ConfigError
 from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.eviction.thresholds import DEFAULT_HARD, Threshold
@@ -538,6 +539,22 @@ class LogSection(Section):
     )
 
 
+def _listen(value: str) -> str:
+    parse_listen(value)
+    return value
+
+
+class MetricsSection(Section):
+    """Where metrics and health are served."""
+
+    listen: Annotated[str, AfterValidator(_listen), Field(json_schema_extra={"form": LISTEN_FORM})] = Field(
+        DEFAULT_LISTEN.text,
+        description="Where /metrics, /healthz and /readyz are served, without encryption and to whoever can connect: "
+        "an address that other machines reach tells them, among others, the names of thresholds and namespaces, and "
+        "the unit has to allow it (IPAddressAllow). A socket is for root and the group nodeagent.",
+    )
+
+
 class Config(Section):
     """The whole configuration."""
 
@@ -568,3 +585,4 @@ class Config(Section):
         default_factory=ControlSection, description="The socket on which the running agent is asked and told things."
     )
     log: LogSection = Field(default_factory=LogSection, description="The agent's own log, on standard error.")
+    metrics: MetricsSection = Field(default_factory=MetricsSection, description="Where metrics and health are served.")

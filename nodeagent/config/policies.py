@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.config.control import ControlSettings
 from nodeagent.config.eviction import EvictionSettings, KubeletSettings, StallSettings
+from nodeagent.config.metrics import MetricsSettings, parse_listen
 from nodeagent.config.models import eviction_thresholds, kubelet_access, shutdown_phases
 from nodeagent.config.settings import Settings
 from nodeagent.config.shutdown import ShutdownSettings
@@ -51,6 +52,7 @@ def settings(config: Config) -> Settings:
         kubelet=kubelet(config),
         shutdown=shutdown(config),
         control=control(config),
+        metrics=MetricsSettings(parse_listen(config.metrics.listen)),
     )
 
 

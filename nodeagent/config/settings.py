@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.config.control import ControlSettings
 from nodeagent.config.eviction import EvictionSettings, KubeletSettings
+from nodeagent.config.metrics import MetricsSettings
 from nodeagent.config.shutdown import ShutdownSettings
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Settings:
         values: every setting by its dotted key, as it would be written in a file.
         shutdown: how pods are stopped when the node goes down.
         control: where the agent is asked and told things.
+        metrics: where metrics and health are served.
     """
 
     role: Role | None
@@ -86,3 +88,4 @@ class Settings:
     values: tuple[tuple[str, str], ...] = ()
     shutdown: ShutdownSettings = field(default_factory=ShutdownSettings)
     control: ControlSettings = field(default_factory=ControlSettings)
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)

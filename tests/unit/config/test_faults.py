@@ -73,6 +73,11 @@ from nodeagent.errors import ConfigError
             "[shutdown]\nby_priority = [{min_priority = 5, seconds = 1}]\nphases = [{name = 'x', seconds = 1}]",
             "by_priority and phases are both given: write one of them",
         ),
+        (
+            '[metrics]\nlisten = "localhost:1"',
+            "metrics.listen = \"localhost:1\": 'localhost' is no address (names are not",
+        ),
+        ("[metrics]\nlisten = 9100", "metrics.listen = 9100: must be a text in quotes"),
         ("[shutdown]\nenabled = true", "shutdown.enabled = true: must be 'auto', 'on' or 'off'"),
     ],
 )
