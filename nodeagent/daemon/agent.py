@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from nodeagent.model import FsObservation, Hold, ImageUsage, LoosePiece, NodeSnapshot
     from nodeagent.plan.breakdown import Breakdown
     from nodeagent.plan.gc import GCPolicy
+    from nodeagent.runtime.connection import CallObserver
 
 _PIECES = (ItemKind.BLOB, ItemKind.SNAPSHOT)
 READ_METHODS = (
@@ -177,7 +178,12 @@ class Agent:
 
 @asynccontextmanager
 async def open_agent(
-    settings: Settings, *, record: bool, dry_run: bool, clock: Clock | None = None
+    settings: Settings,
+    *,
+    record: bool,
+    dry_run: bool,
+    clock: Clock | None = None,
+    observer_of_calls: CallObserver | None = None,
 ) -> AsyncIterator[Agent]:
     """Compose an agent from its settings and close its connection at the end.
 
@@ -186,6 +192,7 @@ async def open_agent(
         record: whether the memory of image use may be written; without it nothing on the node changes at all.
         dry_run: whether removals are only told.
         clock: the machine's own unless given.
+        observer_of_calls: told of every call to the runtime; see ``RuntimeConnection``.
 
     Raises:
         RuntimeUnavailableError: no endpoint is configured and no well-known socket exists.
@@ -197,7 +204,7 @@ async def open_agent(
     deadlines = dict.fromkeys(READ_METHODS, settings.timeout_s) | dict.fromkeys(
         REMOVE_METHODS, settings.removal_timeout_s
     )
-    async with RuntimeConnection(endpoint, deadlines=deadlines) as connection:
+    async with RuntimeConnection(endpoint, deadlines=deadlines, observer=observer_of_calls) as connection:
         cri = CriClient(connection)
 
         containerd = ContainerdClient(connection) if settings.containerd_api else None

@@ -286,7 +286,11 @@ class ShutdownDuty:
         except NodeAgentError as error:
             self._tell_problem(str(error))
             return
-        self._connection = RuntimeConnection(endpoint, deadlines=dict.fromkeys(READ_METHODS, self._settings.timeout_s))
+        self._connection = RuntimeConnection(
+            endpoint,
+            deadlines=dict.fromkeys(READ_METHODS, self._settings.timeout_s),
+            observer=self._station.tally.call,
+        )
         self._stopper = CriClient(self._connection)
         self._pods = WarmPods(self._stopper, self._settings, self._clock)
 

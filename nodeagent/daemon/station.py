@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from nodeagent.daemon.tally import Tally
 from nodeagent.plan.eviction.state import EvictionState
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Station:
         eviction: what is remembered of thresholds and evictions.
         reload: set to have the configuration read again.
         config_problem: why the configuration on disk is not in force; empty if it is.
+        tally: what is counted of all that happens.
         lock_held: whether logind holds our delay lock; ``None`` where none is wanted.
         started_at: when the daemon began.
         awaiting_reload: those who wait for the outcome of the next reload.
@@ -67,6 +69,7 @@ class Station:
         self.renew = asyncio.Event()
         self.started_at = self.clock.now()
         self.awaiting_reload: list[asyncio.Future[tuple[str, ...]]] = []
+        self.tally = Tally(self.clock)
         self._next: Settings | None = None
 
     def swap(self, settings: Settings) -> None:

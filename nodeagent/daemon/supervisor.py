@@ -17,10 +17,12 @@ from nodeagent.daemon.control_socket import ControlDuty
 from nodeagent.daemon.effect import tell_effect
 from nodeagent.daemon.evicting import eviction_duties
 from nodeagent.daemon.loops import SILENCE_S, Loop, RuntimeWatch, log_report, log_result, wait_for_any
+from nodeagent.daemon.metrics_server import MetricsDuty
 from nodeagent.daemon.pausing import restore_pause
 from nodeagent.daemon.service import WEDGE, ReloadDuty, WatchdogDuty, WedgeDuty
 from nodeagent.daemon.shutdown import ShutdownDuty
 from nodeagent.daemon.station import Station
+from nodeagent.daemon.taps import add_tap, remove_tap
 from nodeagent.daemon.turns import Turns
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.host.notify import Notifier
@@ -69,6 +71,7 @@ async def supervise(settings: Settings, logger: FilteringBoundLogger, *, once: b
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
     loop.add_signal_handler(signal.SIGHUP, station.reload.set)
+    add_tap(station.tally.hear)
     try:
         if once:
             async with open_agent(settings, record=True, dry_run=settings.dry_run) as agent:
@@ -81,6 +84,7 @@ async def supervise(settings: Settings, logger: FilteringBoundLogger, *, once: b
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.remove_signal_handler(number)
         logger.info("agent_stopped")
+        remove_tap(station.tally.hear)
 
 
 def lasting_duties(station: Station) -> Sequence[Duty]:
@@ -92,6 +96,7 @@ def lasting_duties(station: Station) -> Sequence[Duty]:
         WatchdogDuty(station, notifier),
         ReloadDuty(station, notifier),
         ControlDuty(station),
+        MetricsDuty(station),
         *((WedgeDuty(wedge),) if wedge else ()),
     )
 
@@ -125,7 +130,13 @@ async def _one_agent(station: Station, earlier: Settings | None) -> None:
         RuntimeUnavailableError: no runtime is configured and none is found.
     """
     settings = station.settings
-    async with open_agent(settings, record=True, dry_run=settings.dry_run, clock=station.clock) as agent:
+    async with open_agent(
+        settings,
+        record=True,
+        dry_run=settings.dry_run,
+        clock=station.clock,
+        observer_of_calls=station.tally.call,
+    ) as agent:
         _tell_start(agent, station.logger)
         if earlier is not None:
             await tell_effect(agent, earlier, station.logger)
