@@ -24,12 +24,14 @@ from nodeagent.model.pressure import NodeCondition
 from nodeagent.plan.eviction.signals import MEANINGS, Operator, Unit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from nodeagent.daemon.agent import Agent
     from nodeagent.daemon.pressure import Ground, Seen
     from nodeagent.daemon.station import Station
     from nodeagent.daemon.tally import Spread
+
+    Look = Callable[[], Awaitable[tuple[Ground, Seen] | None]]
 
 _PACKAGE: Final = "prometheus_client"
 
@@ -100,9 +102,15 @@ class SignalLook:
 class Exposition(Collector):
     """What is told, and the registry it is told by."""
 
-    def __init__(self, station: Station) -> None:
+    def __init__(self, station: Station, look: Look | None = None) -> None:
+        """Prepare it; nothing is read yet.
+
+        Args:
+            station: what is told of.
+            look: how the node's signals are read; from the node itself unless given.
+        """
         self._station = station
-        self._signals = SignalLook(station)
+        self._look = look or SignalLook(station).look
         self._now = Tally(station.clock)
         self._registry = CollectorRegistry(support_collectors_without_names=True)
         self._registry.register(self)
@@ -115,7 +123,7 @@ class Exposition(Collector):
             self._now = Tally(self._station.clock)
             self._tell_agent(self._now)
             self._tell_duties(self._now)
-            self._tell_pressure(self._now, await self._signals.look())
+            self._tell_pressure(self._now, await self._look())
             if OPENMETRICS in accepts:
                 return CONTENT_TYPE_LATEST, generate_latest(self._registry)  # type: ignore[no-untyped-call]
             return _PLAIN, _plain(self._registry.collect())
