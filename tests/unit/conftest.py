@@ -1,8 +1,11 @@
-"""A private bus for the tests of logind, and the rule for where there is none: a loud skip, in CI a failure."""
+"""What of Debian some tests need, and the rule for where it is not: a loud skip, in CI a failure."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,31 +14,46 @@ from tests.support.login1 import PrivateBus, unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-_SKIPPED = pytest.StashKey[set[str]]()
+_SKIPPED = pytest.StashKey[dict[str, str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_SKIPPED] = set()
+    config.stash[_SKIPPED] = {}
+
+
+def _skip(request: pytest.FixtureRequest, title: str, reason: str) -> None:
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"in CI this is no option: {reason}", pytrace=False)
+    request.config.stash[_SKIPPED][title] = reason
+    pytest.skip(reason)
 
 
 @pytest.fixture
 def private_bus(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[PrivateBus]:
     reason = unavailable()
     if reason is not None:
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"in CI the private bus is no option: {reason}", pytrace=False)
-        request.config.stash[_SKIPPED].add(reason)
-        pytest.skip(reason)
+        _skip(request, "THE DELAY LOCK WAS NOT TESTED", reason)
     bus = PrivateBus(tmp_path)
     bus.start()
     yield bus
     bus.stop()
 
 
+@pytest.fixture
+def promtool(request: pytest.FixtureRequest) -> str:
+    """Give Prometheus' own checker, from the virtual environment, where .ci/setup puts it, or from the system."""
+    found = shutil.which("promtool", path=f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}")
+    if found is None:
+        _skip(
+            request,
+            "THE ALERT RULES WERE NOT TESTED",
+            "no promtool here (.ci/setup dev real fetches it as root; Debian has it in the package prometheus)",
+        )
+    return found or ""
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    skipped = config.stash[_SKIPPED]
-    for reason in sorted(skipped):
-        terminalreporter.section("THE DELAY LOCK WAS NOT TESTED", red=True, bold=True)
+    for title, reason in sorted(config.stash[_SKIPPED].items()):
+        terminalreporter.section(title, red=True, bold=True)
         terminalreporter.write_line(reason)
