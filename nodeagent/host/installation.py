@@ -54,6 +54,7 @@ class Layout:
     zsh: Path
     fish: Path
     command: Path
+    shared: Path
     catalog: Path = Path("/usr/lib/systemd/catalog/nodeagent.catalog")
 
 
@@ -66,6 +67,7 @@ BY_HAND: Final = Layout(
     zsh=Path("/usr/local/share/zsh/site-functions/_nodeagent"),
     fish=Path("/usr/local/share/fish/vendor_completions.d/nodeagent.fish"),
     command=Path("/usr/local/bin/nodeagent"),
+    shared=Path("/usr/local/share/nodeagent"),
 )
 BY_PACKAGE: Final = Layout(
     units=Path("/usr/lib/systemd/system"),
@@ -76,6 +78,7 @@ BY_PACKAGE: Final = Layout(
     zsh=Path("/usr/share/zsh/vendor-completions/_nodeagent"),
     fish=Path("/usr/share/fish/vendor_completions.d/nodeagent.fish"),
     command=Path("/usr/bin/nodeagent"),
+    shared=Path("/usr/share/nodeagent"),
 )
 _OF_ALL: Final = frozenset(
     Path(name)
@@ -86,6 +89,8 @@ _OF_ALL: Final = frozenset(
 )
 """Directories that stay when they are empty."""
 _SLICES: Final = ("kubepods.slice.d", "kubepods-.slice.d")
+_MONITORING: Final = ("nodeagent.rules.yml", "grafana-dashboard.json")
+"""For Prometheus and Grafana, which are elsewhere: they are put where they can be found and copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +128,8 @@ def parts(
     yield Part(layout.sysusers, _source("nodeagent.sysusers"))
     yield Part(layout.tmpfiles, _source("nodeagent.tmpfiles"))
     yield Part(layout.catalog, _source("nodeagent.catalog"))
+    for name in _MONITORING:
+        yield Part(layout.shared / name, _source(name))
     for name, text in pages.items():
         yield Part(layout.manual / f"man{name.rpartition('.')[2]}" / name, text)
     for shell, text in completions.items():

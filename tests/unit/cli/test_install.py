@@ -47,6 +47,8 @@ def test_everything_is_where_it_is_looked_for(installed: Path) -> None:
         "/usr/lib/systemd/catalog/nodeagent.catalog",
         "/usr/local/bin/nodeagent",
         "/usr/local/share/man/man1/nodeagent.1",
+        "/usr/local/share/nodeagent/nodeagent.rules.yml",
+        "/usr/local/share/nodeagent/grafana-dashboard.json",
         "/usr/local/share/man/man5/nodeagent.toml.5",
         "/usr/local/share/bash-completion/completions/nodeagent",
     } <= files(installed)
