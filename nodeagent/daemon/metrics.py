@@ -124,9 +124,12 @@ class Exposition(Collector):
             self._tell_agent(self._now)
             self._tell_duties(self._now)
             self._tell_pressure(self._now, await self._look())
-            if OPENMETRICS in accepts:
-                return CONTENT_TYPE_LATEST, generate_latest(self._registry)  # type: ignore[no-untyped-call]
-            return _PLAIN, _plain(self._registry.collect())
+            try:
+                if OPENMETRICS in accepts:
+                    return CONTENT_TYPE_LATEST, generate_latest(self._registry)  # type: ignore[no-untyped-call]
+                return _PLAIN, _plain(self._registry.collect())
+            finally:
+                self._now = Tally(self._station.clock)
 
     def collect(self) -> Iterable[Family]:
         """Return every metric that has a value; for the registry."""

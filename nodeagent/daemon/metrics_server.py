@@ -12,7 +12,7 @@ import os
 import re
 import socket
 from contextlib import suppress
-from http import HTTPStatus
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -44,6 +44,18 @@ _REQUEST: Final = re.compile(rb"([A-Z]{1,16}) ([!-~]{1,2000}) HTTP/1\.[01]")
 _HEADER: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\r\n\0]*?)[ \t]*")
 
 
+class Status(StrEnum):
+    """How a request went. The standard library's own list is ten times as long. Source: RFC 9110."""
+
+    OK = "200 OK"
+    BAD_REQUEST = "400 Bad Request"
+    NOT_FOUND = "404 Not Found"
+    METHOD_NOT_ALLOWED = "405 Method Not Allowed"
+    HEAD_TOO_LARGE = "431 Request Header Fields Too Large"
+    BUG = "500 Internal Server Error"
+    UNAVAILABLE = "503 Service Unavailable"
+
+
 class Request(NamedTuple):
     """What was asked for.
 
@@ -61,7 +73,7 @@ class Request(NamedTuple):
 class Answer(NamedTuple):
     """What is answered."""
 
-    status: HTTPStatus
+    status: Status
     body: bytes
     kind: str = _TEXT
 
@@ -183,11 +195,11 @@ class MetricsDuty:
             async with asyncio.timeout(self._read_within_s):
                 head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
-            answer = _plain(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"at most {_HEAD_BYTES} bytes are read")
+            answer = _plain(Status.HEAD_TOO_LARGE, f"at most {_HEAD_BYTES} bytes are read")
         else:
             request = parse_request(head)
             if request is None:
-                answer = _plain(HTTPStatus.BAD_REQUEST, "not a request of HTTP/1.1")
+                answer = _plain(Status.BAD_REQUEST, "not a request of HTTP/1.1")
             else:
                 method = request.method
                 answer = await self.answer(request)
@@ -203,17 +215,17 @@ class MetricsDuty:
         """Return the answer to a request."""
         page = self._pages.get(request.path)
         if page is None:
-            return _plain(HTTPStatus.NOT_FOUND, f"here are {', '.join(self._pages)}")
+            return _plain(Status.NOT_FOUND, f"here are {', '.join(self._pages)}")
         if request.method not in ("GET", "HEAD"):
-            return _plain(HTTPStatus.METHOD_NOT_ALLOWED, "GET and HEAD only")
+            return _plain(Status.METHOD_NOT_ALLOWED, "GET and HEAD only")
         try:
             async with asyncio.timeout(_ANSWER_WITHIN_S):
                 return await page(request)
         except TimeoutError:
-            return _plain(HTTPStatus.SERVICE_UNAVAILABLE, f"not gathered within {_ANSWER_WITHIN_S:g} s")
+            return _plain(Status.UNAVAILABLE, f"not gathered within {_ANSWER_WITHIN_S:g} s")
         except Exception:  # a bug here must not end the daemon's other duties
             self._logger.exception("metrics_crashed", path=request.path)
-            return _plain(HTTPStatus.INTERNAL_SERVER_ERROR, "this is a bug; the agent's log has more")
+            return _plain(Status.BUG, "this is a bug; the agent's log has more")
 
     @property
     def _pages(self) -> dict[str, Callable[[Request], Awaitable[Answer]]]:
@@ -224,7 +236,7 @@ class MetricsDuty:
             if self._exposition is None:
                 self._exposition = (await asyncio.to_thread(_load))(self._station)
         kind, body = await self._exposition.render(request.accepts)
-        return Answer(HTTPStatus.OK, body, kind)
+        return Answer(Status.OK, body, kind)
 
     async def _alive(self, _: Request) -> Answer:
         return _verdict(not_alive(self._station))
@@ -257,21 +269,21 @@ def _load() -> type[Exposition]:
 
 def _verdict(reasons: tuple[str, ...]) -> Answer:
     if not reasons:
-        return _plain(HTTPStatus.OK, "ok")
-    return _plain(HTTPStatus.SERVICE_UNAVAILABLE, "\n".join(reasons))
+        return _plain(Status.OK, "ok")
+    return _plain(Status.UNAVAILABLE, "\n".join(reasons))
 
 
-def _plain(status: HTTPStatus, text: str) -> Answer:
+def _plain(status: Status, text: str) -> Answer:
     return Answer(status, f"{text}\n".encode(errors="replace"))
 
 
 def _on_the_wire(answer: Answer, *, with_body: bool) -> bytes:
     lines = [
-        f"HTTP/1.1 {answer.status.value} {answer.status.phrase}",
+        f"HTTP/1.1 {answer.status}",
         f"Content-Type: {answer.kind}",
         f"Content-Length: {len(answer.body)}",
         "Cache-Control: no-store",
-        *(["Allow: GET, HEAD"] if answer.status is HTTPStatus.METHOD_NOT_ALLOWED else []),
+        *(["Allow: GET, HEAD"] if answer.status is Status.METHOD_NOT_ALLOWED else []),
         "Connection: close",
     ]
     head = "".join(f"{line}\r\n" for line in lines) + "\r\n"
