@@ -73,6 +73,7 @@ class SignalLook:
         self._of: Agent | None = None
         self._reader: PressureReader | None = None
         self._ground: Ground | None = None
+        self._surveyed = False
         self._again_s = 0.0
 
     async def look(self) -> tuple[Ground, Seen] | None:
@@ -81,10 +82,12 @@ class SignalLook:
         if agent is None:
             return None
         if agent is not self._of or self._reader is None:
-            self._of, self._again_s = agent, now_s
+            self._of, self._surveyed, self._again_s = agent, False, now_s
             self._reader = PressureReader(agent.settings.eviction, agent.clock)
             self._ground = await self._reader.ground(SignalPaths(_NODEFS))
-        if now_s >= self._again_s:
+        if self._station.tally.runtime_down:
+            self._again_s = now_s  # it is asked as soon as it is back
+        elif not self._surveyed and now_s >= self._again_s:
             self._again_s = now_s + _SURVEY_AGAIN_S
             try:
                 async with asyncio.timeout(_SURVEY_WITHIN_S):
@@ -92,7 +95,7 @@ class SignalLook:
             except (NodeAgentError, TimeoutError):
                 pass  # with what was known before
             else:
-                self._again_s = float("inf")
+                self._surveyed = True
         ground = self._ground
         if ground is None:
             return None

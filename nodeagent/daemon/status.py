@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from nodeagent import __version__
 from nodeagent.daemon import document
 from nodeagent.daemon.evicting import make_watcher
+from nodeagent.daemon.health import not_ready
 from nodeagent.daemon.pressure import KUBELET_ROOT, PressureReader, contradictions
 from nodeagent.errors import NodeAgentError, ObservationError, StoreError
 from nodeagent.host.filesystems import read_filesystem
@@ -182,18 +183,6 @@ def without_agent(station: Station) -> dict[str, Json]:
         "holds": [],
         "warnings": ["no agent is composed: the daemon starts, reloads, or waits for a container runtime"],
     }
-
-
-def not_ready(station: Station) -> list[str]:
-    """Return why the daemon cannot do its work now."""
-    reasons = [f"no progress: {name}" for name in station.board.stuck()]
-    if station.stop.is_set():
-        reasons.append("it is stopping")
-    if station.agent is None:
-        reasons.append("no agent is composed")
-    if any(line.result == "runtime-unavailable" for line in station.board.lines):
-        reasons.append("the container runtime does not answer")
-    return reasons
 
 
 def _agent(agent: Agent, station: Station | None) -> dict[str, Json]:

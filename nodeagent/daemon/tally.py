@@ -269,7 +269,7 @@ def _pass_done(tally: Tally, event: Mapping[str, object]) -> None:
     tally.set("nodeagent_target_bytes", _number(event, "wanted_bytes"), scope)
     tally.set("nodeagent_shortfall_bytes", _number(event, "short_bytes"), scope)
     told = event.get("kept")
-    kept = {str(reason): int(count) for reason, count in told.items()} if isinstance(told, Mapping) else {}
+    kept = {str(reason): _number(told, reason) for reason in told} if isinstance(told, Mapping) else {}
     before = tally.values.setdefault("nodeagent_kept_items", {})
     for labels in [each for each in before if each[0] == scope and each[1] not in kept]:
         before[labels] = 0

@@ -61,7 +61,7 @@ async def test_status_shows_one_screen(capsys: pytest.CaptureFixture[str]) -> No
 async def test_status_is_not_green_while_it_cannot_work(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     node.station.agent = None
     code, out, _ = await say(capsys, "status")
-    assert (code, "not ready: no agent is composed" in out) == (1, True)
+    assert (code, "not ready: the agent is not composed" in out) == (1, True)
 
 
 async def test_status_as_json_is_the_service_s_answer(node: Node, capsys: pytest.CaptureFixture[str]) -> None:

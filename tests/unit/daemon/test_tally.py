@@ -295,7 +295,11 @@ def test_there_are_so_many_label_values_at_most() -> None:
         st.sampled_from(
             ["scope", "loop", "end", "duration_s", "kept", "signal", "outcome", "reason", "took_s", "threshold"]
         ),
-        st.none() | st.text(max_size=5) | st.integers() | st.booleans() | st.lists(st.integers(), max_size=2),
+        st.none()
+        | st.text(max_size=5)
+        | st.integers()
+        | st.booleans()
+        | st.dictionaries(st.text(max_size=2), st.text(max_size=2), max_size=2),
     ),
 )
 def test_an_odd_event_is_counted_somehow(name: str, values: dict[str, Any]) -> None:

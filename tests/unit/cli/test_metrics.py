@@ -1,0 +1,122 @@
+"""The daemon as a process serves metrics of what it did, and health."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from prometheus_client import parser
+
+from tests.support.reclaim import poll
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[3]
+PYTHON = (sys.executable, "-m")
+
+
+def get(place: Path, path: str) -> tuple[int, str]:
+    """Return status and body; 0 where nobody answers."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(30)
+        try:
+            client.connect(str(place))
+        except OSError:
+            return 0, ""
+        client.sendall(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), body.decode()
+
+
+def samples(place: Path) -> dict[str, float]:
+    return {
+        " ".join((each.name, *each.labels.values())): each.value
+        for family in parser.text_string_to_metric_families(get(place, "/metrics")[1])
+        for each in family.samples
+    }
+
+
+@contextmanager
+def running(*command: str, errors: Path) -> Iterator[subprocess.Popen[bytes]]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with (
+        errors.open("wb") as log,
+        subprocess.Popen(
+            [*PYTHON, *command], stdout=subprocess.DEVNULL, stderr=log, cwd=ROOT, env=environment
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def write(path: Path, place: str) -> None:
+    here = path.parent
+    path.write_text(
+        f'role = "standalone"\ndry_run = true\n[runtime]\nendpoint = "unix://{here}/s"\n'
+        f'[state]\ndirectory = "{here}/state"\n[control]\nsocket = ""\n[shutdown]\nenabled = "off"\n'
+        f'[container_gc]\npod_log_root = "{here}/pods"\ncontainer_log_root = "{here}/containers"\n'
+        f'[metrics]\nlisten = "{place}"\n'
+    )
+
+
+def test_a_daemon_is_scraped(tmp_path: Path) -> None:
+    config, first, second = tmp_path / "config.toml", tmp_path / "first.sock", tmp_path / "second.sock"
+    write(config, f"unix://{first}")
+    log = tmp_path / "log"
+    daemon = running("nodeagent", "run", "--config", str(config), errors=log)
+    sizes = ("--images", "10", "--layers", "2", "--containers", "6")
+    sim = running(
+        "nodeagent.sim", "--socket", str(tmp_path / "s"), "--root", str(tmp_path), *sizes, errors=tmp_path / "e"
+    )
+    with daemon as process:
+        poll("the daemon is alive", lambda: get(first, "/healthz")[0] == 200, timeout_s=30)
+        assert get(first, "/readyz")[0] == 503  # there is no runtime yet
+        poll("the loss is seen", lambda: samples(first)["nodeagent_runtime_up"] == 0, timeout_s=30)
+        with sim:
+            poll("the daemon is ready", lambda: get(first, "/readyz") == (200, "ok\n"), timeout_s=30)
+            poll(
+                "images were looked at",
+                lambda: "nodeagent_passes_total images nothing-to-do" in samples(first),
+                timeout_s=30,
+            )
+            found = samples(first)
+            assert found["kubelet_runtime_operations_total list_images"] >= 1
+            assert found["nodeagent_signal_capacity imagefs.available"] > 0
+            assert found["nodeagent_dry_run"] == found["nodeagent_runtime_up"] == 1
+            assert found["process_resident_memory_bytes"] > 0
+            write(config, f"unix://{second}")
+            process.send_signal(signal.SIGHUP)
+            poll("the place has moved", lambda: get(second, "/healthz")[0] == 200, timeout_s=30)
+            assert get(first, "/healthz") == (0, "")
+            assert samples(second)["nodeagent_config_reloads_total done"] == 1
+            config.write_text("odd = 1\n")
+            process.send_signal(signal.SIGHUP)
+            poll("the fault is seen", lambda: samples(second)["nodeagent_config_ok"] == 0, timeout_s=30)
+    assert process.returncode == 0, log.read_text()
+
+
+@pytest.mark.parametrize("listen", ["localhost:20310", "127.0.0.1"])
+def test_a_place_that_is_none_is_refused(tmp_path: Path, listen: str) -> None:
+    config = tmp_path / "config.toml"
+    write(config, listen)
+    ended = subprocess.run(
+        [*PYTHON, "nodeagent", "config", "check", "--config", str(config)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        cwd=ROOT,
+    )
+    assert ended.returncode == 2
+    assert f'{config}: metrics.listen = "{listen}": ' in ended.stderr
