@@ -44,12 +44,14 @@ def run_daemon(path: Path | None, overrides: Mapping[str, str | int], *, dry_run
 
 
 def _serve(settings: Settings, *, once: bool) -> ExitCode:
-    import asyncio  # noqa: PLC0415 - not before the error handling stands
+    from nodeagent.daemon.memory import limit_arenas, without_openssl  # noqa: PLC0415 - not before errors are handled
 
-    from nodeagent.act.outcomes import PassEnd  # noqa: PLC0415
-    from nodeagent.daemon import log  # noqa: PLC0415
-    from nodeagent.daemon.memory import limit_arenas  # noqa: PLC0415
-    from nodeagent.daemon.supervisor import supervise  # noqa: PLC0415
+    with without_openssl():
+        import asyncio  # noqa: PLC0415
+
+        from nodeagent.act.outcomes import PassEnd  # noqa: PLC0415
+        from nodeagent.daemon import log  # noqa: PLC0415
+        from nodeagent.daemon.supervisor import supervise  # noqa: PLC0415
 
     logger = log.configure(settings.log_format, settings.log_level)
     limit_arenas()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import ssl
 import threading
 import time
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ from nodeagent.kube.podspec import parse_pod
 
 if TYPE_CHECKING:
     import http.client
+    import ssl
     from pathlib import Path
 
     from nodeagent.model.pods import PodSpec
@@ -145,13 +145,14 @@ def _fetch(access: KubeletAccess, about: str) -> bytes:
         closing.callback(cut.cancel)
         try:
             sock = closing.enter_context(socket.create_connection((host, port), timeout=access.timeout_s))
+            secured: ssl.SSLSocket | None = None
             if context is not None:
                 name = access.server_name or host
                 secured = context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
                 sock = closing.enter_context(secured)
             opened.append(sock)
-            if isinstance(sock, ssl.SSLSocket):
-                sock.do_handshake()
+            if secured is not None:
+                secured.do_handshake()
             connection = http.client.HTTPConnection(host, port)
             connection.sock = sock
             connection.request("GET", _PATH, headers=headers)
@@ -191,6 +192,8 @@ def _body(answer: http.client.HTTPResponse, access: KubeletAccess) -> bytes:
 
 
 def _context(access: KubeletAccess) -> ssl.SSLContext:
+    import ssl  # noqa: PLC0415 - with OpenSSL, 4 MiB that a daemon without a kubelet to ask does not need
+
     try:
         context = ssl.create_default_context(cafile=None if access.ca_file is None else str(access.ca_file))
     except (OSError, ValueError) as error:
@@ -218,6 +221,8 @@ def _token(path: Path) -> str:
 
 
 def _why(error: Exception) -> str:
+    import ssl  # noqa: PLC0415 - likewise
+
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
             f"its certificate is not trusted: {error.verify_message}; set ca_file (and server_name if the name "

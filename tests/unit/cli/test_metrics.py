@@ -90,6 +90,12 @@ def test_a_daemon_is_scraped(tmp_path: Path) -> None:
                 lambda: "nodeagent_passes_total images nothing-to-do" in samples(first),
                 timeout_s=30,
             )
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            assert ("libpython" in maps or "/python" in maps, "libcrypto" in maps, "libssl" in maps) == (
+                True,
+                False,
+                False,
+            )
             found = samples(first)
             assert found["kubelet_runtime_operations_total list_images"] >= 1
             assert found["nodeagent_signal_capacity imagefs.available"] > 0
