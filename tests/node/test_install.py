@@ -62,6 +62,41 @@ def show_then_remove(node: Node, name: str) -> None:
     assert name not in node.run("ctr -n k8s.io images ls -q").stdout
 
 
+GET = """\
+import socket, sys
+family, place = (socket.AF_UNIX, sys.argv[1]) if sys.argv[1][0] == "/" else (socket.AF_INET, ("127.0.0.1", 20310))
+with socket.socket(family) as client:
+    client.connect(place)
+    client.sendall(f"GET {sys.argv[2]} HTTP/1.1\\r\\n\\r\\n".encode())
+    print(b"".join(iter(lambda: client.recv(65536), b"")).decode())
+"""
+
+
+def is_scraped(node: Node) -> None:
+    """Metrics and health are served by the hardened unit, on loopback, and at a socket that is for the group."""
+
+    def get(place: str, path: str) -> str:
+        return node.run(["/opt/nodeagent/bin/python", "-c", GET, place, path], check=False, timeout_s=60).stdout
+
+    reclaim.poll("it is ready", lambda: "200 OK" in get("loopback", "/readyz"), timeout_s=120, interval_s=1)
+    before = rss_mib(node)
+    told = get("loopback", "/metrics")
+    for line in ("nodeagent_runtime_up 1.0", 'nodeagent_memory_persistent{part="history"} 1.0'):
+        assert line in told, told
+    print(f"resident before the first scrape {before:.1f} MiB, after it {rss_mib(node):.1f} MiB")
+    node.put("/etc/nodeagent/config.d/metrics.toml", '[metrics]\nlisten = "unix:///run/nodeagent/metrics.sock"\n')
+    node.run("systemctl reload nodeagent", timeout_s=60)
+    place = "/run/nodeagent/metrics.sock"
+    reclaim.poll("it has moved", lambda: "200 OK" in get(place, "/healthz"), timeout_s=60, interval_s=1)
+    assert node.run(f"stat -c '%a %U %G' {place}").stdout.split() == ["660", "root", "nodeagent"]
+    assert get("loopback", "/healthz") == ""
+
+
+def rss_mib(node: Node) -> float:
+    pid = node.run("systemctl show nodeagent -p MainPID --value").stdout.strip()
+    return int(node.run(f"grep VmRSS /proc/{pid}/status").stdout.split()[1]) / 1024
+
+
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("packages")
@@ -131,6 +166,7 @@ def test_by_hand(bare: Node) -> None:
     }
     assert findings["unit"]["verdict"] == "ok", findings
     assert findings["configuration"]["verdict"] == "ok"
+    is_scraped(bare)
     show_then_remove(bare, "node.test/by-hand:v1")
     who_may_what(bare)
     again = bare.run("nodeagent install", timeout_s=300)
