@@ -551,7 +551,8 @@ class MetricsSection(Section):
         DEFAULT_LISTEN.text,
         description="Where /metrics, /healthz and /readyz are served, without encryption and to whoever can connect: "
         "an address that other machines reach tells them, among others, the names of thresholds and namespaces, and "
-        "the unit has to allow it (IPAddressAllow). A socket is for root and the group nodeagent.",
+        "the unit has to allow it (IPAddressAllow). A socket is for its owner and group, below "
+        "/run/nodeagent the group nodeagent.",
     )
 
 
