@@ -152,13 +152,15 @@ def test_prometheus_understands_the_queries_of_the_dashboard(promtool: str, tmp_
 
 def test_prometheus_understands_the_examples_of_the_readme(promtool: str, tmp_path: Path) -> None:
     text = (SYSTEMD.parent / "README.md").read_text()
-    for number, block in enumerate(re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)):
-        if "scrape_configs" in block:
-            shutil.copy(RULES, tmp_path)
-            path = tmp_path / f"{number}.yml"
-            path.write_text(re.sub(r"\S*/nodeagent\.rules\.yml", str(tmp_path / RULES.name), block))
-            run(promtool, "check", "config", path.name, at=tmp_path)
+    shutil.copy(RULES, tmp_path)
+    configured = [each for each in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "scrape_configs" in each]
+    assert configured
+    for number, block in enumerate(configured):
+        path = tmp_path / f"{number}.yml"
+        path.write_text(re.sub(r"[^\s\[]*/nodeagent\.rules\.yml", str(tmp_path / RULES.name), block))
+        run(promtool, "check", "config", path.name, at=tmp_path)
     asked = re.findall(r"```promql\n(.*?)```", text, re.DOTALL)
+    assert asked
     made = [{"record": "readme:line", "expr": each} for each in "".join(asked).splitlines() if each.strip()]
     (tmp_path / "asked.yml").write_text(yaml.safe_dump({"groups": [{"name": "readme", "rules": made}]}))
     run(promtool, "check", "rules", "asked.yml", at=tmp_path)
