@@ -20,8 +20,10 @@ from nodeagent.errors import ConfigError, InhibitorError, NodeAgentError
 from nodeagent.plan.checkup import (
     Finding,
     Verdict,
+    judge_agent,
     judge_cgroups,
     judge_clock,
+    judge_control_group,
     judge_delay,
     judge_kubelet,
     judge_lock,
@@ -103,12 +105,32 @@ def _all(settings: Settings, root: Path) -> Iterator[Finding]:
         "history": lambda: [_history(settings)],
         "journal": lambda: [_journal(root)],
         "unit": lambda: [_unit()],
+        "agent": lambda: _agent(settings),
     }
     for name, check in checks.items():
         try:
             yield from check()
         except (NodeAgentError, OSError, ValueError) as error:
             yield Finding(name, Verdict.WARNING, f"this could not be checked: {error}", "see whether it lasts")
+
+
+def _agent(settings: Settings) -> Iterator[Finding]:
+    """Yield what the running agent says of itself, and who may ask it."""
+    from nodeagent.cli.asking import AgentAwayError, AgentRefusedError, line  # noqa: PLC0415 - not for every command
+    from nodeagent.daemon.control_socket import group_number  # noqa: PLC0415
+
+    control = settings.control
+    if control.socket is None:
+        yield Finding("agent", Verdict.SKIPPED, 'by its configuration it cannot be asked: control.socket = ""')
+        return
+    try:
+        with line(control.socket) as asked:
+            about = asked.ask("Status", within_s=_WITHIN_S)["agent"]
+    except (AgentAwayError, AgentRefusedError) as error:
+        yield judge_agent(str(error), (), None)
+    else:
+        yield judge_agent("", about["not_ready_because"], about["pid"])
+    yield judge_control_group(control.group, group_number(control.group) is not None)
 
 
 # ---- the runtime

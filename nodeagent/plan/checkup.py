@@ -225,6 +225,34 @@ def judge_clock(skew_s: float | None, synchronised: bool | None) -> Finding:  # 
     return Finding("clock", Verdict.OK, "synchronised" if synchronised else "nothing lies in the future")
 
 
+def judge_agent(away: str, not_ready: Iterable[str], pid: int | None) -> Finding:
+    """Judge the running agent by what it says of itself.
+
+    Args:
+        away: why it could not be asked; empty if it was.
+        not_ready: why it cannot do its work now.
+        pid: of its process.
+    """
+    if away:
+        return Finding("agent", Verdict.WARNING, away, "systemctl start nodeagent")
+    reasons = "; ".join(not_ready)
+    if reasons:
+        return Finding("agent", Verdict.PROBLEM, f"it is not ready: {reasons}", "journalctl -u nodeagent -p warning -b")
+    return Finding("agent", Verdict.OK, f"at work, process {pid}")
+
+
+def judge_control_group(name: str, known: bool) -> Finding:  # noqa: FBT001 - a reading
+    """Judge whether others than root can ask the agent."""
+    if known:
+        return Finding("control-group", Verdict.OK, f"members of group {name} may ask the agent")
+    return Finding(
+        "control-group",
+        Verdict.WARNING,
+        f"there is no group {name}: only root may ask the agent",
+        "systemd-sysusers makes it once the agent is installed; or set control.group",
+    )
+
+
 def judge_kubelet(found: Mapping[str, str], *, evicts: bool, stops: bool, collects_from: int | None) -> list[Finding]:
     """Judge where a kubelet of this node does the same work.
 

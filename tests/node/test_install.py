@@ -166,6 +166,7 @@ def test_by_hand(bare: Node) -> None:
     }
     assert findings["unit"]["verdict"] == "ok", findings
     assert findings["configuration"]["verdict"] == "ok"
+    assert findings["agent"]["verdict"] == findings["control-group"]["verdict"] == "ok", findings
     is_scraped(bare)
     show_then_remove(bare, "node.test/by-hand:v1")
     who_may_what(bare)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.cli import doctor, shutdown
+from nodeagent.config.control import ControlSettings
 from nodeagent.config.loading import load
 from nodeagent.config.policies import settings
 from nodeagent.errors import ConfigError
@@ -95,6 +96,14 @@ def test_a_check_that_fails_does_not_keep_the_others_from_being_made(made: Setti
     assert found["journal"].verdict is Verdict.OK
     assert found["runtime"].verdict is Verdict.PROBLEM
     assert found["runtime"].fix
+
+
+def test_an_agent_that_does_not_run_is_told(made: Settings, tmp_path: Path) -> None:
+    away, group = doctor._agent(replace(made, control=ControlSettings(tmp_path / "none.sock", "no-such-group")))
+    assert (away.verdict, "no agent listens at" in away.evidence) == (Verdict.WARNING, True)
+    assert group.verdict is Verdict.WARNING
+    (off,) = doctor._agent(replace(made, control=ControlSettings(None)))
+    assert off.verdict is Verdict.SKIPPED
 
 
 def test_the_drop_in_for_logind_is_written_where_it_is_needed(
