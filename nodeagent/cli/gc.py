@@ -8,7 +8,6 @@ import sys
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from nodeagent._proto.control.v1 import control_pb2
 from nodeagent.act.collect import MAX_ROUNDS
 from nodeagent.act.outcomes import PassEnd
 from nodeagent.cli.exit_codes import ExitCode
@@ -69,6 +68,8 @@ def collect(request: Request) -> None:
 
 def _have_collected(request: Request, agent: Line) -> ExitCode:
     """Have the running agent preview and, unless it is a dry run or declined, carry out what was shown."""
+    from nodeagent._proto.control.v1 import control_pb2  # noqa: PLC0415 - for whoever has the agent do it
+
     saved: dict[str, Any] | None = None
     if not request.yes or request.dry_run:
         shown = agent.ask("Plan", control_pb2.PlanRequest(scope=request.scope))

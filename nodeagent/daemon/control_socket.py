@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from nodeagent.daemon.station import Station
     from nodeagent.host.peer import Peer
 
-_LOOK_S: Final = 2.0
+_LOOK_S: Final = 60.0
+_SWAP_S: Final = 0.2
 _RETRY_S: Final = 30.0
 _MOST_CONNECTIONS: Final = 64
 _MOST_OF_A_USER: Final = 16
@@ -132,8 +133,10 @@ class ControlDuty:
 
     async def _while_same(self, settings: ControlSettings, stop: asyncio.Event) -> None:
         """Wait until the settings change or the end comes."""
+        renew = self._station.renew
         while not stop.is_set() and self._station.settings.control == settings:
-            await wait_for_any(_LOOK_S, stop)
+            if await wait_for_any(_LOOK_S, stop, renew) and renew.is_set():
+                await wait_for_any(_SWAP_S, stop)  # other settings come in force once the pass under way has ended
 
     async def _end(self) -> None:
         for task in self._tasks:

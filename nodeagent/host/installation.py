@@ -265,7 +265,7 @@ def _copy_packages(prefix: Path) -> None:
         shutil.copytree(Path(sys.prefix) / _SOURCES, prefix / _SOURCES, dirs_exist_ok=True)
         script = prefix / "bin/nodeagent"
         script.write_text(
-            f"#!{prefix}/bin/python\nimport sys\n\nfrom nodeagent.cli.main import main\n\nsys.exit(main())\n"
+            f"#!{prefix}/bin/python\nimport sys\n\nfrom nodeagent.cli.start import main\n\nsys.exit(main())\n"
         )
         script.chmod(0o755)
     except OSError as error:

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.cli import main as command_line
+from nodeagent.cli import start
+
 ROOT = Path(__file__).parents[3]
 FOR_TABLES = {"rich.console", "yaml"}  # rich itself is refused by name in the daemon, which counts as an import
 FOR_FILES = {"pydantic", "nodeagent.config.models"}
@@ -49,3 +52,26 @@ def test_the_daemon_loads_no_command_line_and_no_models() -> None:
     seen = imported("-c", DAEMON)
     assert "nodeagent.daemon.supervisor" in seen
     assert seen & ({"typer", "prometheus_client"} | FOR_TABLES | FOR_FILES) == set()
+
+
+def test_a_plain_status_loads_no_parser() -> None:
+    seen = imported(
+        "-c",
+        "import sys; from nodeagent.cli import start, status; sys.argv[1:] = ['status']\n"
+        "status.show_status = lambda *_, **__: None\n"
+        "start.main()",
+    )
+    assert seen & ({"typer"} | FOR_TABLES | FOR_FILES) == set()
+
+
+@pytest.mark.parametrize(("words", "form"), sorted(start.PLAIN.items()))
+def test_what_is_not_parsed_is_what_the_parser_would_make_of_it(
+    words: tuple[str, ...], form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr("sys.argv", ["nodeagent", *words])
+    monkeypatch.setattr("nodeagent.cli.status.show_status", lambda *told, **more: asked.append((told, more)))
+    start.main()
+    with pytest.raises(SystemExit):
+        command_line.main()
+    assert asked == [((None, form), {"watch_s": None})] * 2
