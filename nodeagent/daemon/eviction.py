@@ -315,6 +315,8 @@ class EvictionDuty:
             if plan.victim is None:
                 self._tell_no_victim(plan)
                 return "no-pod" if plan.pods_may_be_chosen else "at-ease"
+            if stop.is_set() or self._station.turns.pause() is not None:  # reclaiming and measuring took a while
+                return "called-off"
             result = await self._evict(started_at, plan, plan.victim, pods, ground)
             if result.outcome in _ENDS_THE_PASS:
                 return result.outcome.value

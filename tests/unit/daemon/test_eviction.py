@@ -278,6 +278,24 @@ async def test_while_paused_nobody_goes() -> None:
     assert (node.evicted, node.result()) == ([], "pressure")
 
 
+@pytest.mark.parametrize("end", ["pause", "stop"])
+async def test_nobody_goes_who_was_chosen_as_a_pause_or_the_end_came(end: str) -> None:
+    stop = asyncio.Event()
+
+    class Late(Node):
+        async def gather(self, on_disk: bool) -> PodsSeen:
+            if end == "pause":
+                self.station.turns.hold(Pause("operator", "looking"))
+            else:
+                stop.set()
+            return await super().gather(on_disk)
+
+    node = Late(readings=lambda: (LOW,), pods=(pod("hog", memory=500),))
+    await node.duty().turn(stop)
+    assert node.evicted == []
+    assert node.station.board.lines[0].failures == 0
+
+
 async def test_a_hard_threshold_cuts_a_soft_grace_short() -> None:
     node = Node(
         pods=(pod("slow", memory=500),),
