@@ -21,6 +21,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
+from nodeagent.config.control import DEFAULT_SOCKET
 from nodeagent.daemon.loops import wait_for_any
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.peer import read_peer
@@ -40,6 +41,8 @@ _MOST_OF_A_USER: Final = 16
 """So many connections a user other than root may have, so that there is always one left for root."""
 _CHUNK_BYTES: Final = 1 << 16
 _BACKLOG: Final = 64
+_LONGEST_PATH: Final = 107
+"""Source: unix(7), ``sun_path``."""
 
 
 class Right(IntEnum):
@@ -92,6 +95,7 @@ class ControlDuty:
         self._serve = serve or self._serve_control
         self._service: Service | None = None
         self._starting = asyncio.Lock()
+        self._path: Path | None = None
         self._inner: Path | None = None
         self._peers: dict[str, Peer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -119,6 +123,7 @@ class ControlDuty:
 
     async def _listen(self, settings: ControlSettings, path: Path, stop: asyncio.Event) -> None:
         listener = open_socket(path, settings.group)
+        self._path = path
         made = os.stat(path).st_ino  # noqa: PTH116 - our own file in memory
         server = await asyncio.start_unix_server(self._accept, sock=listener, backlog=_BACKLOG)
         self._station.logger.info("control_listening", socket=str(path))
@@ -163,10 +168,13 @@ class ControlDuty:
             peer = read_peer(taken)
             if peer.uid and sum(each.uid == peer.uid for each in self._peers.values()) >= _MOST_OF_A_USER:
                 return
-            address = await self._address()
             name = f"nodeagent-{os.getpid()}-{secrets.token_hex(16)}"
             self._peers[name] = peer
-            inner_reader, inner_writer = await _connect_from(name, address)
+            try:
+                inner_reader, inner_writer = await _connect_from(name, await self._address())
+            except OSError as error:
+                self._station.logger.warning("control_unavailable", socket=str(self._path), error=str(error))
+                return
             try:
                 await _pump_both(reader, writer, inner_reader, inner_writer)
             finally:
@@ -183,7 +191,7 @@ class ControlDuty:
         """Return where the service listens, after starting it if need be."""
         async with self._starting:
             if self._inner is None:
-                self._inner = Path(tempfile.mkdtemp(prefix="nodeagent-")) / "inner"
+                self._inner = make_inner(self._path or DEFAULT_SOCKET)
             if self._service is None:
                 self._service = await self._serve(str(self._inner), self.peer_of)
         return str(self._inner)
@@ -196,6 +204,23 @@ class ControlDuty:
         from nodeagent.daemon.control import serve  # noqa: PLC0415 - not before somebody asks
 
         return await serve(self._station, address, peer_of)
+
+
+def make_inner(path: Path) -> Path:
+    """Return an address that nobody else can reach, for the service behind the socket at a path.
+
+    It is beside that socket: there it takes no room on a disk that may be full, and nobody tidies it away when it has
+    grown old, as happens to what is in ``/tmp``. What a killed agent left of it goes.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    directory = path.with_name(f".{path.name}.d")
+    if len(os.fsencode(directory / "s")) > _LONGEST_PATH:
+        return Path(tempfile.mkdtemp(prefix="nodeagent-")) / "s"
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(mode=0o700)
+    return directory / "s"
 
 
 def open_socket(path: Path, group: str) -> socket.socket:

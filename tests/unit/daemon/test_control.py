@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
 import os
@@ -26,7 +27,7 @@ from nodeagent.config.settings import Origin
 from nodeagent.daemon import control_socket, log
 from nodeagent.daemon.board import Board
 from nodeagent.daemon.control import RIGHTS
-from nodeagent.daemon.control_socket import ControlUnavailableError, Right, open_socket, right_of
+from nodeagent.daemon.control_socket import ControlUnavailableError, Right, make_inner, open_socket, right_of
 from nodeagent.daemon.pausing import restore_pause
 from nodeagent.daemon.service import ReloadDuty
 from nodeagent.daemon.station import Station
@@ -108,12 +109,44 @@ async def test_a_member_acts_only_if_the_configuration_says_so(node: Node, metho
 
 async def test_whoever_does_not_come_by_the_socket_is_nobody(node: Node) -> None:
     await node.ask("Status")
-    (inner,) = [each for each in os.listdir("/tmp") if each.startswith("nodeagent-")][-1:]  # noqa: PTH208
-    async with grpc.aio.insecure_channel(f"unix:/tmp/{inner}/inner") as channel:
+    (inner,) = [each for each in node.path.parent.iterdir() if each.is_dir()]
+    async with grpc.aio.insecure_channel(f"unix:{inner}/s") as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.unary_unary(f"/{SERVICE.full_name}/Status", bytes, bytes)(b"", timeout=20)
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    assert os.stat(f"/tmp/{inner}").st_mode & 0o077 == 0  # noqa: PTH116
+    assert inner.stat().st_mode & 0o777 == 0o700
+
+
+async def test_it_answers_while_every_disk_is_full(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.mkdtemp", full)
+    assert (await node.ask("Status"))["agent"]["running"]
+
+
+async def test_what_keeps_it_from_answering_is_told(node: Node) -> None:
+    taken = node.path.with_name(f".{node.path.name}.d")
+    taken.write_text("in the way")
+    with pytest.raises(grpc.aio.AioRpcError):
+        await node.ask("Status")
+    assert "File exists" in node.told("control_unavailable")[0]["error"]
+    taken.unlink()
+    assert (await node.ask("Status"))["agent"]["running"]
+
+
+def test_what_a_killed_agent_left_is_no_hindrance(tmp_path: Path) -> None:
+    first = make_inner(tmp_path / "control.sock")
+    first.touch()
+    assert make_inner(tmp_path / "control.sock") == first
+    assert list(first.parent.iterdir()) == []
+    assert first.parent.parent == tmp_path
+
+
+def test_a_long_path_leaves_room_for_no_other(tmp_path: Path) -> None:
+    inner = make_inner(tmp_path / ("x" * (106 - len(str(tmp_path)))))
+    assert not inner.is_relative_to(tmp_path)
+    inner.parent.rmdir()
 
 
 # ---- answers
