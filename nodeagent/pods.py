@@ -340,15 +340,18 @@ class PodWatcher:
         return {pod.uid: _with_disk(readings.get(pod.uid, PodReading()), measured.pods.get(pod.uid)) for pod in pods}
 
     async def _disks(self, pods: Sequence[RuntimePod], warnings: list[str]) -> Measured:
-        """Measure in a thread, and not again while one still hangs: a stat on a dead mount never returns."""
-        if self._walk is None:
-            self._walk = asyncio.ensure_future(asyncio.to_thread(self._measure, pods))
-        done, _ = await asyncio.wait([self._walk], timeout=_WALK_S + _WALK_POD_S)
-        if not done:
+        """Measure in a thread, and not again while one still hangs: a stat on a dead mount never returns.
+
+        What an earlier look began and did not wait for is not told: it may be hours old.
+        """
+        walk = None
+        if self._walk is None or await _ended(self._walk):
+            walk = self._walk = asyncio.ensure_future(asyncio.to_thread(self._measure, pods))
+        if walk is None or not await _ended(walk):
             warnings.append("what pods keep on disk could not be measured: a directory does not answer")
             return Measured()
-        measured = await self._walk
         self._walk = None
+        measured = await walk
         if cut := measured.cut:
             more = f" and {len(cut) - 3} more" if len(cut) > 3 else ""
             names = ", ".join(cut[:3]) + more
@@ -412,6 +415,12 @@ class PodWatcher:
 
 async def _nothing() -> None:
     return None
+
+
+async def _ended(walk: asyncio.Future[Measured]) -> bool:
+    """Wait a bounded while; return whether a walk has ended, well or badly."""
+    done, _ = await asyncio.wait([walk], timeout=_WALK_S + _WALK_POD_S)
+    return bool(done)
 
 
 def _up(sandboxes: Iterable[Sandbox], containers: Iterable[Container]) -> frozenset[str]:

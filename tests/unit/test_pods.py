@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import threading
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.errors import ObservationError, RuntimeUnavailableError
+from nodeagent.host.pod_disk import read_pod_disk
 from nodeagent.kube.kubelet_pods import KubeletAccess
 from nodeagent.model import ContainerState, Role
 from nodeagent.model.pods import PodSpec
@@ -341,6 +343,46 @@ async def test_what_is_written_now_counts_before_the_runtime_has_measured_it(nod
     node.server.faults.fail("ListContainerStats")
     facts = facts_of(await node.watcher().gather(with_disk=True), "web")
     assert facts.containers[0].writable_bytes == (upper / "data").stat().st_blocks * 512
+
+
+async def test_a_walk_that_nobody_waited_for_tells_nothing_later(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox = node.sim.add_pod("web")
+    node.sim.add_container(sandbox, "app", IMAGE)
+    node.sim.pod_log_root = str(node.root / "logs")
+    log = node.root / "logs" / sandbox.log_directory_name / "app/0.log"
+    log.parent.mkdir(parents=True)
+    log.write_bytes(b"")
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(*words: Any, **more: Any) -> Any:
+        disk = read_pod_disk(*words, **more)
+        begun.set()
+        go_on.wait(20)
+        return disk
+
+    monkeypatch.setattr("nodeagent.pods.read_pod_disk", slowly)
+    watcher = node.watcher()
+    interrupted = asyncio.ensure_future(watcher.gather(with_disk=True))
+    assert await asyncio.to_thread(begun.wait, 20)
+    interrupted.cancel()
+    await asyncio.wait({interrupted})
+    go_on.set()
+    log.write_bytes(b"x" * MIB)
+    facts = facts_of(await watcher.gather(with_disk=True), "web")
+    assert facts.usage is not None
+    assert facts.usage.logs == Footprint(log.stat().st_blocks * 512, 1)
+
+
+async def test_a_walk_that_fails_is_made_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.pod("web")
+    watcher = node.watcher()
+    with monkeypatch.context() as patch:
+        patch.setattr("nodeagent.pods.read_pod_disk", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            await watcher.gather(with_disk=True)
+    usage = facts_of(await watcher.gather(with_disk=True), "web").usage
+    assert usage is not None
+    assert usage.logs == Footprint(0, 0)
 
 
 # ---- the kubelet ----
