@@ -26,7 +26,7 @@ def find_upper_directories(container_ids: Collection[str], mountinfo: str = "/pr
     """Return where the writable layers of containers lie, by id.
 
     Only what can be told from this process's own mounts: containers whose root filesystem is an overlay that is
-    mounted below a directory named like the container, as containerd does it. All others are left out.
+    mounted right below a directory named like the container, as containerd does it. All others are left out.
 
     Source: proc(5) on ``mountinfo``; the kernel's overlayfs document, ``upperdir``.
     """
@@ -37,10 +37,12 @@ def find_upper_directories(container_ids: Collection[str], mountinfo: str = "/pr
                 left, _, right = line.partition(" - ")
                 if not right.startswith("overlay "):
                     continue
-                names = wanted.intersection(PurePosixPath(_plain(left.split()[4])).parts)
+                name = PurePosixPath(_plain(left.split()[4])).parent.name
+                if name not in wanted:  # nor are mounts that a container made below its own
+                    continue
                 upper = next((each for each in right.split()[-1].split(",") if each.startswith(_UPPER)), "")
                 if upper.startswith(f"{_UPPER}/"):
-                    found |= dict.fromkeys(names, _plain(upper.removeprefix(_UPPER)))
+                    found[name] = _plain(upper.removeprefix(_UPPER))
     except (OSError, IndexError):
         return {}
     return found

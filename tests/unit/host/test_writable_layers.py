@@ -35,6 +35,14 @@ def test_a_layer_is_found_by_its_mount(tmp_path: Path, line: str, expected: str 
     assert find_upper_directories([ID, OTHER], str(mounts)).get(ID) == expected
 
 
+def test_what_a_container_mounts_within_is_not_its_layer(tmp_path: Path) -> None:
+    mounts = tmp_path / "mountinfo"
+    own = f"31 25 0:40 / /run/k8s.io/{ID}/rootfs rw - overlay overlay rw,upperdir=/u/1,workdir=/w"
+    inner = f"32 31 0:41 / /run/k8s.io/{ID}/rootfs/var/lib/docker/x rw - overlay overlay rw,upperdir=/u/2,workdir=/w"
+    mounts.write_text(f"{own}\n{inner}\n")
+    assert find_upper_directories([ID], str(mounts)) == {ID: "/u/1"}
+
+
 def test_mounts_that_cannot_be_read_tell_nothing(tmp_path: Path) -> None:
     assert find_upper_directories([ID], str(tmp_path / "none")) == {}
 
