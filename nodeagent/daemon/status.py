@@ -27,21 +27,34 @@ if TYPE_CHECKING:
     from nodeagent.daemon.document import Json
     from nodeagent.daemon.pressure import Ground, Seen
     from nodeagent.daemon.station import Station
+    from nodeagent.model.pods import PodsSeen
     from nodeagent.plan.eviction.ranking import RankedPod
     from nodeagent.plan.eviction.state import Evaluation
+    from nodeagent.pods import PodWatcher
 
 _RUNTIME_WITHIN_S: Final = 2.0
+_READ_WITHIN_S: Final = 2.0
 _HISTORY: Final = 8
 
 
 class Look:
-    """Reads the node's signals for one agent, look after look."""
+    """Reads the node for one agent, look after look.
+
+    What hangs, as a dead mount does, takes one thread for ever and not one for each look: there are few for all of
+    the agent.
+
+    Attributes:
+        earlier: the look before, from which trends are told.
+    """
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._reader = PressureReader(agent.settings.eviction, agent.clock)
         self._ground: Ground | None = None
         self._problem = ""
+        self._one_at_a_time = asyncio.Lock()
+        self._filesystems: asyncio.Future[list[Json]] | None = None
+        self._pods: PodWatcher | None = None
         self.earlier: Seen | None = None
 
     async def look(self, state: EvictionState) -> tuple[Ground, Seen, Evaluation, tuple[str, ...]]:
@@ -49,8 +62,9 @@ class Look:
 
         Without a runtime the image filesystem is left out.
         """
-        ground = await self._survey()
-        seen = await self._reader.look(ground)
+        async with self._one_at_a_time:
+            ground = await self._survey()
+            seen = await self._reader.look(ground)
         policy = self._agent.settings.eviction.policy
         found = evaluate(state, seen.observations, ground.thresholds, policy, now=seen.at)
         warnings = (
@@ -61,6 +75,27 @@ class Look:
             *(each.sentence for each in found.refusals),
         )
         return ground, seen, found, warnings
+
+    async def pods(self) -> PodsSeen:
+        """Return the pods and what they keep on disk; one look at a time.
+
+        Raises:
+            RuntimeUnavailableError: the runtime does not answer.
+        """
+        self._pods = self._pods or make_watcher(self._agent)
+        return await self._pods.gather(with_disk=True)
+
+    async def filesystems(self, ground: Ground) -> list[Json]:
+        """Return how full each filesystem is, or why that is not known."""
+        places = _places(self._agent, ground)
+        if self._filesystems is None or self._filesystems.done():
+            self._filesystems = asyncio.ensure_future(asyncio.to_thread(_read_places, self._agent, places))
+        reading = self._filesystems
+        done, _ = await asyncio.wait({reading}, timeout=_READ_WITHIN_S)
+        if done:
+            return await reading
+        late = f"not read: a filesystem does not answer within {_READ_WITHIN_S:g} s"
+        return [{**each, "problem": late} for each in places]
 
     async def _survey(self) -> Ground:
         if self._ground is not None:
@@ -93,11 +128,7 @@ async def pods_document(agent: Agent, look: Look, state: EvictionState | None = 
         RuntimeUnavailableError: the runtime does not answer.
     """
     ground, _, _, _ = await look.look(state or EvictionState())
-    watcher = make_watcher(agent)
-    try:
-        seen = await watcher.gather(with_disk=True)
-    finally:
-        await watcher.close()
+    seen = await look.pods()
     protection = Protection(seen.facts, agent.settings.eviction.policy)
     ranked = rank_pods(seen.facts, Signal.MEMORY_AVAILABLE, ground.layout)
     return {
@@ -147,7 +178,7 @@ async def status_document(agent: Agent, look: Look, station: Station | None) -> 
         "agent": _agent(agent, station),
         "paused": _pause(station),
         "runtime": runtime,
-        "filesystems": await asyncio.to_thread(_filesystems, agent, ground),
+        "filesystems": await look.filesystems(ground),
         "conditions": [each.condition.value for each in found.conditions if each.holds],
         "signals": signals,
         "loops": [] if station is None else [_loop(each, station) for each in station.board.lines],
@@ -229,30 +260,37 @@ async def _runtime(agent: Agent) -> dict[str, Json]:
     return {"up": True, "name": info.name, "version": info.version, "endpoint": info.endpoint, "problem": ""}
 
 
-def _filesystems(agent: Agent, ground: Ground) -> list[Json]:
+def _places(agent: Agent, ground: Ground) -> list[dict[str, Json]]:
+    """Return the filesystems with their names, thresholds and paths."""
     paths, images = ground.paths, agent.settings.policy.images
     single = ground.layout is FilesystemLayout.SINGLE
-    shown: list[Json] = []
+    shown: list[dict[str, Json]] = []
     for name, path in (("imagefs", paths.imagefs), ("nodefs", paths.nodefs), ("containerfs", paths.containerfs)):
         if path is None or (name == "nodefs" and single and paths.imagefs is not None):
             continue
         if name == "containerfs" and ground.layout is not FilesystemLayout.SPLIT:
             continue
         collected = name == "imagefs" and agent.settings.image_interval_s is not None
-        limits: dict[str, Json] = {
-            "name": f"{name} = nodefs" if name == "imagefs" and single else name,
-            "high_percent": images.high_threshold_percent if collected else None,
-            "low_percent": images.low_threshold_percent if collected else None,
-        }
-        try:
-            shown.append({**limits, **_reading(agent, path)})
-        except ObservationError as error:
-            shown.append({**limits, "path": path, "problem": str(error)})
+        shown.append(
+            {
+                "name": f"{name} = nodefs" if name == "imagefs" and single else name,
+                "high_percent": images.high_threshold_percent if collected else None,
+                "low_percent": images.low_threshold_percent if collected else None,
+                "path": path,
+            }
+        )
     return shown
 
 
+def _read_places(agent: Agent, places: list[dict[str, Json]]) -> list[Json]:
+    return [{**each, **_reading(agent, str(each["path"]))} for each in places]
+
+
 def _reading(agent: Agent, path: str) -> dict[str, Json]:
-    shown = document.filesystem(read_filesystem(path, agent.clock))
+    try:
+        shown = document.filesystem(read_filesystem(path, agent.clock))
+    except ObservationError as error:
+        return {"problem": str(error)}
     return shown if isinstance(shown, dict) else {}
 
 

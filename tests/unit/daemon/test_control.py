@@ -8,8 +8,9 @@ import io
 import json
 import os
 import socket
+import threading
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -24,7 +25,7 @@ from nodeagent.clock import SystemClock
 from nodeagent.config.control import ControlSettings
 from nodeagent.config.handing import checked
 from nodeagent.config.settings import Origin
-from nodeagent.daemon import control_socket, log
+from nodeagent.daemon import control_socket, log, pressure
 from nodeagent.daemon.board import Board
 from nodeagent.daemon.control import RIGHTS
 from nodeagent.daemon.control_socket import ControlUnavailableError, Right, make_inner, open_socket, right_of
@@ -32,14 +33,17 @@ from nodeagent.daemon.pausing import restore_pause
 from nodeagent.daemon.service import ReloadDuty
 from nodeagent.daemon.station import Station
 from nodeagent.daemon.turns import Turns
+from nodeagent.errors import ObservationError
 from nodeagent.host.notify import Notifier
 from nodeagent.host.peer import Peer, read_peer
 from nodeagent.store.pause import PauseFile
 from tests.unit.control_node import GROUP, MEMBER, ROOT, SERVICE, STRANGER, Node, serving
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
+
+    from nodeagent.host.signals import SignalPaths
 
 
 @pytest.fixture
@@ -172,6 +176,66 @@ async def test_status_answers_without_a_runtime(node: Node) -> None:
         "UNAVAILABLE",
         "no agent is composed: it starts, reloads, or waits for a container runtime",
     )
+
+
+@dataclass
+class Hang:
+    """A call that hangs as one to a dead mount does, until the test is over."""
+
+    begun: int = 0
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def __call__(self, *_: object, **__: object) -> Any:
+        self.begun += 1
+        self.over.wait(30)
+        raise ObservationError("gone")
+
+
+@pytest.fixture
+def hang() -> Iterator[Hang]:
+    made = Hang()
+    yield made
+    made.over.set()
+
+
+async def test_a_filesystem_that_hangs_takes_one_thread(
+    node: Node, hang: Hang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodeagent.daemon.status.read_filesystem", hang)
+    monkeypatch.setattr("nodeagent.daemon.status._READ_WITHIN_S", 0.05, raising=False)
+    told = await asyncio.wait_for(asyncio.gather(*(node.ask("Status") for _ in range(3))), 10)
+    assert hang.begun == 1
+    assert [each["problem"] for each in told[0]["filesystems"]] == [
+        "not read: a filesystem does not answer within 0.05 s"
+    ]
+    hang.over.set()
+    assert (await node.ask("Status"))["filesystems"][0]["problem"] == "gone"
+
+
+async def test_signals_that_hang_take_one_thread(node: Node, hang: Hang, monkeypatch: pytest.MonkeyPatch) -> None:
+    await node.ask("Status")
+    real = pressure.read_signals
+
+    def read(paths: SignalPaths, *words: Any, **more: Any) -> Any:
+        return hang() if paths.nodefs else real(paths, *words, **more)
+
+    monkeypatch.setattr("nodeagent.daemon.pressure.read_signals", read)
+    monkeypatch.setattr("nodeagent.daemon.pressure._READ_WITHIN_S", 0.05)
+    told = await asyncio.wait_for(asyncio.gather(*(node.ask("Pressure") for _ in range(3))), 10)
+    assert hang.begun == 1
+    assert all("does not answer" in each["warnings"][-1] for each in told)
+
+
+async def test_a_pod_s_directory_that_hangs_takes_one_thread(
+    node: Node, hang: Hang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodeagent.pods.read_pod_disk", hang)
+    monkeypatch.setattr("nodeagent.pods._WALK_S", 0.05)
+    monkeypatch.setattr("nodeagent.pods._WALK_POD_S", 0.05)
+    node.sim.add_pod("db")
+    for _ in range(3):
+        assert "a directory does not answer" in (await node.ask("Pods"))["warnings"][-1]
+    assert hang.begun == 1
 
 
 async def test_a_plan_is_what_the_planner_says(node: Node) -> None:
