@@ -288,7 +288,7 @@ class ControlService:
         agent = self._agent()
         preview = await agent.collector.preview(scope)
         return document.report(
-            await self._run(agent, preview, ended, tell, rounds=rounds, trigger="control", while_in_force=True)
+            await self._run(agent, preview, ended, tell, rounds=rounds, trigger="control", in_force=agent)
         )
 
     async def _apply_plan(self, text: str, ended: asyncio.Event, tell: Callable[[Result], None]) -> dict[str, Json]:
@@ -299,12 +299,15 @@ class ControlService:
         refused = refusal_of(saved, self._station.clock.now(), node_identity())
         if refused:
             raise UsageError(f"plan: {refused}")
-        settings = self._agent().settings
+        in_force = self._agent()
+        settings = in_force.settings
         settings = replace(settings, policy=strictest_protection(saved.policy, settings.policy))
         async with open_agent(settings, record=True, dry_run=settings.dry_run, clock=self._station.clock) as agent:
             preview = await agent.collector.preview(saved.scope, frozenset(each.id for each in saved.removals))
             drift = find_drift(saved, preview.plans)
-            report = await self._run(agent, preview, ended, tell, rounds=1, trigger="apply", plan_id=saved.id)
+            report = await self._run(
+                agent, preview, ended, tell, rounds=1, trigger="apply", plan_id=saved.id, in_force=in_force
+            )
         return {**document.report(report), "drift": [document.drift(each) for each in drift]}
 
     async def _run(  # noqa: PLR0913 - what a run is told
@@ -317,8 +320,10 @@ class ControlService:
         rounds: int,
         trigger: str,
         plan_id: str = "",
-        while_in_force: bool = False,
+        in_force: Agent,
     ) -> PassReport:
+        """Carry out a preview once it is its turn, if ``in_force`` still is: whose settings it was made by."""
+
         def on_result(result: Result) -> None:
             log_result(self._station.logger, result, dry_run=agent.dry_run)
             tell(result)
@@ -327,7 +332,7 @@ class ControlService:
             held = self._station.turns.pause()
             if held is not None:
                 raise UsageError(f"nothing is removed while the agent is paused: {held.text}")
-            if while_in_force and self._station.agent is not agent:
+            if self._station.agent is not in_force or self._station.renew.is_set():
                 raise NodeAgentError("the configuration changed meanwhile; nothing was removed, try again")
             passing = asyncio.ensure_future(_set_with(ended, stop))
             try:

@@ -360,6 +360,26 @@ async def test_a_trigger_wakes_its_loop_and_waits(node: Node) -> None:
     assert (told["result"], told["detail"]) == ("complete", "all well")
 
 
+@pytest.mark.parametrize("how", ["scope", "plan"])
+@pytest.mark.parametrize("meanwhile", ["asked for", "done"])
+async def test_nothing_goes_under_settings_that_a_reload_replaces(node: Node, how: str, meanwhile: str) -> None:
+    request = api.ApplyRequest(scope="containers")
+    if how == "plan":
+        saved = await node.ask("Plan", api.PlanRequest(scope="containers", lasts_seconds=60))
+        request = api.ApplyRequest(plan=json.dumps(saved))
+    async with node.station.turns.take():
+        asked = asyncio.ensure_future(node.refused("Apply", request))
+        while len(node.station.turns._lock._waiters or ()) == 0:  # noqa: ASYNC110 - nothing else tells
+            await asyncio.sleep(0)
+        if meanwhile == "asked for":
+            node.station.renew.set()
+        else:
+            node.station.agent = replace(node.station.agent)  # type: ignore[type-var]
+    code, why = await asked
+    assert (code, "the configuration changed meanwhile" in why) == ("FAILED_PRECONDITION", True)
+    assert len(node.sim.containers) == 2
+
+
 async def test_a_reload_tells_what_changed_or_why_not(node: Node) -> None:
     stop = asyncio.Event()
     running = asyncio.ensure_future(ReloadDuty(node.station, Notifier({})).run(stop))
