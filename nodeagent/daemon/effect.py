@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.collect import plans_for
@@ -18,10 +19,28 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.state import Standing
 
 _NAMED: Final = 10
+_WITHIN_S: Final = 10.0
 
 
-async def tell_effect(agent: Agent, earlier: Settings, logger: FilteringBoundLogger) -> None:
-    """Log what the next passes remove or evict that they would not have under the settings before a reload."""
+async def tell_effect(agent: Agent, earlier: Settings, logger: FilteringBoundLogger, stop: asyncio.Event) -> None:
+    """Log what the next passes remove or evict that they would not have under the settings before a reload.
+
+    Nobody watches the node meanwhile, so it takes a bounded while, and ends with the agent.
+    """
+    telling, stopped = asyncio.ensure_future(_tell(agent, earlier, logger)), asyncio.ensure_future(stop.wait())
+    try:
+        done, _ = await asyncio.wait({telling, stopped}, timeout=_WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
+        if telling in done:
+            await telling
+        elif not done:
+            logger.warning("reload_effect_unknown", error=f"the node was not read within {_WITHIN_S:g} s")
+    finally:
+        telling.cancel()
+        stopped.cancel()
+        await asyncio.wait({telling, stopped})
+
+
+async def _tell(agent: Agent, earlier: Settings, logger: FilteringBoundLogger) -> None:
     try:
         await _tell_removals(agent, earlier, logger)
         await _tell_evictions(agent, earlier, logger)

@@ -139,7 +139,7 @@ async def _one_agent(station: Station, earlier: Settings | None) -> None:
     ) as agent:
         _tell_start(agent, station.logger)
         if earlier is not None:
-            await tell_effect(agent, earlier, station.logger)
+            await tell_effect(agent, earlier, station.logger, station.stop)
         station.agent = agent
         Notifier().ready("tells what it would remove, and removes nothing" if agent.dry_run else "at work")
         done = asyncio.Event()

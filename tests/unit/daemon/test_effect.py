@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from typing import TYPE_CHECKING, Any
@@ -46,8 +47,15 @@ def made(tmp_path: Path, change: dict[str, str | int]) -> Settings:
     return checked(Origin(path, tuple({**words, **change}.items())))
 
 
-async def effect(tmp_path: Path, earlier: dict[str, str | int], later: dict[str, str | int]) -> list[dict[str, Any]]:
-    """Return what is logged of a reload from one to the other."""
+async def effect(
+    tmp_path: Path,
+    earlier: dict[str, str | int],
+    later: dict[str, str | int],
+    *,
+    slow: bool = False,
+    stop: asyncio.Event | None = None,
+) -> list[dict[str, Any]]:
+    """Return what is logged of a reload from one to the other, at a runtime that answers or takes its time."""
     sim = SimNode()
     sim.root_path = str(tmp_path)
     sim.add_image(IMAGE, layers=[Layer("base", 1 << 20)])
@@ -58,10 +66,12 @@ async def effect(tmp_path: Path, earlier: dict[str, str | int], later: dict[str,
     logger = log.configure("json", "info", stream)
     settings = made(tmp_path, later)
     async with (
-        SimServer(sim, tmp_path / "cri.sock"),
+        SimServer(sim, tmp_path / "cri.sock") as server,
         open_agent(settings, record=False, dry_run=settings.dry_run) as agent,
     ):
-        await tell_effect(agent, made(tmp_path, earlier), logger)
+        if slow:
+            server.faults.delay("ListContainers")
+        await asyncio.wait_for(tell_effect(agent, made(tmp_path, earlier), logger, stop or asyncio.Event()), 5)
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
@@ -112,3 +122,15 @@ async def test_thresholds_that_are_met_only_now_are_told(
     found = await effect(tmp_path, KEEPS_ALL | earlier, KEEPS_ALL | later)
     evicts = [each["thresholds"] for each in found if each["event"] == "reload_evicts_more"]
     assert evicts == ([] if told is None else [told])
+
+
+async def test_a_slow_runtime_holds_up_no_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodeagent.daemon.effect._WITHIN_S", 0.05, raising=False)
+    (told,) = await effect(tmp_path, KEEPS_ALL, KEEPS_NONE, slow=True)
+    assert (told["event"], told["error"]) == ("reload_effect_unknown", "the node was not read within 0.05 s")
+
+
+async def test_the_end_waits_for_no_telling(tmp_path: Path) -> None:
+    stop = asyncio.Event()
+    stop.set()
+    assert await effect(tmp_path, KEEPS_ALL, KEEPS_NONE, slow=True, stop=stop) == []
