@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.config.control import DEFAULT_SOCKET
-from nodeagent.errors import NodeAgentError, RuntimeUnavailableError, UsageError
+from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -153,6 +153,7 @@ def _translated(error: grpc.RpcError) -> NodeAgentError:
         codes.PERMISSION_DENIED: (AgentRefusedError, details),
         codes.UNAUTHENTICATED: (AgentRefusedError, details),
         codes.INVALID_ARGUMENT: (UsageError, details),
+        codes.ABORTED: (PassBusyError, details),
         codes.UNIMPLEMENTED: (NodeAgentError, "the running agent is older than this command; restart it"),
         codes.DEADLINE_EXCEEDED: (NodeAgentError, "the agent did not answer in time"),
         codes.UNAVAILABLE: (AgentAwayError, f"the agent went away: {details}"),

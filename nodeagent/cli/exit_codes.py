@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, NoReturn
 
-from nodeagent.errors import ConfigError, NodeAgentError, RuntimeUnavailableError, UsageError
+from nodeagent.errors import ConfigError, NodeAgentError, PassBusyError, RuntimeUnavailableError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,6 +46,8 @@ def guarded() -> Iterator[None]:
         fail(str(error), ExitCode.USAGE)
     except RuntimeUnavailableError as error:
         fail(str(error), ExitCode.RUNTIME_UNREACHABLE)
+    except PassBusyError as error:
+        fail(str(error), ExitCode.BUSY)
     except NodeAgentError as error:
         fail(str(error), ExitCode.FAILED)
     except KeyboardInterrupt:

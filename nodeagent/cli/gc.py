@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.act.collect import MAX_ROUNDS
-from nodeagent.act.outcomes import PassEnd
+from nodeagent.act.outcomes import Outcome, PassEnd
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.cli.told import by_agent
@@ -20,7 +20,7 @@ from nodeagent.plan.scope import Scope
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from nodeagent.act.collect import Preview
@@ -98,12 +98,13 @@ def _have_collected(request: Request, agent: Line) -> ExitCode:
     else:
         removed = sum(each["outcome"] in ("done", "gone") for each in last["results"])
         freed = last["freed_bytes"]
+        detail = f" ({last['end_detail']})" if last["end_detail"] else ""
         sys.stdout.write(
-            f"{last['end']}: removed {removed} of {len(last['results'])}"
+            f"{last['end']}{detail}: removed {removed} of {len(last['results'])}"
             f"{'' if freed is None else f', measured {format_bytes(max(0, freed))}'}\n"
         )
-    failed = any(each["outcome"] == "failed" for each in last["results"])
-    return ExitCode.PARTIAL if failed or last["end"] in ("shortfall", "cancelled") else ExitCode.DONE
+    outcomes = [Outcome(each["outcome"]) for each in last["results"]]
+    return _exit_code(PassEnd(last["end"]), outcomes)
 
 
 def _show_told(request: Request, shown: dict[str, Any]) -> None:
@@ -129,7 +130,7 @@ async def _collect(request: Request, settings: Settings) -> ExitCode:
             if request.output != "table":
                 report = await agent.run(preview, trigger="command", stop=asyncio.Event())
                 sys.stdout.write(document.dumps(document.report(report), request.output))
-            return ExitCode.DONE
+            return ExitCode.FAILED if any(plan.blocked for plan in preview.plans) else ExitCode.DONE
         if not request.yes and not confirmed(preview):
             sys.stderr.write("nothing was removed\n")
             return ExitCode.DONE
@@ -225,12 +226,17 @@ def show_report(request: Request, agent: Agent, report: PassReport, filled: Brea
 
 def exit_code(report: PassReport) -> ExitCode:
     """Return the exit code that tells how a pass ended."""
-    if report.end is PassEnd.RUNTIME_LOST:
+    return _exit_code(report.end, [each.outcome for each in report.results])
+
+
+def _exit_code(end: PassEnd, outcomes: Sequence[Outcome]) -> ExitCode:
+    if end is PassEnd.RUNTIME_LOST:
         return ExitCode.RUNTIME_UNREACHABLE
-    if report.end is PassEnd.REFUSED:
+    if end is PassEnd.REFUSED:
         return ExitCode.FAILED
-    if report.failed and not report.removed:
+    failed = Outcome.FAILED in outcomes
+    if failed and not any(each in (Outcome.DONE, Outcome.GONE) for each in outcomes):
         return ExitCode.FAILED
-    if report.failed or report.end in (PassEnd.SHORTFALL, PassEnd.CANCELLED):
+    if failed or end in (PassEnd.SHORTFALL, PassEnd.CANCELLED):
         return ExitCode.PARTIAL
     return ExitCode.DONE

@@ -202,7 +202,9 @@ class RuntimeConnection:
             if task is not None and task.cancelling():
                 raise
             # grpc reports a channel closed under a call as the task's own cancellation.
-            raise RuntimeUnavailableError(f"{method.name}: the connection to {self.socket} was closed") from error
+            raise RuntimeUnavailableError(
+                f"{method.name}: the connection to the container runtime at {self.socket} was closed"
+            ) from error
         except GeneratorExit:
             status = "CANCELLED"
             raise

@@ -36,6 +36,8 @@ from nodeagent.sim.server import SimServer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from nodeagent.sim.faults import Faults
+
 SERVICE = api.DESCRIPTOR.services_by_name["Control"]
 ROOT = Peer(1, 0, frozenset({0}))
 GROUP = os.getgid()
@@ -55,6 +57,7 @@ class Node:
     log: io.StringIO
     config: Path
     peer: list[Peer] = field(default_factory=lambda: [ROOT])
+    faults: Faults = field(init=False)
 
     @asynccontextmanager
     async def channel(self) -> AsyncIterator[grpc.aio.Channel]:
@@ -120,9 +123,10 @@ async def serving(tmp_path: Path) -> AsyncIterator[Node]:
         mock.patch.object(control, "group_number", number_of),
     ):
         async with (
-            SimServer(sim, directory / "cri.sock"),
+            SimServer(sim, directory / "cri.sock") as server,
             open_agent(made, record=True, dry_run=made.dry_run) as agent,
         ):
+            node.faults = server.faults
             station.agent = agent
             stop = asyncio.Event()
             running = asyncio.ensure_future(ControlDuty(station).run(stop))

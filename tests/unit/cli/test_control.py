@@ -11,12 +11,18 @@ import pytest
 
 from nodeagent.cli import main as command_line
 from nodeagent.cli import status
+from nodeagent.cli.exit_codes import guarded
 from nodeagent.config.control import DEFAULT_SOCKET
+from nodeagent.errors import PassBusyError
+from nodeagent.host.lock import pass_lock
+from nodeagent.plan.decision import Accounting, Plan
 from tests.unit.control_node import MEMBER, STRANGER, Node, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from nodeagent.model import NodeSnapshot
 
 
 @pytest.fixture
@@ -147,6 +153,45 @@ async def test_a_member_that_may_act_collects_through_the_agent(
     assert len(as_member.sim.containers) == 0
     _, out, _ = await say(capsys, "history")
     assert "control, containers: complete" in out
+
+
+@pytest.fixture
+def as_actor(as_member: Node) -> Node:
+    settings = as_member.station.settings
+    as_member.station.settings = replace(settings, control=replace(settings.control, group_may_act=True))
+    return as_member
+
+
+@pytest.mark.parametrize(("failures", "code"), [(1, 3), (2, 1)])
+async def test_what_failed_is_told_as_the_command_itself_would(
+    as_actor: Node, capsys: pytest.CaptureFixture[str], failures: int, code: int
+) -> None:
+    as_actor.faults.fail("RemoveContainer", times=failures)
+    assert (await say(capsys, "gc", "containers", "--yes"))[0] == code
+
+
+async def test_a_pass_that_is_refused_is_a_failure_with_its_reason(
+    as_actor: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(snapshot: NodeSnapshot, *_: object, **__: object) -> Plan:
+        return Plan("images", snapshot.observed_at, (), Accounting.UPPER_BOUND, blocked="it cannot be told")
+
+    monkeypatch.setattr("nodeagent.act.collect.plan_image_gc", refused)
+    for source in ((), ("--config", str(as_actor.config))):
+        code, out, _ = await say(capsys, "gc", "images", "--yes", *source)
+        assert (code, "it cannot be told" in out) == (1, True)
+
+
+async def test_another_pass_has_an_exit_code_of_its_own(as_actor: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    with pass_lock(as_actor.station.settings.state_directory / "pass.lock"):
+        code, _, err = await say(capsys, "gc", "containers", "--yes")
+    assert (code, "another pass is running" in err) == (5, True)
+
+
+def test_another_pass_has_it_without_an_agent_too() -> None:
+    with pytest.raises(SystemExit) as ended, guarded():
+        raise PassBusyError("another pass is running")
+    assert ended.value.code == 5
 
 
 @pytest.mark.parametrize("words", [("history",), ("hold", "list"), ("pressure",)])
