@@ -12,7 +12,7 @@ from nodeagent.daemon.loops import wait_for_any
 from nodeagent.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from nodeagent.config.settings import Settings
     from nodeagent.daemon.station import Station
@@ -82,40 +82,41 @@ class ReloadDuty:
             if stop.is_set():
                 return
             asked.clear()
+            waiting, self._station.awaiting_reload = self._station.awaiting_reload, []
             self._notifier.reloading()
             try:
                 changes = await self._reload()
             except ConfigError as error:
-                self._answer(error)
+                _answer(waiting, error)
             else:
-                self._answer(changes)
+                _answer(waiting, changes)
             self._notifier.ready()
-
-    def _answer(self, outcome: tuple[str, ...] | ConfigError) -> None:
-        """Tell those who wait for a reload what became of it."""
-        waiting, self._station.awaiting_reload = self._station.awaiting_reload, []
-        for each in waiting:
-            if each.done():
-                continue
-            if isinstance(outcome, ConfigError):
-                each.set_exception(outcome)
-            else:
-                each.set_result(outcome)
 
     async def _reload(self) -> tuple[str, ...]:
         station = self._station
         try:
-            made = await read_again(station.settings)
+            made = await read_again(station.newest)
         except ConfigError as error:
             station.config_problem = str(error)
             station.logger.error("config_refused", error=str(error), hint="the running one stays in force")  # noqa: TRY400 - no bug
             raise
         station.config_problem = ""
-        changes = differences(dict(station.settings.values), dict(made.values))
+        changes = differences(dict(station.newest.values), dict(made.values))
         station.logger.info("config_reloaded", changes=changes)
         if changes:
             station.swap(made)
         return tuple(changes)
+
+
+def _answer(waiting: Iterable[asyncio.Future[tuple[str, ...]]], outcome: tuple[str, ...] | ConfigError) -> None:
+    """Tell those who waited for a reload when it began what became of it."""
+    for each in waiting:
+        if each.done():
+            continue
+        if isinstance(outcome, ConfigError):
+            each.set_exception(outcome)
+        else:
+            each.set_result(outcome)
 
 
 async def read_again(settings: Settings) -> Settings:
@@ -124,14 +125,17 @@ async def read_again(settings: Settings) -> Settings:
     Raises:
         ConfigError: they cannot be used, or could not be checked.
     """
-    child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "nodeagent.config.handing",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    try:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "nodeagent.config.handing",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except OSError as error:
+        raise ConfigError(f"the configuration could not be checked: {error}") from error
     try:
         told, errors = await asyncio.wait_for(child.communicate(pickle.dumps(settings.origin)), _CHECK_WITHIN_S)
     except TimeoutError as error:

@@ -72,6 +72,11 @@ class Station:
         self.tally = Tally(self.clock)
         self._next: Settings | None = None
 
+    @property
+    def newest(self) -> Settings:
+        """The settings that were swapped in last, in force or not yet."""
+        return self._next or self.settings
+
     def swap(self, settings: Settings) -> None:
         """Have the agent composed anew with other settings, as soon as the pass under way has ended."""
         self._next = settings

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from nodeagent.config.settings import Settings
+
 
 class Clock:
     def __init__(self) -> None:
@@ -148,6 +150,63 @@ async def test_a_good_file_is_put_in_force_and_a_bad_one_is_not(
     assert told(stream)[1]["changes"] == ["image_gc.high_threshold_percent: 85 -> 95"]
     stop.set()
     await running
+
+
+async def reload_once(made: Station) -> tuple[str, ...]:
+    """Ask for a reload as the socket does; return what it told."""
+    duty, stop = ReloadDuty(made, Notifier({})), asyncio.Event()
+    waiting: asyncio.Future[tuple[str, ...]] = asyncio.get_running_loop().create_future()
+    made.awaiting_reload.append(waiting)
+    made.reload.set()
+    running = asyncio.ensure_future(duty.run(stop))
+    try:
+        await asyncio.wait({waiting, running}, return_when=asyncio.FIRST_COMPLETED, timeout=30)
+        return waiting.result()
+    finally:
+        stop.set()
+        await running
+
+
+async def test_a_mistake_that_is_mended_at_once_is_never_in_force(config: Path) -> None:
+    made = station(config, io.StringIO())
+    write(config, 95)
+    assert await reload_once(made) == ("image_gc.high_threshold_percent: 85 -> 95",)
+    write(config, 85)  # before the pass under way has ended
+    assert await reload_once(made) == ("image_gc.high_threshold_percent: 95 -> 85",)
+    made.take_next()
+    assert made.settings.policy.images.high_threshold_percent == 85
+
+
+async def test_who_asks_during_a_reload_is_told_of_the_next(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = station(config, io.StringIO())
+    first, second = (asyncio.get_running_loop().create_future() for _ in range(2))
+    made.awaiting_reload.append(first)
+    made.reload.set()
+    real = service.read_again
+
+    async def read(settings: Settings) -> Settings:
+        found = await real(settings)
+        if not second.done() and second not in made.awaiting_reload:
+            write(config, 95)
+            made.awaiting_reload.append(second)
+            made.reload.set()
+        return found
+
+    monkeypatch.setattr(service, "read_again", read)
+    stop = asyncio.Event()
+    running = asyncio.ensure_future(ReloadDuty(made, Notifier({})).run(stop))
+    assert await asyncio.wait_for(first, 30) == ()
+    assert await asyncio.wait_for(second, 30) == ("image_gc.high_threshold_percent: 85 -> 95",)
+    stop.set()
+    await running
+
+
+async def test_a_check_that_cannot_be_started_ends_nothing(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = station(config, io.StringIO())
+    monkeypatch.setattr("sys.executable", "/no/such/python")
+    with pytest.raises(ConfigError, match=r"could not be checked: .*No such file"):
+        await reload_once(made)
+    assert "could not be checked" in made.config_problem
 
 
 async def test_options_of_the_command_line_stay_in_force(config: Path) -> None:
