@@ -54,7 +54,7 @@ class Line:
         import grpc  # noqa: PLC0415 - not for every command
 
         try:
-            return _read(self._call(method, "unary_unary")(request or _request(method), timeout=within_s))
+            return _read(self._call(method, "unary_unary")(request or request_for(method), timeout=within_s))
         except grpc.RpcError as error:
             raise _translated(error) from error
 
@@ -67,7 +67,7 @@ class Line:
         import grpc  # noqa: PLC0415 - likewise
 
         try:
-            for each in self._call(method, "unary_stream")(request or _request(method)):
+            for each in self._call(method, "unary_stream")(request or request_for(method)):
                 yield _read(each)
         except grpc.RpcError as error:
             raise _translated(error) from error
@@ -130,10 +130,18 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _request(method: str) -> Message:
+def request_for(method: str, **fields: str | float | bool) -> Message:
+    """Return what a method is asked with.
+
+    Raises:
+        UsageError: a text is not text, or a number is out of range.
+    """
     from nodeagent._proto.control.v1 import control_pb2  # noqa: PLC0415 - not for every command
 
-    made: Message = getattr(control_pb2, f"{method}Request")()
+    try:
+        made: Message = getattr(control_pb2, f"{method}Request")(**fields)
+    except ValueError as error:
+        raise UsageError(f"the agent cannot be asked for that: {error}") from error
     return made
 
 

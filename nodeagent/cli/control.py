@@ -6,6 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from nodeagent.cli.asking import request_for
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.status import connected
 from nodeagent.errors import UsageError
@@ -56,14 +57,12 @@ def pause(config: Path | None, *, lasts: str, why: str) -> None:
         UsageError: the time is no duration, or too long.
         NodeAgentError: no agent runs, or this user may not.
     """
-    from nodeagent._proto.control.v1 import control_pb2  # noqa: PLC0415 - not for every command
-
     try:
         seconds = parse_duration_s(lasts)
     except ValueError as error:
         raise UsageError(f"--for: {error}") from error
     with connected(config) as agent:
-        answer = agent.ask("Pause", control_pb2.PauseRequest(seconds=seconds, why=why))
+        answer = agent.ask("Pause", request_for("Pause", seconds=seconds, why=why))
     sys.stdout.write(f"paused until {answer['until']}; 'nodeagent resume' ends it earlier\n")
 
 
@@ -85,10 +84,8 @@ def trigger(config: Path | None, loop: str, *, wait: bool) -> None:
         UsageError: there is no such loop here, or the agent is paused.
         NodeAgentError: no agent runs, or this user may not.
     """
-    from nodeagent._proto.control.v1 import control_pb2  # noqa: PLC0415 - not for every command
-
     with connected(config) as agent:
-        request = control_pb2.TriggerRequest(loop=loop, wait=wait)
+        request = request_for("Trigger", loop=loop, wait=wait)
         answer = agent.ask("Trigger", request, within_s=_TRIGGER_WITHIN_S)
     if not wait:
         sys.stdout.write(f"{loop} runs; 'nodeagent status' tells how it ends\n")

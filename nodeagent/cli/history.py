@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from nodeagent._proto.control.v1 import control_pb2
+from nodeagent.cli.asking import request_for
 from nodeagent.cli.session import load_settings
 from nodeagent.cli.shutdown import stop_headline
 from nodeagent.cli.told import by_agent
 from nodeagent.cli.told import passes as passes_told
+from nodeagent.cli.told import stops as stops_told
 from nodeagent.clock import SystemClock
 from nodeagent.daemon import document
 from nodeagent.errors import UsageError
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
     from nodeagent.store.history import PastPass
 
 
+_LEAST_S: Final = 1e-6
+"""Asked for by 0 s the agent tells everything."""
+_MOST: Final = 2**32 - 1
+
+
 def show_history(config: Path | None, *, since: str, image: str, limit: int, quiet: bool, form: str) -> None:
     """Print passes, newest first.
 
@@ -41,13 +47,13 @@ def show_history(config: Path | None, *, since: str, image: str, limit: int, qui
         raise UsageError(f"--since: {error}") from error
     with by_agent(config, {}) as agent:
         if agent is not None:
-            seconds = ago.total_seconds() if ago is not None else 0.0
-            asked = control_pb2.HistoryRequest(seconds=seconds, image=image, limit=max(0, limit), quiet=quiet)
+            seconds = max(_LEAST_S, ago.total_seconds()) if ago is not None else 0.0
+            asked = request_for("History", seconds=seconds, image=image, limit=min(limit, _MOST), quiet=quiet)
             told = agent.ask("History", asked)
             if form != "table":
                 sys.stdout.write(document.dumps(told, form))
             else:
-                _print(passes_told(told), (), "the agent's history")
+                _print(passes_told(told), stops_told(told), "the agent's history")
             return
     settings = load_settings(config, {})
     oldest = SystemClock().now() - ago if ago is not None else None

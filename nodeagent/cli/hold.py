@@ -8,7 +8,7 @@ import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from nodeagent._proto.control.v1 import control_pb2
+from nodeagent.cli.asking import request_for
 from nodeagent.cli.session import load_settings
 from nodeagent.cli.told import by_agent
 from nodeagent.cli.told import hold as told_hold
@@ -54,7 +54,7 @@ def add(config: Path | None, *, image: str | None, every: bool, lasts: str, why:
     now = SystemClock().now()
     with by_agent(config, {}) as agent:
         if agent is not None:
-            request = control_pb2.AddHoldRequest(image=image or "", seconds=seconds, why=why)
+            request = request_for("AddHold", image=image or "", seconds=seconds, why=why)
             told = agent.ask("AddHold", request)
             _print_placed(told_hold(told), told, form)
             return
@@ -100,7 +100,7 @@ def remove(config: Path | None, hold_id: str) -> None:
     """
     with by_agent(config, {}) as agent:
         if agent is not None:
-            taken = told_hold(agent.ask("RemoveHold", control_pb2.RemoveHoldRequest(id=hold_id)))
+            taken = told_hold(agent.ask("RemoveHold", request_for("RemoveHold", id=hold_id)))
             sys.stdout.write(f"hold {taken.id} on {_what(taken)} is taken back\n")
             return
     gone = HoldFile(load_settings(config, {}).state_directory).remove(hold_id)

@@ -15,6 +15,7 @@ from nodeagent.cli.asking import AgentAwayError
 from nodeagent.cli.status import connected
 from nodeagent.model import FsObservation, Hold, NodeSnapshot, Role
 from nodeagent.model.node import RuntimeInfo
+from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.plan.decision import Accounting, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
 from nodeagent.store.history import PastAction, PastPass
 
@@ -64,6 +65,23 @@ def preview(shown: Shown) -> tuple[NodeSnapshot, tuple[Plan, ...]]:
 def passes(shown: Shown) -> tuple[PastPass, ...]:
     """Return the passes that a document of schema ``nodeagent/history/v1`` tells of."""
     return tuple(map(_past, shown["passes"]))
+
+
+def stops(shown: Shown) -> tuple[NodeStop, ...]:
+    """Return the times that the node went down that a document of schema ``nodeagent/history/v1`` tells of.
+
+    Of the pods only which they were.
+    """
+    return tuple(
+        NodeStop(
+            each["boot_id"],
+            StopKind(each["kind"]),
+            _moment(each["started_at"]),
+            end=StopEnd(each["end"]),
+            pods=tuple(StoppedPod(pod["uid"], pod["namespace"], pod["name"]) for pod in each["pods"]),
+        )
+        for each in shown["node_stops"]
+    )
 
 
 def holds(shown: Shown) -> tuple[Hold, ...]:

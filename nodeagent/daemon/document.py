@@ -39,13 +39,15 @@ def time_text(moment: datetime | None) -> str | None:
 
 
 def plain(value: object) -> Json:
-    """Return a value of a reason's details in its JSON form."""
+    """Return a value of a reason's details, or of an event, in its JSON form."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, datetime):
         return time_text(value)
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(each) for each in value]
+    if isinstance(value, dict):
+        return {str(key): plain(each) for key, each in value.items()}
     return str(value)
 
 

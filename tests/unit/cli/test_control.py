@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +16,9 @@ from nodeagent.cli.exit_codes import guarded
 from nodeagent.config.control import DEFAULT_SOCKET
 from nodeagent.errors import PassBusyError
 from nodeagent.host.lock import pass_lock
+from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.plan.decision import Accounting, Plan
+from nodeagent.store.history import Retention
 from tests.unit.control_node import MEMBER, STRANGER, Node, serving
 
 if TYPE_CHECKING:
@@ -192,6 +195,36 @@ def test_another_pass_has_it_without_an_agent_too() -> None:
     with pytest.raises(SystemExit) as ended, guarded():
         raise PassBusyError("another pass is running")
     assert ended.value.code == 5
+
+
+async def test_a_member_s_history_tells_how_the_node_went_down(
+    as_member: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agent, now = as_member.station.agent, as_member.station.clock.now()
+    assert agent is not None
+    stop = NodeStop("b" * 32, StopKind.UNCLEAN, now, end=StopEnd.UNKNOWN, pods=(StoppedPod("u", "default", "web"),))
+    agent.history.add_stop(stop, Retention(timedelta(days=30), 1 << 20), now)
+    _, out, _ = await say(capsys, "history")
+    assert "node stop, unclean: unknown, 1 pods" in out
+    assert (await say(capsys, "history", "--since", "0s"))[1] == "no passes in the agent's history\n"
+
+
+@pytest.mark.usefixtures("as_member")
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("history", "--limit", str(2**40)), 0),
+        (("history", "--image", "\udcff"), 2),
+        (("hold", "add", "app", "--for", "1h", "--why", "\udcff"), 2),
+        (("hold", "remove", "\udcff"), 2),
+        (("pause", "--why", "\udcff"), 2),
+        (("trigger", "\udcff"), 2),
+    ],
+)
+async def test_odd_words_are_an_error_of_usage(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int
+) -> None:
+    assert (await say(capsys, *words))[0] == code
 
 
 @pytest.mark.parametrize("words", [("history",), ("hold", "list"), ("pressure",)])

@@ -25,7 +25,7 @@ from nodeagent.clock import SystemClock
 from nodeagent.config.control import ControlSettings
 from nodeagent.config.handing import checked
 from nodeagent.config.settings import Origin
-from nodeagent.daemon import control_socket, log, pressure
+from nodeagent.daemon import control_socket, log
 from nodeagent.daemon.board import Board
 from nodeagent.daemon.control import RIGHTS
 from nodeagent.daemon.control_socket import ControlUnavailableError, Right, make_inner, open_socket, right_of
@@ -36,6 +36,7 @@ from nodeagent.daemon.turns import Turns
 from nodeagent.errors import ObservationError
 from nodeagent.host.notify import Notifier
 from nodeagent.host.peer import Peer, read_peer
+from nodeagent.host.signals import read_signals
 from nodeagent.store.pause import PauseFile
 from tests.unit.control_node import GROUP, MEMBER, ROOT, SERVICE, STRANGER, Node, serving
 
@@ -214,7 +215,7 @@ async def test_a_filesystem_that_hangs_takes_one_thread(
 
 async def test_signals_that_hang_take_one_thread(node: Node, hang: Hang, monkeypatch: pytest.MonkeyPatch) -> None:
     await node.ask("Status")
-    real = pressure.read_signals
+    real = read_signals
 
     def read(paths: SignalPaths, *words: Any, **more: Any) -> Any:
         return hang() if paths.nodefs else real(paths, *words, **more)
@@ -342,10 +343,11 @@ async def test_events_come_as_they_happen(node: Node) -> None:
         call = channel.unary_stream(f"/{SERVICE.full_name}/Events", bytes, bytes)(b"")
         reading: asyncio.Future[Any] = asyncio.ensure_future(call.read())
         while not reading.done():
-            node.station.logger.info("resumed", by="somebody")
+            node.station.logger.info("resumed", by="somebody", kept={"in-use": 3})
             await asyncio.sleep(0.01)
         event = json.loads(api.Document.FromString(await reading).json)
     assert (event["schema"], event["event"], event["by"]) == ("nodeagent/event/v1", "resumed", "somebody")
+    assert event["kept"] == {"in-use": 3}
 
 
 async def test_a_trigger_wakes_its_loop_and_waits(node: Node) -> None:

@@ -160,8 +160,7 @@ async def reload_once(made: Station) -> tuple[str, ...]:
     made.reload.set()
     running = asyncio.ensure_future(duty.run(stop))
     try:
-        await asyncio.wait({waiting, running}, return_when=asyncio.FIRST_COMPLETED, timeout=30)
-        return waiting.result()
+        return await asyncio.wait_for(waiting, 30)
     finally:
         stop.set()
         await running
