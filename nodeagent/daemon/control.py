@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from datetime import timedelta
@@ -44,7 +46,7 @@ from nodeagent.plan.scope import Scope
 from nodeagent.store import HoldFile
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 
     from google.protobuf.message import Message
 
@@ -88,6 +90,8 @@ _RELOAD_WITHIN_S: Final = 60.0
 _TRIGGER_WITHIN_S: Final = 900.0
 _LOOK_AGAIN_S: Final = 0.1
 _MOST_CALLS: Final = 64
+_MOST_CALLS_OF_A_USER: Final = 16
+"""At once, of a user other than root, so that there is always one left for root."""
 _LARGEST_REQUEST_BYTES: Final = 64 << 20
 _CODES: Final[Mapping[type[NodeAgentError], grpc.StatusCode]] = {
     UsageError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -370,6 +374,7 @@ class Guard:
         self._service = service
         self._station = station
         self._peer_of = peer_of
+        self._calls: Counter[int] = Counter()
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """Return what serves every call that has its right. Requests are read only after whoever asks is let in."""
@@ -407,17 +412,28 @@ class Guard:
         self, name: str, kind: type[Message], method: Callable[[Any, Context], AsyncIterator[api.Document]]
     ) -> Callable[[bytes, Context], AsyncIterator[api.Document]]:
         async def served(request: bytes, context: Context) -> AsyncIterator[api.Document]:
-            await self._admit(name, context)
-            try:
-                async for each in method(_parsed(kind, request), context):
-                    yield each
-            except Exception as error:  # noqa: BLE001 - told below
-                await self._refuse(name, context, error)
+            with self._counted(await self._admit(name, context)):
+                try:
+                    async for each in method(_parsed(kind, request), context):
+                        yield each
+                except Exception as error:  # noqa: BLE001 - told below
+                    await self._refuse(name, context, error)
 
         return served
 
-    async def _admit(self, name: str, context: Context) -> None:
-        """End a call that may not be made; log one that changes something."""
+    @contextmanager
+    def _counted(self, peer: Peer) -> Iterator[None]:
+        """Count a call for as long as it takes."""
+        self._calls[peer.uid] += 1
+        try:
+            yield
+        finally:
+            self._calls[peer.uid] -= 1
+            if not self._calls[peer.uid]:
+                del self._calls[peer.uid]
+
+    async def _admit(self, name: str, context: Context) -> Peer:
+        """End a call that may not be made; log one that changes something; return who makes it."""
         peer = self._peer_of(context.peer().removeprefix(SOCKET_PREFIX))
         settings = self._station.settings.control
         needed = RIGHTS[name]
@@ -432,9 +448,13 @@ class Guard:
             )
             self._station.logger.warning("control_refused", method=name, user=peer.name, uid=peer.uid, pid=peer.pid)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{peer.name} may not do that: {why}")
-        elif needed is Right.ACT:
+        if peer.uid and self._calls[peer.uid] >= _MOST_CALLS_OF_A_USER:
+            many = f"{peer.name} has {_MOST_CALLS_OF_A_USER} calls under way; wait for one to end"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, many)
+        if needed is Right.ACT:
             self._station.logger.info("control_request", method=name, user=peer.name, uid=peer.uid, pid=peer.pid)
         _ASKED_BY.set(peer.name)
+        return peer
 
     async def _refuse(self, name: str, context: Context, error: Exception) -> NoReturn:
         if isinstance(error, grpc.aio.AbortError):

@@ -460,6 +460,26 @@ async def test_no_user_takes_every_connection(node: Node) -> None:
         assert (await node.ask("Status"))["agent"]["running"]
 
 
+async def test_no_user_takes_every_call(node: Node) -> None:
+    node.peer[0] = MEMBER
+    async with node.channel() as channel:
+        follow = channel.unary_stream(f"/{SERVICE.full_name}/Events", bytes, bytes)
+        calls = [follow(b"") for _ in range(64)]
+        ends = [asyncio.ensure_future(each.code()) for each in calls]
+        async with asyncio.timeout(20):
+            while sum(each.done() for each in ends) < 48:
+                await asyncio.wait([each for each in ends if not each.done()], return_when="FIRST_COMPLETED")
+        assert {each.result().name for each in ends if each.done()} == {"RESOURCE_EXHAUSTED"}
+        assert "16 calls" in await next(call for call, end in zip(calls, ends, strict=True) if end.done()).details()
+        node.peer[0] = ROOT
+        assert (await node.ask("Status"))["agent"]["running"]
+        for each in calls:
+            each.cancel()
+        await asyncio.wait(ends)
+    node.peer[0] = MEMBER
+    assert (await node.ask("Status"))["agent"]["running"]
+
+
 # ---- the socket
 
 
