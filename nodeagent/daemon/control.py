@@ -224,9 +224,8 @@ class ControlService:
             known = ", ".join(sorted(self._station.wake.keys() & lines.keys()))
             why = f": {line.why}" if line is not None and line.why else ""
             raise UsageError(f"loop {_text(request.loop, 'loop')!r} does not run here{why}; those that do: {known}")
-        held = self._station.turns.pause()
-        if held is not None:
-            raise UsageError(f"nothing is triggered while the agent is paused: {held.text}")
+        self._agent()
+        self._refuse_while_paused()
         ends = line.runs + (2 if line.activity is Activity.RUNNING else 1)
         wake.set()
         if request.wait:
@@ -241,11 +240,17 @@ class ControlService:
             }
         )
 
+    def _refuse_while_paused(self) -> None:
+        held = self._station.turns.pause()
+        if held is not None:
+            raise UsageError(f"nothing is triggered while the agent is paused: {held.text}")
+
     async def _until(self, done: Callable[[], bool], late: str) -> None:
         ends_s = self._station.clock.monotonic_s() + _TRIGGER_WITHIN_S
         while not done():
             if self._station.stop.is_set() or self._station.clock.monotonic_s() > ends_s:
                 raise NodeAgentError(f"{late} before the agent stopped or {_TRIGGER_WITHIN_S:g} s were over")
+            self._refuse_while_paused()
             await wait_for_any(_LOOK_AGAIN_S, self._station.stop)
 
     async def Reload(self, _: api.ReloadRequest, __: Context) -> api.Document:  # noqa: N802

@@ -32,7 +32,7 @@ from nodeagent.daemon.control_socket import ControlUnavailableError, Right, make
 from nodeagent.daemon.pausing import restore_pause
 from nodeagent.daemon.service import ReloadDuty
 from nodeagent.daemon.station import Station
-from nodeagent.daemon.turns import Turns
+from nodeagent.daemon.turns import Pause, Turns
 from nodeagent.errors import ObservationError
 from nodeagent.host.notify import Notifier
 from nodeagent.host.peer import Peer, read_peer
@@ -380,6 +380,25 @@ async def test_nothing_goes_under_settings_that_a_reload_replaces(node: Node, ho
     code, why = await asked
     assert (code, "the configuration changed meanwhile" in why) == ("FAILED_PRECONDITION", True)
     assert len(node.sim.containers) == 2
+
+
+@pytest.mark.parametrize("wait", [False, True])
+async def test_nothing_is_triggered_while_no_agent_is_composed(node: Node, wait: bool) -> None:
+    node.station.wake["images"] = asyncio.Event()
+    node.station.board.waiting("images", 600, 600)
+    node.station.agent = None
+    code, why = await node.refused("Trigger", api.TriggerRequest(loop="images", wait=wait))
+    assert (code, "no agent is composed" in why) == ("UNAVAILABLE", True)
+
+
+async def test_who_waits_for_a_run_is_told_of_a_pause(node: Node) -> None:
+    node.station.wake["images"] = asyncio.Event()
+    node.station.board.waiting("images", 600, 600)
+    asked = asyncio.ensure_future(node.refused("Trigger", api.TriggerRequest(loop="images", wait=True)))
+    await asyncio.wait_for(node.station.wake["images"].wait(), 20)
+    node.station.turns.hold(Pause("operator", "looking"))
+    code, why = await asked
+    assert (code, "while the agent is paused" in why) == ("INVALID_ARGUMENT", True)
 
 
 async def test_a_reload_tells_what_changed_or_why_not(node: Node) -> None:
