@@ -39,9 +39,10 @@ async def pause(station: Station, *, by: str, why: str, seconds: float) -> None:
     Raises:
         StoreError: it cannot be kept over a restart; there is no pause.
     """
-    kept = KeptPause(by, why, station.clock.now() + timedelta(seconds=seconds))
-    await asyncio.to_thread(PauseFile(station.settings.state_directory).write, kept)
-    station.turns.hold(Pause(OPERATOR, _words(kept), station.clock.monotonic_s() + seconds))
+    async with station.pausing:
+        kept = KeptPause(by, why, station.clock.now() + timedelta(seconds=seconds))
+        await asyncio.to_thread(PauseFile(station.settings.state_directory).write, kept)
+        station.turns.hold(Pause(OPERATOR, _words(kept), station.clock.monotonic_s() + seconds))
     station.logger.warning("paused", by=by, why=why, seconds=round(seconds), until=kept.until.isoformat())
 
 
@@ -51,13 +52,14 @@ async def resume(station: Station, *, by: str) -> bool:
     Raises:
         StoreError: the pause is lifted, and would be back after a restart.
     """
-    there = station.turns.lift(OPERATOR)
-    if there:
-        station.logger.info("resumed", by=by)
-        for wake in station.wake.values():
-            wake.set()
-    await asyncio.to_thread(PauseFile(station.settings.state_directory).clear)
-    return there
+    async with station.pausing:
+        there = station.turns.lift(OPERATOR)
+        if there:
+            station.logger.info("resumed", by=by)
+            for wake in station.wake.values():
+                wake.set()
+        await asyncio.to_thread(PauseFile(station.settings.state_directory).clear)
+        return there
 
 
 def _words(kept: KeptPause) -> str:

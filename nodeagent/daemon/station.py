@@ -50,6 +50,7 @@ class Station:
         lock_held: whether logind holds our delay lock; ``None`` where none is wanted.
         started_at: when the daemon began.
         awaiting_reload: those who wait for the outcome of the next reload.
+        pausing: held while a pause begins or ends, so that what is in force and what is kept are the same.
     """
 
     settings: Settings
@@ -69,6 +70,7 @@ class Station:
         self.renew = asyncio.Event()
         self.started_at = self.clock.now()
         self.awaiting_reload: list[asyncio.Future[tuple[str, ...]]] = []
+        self.pausing = asyncio.Lock()
         self.tally = Tally(self.clock)
         self._next: Settings | None = None
 

@@ -307,6 +307,30 @@ async def test_a_pause_stops_and_lasts_over_a_restart(node: Node) -> None:
     assert PauseFile(node.station.settings.state_directory).read() is None
 
 
+async def test_a_pause_is_kept_that_comes_while_one_ends(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    await node.ask("Pause", api.PauseRequest(seconds=600, why="one"))
+    real, ending, go_on = PauseFile.clear, threading.Event(), threading.Event()
+
+    def slowly(file: PauseFile) -> None:
+        ending.set()
+        go_on.wait(20)
+        real(file)
+
+    monkeypatch.setattr(PauseFile, "clear", slowly)
+    resumed = asyncio.ensure_future(node.ask("Resume"))
+    assert await asyncio.to_thread(ending.wait, 20)
+    paused = asyncio.ensure_future(node.ask("Pause", api.PauseRequest(seconds=600, why="two")))
+    while len(node.told("control_request")) != 3:  # noqa: ASYNC110 - the log is what tells
+        await asyncio.sleep(0)
+    await asyncio.wait({paused}, timeout=0.2)
+    go_on.set()
+    await asyncio.gather(resumed, paused)
+    kept = PauseFile(node.station.settings.state_directory).read()
+    assert kept is not None
+    assert kept.why == "two"
+    assert node.station.turns.pause() is not None
+
+
 def test_a_pause_that_cannot_be_read_counts(tmp_path: Path) -> None:
     (tmp_path / "pause.json").write_text("{")
     stream, clock = io.StringIO(), SystemClock()
