@@ -22,7 +22,7 @@ def not_ready(station: Station) -> tuple[str, ...]:
         found.append("the agent is not composed: it starts, reloads, or there is no container runtime")
     elif station.tally.runtime_down:
         found.append("the container runtime does not answer")
-    pause = station.turns.pause()
-    if pause is not None and pause.who == "shutdown":
+    pause = station.turns.pause_of("shutdown")
+    if pause is not None:
         found.append(pause.text)
     return tuple(found)

@@ -73,6 +73,11 @@ class Turns:
                 del self._pauses[who]
         return next(iter(self._pauses.values()), None)
 
+    def pause_of(self, who: str) -> Pause | None:
+        """Return the pause that somebody asked for, whatever others there are."""
+        self.pause()
+        return self._pauses.get(who)
+
     def hold(self, pause: Pause) -> None:
         """Let no pass begin, and the one under way end between two items; a pause of the same asker is replaced."""
         self._pauses[pause.who] = pause

@@ -63,8 +63,12 @@ def stick(station: Station, clock: Clock) -> None:
     clock.at_s = 71
 
 
-def pause(who: str) -> Callable[[Station, Clock], None]:
-    return lambda station, _: station.turns.hold(Pause(who, "why"))
+def pause(*askers: str) -> Callable[[Station, Clock], None]:
+    def hold(station: Station, _: Clock) -> None:
+        for who in askers:
+            station.turns.hold(Pause(who, "why"))
+
+    return hold
 
 
 @pytest.mark.parametrize(
@@ -82,10 +86,11 @@ def pause(who: str) -> Callable[[Station, Clock], None]:
         (stick, ("no progress: images",), ("no progress: images",)),
         (pause("shutdown"), (), ("shutdown: why",)),
         (pause("operator"), (), ()),
+        (pause("operator", "shutdown"), (), ("shutdown: why",)),
         (lambda station, _: station.stop.set(), (), ("the agent is stopping",)),
         (lambda station, _: station.board.off("images", "not enabled"), (), ()),
     ],
-    ids=["well", "lost", "found", "no-agent", "neither", "stuck", "shutdown", "paused", "stopping", "off"],
+    ids=["well", "lost", "found", "no-agent", "neither", "stuck", "shutdown", "paused", "both", "stopping", "off"],
 )
 async def test_reasons(
     happens: Callable[[Station, Clock], None], alive: tuple[str, ...], ready: tuple[str, ...]
