@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from nodeagent.errors import (
     NodeAgentError,
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from nodeagent.runtime.containerd import ContainerdClient
     from nodeagent.runtime.cri import CriClient, RuntimeStatus
     from nodeagent.runtime.layers import LayerCache
+
+T = TypeVar("T")
 
 _CONCURRENCY = 16
 _STATVFS_DEADLINE_S = 10.0
@@ -197,10 +199,8 @@ class Observer:
         """Return the sandboxes with the image each runs from, and the ids of those where it could not be read."""
         if scope is Scope.CONTAINERS:
             return tuple(sandboxes), frozenset()
-        known = self._sandbox_details
         listed = {sandbox.id for sandbox in sandboxes}
-        for gone in known.keys() - listed:
-            del known[gone]
+        known = self._sandbox_details = _only(self._sandbox_details, listed)
         if listed - known.keys():
             images = await self._stored_images()
             known.update(
@@ -245,10 +245,7 @@ class Observer:
 
         The end time matters only for pods that look gone; mounted images only on runtimes that can mount any.
         """
-        known = self._details
-        listed = {container.id for container in containers}
-        for gone in known.keys() - listed:
-            del known[gone]
+        known = self._details = _only(self._details, {container.id for container in containers})
         ready = {sandbox.uid for sandbox in sandboxes if sandbox.ready}
         mounting = scope is not Scope.CONTAINERS and mounts_images(info)
         ending = scope is not Scope.IMAGES
@@ -355,6 +352,11 @@ class Observer:
         except (ObservationError, RuntimeRequestError) as error:
             return None, str(error)
         return max(readings, key=lambda reading: (reading.used_percent, reading.path)), ""
+
+
+def _only(known: Mapping[str, T], listed: Collection[str]) -> dict[str, T]:
+    """Return what is known of those that are listed, in a table of its own: another look may be under way."""
+    return {each: told for each, told in known.items() if each in listed}
 
 
 def _merged(container: Container, detail: Container | None) -> Container:

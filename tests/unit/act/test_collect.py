@@ -294,3 +294,28 @@ async def test_in_bulk_an_image_that_is_given_a_name_meanwhile_stays(
         report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
         assert made.node.resolve_image(another.name) == victim.id
         assert outcomes(report)[victim.id] is Outcome.CHANGED
+
+
+async def test_looks_at_the_same_time_take_nothing_from_each_other(rig: Opener) -> None:
+    async with rig(profile="2.1") as made:
+        node, faults = made.node, made.server.faults
+        image = next(iter(node.images.values()))
+        reference = image.repo_tags[0]
+        listed, go_on, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        faults.after("ListContainers", listed.set)
+        faults.delay("ListPodSandbox", go_on)
+        earlier = asyncio.ensure_future(made.observer.observe(Scope.IMAGES))
+        await asyncio.wait_for(listed.wait(), 20)
+        pod = node.add_pod("serving")
+        mounting = node.add_container(pod, "model", reference, volume_images=[reference])
+        slow = node.add_container(pod, "slow", reference)
+        faults.delay("ContainerStatus", ended, target=slow.id)
+        later = asyncio.ensure_future(made.observer.observe(Scope.IMAGES))
+        async with asyncio.timeout(20):
+            while mounting.id not in made.observer._details:  # noqa: ASYNC110 - nothing else tells
+                await asyncio.sleep(0)
+        go_on.set()
+        await earlier
+        ended.set()
+        found = {each.id: each for each in (await later).containers}
+        assert found[mounting.id].volume_images
