@@ -157,9 +157,14 @@ class ControlService:
             since = self._station.clock.now() - timedelta(seconds=ago_s) if ago_s else None
         except OverflowError as error:
             raise UsageError(f"seconds: {ago_s} is too far back") from error
-        passes = await asyncio.to_thread(history.read, since=since, image=image, limit=limit, quiet=request.quiet)
-        stops = () if image else await asyncio.to_thread(history.read_stops, since=since, limit=limit)
-        return _made(document.history(passes, stops))
+
+        def read() -> api.Document:
+            passes = history.read(since=since, image=image, limit=limit, quiet=request.quiet)
+            stops = () if image else history.read_stops(since=since, limit=limit)
+            return _made(document.history(passes, stops))
+
+        async with self._heavy:
+            return await asyncio.to_thread(read)
 
     async def Holds(self, _: api.HoldsRequest, __: Context) -> api.Document:  # noqa: N802
         """Return every hold that has not run out."""
@@ -380,6 +385,7 @@ class Guard:
         self._station = station
         self._peer_of = peer_of
         self._calls: Counter[int] = Counter()
+        self._naming = asyncio.Lock()
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """Return what serves every call that has its right. Requests are read only after whoever asks is let in."""
@@ -444,22 +450,28 @@ class Guard:
         needed = RIGHTS[name]
         if peer is None:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "it is not known who asks")
-        has = right_of(peer, settings, group_number(settings.group))
+        group, user = (None, "root") if peer.uid == 0 else await self._names(peer, settings.group)
+        has = right_of(peer, settings, group)
         if has < needed:
             why = (
                 f"it takes root or a member of group {settings.group}"
                 if has is Right.NOTHING
                 else f"members of group {settings.group} may only read; control.group_may_act = true lets them act"
             )
-            self._station.logger.warning("control_refused", method=name, user=peer.name, uid=peer.uid, pid=peer.pid)
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{peer.name} may not do that: {why}")
+            self._station.logger.warning("control_refused", method=name, user=user, uid=peer.uid, pid=peer.pid)
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{user} may not do that: {why}")
         if peer.uid and self._calls[peer.uid] >= _MOST_CALLS_OF_A_USER:
-            many = f"{peer.name} has {_MOST_CALLS_OF_A_USER} calls under way; wait for one to end"
+            many = f"{user} has {_MOST_CALLS_OF_A_USER} calls under way; wait for one to end"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, many)
         if needed is Right.ACT:
-            self._station.logger.info("control_request", method=name, user=peer.name, uid=peer.uid, pid=peer.pid)
-        _ASKED_BY.set(peer.name)
+            self._station.logger.info("control_request", method=name, user=user, uid=peer.uid, pid=peer.pid)
+        _ASKED_BY.set(user)
         return peer
+
+    async def _names(self, peer: Peer, group: str) -> tuple[int | None, str]:
+        """Return a group's number and the name of who asks, from a directory that may be far away."""
+        async with self._naming:  # so that it takes one thread
+            return await asyncio.to_thread(lambda: (group_number(group), peer.name))
 
     async def _refuse(self, name: str, context: Context, error: Exception) -> NoReturn:
         if isinstance(error, grpc.aio.AbortError):

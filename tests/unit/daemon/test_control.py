@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import os
+import pwd
 import socket
 import threading
 from contextlib import AsyncExitStack, suppress
@@ -25,7 +26,7 @@ from nodeagent.clock import SystemClock
 from nodeagent.config.control import ControlSettings
 from nodeagent.config.handing import checked
 from nodeagent.config.settings import Origin
-from nodeagent.daemon import control_socket, log
+from nodeagent.daemon import control, control_socket, document, log
 from nodeagent.daemon.board import Board
 from nodeagent.daemon.control import RIGHTS
 from nodeagent.daemon.control_socket import ControlUnavailableError, Right, make_inner, open_socket, right_of
@@ -360,6 +361,27 @@ async def test_a_saved_plan_is_carried_out_as_saved(node: Node) -> None:
     changed = json.dumps({**saved, "scope": "all"})
     code, why = await node.refused("Apply", api.ApplyRequest(plan=changed))
     assert (code, "it was changed since it was saved" in why) == ("INVALID_ARGUMENT", True)
+
+
+async def test_what_may_take_long_holds_nothing_else_up(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory of users may be far away, and a history long."""
+    threads = set()
+
+    def asked(real: Any) -> Any:
+        def ask(*words: Any, **more: Any) -> Any:
+            threads.add(threading.current_thread())
+            return real(*words, **more)
+
+        return ask
+
+    monkeypatch.setattr("pwd.getpwuid", asked(pwd.getpwuid))
+    monkeypatch.setattr(control, "group_number", asked(control.group_number))
+    monkeypatch.setattr(document, "history", asked(document.history))
+    await node.ask("History")
+    node.peer[0] = STRANGER
+    await node.refused("History")
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 async def test_events_come_as_they_happen(node: Node) -> None:
