@@ -194,6 +194,7 @@ async def status_document(agent: Agent, look: Look, station: Station | None) -> 
 
 def without_agent(station: Station) -> dict[str, Json]:
     """Return how the daemon is while no agent is composed: schema ``nodeagent/status/v1``, with less in it."""
+    endpoint = station.settings.endpoint or None
     return {
         "schema": "nodeagent/status/v1",
         "observed_at": document.time_text(station.clock.now()),
@@ -204,7 +205,7 @@ def without_agent(station: Station) -> dict[str, Json]:
             "role_because": "",
         },
         "paused": _pause(station),
-        "runtime": {"up": False, "name": None, "version": None, "endpoint": station.settings.endpoint, "problem": ""},
+        "runtime": {"up": False, "name": None, "version": None, "endpoint": endpoint, "problem": ""},
         "filesystems": [],
         "conditions": [each.value for each in sorted(station.eviction.reported)],
         "signals": [],

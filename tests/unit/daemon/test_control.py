@@ -174,6 +174,8 @@ async def test_status_answers_without_a_runtime(node: Node) -> None:
     told = await node.ask("Status")
     assert told["agent"]["ready"] is False
     assert told["runtime"]["up"] is False
+    node.station.settings = replace(node.station.settings, endpoint="")
+    assert (await node.ask("Status"))["runtime"]["endpoint"] is None
     assert await node.refused("Plan", api.PlanRequest(scope="all")) == (
         "UNAVAILABLE",
         "no agent is composed: it starts, reloads, or waits for a container runtime",
@@ -375,7 +377,7 @@ async def test_what_may_take_long_holds_nothing_else_up(node: Node, monkeypatch:
         return ask
 
     monkeypatch.setattr("pwd.getpwuid", asked(pwd.getpwuid))
-    monkeypatch.setattr(control, "group_number", asked(control.group_number))
+    monkeypatch.setattr(control, "group_number", asked(control_socket.group_number))
     monkeypatch.setattr(document, "history", asked(document.history))
     await node.ask("History")
     node.peer[0] = STRANGER
