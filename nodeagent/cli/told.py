@@ -28,25 +28,33 @@ if TYPE_CHECKING:
     Shown = Mapping[str, Any]
 
 _TIME: Final = "_at"
+_PREFIX: Final = "NODEAGENT_"
+_NO_SETTINGS: Final = ("NODEAGENT_CONTROL__SOCKET", "NODEAGENT_TEST_", "NODEAGENT_SERVICE_", "NODEAGENT_PORT")
 
 
 @contextmanager
 def by_agent(config: Path | None, overrides: Mapping[str, object]) -> Iterator[Line | None]:
     """Return a connection to the agent if it is to be asked; ``None`` if the command looks by itself.
 
-    It is asked by a user other than root, unless a configuration of his own is given, and if one runs.
+    It is asked by a user other than root, unless a configuration of his own is given, by the environment too, and if
+    one runs.
 
     Raises:
         AgentRefusedError: an agent runs, and this user may not ask it.
     """
     asked = None
     with ExitStack() as stack:
-        if os.geteuid() != 0 and config is None and not overrides:
+        if os.geteuid() != 0 and config is None and not overrides and not _configured(os.environ):
             try:
                 asked = stack.enter_context(connected(None))
             except AgentAwayError:
                 asked = None
         yield asked
+
+
+def _configured(environment: Mapping[str, str]) -> bool:
+    """Return whether variables set anything but where the agent listens."""
+    return any(name.startswith(_PREFIX) and not name.startswith(_NO_SETTINGS) for name in environment)
 
 
 def preview(shown: Shown) -> tuple[NodeSnapshot, tuple[Plan, ...]]:

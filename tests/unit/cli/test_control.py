@@ -209,6 +209,16 @@ async def test_a_member_s_history_tells_how_the_node_went_down(
     assert (await say(capsys, "history", "--since", "0s"))[1] == "no passes in the agent's history\n"
 
 
+async def test_settings_of_the_environment_are_not_passed_over(
+    as_actor: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NODEAGENT_CONTROL__SOCKET", str(as_actor.path))
+    assert (await say(capsys, "gc", "containers", "--dry-run"))[0] == 0
+    monkeypatch.setenv("NODEAGENT_RUNTIME__ENDPOINT", f"unix://{as_actor.path.with_name('other.sock')}")
+    assert (await say(capsys, "gc", "containers", "--yes"))[0] == 4
+    assert len(as_actor.sim.containers) == 2
+
+
 @pytest.mark.usefixtures("as_member")
 @pytest.mark.parametrize(
     ("words", "code"),
