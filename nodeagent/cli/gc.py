@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import sys
 from dataclasses import dataclass, field, replace
@@ -87,7 +88,7 @@ def _have_collected(request: Request, agent: Line) -> ExitCode:
     asked = (
         control_pb2.ApplyRequest(scope=request.scope, rounds=MAX_ROUNDS)
         if saved is None
-        else control_pb2.ApplyRequest(plan=document.dumps(saved, "json"))
+        else control_pb2.ApplyRequest(plan=json.dumps(saved, ensure_ascii=False, separators=(",", ":")))
     )
     last: dict[str, Any] = {}
     for last in agent.follow("Apply", asked):

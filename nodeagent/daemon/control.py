@@ -92,7 +92,8 @@ _LOOK_AGAIN_S: Final = 0.1
 _MOST_CALLS: Final = 64
 _MOST_CALLS_OF_A_USER: Final = 16
 """At once, of a user other than root, so that there is always one left for root."""
-_LARGEST_REQUEST_BYTES: Final = 64 << 20
+_LARGEST_REQUEST_BYTES: Final = 8 << 20
+"""Of a saved plan with some ten thousand items. A request is in memory before it is known who may make it."""
 _CODES: Final[Mapping[type[NodeAgentError], grpc.StatusCode]] = {
     UsageError: grpc.StatusCode.INVALID_ARGUMENT,
     ConfigError: grpc.StatusCode.INVALID_ARGUMENT,

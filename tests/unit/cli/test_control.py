@@ -209,6 +209,16 @@ async def test_a_member_s_history_tells_how_the_node_went_down(
     assert (await say(capsys, "history", "--since", "0s"))[1] == "no passes in the agent's history\n"
 
 
+@pytest.mark.parametrize("answer", [True, False])
+async def test_what_was_shown_and_agreed_to_goes(
+    as_actor: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, answer: bool
+) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("nodeagent.cli.gc.agreed", lambda items: answer and items == 2)
+    code, out, _ = await say(capsys, "gc", "containers")
+    assert (code, "removed 2 of 2" in out, len(as_actor.sim.containers)) == (0, answer, 0 if answer else 2)
+
+
 async def test_settings_of_the_environment_are_not_passed_over(
     as_actor: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -547,6 +547,14 @@ async def test_no_user_takes_every_call(node: Node) -> None:
     assert (await node.ask("Status"))["agent"]["running"]
 
 
+async def test_what_is_too_large_is_refused_before_it_is_taken_in(node: Node) -> None:
+    node.peer[0] = MEMBER
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await node.ask("AddHold", raw=b"x" * (9 << 20))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert node.told("control_refused") == []
+
+
 # ---- the socket
 
 
