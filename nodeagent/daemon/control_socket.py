@@ -107,6 +107,7 @@ class ControlDuty:
             while not stop.is_set():
                 settings = self._station.settings.control
                 if settings.socket is None:
+                    await self._end()
                     await self._while_same(settings, stop)
                     continue
                 try:
@@ -144,13 +145,16 @@ class ControlDuty:
                 await wait_for_any(_SWAP_S, stop)  # other settings come in force once the pass under way has ended
 
     async def _end(self) -> None:
+        """End every connection, and the service."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._service is not None:
-            await self._service.stop()
-        if self._inner is not None:
-            shutil.rmtree(self._inner.parent, ignore_errors=True)
+        service, self._service = self._service, None
+        if service is not None:
+            await service.stop()
+        inner, self._inner = self._inner, None
+        if inner is not None:
+            shutil.rmtree(inner.parent, ignore_errors=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._tasks) >= _MOST_CONNECTIONS:

@@ -555,6 +555,30 @@ async def test_what_is_too_large_is_refused_before_it_is_taken_in(node: Node) ->
     assert node.told("control_refused") == []
 
 
+async def test_nobody_is_answered_any_more_once_it_is_switched_off(node: Node) -> None:
+    station = node.station
+    on, off = (
+        replace(station.settings, control=replace(station.settings.control, socket=each)) for each in (node.path, None)
+    )
+    async with node.channel() as channel:
+        ask = channel.unary_unary(f"/{SERVICE.full_name}/Status", bytes, bytes)
+        await ask(b"")
+        station.settings = off
+        station.renew.set()
+        async with asyncio.timeout(20):
+            while any(node.path.parent.glob(f"*{node.path.name}*")):  # noqa: ASYNC110 - nothing else tells
+                await asyncio.sleep(0.01)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await ask(b"", timeout=20)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    station.settings = on
+    async with asyncio.timeout(20):
+        while not node.path.exists():  # noqa: ASYNC110 - likewise
+            await asyncio.sleep(0.01)
+    assert (await node.ask("Status"))["agent"]["running"]
+    station.renew.clear()
+
+
 # ---- the socket
 
 
