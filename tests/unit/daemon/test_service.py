@@ -194,10 +194,10 @@ async def test_who_asks_during_a_reload_is_told_of_the_next(config: Path, monkey
     monkeypatch.setattr(service, "read_again", read)
     stop = asyncio.Event()
     running = asyncio.ensure_future(ReloadDuty(made, Notifier({})).run(stop))
-    assert await asyncio.wait_for(first, 30) == ()
-    assert await asyncio.wait_for(second, 30) == ("image_gc.high_threshold_percent: 85 -> 95",)
+    told = [await asyncio.wait_for(each, 30) for each in (first, second)]
     stop.set()
     await running
+    assert told == [(), ("image_gc.high_threshold_percent: 85 -> 95",)]
 
 
 async def test_a_check_that_cannot_be_started_ends_nothing(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
