@@ -8,6 +8,7 @@ import socket as sockets
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from nodeagent import __version__
 from nodeagent.config.control import DEFAULT_SOCKET
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError, UsageError
 
@@ -100,6 +101,22 @@ def line(path: Path | None = None) -> Iterator[Line]:
 
     with grpc.insecure_channel(f"unix:{where}", options=_OPTIONS) as channel:
         yield Line(channel)
+
+
+@contextmanager
+def understood() -> Iterator[None]:
+    """Take an answer that lacks what is shown of it for one of another version.
+
+    Raises:
+        NodeAgentError: it does.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise NodeAgentError(
+            f"the running agent answers otherwise than this command, {__version__}, expects ({error!r}): it may be of "
+            "another version; restart it, or use its own command"
+        ) from error
 
 
 def _knock(path: Path) -> None:

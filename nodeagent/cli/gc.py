@@ -15,8 +15,9 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.cli.told import by_agent
 from nodeagent.cli.told import preview as preview_told
+from nodeagent.clock import SystemClock
 from nodeagent.daemon import document
-from nodeagent.errors import NodeAgentError, UsageError
+from nodeagent.errors import NodeAgentError, StoreError, UsageError
 from nodeagent.plan.scope import Scope
 from nodeagent.units import format_bytes
 
@@ -78,6 +79,9 @@ def _have_collected(request: Request, agent: Line) -> ExitCode:
         going = {each["id"] for plan in shown["plans"] for each in plan["decisions"] if each["verdict"] == "remove"}
         if request.dry_run or not going:
             return ExitCode.DONE
+        if agent.ask("Status")["agent"]["dry_run"]:
+            sys.stderr.write("nothing was removed: by its configuration the agent only shows (dry_run = true)\n")
+            return ExitCode.DONE
         saved = agent.ask("Plan", control_pb2.PlanRequest(scope=request.scope, lasts_seconds=_AGREED_S))
         if {each["id"] for each in saved["decisions"] if each["verdict"] == "remove"} - going:
             sys.stderr.write("the node changed while it was looked at: nothing was removed, try again\n")
@@ -120,6 +124,8 @@ def _show_told(request: Request, shown: dict[str, Any]) -> None:
 
 async def _collect(request: Request, settings: Settings) -> ExitCode:
     dry_run = request.dry_run or settings.dry_run
+    if not dry_run:
+        _tell_pause(settings)
     async with open_for_command(settings, record=not dry_run, dry_run=dry_run) as agent:
         preview = await agent.collector.preview(Scope(request.scope))
         if dry_run:
@@ -144,6 +150,20 @@ async def _collect(request: Request, settings: Settings) -> ExitCode:
         filled = await _what_fills(agent, report)
     show_report(request, agent, report, filled)
     return exit_code(report)
+
+
+def _tell_pause(settings: Settings) -> None:
+    """Say that the daemon is paused; what an operator asks for is done nevertheless."""
+    from nodeagent.store.pause import PauseFile  # noqa: PLC0415 - not for a dry run
+
+    try:
+        kept = PauseFile(settings.state_directory).read()
+    except StoreError as error:
+        sys.stderr.write(f"nodeagent: {error}\n")
+        return
+    if kept is not None and kept.until > SystemClock().now():
+        until = document.time_text(kept.until)
+        sys.stderr.write(f"nodeagent: {kept.by} paused the daemon until {until}: {kept.why}; this goes on\n")
 
 
 async def _what_fills(agent: Agent, report: PassReport) -> Breakdown | None:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from nodeagent.cli.asking import AgentAwayError, Line, line
+from nodeagent.cli.asking import AgentAwayError, Line, line, understood
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.units import format_bytes, format_duration
 
@@ -108,7 +108,8 @@ def _asker(config: Path | None, *methods: str) -> Iterator[Callable[[], Shown]]:
             away = str(error)
         if asked is not None:
             ask = asked.ask
-            yield lambda: _merged({each: ask(each) for each in methods})
+            with understood():
+                yield lambda: _merged({each: ask(each) for each in methods})
             return
         from nodeagent.cli.looking import looking  # noqa: PLC0415 - only where no agent runs
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from nodeagent.cli.asking import AgentAwayError
+from nodeagent.cli.asking import AgentAwayError, understood
 from nodeagent.cli.status import connected
 from nodeagent.model import FsObservation, Hold, NodeSnapshot, Role
 from nodeagent.model.node import RuntimeInfo
@@ -49,7 +49,11 @@ def by_agent(config: Path | None, overrides: Mapping[str, object]) -> Iterator[L
                 asked = stack.enter_context(connected(None))
             except AgentAwayError:
                 asked = None
-        yield asked
+        if asked is None:
+            yield None
+            return
+        with understood():
+            yield asked
 
 
 def _configured(environment: Mapping[str, str]) -> bool:

@@ -412,11 +412,11 @@ class Guard:
         self, name: str, kind: type[Message], method: Callable[[Any, Context], Awaitable[api.Document]]
     ) -> Callable[[bytes, Context], Coroutine[object, object, api.Document]]:
         async def served(request: bytes, context: Context) -> api.Document:
-            await self._admit(name, context)
-            try:
-                return await method(_parsed(kind, request), context)
-            except Exception as error:  # noqa: BLE001 - told below
-                return await self._refuse(name, context, error)
+            with self._counted(await self._admit(name, context)):
+                try:
+                    return await method(_parsed(kind, request), context)
+                except Exception as error:  # noqa: BLE001 - told below
+                    return await self._refuse(name, context, error)
 
         return served
 

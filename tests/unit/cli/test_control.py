@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nodeagent.cli import gc, status
 from nodeagent.cli import main as command_line
-from nodeagent.cli import status
 from nodeagent.cli.exit_codes import guarded
 from nodeagent.config.control import DEFAULT_SOCKET
 from nodeagent.errors import PassBusyError
@@ -256,3 +256,23 @@ async def test_a_member_reads_through_the_agent(
     _, out, _ = await say(capsys, *words, "-o", "json")
     method: Any = {"history": "History", "hold": "Holds", "pressure": "Pressure"}[words[0]]
     assert json.loads(out)["schema"] == (await as_member.ask(method))["schema"]
+
+
+async def test_an_answer_of_another_version_is_no_traceback(
+    node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert node.path.exists()
+    monkeypatch.setattr("nodeagent.daemon.control.status_document", lambda *_: _nothing())
+    code, _, err = await say(capsys, "status")
+    assert (code, "it may be of another version" in err) == (1, True)
+
+
+async def _nothing() -> dict[str, str]:
+    return {"schema": "nodeagent/status/v9"}
+
+
+async def test_who_collects_while_the_daemon_is_paused_is_told(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    gc._tell_pause(node.station.settings)
+    await say(capsys, "pause", "--for", "10m", "--why", "looking")
+    gc._tell_pause(node.station.settings)
+    assert "root paused the daemon until" in capsys.readouterr().err
