@@ -336,7 +336,10 @@ class PodWatcher:
         if measured.layers:
             stats = _renewed(stats or {}, measured.layers)
         if stats is not None:
-            readings = {pod.uid: _with_stats(readings.get(pod.uid, PodReading()), pod, stats) for pod in pods}
+            fill = not self._cgroups.has_memory
+            readings = {
+                pod.uid: _with_stats(readings.get(pod.uid, PodReading()), pod, stats, fill_memory=fill) for pod in pods
+            }
         return {pod.uid: _with_disk(readings.get(pod.uid, PodReading()), measured.pods.get(pod.uid)) for pod in pods}
 
     async def _disks(self, pods: Sequence[RuntimePod], warnings: list[str]) -> Measured:
@@ -480,8 +483,13 @@ def _renewed(stats: Mapping[str, ContainerUsage], layers: Mapping[str, Tree]) ->
     return found
 
 
-def _with_stats(reading: PodReading, pod: RuntimePod, stats: Mapping[str, ContainerUsage]) -> PodReading:
-    """Return a reading with the writable layers, and with memory where the kernel's files did not tell it.
+def _with_stats(
+    reading: PodReading, pod: RuntimePod, stats: Mapping[str, ContainerUsage], *, fill_memory: bool
+) -> PodReading:
+    """Return a reading with the writable layers, and on request with memory where the kernel's files did not tell it.
+
+    Where the kernel has such files, one that cannot be read leaves a pod's use unknown, whether the runtime was asked
+    for its figures or not: else a preview, which asks, would choose a pod that the daemon keeps.
 
     A container that has ended counts as far as the runtime tells of it.
     """
@@ -489,12 +497,13 @@ def _with_stats(reading: PodReading, pod: RuntimePod, stats: Mapping[str, Contai
     layers = {key: each.writable_bytes for key, each in told.items() if each.writable_bytes is not None}
     complete = all(each.id in layers for each in pod.running)
     inodes = [each.writable_inodes or 0 for each in told.values()]
-    memory = {key: each.working_set_bytes for key, each in told.items() if each.working_set_bytes is not None} | dict(
-        reading.container_memory_bytes
-    )
-    total = reading.memory_bytes
-    if total is None and pod.running:
-        total = _sum(memory.get(each.id) for each in pod.running)
+    memory, total = dict(reading.container_memory_bytes), reading.memory_bytes
+    if fill_memory:
+        memory = {
+            key: each.working_set_bytes for key, each in told.items() if each.working_set_bytes is not None
+        } | memory
+        if total is None and pod.running:
+            total = _sum(memory.get(each.id) for each in pod.running)
     return replace(
         reading,
         memory_bytes=total,

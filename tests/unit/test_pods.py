@@ -345,6 +345,14 @@ async def test_what_is_written_now_counts_before_the_runtime_has_measured_it(nod
     assert facts.containers[0].writable_bytes == (upper / "data").stat().st_blocks * 512
 
 
+@pytest.mark.parametrize("with_disk", [False, True])
+async def test_a_file_that_cannot_be_read_leaves_the_use_unknown_whoever_asks(node: Node, with_disk: bool) -> None:
+    sandbox = node.pod("web")
+    (node.root / "sys/fs/cgroup" / sandbox.cgroup_parent.strip("/") / "memory.current").write_text("")
+    usage = facts_of(await node.watcher().gather(with_disk=with_disk), "web").usage
+    assert usage is None or usage.memory_bytes is None
+
+
 async def test_a_walk_that_nobody_waited_for_tells_nothing_later(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     sandbox = node.sim.add_pod("web")
     node.sim.add_container(sandbox, "app", IMAGE)
