@@ -60,7 +60,7 @@ def show(
         UsageError: the thresholds cannot be understood.
     """
     own = (*overrides, *([hard] if hard else ()), *([memory_source] if memory_source else ()))
-    with by_agent(config, dict.fromkeys(map(str, own))) as agent:
+    with by_agent(config, dict.fromkeys(map(str, own)), refusal_matters=False) as agent:
         if agent is not None:
             sys.exit(ExitCode.FAILED if _follow(agent, form, watch_s) else ExitCode.DONE)
     settings = load_settings(config, overrides)

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from nodeagent.cli.asking import AgentAwayError, understood
+from nodeagent.cli.asking import AgentAwayError, AgentRefusedError, understood
 from nodeagent.cli.status import connected
 from nodeagent.model import FsObservation, Hold, NodeSnapshot, Role
 from nodeagent.model.node import RuntimeInfo
@@ -33,11 +33,18 @@ _NO_SETTINGS: Final = ("NODEAGENT_CONTROL__SOCKET", "NODEAGENT_TEST_", "NODEAGEN
 
 
 @contextmanager
-def by_agent(config: Path | None, overrides: Mapping[str, object]) -> Iterator[Line | None]:
+def by_agent(
+    config: Path | None, overrides: Mapping[str, object], *, refusal_matters: bool = True
+) -> Iterator[Line | None]:
     """Return a connection to the agent if it is to be asked; ``None`` if the command looks by itself.
 
     It is asked by a user other than root, unless a configuration of his own is given, by the environment too, and if
     one runs.
+
+    Args:
+        config: file of the configuration.
+        overrides: options that go before it.
+        refusal_matters: whether the command is of no use to a user who may not ask; else it looks by itself then.
 
     Raises:
         AgentRefusedError: an agent runs, and this user may not ask it.
@@ -49,6 +56,9 @@ def by_agent(config: Path | None, overrides: Mapping[str, object]) -> Iterator[L
                 asked = stack.enter_context(connected(None))
             except AgentAwayError:
                 asked = None
+            except AgentRefusedError:
+                if refusal_matters:
+                    raise
         if asked is None:
             yield None
             return

@@ -518,7 +518,9 @@ class ControlSection(Section):
         description="Where it listens; its directory has to be there. Empty for not at all. At most 107 bytes long.",
     )
     group: str = Field(
-        "nodeagent", description="Group whose members may ask: status, plans, history, events. Root may do all."
+        "nodeagent",
+        description="Group whose members may ask: status, plans, history, events. Root may do all. The socket's "
+        "directory has to belong to that group, with the set-group-ID bit.",
     )
     group_may_act: Switch = Field(
         False,

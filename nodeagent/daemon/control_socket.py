@@ -127,7 +127,7 @@ class ControlDuty:
         self._path = path
         made = os.stat(path).st_ino  # noqa: PTH116 - our own file in memory
         server = await asyncio.start_unix_server(self._accept, sock=listener, backlog=_BACKLOG)
-        self._station.logger.info("control_listening", socket=str(path))
+        self._station.logger.info("control_listening", socket=str(path), who=who_may_connect(path, settings.group))
         self._told = ""
         try:
             await self._while_same(settings, stop)
@@ -254,6 +254,14 @@ def open_socket(path: Path, group: str) -> socket.socket:
         made.close()
         raise
     return made
+
+
+def who_may_connect(path: Path, group: str) -> str:
+    """Return for whom a socket is, in words."""
+    if os.stat(path).st_mode & stat.S_IWGRP:  # noqa: PTH116 - our own file in memory
+        return f"root and group {group}"
+    why = "it cannot be given to that group" if group_number(group) is not None else "there is no such group"
+    return f"root alone, not group {group}: {why}"
 
 
 def _give(path: Path, group: int) -> bool:

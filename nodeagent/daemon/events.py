@@ -123,7 +123,7 @@ EVENTS: Final[Mapping[str, Event]] = {
     "reload_evicts_more": Event(
         "5a1f0e0c8d3b4b0f9f6f6b7c2b8f1d04", "with the new settings pods are evicted, for {thresholds}"
     ),
-    "control_listening": Event("83566b20e11b40639fbed94b02e50b53", "asked and told things at {socket}"),
+    "control_listening": Event("83566b20e11b40639fbed94b02e50b53", "to be asked at {socket}, by {who}"),
     "control_unavailable": Event("e9d680f787b7410e0de2db1a87cceb54", "cannot be asked at {socket}: {error}"),
     "control_request": Event("fd3709c9df1c4e14b9ec0776f72fb7ca", "{method} for {user}, process {pid}"),
     "control_refused": Event("586c4095c2af4eeefdeb76324f3226f8", "{method} refused to {user}, process {pid}"),

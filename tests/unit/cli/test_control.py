@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.cli import gc, status
+from nodeagent.cli import gc, status, told
 from nodeagent.cli import main as command_line
+from nodeagent.cli.asking import AgentRefusedError
 from nodeagent.cli.exit_codes import guarded
 from nodeagent.config.control import DEFAULT_SOCKET
 from nodeagent.errors import PassBusyError
@@ -276,3 +277,17 @@ async def test_who_collects_while_the_daemon_is_paused_is_told(node: Node, capsy
     await say(capsys, "pause", "--for", "10m", "--why", "looking")
     gc._tell_pause(node.station.settings)
     assert "root paused the daemon until" in capsys.readouterr().err
+
+
+async def test_a_stranger_sees_the_pressure_that_anybody_can_read(
+    as_member: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(*_: object) -> None:
+        raise AgentRefusedError("not for you")
+
+    assert as_member.path.exists()
+    monkeypatch.setattr(told, "connected", closed)
+    code, out, _ = await say(capsys, "pressure", "-o", "json")
+    assert (code, json.loads(out)["schema"]) == (0, "nodeagent/pressure/v1")
+    code, _, err = await say(capsys, "history")
+    assert (code, "not for you" in err) == (1, True)

@@ -29,7 +29,14 @@ from nodeagent.config.settings import Origin
 from nodeagent.daemon import control, control_socket, document, log
 from nodeagent.daemon.board import Board
 from nodeagent.daemon.control import RIGHTS
-from nodeagent.daemon.control_socket import ControlUnavailableError, Right, make_inner, open_socket, right_of
+from nodeagent.daemon.control_socket import (
+    ControlUnavailableError,
+    Right,
+    make_inner,
+    open_socket,
+    right_of,
+    who_may_connect,
+)
 from nodeagent.daemon.pausing import restore_pause
 from nodeagent.daemon.service import ReloadDuty
 from nodeagent.daemon.station import Station
@@ -588,6 +595,7 @@ def test_a_socket_left_behind_is_replaced(tmp_path: Path) -> None:
         left.bind(str(path))
     with open_socket(path, "no-such-group"):
         assert path.stat().st_mode & 0o777 == 0o600
+        assert who_may_connect(path, "no-such-group").startswith("root alone, not group no-such-group")
 
 
 def test_the_group_gets_the_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
