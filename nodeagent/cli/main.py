@@ -18,8 +18,8 @@ from nodeagent.cli.exit_codes import EPILOG, guarded
 
 app = typer.Typer(
     name="nodeagent",
-    help="Keep a container node tidy: image and container garbage collection with a preview and a reason for "
-    "every item.",
+    help="Keep a container node tidy: garbage collection, pod eviction and graceful shutdown, with a preview and a "
+    "reason for every item.",
     epilog=EPILOG,
     no_args_is_help=True,
     rich_markup_mode=None,
