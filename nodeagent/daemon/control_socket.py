@@ -8,7 +8,6 @@ each: by it the service knows whom it answers. Nothing of the service is loaded 
 from __future__ import annotations
 
 import asyncio
-import errno
 import grp
 import os
 import secrets
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from nodeagent.config.control import DEFAULT_SOCKET
 from nodeagent.daemon.loops import wait_for_any
 from nodeagent.errors import NodeAgentError
-from nodeagent.host.peer import read_peer
+from nodeagent.host.peer import nobody_listens, read_peer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -282,18 +281,15 @@ def _make_way(path: Path) -> None:
         return
     if not stat.S_ISSOCK(there.st_mode):
         raise ControlUnavailableError(f"{path} is there and is no socket; remove it or set control.socket")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-            return
-        except OSError as error:
-            if error.errno == errno.ENOENT:
-                return
-            raise ControlUnavailableError(f"{path} is another agent's: {error}") from error
-    raise ControlUnavailableError(f"another agent listens at {path}")
+    try:
+        left_behind = nobody_listens(str(path))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ControlUnavailableError(f"{path} is another agent's: {error}") from error
+    if not left_behind:
+        raise ControlUnavailableError(f"another agent listens at {path}")
+    path.unlink(missing_ok=True)
 
 
 async def _connect_from(name: str, address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

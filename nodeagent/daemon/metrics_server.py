@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.daemon.health import not_alive, not_ready
 from nodeagent.daemon.loops import wait_for_any
+from nodeagent.host.peer import nobody_listens
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -336,17 +337,10 @@ def _take_away(path: str) -> None:
 
 def _is_left_over(path: str) -> bool:
     """Return whether a path is a socket at which nobody listens."""
-    if not Path(path).is_socket():
+    try:
+        return Path(path).is_socket() and nobody_listens(path)
+    except OSError:
         return False
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            return True
-        except OSError:
-            return False
-    return False
 
 
 def _sentence(listen: Listen, error: OSError) -> str:

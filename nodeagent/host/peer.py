@@ -8,6 +8,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
+_CONNECT_WITHIN_S: Final = 1.0
 _CREDENTIALS: Final = struct.Struct("3i")
 _SO_PEERGROUPS: Final = 59
 _GROUP: Final = struct.Struct("I")
@@ -34,6 +35,21 @@ class Peer:
             return pwd.getpwuid(self.uid).pw_name
         except KeyError:
             return str(self.uid)
+
+
+def nobody_listens(path: str) -> bool:
+    """Return whether a socket was left behind by a process that is gone.
+
+    Raises:
+        OSError: that cannot be told.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
+        probe.settimeout(_CONNECT_WITHIN_S)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return True
+    return False
 
 
 def read_peer(connection: socket.socket) -> Peer:
