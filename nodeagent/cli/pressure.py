@@ -149,7 +149,8 @@ def _print(console: Console, shown: Shown) -> None:
         "signal", "left", "of", "", "threshold", "distance", "trend", "state", right=("left", "of", "distance", "trend")
     )
     for each in shown["signals"]:
-        unit, limits = MEANINGS[Signal(each["signal"])].unit, [one for one in each["thresholds"] if one["value"]]
+        unit = MEANINGS[Signal(each["signal"])].unit
+        limits = [one for one in each["thresholds"] if one["value"] is not None]
         crossed = any(one["met"] for one in limits)
         share = each["available"] / each["capacity"] if each["capacity"] else 0.0
         bar = "█" * round(20 * min(1.0, share))
