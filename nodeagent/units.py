@@ -1,4 +1,4 @@
-"""Bytes and durations, from text to typed values and back.
+"""Bytes, durations and times, from text to typed values and back.
 
 Quantities are written as Kubernetes does (``100Mi``, ``1.5Gi``, ``2G``, ``500k``), durations as Go does
 (``2h45m``, ``1m30s``, ``500ms``) with ``d`` for days added, because ages in days are what people think in.
@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import re
 from decimal import ROUND_CEILING, Decimal
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 _SUFFIXES: Final[dict[str, int]] = {
     "": 1,
@@ -94,6 +97,11 @@ def format_bytes(size_bytes: int) -> str:
             break
     digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
     return f"{sign}{value:.{digits}f} {unit}"
+
+
+def format_time(moment: datetime) -> str:
+    """Return an aware UTC time as RFC 3339 with milliseconds, as documents and records have it."""
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def format_duration(seconds: float) -> str:

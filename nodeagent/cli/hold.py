@@ -16,7 +16,7 @@ from nodeagent.cli.told import holds as told_holds
 from nodeagent.clock import SystemClock
 from nodeagent.daemon import document
 from nodeagent.errors import UsageError
-from nodeagent.model import ALL_IMAGES, Hold
+from nodeagent.model import ALL_IMAGES, LONGEST_HOLD_S, Hold
 from nodeagent.plan.protection import parse_rule
 from nodeagent.store import HoldFile
 from nodeagent.units import format_duration, parse_duration_s
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.daemon.document import Json
-
-
-_LONGEST_S = 365 * 86_400.0
 
 
 def add(config: Path | None, *, image: str | None, every: bool, lasts: str, why: str, form: str) -> None:
@@ -49,7 +46,7 @@ def add(config: Path | None, *, image: str | None, every: bool, lasts: str, why:
         seconds = parse_duration_s(lasts)
     except ValueError as error:
         raise UsageError(f"--for: {error}") from error
-    if not 0 < seconds <= _LONGEST_S:
+    if not 0 < seconds <= LONGEST_HOLD_S:
         raise UsageError(f"--for {lasts}: must be more than 0 and at most 365d; protect.images keeps images for good")
     now = SystemClock().now()
     with by_agent(config, {}) as agent:

@@ -39,7 +39,7 @@ from nodeagent.errors import (
     UsageError,
 )
 from nodeagent.host.node import node_identity
-from nodeagent.model import Hold
+from nodeagent.model import LONGEST_HOLD_S, Hold
 from nodeagent.plan.protection import parse_rule
 from nodeagent.plan.saved import find_drift, refusal_of, strictest_protection, unseal
 from nodeagent.plan.scope import Scope
@@ -80,7 +80,6 @@ RIGHTS: Final[Mapping[str, Right]] = {
 
 SOCKET_PREFIX: Final = "unix-abstract:"
 _ASKED_BY: ContextVar[str] = ContextVar("asked_by", default="?")
-_LONGEST_HOLD_S: Final = 365 * 86_400.0
 _LONGEST_PLAN_S: Final = 7 * 86_400.0
 _LONGEST_TEXT: Final = 4096
 _MOST_PASSES: Final = 10_000
@@ -188,7 +187,7 @@ class ControlService:
     async def AddHold(self, request: api.AddHoldRequest, _: Context) -> api.Document:  # noqa: N802
         """Place a hold."""
         image, why = _text(request.image, "image"), _text(request.why, "why")
-        seconds = _seconds(request.seconds, _LONGEST_HOLD_S, "seconds")
+        seconds = _seconds(request.seconds, LONGEST_HOLD_S, "seconds")
         if not seconds:
             raise UsageError("seconds: how long is the hold to last? at most a year; protect.images keeps for good")
         if image:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from nodeagent.model import ALL_IMAGES
 from nodeagent.plan.decision import Verdict
 from nodeagent.plan.saved import encode_policy, seal, snapshot_digest
+from nodeagent.units import format_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,9 +34,7 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 def time_text(moment: datetime | None) -> str | None:
     """Return a time as RFC 3339 in UTC with milliseconds, or ``None``."""
-    if moment is None:
-        return None
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return None if moment is None else format_time(moment)
 
 
 def plain(value: object) -> Json:

@@ -5,7 +5,7 @@ plain ``dict`` is used instead of a wrapper because a node has tens of thousands
 """
 
 from nodeagent.model.filesystem import FsObservation
-from nodeagent.model.hold import ALL_IMAGES, Hold
+from nodeagent.model.hold import ALL_IMAGES, LONGEST_HOLD_S, Hold
 from nodeagent.model.image import Image, ImageUsage
 from nodeagent.model.logs import ContainerLogLink, PodLogDirectory
 from nodeagent.model.node import NodeSnapshot, Role, RuntimeInfo
@@ -15,6 +15,7 @@ from nodeagent.model.workload import Container, ContainerState, Sandbox
 
 __all__ = [
     "ALL_IMAGES",
+    "LONGEST_HOLD_S",
     "Container",
     "ContainerLogLink",
     "ContainerState",

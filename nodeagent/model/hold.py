@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 ALL_IMAGES = ""
+LONGEST_HOLD_S = 365 * 86_400.0
+"""A hold that is to last longer belongs into the configuration."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from nodeagent.plan.pod_logs import PodLogPolicy
 from nodeagent.plan.protection import ProtectionPolicy, parse_rule
 from nodeagent.plan.sandbox_gc import SandboxGCPolicy
 from nodeagent.plan.scope import Scope
+from nodeagent.units import format_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -185,9 +186,9 @@ def decode_policy(document: Mapping[str, Json]) -> GCPolicy:
 def refusal_of(saved: SavedPlan, now: datetime, node: str) -> str:
     """Return why a saved plan is not carried out now on a node, in words; empty if it may be."""
     if now >= saved.expires_at:
-        return f"the plan expired at {_rfc3339(saved.expires_at)}; nothing was done, make a new one"
+        return f"the plan expired at {format_time(saved.expires_at)}; nothing was done, make a new one"
     if now < saved.made_at - _SKEW:
-        made = _rfc3339(saved.made_at)
+        made = format_time(saved.made_at)
         return f"the plan was made at {made}, which is in the future; nothing was done, is the clock right?"
     if saved.node != node:
         return f"the plan is for node {saved.node}, this is {node}; nothing was done"
@@ -317,7 +318,3 @@ def _section(document: Mapping[str, Json], name: str) -> dict[str, Json]:
     if not isinstance(section, dict):
         raise TypeError(f"{name} is not a table")
     return section
-
-
-def _rfc3339(moment: datetime) -> str:
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from nodeagent.units import format_time
+
 if TYPE_CHECKING:
     from nodeagent.model.pressure import Fact, PodFacts
     from nodeagent.plan.decision import Detail, Reason
@@ -50,7 +52,7 @@ def describe_standing(standing: Standing) -> dict[str, Plain]:
         "available": None if seen is None else seen.available,
         "capacity": None if seen is None else seen.capacity,
         "limit": standing.limit,
-        "observed_at": None if seen is None else _time(seen.observed_at.at),
+        "observed_at": None if seen is None else format_time(seen.observed_at.at),
         "met": standing.met,
         "held_s": round(standing.held_s, 3),
         "acting": standing.acting,
@@ -114,11 +116,7 @@ def _fact(fact: Fact[object]) -> dict[str, Plain]:
 
 def _detail(value: Detail) -> Plain:
     if isinstance(value, datetime):
-        return _time(value)
+        return format_time(value)
     if isinstance(value, tuple):
         return list(value)
     return value
-
-
-def _time(moment: datetime) -> str:
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
