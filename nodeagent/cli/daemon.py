@@ -2,7 +2,7 @@
 
 The libraries that parse a command line and a configuration are a third of what the daemon would keep in memory, for
 work done once in its life. So the command checks everything, then the process starts over as the bare daemon
-(``python -m nodeagent.cli.daemon``, same process id) and gets its settings through a file without a name.
+(``python -I -m nodeagent.cli.daemon``, same process id) and gets its settings through a file without a name.
 """
 
 from __future__ import annotations
@@ -32,15 +32,31 @@ def run_daemon(path: Path | None, overrides: Mapping[str, str | int], *, dry_run
     """
     from nodeagent.config.handing import checked  # noqa: PLC0415 - not for the bare daemon
     from nodeagent.config.settings import Origin  # noqa: PLC0415
+    from nodeagent.host.processes import become_python  # noqa: PLC0415
 
-    settings = checked(Origin(path, tuple(overrides.items()), dry_run))
+    # The daemon runs in /, and reads the file again at each reload.
+    origin = Origin(None if path is None else absolute_path(path), tuple(overrides.items()), dry_run)
+    settings = checked(origin)
     handed = os.memfd_create("settings")
     os.write(handed, pickle.dumps(settings))
     os.set_inheritable(handed, True)
     sys.stdout.flush()
     sys.stderr.flush()
-    words = [sys.executable, "-m", "nodeagent.cli.daemon", str(handed), *(["--once"] if once else [])]
-    os.execv(sys.executable, words)  # noqa: S606 - this very program
+    become_python("-m", "nodeagent.cli.daemon", str(handed), *(["--once"] if once else []))
+
+
+def absolute_path(path: Path) -> Path:
+    """Return a path that stays valid in another working directory; symbolic links and ``..`` are left in it.
+
+    Raises:
+        ConfigError: the path is relative and the current directory does not exist any more.
+    """
+    from nodeagent.errors import ConfigError  # noqa: PLC0415 - not for the bare daemon
+
+    try:
+        return path.absolute()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be resolved: the current directory is not available: {error}") from error
 
 
 def _serve(settings: Settings, *, once: bool) -> ExitCode:

@@ -7,7 +7,6 @@ import math
 import os
 import re
 import stat
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -17,6 +16,7 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.session import open_for_command, run_async
 from nodeagent.daemon import document
 from nodeagent.errors import ConfigError, InhibitorError, NodeAgentError
+from nodeagent.host.processes import run
 from nodeagent.plan.checkup import (
     Finding,
     Verdict,
@@ -37,6 +37,7 @@ from nodeagent.plan.checkup import (
 from nodeagent.plan.scope import Scope
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from nodeagent.config.settings import Settings
@@ -385,10 +386,7 @@ def _unit() -> Finding:
 
 
 def _run(*words: str) -> subprocess.CompletedProcess[str] | None:
-    try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=_WITHIN_S, check=False)  # noqa: S603 - fixed words
-    except (OSError, subprocess.TimeoutExpired):
-        return None
+    return run(*words, within_s=_WITHIN_S)
 
 
 def _print(findings: list[Finding]) -> None:

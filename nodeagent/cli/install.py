@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -25,10 +24,10 @@ from nodeagent.host.installation import (
     make_environment,
     parts,
     place,
-    run,
     systemd_version,
     take_away,
 )
+from nodeagent.host.processes import python_command, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,16 +133,10 @@ def _all_parts(layout: Layout, prefix: Path, systemd: int) -> Iterator[Part]:
 
 def _script(shell: str) -> str:
     """Return the completion script of a shell, as the command line makes it."""
-    done = subprocess.run(  # noqa: S603 - this very program
-        [sys.executable, "-c", _COMPLETE],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "_NODEAGENT_COMPLETE": f"source_{shell}"},
-    )
-    if "nodeagent" not in done.stdout:
-        raise InstallError(f"the completion for {shell} cannot be made: {done.stderr.strip()[-200:]}")
+    done = run(*python_command("-c", _COMPLETE), additions={"_NODEAGENT_COMPLETE": f"source_{shell}"})
+    if done is None or "nodeagent" not in done.stdout:
+        reason = "no answer" if done is None else done.stderr.strip()[-200:]
+        raise InstallError(f"cannot generate the {shell} completion: {reason}")
     return done.stdout.lstrip()  # zsh looks at the first line
 
 

@@ -1,4 +1,4 @@
-"""Checking a configuration for a process that does not load the models: ``python -m nodeagent.config.handing``.
+"""Checking a configuration for a process that does not load the models: ``python -I -m nodeagent.config.handing``.
 
 Standard input has what to load, pickled; standard output gets the settings, pickled. Both ends are this project's own
 processes, one the child of the other. A configuration that cannot be used is told on standard error, with exit code 2.

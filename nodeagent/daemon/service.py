@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle  # to and from our own child
-import sys
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.daemon.loops import wait_for_any
 from nodeagent.errors import ConfigError
+from nodeagent.host.processes import start_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -126,14 +126,7 @@ async def read_again(settings: Settings) -> Settings:
         ConfigError: they cannot be used, or could not be checked.
     """
     try:
-        child = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "nodeagent.config.handing",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
+        child = await start_python("-m", "nodeagent.config.handing")
     except OSError as error:
         raise ConfigError(f"the configuration could not be checked: {error}") from error
     try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import InstallError
+from nodeagent.host.processes import python_command, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 DEFAULT_PREFIX: Final = Path("/opt/nodeagent")
 _RELOADABLE: Final = 253
 """The first systemd that knows ``Type=notify-reload``. Source: systemd's NEWS."""
-_WITHIN_S: Final = 600.0
 _SOURCES: Final = "share/nodeagent"
 
 
@@ -200,14 +199,6 @@ def is_booted_with_systemd() -> bool:
     return Path("/run/systemd/system").is_dir()
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str] | None:
-    """Return what a command answered; ``None`` if there is none, or it did not end in time."""
-    try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=_WITHIN_S, check=False)  # noqa: S603 - ours
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-
-
 # ---- the environment
 
 
@@ -235,9 +226,9 @@ def make_environment(prefix: Path) -> Change:
             "the agent runs outside a virtual environment, which cannot be copied: make one with it first"
         )
     base = getattr(sys, "_base_executable", None) or sys.executable
-    _must(base, "-m", "venv", "--without-pip", str(prefix))
+    _must(*python_command("-m", "venv", "--without-pip", str(prefix), interpreter=base))
     if checkout is not None:
-        pip = (sys.executable, "-m", "pip", "--python", str(prefix / "bin/python"), "--disable-pip-version-check")
+        pip = python_command("-m", "pip", "--python", str(prefix / "bin/python"), "--disable-pip-version-check")
         _must(*pip, "install", "--quiet", "--root-user-action=ignore", str(checkout))
     else:
         _copy_packages(prefix)
@@ -265,7 +256,7 @@ def _copy_packages(prefix: Path) -> None:
         shutil.copytree(Path(sys.prefix) / _SOURCES, prefix / _SOURCES, dirs_exist_ok=True)
         script = prefix / "bin/nodeagent"
         script.write_text(
-            f"#!{prefix}/bin/python\nimport sys\n\nfrom nodeagent.cli.start import main\n\nsys.exit(main())\n"
+            f"#!{prefix}/bin/python -I\nimport sys\n\nfrom nodeagent.cli.start import main\n\nsys.exit(main())\n"
         )
         script.chmod(0o755)
     except OSError as error:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import InhibitorError
 from nodeagent.host.logind_config import INFINITY_US, parse_span_us
+from nodeagent.host.processes import run
+
+if TYPE_CHECKING:
+    import subprocess
 
 STOPPING: Final = "stopping"
 _BUS: Final = "dbus.service"
@@ -76,13 +79,4 @@ def _ask(*words: str) -> str:
 
 
 def _run(*words: str, within_s: float) -> subprocess.CompletedProcess[str] | None:
-    try:
-        return subprocess.run(  # noqa: S603 - fixed words
-            ["systemctl", *words],  # noqa: S607 - found by the unit's own path
-            capture_output=True,
-            text=True,
-            timeout=within_s,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
+    return run("systemctl", *words, within_s=within_s)

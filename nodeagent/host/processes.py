@@ -1,0 +1,103 @@
+"""Child processes that neither the caller's directory nor its environment can redirect.
+
+Commands run as root in directories that others can write to. Python puts the current directory first in the module
+search path for ``-c`` and ``-m``, and a ``PATH`` with an empty or a relative entry finds programs there. So every child
+is started here: in ``/``, with programs resolved by the absolute entries of ``PATH`` only, and every interpreter in
+isolated mode, which also ignores ``PYTHON*`` variables and the user's site directory.
+
+Source: Python command line, ``-I``; environ(7), ``PATH``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Final, NoReturn
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Mapping
+
+WORKING_DIRECTORY: Final = "/"
+DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Search path where the environment has no absolute entry."""
+TIMEOUT_S: Final = 600.0
+
+
+def child_environment(additions: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment for a child: no ``PYTHON*`` variables, and only the absolute entries of ``PATH``.
+
+    ``PYTHON*`` variables are removed although isolated mode ignores them, because children start interpreters of
+    their own: pip does.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    entries = [entry for entry in kept.get("PATH", "").split(os.pathsep) if os.path.isabs(entry)]  # noqa: PTH117
+    return kept | {"PATH": os.pathsep.join(entries) or DEFAULT_PATH} | dict(additions or {})
+
+
+def python_command(*arguments: str, interpreter: str = "") -> list[str]:
+    """Return the command line of an isolated interpreter; of this process's own unless another one is named."""
+    return [interpreter or sys.executable, "-I", *arguments]
+
+
+def run(
+    *words: str, within_s: float = TIMEOUT_S, additions: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str] | None:
+    """Return the completed command with its output as text.
+
+    Args:
+        words: the program, resolved by the absolute entries of ``PATH``, and its arguments.
+        within_s: deadline in seconds.
+        additions: environment variables for the child alone.
+
+    Returns:
+        ``None`` if the program does not exist, cannot be started or misses the deadline.
+    """
+    environment = child_environment(additions)
+    program = shutil.which(words[0], path=environment["PATH"])
+    if program is None:
+        return None
+    try:
+        return subprocess.run(  # noqa: S603 - a fixed program with separate arguments
+            [program, *words[1:]],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=within_s,
+            check=False,
+            cwd=WORKING_DIRECTORY,
+            env=environment,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+async def start_python(*arguments: str) -> asyncio.subprocess.Process:
+    """Return a started isolated interpreter with pipes for its standard streams.
+
+    Raises:
+        OSError: the interpreter cannot be started.
+    """
+    import asyncio  # noqa: PLC0415 - the command line starts without it
+
+    return await asyncio.create_subprocess_exec(
+        *python_command(*arguments),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        cwd=WORKING_DIRECTORY,
+        env=child_environment(),
+    )
+
+
+def become_python(*arguments: str) -> NoReturn:
+    """Replace this process by an isolated interpreter in ``/``; relative paths have to be resolved before.
+
+    Raises:
+        OSError: the interpreter cannot be started.
+    """
+    command = python_command(*arguments)
+    os.chdir(WORKING_DIRECTORY)
+    os.execve(command[0], command, child_environment())  # noqa: S606 - this very interpreter
