@@ -19,7 +19,9 @@ from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.plan.decision import Accounting, ItemKind, ReasonCode
 from nodeagent.plan.gc import plan_all, plan_containers
 from nodeagent.plan.image_gc import Spent, plan_image_gc
+from nodeagent.plan.saved import find_drift
 from nodeagent.plan.scope import Scope
+from nodeagent.plan.strictness import stricter
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from nodeagent.model import FsObservation, NodeSnapshot
     from nodeagent.plan.decision import Decision, Plan
     from nodeagent.plan.gc import GCPolicy
+    from nodeagent.plan.saved import Drift, SavedPlan
 
 MAX_ROUNDS = 5
 _ON_IMAGEFS = frozenset({ItemKind.IMAGE, ItemKind.BLOB, ItemKind.SNAPSHOT})
@@ -88,6 +91,22 @@ def plans_for(
     return plan_all(snapshot, policy, only=only).plans
 
 
+def plans_for_saved(
+    saved: SavedPlan, snapshot: NodeSnapshot, current: GCPolicy
+) -> tuple[tuple[Plan, ...], tuple[Plan, ...]]:
+    """Return the plans under the policy in force, and those that applying a saved plan carries out.
+
+    The latter remove only items that the saved plan lists, that ``current`` removes on this snapshot, and that the
+    stricter of both policies removes. Planning twice makes this hold by construction: thresholds are not monotonic
+    (an image that one policy removes by age can bring usage below the high threshold, which keeps others), so the
+    stricter fields alone could remove an item that ``current`` keeps.
+    """
+    listed = frozenset([item.id for item in saved.removals])
+    in_force = plans_for(saved.scope, snapshot, current, listed)
+    allowed = frozenset([decision.id for plan in in_force for decision in plan.removals])
+    return in_force, plans_for(saved.scope, snapshot, stricter(saved.policy, current), allowed)
+
+
 def dry_run_actors(_snapshot: NodeSnapshot, _policy: GCPolicy) -> Mapping[ItemKind, Remover | BatchRemover]:
     """Return removers that touch nothing."""
     nothing = DryRunRemover()
@@ -124,6 +143,15 @@ class Collector:
         """Observe and plan; touch nothing. ``only`` restricts what may go, by id."""
         snapshot = await self._observer.observe(scope)
         return Preview(scope, snapshot, plans_for(scope, snapshot, self._policy, only))
+
+    async def preview_saved(self, saved: SavedPlan, current: GCPolicy) -> tuple[Preview, tuple[Drift, ...]]:
+        """Observe and plan what applying ``saved`` removes; return it with the listed items that are kept.
+
+        ``current`` is the policy in force; this collector's own has to be the stricter of it and the saved one.
+        """
+        snapshot = await self._observer.observe(saved.scope)
+        in_force, plans = plans_for_saved(saved, snapshot, current)
+        return Preview(saved.scope, snapshot, plans), find_drift(saved, (*in_force, *plans))
 
     async def run(
         self,

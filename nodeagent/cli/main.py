@@ -395,11 +395,39 @@ def apply(
     dry_run: DryRunOption = False,
     yes: YesOption = False,
     output: OutputOption = Output.TABLE,
+    high: HighOption = None,
+    low: LowOption = None,
+    minimum_age: MinimumAgeOption = None,
+    maximum_unused_age: UnusedAgeOption = None,
+    max_images: MaxImagesOption = None,
+    max_bytes: MaxBytesOption = None,
+    dead_minimum_age: DeadAgeOption = None,
+    max_per_pod_container: PerContainerOption = None,
+    max_containers: MaxContainersOption = None,
+    deleted_pod_grace: GraceOption = None,
 ) -> None:
-    """Carry out a saved plan: only what it lists, only what may still go; exits with 3 if anything has drifted."""
+    """Carry out a saved plan: only listed items, only if still removable; exits with 3 if the plan has drifted.
+
+    For every setting the stricter of the plan and the current configuration applies. A plan made with options that
+    are less strict than the configuration needs the same options here.
+    """
     from nodeagent.cli.plan import ApplyRequest, apply_file  # noqa: PLC0415
 
-    overrides = _overrides({"runtime.endpoint": endpoint})
+    overrides = _overrides(
+        {
+            "runtime.endpoint": endpoint,
+            "image_gc.high_threshold_percent": high,
+            "image_gc.low_threshold_percent": low,
+            "image_gc.minimum_age": minimum_age,
+            "image_gc.maximum_unused_age": maximum_unused_age,
+            "image_gc.max_images_per_pass": max_images,
+            "image_gc.max_bytes_per_pass": max_bytes,
+            "container_gc.minimum_age": dead_minimum_age,
+            "container_gc.max_per_pod_container": max_per_pod_container,
+            "container_gc.max_containers": max_containers,
+            "container_gc.deleted_pod_grace": deleted_pod_grace,
+        }
+    )
     apply_file(ApplyRequest(file, config, dry_run, yes, output.value, overrides))
 
 

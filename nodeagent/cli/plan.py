@@ -19,8 +19,9 @@ from nodeagent.clock import SystemClock
 from nodeagent.daemon import document
 from nodeagent.errors import UsageError
 from nodeagent.host.node import node_identity
-from nodeagent.plan.saved import compare, find_drift, refusal_of, strictest_protection, unseal
+from nodeagent.plan.saved import compare, refusal_of, unseal
 from nodeagent.plan.scope import Scope
+from nodeagent.plan.strictness import stricter
 from nodeagent.units import parse_duration_s
 
 if TYPE_CHECKING:
@@ -67,6 +68,12 @@ def save(
             return await agent.collector.preview(Scope(scope))
 
     preview = run_async(observe())
+    configured = load_settings(config, {}).policy
+    if stricter(settings.policy, configured) != settings.policy:
+        sys.stderr.write(
+            "nodeagent: the options are less strict than the configuration; 'nodeagent apply' needs the same options, "
+            "otherwise it keeps what the configuration keeps\n"
+        )
     text = document.dumps(
         document.saved_plan(
             scope,
@@ -92,7 +99,9 @@ def save(
 
 
 def apply_file(request: ApplyRequest) -> None:
-    """Carry out a saved plan: what it lists and what may still go, nothing else.
+    """Remove the items that a saved plan lists, as far as the plan's policy and the policy in force both allow it.
+
+    Options of the command line are part of the policy in force, as for ``gc``.
 
     Raises:
         UsageError: the file is no plan, was changed, has expired, or is for another node.
@@ -109,11 +118,10 @@ def apply_file(request: ApplyRequest) -> None:
 
 async def _apply(request: ApplyRequest, settings: Settings, saved: SavedPlan) -> ExitCode:
     dry_run = request.dry_run or settings.dry_run
-    settings = replace(settings, policy=strictest_protection(saved.policy, settings.policy))
+    current = settings.policy
+    settings = replace(settings, policy=stricter(saved.policy, current))
     async with open_for_command(settings, record=not dry_run, dry_run=dry_run) as agent:
-        listed = frozenset(item.id for item in saved.removals)
-        preview = await agent.collector.preview(saved.scope, listed)
-        drift = find_drift(saved, preview.plans)
+        preview, drift = await agent.collector.preview_saved(saved, current)
         if dry_run:
             _show(request, preview, saved, drift, None)
             return ExitCode.PARTIAL if drift else ExitCode.DONE

@@ -41,8 +41,9 @@ from nodeagent.errors import (
 from nodeagent.host.node import node_identity
 from nodeagent.model import LONGEST_HOLD_S, Hold
 from nodeagent.plan.protection import parse_rule
-from nodeagent.plan.saved import find_drift, refusal_of, strictest_protection, unseal
+from nodeagent.plan.saved import refusal_of, unseal
 from nodeagent.plan.scope import Scope
+from nodeagent.plan.strictness import stricter
 from nodeagent.store import HoldFile
 
 if TYPE_CHECKING:
@@ -314,11 +315,10 @@ class ControlService:
         if refused:
             raise UsageError(f"plan: {refused}")
         in_force = self._agent()
-        settings = in_force.settings
-        settings = replace(settings, policy=strictest_protection(saved.policy, settings.policy))
+        current = in_force.settings.policy
+        settings = replace(in_force.settings, policy=stricter(saved.policy, current))
         async with open_agent(settings, record=True, dry_run=settings.dry_run, clock=self._station.clock) as agent:
-            preview = await agent.collector.preview(saved.scope, frozenset(each.id for each in saved.removals))
-            drift = find_drift(saved, preview.plans)
+            preview, drift = await agent.collector.preview_saved(saved, current)
             report = await self._run(
                 agent, preview, ended, tell, rounds=1, trigger="apply", plan_id=saved.id, in_force=in_force
             )

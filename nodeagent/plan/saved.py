@@ -1,8 +1,9 @@
 """Plans that outlive the moment: saved, compared, and applied later.
 
 A saved plan is a JSON document. Its id is a digest of everything else in it, so a document that was changed by hand
-is not taken. Applying one plans anew on fresh state, under the rules in the document, restricted to what it lists:
-what is not removable any more stays and is told as drift; nothing that is not listed ever goes.
+is not taken. Applying one plans anew on fresh state, under the stricter of the document's policy and the policy in
+force (``plan/strictness.py``), restricted to the listed items: an item that is no longer removable is kept and reported
+as drift; an item that is not listed is never removed.
 """
 
 from __future__ import annotations
@@ -195,17 +196,13 @@ def refusal_of(saved: SavedPlan, now: datetime, node: str) -> str:
     return ""
 
 
-def strictest_protection(saved: GCPolicy, current: GCPolicy) -> GCPolicy:
-    """Return the rules of a saved plan with what is protected by now added: that may have grown since."""
-    then, now = saved.images.protection, current.images.protection
-    rules = tuple(dict.fromkeys((*then.rules, *now.rules)))
-    keep = max(then.keep_last_n_tags_per_repository, now.keep_last_n_tags_per_repository)
-    return replace(saved, images=replace(saved.images, protection=ProtectionPolicy(rules, keep)))
-
-
 def find_drift(saved: SavedPlan, plans: Iterable[Plan]) -> tuple[Drift, ...]:
-    """Return what ``saved`` lists and the fresh ``plans`` do not remove."""
-    fresh = {(decision.kind, decision.id): decision for plan in plans for decision in plan.decisions}
+    """Return what ``saved`` lists and the fresh ``plans`` do not all remove, with the first reason to keep it."""
+    fresh: dict[tuple[ItemKind, str], Decision] = {}
+    for each in (decision for plan in plans for decision in plan.decisions):
+        before = fresh.get((each.kind, each.id))
+        if before is None or before.verdict is Verdict.REMOVE:
+            fresh[each.kind, each.id] = each
     drift = []
     for item in saved.removals:
         decision = fresh.get((item.kind, item.id))

@@ -115,7 +115,8 @@ def test_help_and_configuration_documents() -> None:
 
 def test_a_plan_is_saved_applied_and_its_drift_told(config: Path, tmp_path: Path) -> None:
     saved, later = tmp_path / "plan.json", tmp_path / "later.json"
-    rules = ("--high", "1", "--low", "0", "--minimum-age", "0s", "--scope", "images")
+    loose = ("--high", "1", "--low", "0", "--minimum-age", "0s")
+    rules = (*loose, "--scope", "images")
     with served(tmp_path):
         made = nodeagent("plan", "--out", str(saved), *rules, "--config", str(config))
         assert (made.returncode, made.stdout) == (0, ""), made.stderr
@@ -125,10 +126,13 @@ def test_a_plan_is_saved_applied_and_its_drift_told(config: Path, tmp_path: Path
         assert (refused.returncode, "--force" in refused.stderr) == (2, True)
         held = nodeagent("hold", "add", listed[0]["name"], "--for", "2h", "--why", "looking", "--config", str(config))
         assert held.stdout.startswith(f"hold 1 on {listed[0]['name']} until ")
-        shown = nodeagent("apply", str(saved), "--dry-run", "--output", "json", "--config", str(config))
+        assert "apply' needs the same options" in made.stderr
+        strict = nodeagent("apply", str(saved), "--dry-run", "--output", "json", "--config", str(config))
+        assert len(json.loads(strict.stdout)["drift"]) == len(listed), "the configuration is stricter than the plan"
+        shown = nodeagent("apply", str(saved), "--dry-run", "--output", "json", *loose, "--config", str(config))
         assert shown.returncode == 3
         assert [each["id"] for each in json.loads(shown.stdout)["drift"]] == [listed[0]["id"]]
-        applied = nodeagent("apply", str(saved), "--yes", "--output", "json", "--config", str(config))
+        applied = nodeagent("apply", str(saved), "--yes", "--output", "json", *loose, "--config", str(config))
         assert applied.returncode == 3, applied.stderr
         report = json.loads(applied.stdout)["report"]
         assert {each["id"] for each in report["results"]} == {each["id"] for each in listed[1:]}

@@ -372,6 +372,34 @@ async def test_a_saved_plan_is_carried_out_as_saved(node: Node) -> None:
     assert (code, "it was changed since it was saved" in why) == ("INVALID_ARGUMENT", True)
 
 
+@pytest.fixture
+def as_actor(node: Node) -> Node:
+    """Every request comes from a member of the group, who may act."""
+    node.peer[0] = MEMBER
+    settings = node.station.settings
+    node.station.settings = replace(settings, control=replace(settings.control, group_may_act=True))
+    return node
+
+
+def tighten(node: Node) -> None:
+    """Put a configuration in force that keeps both dead containers."""
+    agent = node.station.agent
+    assert agent is not None
+    policy = agent.settings.policy
+    kept = replace(policy, containers=replace(policy.containers, max_per_pod_container=5))
+    node.station.agent = replace(agent, settings=replace(agent.settings, policy=kept))
+
+
+async def test_plan_made_before_the_policy_was_tightened_removes_nothing_that_it_keeps(as_actor: Node) -> None:
+    saved = await as_actor.ask("Plan", api.PlanRequest(scope="containers", lasts_seconds=600))
+    assert sum(each["verdict"] == "remove" for each in saved["decisions"]) == 2
+    tighten(as_actor)
+    report = await as_actor.ask("Apply", api.ApplyRequest(plan=json.dumps(saved)))
+    assert report["results"] == []
+    assert [each["gone"] for each in report["drift"]] == [False, False]
+    assert len(as_actor.sim.containers) == 2
+
+
 async def test_what_may_take_long_holds_nothing_else_up(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A directory of users may be far away, and a history long."""
     threads = set()

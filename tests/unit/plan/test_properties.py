@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from nodeagent.act.collect import plans_for, plans_for_saved
 from nodeagent.model import (
     Container,
     ContainerState,
@@ -24,12 +25,14 @@ from nodeagent.model import (
 )
 from nodeagent.plan.container_gc import ContainerGCPolicy, plan_container_gc
 from nodeagent.plan.decision import Accounting, ItemKind, Plan, Verdict
-from nodeagent.plan.gc import GCPlan, GCPolicy, plan_all
-from nodeagent.plan.image_gc import ImageGCPolicy, Spent, images_in_use, plan_image_gc
+from nodeagent.plan.gc import GCPlan, GCPolicy, plan_all, plan_containers
+from nodeagent.plan.image_gc import ImageGCPolicy, Spent, images_in_use, plan_image_gc, why_images_stay
 from nodeagent.plan.pod_logs import PodLogPolicy
 from nodeagent.plan.pods import judge_pods
 from nodeagent.plan.protection import ProtectionPolicy, parse_rule
 from nodeagent.plan.sandbox_gc import SandboxGCPolicy
+from nodeagent.plan.saved import SavedItem, SavedPlan, find_drift, saved_item
+from nodeagent.plan.scope import Scope
 from tests.unit.builders import (
     MIB,
     NOW,
@@ -45,6 +48,7 @@ from tests.unit.builders import (
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Iterable
 
 EXAMPLES = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """A node takes many draws; what matters is that every run sees others."""
@@ -492,6 +496,65 @@ def test_directories_go_only_with_all_of_their_pod(node: NodeSnapshot, policy: G
             assert directory.is_directory
             assert all(each.id in gone for each in node.sandboxes if each.uid == directory.uid)
             assert all(each.id in gone for each in node.containers if each.pod_uid == directory.uid)
+
+
+ANY_ID = st.one_of(
+    st.sampled_from([f"c{number}" for number in range(10)] + [f"sb-{pod}" for pod in PODS]),
+    st.integers(0, 8).map(image_id),
+)
+
+
+def saved_plan(scope: Scope, policy: GCPolicy, plans: tuple[Plan, ...], forged: Iterable[str]) -> SavedPlan:
+    """Return a plan that lists what ``plans`` remove and, as if forged, further ids."""
+    items = [saved_item(each) for plan in plans for each in plan.removals]
+    extra = [SavedItem(ItemKind.IMAGE, each, each, Verdict.REMOVE, "all-unused", "", None) for each in forged]
+    return SavedPlan("id", NOW, NOW + timedelta(hours=1), "node", scope, policy, (*items, *extra))
+
+
+@settings(parent=EXAMPLES, max_examples=150)
+@given(
+    st.sampled_from([Scope.IMAGES, Scope.CONTAINERS, Scope.ALL]),
+    nodes(),
+    nodes(),
+    policies(),
+    policies(),
+    st.sets(ANY_ID),
+)
+def test_applying_any_plan_removes_only_what_the_policy_in_force_removes_and_the_plan_lists(  # noqa: PLR0917
+    scope: Scope, then: NodeSnapshot, now: NodeSnapshot, policy: GCPolicy, current: GCPolicy, forged: set[str]
+) -> None:
+    saved = saved_plan(scope, policy, plans_for(scope, then, policy), forged)
+    listed = {item.id for item in saved.removals}
+    in_force, plans = plans_for_saved(saved, now, current)
+    gone = {each.id for plan in plans for each in plan.removals}
+    assert gone <= listed
+    assert gone <= {each.id for plan in in_force for each in plan.removals}
+    assert gone | {each.item.id for each in find_drift(saved, (*in_force, *plans))} >= listed
+    if scope is not Scope.IMAGES:
+        everything = {each.id for each in plan_containers(now, current).removals}
+        assert {each.id for plan in plans if plan.kind == "containers" for each in plan.removals} <= everything
+
+
+@settings(parent=EXAMPLES, max_examples=150)
+@given(nodes(), policies(), policies(), st.sets(ANY_ID))
+def test_applying_a_forged_image_plan_removes_no_image_that_the_policy_in_force_keeps(
+    node: NodeSnapshot, policy: GCPolicy, current: GCPolicy, forged: set[str]
+) -> None:
+    """Judged without the planner's walk: by the rules of the policy in force alone."""
+    saved = saved_plan(Scope.IMAGES, policy, (), [each.id for each in node.images] + sorted(forged))
+    (plan,) = plans_for_saved(saved, node, current)[1]
+    rules = current.images
+    assert why_images_stay(node, rules, removed(plan)) == dict.fromkeys(removed(plan), ())
+    if rules.max_images_per_pass:
+        assert len(plan.removals) <= rules.max_images_per_pass
+    fs = node.image_filesystem
+    over = fs is not None and rules.high_threshold_percent < 100 and fs.used_percent >= rules.high_threshold_percent
+    for image in removed(plan):
+        usage = node.image_usage.get(image, ImageUsage(NOW, None))
+        unused_s = (NOW - (usage.last_used or usage.first_detected)).total_seconds()
+        age_s = (NOW - usage.first_detected).total_seconds()
+        by_age = 0 < rules.maximum_unused_age_s < unused_s
+        assert by_age or (over and age_s >= rules.minimum_age_s)
 
 
 @EXAMPLES

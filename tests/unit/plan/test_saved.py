@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.act.collect import plans_for_saved
 from nodeagent.daemon.document import dumps, saved_plan
 from nodeagent.plan.container_gc import ContainerGCPolicy
 from nodeagent.plan.decision import Verdict
@@ -24,7 +25,6 @@ from nodeagent.plan.saved import (
     find_drift,
     plan_id,
     snapshot_digest,
-    strictest_protection,
     unseal,
 )
 from nodeagent.plan.scope import Scope
@@ -141,12 +141,27 @@ def test_a_newest_container_does_not_let_an_older_one_off() -> None:
     assert [each.id for plan in plans for each in plan.removals] == ["old"]
 
 
-def test_protection_that_grew_since_counts() -> None:
-    now = replace(POLICY, images=ImageGCPolicy(protection=ProtectionPolicy((parse_rule("r.example/a"),), 1)))
-    merged = strictest_protection(POLICY, now)
-    assert [rule.text for rule in merged.images.protection.rules] == ["*/base", "regex:^quay", "r.example/a"]
-    assert merged.images.protection.keep_last_n_tags_per_repository == 1
-    assert merged.images.high_threshold_percent == 70
+def test_plan_less_strict_than_the_policy_in_force_removes_what_the_policy_in_force_removes() -> None:
+    """The plan of an operator whose configuration was looser, or one that was forged: both only restrict."""
+    loose = replace(POLICY, images=replace(POLICY.images, minimum_age_s=0, high_threshold_percent=1))
+    saved = unseal(save(node(), loose))
+    assert {"a", "b", "c"} <= {item.id for item in saved.removals}
+    now = replace(POLICY, images=ImageGCPolicy(protection=ProtectionPolicy((parse_rule("r.example/a"),))))
+    in_force, plans = plans_for_saved(saved, node(used_percent=84), now)
+    assert not {"a", "b", "c"} & {each.id for plan in plans for each in plan.removals}
+    why = {each.item.id: each.why for each in find_drift(saved, (*in_force, *plans))}
+    assert "protected by" in why["a"]
+    assert "below the high threshold 85%" in why["b"]
+
+
+def test_plan_stricter_than_the_policy_in_force_keeps_what_it_kept() -> None:
+    strict = replace(POLICY, containers=replace(POLICY.containers, max_per_pod_container=5))
+    saved = unseal(save(node(), strict))
+    listed = {item.id for item in saved.removals}
+    assert "gone" in listed
+    assert "old" not in listed
+    _, plans = plans_for_saved(saved, node(), POLICY)
+    assert {each.id for plan in plans for each in plan.removals} <= listed
 
 
 def both(one: NodeSnapshot, other: NodeSnapshot) -> tuple[SavedPlan, SavedPlan]:
