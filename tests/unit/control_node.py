@@ -96,6 +96,7 @@ async def serving(tmp_path: Path) -> AsyncIterator[Node]:
         f'[runtime]\nendpoint = "unix://{directory}/cri.sock"\n'
         f'[state]\ndirectory = "{tmp_path}/state"\n'
         '[container_gc]\nminimum_age = "0s"\nmax_per_pod_container = 0\n'
+        f'pod_log_root = "{tmp_path}/pods"\ncontainer_log_root = "{tmp_path}/containers"\n'
         f'[control]\nsocket = "{directory}/control.sock"\n'
     )
     stream, clock = io.StringIO(), SystemClock()
