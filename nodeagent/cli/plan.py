@@ -17,11 +17,12 @@ from nodeagent.cli.gc import confirmed, exit_code, run_interruptibly
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.clock import SystemClock
 from nodeagent.daemon import document
-from nodeagent.errors import UsageError
+from nodeagent.errors import StoreError, UsageError
 from nodeagent.host.node import node_identity
-from nodeagent.plan.saved import compare, refusal_of, unseal
+from nodeagent.plan.saved import compare, parse_plan, refusal_of, unseal
 from nodeagent.plan.scope import Scope
 from nodeagent.plan.strictness import stricter
+from nodeagent.store.plan_key import PlanKeyFile
 from nodeagent.units import parse_duration_s
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def save(
             node=node_identity(),
             expires_at=preview.snapshot.observed_at + lasts,
             agent_version=__version__,
+            key=_signing_key(settings),
         ),
         "json",
     )
@@ -98,16 +100,30 @@ def save(
     )
 
 
+def _signing_key(settings: Settings) -> bytes | None:
+    """Return this node's plan key; ``None``, with a warning, where it is unavailable."""
+    try:
+        return PlanKeyFile(settings.state_directory).read_or_create()
+    except StoreError as error:
+        sys.stderr.write(f"nodeagent: {error}; the plan is not signed, 'nodeagent apply' refuses it\n")
+        return None
+
+
 def apply_file(request: ApplyRequest) -> None:
     """Remove the items that a saved plan lists, as far as the plan's policy and the policy in force both allow it.
 
     Options of the command line are part of the policy in force, as for ``gc``.
 
     Raises:
-        UsageError: the file is no plan, was changed, has expired, or is for another node.
+        UsageError: the file is no plan, was not signed by this node, was changed, has expired, or is for another node.
+        StoreError: this node's plan key cannot be read.
     """
-    saved = read_plan(request.file)
+    text = _read(request.file)
     settings = load_settings(request.config, request.overrides)
+    try:
+        saved = unseal(text, PlanKeyFile(settings.state_directory).read())
+    except ValueError as error:
+        raise UsageError(f"{request.file}: {error}; nothing was done") from error
     refused = refusal_of(saved, SystemClock().now(), node_identity())
     if refused:
         raise UsageError(f"{request.file}: {refused}")
@@ -158,21 +174,24 @@ def diff(before: Path, after: Path, form: str) -> None:
 
 
 def read_plan(path: Path) -> SavedPlan:
-    """Return the plan in a file.
+    """Return the plan in a file, signed or not.
 
     Raises:
         UsageError: it cannot be read or is not a plan as it was saved.
     """
     try:
-        if path.stat().st_size > _LARGEST_FILE_BYTES:
-            raise UsageError(f"{path}: too large for a plan")
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}") from error
-    try:
-        return unseal(text)
+        return parse_plan(_read(path))
     except ValueError as error:
         raise UsageError(f"{path}: {error}; nothing was done") from error
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.stat().st_size > _LARGEST_FILE_BYTES:
+            raise UsageError(f"{path}: too large for a plan")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read: {error}") from error
 
 
 def _write(path: Path, text: str) -> None:

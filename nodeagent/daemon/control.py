@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 from collections import Counter
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -36,6 +37,7 @@ from nodeagent.errors import (
     NodeAgentError,
     PassBusyError,
     RuntimeUnavailableError,
+    StoreError,
     UsageError,
 )
 from nodeagent.host.node import node_identity
@@ -45,6 +47,7 @@ from nodeagent.plan.saved import refusal_of, unseal
 from nodeagent.plan.scope import Scope
 from nodeagent.plan.strictness import stricter
 from nodeagent.store import HoldFile
+from nodeagent.store.plan_key import KEY_BYTES, PlanKeyFile
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
@@ -110,6 +113,8 @@ class ControlService:
         self._look: Look | None = None
         self._look_of: Agent | None = None
         self._heavy = asyncio.Lock()
+        self._own_key = secrets.token_bytes(KEY_BYTES)
+        self._key_problem = ""
 
     # ---- for readers
 
@@ -139,6 +144,7 @@ class ControlService:
             node=node_identity(),
             expires_at=preview.snapshot.observed_at + timedelta(seconds=lasts_s),
             agent_version=__version__,
+            key=await self._plan_key(),
         )
         return _made(saved)
 
@@ -308,7 +314,7 @@ class ControlService:
 
     async def _apply_plan(self, text: str, ended: asyncio.Event, tell: Callable[[Result], None]) -> dict[str, Json]:
         try:
-            saved: SavedPlan = unseal(text)
+            saved: SavedPlan = unseal(text, await self._plan_key())
         except ValueError as error:
             raise UsageError(f"plan: {error}; nothing was done") from error
         refused = refusal_of(saved, self._station.clock.now(), node_identity())
@@ -372,6 +378,22 @@ class ControlService:
         if self._look is None or self._look_of is not agent:
             self._look, self._look_of = Look(agent), agent
         return self._look
+
+    async def _plan_key(self) -> bytes:
+        """Return this node's plan key, or one of this process where that is unavailable.
+
+        With a full or read-only state directory a caller can so still agree to a plan, as removing items is what such a
+        node needs; the plans last as long as the daemon does.
+        """
+        try:
+            key = await asyncio.to_thread(PlanKeyFile(self._station.settings.state_directory).read_or_create)
+        except StoreError as error:
+            if str(error) != self._key_problem:
+                self._station.logger.warning("plan_key_unavailable", error=str(error))
+            self._key_problem = str(error)
+            return self._own_key
+        self._key_problem = ""
+        return key
 
     def _holds(self) -> HoldFile:
         return HoldFile(self._station.settings.state_directory)

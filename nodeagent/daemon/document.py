@@ -138,8 +138,9 @@ def saved_plan(  # noqa: PLR0913 - the parts of the document
     node: str,
     expires_at: datetime,
     agent_version: str,
+    key: bytes | None,
 ) -> dict[str, Json]:
-    """Return a plan as it is saved: schema ``nodeagent/plan/v1``."""
+    """Return a plan as it is saved: schema ``nodeagent/plan/v1``; without a plan key it is not signed."""
     ordered = [each for verdict in (True, False) for plan in plans for each in plan.decisions if _goes(each) is verdict]
     return seal(
         {
@@ -156,7 +157,8 @@ def saved_plan(  # noqa: PLR0913 - the parts of the document
             "frees_bytes": sum(plan.frees_bytes for plan in plans),
             "warnings": [*snapshot.warnings, *(warning for plan in plans for warning in plan.warnings)],
             "decisions": [decision(each) for each in ordered],
-        }
+        },
+        key,
     )
 
 

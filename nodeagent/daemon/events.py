@@ -131,6 +131,9 @@ EVENTS: Final[Mapping[str, Event]] = {
     "paused": Event("768e943ada51480986983e32936c62ce", "paused by {by} until {until}: {why}"),
     "resumed": Event("cfb7bcee2bfa40f6cb7d27465f17c25f", "the pause was ended by {by}"),
     "pause_unreadable": Event("b96d8ce54b784c3df7a788492bdd0b64", "paused, for the kept pause cannot be read: {error}"),
+    "plan_key_unavailable": Event(
+        "0a4980c808cc4e8facce2fde790bfd85", "{error}; saved plans are signed with a temporary key"
+    ),
     "metrics_served": Event("900106af6fe5462b904f484479d5b733", "metrics and health are served at {listen}"),
     "metrics_unavailable": Event(
         "abe6ef61748d4e48a2a8385dacaa2e70", "metrics and health cannot be served at {listen}: {error}"

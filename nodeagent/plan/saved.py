@@ -1,18 +1,20 @@
 """Plans that outlive the moment: saved, compared, and applied later.
 
-A saved plan is a JSON document. Its id is a digest of everything else in it, so a document that was changed by hand
-is not taken. Applying one plans anew on fresh state, under the stricter of the document's policy and the policy in
-force (``plan/strictness.py``), restricted to the listed items: an item that is no longer removable is kept and reported
-as drift; an item that is not listed is never removed.
+A saved plan is a JSON document. Its id is a digest of its content, which anybody can compute and which names the plan.
+Its signature (``mac``) is computed with a key that only root can read, and proves that this node's agent wrote the
+plan; only a signed plan is applied. Applying one plans anew on fresh state, under the stricter of the document's policy
+and the policy in force (``plan/strictness.py``), restricted to the listed items: an item that is no longer removable is
+kept and reported as drift; an item that is not listed is never removed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from nodeagent.plan.container_gc import ContainerGCPolicy
 from nodeagent.plan.decision import ItemKind, Verdict
@@ -114,36 +116,88 @@ def plan_id(scope: Scope, snapshot: NodeSnapshot, plans: Sequence[Plan]) -> str:
     return _digest([scope.value, snapshot.observed_at.isoformat(), removals])
 
 
-def seal(body: Mapping[str, Json]) -> dict[str, Json]:
-    """Return a plan document with its schema first and the id that its content gives it."""
-    document: dict[str, Json] = {"schema": SCHEMA, **body}
-    return {"schema": SCHEMA, "id": _digest(document), **body}
+def seal(body: Mapping[str, Json], key: bytes | None) -> dict[str, Json]:
+    """Return a plan document: its schema first, the id of its content, and its signature unless ``key`` is ``None``."""
+    content: dict[str, Json] = {"schema": SCHEMA, **body}
+    identity = _digest(content)
+    signed: dict[str, Json] = {"schema": SCHEMA, "id": identity}
+    if key is not None:
+        signed["mac"] = _mac({"id": identity, **content}, key)
+    return {**signed, **body}
 
 
-def unseal(text: str) -> SavedPlan:
-    """Read a plan document.
+def unseal(text: str, key: bytes | None) -> SavedPlan:
+    """Read a plan document that is to be applied; ``key`` is this node's plan key, ``None`` where there is none.
 
     Raises:
-        ValueError: it is not one, was changed since it was saved, or was written by a newer agent.
+        ValueError: it is not a plan, was changed since it was saved, was written by a newer agent, or was not signed
+            with ``key``.
     """
+    document = _load(text)
+    mac = document.pop("mac", None)
+    _check_id(document)
+    if mac is None:
+        raise ValueError(
+            "the plan is not signed: the plan key was unavailable when it was made, or nodeagent 0.1 made it; make a "
+            "new plan"
+        )
+    if key is None:
+        raise ValueError("this node has no plan key, so none of its plans can be verified; make a new plan")
+    expected = _mac(document, key)
+    if not isinstance(mac, str) or not hmac.compare_digest(mac.encode("utf-8", "replace"), expected.encode()):
+        raise ValueError(
+            "the signature does not match this node's plan key: the plan was changed, comes from another node or "
+            "state directory, or the key was replaced since; make a new plan"
+        )
+    return _decode(document)
+
+
+def parse_plan(text: str) -> SavedPlan:
+    """Read a plan document that is to be shown or compared, signed or not.
+
+    Raises:
+        ValueError: it is not a plan, was changed since it was saved, or was written by a newer agent.
+    """
+    document = _load(text)
+    document.pop("mac", None)
+    _check_id(document)
+    return _decode(document)
+
+
+def _load(text: str) -> dict[str, Json]:
     try:
-        document = json.loads(text)
-    except ValueError as error:
+        document = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from error
     if not isinstance(document, dict) or not str(document.get("schema", "")).startswith("nodeagent/plan/"):
         raise ValueError("not a plan of this agent")
     if document["schema"] != SCHEMA:
-        raise ValueError(f"it is of schema {document['schema']}, this agent knows {SCHEMA}")
-    told = document.pop("id", None)
-    if told != _digest(document):
+        raise ValueError(f"it is of schema {document['schema']!r}, this agent knows {SCHEMA}")
+    return document
+
+
+def _refuse_constant(name: str) -> Json:
+    """Refuse NaN and infinities, which are not JSON and compare as nothing does."""
+    raise ValueError(f"{name} is not a number")
+
+
+def _check_id(document: Mapping[str, Json]) -> None:
+    content = {key: value for key, value in document.items() if key != "id"}
+    if document.get("id") != _digest(content):
         raise ValueError("it was changed since it was saved: its id does not fit its content")
+
+
+def _decode(document: Mapping[str, Any]) -> SavedPlan:
     try:
+        scope = Scope(document["scope"])
+        if scope is Scope.LEAKS:
+            raise ValueError("scope leaks cannot be saved as a plan")
         return SavedPlan(
-            id=str(told),
+            id=str(document["id"]),
             made_at=_moment(document["made_at"]),
             expires_at=_moment(document["expires_at"]),
             node=str(document["node"]),
-            scope=Scope(document["scope"]),
+            scope=scope,
             policy=decode_policy(document["policy"]),
             items=tuple(_item(row) for row in document["decisions"]),
         )
@@ -255,8 +309,19 @@ def saved_item(decision: Decision) -> SavedItem:
 
 
 def _digest(value: object) -> str:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+    return "sha256:" + hashlib.sha256(_canonical(value)).hexdigest()
+
+
+def _mac(document: Mapping[str, Json], key: bytes) -> str:
+    """Return the signature of a document that lacks only its signature. Source: RFC 2104, HMAC with SHA-256."""
+    return "hmac-sha256:" + hmac.new(key, _canonical(document), hashlib.sha256).hexdigest()
+
+
+def _canonical(value: object) -> bytes:
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
 
 
 def _moment(text: object) -> datetime:

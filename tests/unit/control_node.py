@@ -1,4 +1,7 @@
-"""A daemon's station that is asked over its real socket, on a simulated node; who asks is what the test says."""
+"""A daemon's station that is asked over its real socket, on a simulated node.
+
+Who asks is what the test says, or what the kernel says of a connection made by an unprivileged member of the group.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import asyncio
 import io
 import json
 import os
+import shutil
+import socket
 import tempfile
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +39,7 @@ from nodeagent.sim.node import SimNode
 from nodeagent.sim.server import SimServer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from nodeagent.sim.faults import Faults
 
@@ -45,6 +50,9 @@ MEMBER = Peer(2, 4711, frozenset({4711, GROUP}))
 STRANGER = Peer(3, 4712, frozenset({4712}))
 IMAGE = "registry.example/app:v1"
 GROUP_NAME = "group-of-the-test"
+NOBODY = 65534
+MEMBERS_GROUP = 4711 if os.geteuid() == 0 else os.getgid()
+"""Of the unprivileged member whom the kernel tells of; a number that no group of the machine needs to have."""
 
 
 @dataclass
@@ -87,15 +95,21 @@ class Node:
 
 
 @asynccontextmanager
-async def serving(tmp_path: Path) -> AsyncIterator[Node]:
-    """Serve; what an earlier agent left is gone at the end."""
-    directory = Path(tempfile.mkdtemp(dir=tmp_path.parent, prefix="c"))
+async def serving(tmp_path: Path, *, max_per_pod_container: int = 0, told_peers: bool = True) -> AsyncIterator[Node]:
+    """Serve; what an earlier agent left is gone at the end.
+
+    Args:
+        tmp_path: for configuration, state and logs.
+        max_per_pod_container: so many dead containers does the configuration keep of each; the node has two.
+        told_peers: who asks is ``Node.peer``, not what the kernel says.
+    """
+    directory = Path(tempfile.mkdtemp(dir=tmp_path.parent if told_peers else None, prefix="c"))
     config = tmp_path / "config.toml"
     config.write_text(
         'role = "standalone"\n'
         f'[runtime]\nendpoint = "unix://{directory}/cri.sock"\n'
         f'[state]\ndirectory = "{tmp_path}/state"\n'
-        '[container_gc]\nminimum_age = "0s"\nmax_per_pod_container = 0\n'
+        f'[container_gc]\nminimum_age = "0s"\nmax_per_pod_container = {max_per_pod_container}\n'
         f'pod_log_root = "{tmp_path}/pods"\ncontainer_log_root = "{tmp_path}/containers"\n'
         f'[control]\nsocket = "{directory}/control.sock"\n'
     )
@@ -111,29 +125,93 @@ async def serving(tmp_path: Path) -> AsyncIterator[Node]:
     for number in range(2):
         sim.add_container(sandbox, "app", IMAGE, state=ContainerState.EXITED, age_s=3600 + number)
     node = Node(station, sim, directory / "control.sock", stream, config)
+    group = GROUP if told_peers else MEMBERS_GROUP
 
     def peer_of(_: object) -> Peer:
         return node.peer[0]
 
     def number_of(name: str) -> int | None:
-        return GROUP if name == GROUP_NAME else None
+        return group if name == GROUP_NAME else None
 
-    with (
-        mock.patch.object(control_socket, "read_peer", peer_of),
-        mock.patch.object(control_socket, "group_number", number_of),
-        mock.patch.object(control, "group_number", number_of),
-    ):
-        async with (
-            SimServer(sim, directory / "cri.sock") as server,
-            open_agent(made, record=True, dry_run=made.dry_run) as agent,
-        ):
-            node.faults = server.faults
-            station.agent = agent
-            stop = asyncio.Event()
-            running = asyncio.ensure_future(ControlDuty(station).run(stop))
-            while not node.told("control_listening"):  # noqa: ASYNC110 - the log is what tells
-                await asyncio.sleep(0)
+    async with AsyncExitStack() as stack:
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        if told_peers:
+            stack.enter_context(mock.patch.object(control_socket, "read_peer", peer_of))
+        stack.enter_context(mock.patch.object(control_socket, "group_number", number_of))
+        stack.enter_context(mock.patch.object(control, "group_number", number_of))
+        server = await stack.enter_async_context(SimServer(sim, directory / "cri.sock"))
+        station.agent = await stack.enter_async_context(open_agent(made, record=True, dry_run=made.dry_run))
+        node.faults = server.faults
+        stop = asyncio.Event()
+        running = asyncio.ensure_future(ControlDuty(station).run(stop))
+        while not node.told("control_listening"):  # noqa: ASYNC110 - the log is what tells
+            await asyncio.sleep(0)
+        yield node
+        stop.set()
+        await running
+        assert not node.path.exists()
+
+
+@contextmanager
+def _unprivileged() -> Iterator[None]:
+    """Have the kernel attribute what is done here to an unprivileged user in the members' group, as he may do it.
+
+    A test that does not run as root is such a user anyway.
+    """
+    if os.geteuid() != 0:
+        yield
+        return
+    groups, own = os.getgroups(), os.getegid()
+    os.setgroups([MEMBERS_GROUP])
+    os.setegid(NOBODY)
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(own)
+        os.setgroups(groups)
+
+
+@asynccontextmanager
+async def served_to_member(tmp_path: Path, *, max_per_pod_container: int) -> AsyncIterator[Node]:
+    """Serve to an unprivileged member who may act: every connection has his credentials, by the kernel's account."""
+    tasks: set[asyncio.Task[None]] = set()
+    async with serving(tmp_path, max_per_pod_container=max_per_pod_container, told_peers=False) as node:
+        settings = node.station.settings
+        node.station.settings = replace(settings, control=replace(settings.control, group_may_act=True))
+        node.path.parent.chmod(0o755)
+        reached, node.path = node.path, node.path.with_name("relay.sock")
+
+        async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with _unprivileged():
+                taken = socket.socket(socket.AF_UNIX)
+                taken.connect(str(reached))
+            taken.setblocking(False)
+            inner_reader, inner_writer = await asyncio.open_unix_connection(sock=taken)
+            pumps = [
+                asyncio.ensure_future(_pump(reader, inner_writer)),
+                asyncio.ensure_future(_pump(inner_reader, writer)),
+            ]
+            tasks.update(pumps)
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            for each in (writer, inner_writer):
+                each.close()
+
+        server = await asyncio.start_unix_server(relay, node.path)
+        try:
             yield node
-            stop.set()
-            await running
-            assert not node.path.exists()
+        finally:
+            server.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            node.path.unlink(missing_ok=True)
+            node.path = reached
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()

@@ -151,6 +151,45 @@ def test_a_plan_is_saved_applied_and_its_drift_told(config: Path, tmp_path: Path
         assert json.loads(nodeagent("hold", "list", "-o", "json", "-c", str(config)).stdout)["holds"] == []
 
 
+def test_only_plans_signed_with_the_key_of_this_state_directory_are_applied(config: Path, tmp_path: Path) -> None:
+    saved, key = tmp_path / "plan.json", tmp_path / "state/plan.key"
+    make = ("plan", "--out", str(saved), "--force", "--scope", "images", "--config", str(config))
+    use = ("apply", str(saved), "--dry-run", "--config", str(config))
+    with served(tmp_path):
+        assert nodeagent(*make).returncode == 0
+        assert key.stat().st_mode & 0o7777 == 0o600
+        assert nodeagent(*use).returncode == 0
+        document = json.loads(saved.read_text())
+        saved.write_text(json.dumps({name: value for name, value in document.items() if name != "mac"}))
+        refused = nodeagent(*use)
+        assert (refused.returncode, "the plan is not signed" in refused.stderr) == (2, True), refused.stderr
+        assert nodeagent("plan", "diff", str(saved), str(saved)).returncode == 0
+        saved.write_text(json.dumps(document))
+        key.unlink()
+        refused = nodeagent(*use)
+        assert (refused.returncode, "this node has no plan key" in refused.stderr) == (2, True), refused.stderr
+        assert not key.exists(), "applying creates no key"
+        key.write_text("00" * 32)
+        key.chmod(0o600)
+        refused = nodeagent(*use)
+        assert (refused.returncode, "does not match this node's plan key" in refused.stderr) == (2, True)
+        key.chmod(0o644)
+        refused = nodeagent(*use)
+        assert (refused.returncode, "gives access to others; remove it" in refused.stderr) == (1, True)
+
+
+def test_plan_without_a_state_directory_is_saved_unsigned_with_a_warning(config: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "plan.json"
+    config.write_text(config.read_text().replace(f"{tmp_path}/state", f"{config}/state"))
+    with served(tmp_path):
+        made = nodeagent("plan", "--out", str(saved), "--config", str(config))
+        assert made.returncode == 0
+        assert f"cannot read plan key {config}/state/plan.key" in made.stderr
+        assert "the plan is not signed, 'nodeagent apply' refuses it" in made.stderr
+        assert "Traceback" not in made.stderr
+        assert json.loads(saved.read_text())["schema"] == "nodeagent/plan/v1"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
+import hmac
 import io
 import json
 import os
@@ -45,8 +47,11 @@ from nodeagent.errors import ObservationError
 from nodeagent.host.notify import Notifier
 from nodeagent.host.peer import Peer, read_peer
 from nodeagent.host.signals import read_signals
+from nodeagent.plan.saved import unseal
+from nodeagent.sim.content import Layer
 from nodeagent.store.pause import PauseFile
-from tests.unit.control_node import GROUP, MEMBER, ROOT, SERVICE, STRANGER, Node, serving
+from nodeagent.store.plan_key import FILE_NAME, PlanKeyFile
+from tests.unit.control_node import GROUP, MEMBER, NOBODY, ROOT, SERVICE, STRANGER, Node, served_to_member, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -398,6 +403,106 @@ async def test_plan_made_before_the_policy_was_tightened_removes_nothing_that_it
     assert report["results"] == []
     assert [each["gone"] for each in report["drift"]] == [False, False]
     assert len(as_actor.sim.containers) == 2
+
+
+# ---- forged plans, from an unprivileged member of the group over the real socket
+
+
+@pytest.fixture
+async def kept(tmp_path: Path) -> AsyncIterator[Node]:
+    """A node whose configuration keeps its two dead containers and the unused image, served to a member."""
+    async with served_to_member(tmp_path, max_per_pod_container=5) as made:
+        made.sim.add_image("registry.example/old:v1", layers=[Layer("old", 1 << 20)], age_s=90 * 86_400)
+        yield made
+
+
+def forged(plan: dict[str, Any]) -> dict[str, Any]:
+    """Return a plan that removes whatever it lists at once, with the id that fits it."""
+    made: dict[str, Any] = json.loads(json.dumps(plan))
+    made["policy"]["images"] |= {"high_threshold_percent": 1, "low_threshold_percent": 0, "minimum_age_s": 0.0}
+    made["policy"]["containers"] |= {"max_per_pod_container": 0, "max_containers": 0, "deleted_pod_grace_s": 0.0}
+    made["policy"]["containers"]["include_unlabelled"] = True
+    for each in made["decisions"]:
+        each["verdict"] = "remove"
+    content = {key: value for key, value in made.items() if key not in ("id", "mac")}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return made | {"id": f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"}
+
+
+def signed(plan: dict[str, Any], key: bytes) -> dict[str, Any]:
+    content = {name: value for name, value in plan.items() if name != "mac"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return plan | {"mac": f"hmac-sha256:{hmac.new(key, text.encode(), hashlib.sha256).hexdigest()}"}
+
+
+async def test_kernel_tells_the_service_that_the_attacker_is_an_unprivileged_member(kept: Node) -> None:
+    await kept.ask("Apply", api.ApplyRequest(scope="containers"))
+    (asked,) = kept.told("control_request")
+    assert (asked["method"], asked["uid"]) == ("Apply", os.geteuid() or NOBODY)
+    assert asked["uid"] != 0
+
+
+@pytest.mark.parametrize("signature", ["kept", "removed", "of another plan", "of a guessed key"])
+async def test_plan_forged_by_a_member_is_refused_and_nothing_is_removed(kept: Node, signature: str) -> None:
+    before = set(kept.sim.containers) | set(kept.sim.images)
+    plan = forged(await kept.ask("Plan", api.PlanRequest(scope="all", lasts_seconds=600)))
+    assert {each["id"] for each in plan["decisions"]} >= before
+    match signature:
+        case "removed":
+            plan.pop("mac", None)
+        case "of another plan":
+            other = await kept.ask("Plan", api.PlanRequest(scope="images", lasts_seconds=600))
+            plan |= {name: other[name] for name in ("mac",) if name in other}
+        case "of a guessed key":
+            plan = signed(plan, bytes(32))
+    code, why = await kept.refused("Apply", api.ApplyRequest(plan=json.dumps(plan)))
+    assert (code, "make a new plan; nothing was done" in why) == ("INVALID_ARGUMENT", True), why
+    assert set(kept.sim.containers) | set(kept.sim.images) == before
+
+
+async def test_forged_plan_removes_nothing_that_the_policy_keeps_even_with_the_right_key(kept: Node) -> None:
+    before = set(kept.sim.containers) | set(kept.sim.images)
+    plan = forged(await kept.ask("Plan", api.PlanRequest(scope="all", lasts_seconds=600)))
+    key = PlanKeyFile(kept.station.settings.state_directory).read()
+    assert key is not None
+    report = await kept.ask("Apply", api.ApplyRequest(plan=json.dumps(signed(plan, key))))
+    assert report["results"] == []
+    assert {each["id"] for each in report["drift"]} >= before
+    assert set(kept.sim.containers) | set(kept.sim.images) == before
+
+
+async def test_member_cannot_read_the_plan_key(kept: Node) -> None:
+    plan = await kept.ask("Plan", api.PlanRequest(scope="all", lasts_seconds=600))
+    path = kept.station.settings.state_directory / FILE_NAME
+    assert path.stat().st_mode & 0o7777 == 0o600
+    assert path.stat().st_uid == os.geteuid()
+    assert path.read_text().strip() not in json.dumps(plan)
+
+
+async def test_plan_is_applied_by_whoever_has_it_as_long_as_the_key_is_there(node: Node) -> None:
+    saved = await node.ask("Plan", api.PlanRequest(scope="containers", lasts_seconds=600))
+    path = node.station.settings.state_directory / FILE_NAME
+    key = path.read_text()
+    path.unlink()
+    code, why = await node.refused("Apply", api.ApplyRequest(plan=json.dumps(saved)))
+    assert (code, "or the key was replaced since" in why) == ("INVALID_ARGUMENT", True)
+    path.write_text(key)
+    report = (await node.ask("Apply", api.ApplyRequest(plan=json.dumps(saved))))["all"][-1]
+    assert len(report["results"]) == 2
+
+
+async def test_unusable_key_file_leaves_plans_that_last_as_long_as_the_daemon(node: Node) -> None:
+    state = node.station.settings.state_directory
+    state.mkdir(exist_ok=True)
+    (state / FILE_NAME).write_text("ab" * 32)
+    (state / FILE_NAME).chmod(0o644)
+    saved = await node.ask("Plan", api.PlanRequest(scope="containers", lasts_seconds=600))
+    with pytest.raises(ValueError, match="the signature does not match"):
+        unseal(json.dumps(saved), bytes.fromhex("ab" * 32))
+    report = (await node.ask("Apply", api.ApplyRequest(plan=json.dumps(saved))))["all"][-1]
+    assert len(report["results"]) == 2
+    (warned,) = node.told("plan_key_unavailable")
+    assert "mode 0644 gives access to others" in warned["error"]
 
 
 async def test_what_may_take_long_holds_nothing_else_up(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

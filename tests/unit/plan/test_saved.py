@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -23,7 +24,9 @@ from nodeagent.plan.saved import (
     decode_policy,
     encode_policy,
     find_drift,
+    parse_plan,
     plan_id,
+    seal,
     snapshot_digest,
     unseal,
 )
@@ -31,8 +34,11 @@ from nodeagent.plan.scope import Scope
 from tests.unit.builders import NOW, container, filesystem, image, sandbox, snapshot, used
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nodeagent.model import NodeSnapshot
 
+KEY = bytes(range(32))
 POLICY = GCPolicy(
     images=ImageGCPolicy(
         high_threshold_percent=70,
@@ -58,10 +64,12 @@ def node(*without: str, used_percent: int = 90) -> NodeSnapshot:
     )
 
 
-def save(seen: NodeSnapshot, policy: GCPolicy = POLICY) -> str:
+def save(seen: NodeSnapshot, policy: GCPolicy = POLICY, key: bytes | None = KEY) -> str:
     plans = plan_all(seen, policy).plans
     return dumps(
-        saved_plan("all", seen, plans, policy, node="here", expires_at=NOW.replace(year=2999), agent_version="1"),
+        saved_plan(
+            "all", seen, plans, policy, node="here", expires_at=NOW.replace(year=2999), agent_version="1", key=key
+        ),
         "json",
     )
 
@@ -69,7 +77,7 @@ def save(seen: NodeSnapshot, policy: GCPolicy = POLICY) -> str:
 def test_a_plan_comes_back_as_it_went() -> None:
     seen = node()
     plans = plan_all(seen, POLICY).plans
-    saved = unseal(save(seen))
+    saved = unseal(save(seen), KEY)
     assert [(each.kind, each.id) for each in saved.removals] == [
         (each.kind, each.id) for plan in plans for each in plan.removals
     ]
@@ -93,7 +101,93 @@ def test_a_plan_comes_back_as_it_went() -> None:
 def test_what_was_changed_is_not_taken(change: object) -> None:
     assert callable(change)
     with pytest.raises(ValueError, match=r"not JSON|not a plan|schema|changed since"):
-        unseal(change(save(node())))
+        unseal(change(save(node())), KEY)
+
+
+def forge(text: str, change: Callable[[dict[str, Any]], None]) -> str:
+    """Return a plan document with a change and the id that fits it, as anybody can make one."""
+    document = json.loads(text)
+    change(document)
+    content = {name: value for name, value in document.items() if name not in ("id", "mac")}
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return json.dumps(document | {"id": f"sha256:{hashlib.sha256(canonical.encode()).hexdigest()}"})
+
+
+def lower_ages(document: dict[str, Any]) -> None:
+    document["policy"]["images"] |= {"minimum_age_s": 0, "high_threshold_percent": 1}
+
+
+def remove_everything(document: dict[str, Any]) -> None:
+    for each in document["decisions"]:
+        each["verdict"] = "remove"
+
+
+FORGERIES: dict[str, Callable[[dict[str, Any]], None]] = {
+    "policy": lower_ages,
+    "verdicts": remove_everything,
+    "expiry": lambda document: document.update(expires_at="9999-01-01T00:00:00+00:00"),
+    "node": lambda document: document.update(node="there"),
+    "mac of another type": lambda document: document.update(mac=[1]),
+    "mac that is not ASCII": lambda document: document.update(mac="hmac-sha256:\ud800é"),
+    "empty mac": lambda document: document.update(mac=""),
+    "further field": lambda document: document.update(extra=1),
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_forged_plan_with_a_fitting_id_is_refused(name: str) -> None:
+    text = forge(save(node()), FORGERIES[name])
+    assert parse_plan(text).id, "only its signature tells"
+    with pytest.raises(ValueError, match=r"the signature does not match this node's plan key.*make a new plan"):
+        unseal(text, KEY)
+
+
+def test_plan_signed_with_another_key_is_refused() -> None:
+    with pytest.raises(ValueError, match="comes from another node or state directory, or the key was replaced"):
+        unseal(save(node()), bytes(32))
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "why"),
+    [
+        pytest.param(save(node(), key=None), KEY, "the plan is not signed.*make a new plan", id="unsigned"),
+        pytest.param(save(node(), key=None), None, "the plan is not signed", id="unsigned without a key"),
+        pytest.param(save(node()), None, "has no plan key.*make a new plan", id="no key"),
+    ],
+)
+def test_plan_that_cannot_be_verified_is_refused(text: str, key: bytes | None, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        unseal(text, key)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"schema": "nodeagent/plan/v1", "a": ' + "[" * 100_000,
+        '{"schema": "nodeagent/plan/v1", "policy": NaN}',
+        '{"schema": "nodeagent/plan/v1", "policy": ' + "1" * 5000 + "}",
+    ],
+)
+def test_document_that_is_no_plan_is_a_value_error(text: str) -> None:
+    for read in (parse_plan, lambda each: unseal(each, KEY)):
+        with pytest.raises(ValueError, match="not JSON"):
+            read(text)
+
+
+def test_signed_plan_of_leaks_is_refused() -> None:
+    body = {name: value for name, value in json.loads(save(node())).items() if name not in ("schema", "id", "mac")}
+    with pytest.raises(ValueError, match="scope leaks cannot be saved"):
+        unseal(json.dumps(seal(body | {"scope": "leaks"}, KEY)), KEY)
+
+
+@given(st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()))
+def test_signature_survives_the_way_through_json(body: dict[str, Any]) -> None:
+    """Whatever a plan holds, reading and writing it again does not change its signature."""
+    sealed = seal({name: value for name, value in body.items() if name not in ("schema", "id", "mac")}, KEY)
+    again = json.loads(json.dumps(sealed, indent=2, ensure_ascii=False))
+    again.pop("schema"), again.pop("id"), again.pop("mac")
+    assert seal(again, KEY) == sealed
 
 
 @given(st.integers(0, 10**9), st.floats(0, 1e9), st.integers(-1, 50), st.booleans())
@@ -124,7 +218,7 @@ NAMES = ("a", "b", "c", "old", "new", "gone")
 def test_applying_removes_only_what_is_listed_and_tells_of_all_the_rest(
     before: set[str], used_percent: int, after: set[str]
 ) -> None:
-    saved = unseal(save(node(*before)))
+    saved = unseal(save(node(*before)), KEY)
     listed = {item.id for item in saved.removals}
     plans = plan_all(node(*after, used_percent=used_percent), POLICY, only=frozenset(listed)).plans
     going = {each.id for plan in plans for each in plan.removals}
@@ -135,7 +229,7 @@ def test_applying_removes_only_what_is_listed_and_tells_of_all_the_rest(
 
 
 def test_a_newest_container_does_not_let_an_older_one_off() -> None:
-    saved = unseal(save(node()))
+    saved = unseal(save(node()), KEY)
     assert "old" in {item.id for item in saved.removals}
     plans = plan_all(node(), POLICY, only=frozenset({"old"})).plans
     assert [each.id for plan in plans for each in plan.removals] == ["old"]
@@ -144,7 +238,7 @@ def test_a_newest_container_does_not_let_an_older_one_off() -> None:
 def test_plan_less_strict_than_the_policy_in_force_removes_what_the_policy_in_force_removes() -> None:
     """The plan of an operator whose configuration was looser, or one that was forged: both only restrict."""
     loose = replace(POLICY, images=replace(POLICY.images, minimum_age_s=0, high_threshold_percent=1))
-    saved = unseal(save(node(), loose))
+    saved = unseal(save(node(), loose), KEY)
     assert {"a", "b", "c"} <= {item.id for item in saved.removals}
     now = replace(POLICY, images=ImageGCPolicy(protection=ProtectionPolicy((parse_rule("r.example/a"),))))
     in_force, plans = plans_for_saved(saved, node(used_percent=84), now)
@@ -156,7 +250,7 @@ def test_plan_less_strict_than_the_policy_in_force_removes_what_the_policy_in_fo
 
 def test_plan_stricter_than_the_policy_in_force_keeps_what_it_kept() -> None:
     strict = replace(POLICY, containers=replace(POLICY.containers, max_per_pod_container=5))
-    saved = unseal(save(node(), strict))
+    saved = unseal(save(node(), strict), KEY)
     listed = {item.id for item in saved.removals}
     assert "gone" in listed
     assert "old" not in listed
@@ -165,7 +259,7 @@ def test_plan_stricter_than_the_policy_in_force_keeps_what_it_kept() -> None:
 
 
 def both(one: NodeSnapshot, other: NodeSnapshot) -> tuple[SavedPlan, SavedPlan]:
-    return unseal(save(one)), unseal(save(other))
+    return parse_plan(save(one, key=None)), parse_plan(save(other))
 
 
 def test_plans_are_compared_by_verdict_and_reason() -> None:
