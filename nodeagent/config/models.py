@@ -524,7 +524,9 @@ class ControlSection(Section):
     )
     group_may_act: Switch = Field(
         False,
-        description="Whether its members may also have the agent delete: apply, trigger; and hold, pause and reload.",
+        description="Whether its members may also have the agent delete, within this configuration: apply, trigger; "
+        "and hold, pause and reload. Only root removes the holds, ends the pauses of others or runs disabled "
+        "collection.",
     )
 
 

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
     from nodeagent.act.collect import Preview
     from nodeagent.act.outcomes import PassReport, Result
+    from nodeagent.config.settings import Settings
     from nodeagent.daemon.agent import Agent
     from nodeagent.daemon.document import Json
     from nodeagent.daemon.station import Station
@@ -84,6 +85,8 @@ RIGHTS: Final[Mapping[str, Right]] = {
 
 SOCKET_PREFIX: Final = "unix-abstract:"
 _ASKED_BY: ContextVar[str] = ContextVar("asked_by", default="?")
+_IS_ROOT: ContextVar[bool] = ContextVar("is_root", default=False)
+"""Whether root asks. Anybody else may only restrict what the configuration and root's holds and pauses allow."""
 _LONGEST_PLAN_S: Final = 7 * 86_400.0
 _LONGEST_TEXT: Final = 4096
 _MOST_PASSES: Final = 10_000
@@ -208,9 +211,13 @@ class ControlService:
         return _made({"schema": "nodeagent/hold/v1", **document.hold(placed, now)})
 
     async def RemoveHold(self, request: api.RemoveHoldRequest, _: Context) -> api.Document:  # noqa: N802
-        """Take a hold back."""
-        gone = await asyncio.to_thread(self._holds().remove, _text(request.id, "id"))
+        """Remove a hold; a caller other than root only one that he placed."""
+        hold_id, own = _text(request.id, "id"), None if _IS_ROOT.get() else _ASKED_BY.get()
+        gone = await asyncio.to_thread(self._holds().remove, hold_id, placed_by=own)
         if gone is None:
+            for each in await asyncio.to_thread(self._holds().read):
+                if each.id == hold_id:
+                    raise UsageError(f"cannot remove hold {hold_id}: placed by {each.by}; only root may do that")
             raise UsageError(f"there is no hold {request.id}; 'nodeagent hold list' shows them")
         return _made({"schema": "nodeagent/hold/v1", **document.hold(gone, self._station.clock.now())})
 
@@ -219,13 +226,15 @@ class ControlService:
         seconds = _seconds(request.seconds, LONGEST_S, "seconds")
         if not seconds:
             raise UsageError("seconds: how long is the pause to last? at most 7 days")
-        await pause(self._station, by=_ASKED_BY.get(), why=_text(request.why, "why"), seconds=seconds)
+        await pause(
+            self._station, by=_ASKED_BY.get(), is_root=_IS_ROOT.get(), why=_text(request.why, "why"), seconds=seconds
+        )
         until = document.time_text(self._station.clock.now() + timedelta(seconds=seconds))
         return _made({"schema": "nodeagent/pause/v1", "paused": True, "until": until})
 
     async def Resume(self, _: api.ResumeRequest, __: Context) -> api.Document:  # noqa: N802
         """End the pause."""
-        was = await resume(self._station, by=_ASKED_BY.get())
+        was = await resume(self._station, by=_ASKED_BY.get(), is_root=_IS_ROOT.get())
         return _made({"schema": "nodeagent/pause/v1", "paused": False, "was_paused": was})
 
     async def Trigger(self, request: api.TriggerRequest, _: Context) -> api.Document:  # noqa: N802
@@ -307,6 +316,7 @@ class ControlService:
         self, scope: Scope, rounds: int, ended: asyncio.Event, tell: Callable[[Result], None]
     ) -> dict[str, Json]:
         agent = self._agent()
+        _refuse_disabled(scope, agent.settings)
         preview = await agent.collector.preview(scope)
         return document.report(
             await self._run(agent, preview, ended, tell, rounds=rounds, trigger="control", in_force=agent)
@@ -321,6 +331,7 @@ class ControlService:
         if refused:
             raise UsageError(f"plan: {refused}")
         in_force = self._agent()
+        _refuse_disabled(saved.scope, in_force.settings)
         current = in_force.settings.policy
         settings = replace(in_force.settings, policy=stricter(saved.policy, current))
         async with open_agent(settings, record=True, dry_run=settings.dry_run, clock=self._station.clock) as agent:
@@ -488,6 +499,7 @@ class Guard:
         if needed is Right.ACT:
             self._station.logger.info("control_request", method=name, user=user, uid=peer.uid, pid=peer.pid)
         _ASKED_BY.set(user)
+        _IS_ROOT.set(peer.uid == 0)
         return peer
 
     async def _names(self, peer: Peer, group: str) -> tuple[int | None, str]:
@@ -555,6 +567,21 @@ def _scope(text: str) -> Scope:
     if scope is Scope.LEAKS:
         raise UsageError("scope: write images, containers or all")
     return scope
+
+
+def _refuse_disabled(scope: Scope, settings: Settings) -> None:
+    """Refuse a caller other than root what the configuration has the daemon not do at all, as triggering it is."""
+    if _IS_ROOT.get():
+        return
+    for disabled, of, name in (
+        (settings.image_interval_s is None, Scope.IMAGES, "image_gc"),
+        (settings.container_interval_s is None, Scope.CONTAINERS, "container_gc"),
+    ):
+        if disabled and scope in (of, Scope.ALL):
+            raise UsageError(
+                f"cannot collect {of.value}: disabled by the configuration ({name}.enabled = false); nothing was "
+                "removed; only root may do that"
+            )
 
 
 def _seconds(value: float, most: float, name: str) -> float:

@@ -7,8 +7,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.daemon.turns import Pause
-from nodeagent.errors import StoreError
+from nodeagent.errors import StoreError, UsageError
 from nodeagent.store.pause import KeptPause, PauseFile
+from nodeagent.units import format_time
 
 if TYPE_CHECKING:
     from nodeagent.daemon.station import Station
@@ -33,26 +34,32 @@ def restore_pause(station: Station) -> None:
         station.logger.warning("paused", by=kept.by, why=kept.why, seconds=round(left_s), until=kept.until.isoformat())
 
 
-async def pause(station: Station, *, by: str, why: str, seconds: float) -> None:
-    """Pause for a while, whatever pause there was before.
+async def pause(station: Station, *, by: str, is_root: bool, why: str, seconds: float) -> None:
+    """Pause for a while; this replaces the pause in force, which only root may do to that of another user.
 
     Raises:
+        UsageError: another user's pause is in force, and this one is not by root.
         StoreError: it cannot be kept over a restart; there is no pause.
     """
     async with station.pausing:
+        if not is_root:
+            await asyncio.to_thread(_refuse_for_others, station, by)
         kept = KeptPause(by, why, station.clock.now() + timedelta(seconds=seconds))
         await asyncio.to_thread(PauseFile(station.settings.state_directory).write, kept)
         station.turns.hold(Pause(OPERATOR, _words(kept), station.clock.monotonic_s() + seconds))
     station.logger.warning("paused", by=by, why=why, seconds=round(seconds), until=kept.until.isoformat())
 
 
-async def resume(station: Station, *, by: str) -> bool:
-    """End the pause; return whether there was one.
+async def resume(station: Station, *, by: str, is_root: bool) -> bool:
+    """End the pause, which only root may do to that of another user; return whether there was one.
 
     Raises:
+        UsageError: another user's pause is in force, and this caller is not root.
         StoreError: the pause is lifted, and would be back after a restart.
     """
     async with station.pausing:
+        if not is_root:
+            await asyncio.to_thread(_refuse_for_others, station, by)
         there = station.turns.lift(OPERATOR)
         if there:
             station.logger.info("resumed", by=by)
@@ -60,6 +67,20 @@ async def resume(station: Station, *, by: str) -> bool:
                 wake.set()
         await asyncio.to_thread(PauseFile(station.settings.state_directory).clear)
         return there
+
+
+def _refuse_for_others(station: Station, by: str) -> None:
+    """Refuse to touch a pause that ``by`` did not place: ending or shortening it removes what its author keeps."""
+    try:
+        kept = PauseFile(station.settings.state_directory).read()
+    except StoreError as error:
+        raise UsageError(f"cannot change the pause: its author is unknown: {error}; only root may do that") from error
+    if kept is not None and kept.until > station.clock.now():
+        if kept.by != by:
+            until = format_time(kept.until)
+            raise UsageError(f"cannot change the pause: placed by {kept.by} until {until}; only root may do that")
+    elif station.turns.pause_of(OPERATOR) is not None:
+        raise UsageError("cannot change the pause: its author is unknown; only root may do that")
 
 
 def _words(kept: KeptPause) -> str:

@@ -67,16 +67,26 @@ class HoldFile:
 
         return self._change(change)[-1]
 
-    def remove(self, hold_id: str) -> Hold | None:
-        """Take a hold back; return it, or ``None`` when there is none of that id.
+    def remove(self, hold_id: str, *, placed_by: str | None = None) -> Hold | None:
+        """Remove a hold and return it; ``None`` when there is none of that id, or not by ``placed_by`` if given.
 
         Raises:
             StoreError: the file cannot be read or written; nothing changed.
         """
-        gone = next((each for each in self.read() if each.id == hold_id), None)
-        if gone is not None:
-            self._change(lambda holds: tuple(each for each in holds if each.id != hold_id))
-        return gone
+
+        def is_meant(hold: Hold) -> bool:
+            return hold.id == hold_id and placed_by in (None, hold.by)
+
+        if not any(map(is_meant, self.read())):
+            return None
+        removed: list[Hold] = []
+
+        def change(holds: tuple[Hold, ...]) -> tuple[Hold, ...]:
+            removed.extend(filter(is_meant, holds))
+            return tuple(each for each in holds if not is_meant(each))
+
+        self._change(change)
+        return removed[0] if removed else None
 
     def _change(self, change: Callable[[tuple[Hold, ...]], tuple[Hold, ...]]) -> tuple[Hold, ...]:
         try:

@@ -60,6 +60,9 @@ if TYPE_CHECKING:
     from nodeagent.host.signals import SignalPaths
 
 
+OTHER_MEMBER = Peer(4, 4713, frozenset({4713, GROUP}))
+
+
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
     async with serving(tmp_path) as made:
@@ -384,6 +387,92 @@ def as_actor(node: Node) -> Node:
     settings = node.station.settings
     node.station.settings = replace(settings, control=replace(settings.control, group_may_act=True))
     return node
+
+
+@pytest.mark.parametrize("placed_by", [ROOT, OTHER_MEMBER])
+async def test_member_cannot_remove_the_hold_of_another_user(as_actor: Node, placed_by: Peer) -> None:
+    as_actor.peer[0] = placed_by
+    placed = await as_actor.ask("AddHold", api.AddHoldRequest(image="app:*", seconds=60, why="rollback"))
+    as_actor.peer[0] = MEMBER
+    code, why = await as_actor.refused("RemoveHold", api.RemoveHoldRequest(id=placed["id"]))
+    assert (code, f"placed by {placed_by.name}; only root" in why) == ("INVALID_ARGUMENT", True), why
+    assert [each["id"] for each in (await as_actor.ask("Holds"))["holds"]] == [placed["id"]]
+    as_actor.peer[0] = ROOT
+    await as_actor.ask("RemoveHold", api.RemoveHoldRequest(id=placed["id"]))
+    assert (await as_actor.ask("Holds"))["holds"] == []
+
+
+async def test_member_removes_his_own_hold(as_actor: Node) -> None:
+    placed = await as_actor.ask("AddHold", api.AddHoldRequest(image="app:*", seconds=60))
+    await as_actor.ask("RemoveHold", api.RemoveHoldRequest(id=placed["id"]))
+    assert (await as_actor.ask("Holds"))["holds"] == []
+
+
+@pytest.mark.parametrize("placed_by", [ROOT, OTHER_MEMBER])
+@pytest.mark.parametrize(("method", "request_"), [("Resume", None), ("Pause", api.PauseRequest(seconds=1))])
+async def test_member_cannot_end_or_replace_the_pause_of_another_user(
+    as_actor: Node, placed_by: Peer, method: str, request_: Any
+) -> None:
+    as_actor.peer[0] = placed_by
+    await as_actor.ask("Pause", api.PauseRequest(seconds=600, why="looking"))
+    as_actor.peer[0] = MEMBER
+    code, why = await as_actor.refused(method, request_)
+    assert (code, f"placed by {placed_by.name} until" in why) == ("INVALID_ARGUMENT", True), why
+    kept, pause = PauseFile(as_actor.station.settings.state_directory).read(), as_actor.station.turns.pause()
+    assert (kept and kept.by, pause and "looking" in pause.why) == (placed_by.name, True)
+    as_actor.peer[0] = ROOT
+    assert (await as_actor.ask("Resume"))["was_paused"] is True
+
+
+async def test_member_shortens_and_ends_his_own_pause(as_actor: Node) -> None:
+    await as_actor.ask("Pause", api.PauseRequest(seconds=600))
+    await as_actor.ask("Pause", api.PauseRequest(seconds=5))
+    assert (await as_actor.ask("Resume"))["was_paused"] is True
+    assert (await as_actor.ask("Resume"))["was_paused"] is False
+
+
+@pytest.mark.parametrize("left", ["unreadable", "none"])
+async def test_member_cannot_end_a_pause_of_unknown_author(as_actor: Node, left: str) -> None:
+    await as_actor.ask("Pause", api.PauseRequest(seconds=600))
+    path = as_actor.station.settings.state_directory / "pause.json"
+    path.unlink()
+    if left == "unreadable":
+        path.write_text("{")
+    for method, request in (("Resume", None), ("Pause", api.PauseRequest(seconds=1))):
+        code, why = await as_actor.refused(method, request)
+        assert (code, "its author is unknown" in why) == ("INVALID_ARGUMENT", True), why
+    assert as_actor.station.turns.pause() is not None
+
+
+@pytest.mark.parametrize(
+    ("disabled", "scope", "refused"),
+    [
+        ("container_interval_s", "containers", "container_gc.enabled = false"),
+        ("container_interval_s", "all", "container_gc.enabled = false"),
+        ("container_interval_s", "images", ""),
+        ("image_interval_s", "images", "image_gc.enabled = false"),
+        ("image_interval_s", "all", "image_gc.enabled = false"),
+        ("image_interval_s", "containers", ""),
+    ],
+)
+@pytest.mark.parametrize("how", ["scope", "plan"])
+async def test_member_cannot_run_collection_that_the_configuration_disables(
+    as_actor: Node, how: str, disabled: str, scope: str, refused: str
+) -> None:
+    request = api.ApplyRequest(scope=scope)
+    if how == "plan":
+        saved = await as_actor.ask("Plan", api.PlanRequest(scope=scope, lasts_seconds=60))
+        request = api.ApplyRequest(plan=json.dumps(saved))
+    agent = as_actor.station.agent
+    assert agent is not None
+    off: dict[str, Any] = {disabled: None}
+    as_actor.station.agent = replace(agent, settings=replace(agent.settings, **off))
+    if refused:
+        code, why = await as_actor.refused("Apply", request)
+        assert (code, refused in why) == ("INVALID_ARGUMENT", True), why
+        assert len(as_actor.sim.containers) == 2
+        as_actor.peer[0] = ROOT
+    await as_actor.ask("Apply", request)
 
 
 def tighten(node: Node) -> None:

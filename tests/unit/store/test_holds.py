@@ -35,6 +35,13 @@ def test_what_is_added_is_there_for_the_next_process(tmp_path: Path) -> None:
     assert HoldFile(tmp_path).read() == (second,)
 
 
+def test_hold_of_another_user_is_not_removed(tmp_path: Path) -> None:
+    placed = HoldFile(tmp_path).add(hold())
+    assert HoldFile(tmp_path).remove(placed.id, placed_by="somebody else") is None
+    assert HoldFile(tmp_path).read() == (placed,)
+    assert HoldFile(tmp_path).remove(placed.id, placed_by=placed.by) == placed
+
+
 def test_those_that_ran_out_are_dropped_with_the_next(tmp_path: Path) -> None:
     file = HoldFile(tmp_path)
     file.add(hold())
