@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import stat
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.config.loading import effective, load
+from nodeagent.config.loading import DEFAULT_PATH, effective, load
 from nodeagent.daemon.document import dumps
-from nodeagent.errors import ConfigError
+from nodeagent.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping
     from pathlib import Path
 
     from nodeagent.daemon.document import Json
+
+_MODE: Final = 0o644
+"""Of a new file, as at installation."""
 
 
 def check(path: Path | None) -> None:
@@ -59,18 +64,28 @@ def _print_sources(values: Mapping[str, tuple[str, str]]) -> None:
     render.make_console().print(table)
 
 
-def import_kubelet(file: Path) -> None:
-    """Print a kubelet's configuration as one of ours, and on standard error what of it was not taken over.
+def import_kubelet(file: Path, *, config: Path | None = None, out: Path | None = None, force: bool = False) -> None:
+    """Convert a kubelet's configuration into one of the agent's; report on standard error the fields left out.
 
-    Exits with 3 if a value that has a counterpart could not be used.
+    The result states ``dry_run``, see ``dry_run_to_keep``. Exits with 3 if a value that has a counterpart could not
+    be used.
+
+    Args:
+        file: the kubelet's configuration; ``-`` for standard input.
+        config: the configuration in force; ``None`` for the default path.
+        out: the file to write, whole or not at all; ``None`` for standard output.
+        force: whether an existing ``out`` may be replaced.
 
     Raises:
+        UsageError: ``out`` exists, or cannot be written.
         ConfigError: there is no kubelet's configuration in the file.
     """
     from nodeagent.config.importing import import_kubelet as convert  # noqa: PLC0415
     from nodeagent.config.importing import read_kubelet  # noqa: PLC0415
+    from nodeagent.config.in_force import dry_run_to_keep  # noqa: PLC0415
 
     where = "standard input" if str(file) == "-" else str(file)
+    replaced = _status_to_replace(out, force=force) if out is not None else None
     try:
         raw = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
         imported = convert(read_kubelet(raw.decode()))
@@ -80,14 +95,51 @@ def import_kubelet(file: Path) -> None:
         raise ConfigError(f"{where}: not UTF-8 text (byte {error.start})") from error
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
-    sys.stdout.write(imported.to_toml())
-    sys.stdout.flush()
+    kept = dry_run_to_keep([config or DEFAULT_PATH, *([out] if out is not None else [])])
+    text = imported.to_toml(dry_run=kept.value, because=kept.reason)
+    if out is not None:
+        _write(out, text, replaced)
+        sys.stderr.write(f"nodeagent: {out} written\n")
+    else:
+        sys.stdout.write(text)
+        sys.stdout.flush()
     for left in imported.left:
         sys.stderr.write(f"nodeagent: not taken over: {left.field}: {left.reason}\n")
     for note in imported.notes:
         sys.stderr.write(f"nodeagent: {note}\n")
+    effect = "nothing is removed until it is false" if kept.value else "the daemon removes items"
+    sys.stderr.write(f"nodeagent: dry_run = {str(kept.value).lower()} ({kept.reason}): {effect}\n")
     if any(left.faulty for left in imported.left):
         sys.exit(ExitCode.PARTIAL)
+
+
+def _status_to_replace(path: Path, *, force: bool) -> os.stat_result | None:
+    """Return the status of the file that is to be replaced; ``None`` if there is none.
+
+    Raises:
+        UsageError: it may not be replaced, or is not a regular file.
+    """
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise UsageError(f"{path}: not a regular file")
+    if not force:
+        raise UsageError(f"{path} exists; add --force to replace it")
+    return found
+
+
+def _write(path: Path, text: str, like: os.stat_result | None) -> None:
+    from nodeagent.store.files import replace_file  # noqa: PLC0415 - only with --out
+
+    try:
+        replace_file(path.resolve(), text, like=like, mode=_MODE)
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of symbolic links
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise UsageError(f"{path}: cannot be written: {reason or error}") from error
 
 
 def default(*, dry_run: bool) -> None:

@@ -835,11 +835,27 @@ def config_import(
     file: Annotated[
         Path, typer.Argument(metavar="FILE|-", help="A KubeletConfiguration, such as /var/lib/kubelet/config.yaml.")
     ],
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            "-c",
+            metavar="FILE",
+            help="Configuration in force, whose dry_run is kept. [default: /etc/nodeagent/config.toml]",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="File to write. [default: standard output]")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
 ) -> None:
-    """Turn a kubelet's configuration, YAML or JSON, into one of the agent's; name what of it was not taken over."""
+    """Turn a kubelet's configuration, YAML or JSON, into one of the agent's; name what of it was not taken over.
+
+    dry_run is false only if the configuration in force and the file to be replaced say so; otherwise it is true.
+    """
     from nodeagent.cli.config import import_kubelet  # noqa: PLC0415
 
-    import_kubelet(file)
+    import_kubelet(file, config=config, out=out, force=force)
 
 
 @config_app.command("default")

@@ -78,9 +78,18 @@ class Imported:
     left: tuple[Left, ...]
     notes: tuple[str, ...] = ()
 
-    def to_toml(self) -> str:
-        """Return the settings as a file of ours, each with the field it comes from."""
-        lines = ["# From a kubelet's configuration, by nodeagent config import."]
+    def to_toml(self, *, dry_run: bool = True, because: str = "default of an imported configuration") -> str:
+        """Return the settings as a file of ours, each with the field it comes from, ``dry_run`` always among them.
+
+        Args:
+            dry_run: the value to state, so that no default of the loader decides.
+            because: its reason, one printable line.
+        """
+        lines = [
+            "# From a kubelet's configuration, by nodeagent config import.",
+            "",
+            f"dry_run = {toml_value(dry_run)}  # {because}",
+        ]
         section = ""
         for each in self.taken:
             above, _, name = each.key.rpartition(".")

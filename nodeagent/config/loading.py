@@ -107,6 +107,15 @@ def effective(loaded: Loaded) -> dict[str, tuple[object, str]]:
     return found
 
 
+def read_document(path: Path) -> Mapping[str, object]:
+    """Return the values that one file sets, unchecked, without its drop-ins.
+
+    Raises:
+        ConfigError: it cannot be read, or is not TOML.
+    """
+    return _read(path)[1]
+
+
 def _files(path: Path | None) -> tuple[Path | None, tuple[Path, ...], dict[str, object], dict[str, str]]:
     """Return the file, its drop-ins, what they say together, and which says what.
 

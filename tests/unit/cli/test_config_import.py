@@ -1,0 +1,135 @@
+"""``nodeagent config import`` never turns a dry run off, on any way to the file that is replaced."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+KUBELET = (
+    "kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\n"
+    "imageGCHighThresholdPercent: 83\nclusterDNS: [192.0.2.1]\n"
+)
+ACTIVE, DRY = "dry_run = false\n", "dry_run = true\n"
+
+
+@pytest.fixture
+def kubelet(tmp_path: Path) -> Path:
+    path = tmp_path / "kubelet.yaml"
+    path.write_text(KUBELET)
+    return path
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "config.toml"
+
+
+def shell(line: str) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("NODEAGENT_")}
+    return subprocess.run(
+        ["/bin/sh", "-c", line], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT, env=environment
+    )
+
+
+def command(*words: str | Path) -> str:
+    return shlex.join([sys.executable, "-m", "nodeagent", "config", "import", *map(str, words)])
+
+
+def states(path: Path) -> object:
+    return tomllib.loads(path.read_text())["dry_run"]
+
+
+def test_result_always_states_dry_run(kubelet: Path) -> None:
+    assert "dry_run" in tomllib.loads(shell(command(kubelet)).stdout)
+
+
+def test_redirection_that_empties_the_file_first_gives_dry_run(kubelet: Path, target: Path) -> None:
+    for text in (DRY, ACTIVE):
+        target.write_text(text)
+        ended = shell(f"{command(kubelet, '--config', target)} > {target}")
+        assert (ended.returncode, states(target)) == (0, True)
+        assert f"dry_run = true ({target} does not set dry_run)" in ended.stderr
+
+
+@pytest.mark.parametrize(("text", "value"), [(DRY, True), (ACTIVE, False), (None, True), ("dry_run = 3\n", True)])
+def test_standard_output_keeps_the_value_in_force(kubelet: Path, target: Path, text: str | None, value: bool) -> None:
+    if text is not None:
+        target.write_text(text)
+    ended = shell(command(kubelet, "--config", target))
+    assert (ended.returncode, tomllib.loads(ended.stdout)["dry_run"]) == (0, value)
+    assert f"dry_run = {str(value).lower()} (" in ended.stderr
+    assert str(target) in ended.stderr
+
+
+@pytest.mark.parametrize(("text", "value"), [(DRY, True), (ACTIVE, False)])
+def test_replaced_file_keeps_its_value_owner_and_mode(kubelet: Path, target: Path, text: str, value: bool) -> None:
+    target.write_text(text)
+    target.chmod(0o640)
+    ended = shell(command(kubelet, "--config", target, "--out", target, "--force"))
+    assert (ended.returncode, ended.stdout) == (0, "")
+    assert states(target) is value
+    assert tomllib.loads(target.read_text())["image_gc"] == {"high_threshold_percent": 83}
+    assert target.stat().st_mode & 0o7777 == 0o640
+    assert [each.name for each in target.parent.iterdir() if each.name.startswith(".")] == []
+
+
+def test_new_file_keeps_the_value_in_force_elsewhere(kubelet: Path, target: Path, tmp_path: Path) -> None:
+    made = tmp_path / "made.toml"
+    for text, value in ((ACTIVE, False), (DRY, True)):
+        target.write_text(text)
+        made.unlink(missing_ok=True)
+        assert shell(command(kubelet, "--config", target, "--out", made)).returncode == 0
+        assert (states(made), made.stat().st_mode & 0o7777) == (value, 0o644)
+
+
+def test_replaced_file_in_dry_run_is_not_armed_by_another_in_force(kubelet: Path, target: Path, tmp_path: Path) -> None:
+    made = tmp_path / "made.toml"
+    target.write_text(ACTIVE)
+    made.write_text(DRY)
+    assert shell(command(kubelet, "--config", target, "--out", made, "--force")).returncode == 0
+    assert states(made) is True
+
+
+def test_existing_file_is_not_replaced_without_force(kubelet: Path, target: Path) -> None:
+    target.write_text(ACTIVE)
+    ended = shell(command(kubelet, "--out", target))
+    assert (ended.returncode, ended.stderr) == (2, f"nodeagent: {target} exists; add --force to replace it\n")
+    assert target.read_text() == ACTIVE
+
+
+def test_bad_input_replaces_nothing(kubelet: Path, target: Path) -> None:
+    target.write_text(ACTIVE)
+    kubelet.write_text("kind: Pod\n")
+    assert shell(command(kubelet, "--out", target, "--force")).returncode == 2
+    assert target.read_text() == ACTIVE
+
+
+@pytest.mark.parametrize("place", ["/dev/null", "directory", "missing/config.toml"])
+def test_place_that_cannot_be_written_is_refused(kubelet: Path, tmp_path: Path, place: str) -> None:
+    (tmp_path / "directory").mkdir()
+    ended = shell(command(kubelet, "--out", tmp_path / place, "--force"))
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    assert Path("/dev/null").is_char_device()
+
+
+def test_link_is_kept_and_its_target_replaced(kubelet: Path, target: Path, tmp_path: Path) -> None:
+    target.write_text(DRY)
+    link = tmp_path / "link.toml"
+    link.symlink_to(target)
+    assert shell(command(kubelet, "--config", target, "--out", link, "--force")).returncode == 0
+    assert link.is_symlink()
+    assert states(target) is True
+
+
+def test_value_that_cannot_be_used_is_partly_done(kubelet: Path, target: Path) -> None:
+    kubelet.write_text(KUBELET.replace("83", "830"))
+    assert shell(command(kubelet, "--config", target, "--out", target)).returncode == 3
+    assert states(target) is True
