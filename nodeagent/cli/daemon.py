@@ -68,10 +68,13 @@ def _serve(settings: Settings, *, once: bool) -> ExitCode:
         from nodeagent.act.outcomes import PassEnd  # noqa: PLC0415
         from nodeagent.daemon import log  # noqa: PLC0415
         from nodeagent.daemon.supervisor import supervise  # noqa: PLC0415
+        from nodeagent.daemon.unix_signals import hangup_survived  # noqa: PLC0415
 
     logger = log.configure(settings.log_format, settings.log_level)
     limit_arenas()
 
+    with hangup_survived():
+        end = asyncio.run(supervise(settings, logger, once=once))
     return {
         PassEnd.COMPLETE: ExitCode.DONE,
         PassEnd.NOTHING_TO_DO: ExitCode.DONE,
@@ -79,7 +82,7 @@ def _serve(settings: Settings, *, once: bool) -> ExitCode:
         PassEnd.CANCELLED: ExitCode.PARTIAL,
         PassEnd.REFUSED: ExitCode.FAILED,
         PassEnd.RUNTIME_LOST: ExitCode.RUNTIME_UNREACHABLE,
-    }[asyncio.run(supervise(settings, logger, once=once))]
+    }[end]
 
 
 def main() -> None:

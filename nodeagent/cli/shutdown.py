@@ -118,14 +118,16 @@ def at_stop(config: Path | None, unit: str) -> None:
     """
     from nodeagent.daemon import log  # noqa: PLC0415 - not for every command
     from nodeagent.daemon.at_stop import stop_pods_at_unit_stop  # noqa: PLC0415
+    from nodeagent.daemon.unix_signals import hangup_survived  # noqa: PLC0415
     from nodeagent.host.systemd import read_unit_stop  # noqa: PLC0415
 
-    told = read_unit_stop(unit)
-    if not told.node_goes_down:
-        return
-    settings = load_settings(config, {})
-    logger = log.configure(settings.log_format, settings.log_level)
-    run_async(stop_pods_at_unit_stop(settings, logger, told))
+    with hangup_survived():  # a reload sent to all processes of the unit must not end this one
+        told = read_unit_stop(unit)
+        if not told.node_goes_down:
+            return
+        settings = load_settings(config, {})
+        logger = log.configure(settings.log_format, settings.log_level)
+        run_async(stop_pods_at_unit_stop(settings, logger, told))
 
 
 def ask_logind() -> tuple[LogindFacts | None, str]:

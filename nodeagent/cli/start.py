@@ -23,6 +23,10 @@ PLAIN: Final[Mapping[tuple[str, ...], str]] = {
 
 def main() -> None:
     """Run the command line; every expected error becomes one message and an exit code."""
+    if sys.argv[1:2] == ["run"]:  # before anything heavy is imported: a reload may be asked for at any moment
+        from nodeagent.daemon.unix_signals import hold_signals  # noqa: PLC0415 - only for the daemon
+
+        hold_signals()
     form = PLAIN.get(tuple(sys.argv[1:]))
     if form is None:
         from nodeagent.cli.main import main as whole  # noqa: PLC0415 - with the parser

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ from nodeagent.daemon.shutdown import ShutdownDuty
 from nodeagent.daemon.station import Station
 from nodeagent.daemon.taps import add_tap, remove_tap
 from nodeagent.daemon.turns import Turns
+from nodeagent.daemon.unix_signals import handled
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.host.notify import Notifier
 from nodeagent.plan.breakdown import describe
@@ -48,6 +48,8 @@ STOP_WITHIN_S = 8.0
 async def supervise(settings: Settings, logger: FilteringBoundLogger, *, once: bool) -> PassEnd:
     """Do all duties until SIGTERM or SIGINT; with ``once`` make one pass over everything instead.
 
+    SIGHUP reloads the configuration; with ``once`` it ends the pass as SIGTERM does.
+
     A pass that is under way ends between two items. One that is caught in a call to the runtime is given
     ``STOP_WITHIN_S`` seconds and then cancelled: the call may still take effect, which is no worse than a pass that
     ended after it.
@@ -68,21 +70,17 @@ async def supervise(settings: Settings, logger: FilteringBoundLogger, *, once: b
         station.stop.set()
         station.turns.end()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end)
-    loop.add_signal_handler(signal.SIGHUP, station.reload.set)
     add_tap(station.tally.hear)
     try:
-        if once:
-            async with open_agent(settings, record=True, dry_run=settings.dry_run) as agent:
-                _tell_start(agent, logger)
-                return await _once(_passes(agent, logger, "once"), logger, station)
-        restore_pause(station)
-        await _all_duties(station)
-        return PassEnd.COMPLETE
+        with handled(loop, end=end, hangup=end if once else station.reload.set, once=once):
+            if once:
+                async with open_agent(settings, record=True, dry_run=settings.dry_run) as agent:
+                    _tell_start(agent, logger)
+                    return await _once(_passes(agent, logger, "once"), logger, station)
+            restore_pause(station)
+            await _all_duties(station)
+            return PassEnd.COMPLETE
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.remove_signal_handler(number)
         logger.info("agent_stopped")
         remove_tap(station.tally.hear)
 
@@ -218,6 +216,8 @@ def _sizes(found: Breakdown) -> dict[str, int]:
 async def _once(run_pass: Pass, logger: FilteringBoundLogger, station: Station) -> PassEnd:
     """Make one pass; once told to stop, give it a bounded time to end by itself."""
     async with station.turns.take() as end:
+        if end.is_set():  # a signal came while the process started
+            return PassEnd.CANCELLED
         task = asyncio.ensure_future(run_pass(Scope.ALL, end))
         told = asyncio.ensure_future(end.wait())
         try:
