@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         FsObservation,
         Hold,
         Image,
-        ImageUsage,
+        ImageUseRecord,
         LoosePiece,
         PodLogDirectory,
         RuntimeInfo,
@@ -77,9 +77,12 @@ class UsageMemory(Protocol):
     """Remembers when images were first detected and last used."""
 
     def __call__(
-        self, listed: Mapping[str, datetime | None], in_use: Collection[str], now: datetime
-    ) -> Mapping[str, ImageUsage]:
-        """Return the usage of each listed image (id to time of pull, if known) after this detection; blocking."""
+        self, listed: Mapping[str, datetime | None], in_use: Collection[str], now: datetime, monotonic_s: float, /
+    ) -> ImageUseRecord:
+        """Return the usage of each listed image (id to time of pull, if known) after this detection; blocking.
+
+        ``now`` and ``monotonic_s`` are one reading of both clocks.
+        """
 
 
 class HoldReader(Protocol):
@@ -151,6 +154,7 @@ class Observer:
         info, status = await asyncio.gather(self._cri.version(), self._cri.status())
         images = await self._cri.list_images() if scope is not Scope.CONTAINERS else ()
         containers, sandboxes = await asyncio.gather(self._cri.list_containers(), self._cri.list_sandboxes())
+        now_s = self._clock.monotonic_s()  # first: a delay between the two makes observation look shorter, not longer
         now = self._clock.now()
         sandboxes, unread = await self._with_sandbox_images(sandboxes, scope)
         containers = await self._with_details(containers, sandboxes, info, scope)
@@ -175,7 +179,7 @@ class Observer:
             booted_at=self._booted_at,
         )
         if scope is not Scope.CONTAINERS:
-            snapshot = await self._with_images(snapshot, status, warnings)
+            snapshot = await self._with_images(snapshot, status, warnings, now_s)
         return replace(snapshot, warnings=tuple(warnings))
 
     def _list_logs(
@@ -291,7 +295,9 @@ class Observer:
             if each.container_id in dead and each.writable_bytes is not None
         }
 
-    async def _with_images(self, snapshot: NodeSnapshot, status: RuntimeStatus, warnings: list[str]) -> NodeSnapshot:
+    async def _with_images(
+        self, snapshot: NodeSnapshot, status: RuntimeStatus, warnings: list[str], observed_s: float
+    ) -> NodeSnapshot:
         """Return the snapshot with what images occupy, when they were used, and the filesystem they lie on."""
         observed, error = await self._image_filesystem()
         storage = await self._storage(snapshot.images, status, observed.path if observed else "/", warnings)
@@ -299,7 +305,7 @@ class Observer:
             snapshot = replace(snapshot, images=await with_pins(self._containerd, snapshot.images, storage))
         pulled = {image.id: _pulled_at(storage, image.id) for image in snapshot.images}
         in_use = images_in_use(snapshot)
-        usage = await asyncio.to_thread(self._remember, pulled, in_use, snapshot.observed_at)
+        use = await asyncio.to_thread(self._remember, pulled, in_use, snapshot.observed_at, observed_s)
         holds: tuple[Hold, ...] = ()
         holds_error = ""
         try:
@@ -311,7 +317,8 @@ class Observer:
             holds=holds,
             holds_error=holds_error,
             storage=storage,
-            image_usage=usage,
+            image_usage=use.usage,
+            image_use_observed_since=use.observed_since,
             image_filesystem=observed,
             image_filesystem_error=error,
         )

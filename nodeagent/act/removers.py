@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.act.outcomes import Outcome, Result
 from nodeagent.errors import NodeAgentError, RuntimeTimeoutError, StoreError
 from nodeagent.model import ContainerState, NodeSnapshot
 from nodeagent.plan.decision import ReasonCode, Verdict
 from nodeagent.plan.image_gc import plan_image_gc
+from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from nodeagent.model import Container, Hold, Image, Sandbox
     from nodeagent.plan.decision import Decision
     from nodeagent.plan.image_gc import ImageGCPolicy
+
+
+LONGEST_UNOBSERVED_S: Final = 600.0
+"""How old a plan may be for a removal by age: use that began and ended since then was not seen."""
 
 
 class FreshReader(Protocol):
@@ -133,7 +138,12 @@ class ImageRemover:
             holds=holds,
         )
         by_age = {each.id for each in decisions if each.reason.code is ReasonCode.UNUSED_TOO_LONG}
-        return {
+        unobserved_s = (fresh.observed_at - self._template.observed_at).total_seconds()
+        stale: dict[str, str] = {}
+        if unobserved_s > LONGEST_UNOBSERVED_S:  # such as while a person was asked
+            why = f"image use was not observed for {format_duration(unobserved_s)} since the plan was made"
+            stale = dict.fromkeys(by_age & images.keys(), why)
+        return stale | {
             verdict.id: verdict.reason.sentence
             for verdict in plan_image_gc(fresh, self._policy, remove_all_unused=True).decisions
             if verdict.verdict is not Verdict.REMOVE

@@ -16,7 +16,7 @@ from nodeagent.cli import render
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.session import run_async
 from nodeagent.daemon.agent import actors_for
-from nodeagent.model import Role
+from nodeagent.model import ImageUseRecord, Role
 from nodeagent.observe import Observer, ObserverSettings
 from nodeagent.plan.container_gc import ContainerGCPolicy
 from nodeagent.plan.gc import GCPolicy
@@ -74,12 +74,12 @@ async def _simulated() -> AsyncIterator[Collector]:
     usage: dict[str, ImageUsage] = {}
 
     def remember(
-        listed: Mapping[str, datetime | None], in_use: Collection[str], now: datetime
-    ) -> Mapping[str, ImageUsage]:
+        listed: Mapping[str, datetime | None], in_use: Collection[str], now: datetime, _monotonic_s: float
+    ) -> ImageUseRecord:
         merged = merge_usage(usage, listed, in_use, now)
         usage.clear()
         usage.update(merged)
-        return merged
+        return ImageUseRecord(merged, node.now - timedelta(days=30))
 
     with tempfile.TemporaryDirectory(prefix="nodeagent-demo-") as directory:
         root = Path(directory)

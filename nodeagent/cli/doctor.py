@@ -25,6 +25,7 @@ from nodeagent.plan.checkup import (
     judge_clock,
     judge_control_group,
     judge_delay,
+    judge_image_use,
     judge_kubelet,
     judge_lock,
     judge_sandbox_image,
@@ -164,6 +165,8 @@ async def _ask_runtime(settings: Settings) -> list[Finding]:
         findings.append(judge_snapshotter(status.snapshotter))
         findings.append(_filesystems(snapshot))
         findings.append(_split(agent, snapshot, await agent.cri.image_fs_info()))
+        maximum_s = agent.settings.policy.images.maximum_unused_age_s
+        findings.append(judge_image_use(snapshot.image_use_observed_since, snapshot.observed_at, maximum_s))
         findings.append(judge_clock(_skew_s(snapshot), _synchronised()))
         return findings
 

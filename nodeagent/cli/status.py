@@ -268,6 +268,7 @@ def _head(shown: Shown) -> list[RenderableType]:
         lines.append(Text(f"the container runtime does not answer: {runtime['problem']}", style="bold red"))
     if agent.get("config_problem"):
         lines.append(Text(f"the configuration on disk is not in force: {agent['config_problem']}", style="bold red"))
+    lines += _image_use(shown)
     stop = shown["shutdown"]
     if stop["off_because"]:
         lines.append(Text(f"graceful shutdown is off: {stop['off_because']}", style="dim"))
@@ -275,6 +276,23 @@ def _head(shown: Shown) -> list[RenderableType]:
         held = "logind waits for the agent" if stop["lock_held"] else "logind does not wait for the agent"
         lines.append(Text(f"graceful shutdown: {held}", style="dim" if stop["lock_held"] else "bold red"))
     return lines
+
+
+def _image_use(shown: Shown) -> list[RenderableType]:
+    """Return since when image use has been observed, if images are removed by age."""
+    from rich.text import Text  # noqa: PLC0415 - only for people
+
+    use = shown.get("image_use")  # an older daemon does not report it
+    if use is None or use["maximum_unused_age_s"] is None:
+        return []
+    if use["observed_since"] is None:
+        return [Text("image use: not observed; no image is removed by age", style="yellow")]
+    observed_s = (_moment(shown["observed_at"]) - _moment(use["observed_since"])).total_seconds()
+    made = Text(f"image use: observed for {format_duration(max(0.0, round(observed_s)))}", style="dim")
+    if observed_s <= use["maximum_unused_age_s"]:
+        maximum = format_duration(use["maximum_unused_age_s"])
+        made.append(f"; no image is removed by age before {maximum}", style="yellow")
+    return [made]
 
 
 def _filesystem(each: Shown) -> RenderableType:

@@ -151,7 +151,9 @@ class ImageGCSection(Section):
     )
     minimum_age: Duration = Field("2m", description="An image first seen (or pulled) more recently than this is kept.")
     maximum_unused_age: Duration = Field(
-        "0s", description="An image unused for longer than this goes whatever the usage. 0 turns it off."
+        "0s",
+        description="An image unused for longer than this is removed whatever the usage, once the agent has observed "
+        "image use without a gap for longer than this. 0 disables it.",
     )
     minimum_gain: Size = Field("0", description="An image that would free less than this is passed over. 0: none is.")
     removal: Literal["auto", "cri"] = Field(

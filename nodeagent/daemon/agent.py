@@ -41,7 +41,7 @@ from nodeagent.runtime.containerd import ContainerdClient, SnapshotUsage, Stamp
 from nodeagent.runtime.cri import CriClient
 from nodeagent.runtime.inventory import SNAPSHOTS, Node
 from nodeagent.runtime.layers import LayerCache, disk_format
-from nodeagent.store import HoldFile, SnapshotFigures, Store
+from nodeagent.store import ClockReading, HoldFile, SnapshotFigures, Store, gap_limits
 from nodeagent.store.history import History, Retention
 from nodeagent.survey import survey
 
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from nodeagent.act.removers import LogActions
     from nodeagent.clock import Clock
     from nodeagent.config.settings import Settings
-    from nodeagent.model import FsObservation, Hold, ImageUsage, LoosePiece, NodeSnapshot
+    from nodeagent.model import FsObservation, Hold, ImageUseRecord, LoosePiece, NodeSnapshot
     from nodeagent.plan.breakdown import Breakdown
     from nodeagent.plan.gc import GCPolicy
     from nodeagent.runtime.connection import CallObserver
@@ -199,7 +199,8 @@ async def open_agent(
     """
     clock = clock or SystemClock()
     role, because = role_of(settings)
-    store = await asyncio.to_thread(Store, settings.state_directory, read_only=not record)
+    gaps = gap_limits(settings.image_interval_s, settings.policy.images.maximum_unused_age_s)
+    store = await asyncio.to_thread(Store, settings.state_directory, read_only=not record, gaps=gaps)
     endpoint = discover_endpoint(settings.endpoint or None)
     deadlines = dict.fromkeys(READ_METHODS, settings.timeout_s) | dict.fromkeys(
         REMOVE_METHODS, settings.removal_timeout_s
@@ -215,10 +216,9 @@ async def open_agent(
             return read_filesystem(path, clock)
 
         def remember(
-            listed: Mapping[str, datetime | None], in_use: Collection[str], now: datetime
-        ) -> Mapping[str, ImageUsage]:
-            store.note_clocks(boot_id(), clock.monotonic_s(), now)
-            return store.remember(listed, in_use, now)
+            listed: Mapping[str, datetime | None], in_use: Collection[str], now: datetime, monotonic_s: float
+        ) -> ImageUseRecord:
+            return store.observe(listed, in_use, ClockReading(boot_id(), monotonic_s, now))
 
         observer = Observer(
             cri,

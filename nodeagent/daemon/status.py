@@ -13,13 +13,14 @@ from nodeagent.daemon.health import not_ready
 from nodeagent.daemon.pressure import KUBELET_ROOT, PressureReader, contradictions
 from nodeagent.errors import NodeAgentError, ObservationError, StoreError
 from nodeagent.host.filesystems import read_filesystem
+from nodeagent.host.node import boot_id
 from nodeagent.host.signals import SignalPaths
 from nodeagent.model.pressure import FilesystemLayout, Signal
 from nodeagent.plan.eviction.document import describe_facts
 from nodeagent.plan.eviction.protection import Protection
 from nodeagent.plan.eviction.ranking import rank_pods
 from nodeagent.plan.eviction.state import EvictionState, evaluate
-from nodeagent.store import HoldFile
+from nodeagent.store import ClockReading, HoldFile
 
 if TYPE_CHECKING:
     from nodeagent.daemon.agent import Agent
@@ -181,6 +182,7 @@ async def status_document(agent: Agent, look: Look, station: Station | None) -> 
         "filesystems": await look.filesystems(ground),
         "conditions": [each.condition.value for each in found.conditions if each.holds],
         "signals": signals,
+        "image_use": _image_use(agent),
         "loops": [] if station is None else [_loop(each, station) for each in station.board.lines],
         "last_passes": await asyncio.to_thread(_last_passes, agent, told),
         "shutdown": {
@@ -209,6 +211,7 @@ def without_agent(station: Station) -> dict[str, Json]:
         "filesystems": [],
         "conditions": [each.value for each in sorted(station.eviction.reported)],
         "signals": [],
+        "image_use": {"observed_since": None, "maximum_unused_age_s": None},
         "loops": [_loop(each, station) for each in station.board.lines],
         "last_passes": [],
         "shutdown": {"off_because": "", "lock_held": station.lock_held},
@@ -240,6 +243,13 @@ def _daemon(station: Station) -> dict[str, Json]:
         "config": str(station.settings.origin.path) if station.settings.origin.path is not None else None,
         "config_problem": station.config_problem,
     }
+
+
+def _image_use(agent: Agent) -> Json:
+    """Return since when image use has been observed, and the age by which images are removed; ``None`` for neither."""
+    clock, maximum_s = agent.clock, agent.settings.policy.images.maximum_unused_age_s
+    since = agent.store.observed_since(ClockReading(boot_id(), clock.monotonic_s(), clock.now()))
+    return {"observed_since": document.time_text(since), "maximum_unused_age_s": maximum_s or None}
 
 
 def _pause(station: Station | None) -> Json:

@@ -6,7 +6,7 @@ plain ``dict`` is used instead of a wrapper because a node has tens of thousands
 
 from nodeagent.model.filesystem import FsObservation
 from nodeagent.model.hold import ALL_IMAGES, LONGEST_HOLD_S, Hold
-from nodeagent.model.image import Image, ImageUsage
+from nodeagent.model.image import Image, ImageUsage, ImageUseRecord
 from nodeagent.model.logs import ContainerLogLink, PodLogDirectory
 from nodeagent.model.node import NodeSnapshot, Role, RuntimeInfo
 from nodeagent.model.shutdown import PodOutcome, PodProgress, ShutdownPod
@@ -25,6 +25,7 @@ __all__ = [
     "Image",
     "ImageRecord",
     "ImageUsage",
+    "ImageUseRecord",
     "LoosePiece",
     "NodeSnapshot",
     "PieceKind",

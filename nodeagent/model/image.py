@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import datetime
 
 
@@ -54,3 +55,17 @@ class ImageUsage:
 
     first_detected: datetime
     last_used: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImageUseRecord:
+    """Image use as recorded after one detection.
+
+    Attributes:
+        usage: one entry for each listed image, by image id.
+        observed_since: since when use has been observed without a gap, aware UTC by the wall clock of this detection;
+            ``None`` while it is not, as with an unavailable state database.
+    """
+
+    usage: Mapping[str, ImageUsage]
+    observed_since: datetime | None

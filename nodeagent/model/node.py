@@ -43,6 +43,8 @@ class NodeSnapshot:
         observed_at: the pass's one instant, aware UTC.
         images: as listed, one entry per image id.
         image_usage: image id to memory of its use; an image without an entry counts as first seen now.
+        image_use_observed_since: since when image use has been observed without a gap; ``None`` if it is not, and then
+            no image is removed by age.
         sandbox_images: references or ids of the runtime's configured sandbox image; empty if it does not tell.
         sandboxes_unread: ids of sandboxes whose own image could not be read.
         image_filesystem: the filesystem images lie on; ``None`` where it could not be read (then
@@ -65,6 +67,7 @@ class NodeSnapshot:
     containers: tuple[Container, ...] = ()
     sandboxes: tuple[Sandbox, ...] = ()
     image_usage: Mapping[str, ImageUsage] = field(default_factory=dict)
+    image_use_observed_since: datetime | None = None
     sandbox_images: frozenset[str] = frozenset()
     sandboxes_unread: frozenset[str] = frozenset()
     image_filesystem: FsObservation | None = None

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.units import format_bytes, format_duration
+from nodeagent.units import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from datetime import datetime
 
     from nodeagent.plan.shutdown_phases import ShutdownBudget
 
@@ -223,6 +224,31 @@ def judge_clock(skew_s: float | None, synchronised: bool | None) -> Finding:  # 
             "clock", Verdict.WARNING, "the kernel says the clock is not synchronised", "start a time service"
         )
     return Finding("clock", Verdict.OK, "synchronised" if synchronised else "nothing lies in the future")
+
+
+def judge_image_use(observed_since: datetime | None, now: datetime, maximum_s: float) -> Finding:
+    """Judge whether image use has been observed for long enough to remove images by age.
+
+    Args:
+        observed_since: since when, without a gap; ``None`` with an unavailable state database.
+        now: the time of that observation.
+        maximum_s: the maximum unused age; 0 if it is disabled.
+    """
+    if not maximum_s:
+        return Finding("image-use", Verdict.SKIPPED, "image_gc.maximum_unused_age = 0: no image is removed by age")
+    if observed_since is None:
+        return Finding(
+            "image-use",
+            Verdict.WARNING,
+            "not observed, as the state database is unavailable: no image is removed by age",
+            "see state-directory and stores",
+        )
+    observed_s = (now - observed_since).total_seconds()
+    told = f"observed since {format_time(observed_since)} ({format_duration(observed_s)})"
+    if observed_s > maximum_s:
+        return Finding("image-use", Verdict.OK, told)
+    maximum = format_duration(maximum_s)
+    return Finding("image-use", Verdict.OK, f"{told}: no image is removed by age before {maximum}")
 
 
 def judge_agent(away: str, not_ready: Iterable[str], pid: int | None) -> Finding:

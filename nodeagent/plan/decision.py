@@ -68,6 +68,7 @@ class ReasonCode(StrEnum):
     GAIN_TOO_SMALL = "gain-too-small"
     BELOW_HIGH_THRESHOLD = "below-high-threshold"
     THRESHOLD_OFF = "threshold-off"
+    AGE_NOT_OBSERVED = "age-not-observed"
     ENOUGH_FREED = "enough-freed"
     COLLECTION_PENDING = "collection-pending"
     LIMIT_IMAGES_PER_PASS = "limit-images-per-pass"
@@ -156,6 +157,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.GAIN_TOO_SMALL: "would free only {gain_bytes}, less than the minimum gain {minimum_bytes}",
     ReasonCode.BELOW_HIGH_THRESHOLD: "imagefs is {used_percent}% full, below the high threshold {high_percent}%",
     ReasonCode.THRESHOLD_OFF: "collection by threshold is off (high threshold 100%)",
+    ReasonCode.AGE_NOT_OBSERVED: "unused for {unused_s}, more than the allowed {maximum_s}, but {detail}",
     ReasonCode.ENOUGH_FREED: "enough is freed by images used less recently",
     ReasonCode.COLLECTION_PENDING: (
         "enough is freed by {pending_bytes} that nothing holds and that the runtime has not collected yet"

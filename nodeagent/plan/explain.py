@@ -10,12 +10,12 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.plan.decision import ItemKind, ReasonCode, Verdict
-from nodeagent.plan.image_gc import order_of_use, why_images_stay
+from nodeagent.plan.image_gc import order_of_use, unused_since, why_images_stay
 from nodeagent.plan.image_users import find_users
 from nodeagent.plan.names import container_name, sandbox_name
 from nodeagent.plan.pods import PodStanding, judge_pods
 from nodeagent.plan.references import ImageIndex
-from nodeagent.units import format_bytes
+from nodeagent.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +27,13 @@ if TYPE_CHECKING:
 
 _SHORTEST_ID: Final = 4
 _BY_USE: Final = frozenset({ReasonCode.BELOW_HIGH_THRESHOLD, ReasonCode.ENOUGH_FREED})
-_IN_USE: Final = frozenset({ReasonCode.IN_USE_BY_CONTAINER, ReasonCode.IN_USE_BY_SANDBOX})
+_BY_USE_LATER: Final = _BY_USE | {ReasonCode.AGE_NOT_OBSERVED}
+_THEN_BY_THRESHOLD: Final = {
+    ReasonCode.IN_USE_BY_CONTAINER: "once nothing refers to it any more",
+    ReasonCode.IN_USE_BY_SANDBOX: "once nothing refers to it any more",
+    ReasonCode.TOO_YOUNG: "once it is old enough",
+    ReasonCode.HELD: "once the hold ends",
+}
 _FIXED: Final = {
     ReasonCode.PINNED: "not while the runtime pins it",
     ReasonCode.SANDBOX_IMAGE: "not while it is the sandbox image",
@@ -202,14 +208,14 @@ class _Explainer:
         if decision.verdict is Verdict.REMOVE:
             removals = [key[1] for key, each in self._decided.items() if key[0] is ItemKind.IMAGE and _goes(each)]
             return f"in the next pass, as number {removals.index(image.id) + 1} of {len(removals)}"
-        if code in _IN_USE:
-            return f"once nothing refers to it any more; {_by_threshold(policy)}"
+        if code in _THEN_BY_THRESHOLD:
+            return f"{_THEN_BY_THRESHOLD[code]}; {_by_threshold(policy)}"
         if code in _BY_USE:
             return self._by_use(image, order)
-        if code is ReasonCode.TOO_YOUNG:
-            return f"once it is old enough; {_by_threshold(policy)}"
-        if code is ReasonCode.HELD:
-            return f"once the hold ends; {_by_threshold(policy)}"
+        if code is ReasonCode.AGE_NOT_OBSERVED:
+            maximum = format_duration(policy.maximum_unused_age_s)
+            observed = f"once image use has been observed for {maximum} without a gap, if it is not used until then"
+            return observed if policy.high_threshold_percent >= 100 else f"{observed}; or {self._by_use(image, order)}"
         return _FIXED.get(code, "")
 
     def _by_use(self, image: Image, order: Sequence[str]) -> str:
@@ -217,7 +223,7 @@ class _Explainer:
         ahead = []
         for image_id in order[: order.index(image.id)]:
             decision = self._decided.get((ItemKind.IMAGE, image_id))
-            if decision is not None and (decision.reason.code in _BY_USE or _goes(decision)):
+            if decision is not None and (decision.reason.code in _BY_USE_LATER or _goes(decision)):
                 ahead.append(decision)
         frees = sum(each.frees_bytes or 0 for each in ahead)
         observed, policy = self._snapshot.image_filesystem, self._policy.images
@@ -240,8 +246,9 @@ class _Explainer:
             if isinstance(at, datetime):
                 return at
         usage, maximum_s = self._snapshot.image_usage.get(image.id), self._policy.images.maximum_unused_age_s
-        if maximum_s > 0 and usage is not None and decision.reason.code in _BY_USE:
-            return (usage.last_used or usage.first_detected) + timedelta(seconds=maximum_s)
+        observed_since = self._snapshot.image_use_observed_since
+        if maximum_s > 0 and usage is not None and observed_since is not None and decision.reason.code in _BY_USE:
+            return unused_since(usage, observed_since) + timedelta(seconds=maximum_s)
         return None
 
 

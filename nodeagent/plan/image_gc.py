@@ -20,16 +20,25 @@ from nodeagent.plan.holds import held_images
 from nodeagent.plan.image_users import find_users, images_in_use, in_use_reason
 from nodeagent.plan.protection import ProtectionPolicy
 from nodeagent.plan.references import is_named_like_pause
-from nodeagent.units import format_bytes
+from nodeagent.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from nodeagent.model import Image, NodeSnapshot
+    from nodeagent.model import Image, ImageUsage, NodeSnapshot
     from nodeagent.plan.accounting import Gain
+    from nodeagent.plan.decision import Detail
     from nodeagent.plan.image_users import ImageUsers
 
-__all__ = ["ImageGCPolicy", "Spent", "images_in_use", "order_of_use", "plan_image_gc", "why_images_stay"]
+__all__ = [
+    "ImageGCPolicy",
+    "Spent",
+    "images_in_use",
+    "order_of_use",
+    "plan_image_gc",
+    "unused_since",
+    "why_images_stay",
+]
 
 # Members used for every image are looked up once; in their class that takes ten times as long.
 _IMAGE, _FAILED = ItemKind.IMAGE, ReasonCode.FAILED_EARLIER
@@ -43,6 +52,7 @@ _ENOUGH = Reason(ReasonCode.ENOUGH_FREED)
 _THRESHOLD_OFF = Reason(ReasonCode.THRESHOLD_OFF)
 _NOT_IN_PLAN = Reason(ReasonCode.NOT_IN_PLAN)
 _ALL_UNUSED = Reason(ReasonCode.ALL_UNUSED)
+_LIMITS: Final = frozenset({ReasonCode.LIMIT_IMAGES_PER_PASS, ReasonCode.LIMIT_BYTES_PER_PASS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +63,8 @@ class ImageGCPolicy:
         high_threshold_percent: collection starts at this usage of the image filesystem; 100 turns it off.
         low_threshold_percent: collection aims at this usage.
         minimum_age_s: counted from first detection; exactly that old is old enough.
-        maximum_unused_age_s: what is unused for longer goes whatever the usage; 0 turns this off.
+        maximum_unused_age_s: what is unused for longer is removed whatever the usage, once use has been observed for
+            longer; 0 disables this.
         minimum_gain_bytes: images known to free less are passed over by the threshold; 0 for none.
         max_images_per_pass: 0 for no limit.
         max_bytes_per_pass: 0 for no limit. A single image larger than that may go if it is the pass's first, and
@@ -102,8 +113,9 @@ def plan_image_gc(  # noqa: PLR0913 - what one pass carries from round to round
     first what is unused for longer than the maximum, then, if the usage that leaves has reached the high threshold,
     until enough is freed. Removals come in that order, then what is kept, in the same order.
 
-    Departures from the kubelet, all on the side of keeping: the maximum age of an image never used counts from its
-    first detection, since our memory survives restarts, where the kubelet's "never" is infinitely long ago; a high
+    Departures from the kubelet, all on the side of keeping: the maximum age counts from the last use, the first
+    detection and the begin of the observation of image use, whichever is the latest (see ``unused_since``), where the
+    kubelet's "never used" is infinitely long ago; without observation nothing is removed by age; a high
     threshold of 100 turns the threshold off, where the kubelet still acts at exactly 100%; failed removals do not
     end the plan. A last use at this very instant does not keep an image by itself, as the snapshot tells exactly
     what is in use; one recorded after it, when the clock went back, does. A first detection in the future is now.
@@ -122,6 +134,14 @@ def plan_image_gc(  # noqa: PLR0913 - what one pass carries from round to round
     """
     keepers = _Keepers(snapshot, policy.protection, set_aside, users or find_users(snapshot), only)
     return _ImagePlanner(snapshot, policy, keepers, spent).plan(remove_all_unused=remove_all_unused)
+
+
+def unused_since(usage: ImageUsage, observed_since: datetime) -> datetime:
+    """Return since when an image is known to be unused.
+
+    A pull counts as use, and no time before the begin of the observation counts: an image may have been used then.
+    """
+    return max(usage.last_used or usage.first_detected, usage.first_detected, observed_since)
 
 
 def why_images_stay(
@@ -170,6 +190,7 @@ class _ImagePlanner:
         self._removals: list[Decision] = []
         self._freed_bytes = 0
         self._kept: dict[str, Reason] = {}
+        self._unobserved: dict[str, Reason] = {}
 
     def plan(self, *, remove_all_unused: bool) -> Plan:
         """Make the plan."""
@@ -179,6 +200,9 @@ class _ImagePlanner:
             candidates = self._take_unused_too_long(candidates)
         target = _Target(None, _ALL_UNUSED) if remove_all_unused else self._target()
         self._take_until_enough(self._old_enough(candidates), target)
+        for image_id, reason in self._unobserved.items():
+            if image_id in self._kept and self._kept[image_id].code not in _LIMITS:
+                self._kept[image_id] = reason
         return Plan(
             "images",
             self._now,
@@ -201,16 +225,24 @@ class _ImagePlanner:
         return candidates
 
     def _take_unused_too_long(self, candidates: Sequence[_Entry]) -> list[_Entry]:
-        """Take what is unused for strictly longer than the maximum; return the rest. No minimum age, no threshold."""
+        """Take what is unused for strictly longer than the maximum; return the rest. No minimum age, no threshold.
+
+        What would be taken, had use been observed for as long, is noted.
+        """
         maximum_s = self._policy.maximum_unused_age_s
-        oldest = _earlier(self._now, maximum_s)
+        oldest, observed_since = _earlier(self._now, maximum_s), self._snapshot.image_use_observed_since
         rest = []
         for entry in candidates:
             last_used, first_detected, image_id, _, image = entry
-            since = first_detected if last_used == _NEVER else last_used
+            since = max(first_detected, last_used)
             if since >= oldest:
                 rest.append(entry)
                 continue
+            if observed_since is None or observed_since >= oldest:
+                self._unobserved[image_id] = self._not_observed((self._now - since).total_seconds())
+                rest.append(entry)
+                continue
+            since = max(since, observed_since)
             gain = self._ledger.gain(image)
             refused = self._budget.refuses(gain[0])
             if refused is not None:
@@ -220,6 +252,17 @@ class _ImagePlanner:
             details = {"unused_s": unused_s, "maximum_s": maximum_s}
             self._take(image, gain, Reason(ReasonCode.UNUSED_TOO_LONG, details))
         return rest
+
+    def _not_observed(self, unused_s: float) -> Reason:
+        maximum_s, since = self._policy.maximum_unused_age_s, self._snapshot.image_use_observed_since
+        details: dict[str, Detail] = {"unused_s": unused_s, "maximum_s": maximum_s}
+        if since is None:
+            details["detail"] = "image use is not observed: state database unavailable"
+        else:
+            observed_s, eligible_at = (self._now - since).total_seconds(), _later(since, maximum_s)
+            details |= {"observed_s": observed_s, "observed_since_at": since, "eligible_at": eligible_at}
+            details["detail"] = f"image use has been observed only for {format_duration(observed_s)}"
+        return Reason(ReasonCode.AGE_NOT_OBSERVED, details)
 
     def _old_enough(self, candidates: Sequence[_Entry]) -> list[_Entry]:
         minimum_s = self._policy.minimum_age_s
@@ -336,6 +379,13 @@ class _ImagePlanner:
         if target.pending_bytes:
             size = format_bytes(target.pending_bytes)
             yield f"nothing holds {size} that the runtime has not collected yet; it is asked to before anything goes"
+        if self._unobserved:
+            maximum = format_duration(self._policy.maximum_unused_age_s)
+            yield (
+                "no image is removed by age: image use is not observed, as the state database is unavailable"
+                if self._snapshot.image_use_observed_since is None
+                else f"no image is removed by age before image use has been observed for {maximum} without a gap"
+            )
         unknown = sum(decision.frees_bytes is None for decision in self._removals)
         if unknown:
             yield f"it is not known what {unknown} of the images to remove free; they are counted as freeing nothing"

@@ -5,9 +5,19 @@ broken file it goes on in memory, says so once, and writes everything back when 
 set aside under another name, never deleted.
 """
 
-from nodeagent.store.clock_jumps import ClockJump, shifted
+from nodeagent.store.clock_jumps import ClockReading
 from nodeagent.store.database import SnapshotFigures, Store, StoreHealth
 from nodeagent.store.holds import HoldFile
+from nodeagent.store.observation import GapLimits, gap_limits
 from nodeagent.store.usage import merge_usage
 
-__all__ = ["ClockJump", "HoldFile", "SnapshotFigures", "Store", "StoreHealth", "merge_usage", "shifted"]
+__all__ = [
+    "ClockReading",
+    "GapLimits",
+    "HoldFile",
+    "SnapshotFigures",
+    "Store",
+    "StoreHealth",
+    "gap_limits",
+    "merge_usage",
+]

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.model import ImageUsage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-TOLERANCE_S = 60.0
+TOLERANCE_S: Final = 1.0
+"""How far wall time and boot time may drift apart, in total, before it counts as a jump.
+
+Ages are off by this much at most. Both clocks are slewed alike, so only steps add up.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """Both clocks at one instant of one boot."""
+class ClockReading:
+    """Both clocks at one instant of one boot.
+
+    Attributes:
+        boot_id: of this boot; empty if unknown.
+        boottime_s: seconds since boot, suspend included.
+        wall: wall time, aware UTC.
+    """
 
     boot_id: str
     boottime_s: float
@@ -30,7 +40,7 @@ class ClockJump:
     jump_s: float
 
 
-def find_jump(before: Reading | None, now: Reading) -> ClockJump | None:
+def find_jump(before: ClockReading | None, now: ClockReading) -> ClockJump | None:
     """Return the jump between two readings, ``None`` if there is none or it cannot be told.
 
     Within one boot the two clocks must advance alike. Across boots only a clock that lies behind the last reading
@@ -46,17 +56,17 @@ def find_jump(before: Reading | None, now: Reading) -> ClockJump | None:
 
 def shifted(usage: Mapping[str, ImageUsage], jump: ClockJump) -> dict[str, ImageUsage]:
     """Return the usage with every time moved along with the clock, so that ages stay what they were."""
-    by = timedelta(seconds=jump.jump_s)
     return {
         image_id: ImageUsage(
-            _moved(each.first_detected, by), _moved(each.last_used, by) if each.last_used is not None else None
+            moved(each.first_detected, jump), moved(each.last_used, jump) if each.last_used is not None else None
         )
         for image_id, each in usage.items()
     }
 
 
-def _moved(moment: datetime, by: timedelta) -> datetime:
+def moved(moment: datetime, jump: ClockJump) -> datetime:
+    """Return a time moved along with the clock; the same time where that is beyond the calendar."""
     try:
-        return moment + by
+        return moment + timedelta(seconds=jump.jump_s)
     except OverflowError:
         return moment

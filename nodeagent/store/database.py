@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import threading
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.errors import StoreError
-from nodeagent.model import ImageUsage
-from nodeagent.store.clock_jumps import ClockJump, Reading, find_jump, shifted
+from nodeagent.model import ImageUsage, ImageUseRecord
+from nodeagent.store.clock_jumps import ClockReading, find_jump, shifted
+from nodeagent.store.observation import GapLimits, Observation, begun
 from nodeagent.store.sqlite import (
     BROKEN,
     BUSY_TIMEOUT_S,
@@ -26,10 +29,10 @@ from nodeagent.store.usage import merge_usage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
-    from datetime import datetime
     from pathlib import Path
 
 FILE_NAME: Final = "nodeagent.db"
+_DEFAULT_GAPS: Final = GapLimits()
 _MIGRATIONS: Final = (
     (
         (
@@ -76,13 +79,19 @@ class Store:
     ``health`` says why, every later write tries again, and the first that works writes everything.
     """
 
-    def __init__(self, directory: Path, *, read_only: bool = False) -> None:
-        """Read what is remembered under ``directory``; with ``read_only`` nothing is ever made or written there."""
+    def __init__(self, directory: Path, *, read_only: bool = False, gaps: GapLimits = _DEFAULT_GAPS) -> None:
+        """Read what is remembered under ``directory``; with ``read_only`` nothing is ever made or written there.
+
+        ``gaps`` limits the gaps between detections that continue the observation of image use.
+        """
         self._path = directory / FILE_NAME
         self._read_only = read_only
         self._lock = threading.Lock()
         self._usage: dict[str, ImageUsage] = {}
-        self._reading: Reading | None = None
+        self._gaps = gaps
+        self._anchor: ClockReading | None = None  # the clocks that the remembered wall times fit
+        self._observation: Observation | None = None
+        self._observing = False
         self._written: dict[str, ImageUsage] | None = None
         self._loaded = False
         self._notices: list[str] = []
@@ -101,17 +110,36 @@ class Store:
         with self._lock:
             return dict(self._usage)
 
-    def remember(
-        self, listed: Mapping[str, datetime | None], in_use: Collection[str], now: datetime
-    ) -> dict[str, ImageUsage]:
-        """Note a detection and return the usage of every listed image after it; see ``merge_usage``."""
+    def observe(
+        self, listed: Mapping[str, datetime | None], in_use: Collection[str], at: ClockReading
+    ) -> ImageUseRecord:
+        """Record a detection and return the usage of every listed image after it; see ``merge_usage``.
+
+        After a jump of the wall clock all remembered times move along with it.
+        """
         with self._lock:
             if not self._loaded:
                 self._load()
-            self._usage = merge_usage(self._usage, listed, in_use, now)
+            last = self._observation
+            if self._observing and last is not None and last.boot_id == at.boot_id and at.boottime_s < last.last_s:
+                return self._observe_late(listed, in_use, at, last)
+            self._follow_clock(at)
+            previous_at = self._extend_observation(at)
+            self._usage = merge_usage(self._usage, listed, in_use, at.wall, previous_at=previous_at)
             if self._loaded and not self._read_only:
                 self._write()
-            return dict(self._usage)
+            return ImageUseRecord(dict(self._usage), self._observed_since(at))
+
+    def observed_since(self, at: ClockReading) -> datetime | None:
+        """Return since when image use has been observed without a gap, by the wall clock of ``at``.
+
+        ``None`` if it is not: with an unavailable file, before the first detection, or after a gap that is too long.
+        Takes no lock, so that a disk that hangs does not keep the status from being told.
+        """
+        observation = self._observation
+        if observation is None or not observation.continues(at, self._longest_gap_s):
+            return None
+        return self._observed_since(at)
 
     def snapshot_usage(self) -> dict[tuple[str, str], SnapshotFigures]:
         """Return what is remembered of committed snapshots, by snapshotter and key; nothing if it cannot be read."""
@@ -146,15 +174,43 @@ class Store:
                 )
                 connection.execute("COMMIT")
 
-    def note_clocks(self, boot_id: str, boottime_s: float, wall: datetime) -> ClockJump | None:
-        """Note both clocks; after a jump of the wall clock move all remembered times along and return the jump."""
-        now = Reading(boot_id, boottime_s, wall)
-        with self._lock:
-            jump = find_jump(self._reading, now)
-            if jump is not None:
-                self._usage = shifted(self._usage, jump)
-            self._reading = now
-            return jump
+    def _observe_late(
+        self, listed: Mapping[str, datetime | None], in_use: Collection[str], at: ClockReading, last: Observation
+    ) -> ImageUseRecord:
+        """Record a detection that a later one has overtaken: only what it saw in use is news."""
+        usage = merge_usage(self._usage, listed, in_use, last.last_at, previous_at=last.last_at)
+        self._usage.update({key: usage[key] for key in self._usage.keys() & usage.keys() if key in in_use})
+        jumped = find_jump(at, ClockReading(last.boot_id, last.last_s, last.last_at)) is not None
+        return ImageUseRecord(usage, None if jumped else self._observed_since(at))
+
+    def _follow_clock(self, at: ClockReading) -> None:
+        jump = find_jump(self._anchor, at)
+        if jump is not None:
+            self._usage = shifted(self._usage, jump)
+            self._observation = self._observation.moved(jump) if self._observation is not None else None
+        if jump is not None or self._anchor is None or self._anchor.boot_id != at.boot_id:
+            self._anchor = at
+
+    @property
+    def _longest_gap_s(self) -> float:
+        return self._gaps.running_s if self._observing else self._gaps.restart_s
+
+    def _extend_observation(self, at: ClockReading) -> datetime | None:
+        """Add a detection to the observation; return when the one before was, ``None`` if the observation begins."""
+        before = self._observation
+        goes_on = before is not None and before.continues(at, self._longest_gap_s)
+        self._observing = True
+        if before is None or not goes_on:
+            self._observation = begun(at)
+            return None
+        self._observation = before.extended(at)
+        return before.last_at
+
+    def _observed_since(self, at: ClockReading) -> datetime | None:
+        observation = self._observation
+        if observation is None or not self._loaded or not self.health.persistent:
+            return None
+        return at.wall - timedelta(seconds=at.boottime_s - observation.since_s)
 
     def _load(self) -> None:
         """Read the file; a broken one is set aside. Merges below what a time without the file left in memory."""
@@ -165,16 +221,20 @@ class Store:
                 return
             with closing(self._open_for_reading()) as connection:
                 check(connection)
-                usage, reading = _read(connection)
+                usage, anchor, observation = _read(connection)
         except sqlite3.DatabaseError as error:
             self._on_broken(error)
             return
         except (OSError, StoreError) as error:
             self._fail(str(error))
             return
-        self._usage = {**usage, **{key: _combined(each, usage.get(key)) for key, each in self._usage.items()}}
-        self._reading = self._reading or reading
         self._written = usage
+        jump = find_jump(anchor, self._anchor) if self._anchor is not None else None
+        if jump is not None:  # the clock jumped before the file could be read
+            usage = shifted(usage, jump)
+        self._usage = {**usage, **{key: _combined(each, usage.get(key)) for key, each in self._usage.items()}}
+        self._anchor = self._anchor or anchor
+        self._observation = self._observation or observation
         self._loaded = True
         self.health = StoreHealth()
 
@@ -210,7 +270,7 @@ class Store:
             with closing(connect(self._path, _MIGRATIONS)) as connection:
                 if self._written is None:
                     check(connection)
-                _write(connection, self._usage, self._written, self._reading)
+                _write(connection, self._usage, self._written, _encoded(self._anchor, self._observation))
         except sqlite3.DatabaseError as error:
             self._on_broken(error)
             return
@@ -238,7 +298,10 @@ def _combined(memory: ImageUsage, file: ImageUsage | None) -> ImageUsage:
     return ImageUsage(min(memory.first_detected, file.first_detected), max(uses, default=None))
 
 
-def _read(connection: sqlite3.Connection) -> tuple[dict[str, ImageUsage], Reading | None]:
+_Stored = tuple[dict[str, ImageUsage], ClockReading | None, Observation | None]
+
+
+def _read(connection: sqlite3.Connection) -> _Stored:
     """Return what the file holds; a file without tables yet holds nothing.
 
     Raises:
@@ -246,7 +309,7 @@ def _read(connection: sqlite3.Connection) -> tuple[dict[str, ImageUsage], Readin
         sqlite3.DatabaseError: it is broken, also if it holds values no agent writes.
     """
     if check_version(connection, len(_MIGRATIONS)) == 0:
-        return {}, None
+        return {}, None, None
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if not {"image_usage", "meta"} <= tables:
         raise sqlite3.DatabaseError("malformed: tables are missing")
@@ -256,23 +319,57 @@ def _read(connection: sqlite3.Connection) -> tuple[dict[str, ImageUsage], Readin
         raise sqlite3.DatabaseError(f"malformed: {error}") from error
 
 
-def _read_tables(connection: sqlite3.Connection) -> tuple[dict[str, ImageUsage], Reading | None]:
+def _read_tables(connection: sqlite3.Connection) -> _Stored:
     rows = connection.execute("SELECT image_id, first_detected_us, last_used_us FROM image_usage")
     usage = {
         image_id: ImageUsage(moment(first), moment(used) if used is not None else None)
         for image_id, first, used in rows
     }
     meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
+    anchor = None
     if {"boot_id", "boottime_s", "wall_us"} <= meta.keys():
-        return usage, Reading(meta["boot_id"], float(meta["boottime_s"]), moment(int(meta["wall_us"])))
-    return usage, None
+        anchor = ClockReading(meta["boot_id"], float(meta["boottime_s"]), moment(int(meta["wall_us"])))
+    return usage, anchor, _decoded_observation(meta)
+
+
+_OBSERVATION_KEYS: Final = ("observed_boot_id", "observed_since_s", "observed_last_s", "observed_last_us")
+
+
+def _decoded_observation(meta: Mapping[str, str]) -> Observation | None:
+    """Return the observation; ``None`` in a file of an agent that recorded none.
+
+    Raises:
+        ValueError: no agent writes such values.
+    """
+    if any(key not in meta for key in _OBSERVATION_KEYS):
+        return None
+    boot_id, since, last, last_us = (meta[key] for key in _OBSERVATION_KEYS)
+    since_s, last_s = float(since), float(last)
+    if not (math.isfinite(last_s) and 0 <= since_s <= last_s):
+        raise ValueError(f"observed from {since} to {last}")
+    return Observation(boot_id, since_s, last_s, moment(int(last_us)))
+
+
+def _encoded(anchor: ClockReading | None, observation: Observation | None) -> dict[str, str]:
+    """Return the rows of ``meta``; an older agent leaves those that it does not know as they are."""
+    values: dict[str, str] = {}
+    if anchor is not None:
+        values |= {
+            "boot_id": anchor.boot_id,
+            "boottime_s": str(anchor.boottime_s),
+            "wall_us": str(micros(anchor.wall)),
+        }
+    if observation is not None:
+        told = (observation.boot_id, observation.since_s, observation.last_s, micros(observation.last_at))
+        values |= dict(zip(_OBSERVATION_KEYS, map(str, told), strict=True))
+    return values
 
 
 def _write(
     connection: sqlite3.Connection,
     usage: Mapping[str, ImageUsage],
     written: Mapping[str, ImageUsage] | None,
-    reading: Reading | None,
+    meta: Mapping[str, str],
 ) -> None:
     """Write what differs from what was written last; all of it when that is not known."""
     connection.execute("BEGIN IMMEDIATE")
@@ -291,15 +388,9 @@ def _write(
                 if written.get(image_id) != each
             ],
         )
-        if reading is not None:
-            values = {
-                "boot_id": reading.boot_id,
-                "boottime_s": str(reading.boottime_s),
-                "wall_us": str(micros(reading.wall)),
-            }
-            connection.executemany(
-                "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", values.items()
-            )
+        connection.executemany(
+            "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", meta.items()
+        )
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:

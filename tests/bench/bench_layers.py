@@ -21,7 +21,7 @@ from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient
 from nodeagent.runtime.layers import LayerCache
-from nodeagent.store import Store
+from nodeagent.store import ClockReading, Store
 from tests.bench.bench_agent import runtime
 
 BUDGETS_MS = {"cold": 3000.0, "remembered": 3000.0, "warm": 150.0}
@@ -37,7 +37,7 @@ async def measure(config: Path, runs: int) -> dict[str, list[float]]:
         for _ in range(runs):
             with tempfile.TemporaryDirectory() as state:
                 store = Store(Path(state))
-                store.remember({}, (), SystemClock().now())
+                store.observe({}, (), ClockReading("", SystemClock().monotonic_s(), SystemClock().now()))
                 cache = LayerCache(notes=StoredUsage(store))
                 for kind, built in (("cold", cache), ("warm", cache), ("remembered", None)):
                     if built is None:

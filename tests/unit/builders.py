@@ -170,7 +170,10 @@ def snapshot(
     *images: Image | tuple[Image, ImageUsage],
     **fields: Any,
 ) -> NodeSnapshot:
-    """Return a node booted ten days ago; an image without usage was first seen a day ago and never used."""
+    """Return a node booted ten days ago; an image without usage was first seen a day ago and never used.
+
+    The use of images has been observed for ten years.
+    """
     listed = tuple(each if isinstance(each, Image) else each[0] for each in images)
     usage = {
         each.id if isinstance(each, Image) else each[0].id: used() if isinstance(each, Image) else each[1]
@@ -181,6 +184,7 @@ def snapshot(
         "runtime": RUNTIME,
         "images": listed,
         "image_usage": usage,
+        "image_use_observed_since": ago(3650 * DAY_S),
         "image_filesystem": filesystem(50),
         "booted_at": ago(10 * DAY_S),
     }

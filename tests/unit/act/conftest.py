@@ -11,7 +11,7 @@ import pytest
 from nodeagent.act.collect import Collector
 from nodeagent.act.logs import HostLogs
 from nodeagent.daemon.agent import actors_for
-from nodeagent.model import Role
+from nodeagent.model import ImageUseRecord, Role
 from nodeagent.observe import Observer, ObserverSettings
 from nodeagent.plan.container_gc import ContainerGCPolicy
 from nodeagent.plan.gc import GCPolicy
@@ -68,12 +68,12 @@ def rig(tmp_path: Path) -> Opener:
         usage: dict[str, ImageUsage] = {}
 
         def remember(
-            listed: Mapping[str, datetime | None], in_use: Collection[str], now: datetime
-        ) -> Mapping[str, ImageUsage]:
+            listed: Mapping[str, datetime | None], in_use: Collection[str], now: datetime, _monotonic_s: float
+        ) -> ImageUseRecord:
             merged = merge_usage(usage, listed, in_use, now)
             usage.clear()
             usage.update(merged)
-            return merged
+            return ImageUseRecord(merged, node.now - timedelta(days=30))
 
         async with (
             SimServer(node, tmp_path / "s", profile=profile) as server,

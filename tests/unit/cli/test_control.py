@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nodeagent._proto.control.v1 import control_pb2 as api
 from nodeagent.cli import gc, status, told
 from nodeagent.cli import main as command_line
 from nodeagent.cli.asking import AgentRefusedError
@@ -19,6 +21,7 @@ from nodeagent.errors import PassBusyError
 from nodeagent.host.lock import pass_lock
 from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.plan.decision import Accounting, Plan
+from nodeagent.plan.image_gc import ImageGCPolicy
 from nodeagent.store.history import Retention
 from tests.unit.control_node import MEMBER, STRANGER, Node, serving
 
@@ -66,6 +69,20 @@ async def test_status_shows_one_screen(capsys: pytest.CaptureFixture[str]) -> No
     assert code == 0
     for words in ("at work", "containerd 1.7", "memory.available", "no pressure", "images", "in 1m"):
         assert words in out
+
+
+async def test_status_shows_for_how_long_image_use_has_been_observed(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agent = node.station.agent
+    assert agent is not None
+    assert "image use" not in (await say(capsys, "status"))[1]
+    policy = replace(agent.settings.policy, images=ImageGCPolicy(maximum_unused_age_s=14 * 86_400))
+    agent.settings = replace(agent.settings, policy=policy)
+    assert "image use: not observed; no image is removed by age" in (await say(capsys, "status"))[1]
+    await node.ask("Plan", api.PlanRequest(scope="images"))
+    out = (await say(capsys, "status"))[1]
+    assert re.search(r"image use: observed for \d+s; no image is removed by age before 14d", out)
 
 
 async def test_status_is_not_green_while_it_cannot_work(node: Node, capsys: pytest.CaptureFixture[str]) -> None:

@@ -182,6 +182,9 @@ async def test_status_tells_of_node_and_daemon(node: Node) -> None:
     assert told["runtime"]["name"] == "containerd"
     assert [each["name"] for each in told["loops"]] == ["images"]
     assert {"memory.available", "pid.available"} <= {each["signal"] for each in told["signals"]}
+    assert told["image_use"] == {"observed_since": None, "maximum_unused_age_s": None}
+    await node.ask("Plan", api.PlanRequest(scope="images"))
+    assert (await node.ask("Status"))["image_use"]["observed_since"] is not None
 
 
 async def test_status_answers_without_a_runtime(node: Node) -> None:

@@ -12,6 +12,7 @@ from nodeagent.plan.checkup import (
     judge_clock,
     judge_control_group,
     judge_delay,
+    judge_image_use,
     judge_kubelet,
     judge_lock,
     judge_sandbox_image,
@@ -22,6 +23,7 @@ from nodeagent.plan.checkup import (
     judge_stores,
 )
 from nodeagent.plan.shutdown_phases import fit_phases, two_bands
+from tests.unit.builders import NOW, ago
 
 OK, WARNING, PROBLEM, SKIPPED = Verdict.OK, Verdict.WARNING, Verdict.PROBLEM, Verdict.SKIPPED
 PHASES = two_bands(30.0, 10.0)
@@ -69,6 +71,10 @@ def delay(limit_s: float | None, off: str = "") -> Finding:
         (judge_agent("", ("no progress: images",), 7), PROBLEM, "no progress: images"),
         (judge_control_group("nodeagent", True), OK, "members of group nodeagent"),
         (judge_control_group("ops", False), WARNING, "there is no group ops"),
+        (judge_image_use(None, NOW, 0), SKIPPED, "no image is removed by age"),
+        (judge_image_use(None, NOW, 60), WARNING, "state database is unavailable"),
+        (judge_image_use(ago(60), NOW, 60), OK, "(1m): no image is removed by age before 1m"),
+        (judge_image_use(ago(61), NOW, 60), OK, "observed since 2026-03-01T11:58:59.000Z (1m1s)"),
         (judge_clock(None, True), OK, "synchronised"),
         (judge_clock(-10, None), OK, "future"),
         (judge_clock(60, True), WARNING, "1m in the future"),

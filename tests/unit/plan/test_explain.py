@@ -97,6 +97,29 @@ def test_time_alone_is_told_as_a_time() -> None:
     assert one("r.example/a:1", policy=policy).eligible_at == ago(3 * DAY_S) + timedelta(days=5)
 
 
+def test_image_whose_age_was_not_observed_says_when_it_can_be_removed() -> None:
+    policy = replace(POLICY, images=ImageGCPolicy(maximum_unused_age_s=DAY_S))
+    found = one("r.example/b:1", node(image_use_observed_since=ago(3600)), policy)
+    assert found.decision.reason.code is ReasonCode.AGE_NOT_OBSERVED
+    assert found.eligible_at == NOW + timedelta(hours=23)
+    assert found.when == (
+        "once image use has been observed for 1d without a gap, if it is not used until then; or once imagefs is 85% "
+        "full, 350 MiB more than now, and removing the 1 unused less recently (5.00 MiB) is not enough"
+    )
+    off = replace(policy, images=replace(policy.images, high_threshold_percent=100))
+    found = one("r.example/b:1", node(image_use_observed_since=ago(3600)), off)
+    assert found.when == "once image use has been observed for 1d without a gap, if it is not used until then"
+    assert one("r.example/b:1", node(image_use_observed_since=None), policy).eligible_at is None
+
+
+def test_time_of_removal_by_age_counts_from_the_observation() -> None:
+    policy = replace(POLICY, images=ImageGCPolicy(maximum_unused_age_s=10 * DAY_S))
+    found = one("r.example/a:1", node(image_use_observed_since=ago(DAY_S)), policy)
+    assert found.decision.reason.code is ReasonCode.BELOW_HIGH_THRESHOLD
+    assert found.eligible_at == ago(DAY_S) + timedelta(days=10)
+    assert one("r.example/a:1", node(image_use_observed_since=None), policy).eligible_at is None
+
+
 def test_what_goes_next_says_its_number() -> None:
     going = one("r.example/b:1", node(99))
     assert going.decision.verdict is Verdict.REMOVE

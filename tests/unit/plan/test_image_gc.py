@@ -30,6 +30,8 @@ from tests.unit.builders import (
 )
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from nodeagent.plan.decision import Plan
 
 POLICY = ImageGCPolicy()
@@ -208,6 +210,70 @@ class TestMaximumAge:
         policy = replace(self.POLICY, max_images_per_pass=1)
         plan = plan_image_gc(node(aged("a", 2000), aged("b", 1900)), policy)
         assert codes(plan) == {"a": "unused-too-long", "b": "limit-images-per-pass"}
+
+    @pytest.mark.parametrize(
+        ("observed_s", "expected"),
+        [
+            pytest.param(None, "age-not-observed", id="not observed"),
+            pytest.param(0, "age-not-observed", id="first detection"),
+            pytest.param(1000, "age-not-observed", id="exactly the maximum"),
+            pytest.param(1000.000001, "unused-too-long", id="just longer"),
+        ],
+    )
+    def test_image_is_removed_only_after_use_was_observed_for_longer_than_the_maximum(
+        self, observed_s: float | None, expected: str
+    ) -> None:
+        since = None if observed_s is None else ago(observed_s)
+        plan = plan_image_gc(node(aged("a", 20 * DAY_S), image_use_observed_since=since), self.POLICY)
+        assert codes(plan) == {"a": expected}
+
+    def test_reason_names_the_observed_time_and_the_pass_warns(self) -> None:
+        policy = replace(self.POLICY, maximum_unused_age_s=14 * DAY_S)
+        images = [aged("old", 20 * DAY_S, seen_s=30 * DAY_S), aged("lately", 10)]
+        plan = plan_image_gc(node(*images, image_use_observed_since=ago(7200)), policy)
+        assert codes(plan) == {"old": "age-not-observed", "lately": "too-young"}
+        reason = decided(plan, "old").reason
+        assert reason.sentence == (
+            "unused for 20d, more than the allowed 14d, but image use has been observed only for 2h"
+        )
+        assert reason.details["eligible_at"] == ago(7200 - 14 * DAY_S)
+        assert plan.warnings == ("no image is removed by age before image use has been observed for 14d without a gap",)
+
+    def test_reason_and_warning_name_an_unavailable_state_database(self) -> None:
+        plan = plan_image_gc(node(aged("a", 2000), image_use_observed_since=None), self.POLICY)
+        assert decided(plan, "a").reason.sentence == (
+            "unused for 33m20s, more than the allowed 16m40s, but image use is not observed: state database unavailable"
+        )
+        assert plan.warnings == (
+            "no image is removed by age: image use is not observed, as the state database is unavailable",
+        )
+
+    def test_unused_age_counts_from_the_begin_of_the_observation(self) -> None:
+        plan = plan_image_gc(node(aged("a", DAY_S), image_use_observed_since=ago(2000)), self.POLICY)
+        assert decided(plan, "a").reason.details["unused_s"] == 2000
+
+    def test_pull_counts_as_use(self) -> None:
+        plan = plan_image_gc(node(aged("a", DAY_S, seen_s=1000)), self.POLICY)
+        assert codes(plan) == {"a": "too-young"}
+
+    @pytest.mark.parametrize("since", [None, ago(0)])
+    def test_removal_by_threshold_and_of_all_unused_needs_no_observation(self, since: datetime | None) -> None:
+        policy = replace(self.POLICY, minimum_age_s=0)
+        images = [aged("old", 2000, size_mib=60), aged("new", 900, size_mib=60), aged("newest", 100)]
+        fields = {"image_use_observed_since": since, "image_filesystem": filesystem(90)}
+        plan = plan_image_gc(node(*images, **fields), policy)
+        assert [(each.id, each.reason.code.value) for each in plan.removals] == [
+            ("old", "least-recently-used"),
+            ("new", "least-recently-used"),
+        ]
+        plan = plan_image_gc(node(*images, **fields), policy, remove_all_unused=True)
+        assert set(codes(plan).values()) == {"all-unused"}
+
+    def test_limit_of_a_pass_is_named_rather_than_the_observation(self) -> None:
+        policy = replace(self.POLICY, minimum_age_s=0, max_images_per_pass=1)
+        fields = {"image_use_observed_since": ago(0), "image_filesystem": filesystem(99)}
+        plan = plan_image_gc(node(aged("a", 2000), aged("b", 1900), **fields), policy)
+        assert codes(plan) == {"a": "least-recently-used", "b": "limit-images-per-pass"}
 
 
 def test_an_unreadable_filesystem_without_a_word_still_has_a_reason() -> None:

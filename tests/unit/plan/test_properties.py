@@ -272,7 +272,7 @@ def test_what_must_stay_stays(node: NodeSnapshot, policy: ImageGCPolicy, everyth
         assert not any("pause" in name or name in node.sandbox_images for name in image.references)
         usage = node.image_usage.get(image.id, ImageUsage(NOW))
         old_enough = NOW - usage.first_detected >= timedelta(seconds=policy.minimum_age_s)
-        since = usage.last_used or usage.first_detected
+        since = max(usage.last_used or usage.first_detected, usage.first_detected)
         expired = 0 < policy.maximum_unused_age_s < (NOW - since).total_seconds()
         assert old_enough or policy.minimum_age_s == 0 or (expired and not everything)
 

@@ -14,13 +14,23 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.model import ImageUsage
-from nodeagent.store import SnapshotFigures, Store, merge_usage
+from nodeagent.store import ClockReading, SnapshotFigures, Store, merge_usage
+from nodeagent.store.clock_jumps import ClockJump, find_jump
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
 T0 = datetime(2026, 1, 10, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
+TICK = timedelta(microseconds=1)
+
+
+def remember(
+    store: Store, listed: Mapping[str, datetime | None], in_use: Collection[str], now: datetime
+) -> Mapping[str, ImageUsage]:
+    """Record a detection by clocks that agree."""
+    return store.observe(listed, in_use, ClockReading("boot", 1000 + (now - T0).total_seconds(), now)).usage
 
 
 @pytest.mark.parametrize(
@@ -43,9 +53,29 @@ def test_one_detection(known: ImageUsage | None, pulled: datetime | None, used: 
     assert merge_usage({**before, "gone": ImageUsage(T0)}, {"a": pulled}, {"a"} if used else (), T0) == {"a": expected}
 
 
+@pytest.mark.parametrize(
+    ("known", "pulled", "used", "expected"),
+    [
+        (None, None, False, ImageUsage(T0)),
+        (None, T0 - HOUR, False, ImageUsage(T0 - HOUR)),
+        (None, T0 - 2 * HOUR, False, ImageUsage(T0)),
+        (ImageUsage(T0 - 9 * HOUR, T0 - HOUR), None, False, ImageUsage(T0 - 9 * HOUR, T0 - TICK)),
+        (ImageUsage(T0 - 9 * HOUR, T0 - HOUR - TICK), None, False, ImageUsage(T0 - 9 * HOUR, T0 - HOUR - TICK)),
+        (ImageUsage(T0 - 9 * HOUR, T0 - HOUR), None, True, ImageUsage(T0 - 9 * HOUR, T0)),
+    ],
+    ids=["new", "pulled since", "pulled before but not listed", "use ended", "unused before", "still in use"],
+)
+def test_one_detection_after_another(
+    known: ImageUsage | None, pulled: datetime | None, used: bool, expected: ImageUsage
+) -> None:
+    before = {} if known is None else {"a": known}
+    found = merge_usage(before, {"a": pulled}, {"a"} if used else (), T0, previous_at=T0 - HOUR)
+    assert found == {"a": expected}
+
+
 def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
-    Store(tmp_path).remember({"a": None, "b": None}, {"b"}, T0)
-    later = Store(tmp_path).remember({"a": None, "b": None}, (), T0 + HOUR)
+    remember(Store(tmp_path), {"a": None, "b": None}, {"b"}, T0)
+    later = remember(Store(tmp_path), {"a": None, "b": None}, (), T0 + HOUR)
     assert later == {"a": ImageUsage(T0), "b": ImageUsage(T0, T0)}
 
 
@@ -54,7 +84,7 @@ def test_snapshot_figures_survive_a_restart(tmp_path: Path) -> None:
     figures = SnapshotFigures(1, 2, 3, 4)
     store.note_snapshot_usage({("overlayfs", "a"): figures, ("overlayfs", "b"): figures}, ())
     store.note_snapshot_usage({("overlayfs", "c"): figures}, [("overlayfs", "b")])
-    store.remember({"a": None}, (), T0)
+    remember(store, {"a": None}, (), T0)
     assert Store(tmp_path, read_only=True).snapshot_usage() == dict.fromkeys(
         [("overlayfs", "a"), ("overlayfs", "c")], figures
     )
@@ -78,12 +108,12 @@ def test_a_file_of_the_first_schema_is_read_and_brought_up_to_date(tmp_path: Pat
 
 def test_reading_leaves_no_trace(tmp_path: Path) -> None:
     missing = tmp_path / "none"
-    assert Store(missing, read_only=True).remember({"a": None}, (), T0) == {"a": ImageUsage(T0)}
+    assert remember(Store(missing, read_only=True), {"a": None}, (), T0) == {"a": ImageUsage(T0)}
     assert not missing.exists()
-    Store(tmp_path).remember({"a": None}, (), T0)
+    remember(Store(tmp_path), {"a": None}, (), T0)
     before = {each.name: each.stat().st_mtime_ns for each in tmp_path.iterdir()}
     reader = Store(tmp_path, read_only=True)
-    assert reader.remember({"a": None}, {"a"}, T0 + HOUR) == {"a": ImageUsage(T0, T0 + HOUR)}
+    assert remember(reader, {"a": None}, {"a"}, T0 + HOUR) == {"a": ImageUsage(T0, T0 + HOUR)}
     assert {each.name: each.stat().st_mtime_ns for each in tmp_path.iterdir()} == before
 
 
@@ -92,7 +122,7 @@ def test_a_broken_file_is_set_aside(tmp_path: Path) -> None:
     (tmp_path / "nodeagent.db").write_bytes(content)
     store = Store(tmp_path)
     assert "set aside" in store.take_notices()[0]
-    store.remember({"a": None}, (), T0)
+    remember(store, {"a": None}, (), T0)
     assert store.health.persistent
     (aside,) = tmp_path.glob("nodeagent.db.corrupt-*")
     assert aside.read_bytes() == content
@@ -101,24 +131,24 @@ def test_a_broken_file_is_set_aside(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["'x'", "9e18", "1 << 62"])
 def test_values_no_agent_writes_are_damage(tmp_path: Path, value: str) -> None:
-    Store(tmp_path).remember({"a": None}, (), T0)
+    remember(Store(tmp_path), {"a": None}, (), T0)
     connection = sqlite3.connect(tmp_path / "nodeagent.db")
     connection.execute(f"UPDATE image_usage SET first_detected_us = {value}")
     connection.commit()
     connection.close()
     store = Store(tmp_path)
     assert store.take_notices()
-    assert store.remember({"a": None}, (), T0) == {"a": ImageUsage(T0)}
+    assert remember(store, {"a": None}, (), T0) == {"a": ImageUsage(T0)}
 
 
 def test_a_newer_schema_is_left_alone(tmp_path: Path) -> None:
-    Store(tmp_path).remember({"a": None}, (), T0)
+    remember(Store(tmp_path), {"a": None}, (), T0)
     connection = sqlite3.connect(tmp_path / "nodeagent.db")
     connection.execute("PRAGMA user_version = 99")
     connection.close()
     before = (tmp_path / "nodeagent.db").read_bytes()
     store = Store(tmp_path)
-    store.remember({"a": None}, (), T0 + HOUR)
+    remember(store, {"a": None}, (), T0 + HOUR)
     assert "newer agent" in store.health.problem
     assert (tmp_path / "nodeagent.db").read_bytes() == before
 
@@ -127,50 +157,63 @@ def test_an_unusable_directory_degrades_and_recovers(tmp_path: Path) -> None:
     directory = tmp_path / "state"
     directory.write_text("a file is in the way")
     store = Store(directory)
-    store.remember({"a": None}, (), T0)
+    remember(store, {"a": None}, (), T0)
     assert "memory only" in store.health.problem
     directory.unlink()
-    store.remember({"a": None, "b": None}, (), T0 + HOUR)
+    remember(store, {"a": None, "b": None}, (), T0 + HOUR)
     assert store.health.persistent
     assert Store(directory).usage() == {"a": ImageUsage(T0), "b": ImageUsage(T0 + HOUR)}
 
 
 def test_a_locked_file_costs_no_memory(tmp_path: Path) -> None:
-    Store(tmp_path).remember({"a": None}, (), T0)
+    remember(Store(tmp_path), {"a": None}, (), T0)
     holder = sqlite3.connect(tmp_path / "nodeagent.db", isolation_level=None)
     holder.execute("PRAGMA locking_mode = EXCLUSIVE")
     holder.execute("BEGIN EXCLUSIVE")
     try:
         store = Store(tmp_path)
-        store.remember({"a": None}, (), T0 + HOUR)
+        remember(store, {"a": None}, (), T0 + HOUR)
     finally:
         holder.execute("COMMIT")
         holder.close()
-    store.remember({"a": None}, (), T0 + 2 * HOUR)
+    remember(store, {"a": None}, (), T0 + 2 * HOUR)
     assert Store(tmp_path).usage() == {"a": ImageUsage(T0)}
 
 
 def test_ages_survive_a_jump_of_the_clock_within_a_boot(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    store.note_clocks("boot", 100.0, T0)
-    store.remember({"a": None}, {"a"}, T0)
-    jump = store.note_clocks("boot", 160.0, T0 + timedelta(days=30, seconds=60))
-    assert jump is not None
-    assert jump.jump_s == pytest.approx(30 * 86_400)
-    assert store.usage() == {"a": ImageUsage(T0 + timedelta(days=30), T0 + timedelta(days=30))}
-    assert store.note_clocks("boot", 220.0, T0 + timedelta(days=30, seconds=121)) is None
-    assert store.note_clocks("other boot", 1.0, T0 + timedelta(days=90)) is None
+    store.observe({"a": None}, {"a"}, ClockReading("boot", 100.0, T0))
+    jumped = ClockReading("boot", 3700.0, T0 + timedelta(days=30, hours=1))
+    assert store.observe({"a": None}, (), jumped).usage == {
+        "a": ImageUsage(T0 + timedelta(days=30), T0 + timedelta(days=30))
+    }
+
+
+@pytest.mark.parametrize(
+    ("now", "jump"),
+    [
+        (ClockReading("boot", 160.0, T0 + timedelta(days=30, seconds=60)), ClockJump(30 * 86_400)),
+        (ClockReading("boot", 160.0, T0 - timedelta(days=30)), ClockJump(-30 * 86_400 - 60)),
+        (ClockReading("boot", 160.0, T0 + timedelta(seconds=61)), None),
+        (ClockReading("other boot", 1.0, T0 + timedelta(days=90)), None),
+        (ClockReading("", 160.0, T0 + timedelta(days=90)), None),
+    ],
+    ids=["forward", "back", "within the tolerance", "another boot", "no boot id"],
+)
+def test_a_jump_is_what_the_clocks_disagree_by(now: ClockReading, jump: ClockJump | None) -> None:
+    assert find_jump(ClockReading("boot", 100.0, T0), now) == jump
 
 
 _WRITER = """
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from nodeagent.store import Store
+from nodeagent.store import ClockReading, Store
 store, now = Store(Path(sys.argv[1])), datetime(2026, 1, 10, tzinfo=UTC)
 print("writing", flush=True)
 for turn in range(10**9):
-    store.remember({str(each): None for each in range(500)}, {str(turn % 500)}, now + timedelta(seconds=turn))
+    at = ClockReading('boot', turn, now + timedelta(seconds=turn))
+    store.observe({str(each): None for each in range(500)}, {str(turn % 500)}, at)
 """
 
 
@@ -182,6 +225,6 @@ def test_a_kill_in_mid_write_leaves_a_usable_file(tmp_path: Path) -> None:
             assert writer.poll() is None
         os.kill(writer.pid, signal.SIGKILL)
     store = Store(tmp_path)
-    store.remember({"a": None}, (), T0)
+    remember(store, {"a": None}, (), T0)
     assert store.health.persistent
     assert not list(tmp_path.glob("*.corrupt-*"))

@@ -1,0 +1,82 @@
+"""Since when image use has been observed without a gap.
+
+A coarse guard for removal by age: between two detections a container may have used an image unnoticed, so a gap that is
+too long starts the observation again. Time is counted on the boot clock, so that no step of the wall clock makes an
+observation longer, and a reboot starts it again: containers may have run before the agent did.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.store.clock_jumps import moved
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from nodeagent.store.clock_jumps import ClockJump, ClockReading
+
+LONGEST_GAP_S: Final = 600.0
+"""As for an upgrade of the agent; more where passes are rare."""
+
+_MISSED_PASSES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class GapLimits:
+    """The longest gaps between two detections that continue an observation, in seconds.
+
+    Attributes:
+        running_s: between two detections of one process.
+        restart_s: between the last detection of one process and the first of the next.
+    """
+
+    running_s: float = LONGEST_GAP_S
+    restart_s: float = LONGEST_GAP_S
+
+
+def gap_limits(interval_s: float | None, maximum_unused_age_s: float) -> GapLimits:
+    """Return the gap limits for passes every ``interval_s`` (``None`` if only on request).
+
+    No restart may take longer than the maximum unused age (0 for none): an image could be used and become old enough
+    in the meantime. A running process may miss passes even then, as the interval is the operator's choice.
+    """
+    scheduled_s = _MISSED_PASSES * (interval_s or 0.0)
+    longest_s = max(LONGEST_GAP_S, scheduled_s)
+    restart_s = min(longest_s, maximum_unused_age_s) if maximum_unused_age_s > 0 else longest_s
+    return GapLimits(max(restart_s, scheduled_s), restart_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A sequence of detections without a gap, within one boot.
+
+    Attributes:
+        since_s: boot time of the first detection.
+        last_s: boot time of the last detection.
+        last_at: wall time of the last detection.
+    """
+
+    boot_id: str
+    since_s: float
+    last_s: float
+    last_at: datetime
+
+    def continues(self, now: ClockReading, longest_gap_s: float) -> bool:
+        """Return whether a detection at ``now`` is part of this observation."""
+        same_boot = bool(now.boot_id) and now.boot_id == self.boot_id
+        return same_boot and 0 <= now.boottime_s - self.last_s <= longest_gap_s
+
+    def extended(self, now: ClockReading) -> Observation:
+        """Return the observation with one more detection."""
+        return replace(self, last_s=now.boottime_s, last_at=now.wall)
+
+    def moved(self, jump: ClockJump) -> Observation:
+        """Return the observation with its wall time moved along with the clock."""
+        return replace(self, last_at=moved(self.last_at, jump))
+
+
+def begun(now: ClockReading) -> Observation:
+    """Return the observation that a detection at ``now`` begins."""
+    return Observation(now.boot_id, now.boottime_s, now.boottime_s, now.wall)

@@ -1,0 +1,327 @@
+"""Since when image use has been observed, and that no image goes by age that was used within the maximum."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.plan.image_gc import ImageGCPolicy, plan_image_gc
+from nodeagent.store import ClockReading, GapLimits, Store, gap_limits
+from nodeagent.store.clock_jumps import TOLERANCE_S
+from tests.unit.builders import container, image, snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nodeagent.model import ImageUseRecord
+
+T0 = datetime(2026, 1, 10, 12, tzinfo=UTC)
+DAY_S = 86_400.0
+
+
+def at(seconds: float, *, boot: str = "boot", wall_s: float | None = None) -> ClockReading:
+    return ClockReading(boot, 1000 + seconds, T0 + timedelta(seconds=seconds if wall_s is None else wall_s))
+
+
+def seen(store: Store, reading: ClockReading) -> float | None:
+    """Record a detection; return for how many seconds use has been observed then, ``None`` if it has not."""
+    since = store.observe({"a": None}, (), reading).observed_since
+    return None if since is None else (reading.wall - since).total_seconds()
+
+
+@pytest.mark.parametrize(
+    ("interval_s", "maximum_s", "limits"),
+    [
+        (300.0, 0.0, GapLimits(900, 900)),
+        (300.0, 14 * DAY_S, GapLimits(900, 900)),
+        (60.0, 14 * DAY_S, GapLimits(600, 600)),
+        (3600.0, 14 * DAY_S, GapLimits(10_800, 10_800)),
+        (None, 14 * DAY_S, GapLimits(600, 600)),
+        (300.0, 120.0, GapLimits(900, 120)),
+        (2.0, 1.0, GapLimits(6, 1)),
+    ],
+)
+def test_gap_limits(interval_s: float | None, maximum_s: float, limits: GapLimits) -> None:
+    assert gap_limits(interval_s, maximum_s) == limits
+
+
+@pytest.mark.parametrize(("gap_s", "observed_s"), [(900, 900), (901, 0)])
+def test_gap_between_two_detections_of_one_process(tmp_path: Path, gap_s: float, observed_s: float) -> None:
+    store = Store(tmp_path, gaps=GapLimits(900, 60))
+    assert [seen(store, at(0)), seen(store, at(gap_s))] == [0, observed_s]
+
+
+@pytest.mark.parametrize(("gap_s", "observed_s"), [(60, 60), (61, 0)])
+@pytest.mark.parametrize("read_only", [False, True], ids=["run", "preview"])
+def test_gap_between_two_processes(tmp_path: Path, gap_s: float, observed_s: float, *, read_only: bool) -> None:
+    gaps = GapLimits(900, 60)
+    seen(Store(tmp_path, gaps=gaps), at(0))
+    assert seen(Store(tmp_path, gaps=gaps, read_only=read_only), at(gap_s)) == observed_s
+
+
+@pytest.mark.parametrize(
+    "later",
+    [at(10, boot="another boot"), at(10, boot=""), at(-10)],
+    ids=["reboot", "boot id unknown", "boot clock went back"],
+)
+def test_doubt_about_the_boot_begins_the_observation_again(tmp_path: Path, later: ClockReading) -> None:
+    seen(Store(tmp_path), at(0))
+    assert seen(Store(tmp_path), later) == 0
+
+
+def test_unknown_boot_is_never_observed(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert [seen(store, at(each, boot="")) for each in (0, 10, 20)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("wall_s", [3650 * DAY_S, -3650 * DAY_S])
+def test_step_of_the_wall_clock_observes_nothing(tmp_path: Path, wall_s: float) -> None:
+    store = Store(tmp_path)
+    seen(store, at(0))
+    assert seen(store, at(60, wall_s=wall_s)) == 60
+    assert seen(Store(tmp_path), at(90)) == 90
+
+
+def test_small_steps_of_the_wall_clock_add_up_to_no_age(tmp_path: Path) -> None:
+    store, steps, step_s = Store(tmp_path), 100, 0.9
+    store.observe({"a": None}, {"a"}, at(0))
+    wall_s = 0.0
+    for number in range(1, steps + 1):
+        wall_s = number * (5 + step_s)
+        store.observe({"a": None}, (), at(5 * number, wall_s=wall_s))
+    used = store.usage()["a"].last_used
+    assert used is not None
+    age_s = (T0 + timedelta(seconds=wall_s) - used).total_seconds()
+    assert age_s == pytest.approx(5 * (steps - 1), abs=2 * TOLERANCE_S)
+
+
+def test_status_reads_without_recording_a_detection(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert store.observed_since(at(0)) is None
+    seen(store, at(0))
+    assert store.observed_since(at(600)) == T0
+    assert store.observed_since(at(601)) is None
+    assert seen(store, at(600)) == 600
+
+
+def test_detection_overtaken_by_a_later_one_loses_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    seen(store, at(0))
+    store.observe({"a": None, "b": None}, {"b"}, at(20))
+    late = store.observe({"a": None}, {"a"}, at(10))
+    assert late.observed_since == T0
+    assert store.usage()["a"].last_used == at(20).wall
+    assert store.usage()["b"].last_used == at(20).wall
+    assert seen(store, at(30)) == 30
+
+
+def test_detection_overtaken_over_a_step_of_the_wall_clock_is_not_relied_on(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    seen(store, at(0))
+    seen(store, at(20, wall_s=-3650 * DAY_S))
+    assert seen(store, at(10)) is None
+
+
+def _write_meta(directory: Path, key: str, value: str) -> None:
+    with closing(sqlite3.connect(directory / "nodeagent.db", isolation_level=None)) as connection:
+        connection.execute("UPDATE meta SET value = ? WHERE key = ?", (value, key))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("observed_since_s", "nan"),
+        ("observed_since_s", "-1"),
+        ("observed_since_s", "1e300"),
+        ("observed_last_s", "inf"),
+        ("observed_last_s", "x"),
+        ("observed_last_us", "1.5"),
+    ],
+)
+def test_values_no_agent_writes_are_damage(tmp_path: Path, key: str, value: str) -> None:
+    seen(Store(tmp_path), at(0))
+    _write_meta(tmp_path, key, value)
+    store = Store(tmp_path)
+    assert store.take_notices()
+    assert seen(store, at(60)) == 0
+
+
+def test_file_of_an_agent_that_recorded_no_observation_is_opened(tmp_path: Path) -> None:
+    seen(Store(tmp_path), at(0))
+    with closing(sqlite3.connect(tmp_path / "nodeagent.db", isolation_level=None)) as connection:
+        connection.execute("DELETE FROM meta WHERE key LIKE 'observed%'")
+    store = Store(tmp_path)
+    assert (seen(store, at(60)), store.health.problem, store.take_notices()) == (0, "", ())
+
+
+# --- no image goes by age that was used within the maximum
+
+IMAGES = ("a", "b")
+
+
+@dataclass
+class World:
+    """What is true of a node, whatever its clocks say and whether an agent observes it.
+
+    Attributes:
+        true_s: the true time.
+        used_s: image to the true end of its last use, as far as an agent is bound to know it: a use that lies wholly
+            between two detections that are near enough is not observable by polling, and not counted.
+        hidden_s: image to the end of a use that no detection has seen so far.
+    """
+
+    directory: Path
+    interval_s: float
+    maximum_s: float
+    true_s: float = 0.0
+    booted_s: float = -1000.0
+    boots: int = 0
+    wall_s: float = 0.0
+    running: set[str] = field(default_factory=set)
+    used_s: dict[str, float] = field(default_factory=dict)
+    hidden_s: dict[str, float] = field(default_factory=dict)
+    detected_s: float | None = None
+    store: Store | None = None
+    fresh: bool = True
+
+    @property
+    def gaps(self) -> GapLimits:
+        return gap_limits(self.interval_s, self.maximum_s)
+
+    @property
+    def clocks(self) -> ClockReading:
+        wall = T0 + timedelta(seconds=self.true_s + self.wall_s)
+        return ClockReading(f"boot {self.boots}", self.true_s - self.booted_s, wall)
+
+    def pass_time(self, seconds: float) -> None:
+        self.true_s += seconds
+        for each in self.running:
+            self.hidden_s[each] = self.true_s
+
+    def toggle(self, name: str) -> None:
+        if name in self.running:
+            self.running.remove(name)
+        else:
+            self.running.add(name)
+            self.hidden_s[name] = self.true_s
+
+    def use_beyond_a_detection(self, seconds: float) -> None:
+        self.running.add("a")
+        self.detect(IMAGES)
+        self.pass_time(seconds)
+        self.running.discard("a")
+
+    def use_while_not_listed(self, seconds: float) -> None:
+        self.running.add("b")
+        self.detect(IMAGES[:1])
+        self.pass_time(seconds)
+        self.running.discard("b")
+
+    def jump(self, seconds: float) -> None:
+        self.wall_s += seconds
+
+    def restart(self, down_s: float) -> None:
+        self.store, self.fresh = None, True
+        self.pass_time(down_s)
+
+    def reboot(self, down_s: float) -> None:
+        self.running.clear()
+        self.boots, self.booted_s = self.boots + 1, self.true_s
+        self.restart(down_s)
+
+    def lose_database(self, down_s: float) -> None:
+        self.restart(down_s)
+        for each in self.directory.glob("nodeagent.db*"):
+            each.unlink()
+        self.detected_s = None
+
+    def make_passes(self, count: int) -> None:
+        for _ in range(count):
+            self.pass_time(self.interval_s)
+            self.detect(IMAGES)
+
+    def make_passes_while_the_clock_is_stepped(self, count: int) -> None:
+        for _ in range(count):
+            self.jump(0.9)
+            self.make_passes(1)
+
+    def detect(self, listed: Iterable[str]) -> None:
+        """Make a pass, and judge what it would remove."""
+        reader = Store(self.directory, read_only=True, gaps=self.gaps) if self.store is None else None
+        self.store = self.store or Store(self.directory, gaps=self.gaps)
+        pulled: dict[str, datetime | None] = {each: T0 - timedelta(days=400) for each in listed}
+        in_use = self.running & pulled.keys()
+        record = self.store.observe(pulled, in_use, self.clocks)
+        if reader is not None:
+            assert reader.observe(pulled, in_use, self.clocks) == record
+        self._note_what_was_observable()
+        self._judge(record, pulled.keys())
+
+    def _note_what_was_observable(self) -> None:
+        limit_s = self.gaps.restart_s if self.fresh else self.gaps.running_s
+        near = self.detected_s is not None and self.true_s - self.detected_s <= limit_s
+        for name, until_s in self.hidden_s.items():
+            unseen = name not in self.running and self.used_s.get(name, -1.0) != self.detected_s
+            if not (near and unseen):
+                self.used_s[name] = until_s
+        self.hidden_s.clear()
+        for name in self.running:
+            self.used_s[name] = self.true_s
+        self.detected_s, self.fresh = self.true_s, False
+
+    def _judge(self, record: ImageUseRecord, listed: Iterable[str]) -> None:
+        node = snapshot(
+            *(image(each, f"r/{each}:1") for each in listed),
+            observed_at=self.clocks.wall,
+            image_usage=record.usage,
+            image_use_observed_since=record.observed_since,
+            containers=tuple(container(f"of-{each}", image_ref=each) for each in sorted(self.running)),
+        )
+        policy = ImageGCPolicy(high_threshold_percent=100, maximum_unused_age_s=self.maximum_s)
+        for decision in plan_image_gc(node, policy).removals:
+            assert decision.id not in self.running
+            last_s = self.used_s.get(decision.id, -1e9)
+            assert self.true_s - last_s > self.maximum_s - 2 * TOLERANCE_S, (decision.id, last_s, self.true_s)
+
+
+SECONDS = st.sampled_from(
+    [0.0, 0.5, 1.0, 5.0, 9.0, 60.0, 299.0, 301.0, 599.0, 601.0, 901.0, 1799.0, 1801.0, 4000.0, 2 * DAY_S]
+)
+JUMPS = st.sampled_from([0.9, -0.9, 59.0, -61.0, 3600.0, -3600.0, 3650 * DAY_S, -3650 * DAY_S])
+STEPS = st.one_of(
+    st.tuples(st.just("pass_time"), SECONDS),
+    st.tuples(st.just("make_passes"), st.integers(1, 8)),
+    st.tuples(st.just("make_passes"), st.integers(1, 8)),
+    st.tuples(st.just("detect"), st.sampled_from([IMAGES, IMAGES, IMAGES, IMAGES[:1]])),
+    st.tuples(st.just("toggle"), st.sampled_from(IMAGES)),
+    st.tuples(st.just("use_beyond_a_detection"), SECONDS),
+    st.tuples(st.just("use_while_not_listed"), SECONDS),
+    st.tuples(st.just("jump"), JUMPS),
+    st.tuples(st.just("make_passes_while_the_clock_is_stepped"), st.integers(1, 8)),
+    st.tuples(st.just("restart"), SECONDS),
+    st.tuples(st.just("reboot"), SECONDS),
+    st.tuples(st.just("lose_database"), SECONDS),
+)
+
+
+@given(
+    st.sampled_from([2.0, 2.0, 300.0, 3600.0]),
+    st.sampled_from([10.0, 10.0, 1800.0, 86_400.0]),
+    st.lists(STEPS, max_size=40),
+)
+def test_no_image_goes_by_age_that_was_used_within_the_maximum(
+    interval_s: float, maximum_s: float, steps: list[tuple[str, object]]
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        world = World(Path(name), interval_s, maximum_s)
+        for step, value in steps:
+            getattr(world, step)(value)
