@@ -31,16 +31,6 @@ if TYPE_CHECKING:
     from nodeagent.plan.image_gc import ImageGCPolicy
 
 _PIPE_WIDTH = 180
-_TITLES = {
-    ItemKind.IMAGE: ("image", "images"),
-    ItemKind.CONTAINER: ("container", "containers"),
-    ItemKind.SANDBOX: ("sandbox", "sandboxes"),
-    ItemKind.POD_LOG_DIRECTORY: ("pod log directory", "pod log directories"),
-    ItemKind.POD: ("pod", "pods"),
-    ItemKind.BLOB: ("blob", "blobs"),
-    ItemKind.SNAPSHOT: ("snapshot", "snapshots"),
-    ItemKind.CONTAINER_LOG_LINK: ("container log link", "container log links"),
-}
 _OUTCOME_STYLES = {
     Outcome.DONE: "green",
     Outcome.GONE: "green",
@@ -210,7 +200,7 @@ def report_view(report: PassReport, policy: ImageGCPolicy) -> RenderableType:
             made.add_row(result.decision.kind.value, _name(result.decision), outcome, result.detail)
         parts.append(made)
     counted = Counter(result.decision.kind for result in report.removed)
-    what = ", ".join(f"{count} {_TITLES[kind][count != 1]}" for kind, count in counted.items()) or "nothing"
+    what = ", ".join(kind.counted(count) for kind, count in counted.items()) or "nothing"
     line = Text(f"Removed {what} in {format_duration(report.duration_s)}", style="bold")
     if report.freed_bytes is not None and counted:
         line.append(f"; predicted {format_bytes(report.predicted_bytes)}, measured {format_bytes(report.freed_bytes)}")

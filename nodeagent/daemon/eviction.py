@@ -19,6 +19,7 @@ from nodeagent.daemon.pressure import contradictions
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError
 from nodeagent.host.stalls import MEMORY_EVENTS
 from nodeagent.plan.decision import ReasonCode, Verdict
+from nodeagent.plan.eviction.local_storage import has_limit
 from nodeagent.plan.eviction.pace import SOONEST_S, WHILE_MET_S, next_look_s
 from nodeagent.plan.eviction.planner import plan_eviction
 from nodeagent.plan.eviction.signals import MEANINGS
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from nodeagent.host.stalls import Wakes
     from nodeagent.model import Role
     from nodeagent.model.pods import PodsSeen
-    from nodeagent.model.pressure import PodFacts
     from nodeagent.plan.eviction.planner import Eviction, EvictionPlan
     from nodeagent.plan.eviction.reclaim import ReclaimStep
     from nodeagent.plan.eviction.state import Evaluation
@@ -270,7 +270,7 @@ class EvictionDuty:
 
     def _limits_due(self) -> bool:
         """Return whether pods are to be held against their own storage limits, which takes walking directories."""
-        if not self._isolate or self._pods is None or not any(map(_has_limit, self._pods.facts)):
+        if not self._isolate or self._pods is None or not any(map(has_limit, self._pods.facts)):
             return False
         now_s = self._station.clock.monotonic_s()
         if self._limits_s is not None and now_s - self._limits_s < _LIMITS_EVERY_S:
@@ -536,15 +536,6 @@ class EvictionDuty:
             because=", ".join(f"{why[code]} {code}" for code in sorted(why)),
             hint="nodeagent evict --dry-run tells the reason for each pod",
         )
-
-
-def _has_limit(pod: PodFacts) -> bool:
-    """Return whether a pod has any storage limit of its own."""
-    return bool(
-        pod.ephemeral_limit_bytes
-        or any(each.limit_bytes for each in pod.empty_dirs)
-        or any(each.ephemeral_limit_bytes for each in pod.containers)
-    )
 
 
 def _about(plan: EvictionPlan, eviction: Eviction) -> dict[str, object]:

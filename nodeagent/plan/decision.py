@@ -38,6 +38,13 @@ class ItemKind(StrEnum):
     SNAPSHOT = "snapshot"
     POD = "pod"
 
+    def counted(self, count: int) -> str:
+        """Return a number of such items for people, such as ``2 pod log directories``."""
+        name = self.value.replace("-", " ")
+        if count == 1:
+            return f"1 {name}"
+        return f"{count} {name[:-1]}ies" if name.endswith("y") else f"{count} {name}{'es' if name[-1] == 'x' else 's'}"
+
 
 class Verdict(StrEnum):
     """What becomes of an item."""

@@ -62,6 +62,15 @@ def find_violation(pod: PodFacts, layout: FilesystemLayout) -> Violation | None:
     return next((each for each in _candidates(pod, layout) if each.usage_bytes > each.limit_bytes > 0), None)
 
 
+def has_limit(pod: PodFacts) -> bool:
+    """Return whether a pod has any storage limit of its own."""
+    return bool(
+        pod.ephemeral_limit_bytes
+        or any(each.limit_bytes for each in pod.empty_dirs)
+        or any(each.ephemeral_limit_bytes for each in pod.containers)
+    )
+
+
 def _candidates(pod: PodFacts, layout: FilesystemLayout) -> Iterator[Violation]:
     for volume in pod.empty_dirs:
         if volume.used_bytes is not None and volume.limit_bytes:

@@ -1,0 +1,62 @@
+"""The pods that would be evicted first, for a preview of settings that are not in force yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from nodeagent.plan.eviction.local_storage import find_violation
+from nodeagent.plan.eviction.planner import plan_eviction
+from nodeagent.plan.eviction.protection import Protection
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodeagent.model.pressure import FilesystemLayout, PodFacts
+    from nodeagent.plan.decision import Reason
+    from nodeagent.plan.eviction.policy import EvictionPolicy
+    from nodeagent.plan.eviction.reclaim import ReclaimStep
+    from nodeagent.plan.eviction.state import Evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class PodEviction:
+    """A pod that is evicted first for a threshold, or for a storage limit of its own."""
+
+    uid: str
+    namespace: str
+    name: str
+    reason: Reason
+
+
+def pods_over_limits(
+    pods: Sequence[PodFacts], policy: EvictionPolicy, layout: FilesystemLayout
+) -> tuple[PodEviction, ...]:
+    """Return the pods over storage limits of their own that nothing protects, by namespace, name and UID."""
+    protection = Protection(pods, policy)
+    found = []
+    for pod in sorted(pods, key=lambda each: (each.namespace, each.name, each.uid)):
+        violation = find_violation(pod, layout)
+        if violation is not None and protection.why_kept(pod) is None:
+            found.append(PodEviction(pod.uid, pod.namespace, pod.name, violation.reason))
+    return tuple(found)
+
+
+def first_victim(
+    evaluation: Evaluation, pods: Sequence[PodFacts], policy: EvictionPolicy, layout: FilesystemLayout
+) -> PodEviction | None:
+    """Return the pod evicted first for a threshold if node-level reclaim frees too little; ``None`` if there is none.
+
+    The decision is made at the instant of the evaluation. A soft threshold counts only once its grace period is over.
+    """
+    policy = replace(policy, local_storage_isolation=False)
+    reclaimed: frozenset[ReclaimStep] = frozenset()
+    while True:
+        plan = plan_eviction(evaluation, pods, policy, layout=layout, now=evaluation.at, reclaimed=reclaimed)
+        if not plan.reclaim:
+            break
+        reclaimed |= frozenset(plan.reclaim)
+    if plan.victim is None:
+        return None
+    pod = plan.victim.pod
+    return PodEviction(pod.uid, pod.namespace, pod.name, plan.victim.reason)

@@ -1,0 +1,52 @@
+"""Whether the daemon removes items or runs dry, in a file, so that a restart cannot switch it unnoticed."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.errors import StoreError
+from nodeagent.store.files import replace_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FILE_NAME: Final = "mode.json"
+_SCHEMA: Final = "nodeagent/mode/v1"
+
+
+class ModeFile:
+    """The last mode of the daemon. Its methods block."""
+
+    def __init__(self, directory: Path) -> None:
+        """Keep it under ``directory``; nothing is made there before the first write."""
+        self._path = directory / FILE_NAME
+
+    def read(self) -> bool | None:
+        """Return whether the daemon was a dry run; ``None`` if no mode was kept.
+
+        Raises:
+            StoreError: there is a file, and it cannot be read or is not what this agent writes.
+        """
+        try:
+            document = json.loads(self._path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            raise StoreError(f"{self._path}: cannot be read: {error}") from error
+        dry_run = document.get("dry_run") if isinstance(document, dict) else None
+        if not isinstance(dry_run, bool) or document.get("schema") != _SCHEMA:
+            raise StoreError(f"{self._path}: not a document of schema {_SCHEMA}")
+        return dry_run
+
+    def write(self, *, dry_run: bool) -> None:
+        """Keep a mode instead of the one before.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        try:
+            self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+            replace_file(self._path, json.dumps({"schema": _SCHEMA, "dry_run": dry_run}) + "\n")
+        except OSError as error:
+            raise StoreError(f"{self._path}: cannot be written: {error.strerror or error}") from error

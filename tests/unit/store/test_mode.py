@@ -1,0 +1,30 @@
+"""The mode of the daemon that the next one reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.errors import StoreError
+from nodeagent.store.mode import ModeFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_mode_is_read_as_written(tmp_path: Path) -> None:
+    file = ModeFile(tmp_path / "state")
+    assert file.read() is None
+    for dry_run in (True, False):
+        file.write(dry_run=dry_run)
+        assert file.read() is dry_run
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"schema": "nodeagent/mode/v1"}', '{"dry_run": true}', "[" * 100_000]
+)
+def test_mode_that_is_none_is_an_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "mode.json").write_text(text)
+    with pytest.raises(StoreError):
+        ModeFile(tmp_path).read()
