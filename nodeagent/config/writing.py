@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, get_args, get_origin
 from pydantic import BaseModel
 
 from nodeagent.config.models import Config
+from nodeagent.text import escape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -76,7 +77,7 @@ def toml_value(value: object) -> str:
         return "{" + ", ".join(f"{_toml_key(key)} = {toml_value(each)}" for key, each in value.items()) + "}"
     if isinstance(value, bool | int | float):
         return json.dumps(value)
-    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+    return escape(json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f"))  # TOML has these escapes, too
 
 
 def _toml_key(key: object) -> str:

@@ -139,6 +139,7 @@ class Agent:
             report = replace(report, warnings=(*report.warnings, warning)) if warning else report
         if self.record:
             await asyncio.to_thread(self._note, preview, report, plan_id)
+            report = replace(report, warnings=(*report.warnings, *self.history.take_notices()))
         return report
 
     async def find_leaks(self, minimum_age_s: float, *, rooted: bool) -> Preview:
@@ -166,7 +167,7 @@ class Agent:
 
     def log_health(self, logger: FilteringBoundLogger) -> None:
         """Log how the agent's memory is doing, once per change."""
-        for notice in self.store.take_notices():
+        for notice in (*self.store.take_notices(), *self.history.take_notices()):
             logger.warning("store_notice", notice=notice)
         problem = self.store.health.problem or self.history.problem
         if problem and problem != self._told:

@@ -48,6 +48,7 @@ from nodeagent.plan.scope import Scope
 from nodeagent.plan.strictness import stricter
 from nodeagent.store import HoldFile
 from nodeagent.store.plan_key import KEY_BYTES, PlanKeyFile
+from nodeagent.text import encodable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
@@ -512,7 +513,7 @@ class Guard:
             raise error
         if isinstance(error, NodeAgentError):
             code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), None)
-            await context.abort(code or grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            await context.abort(code or grpc.StatusCode.FAILED_PRECONDITION, encodable(str(error)))
         self._station.logger.error("control_failed", method=name, exc_info=error)
         await context.abort(grpc.StatusCode.INTERNAL, f"a fault in the agent, see its log: {error!r}")
 

@@ -7,12 +7,14 @@ it. Fields are added, never renamed.
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from nodeagent.model import ALL_IMAGES
 from nodeagent.plan.decision import Verdict
 from nodeagent.plan.saved import encode_policy, seal, snapshot_digest
+from nodeagent.text import escape_lines, raw_bytes, to_json
 from nodeagent.units import format_time
 
 if TYPE_CHECKING:
@@ -60,10 +62,12 @@ def reason(value: Reason) -> dict[str, Json]:
 
 
 def decision(value: Decision) -> dict[str, Json]:
-    """Return one decision."""
+    """Return one decision; ``id_base64`` is there where the id is a file's name that is not UTF-8."""
+    raw = raw_bytes(value.id)
     return {
         "kind": value.kind.value,
         "id": value.id,
+        **({} if raw is None else {"id_base64": b64encode(raw).decode()}),
         "name": value.name,
         "verdict": value.verdict.value,
         "reason": reason(value.reason),
@@ -143,21 +147,23 @@ def saved_plan(  # noqa: PLR0913 - the parts of the document
     """Return a plan as it is saved: schema ``nodeagent/plan/v1``; without a plan key it is not signed."""
     ordered = [each for verdict in (True, False) for plan in plans for each in plan.decisions if _goes(each) is verdict]
     return seal(
-        {
-            "made_at": snapshot.observed_at.isoformat(),
-            "expires_at": expires_at.isoformat(),
-            "agent_version": agent_version,
-            "node": node,
-            "runtime": runtime(snapshot),
-            "scope": scope,
-            "snapshot_digest": snapshot_digest(snapshot),
-            "imagefs": filesystem(snapshot.image_filesystem),
-            "policy": encode_policy(policy),
-            "accounting": {plan.kind: plan.accounting.value for plan in plans},
-            "frees_bytes": sum(plan.frees_bytes for plan in plans),
-            "warnings": [*snapshot.warnings, *(warning for plan in plans for warning in plan.warnings)],
-            "decisions": [decision(each) for each in ordered],
-        },
+        _encodable(
+            {
+                "made_at": snapshot.observed_at.isoformat(),
+                "expires_at": expires_at.isoformat(),
+                "agent_version": agent_version,
+                "node": node,
+                "runtime": runtime(snapshot),
+                "scope": scope,
+                "snapshot_digest": snapshot_digest(snapshot),
+                "imagefs": filesystem(snapshot.image_filesystem),
+                "policy": encode_policy(policy),
+                "accounting": {plan.kind: plan.accounting.value for plan in plans},
+                "frees_bytes": sum(plan.frees_bytes for plan in plans),
+                "warnings": [*snapshot.warnings, *(warning for plan in plans for warning in plan.warnings)],
+                "decisions": [decision(each) for each in ordered],
+            }
+        ),
         key,
     )
 
@@ -371,9 +377,25 @@ def change_per_s(seen: Observation, earlier: Seen | None) -> float | None:
 
 
 def dumps(document: Mapping[str, Json], form: str) -> str:
-    """Return a document as text, ``form`` being ``json`` or ``yaml``; ends with a newline."""
+    """Return a document as text, ``form`` being ``json`` or ``yaml``; ends with a newline.
+
+    Any text in it may be printed to a terminal: what is not printable is written with the form's own escapes.
+    """
     if form == "yaml":
         import yaml  # noqa: PLC0415 - only who asks for YAML pays for it
 
-        return str(yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True))
-    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+        shown = _encodable(document)
+        text = str(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True))
+        return text if escape_lines(text) == text else str(yaml.safe_dump(shown, sort_keys=False))
+    return to_json(document, indent=2) + "\n"
+
+
+def line(document: Mapping[str, Json]) -> str:
+    """Return a document as one line of JSON; ends with a newline."""
+    return to_json(document) + "\n"
+
+
+def _encodable(document: Mapping[str, Json]) -> dict[str, Json]:
+    """Return a document in which every text can be encoded."""
+    made: dict[str, Json] = json.loads(to_json(document))
+    return made

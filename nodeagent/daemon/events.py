@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from nodeagent.text import escape, escape_lines
+
 
 class Event(NamedTuple):
     """A kind of event.
@@ -188,9 +190,9 @@ def journal_fields(values: Mapping[str, object]) -> dict[str, str]:
     told = {key: value for key, value in values.items() if key not in ("event", "level", "timestamp", "exception")}
     name = str(values.get("event", ""))
     event = EVENTS.get(name)
-    message = sentence(name, told)
+    message = escape(sentence(name, told))  # journalctl hides a message with a control character as a blob
     if "exception" in values:
-        message = f"{message}\n{values['exception']}"
+        message = f"{message}\n{escape_lines(str(values['exception']))}"
     fields = {
         "MESSAGE": message,
         "PRIORITY": _PRIORITIES.get(str(values.get("level")), "6"),

@@ -1,18 +1,22 @@
 """Structured logging: a fixed event name and keys, rendered for a console or as JSON lines.
 
-Sentences are never assembled from values; an operator greps for event names and keys.
+Sentences are never assembled from values; an operator greps for event names and keys. Values are chosen by whoever
+runs containers; each renderer escapes what could control a terminal or cannot be encoded.
 """
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
+from collections.abc import Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
 from nodeagent.daemon.events import journal_fields
 from nodeagent.daemon.taps import tell_taps
 from nodeagent.host.journal import Journal, is_connected_to_stderr
+from nodeagent.text import escape, escape_lines, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +48,7 @@ class _JournalRenderer:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._line = structlog.processors.JSONRenderer(ensure_ascii=False)
+        self._line = structlog.processors.JSONRenderer(serializer=to_json)
 
     def __call__(
         self, logger: object, name: str, values: structlog.typing.EventDict
@@ -68,6 +72,28 @@ class _Tapped:
         return values
 
 
+def _escape_values(logger: object, name: str, values: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Return an event whose values are safe on a terminal; the renderer adds colours of its own afterwards."""
+    del logger, name
+    return {key: value if key == "exc_info" else _escaped(value) for key, value in values.items()}
+
+
+def _escaped(value: object) -> object:
+    if value is None or isinstance(value, int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {str(_escaped(key)): _escaped(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_escaped(each) for each in value]
+    return escape(value if isinstance(value, str) else repr(value))
+
+
+def _write_traceback(stream: TextIO, exc_info: structlog.typing.ExcInfo) -> None:
+    text = io.StringIO()
+    structlog.dev.plain_traceback(text, exc_info)
+    stream.write(escape_lines(text.getvalue()))
+
+
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -86,9 +112,9 @@ def configure(form: str, level: str, stream: TextIO | None = None) -> FilteringB
     if form == "journal" or (form == "auto" and stream is None and is_connected_to_stderr()):
         renderer = _JournalRenderer(Journal())
     elif console:
-        renderer = structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback)
+        renderer = structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=_write_traceback)
     else:
-        renderer = structlog.processors.JSONRenderer(ensure_ascii=False)
+        renderer = structlog.processors.JSONRenderer(serializer=to_json)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -96,6 +122,7 @@ def configure(form: str, level: str, stream: TextIO | None = None) -> FilteringB
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             *([] if console else [structlog.processors.format_exc_info]),
             _Tapped(_LEVELS[level]),
+            *([_escape_values] if console else []),
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(min(_LEVELS[level], logging.INFO)),

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from nodeagent.daemon.health import not_alive, not_ready
 from nodeagent.daemon.loops import wait_for_any
 from nodeagent.host.peer import nobody_listens
+from nodeagent.text import escape_lines
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -275,7 +276,7 @@ def _verdict(reasons: tuple[str, ...]) -> Answer:
 
 
 def _plain(status: Status, text: str) -> Answer:
-    return Answer(status, f"{text}\n".encode(errors="replace"))
+    return Answer(status, f"{escape_lines(text)}\n".encode())
 
 
 def _on_the_wire(answer: Answer, *, with_body: bool) -> bytes:

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from nodeagent.text import encodable
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -238,7 +240,8 @@ class Tally:
 
 
 def _bounded(series: Mapping[tuple[str, ...], object], labels: tuple[str, ...]) -> tuple[str, ...]:
-    return labels if labels in series or len(series) < MOST_SERIES else (OTHER,) * len(labels)
+    shown = tuple(map(encodable, labels))  # here, as two series that only look alike would fail the whole scrape
+    return shown if shown in series or len(series) < MOST_SERIES else (OTHER,) * len(shown)
 
 
 def _operation(method: str) -> str:

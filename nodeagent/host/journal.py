@@ -14,6 +14,8 @@ import struct
 import sys
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.text import encodable
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -71,7 +73,7 @@ def encode(fields: Mapping[str, str]) -> bytes:
     """Return an entry as it goes over the socket; a value of several lines carries its length."""
     parts = []
     for name, value in fields.items():
-        raw = value.encode(errors="replace")
+        raw = encodable(value).encode()
         key = field_name(name).encode()
         parts.append(
             key + b"\n" + struct.pack("<Q", len(raw)) + raw + b"\n" if b"\n" in raw else key + b"=" + raw + b"\n"

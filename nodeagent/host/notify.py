@@ -10,6 +10,8 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
+from nodeagent.text import escape
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -44,7 +46,7 @@ class Notifier:
         self._send("WATCHDOG=1")
 
     def _send(self, state: str, status: str = "") -> None:
-        lines = [line for line in (state, f"STATUS={' '.join(status.split())}" if status else "") if line]
+        lines = [line for line in (state, f"STATUS={escape(' '.join(status.split()))}" if status else "") if line]
         send("\n".join(lines), self._address)
 
 

@@ -57,7 +57,7 @@ def read_pod_disk(uid: str, log_directory: Path, kubelet_root: Path, *, deadline
     Source: kubelet ``GetPodVolumesDir``, ``podLocalEphemeralStorageUsage``.
     """
     log_tree, logs, by_container, logs_complete = _logs(str(log_directory), deadline_s)
-    if not uid or "/" in uid or uid in (".", ".."):
+    if not uid or "/" in uid or "\0" in uid or uid in (".", ".."):
         return PodDisk(log_tree, logs, by_container, complete=False)
     volumes, empty_dirs, complete = _volumes(str(kubelet_root / "pods" / uid / "volumes"), deadline_s)
     return PodDisk(log_tree, logs, by_container, volumes, empty_dirs, complete and logs_complete)
@@ -66,7 +66,7 @@ def read_pod_disk(uid: str, log_directory: Path, kubelet_root: Path, *, deadline
 def _logs(directory: str, deadline_s: float) -> tuple[Footprint | None, Footprint | None, dict[str, int], bool]:
     device = _device(directory)
     if device is None:
-        gone = not os.path.lexists(directory)
+        gone = "\0" not in directory and not os.path.lexists(directory)
         return (_NOTHING, _NOTHING, {}, True) if gone else (None, None, {}, False)
     reader = TreeReader(device, deadline_s)
     try:
@@ -116,7 +116,7 @@ def _device(path: str) -> int | None:
     """Return the device of a real directory; ``None`` for a link, for what is no directory, and where it is gone."""
     try:
         about = os.lstat(path)
-    except OSError:
+    except (OSError, ValueError):  # also a NUL in what the runtime calls the directory
         return None
     return about.st_dev if stat.S_ISDIR(about.st_mode) else None
 

@@ -203,7 +203,7 @@ def remove_container_logs(root: Path, log_path: Path) -> Freed:
         parts = log_path.relative_to(root).parts
     except ValueError as error:
         raise RemovalRefusedError(f"{log_path} is not below the log root {root}") from error
-    if len(parts) < 2 or ".." in parts:
+    if len(parts) < 2 or ".." in parts or "\0" in str(log_path):
         raise RemovalRefusedError(f"{log_path} is not a container's log below {root}")
     with _opened(root) as top, ExitStack() as opened:
         place, directory = _place(top), top

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+from base64 import b64decode
 from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -331,13 +332,20 @@ def _moment(text: object) -> datetime:
     return made
 
 
+def _item_id(row: Mapping[str, object]) -> str:
+    """Return the id of an item; a file's name may not be UTF-8, and JSON cannot hold it then."""
+    if "id_base64" not in row:
+        return str(row["id"])
+    return b64decode(str(row["id_base64"]), validate=True).decode(errors="surrogateescape")
+
+
 def _item(row: Mapping[str, object]) -> SavedItem:
     reason, frees = row["reason"], row["frees_bytes"]
     if not isinstance(reason, dict):
         raise TypeError("a reason is not a table")
     return SavedItem(
         ItemKind(str(row["kind"])),
-        str(row["id"]),
+        _item_id(row),
         str(row["name"]),
         Verdict(str(row["verdict"])),
         str(reason["code"]),

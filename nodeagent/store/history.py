@@ -1,7 +1,8 @@
 """What every pass did, kept for operators.
 
 A database of its own beside the memory of image use: it grows, it is pruned, and losing it costs no decision. When
-it cannot be written, passes wait in memory, as many as fit, and are written with the next one that works.
+it cannot be written, passes wait in memory, as many as fit, and are written with the next one that works. A record
+that could never be written is dropped and reported; it does not hold up the others.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections import deque
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
@@ -23,10 +24,13 @@ from nodeagent.store.sqlite import (
     check_version,
     connect,
     is_corrupt,
+    is_of_file,
     micros,
     moment,
     set_aside,
+    storable,
 )
+from nodeagent.text import encodable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
 
 FILE_NAME: Final = "history.db"
 WAITING_PASSES: Final = 200
+_MOST_NOTICES: Final = 20
 QUIET_FOR: Final = timedelta(days=1)
 _MIGRATIONS: Final = (
     (
@@ -153,7 +158,15 @@ class History:
         self._path = directory / FILE_NAME
         self._lock = threading.Lock()
         self._waiting: deque[PastPass] = deque(maxlen=WAITING_PASSES)
+        self._notices: deque[str] = deque(maxlen=_MOST_NOTICES)
         self.problem = ""
+
+    def take_notices(self) -> tuple[str, ...]:
+        """Return which records were dropped and why, each once."""
+        with self._lock:
+            notices = tuple(self._notices)
+            self._notices.clear()
+            return notices
 
     def add(self, past: PastPass, retention: Retention) -> None:
         """Write a pass and drop what need not be kept; where that fails ``problem`` says why. Never raises."""
@@ -174,7 +187,8 @@ class History:
                 with closing(connect(self._path, _MIGRATIONS)) as connection:
                     connection.execute("PRAGMA foreign_keys = ON")
                     connection.execute("BEGIN IMMEDIATE")
-                    node_stops.insert_stop(connection, stop)
+                    with self._dropping(connection, f"node stop {stop.id}"):
+                        node_stops.insert_stop(connection, stop)
                     node_stops.prune_stops(connection, now - retention.maximum_age)
                     connection.execute("COMMIT")
             except BROKEN as error:
@@ -238,16 +252,30 @@ class History:
             connection.execute("PRAGMA foreign_keys = ON")
             connection.execute("BEGIN IMMEDIATE")
             for past in self._waiting:
-                _insert(connection, past)
+                with self._dropping(connection, f"pass {past.id}"):
+                    _insert(connection, past)
             _prune(connection, retention, now)
             connection.execute("COMMIT")
             connection.execute("PRAGMA incremental_vacuum").fetchall()
+
+    @contextmanager
+    def _dropping(self, connection: sqlite3.Connection, what: str) -> Iterator[None]:
+        """Undo and drop one record that cannot be written; an error of the file itself is raised."""
+        connection.execute("SAVEPOINT record")
+        try:
+            yield
+        except Exception as error:  # whatever is wrong with one record, the others have to be written
+            if is_of_file(error):
+                raise
+            connection.execute("ROLLBACK TO record")
+            self._notices.append(f"{self._path}: {what} cannot be recorded and was dropped: {error!r}")
+        connection.execute("RELEASE record")
 
 
 def _insert(connection: sqlite3.Connection, past: PastPass) -> None:
     connection.execute(
         "INSERT OR REPLACE INTO passes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
+        storable(
             past.id,
             micros(past.started_at),
             past.duration_s,
@@ -267,7 +295,7 @@ def _insert(connection: sqlite3.Connection, past: PastPass) -> None:
     connection.executemany(
         "INSERT OR REPLACE INTO actions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [
-            (
+            storable(
                 past.id,
                 position,
                 each.kind,
@@ -285,7 +313,7 @@ def _insert(connection: sqlite3.Connection, past: PastPass) -> None:
         ],
     )
     if past.eviction:
-        connection.execute("INSERT OR REPLACE INTO evictions VALUES (?, ?)", (past.id, past.eviction))
+        connection.execute("INSERT OR REPLACE INTO evictions VALUES (?, ?)", storable(past.id, past.eviction))
 
 
 def _prune(connection: sqlite3.Connection, retention: Retention, now: datetime) -> None:
@@ -312,7 +340,7 @@ def _used_bytes(connection: sqlite3.Connection) -> int:
 def _passes(
     connection: sqlite3.Connection, since: datetime | None, image: str, limit: int, *, quiet: bool
 ) -> Iterator[PastPass]:
-    pattern = f"%{_escaped(image)}%"
+    pattern = f"%{_escaped(encodable(image))}%"
     about = "item_id LIKE :like ESCAPE '\\' OR name LIKE :like ESCAPE '\\' OR refs LIKE :like ESCAPE '\\'"
     matching = f"kind IN ('image', 'pod') AND ({about})" if image else "1"
     rows = connection.execute(

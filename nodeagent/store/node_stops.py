@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.model.shutdown import PodOutcome
-from nodeagent.store.sqlite import micros, moment
+from nodeagent.store.sqlite import micros, moment, storable
 
 if TYPE_CHECKING:
     import sqlite3
@@ -34,7 +34,7 @@ def insert_stop(connection: sqlite3.Connection, stop: NodeStop) -> None:
     connection.execute("DELETE FROM stopped_pods WHERE stop_id = ?", (stop.id,))
     connection.execute(
         "INSERT OR REPLACE INTO node_stops VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
+        storable(
             stop.id,
             stop.boot_id,
             stop.kind.value,
@@ -49,7 +49,7 @@ def insert_stop(connection: sqlite3.Connection, stop: NodeStop) -> None:
     connection.executemany(
         "INSERT INTO stopped_pods VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [
-            (
+            storable(
                 stop.id,
                 position,
                 pod.uid,

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
+from nodeagent.text import encodable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +18,7 @@ BUSY_TIMEOUT_S: Final = 2.0
 BROKEN: Final = (OSError, StoreError, sqlite3.DatabaseError)
 """What using a file may raise."""
 
+_LARGEST: Final = 2**63 - 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 Migrations = tuple[tuple[str, ...], ...]
@@ -80,6 +82,25 @@ def is_corrupt(error: sqlite3.DatabaseError) -> bool:
         return False
     name = getattr(error, "sqlite_errorname", "")  # absent on errors raised here
     return name in ("SQLITE_CORRUPT", "SQLITE_NOTADB") or "malformed" in str(error)
+
+
+def is_of_file(error: Exception) -> bool:
+    """Return whether an error of a statement comes from the file or its disk, not from the values to be written."""
+    if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
+        return is_corrupt(error)
+    return isinstance(error, BROKEN)
+
+
+def storable(*values: object) -> tuple[object, ...]:
+    """Return values as a statement takes them: texts that can be encoded, integers of 64 bits at most."""
+    return tuple(
+        encodable(each)
+        if isinstance(each, str)
+        else max(-_LARGEST - 1, min(_LARGEST, each))
+        if isinstance(each, int)
+        else each
+        for each in values
+    )
 
 
 def set_aside(path: Path, error: sqlite3.DatabaseError) -> str:

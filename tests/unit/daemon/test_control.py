@@ -840,3 +840,20 @@ def test_nothing_else_is_taken_away(tmp_path: Path) -> None:
             open_socket(tmp_path / "t", "any")
     with pytest.raises(ControlUnavailableError, match="is not there"):
         open_socket(tmp_path / "none/s", "any")
+
+
+async def test_an_error_with_any_text_reaches_whoever_asked(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object) -> None:
+        raise ObservationError("/pods/\udcff\x1b\n")
+
+    assert node.station.agent is not None
+    monkeypatch.setattr(node.station.agent.collector, "preview", fail)
+    code, details = await node.refused("Plan", api.PlanRequest(scope="images"))
+    assert (code, details) == ("FAILED_PRECONDITION", "/pods/\\xff\x1b\n")
+
+
+@pytest.mark.parametrize("name", ["[/x]", "a\x1b[31m\n\u202e\x9b\x00", "\udcff"])
+def test_documents_hold_any_name(name: str) -> None:
+    shown = document.dumps({"schema": "s", "name": name, "names": [name]}, "json")
+    assert api.Document.FromString(api.Document(json=shown).SerializeToString()).json == shown
+    assert json.loads(shown)["name"] == json.loads(shown)["names"][0] == name.replace("\udcff", "\\xff")

@@ -78,3 +78,16 @@ def test_a_trace_is_part_of_the_message() -> None:
     fields = journal_fields({"event": "pass_crashed", "level": "error", "loop": "images", "exception": "Traceback"})
     assert fields["MESSAGE"].endswith("\nTraceback")
     assert fields["PRIORITY"] == "3"
+
+
+def test_a_message_is_one_line_that_journalctl_shows_and_a_field_keeps_the_name() -> None:
+    name = "[/x]\x1b[31m\n\u202e\udcff"
+    event = {"event": "removal", "level": "info", "kind": "container", "id": "1", "name": name, "outcome": "done"}
+    fields = journal_fields(event)
+    assert fields["MESSAGE"] == r"container [/x]\x1b[31m\n\u202e\xff: done; ?"
+    assert fields["CONTAINER_NAME"] == name
+
+
+def test_a_traceback_keeps_its_lines_in_the_journal() -> None:
+    fields = journal_fields({"event": "pass_crashed", "loop": "images", "exception": "Traceback:\n  \x1b"})
+    assert fields["MESSAGE"].splitlines()[1:] == ["Traceback:", "  \\x1b"]

@@ -258,3 +258,8 @@ async def test_the_manager_is_not_kept_waiting_for_a_runtime(
     assert said == b"READY=1\nSTATUS=waiting for a container runtime: no socket of a runtime was found"
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(running, 20)
+
+
+def test_a_status_of_any_text_is_one_line_that_can_be_sent(tmp_path: Path, manager: socket.socket) -> None:
+    Notifier({"NOTIFY_SOCKET": str(tmp_path / "notify")}).status("/s\udcff\x1b[31m\nREADY=1")
+    assert heard(manager) == ["STATUS=/s\\xff\\x1b[31m READY=1"]

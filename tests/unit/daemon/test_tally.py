@@ -315,3 +315,10 @@ def test_it_hears_what_is_logged() -> None:
         remove_tap(tally.hear)
     assert tally.values["nodeagent_events_total"] == {("info",): 1}
     assert tally.values["nodeagent_removals_total"] == {("image", "done", "least-recently-used"): 1}
+
+
+def test_labels_that_are_not_utf_8_are_counted_together_with_their_escaped_form() -> None:
+    tally = Tally(Clock())
+    tally.hear(event("oom_kill", pod_namespace="a\udcff", processes=1))
+    tally.hear(event("oom_kill", pod_namespace="a\\xff", processes=2))
+    assert tally.values["nodeagent_oom_kills_total"] == {("a\\xff",): 3}

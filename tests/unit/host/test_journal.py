@@ -96,3 +96,7 @@ def test_standard_error_is_known_by_device_and_inode(monkeypatch: pytest.MonkeyP
         assert is_connected_to_stderr({"JOURNAL_STREAM": f"{told.st_dev}:{told.st_ino}"})
         assert not is_connected_to_stderr({"JOURNAL_STREAM": "1:2"})
         assert not is_connected_to_stderr({})
+
+
+def test_a_value_that_is_not_utf_8_is_escaped() -> None:
+    assert decode(encode({"NAME": "a\udcff\x1b"})) == {"NAME": "a\\xff\x1b"}

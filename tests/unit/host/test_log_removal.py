@@ -171,3 +171,18 @@ def test_a_mount_is_found_before_anything_goes(root: Path, victim: Path) -> None
         assert len(list((root / NAME / "web").iterdir())) == 4
     finally:
         subprocess.run(["umount", str(mounted)], check=True)
+
+
+@pytest.mark.parametrize("name", [b"ns\xff_pod\x80_" + UID.encode(), b"[x]\x1b[31m\n_web_" + UID.encode()])
+def test_a_directory_with_any_bytes_in_its_name_is_listed_and_removed(root: Path, name: bytes) -> None:
+    text = os.fsdecode(name)
+    (root / text / "a\udcff").mkdir(parents=True)
+    (found,) = (each for each in podlogs.list_pod_log_directories(root) if each.name == text)
+    assert found.uid == UID
+    podlogs.remove_pod_log_directory(root, found.name, found.uid)
+    assert [each.name for each in root.iterdir()] == [NAME]
+
+
+def test_a_log_path_that_no_file_can_have_is_refused(root: Path) -> None:
+    with pytest.raises(RemovalRefusedError, match="not a container's log"):
+        podlogs.remove_container_logs(root, root / NAME / "we\0b" / "0.log")

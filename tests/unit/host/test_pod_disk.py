@@ -127,3 +127,9 @@ def test_an_empty_dir_in_memory_counts_apart(tmp_path: Path, in_memory: Path) ->
     found = read(tmp_path)
     assert found.empty_dir_bytes == {"scratch": 256 * KIB}
     assert found.volumes == Footprint(0, 0)
+
+
+def test_names_that_no_directory_can_have_are_told_as_not_measured(tmp_path: Path) -> None:
+    assert not read(tmp_path, uid="u\0").complete
+    found = read_pod_disk(UID, tmp_path / "lo\0gs", tmp_path / "kubelet", deadline_s=deadline_in(60))
+    assert (found.logs, found.complete) == (None, False)

@@ -31,7 +31,7 @@ from nodeagent.plan.saved import (
     unseal,
 )
 from nodeagent.plan.scope import Scope
-from tests.unit.builders import NOW, container, filesystem, image, sandbox, snapshot, used
+from tests.unit.builders import NOW, container, filesystem, image, log_directory, sandbox, snapshot, used
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -280,3 +280,23 @@ def test_digests_tell_nodes_apart_and_not_instants() -> None:
     assert snapshot_digest(one) != snapshot_digest(node("a"))
     plans = plan_all(one, POLICY).plans
     assert plan_id(Scope.ALL, one, plans) != plan_id(Scope.IMAGES, one, plans)
+
+
+def test_a_file_name_that_is_not_utf_8_comes_back_from_a_plan_as_it_was() -> None:
+    raw = "ns\udcff_pod_0a1b2c3d-1111-2222-3333-444455556666"
+    uid = raw.rpartition("_")[2]
+    seen = replace(node(), pod_log_directories=(log_directory(uid, name=raw, modified_s=1e6),))
+    saved = unseal(save(seen), KEY)
+    assert raw in {each.id for each in saved.removals}
+    plans = plan_all(seen, POLICY, only=frozenset(each.id for each in saved.removals)).plans
+    assert find_drift(saved, plans) == ()
+
+
+def test_a_plan_with_an_id_that_cannot_be_decoded_is_not_taken() -> None:
+    seen = replace(node(), pod_log_directories=(log_directory("", name="x\udcff"),))
+    document = json.loads(save(seen))
+    (row,) = (each for each in document["decisions"] if "id_base64" in each)
+    row["id_base64"] = "%"
+    del document["id"], document["schema"], document["mac"]
+    with pytest.raises(ValueError, match="base64"):
+        unseal(json.dumps(seal(document, KEY)), KEY)

@@ -5,16 +5,18 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nodeagent.errors import StoreError
+from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.store.history import _MIGRATIONS, FILE_NAME, History, PastAction, PastPass, Retention
 from nodeagent.store.sqlite import connect
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from nodeagent.text import encodable
 
 T0 = datetime(2026, 1, 10, 12, tzinfo=UTC)
 KEEP = Retention(timedelta(days=30), 16 << 20)
@@ -134,3 +136,62 @@ def test_a_broken_file_that_cannot_be_moved_is_told(tmp_path: Path, monkeypatch:
     history = History(tmp_path)
     history.add(past("one", "a"), KEEP)
     assert history.problem.endswith("cannot be set aside: Permission denied")
+
+
+NOT_UTF_8 = b"ns\xff_pod_uid".decode(errors="surrogateescape")
+
+
+def test_a_name_that_is_not_utf_8_is_recorded_escaped_and_found(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    history.add(past("one", NOT_UTF_8), KEEP)
+    history.add(past("two", "a", at=T0 + timedelta(hours=1)), KEEP)
+    assert (history.problem, history.take_notices()) == ("", ())
+    assert [each.id for each in history.read()] == ["two", "one"]
+    (found,) = history.read(image=NOT_UTF_8)
+    assert found.actions[0].name == r"r/ns\xff_pod_uid:1"
+
+
+def test_a_size_beyond_64_bits_is_recorded_as_the_largest(tmp_path: Path) -> None:
+    huge = replace(past("one", "a"), freed_bytes=2**70, predicted_bytes=-(2**70))
+    history = History(tmp_path)
+    history.add(huge, KEEP)
+    assert [(each.freed_bytes, each.predicted_bytes) for each in history.read()] == [(2**63 - 1, -(2**63))]
+
+
+def test_a_record_that_cannot_be_written_is_dropped_reported_and_holds_up_no_other(tmp_path: Path) -> None:
+    history = History(tmp_path / "state")
+    (tmp_path / "state").write_text("a file where the directory should be")
+    bad: object = object()
+    impossible = past("bad", "a")
+    history.add(replace(impossible, actions=(replace(impossible.actions[0], detail=bad),)), KEEP)  # type: ignore[arg-type]
+    history.add(past("waiting", "b"), KEEP)
+    assert "kept in memory only" in history.problem
+    (tmp_path / "state").unlink()
+    history.add(past("good", "c", at=T0 + timedelta(hours=1)), KEEP)
+    assert history.problem == ""
+    assert [each.id for each in history.read(quiet=True)] == ["good", "waiting"]
+    (notice,) = history.take_notices()
+    assert "pass bad cannot be recorded and was dropped" in notice
+    assert history.take_notices() == ()
+
+
+def test_a_node_stop_that_cannot_be_written_is_dropped_and_reported(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    bad: object = object()
+    pods = (StoppedPod("u", "ns", NOT_UTF_8), StoppedPod("v", "ns", bad))  # type: ignore[arg-type]
+    history.add_stop(NodeStop("boot", StopKind.UNCLEAN, T0, end=StopEnd.UNKNOWN, pods=pods), KEEP, T0)
+    assert history.read_stops() == ()
+    assert "cannot be recorded" in history.take_notices()[0]
+    history.add_stop(NodeStop("boot", StopKind.UNCLEAN, T0, end=StopEnd.UNKNOWN, pods=pods[:1]), KEEP, T0)
+    assert [each.pods[0].name for each in history.read_stops()] == [r"ns\xff_pod_uid"]
+
+
+@given(st.text(st.characters(), max_size=20), st.integers())
+def test_any_text_and_number_is_recorded(text: str, number: int) -> None:
+    with TemporaryDirectory() as directory:
+        history = History(Path(directory))
+        written = replace(past("one", text), detail=text, eviction=text, freed_bytes=number)
+        history.add(written, KEEP)
+        assert (history.problem, history.take_notices()) == ("", ())
+        (found,) = history.read(quiet=True)
+        assert (found.detail, found.actions[0].name) == (encodable(text), encodable(f"r/{text}:1"))

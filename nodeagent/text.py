@@ -1,0 +1,103 @@
+"""Text from outside the agent: names of files, containers and images, labels, messages of other programs.
+
+Whoever runs a container chooses most of these freely, so they are data wherever they go. Inside the agent they are
+kept as they are; bytes of a file name that are not UTF-8 are the surrogates of Python's ``surrogateescape``, and the
+name still opens the file. At the boundaries one of these functions applies:
+
+- ``escape`` for people: terminal, console log, journal message, status of the unit.
+- ``encodable`` for programs: history, journal fields, metric labels. Only what cannot be encoded changes.
+- ``to_json`` for both, since JSON has escapes of its own.
+
+Backslashes are not doubled: text passes several boundaries (agent, socket, command), and escaping it again must not
+change it. What an escape stood for is therefore not certain; ids say which item is meant.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_SHORT: Final = {"\t": r"\t", "\n": r"\n", "\r": r"\r"}
+_SURROGATES: Final = re.compile("[\ud800-\udfff]")
+_RAW_BYTES: Final = range(0xDC80, 0xDD00)  # Source: PEP 383
+_BEYOND_ASCII: Final = re.compile("[^\x20-\x7e\n]")
+_INVISIBLE: Final = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+"""Source: Unicode, Default_Ignorable_Code_Point, as far as ``str.isprintable`` lets it pass."""
+
+
+def escape(text: str) -> str:
+    r"""Return text as one line in which every character is printable and visible.
+
+    Control characters (C0, DEL, C1), line separators, bidirectional and zero-width characters, unusual spaces and
+    unassigned characters become ``\n``, ``\x1b`` or ``\u202e``; a byte that is not UTF-8 becomes ``\xff``.
+    """
+    if _is_plain(text):
+        return text
+    return "".join(each if _is_plain(each) else _escaped(each) for each in text)
+
+
+def escape_lines(text: str) -> str:
+    """Return text escaped line by line; only for text whose lines the agent made, such as a traceback."""
+    return "\n".join(map(escape, text.split("\n")))
+
+
+def encodable(text: str) -> str:
+    r"""Return text that can be encoded as UTF-8: each byte that was not becomes ``\xff``, all else stays."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _SURROGATES.sub(lambda found: _escaped(found[0]), text)
+    return text
+
+
+def raw_bytes(text: str) -> bytes | None:
+    """Return the bytes of a file's name that is not UTF-8; ``None`` for any other text."""
+    if encodable(text) == text:
+        return None
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        return None
+
+
+def to_json(value: object, *, indent: int | None = None, default: Callable[[object], object] | None = None) -> str:
+    """Return JSON that can be encoded as UTF-8 and is safe on a terminal.
+
+    Readers get the same values: what ``escape`` would change is written with JSON's own escapes. Bytes that are not
+    UTF-8 have none, so they are written as ``encodable`` has them.
+    """
+    import json  # noqa: PLC0415 - not for a command's help
+
+    text = json.dumps(value, ensure_ascii=False, indent=indent, default=default)
+    if text.isascii() and "\x7f" not in text:
+        return text
+    return _BEYOND_ASCII.sub(lambda found: _json_escaped(found[0]), text)
+
+
+def _is_plain(text: str) -> bool:
+    return text.isprintable() and (text.isascii() or _INVISIBLE.search(text) is None)
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    if character in _SHORT:
+        return _SHORT[character]
+    if code in _RAW_BYTES:
+        return f"\\x{code - 0xDC00:02x}"
+    if code < 0x80:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+
+def _json_escaped(character: str) -> str:
+    if _is_plain(character):
+        return character
+    if _SURROGATES.match(character):
+        return "\\" + _escaped(character)  # the backslash itself has to be escaped within JSON
+    units = character.encode("utf-16-be").hex()
+    return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
