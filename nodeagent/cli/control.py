@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Any, Final
 
-from nodeagent.cli.asking import request_for
+from nodeagent.cli.asking import request_for, understood
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.status import connected
 from nodeagent.errors import UsageError
-from nodeagent.units import parse_duration_s
+from nodeagent.units import format_bytes, format_duration, parse_duration_s
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 _TRIGGER_WITHIN_S: Final = 960.0
 _RELOAD_WITHIN_S: Final = 90.0
+_COLUMNS: Final = 80
 _STYLES: Final = {"warning": "yellow", "error": "bold red", "critical": "bold red"}
 
 
@@ -91,18 +94,92 @@ def trigger(config: Path | None, loop: str, *, wait: bool) -> None:
         sys.stdout.write(f"{loop} runs; 'nodeagent status' tells how it ends\n")
         return
     detail = f": {answer['detail']}" if answer["detail"] else ""
-    sys.stdout.write(f"{loop}: {answer['result']}{detail}\n")
+    dry_run = " (dry run)" if answer.get("dry_run") else ""
+    sys.stdout.write(f"{loop}: {answer['result']}{dry_run}{detail}\n")
     if answer["result"] in ("failed", "crashed", "runtime-unavailable"):
         sys.exit(ExitCode.FAILED)
 
 
-def reload(config: Path | None) -> None:
-    """Have the agent read its configuration again, and print what changed.
+def reload(config: Path | None, form: str = "table", *, dry_run: bool = False) -> None:
+    """Have the agent read its configuration again; print the changes and their effect.
+
+    With ``dry_run`` nothing is reloaded, and it exits with 3 if the effect is unknown.
 
     Raises:
         ConfigError: the configuration cannot be used; the one before stays in force.
         NodeAgentError: no agent runs, or this user may not.
     """
-    with connected(config) as agent:
-        changes = agent.ask("Reload", within_s=_RELOAD_WITHIN_S)["changes"]
-    sys.stdout.write("".join(f"{each}\n" for each in changes) or "nothing changed\n")
+    method = "PreviewReload" if dry_run else "Reload"
+    with connected(config) as agent, understood():
+        answer = agent.ask(method, within_s=_RELOAD_WITHIN_S)
+        effect = answer.get("effect")
+        if form != "table":
+            from nodeagent.daemon.document import dumps  # noqa: PLC0415 - only for scripts
+
+            sys.stdout.write(dumps(answer, form))
+        else:
+            sys.stdout.write("".join(f"{each}\n" for each in _reload_lines(answer, effect, dry_run=dry_run)))
+        if dry_run and effect is not None and not effect["known"]:
+            sys.exit(ExitCode.PARTIAL)
+
+
+def _reload_lines(answer: dict[str, Any], effect: dict[str, Any] | None, *, dry_run: bool) -> Iterator[str]:
+    """Yield the outcome of a reload, in lines of at most 80 columns."""
+    changes, grace = answer["changes"], answer.get("grace")
+    count = f"{len(changes)} setting{'' if len(changes) == 1 else 's'}"
+    if not changes:
+        yield "Configuration unchanged"
+    elif dry_run:
+        yield f"Configuration not reloaded (--dry-run): {count} would change"
+    else:
+        yield f"Configuration reloaded: {count} changed"
+    for each in changes:
+        yield from _wrapped(each, indent=2)
+    if effect is not None:
+        would = dry_run or answer["dry_run"]
+        yield from _effect_lines(effect, armed="dry_run: true -> false" in changes, would=would)
+        if answer["dry_run"]:
+            yield "dry_run = true: nothing is removed"
+    if grace is not None:
+        wait = format_duration(grace["seconds"])
+        if dry_run and changes:
+            yield f"Removals would start in {wait}"
+        elif grace["until"] is None:
+            yield f"Removals starting {wait} after the end of the pause"
+        else:
+            yield f"Removals starting in {wait}; 'nodeagent pause --for 30m --why TEXT' stops it"
+
+
+def _effect_lines(effect: dict[str, Any], *, armed: bool, would: bool) -> Iterator[str]:
+    from nodeagent.plan.decision import ItemKind  # noqa: PLC0415 - not for every command
+
+    verb = f"Next passes {'would ' if would else ''}remove{'' if armed else ' in addition'}"
+    if effect["kinds"]:
+        items = ", ".join(ItemKind(each["kind"]).counted(each["items"]) for each in effect["kinds"])
+        yield from _wrapped(f"{verb}: {items} ({format_bytes(effect['frees_bytes'])})")
+    elif not (effect["thresholds"] or effect["pods"] or effect["problem"]):
+        yield "Effect on the next passes: none"
+    for each in effect["first"]:
+        size = "" if each["frees_bytes"] is None else f" ({format_bytes(each['frees_bytes'])})"
+        yield from _wrapped(f"{each['kind']} {each['name']}{size}", indent=2)
+    more = effect["items"] - len(effect["first"])
+    if more > 0:
+        yield f"  and {more} more; 'nodeagent gc all --dry-run' lists them"
+    if effect["thresholds"]:
+        met = ", ".join(
+            each["text"] + (f" (after {format_duration(each['grace_s'])})" if each["grace_s"] else "")
+            for each in effect["thresholds"]
+        )
+        yield from _wrapped(f"Eviction thresholds met: {met}")
+    if effect["pods"]:
+        pods = ", ".join(f"{each['namespace']}/{each['name']}" for each in effect["pods"])
+        yield from _wrapped(f"Pods evicted first: {pods}")
+    if effect["problem"]:
+        yield from _wrapped(f"Effect unknown: {effect['problem']}")
+
+
+def _wrapped(text: str, *, indent: int = 0) -> list[str]:
+    """Return a text without control characters, in lines of at most 80 columns."""
+    plain = "".join(each if each.isprintable() else "?" for each in text)
+    begin = " " * indent
+    return textwrap.wrap(plain, _COLUMNS, initial_indent=begin, subsequent_indent=f"{begin}  ", break_on_hyphens=False)

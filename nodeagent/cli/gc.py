@@ -79,7 +79,10 @@ def _have_collected(request: Request, agent: Line) -> ExitCode:
         going = {each["id"] for plan in shown["plans"] for each in plan["decisions"] if each["verdict"] == "remove"}
         if request.dry_run or not going:
             return ExitCode.DONE
-        if agent.ask("Status")["agent"]["dry_run"]:
+        status = agent.ask("Status")
+        if status.get("waiting") is not None:
+            raise UsageError(f"nothing was removed: reload grace period, {status['waiting']['seconds_left']} s left")
+        if status["agent"]["dry_run"]:
             sys.stderr.write("nothing was removed: by its configuration the agent only shows (dry_run = true)\n")
             return ExitCode.DONE
         saved = agent.ask("Plan", control_pb2.PlanRequest(scope=request.scope, lasts_seconds=_AGREED_S))

@@ -723,11 +723,20 @@ def trigger(
 
 
 @app.command(epilog=EPILOG)
-def reload(config: ConfigOption = None) -> None:
-    """Have the agent read its configuration again and print what changed; a bad one is refused, and changes nothing."""
+def reload(
+    config: ConfigOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show changes and effect; reload nothing.")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Reload the agent's configuration; print changes, effect on the next passes, and the wait before them.
+
+    A faulty configuration is refused and changes nothing. After a switch of dry_run from true to false the first
+    pass that removes or evicts waits for reload_grace, 60s by default; 'nodeagent pause' stops it. With --dry-run the
+    exit code is 3 if the effect is unknown.
+    """
     from nodeagent.cli.control import reload as ask_to_reload  # noqa: PLC0415
 
-    ask_to_reload(config)
+    ask_to_reload(config, output.value, dry_run=dry_run)
 
 
 @app.command(epilog=EPILOG)

@@ -241,10 +241,11 @@ def top_view(shown: Shown) -> RenderableType:
     return Group(*_head(shown)[:1], *files, *_signals(shown), Text(""), title, made, *rest, *warnings)
 
 
-def _head(shown: Shown) -> list[RenderableType]:
+def _state(shown: Shown) -> RenderableType:
+    """Return the state of the agent in one line."""
     from rich.text import Text  # noqa: PLC0415 - only for people
 
-    agent, runtime, paused = shown["agent"], shown["runtime"], shown["paused"]
+    agent, paused, waiting = shown["agent"], shown["paused"], shown.get("waiting")
     first = Text(f"nodeagent {agent['version']}  ", style="bold")
     if not agent["running"]:
         first.append("not running", style="bold red")
@@ -253,14 +254,26 @@ def _head(shown: Shown) -> list[RenderableType]:
     elif paused is not None:
         left = "" if paused["seconds_left"] is None else f" for another {format_duration(paused['seconds_left'])}"
         first.append(f"paused{left}, {paused['who']}: {paused['why']}", style="bold yellow")
+    elif waiting is not None:
+        left = format_duration(waiting["seconds_left"])
+        first.append(f"waiting: dry run for another {left} (reload_grace)", style="bold yellow")
     else:
         first.append("at work", style="bold green")
     if agent["running"]:
         first.append(f", for {_ago(agent['started_at'], shown['observed_at']).removesuffix(' ago')}, process ")
         first.append(str(agent["pid"]))
-    if agent["dry_run"]:
+    if waiting is not None and paused is not None:
+        first.append(f"  then dry run for {format_duration(waiting['period_s'])} (reload_grace)", style="yellow")
+    elif agent["dry_run"] and waiting is None:
         first.append("  dry run: nothing is removed", style="yellow")
-    lines: list[RenderableType] = [first]
+    return first
+
+
+def _head(shown: Shown) -> list[RenderableType]:
+    from rich.text import Text  # noqa: PLC0415 - only for people
+
+    agent, runtime = shown["agent"], shown["runtime"]
+    lines: list[RenderableType] = [_state(shown)]
     if runtime["up"]:
         role = f"{agent['role']} ({agent['role_because']})"
         lines.append(Text(f"{runtime['name']} {runtime['version']} at {runtime['endpoint']}, {role}", style="dim"))

@@ -572,6 +572,12 @@ class Config(Section):
         "of a kubelet.",
     )
     dry_run: Switch = Field(False, description="Decide and log, but remove nothing.")
+    reload_grace: Duration = Field(
+        "60s",
+        description="Time between a switch of dry_run from true to false, by a reload or a restart, and the first pass "
+        "that removes or evicts; hard eviction thresholds wait, too. nodeagent pause stops it, and it starts again at "
+        "the end of the pause. 0 disables.",
+    )
     runtime: RuntimeSection = Field(default_factory=RuntimeSection, description="Where the container runtime is.")
     image_gc: ImageGCSection = Field(default_factory=ImageGCSection, description="When unused images are removed.")
     container_gc: ContainerGCSection = Field(

@@ -53,6 +53,7 @@ def settings(config: Config) -> Settings:
         shutdown=shutdown(config),
         control=control(config),
         metrics=MetricsSettings(parse_listen(config.metrics.listen)),
+        reload_grace_s=parse_duration_s(config.reload_grace),
     )
 
 

@@ -62,6 +62,7 @@ class Settings:
         shutdown: how pods are stopped when the node goes down.
         control: where the agent is asked and told things.
         metrics: where metrics and health are served.
+        reload_grace_s: time between a switch from dry run to active and the first destructive pass; 0 disables.
     """
 
     role: Role | None
@@ -89,3 +90,4 @@ class Settings:
     shutdown: ShutdownSettings = field(default_factory=ShutdownSettings)
     control: ControlSettings = field(default_factory=ControlSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    reload_grace_s: float = 60.0

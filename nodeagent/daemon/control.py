@@ -28,8 +28,10 @@ from nodeagent.daemon import document
 from nodeagent.daemon.agent import open_agent
 from nodeagent.daemon.board import Activity
 from nodeagent.daemon.control_socket import Right, group_number, right_of
+from nodeagent.daemon.effect import reload_document
 from nodeagent.daemon.loops import log_report, log_result, wait_for_any
 from nodeagent.daemon.pausing import LONGEST_S, pause, resume
+from nodeagent.daemon.service import preview_reload
 from nodeagent.daemon.status import Look, pods_document, pressure_document, status_document, without_agent
 from nodeagent.daemon.taps import Tail
 from nodeagent.errors import (
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from nodeagent.config.settings import Settings
     from nodeagent.daemon.agent import Agent
     from nodeagent.daemon.document import Json
+    from nodeagent.daemon.effect import Reloaded
     from nodeagent.daemon.station import Station
     from nodeagent.host.peer import Peer
     from nodeagent.plan.saved import SavedPlan
@@ -74,6 +77,7 @@ RIGHTS: Final[Mapping[str, Right]] = {
     "History": Right.READ,
     "Holds": Right.READ,
     "Events": Right.READ,
+    "PreviewReload": Right.READ,
     "AddHold": Right.ACT,
     "RemoveHold": Right.ACT,
     "Pause": Right.ACT,
@@ -193,6 +197,11 @@ class ControlService:
                 lost, missed = tail.missed - missed, tail.missed
                 yield _made({"schema": "nodeagent/event/v1", **shown, **({"missed_before": lost} if lost else {})})
 
+    async def PreviewReload(self, _: api.PreviewReloadRequest, __: Context) -> api.Document:  # noqa: N802
+        """Return the changes and the effect of a reload; nothing is reloaded. The file is always the agent's own."""
+        async with self._heavy:
+            return _made(reload_document(await preview_reload(self._station)))
+
     # ---- for those who may change something
 
     async def AddHold(self, request: api.AddHoldRequest, _: Context) -> api.Document:  # noqa: N802
@@ -246,7 +255,7 @@ class ControlService:
             known = ", ".join(sorted(self._station.wake.keys() & lines.keys()))
             why = f": {line.why}" if line is not None and line.why else ""
             raise UsageError(f"loop {_text(request.loop, 'loop')!r} does not run here{why}; those that do: {known}")
-        self._agent()
+        agent = self._agent()
         self._refuse_while_paused()
         ends = line.runs + (2 if line.activity is Activity.RUNNING else 1)
         wake.set()
@@ -259,6 +268,7 @@ class ControlService:
                 "ended": request.wait,
                 "result": line.result if request.wait else "",
                 "detail": line.detail if request.wait else "",
+                "dry_run": agent.dry_run if self._station.agent is agent else None,
             }
         )
 
@@ -276,15 +286,15 @@ class ControlService:
             await wait_for_any(_LOOK_AGAIN_S, self._station.stop)
 
     async def Reload(self, _: api.ReloadRequest, __: Context) -> api.Document:  # noqa: N802
-        """Read the configuration again; a bad one changes nothing."""
-        waiting: asyncio.Future[tuple[str, ...]] = asyncio.get_running_loop().create_future()
+        """Read the configuration again and return the effect; a bad one changes nothing."""
+        waiting: asyncio.Future[Reloaded] = asyncio.get_running_loop().create_future()
         self._station.awaiting_reload.append(waiting)
         self._station.reload.set()
         try:
-            changes = await asyncio.wait_for(waiting, _RELOAD_WITHIN_S)
+            reloaded = await asyncio.wait_for(waiting, _RELOAD_WITHIN_S)
         except TimeoutError as error:
             raise NodeAgentError(f"the configuration was not read within {_RELOAD_WITHIN_S:g} s") from error
-        return _made({"schema": "nodeagent/reload/v1", "changes": list(changes)})
+        return _made(reload_document(reloaded))
 
     async def Apply(self, request: api.ApplyRequest, _: Context) -> AsyncIterator[api.Document]:  # noqa: N802
         """Carry out a pass, or a saved plan: each result as it comes, the report at the end."""
@@ -364,6 +374,9 @@ class ControlService:
             held = self._station.turns.pause()
             if held is not None:
                 raise UsageError(f"nothing is removed while the agent is paused: {held.text}")
+            if self._station.grace.pending:
+                left_s = math.ceil(self._station.grace.left_s())
+                raise UsageError(f"nothing is removed for another {left_s} s: reload grace period after a dry run")
             if self._station.agent is not in_force or self._station.renew.is_set():
                 raise NodeAgentError("the configuration changed meanwhile; nothing was removed, try again")
             passing = asyncio.ensure_future(_set_with(ended, stop))

@@ -58,6 +58,22 @@ EVENTS: Final[Mapping[str, Event]] = {
     "reload_effect_unknown": Event(
         "a31c786a63ad478da71f1b44deeb658d", "what the new settings change cannot be told: {error}"
     ),
+    "reload_grace_started": Event(
+        "6ec56b4b18334866801632d26af4d5a3",
+        "dry run until {until} ({because}), then passes remove and evict: {effect}",
+    ),
+    "reload_grace_restarted": Event(
+        "48812f4f4f98400eb1f4c40bf9d94e3c", "the pause ended: dry run for another {seconds} s, until {until}"
+    ),
+    "reload_grace_cancelled": Event(
+        "f1906283cdce4ec38ea696db4631506f", "the reload grace period was cancelled: dry_run is true again"
+    ),
+    "reload_grace_ended": Event(
+        "67b81312f30f4c409b04de304f634da9", "the reload grace period is over: passes remove and evict from now on"
+    ),
+    "mode_not_kept": Event(
+        "619af18fe22c4d4cb98356543aeeab7c", "cannot keep the mode, a restart may switch it without a wait: {error}"
+    ),
     "duties_stuck": Event("f986472799364eef9aedd42ebee3005f", "no progress: {duties}"),
     "memory_not_locked": Event("a1cf2c02d09447caaf0c3f5226fbf2e7", "the agent may be paged out: {because}"),
     "eviction_started": Event("c3175b13e7bc4297bca6f1ac2e4f712b", "watching {thresholds}"),

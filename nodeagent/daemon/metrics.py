@@ -152,7 +152,7 @@ class Exposition(Collector):
         station = self._station
         now.set("nodeagent_build_info", 1, __version__)
         now.set("nodeagent_ready", not not_ready(station))
-        now.set("nodeagent_dry_run", station.settings.dry_run)
+        now.set("nodeagent_dry_run", station.dry_run)
         now.set("nodeagent_paused", station.turns.pause() is not None)
         now.set("nodeagent_config_ok", not station.config_problem)
         if station.lock_held is not None:

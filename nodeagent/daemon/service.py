@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle  # to and from our own child
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.daemon.effect import Effect, Reloaded, log_effect, preview_effect, until_stopped
 from nodeagent.daemon.loops import wait_for_any
+from nodeagent.daemon.reload_grace import grace_needed_s
 from nodeagent.errors import ConfigError
 from nodeagent.host.processes import start_python
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from nodeagent.config.settings import Settings
     from nodeagent.daemon.station import Station
     from nodeagent.host.notify import Notifier
+
+    Preview = Callable[[Settings, Settings, Station], Awaitable[Effect]]
+    """Returns the effect of the first settings in place of the second; see ``preview_effect``."""
 
 WEDGE: Final = "NODEAGENT_TEST_WEDGE"
 """For the test of the watchdog: a file; once it is there the loop is blocked for good."""
@@ -69,9 +75,10 @@ class WedgeDuty:
 class ReloadDuty:
     """Reads the configuration again when asked to, and puts it in force if it is good."""
 
-    def __init__(self, station: Station, notifier: Notifier) -> None:
+    def __init__(self, station: Station, notifier: Notifier, preview: Preview = preview_effect) -> None:
         self._station = station
         self._notifier = notifier
+        self._preview = preview
 
     async def run(self, stop: asyncio.Event) -> None:
         """Reload whenever asked to, until told to stop."""
@@ -85,30 +92,88 @@ class ReloadDuty:
             waiting, self._station.awaiting_reload = self._station.awaiting_reload, []
             self._notifier.reloading()
             try:
-                changes = await self._reload()
+                reloaded = await self._reload(stop)
             except ConfigError as error:
                 _answer(waiting, error)
+                self._notifier.ready()
             else:
-                _answer(waiting, changes)
-            self._notifier.ready()
+                _answer(waiting, reloaded)
 
-    async def _reload(self) -> tuple[str, ...]:
-        station = self._station
+    async def _reload(self, stop: asyncio.Event) -> Reloaded:
+        station, before = self._station, self._station.newest
         try:
-            made = await read_again(station.newest)
+            made = await read_again(before)
         except ConfigError as error:
             station.config_problem = str(error)
             station.logger.error("config_refused", error=str(error), hint="the running one stays in force")  # noqa: TRY400 - no bug
             raise
         station.config_problem = ""
-        changes = differences(dict(station.newest.values), dict(made.values))
+        changes = differences(dict(before.values), dict(made.values))
         station.logger.info("config_reloaded", changes=changes)
-        if changes:
+        if not changes:
+            self._notifier.ready()
+            return Reloaded((), before.dry_run, None, station.grace.left_s(), station.grace.until())
+        waited, earlier = station.grace.pending, _acted_on(station)
+        station.announced.clear()  # until then no loop starts under the new settings
+        try:
             station.swap(made)
-        return tuple(changes)
+            self._notifier.ready()  # the service manager does not wait for the runtime
+            effect = await until_stopped(self._preview(made, earlier, station), stop)
+            effect = effect or Effect(made.dry_run, problem="the agent is stopping")
+            self._announce(effect, waited=waited)
+        finally:
+            station.announced.set()
+        return Reloaded(tuple(changes), made.dry_run, effect, station.grace.left_s(), station.grace.until())
+
+    def _announce(self, effect: Effect, *, waited: bool) -> None:
+        log_effect(effect, self._station.logger)
+        if self._station.grace.pending:
+            announce_grace(self._station, effect)
+        elif waited and effect.dry_run:
+            self._station.logger.info("reload_grace_cancelled", dry_run=True)
+        elif waited:
+            self._station.logger.warning("reload_grace_ended", dry_run=False)
 
 
-def _answer(waiting: Iterable[asyncio.Future[tuple[str, ...]]], outcome: tuple[str, ...] | ConfigError) -> None:
+def announce_grace(station: Station, effect: Effect) -> None:
+    """Start the reload grace period now that its effect is known, and log both."""
+    station.grace.announce()
+    until = station.grace.until()
+    period_s = station.grace.period_s
+    station.logger.warning(
+        "reload_grace_started",
+        because=station.grace.reason,
+        seconds=period_s,
+        until=f"{period_s:g} s after the pause" if until is None else until.isoformat(timespec="seconds"),
+        effect=effect.summary,
+        items=len(effect.removals),
+        frees_bytes=effect.frees_bytes,
+        dry_run=True,
+    )
+
+
+async def preview_reload(station: Station, preview: Preview = preview_effect) -> Reloaded:
+    """Return the outcome of a reload without one: nothing is put in force, and no loop is disturbed.
+
+    Raises:
+        ConfigError: the configuration cannot be used.
+    """
+    before = station.newest
+    made = await read_again(before)
+    changes = differences(dict(before.values), dict(made.values))
+    if not changes:
+        return Reloaded((), before.dry_run, None, station.grace.left_s(), station.grace.until(), applied=False)
+    effect = await preview(made, _acted_on(station), station)
+    wait_s = grace_needed_s(before, made, pending=station.grace.pending)
+    return Reloaded(tuple(changes), made.dry_run, effect, wait_s, applied=False)
+
+
+def _acted_on(station: Station) -> Settings:
+    """Return the newest settings as passes acted on them: a dry run while they wait for the reload grace period."""
+    return replace(station.newest, dry_run=True) if station.grace.pending else station.newest
+
+
+def _answer(waiting: Iterable[asyncio.Future[Reloaded]], outcome: Reloaded | ConfigError) -> None:
     """Tell those who waited for a reload when it began what became of it."""
     for each in waiting:
         if each.done():

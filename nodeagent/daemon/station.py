@@ -6,16 +6,20 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from nodeagent.daemon.reload_grace import BY_RELOAD, ReloadGrace, grace_needed_s
 from nodeagent.daemon.tally import Tally
 from nodeagent.plan.eviction.state import EvictionState
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from structlog.typing import FilteringBoundLogger
 
     from nodeagent.clock import Clock
     from nodeagent.config.settings import Settings
     from nodeagent.daemon.agent import Agent
     from nodeagent.daemon.board import Board
+    from nodeagent.daemon.effect import Reloaded
     from nodeagent.daemon.turns import Turns
 
 
@@ -50,6 +54,9 @@ class Station:
         lock_held: whether logind holds our delay lock; ``None`` where none is wanted.
         started_at: when the daemon began.
         awaiting_reload: those who wait for the outcome of the next reload.
+        announced: cleared while the effect of a reload is computed; no loop starts before.
+        grace: the wait between a switch from dry run to active and the first destructive pass.
+        kept_mode: the mode in the state directory, and that directory; ``None`` if not written yet.
         pausing: held while a pause begins or ends, so that what is in force and what is kept are the same.
     """
 
@@ -69,7 +76,11 @@ class Station:
     def __post_init__(self) -> None:
         self.renew = asyncio.Event()
         self.started_at = self.clock.now()
-        self.awaiting_reload: list[asyncio.Future[tuple[str, ...]]] = []
+        self.awaiting_reload: list[asyncio.Future[Reloaded]] = []
+        self.announced = asyncio.Event()
+        self.announced.set()
+        self.grace = ReloadGrace(self.clock, self.turns)
+        self.kept_mode: tuple[Path, bool] | None = None
         self.pausing = asyncio.Lock()
         self.tally = Tally(self.clock)
         self._next: Settings | None = None
@@ -80,9 +91,18 @@ class Station:
         return self._next or self.settings
 
     def swap(self, settings: Settings) -> None:
-        """Have the agent composed anew with other settings, as soon as the pass under way has ended."""
+        """Have the agent composed anew with other settings, as soon as the pass under way has ended.
+
+        The reload grace period begins, starts again, or ends by the switch that this is.
+        """
+        self.grace.begin(grace_needed_s(self.newest, settings, pending=self.grace.pending), BY_RELOAD)
         self._next = settings
         self.renew.set()
+
+    @property
+    def dry_run(self) -> bool:
+        """Whether nothing may be removed now, by the settings in force or as passes wait for the grace period."""
+        return self.settings.dry_run or self.grace.pending
 
     def take_next(self) -> Settings | None:
         """Put the settings in force that were swapped in; return those before, ``None`` if none were."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from typing import TYPE_CHECKING, Any, Final
 
@@ -178,6 +179,7 @@ async def status_document(agent: Agent, look: Look, station: Station | None) -> 
         "observed_at": document.time_text(now),
         "agent": _agent(agent, station),
         "paused": _pause(station),
+        "waiting": _grace(station),
         "runtime": runtime,
         "filesystems": await look.filesystems(ground),
         "conditions": [each.condition.value for each in found.conditions if each.holds],
@@ -202,11 +204,12 @@ def without_agent(station: Station) -> dict[str, Json]:
         "observed_at": document.time_text(station.clock.now()),
         "agent": {
             **_daemon(station),
-            "dry_run": station.settings.dry_run,
+            "dry_run": station.dry_run,
             "role": None,
             "role_because": "",
         },
         "paused": _pause(station),
+        "waiting": _grace(station),
         "runtime": {"up": False, "name": None, "version": None, "endpoint": endpoint, "problem": ""},
         "filesystems": [],
         "conditions": [each.value for each in sorted(station.eviction.reported)],
@@ -260,6 +263,20 @@ def _pause(station: Station | None) -> Json:
     return {"who": pause.who, "why": pause.why, "seconds_left": left_s}
 
 
+def _grace(station: Station | None) -> Json:
+    """Return the reload grace period that passes wait for; ``None`` if they do not."""
+    if station is None or not station.grace.pending:
+        return None
+    grace = station.grace
+    return {
+        "for": "reload-grace",
+        "why": grace.reason,
+        "period_s": grace.period_s,
+        "seconds_left": math.ceil(grace.left_s()),
+        "until": document.time_text(grace.until()),
+    }
+
+
 async def _runtime(agent: Agent) -> dict[str, Json]:
     endpoint = agent.settings.endpoint or None
     try:
@@ -310,7 +327,7 @@ def _loop(line: DutyLine, station: Station) -> dict[str, Json]:
     return {
         "name": line.name,
         "activity": line.activity.value,
-        "why": line.why,
+        "why": line.why or _why_dry(station),
         "started_at": document.time_text(line.started_at),
         "ended_at": document.time_text(line.ended_at),
         "result": line.result,
@@ -320,6 +337,13 @@ def _loop(line: DutyLine, station: Station) -> dict[str, Json]:
         "due_in_s": None if line.due_s is None else max(0, round(line.due_s - now_s)),
         "stuck": line.silent_until_s is not None and line.silent_until_s < now_s,
     }
+
+
+def _why_dry(station: Station) -> str:
+    """Return why a loop runs dry for now; empty if it does not wait."""
+    if not station.grace.pending:
+        return ""
+    return f"dry run: reload grace period, {math.ceil(station.grace.left_s())}s left"
 
 
 def _last_passes(agent: Agent, told: list[str]) -> list[Json]:

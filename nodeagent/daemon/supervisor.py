@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nodeagent.act.outcomes import PassEnd
@@ -18,7 +19,8 @@ from nodeagent.daemon.evicting import eviction_duties
 from nodeagent.daemon.loops import SILENCE_S, Loop, RuntimeWatch, log_report, log_result, wait_for_any
 from nodeagent.daemon.metrics_server import MetricsDuty
 from nodeagent.daemon.pausing import restore_pause
-from nodeagent.daemon.service import WEDGE, ReloadDuty, WatchdogDuty, WedgeDuty
+from nodeagent.daemon.reload_grace import keep_mode, restore_grace
+from nodeagent.daemon.service import WEDGE, ReloadDuty, WatchdogDuty, WedgeDuty, announce_grace
 from nodeagent.daemon.shutdown import ShutdownDuty
 from nodeagent.daemon.station import Station
 from nodeagent.daemon.taps import add_tap, remove_tap
@@ -43,6 +45,9 @@ if TYPE_CHECKING:
     from nodeagent.plan.breakdown import Breakdown
 
 STOP_WITHIN_S = 8.0
+GRACE_POLL_S = 0.5
+"""Interval at which the end of the reload grace period is checked; a pause moves it."""
+_LONG_S = 3600.0
 
 
 async def supervise(settings: Settings, logger: FilteringBoundLogger, *, once: bool) -> PassEnd:
@@ -78,6 +83,7 @@ async def supervise(settings: Settings, logger: FilteringBoundLogger, *, once: b
                     _tell_start(agent, logger)
                     return await _once(_passes(agent, logger, "once"), logger, station)
             restore_pause(station)
+            restore_grace(station)
             await _all_duties(station)
             return PassEnd.COMPLETE
     finally:
@@ -109,42 +115,53 @@ async def _all_duties(station: Station) -> None:
     async with asyncio.TaskGroup() as tasks:
         for duty in lasting_duties(station):
             tasks.create_task(duty.run(station.stop))
-        runtime = RuntimeWatch(station.logger)
-        while not station.stop.is_set():
-            try:
-                await _one_agent(station, station.take_next())
-                runtime.answered()
-            except RuntimeUnavailableError as error:
-                Notifier().ready(f"waiting for a container runtime: {error}")  # whoever starts us has no part in that
-                await wait_for_any(runtime.lost(error), station.stop, station.renew)
+        await serve_agents(station)
 
 
-async def _one_agent(station: Station, earlier: Settings | None) -> None:
+async def serve_agents(station: Station) -> None:
+    """Compose one agent after the other and do its duties, until told to stop."""
+    runtime = RuntimeWatch(station.logger)
+    while not station.stop.is_set():
+        station.take_next()
+        try:
+            await _one_agent(station)
+            runtime.answered()
+        except RuntimeUnavailableError as error:
+            Notifier().ready(f"waiting for a container runtime: {error}")  # whoever starts us has no part in that
+            await wait_for_any(runtime.lost(error), station.stop, station.renew)
+
+
+async def _one_agent(station: Station) -> None:
     """Compose an agent from the settings in force and do its duties until told to stop, or to compose it anew.
 
-    ``earlier`` are the settings before a reload.
+    It is a dry run until the reload grace period is over, whatever the settings say.
 
     Raises:
         RuntimeUnavailableError: no runtime is configured and none is found.
     """
-    settings = station.settings
+    if station.grace.over():
+        station.grace.end()
+        station.logger.warning("reload_grace_ended", dry_run=False)
+    settings, dry_run = station.settings, station.dry_run  # at one instant: a reload may come at any await
+    await keep_mode(station, dry_run=dry_run)
     async with open_agent(
         settings,
         record=True,
-        dry_run=settings.dry_run,
+        dry_run=dry_run,
         clock=station.clock,
         observer_of_calls=station.tally.call,
     ) as agent:
         _tell_start(agent, station.logger)
-        if earlier is not None:
-            await tell_effect(agent, earlier, station.logger, station.stop)
+        await _announced(station, agent)
+        if station.stop.is_set() or station.renew.is_set():
+            return
         station.agent = agent
-        Notifier().ready("tells what it would remove, and removes nothing" if agent.dry_run else "at work")
+        Notifier().ready(_mode(station, agent))
         done = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(duty.run(done)) for duty in agent_duties(station, agent)]
-                await _first_set(station.stop, station.renew)
+                await _replaced(station)
                 done.set()
                 station.turns.stop_passes()
                 if running:
@@ -158,14 +175,42 @@ async def _one_agent(station: Station, earlier: Settings | None) -> None:
             station.agent = None
 
 
-async def _first_set(stop: asyncio.Event, renew: asyncio.Event) -> None:
-    """Wait until an event is set; a duty that fails has its group cancel this wait."""
-    waits = [asyncio.ensure_future(each.wait()) for each in (stop, renew)]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
+async def _announced(station: Station, agent: Agent) -> None:
+    """Wait until the effect of a reload is known; compute it here if a restart was the switch."""
+    while not (station.announced.is_set() or station.stop.is_set() or station.renew.is_set()):
+        await wait_for_any(_LONG_S, station.announced, station.stop, station.renew)
+    if station.grace.pending and not station.grace.announced and station.announced.is_set():
+        effect = await tell_effect(agent, replace(agent.settings, dry_run=True), station.logger, station.stop)
+        if effect is not None and not station.renew.is_set():
+            announce_grace(station, effect)
+
+
+async def _replaced(station: Station) -> None:
+    """Wait until the daemon stops, a reload replaces the agent, or the reload grace period ends.
+
+    A duty that fails has its group cancel this wait.
+    """
+    waits, deadline_s = station.grace.pending, station.grace.deadline_s()
+    while not (station.stop.is_set() or station.renew.is_set()):
+        if waits and station.grace.over():
+            return
+        now_s = station.grace.deadline_s()
+        if now_s is not None and now_s != deadline_s:
+            until = station.grace.until()
+            station.logger.warning(
+                "reload_grace_restarted",
+                seconds=station.grace.period_s,
+                until=None if until is None else until.isoformat(timespec="seconds"),
+            )
+            deadline_s = now_s
+        await wait_for_any(GRACE_POLL_S if waits else _LONG_S, station.stop, station.renew)
+
+
+def _mode(station: Station, agent: Agent) -> str:
+    """Return how an agent works, for the service manager's status line."""
+    if station.grace.pending:
+        return f"waiting: dry run for the reload grace period of {station.grace.period_s:g} s"
+    return "tells what it would remove, and removes nothing" if agent.dry_run else "at work"
 
 
 def _tell_start(agent: Agent, logger: FilteringBoundLogger) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -40,6 +41,7 @@ class Turns:
         self._clock = clock
         self._lock = asyncio.Lock()
         self._pauses: dict[str, Pause] = {}
+        self._resumed_s = -math.inf
         self._passes: set[asyncio.Event] = set()
         self._ended = False
 
@@ -71,6 +73,7 @@ class Turns:
         for who, pause in list(self._pauses.items()):
             if pause.until_s is not None and pause.until_s <= now_s:
                 del self._pauses[who]
+                self._resumed_s = max(self._resumed_s, pause.until_s)
         return next(iter(self._pauses.values()), None)
 
     def pause_of(self, who: str) -> Pause | None:
@@ -85,7 +88,17 @@ class Turns:
 
     def lift(self, who: str) -> bool:
         """End the pause that ``who`` asked for; return whether there was one."""
-        return self._pauses.pop(who, None) is not None
+        there = self.pause_of(who) is not None
+        if there:
+            del self._pauses[who]
+            self._resumed_s = self._clock.monotonic_s()
+        return there
+
+    @property
+    def resumed_s(self) -> float:
+        """The monotonic second at which the last pause ended; minus infinity if none did."""
+        self.pause()
+        return self._resumed_s
 
     def end(self) -> None:
         """Let the pass under way end, and each that begins end at once, for good."""

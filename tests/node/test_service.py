@@ -21,6 +21,7 @@ pytestmark = pytest.mark.node
 ROOT = Path(__file__).parents[2]
 CONFIG = """\
 role = "standalone"
+reload_grace = "5s"
 [image_gc]
 interval = "2s"
 minimum_age = "0s"
@@ -89,6 +90,8 @@ def test_a_bad_file_is_refused_and_a_good_one_is_put_in_force(served: Node) -> N
     served.run("systemctl reload nodeagent", timeout_s=60)
     (reloaded,) = wait_for(served, "NODEAGENT_EVENT=config_reloaded")
     assert reloaded["NODEAGENT_CHANGES"] == "dry_run: true -> false"
+    (waits,) = wait_for(served, "NODEAGENT_EVENT=reload_grace_started")
+    assert (waits["NODEAGENT_SECONDS"], waits["NODEAGENT_ITEMS"] != "0") == ("5.0", True)
     wait_for(served, "NODEAGENT_EVENT=removal", "OUTCOME=done")
     assert "node.test/unused:v1" not in served.run("ctr -n k8s.io images ls -q").stdout
     assert served.run("systemctl show nodeagent -p MainPID --value").stdout == pid

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.node
 UNIT = Path(__file__).parents[2] / "systemd" / "nodeagent.service"
 CONFIG = """\
 role = "standalone"
+reload_grace = "5s"
 [log]
 format = "json"
 [image_gc]
@@ -92,7 +93,7 @@ def test_it_collects_under_its_hardening(served: Node) -> None:
     assert "node.test/unused:v1" not in served.run("ctr -n k8s.io images ls -q").stdout
     failed = [each for each in log(served) if each["event"] in ("pass_failed", "pass_crashed", "store_degraded")]
     assert failed == []
-    assert "would_remove" in {each["event"] for each in log(served)}
+    assert {"would_remove", "reload_grace_started"} <= {each["event"] for each in log(served)}
 
 
 def test_it_stops_within_seconds_and_leaves_its_state(served: Node) -> None:

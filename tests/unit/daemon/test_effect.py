@@ -14,6 +14,7 @@ from nodeagent.config.settings import Origin
 from nodeagent.daemon import log
 from nodeagent.daemon.agent import open_agent
 from nodeagent.daemon.effect import tell_effect
+from nodeagent.errors import RuntimeUnavailableError
 from nodeagent.model import ContainerState
 from nodeagent.sim.content import Layer
 from nodeagent.sim.node import SimNode
@@ -85,6 +86,8 @@ async def effect(
         ({**KEEPS_NONE, "dry_run": True}, KEEPS_NONE, 2),
         (KEEPS_NONE, {**KEEPS_NONE, "dry_run": True}, None),
         ({**KEEPS_ALL, "dry_run": True}, KEEPS_ALL, None),
+        ({**KEEPS_NONE, "container_gc.enabled": False}, KEEPS_NONE, 2),
+        ({**KEEPS_NONE, "dry_run": True}, {**KEEPS_NONE, "container_gc.enabled": False}, None),
     ],
 )
 async def test_what_goes_now_and_did_not_before_is_told(
@@ -134,3 +137,21 @@ async def test_the_end_waits_for_no_telling(tmp_path: Path) -> None:
     stop = asyncio.Event()
     stop.set()
     assert await effect(tmp_path, KEEPS_ALL, KEEPS_NONE, slow=True, stop=stop) == []
+
+
+async def test_bug_in_a_preview_is_an_unknown_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug(*_: object) -> None:
+        raise KeyError("bug")
+
+    monkeypatch.setattr("nodeagent.daemon.effect.plans_for", bug)
+    (told,) = await effect(tmp_path, KEEPS_ALL, KEEPS_NONE)
+    assert (told["event"], told["error"]) == ("reload_effect_unknown", "internal error: KeyError('bug')")
+
+
+async def test_runtime_lost_halfway_leaves_the_known_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away(*_: object) -> None:
+        raise RuntimeUnavailableError("no socket")
+
+    monkeypatch.setattr("nodeagent.daemon.effect._evaluated", away)
+    found = await effect(tmp_path, KEEPS_ALL, KEEPS_NONE | evicting(ALWAYS_MET))
+    assert [each["event"] for each in found] == ["reload_removes_more", "reload_effect_unknown"]

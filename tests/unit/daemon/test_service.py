@@ -19,6 +19,7 @@ from nodeagent.config.settings import Origin
 from nodeagent.config.shutdown import ShutdownSettings
 from nodeagent.daemon import log, service, supervisor
 from nodeagent.daemon.board import Board
+from nodeagent.daemon.effect import Effect
 from nodeagent.daemon.service import ReloadDuty, WatchdogDuty, differences, read_again
 from nodeagent.daemon.station import Station
 from nodeagent.daemon.turns import Turns
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.config.settings import Settings
+    from nodeagent.daemon.effect import Reloaded
 
 
 class Clock:
@@ -66,6 +68,12 @@ def station(config: Path, stream: io.StringIO) -> Station:
     clock = Clock()
     logger = log.configure("json", "info", stream)
     return Station(checked(Origin(config)), logger, clock, Board(clock), Turns(clock))
+
+
+async def no_effect(made: Settings, earlier: Settings, station: Station) -> Effect:
+    """Stand for the preview of a node without a runtime."""
+    del earlier, station
+    return Effect(made.dry_run)
 
 
 def told(stream: io.StringIO) -> list[dict[str, Any]]:
@@ -129,7 +137,8 @@ async def test_a_good_file_is_put_in_force_and_a_bad_one_is_not(
 ) -> None:
     stream = io.StringIO()
     made = station(config, stream)
-    duty, stop = ReloadDuty(made, Notifier({"NOTIFY_SOCKET": str(tmp_path / "notify")})), asyncio.Event()
+    notifier = Notifier({"NOTIFY_SOCKET": str(tmp_path / "notify")})
+    duty, stop = ReloadDuty(made, notifier, no_effect), asyncio.Event()
     running = asyncio.ensure_future(duty.run(stop))
     write(config, 850)
     made.reload.set()
@@ -154,13 +163,13 @@ async def test_a_good_file_is_put_in_force_and_a_bad_one_is_not(
 
 async def reload_once(made: Station) -> tuple[str, ...]:
     """Ask for a reload as the socket does; return what it told."""
-    duty, stop = ReloadDuty(made, Notifier({})), asyncio.Event()
-    waiting: asyncio.Future[tuple[str, ...]] = asyncio.get_running_loop().create_future()
+    duty, stop = ReloadDuty(made, Notifier({}), no_effect), asyncio.Event()
+    waiting: asyncio.Future[Reloaded] = asyncio.get_running_loop().create_future()
     made.awaiting_reload.append(waiting)
     made.reload.set()
     running = asyncio.ensure_future(duty.run(stop))
     try:
-        return await asyncio.wait_for(waiting, 30)
+        return (await asyncio.wait_for(waiting, 30)).changes
     finally:
         stop.set()
         await running
@@ -193,8 +202,8 @@ async def test_who_asks_during_a_reload_is_told_of_the_next(config: Path, monkey
 
     monkeypatch.setattr(service, "read_again", read)
     stop = asyncio.Event()
-    running = asyncio.ensure_future(ReloadDuty(made, Notifier({})).run(stop))
-    told = [await asyncio.wait_for(each, 30) for each in (first, second)]
+    running = asyncio.ensure_future(ReloadDuty(made, Notifier({}), no_effect).run(stop))
+    told = [(await asyncio.wait_for(each, 30)).changes for each in (first, second)]
     stop.set()
     await running
     assert told == [(), ("image_gc.high_threshold_percent: 85 -> 95",)]

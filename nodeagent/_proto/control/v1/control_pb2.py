@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)nodeagent/_proto/control/v1/control.proto\x12\x14nodeagent.control.v1\"(\n\x08\x44ocument\x12\x0e\n\x06schema\x18\x01 \x01(\t\x12\x0c\n\x04json\x18\x02 \x01(\t\"\x0f\n\rStatusRequest\"\x11\n\x0fPressureRequest\"3\n\x0bPlanRequest\x12\r\n\x05scope\x18\x01 \x01(\t\x12\x15\n\rlasts_seconds\x18\x02 \x01(\x01\"\r\n\x0bPodsRequest\"N\n\x0eHistoryRequest\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\x12\r\n\x05image\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\r\x12\r\n\x05quiet\x18\x04 \x01(\x08\"\x0e\n\x0cHoldsRequest\"\x0f\n\rEventsRequest\"=\n\x0e\x41\x64\x64HoldRequest\x12\r\n\x05image\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x0b\n\x03why\x18\x03 \x01(\t\"\x1f\n\x11RemoveHoldRequest\x12\n\n\x02id\x18\x01 \x01(\t\",\n\x0cPauseRequest\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\x12\x0b\n\x03why\x18\x02 \x01(\t\"\x0f\n\rResumeRequest\",\n\x0eTriggerRequest\x12\x0c\n\x04loop\x18\x01 \x01(\t\x12\x0c\n\x04wait\x18\x02 \x01(\x08\"\x0f\n\rReloadRequest\";\n\x0c\x41pplyRequest\x12\r\n\x05scope\x18\x01 \x01(\t\x12\x0c\n\x04plan\x18\x02 \x01(\t\x12\x0e\n\x06rounds\x18\x03 \x01(\r2\xe3\x08\n\x07\x43ontrol\x12M\n\x06Status\x12#.nodeagent.control.v1.StatusRequest\x1a\x1e.nodeagent.control.v1.Document\x12Q\n\x08Pressure\x12%.nodeagent.control.v1.PressureRequest\x1a\x1e.nodeagent.control.v1.Document\x12I\n\x04Plan\x12!.nodeagent.control.v1.PlanRequest\x1a\x1e.nodeagent.control.v1.Document\x12I\n\x04Pods\x12!.nodeagent.control.v1.PodsRequest\x1a\x1e.nodeagent.control.v1.Document\x12O\n\x07History\x12$.nodeagent.control.v1.HistoryRequest\x1a\x1e.nodeagent.control.v1.Document\x12K\n\x05Holds\x12\".nodeagent.control.v1.HoldsRequest\x1a\x1e.nodeagent.control.v1.Document\x12O\n\x06\x45vents\x12#.nodeagent.control.v1.EventsRequest\x1a\x1e.nodeagent.control.v1.Document0\x01\x12O\n\x07\x41\x64\x64Hold\x12$.nodeagent.control.v1.AddHoldRequest\x1a\x1e.nodeagent.control.v1.Document\x12U\n\nRemoveHold\x12\'.nodeagent.control.v1.RemoveHoldRequest\x1a\x1e.nodeagent.control.v1.Document\x12K\n\x05Pause\x12\".nodeagent.control.v1.PauseRequest\x1a\x1e.nodeagent.control.v1.Document\x12M\n\x06Resume\x12#.nodeagent.control.v1.ResumeRequest\x1a\x1e.nodeagent.control.v1.Document\x12O\n\x07Trigger\x12$.nodeagent.control.v1.TriggerRequest\x1a\x1e.nodeagent.control.v1.Document\x12M\n\x06Reload\x12#.nodeagent.control.v1.ReloadRequest\x1a\x1e.nodeagent.control.v1.Document\x12M\n\x05\x41pply\x12\".nodeagent.control.v1.ApplyRequest\x1a\x1e.nodeagent.control.v1.Document0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)nodeagent/_proto/control/v1/control.proto\x12\x14nodeagent.control.v1\"(\n\x08\x44ocument\x12\x0e\n\x06schema\x18\x01 \x01(\t\x12\x0c\n\x04json\x18\x02 \x01(\t\"\x0f\n\rStatusRequest\"\x11\n\x0fPressureRequest\"3\n\x0bPlanRequest\x12\r\n\x05scope\x18\x01 \x01(\t\x12\x15\n\rlasts_seconds\x18\x02 \x01(\x01\"\r\n\x0bPodsRequest\"N\n\x0eHistoryRequest\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\x12\r\n\x05image\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\r\x12\r\n\x05quiet\x18\x04 \x01(\x08\"\x0e\n\x0cHoldsRequest\"\x0f\n\rEventsRequest\"\x16\n\x14PreviewReloadRequest\"=\n\x0e\x41\x64\x64HoldRequest\x12\r\n\x05image\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x0b\n\x03why\x18\x03 \x01(\t\"\x1f\n\x11RemoveHoldRequest\x12\n\n\x02id\x18\x01 \x01(\t\",\n\x0cPauseRequest\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\x12\x0b\n\x03why\x18\x02 \x01(\t\"\x0f\n\rResumeRequest\",\n\x0eTriggerRequest\x12\x0c\n\x04loop\x18\x01 \x01(\t\x12\x0c\n\x04wait\x18\x02 \x01(\x08\"\x0f\n\rReloadRequest\";\n\x0c\x41pplyRequest\x12\r\n\x05scope\x18\x01 \x01(\t\x12\x0c\n\x04plan\x18\x02 \x01(\t\x12\x0e\n\x06rounds\x18\x03 \x01(\r2\xc0\t\n\x07\x43ontrol\x12M\n\x06Status\x12#.nodeagent.control.v1.StatusRequest\x1a\x1e.nodeagent.control.v1.Document\x12Q\n\x08Pressure\x12%.nodeagent.control.v1.PressureRequest\x1a\x1e.nodeagent.control.v1.Document\x12I\n\x04Plan\x12!.nodeagent.control.v1.PlanRequest\x1a\x1e.nodeagent.control.v1.Document\x12I\n\x04Pods\x12!.nodeagent.control.v1.PodsRequest\x1a\x1e.nodeagent.control.v1.Document\x12O\n\x07History\x12$.nodeagent.control.v1.HistoryRequest\x1a\x1e.nodeagent.control.v1.Document\x12K\n\x05Holds\x12\".nodeagent.control.v1.HoldsRequest\x1a\x1e.nodeagent.control.v1.Document\x12O\n\x06\x45vents\x12#.nodeagent.control.v1.EventsRequest\x1a\x1e.nodeagent.control.v1.Document0\x01\x12[\n\rPreviewReload\x12*.nodeagent.control.v1.PreviewReloadRequest\x1a\x1e.nodeagent.control.v1.Document\x12O\n\x07\x41\x64\x64Hold\x12$.nodeagent.control.v1.AddHoldRequest\x1a\x1e.nodeagent.control.v1.Document\x12U\n\nRemoveHold\x12\'.nodeagent.control.v1.RemoveHoldRequest\x1a\x1e.nodeagent.control.v1.Document\x12K\n\x05Pause\x12\".nodeagent.control.v1.PauseRequest\x1a\x1e.nodeagent.control.v1.Document\x12M\n\x06Resume\x12#.nodeagent.control.v1.ResumeRequest\x1a\x1e.nodeagent.control.v1.Document\x12O\n\x07Trigger\x12$.nodeagent.control.v1.TriggerRequest\x1a\x1e.nodeagent.control.v1.Document\x12M\n\x06Reload\x12#.nodeagent.control.v1.ReloadRequest\x1a\x1e.nodeagent.control.v1.Document\x12M\n\x05\x41pply\x12\".nodeagent.control.v1.ApplyRequest\x1a\x1e.nodeagent.control.v1.Document0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,20 +47,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HOLDSREQUEST']._serialized_end=307
   _globals['_EVENTSREQUEST']._serialized_start=309
   _globals['_EVENTSREQUEST']._serialized_end=324
-  _globals['_ADDHOLDREQUEST']._serialized_start=326
-  _globals['_ADDHOLDREQUEST']._serialized_end=387
-  _globals['_REMOVEHOLDREQUEST']._serialized_start=389
-  _globals['_REMOVEHOLDREQUEST']._serialized_end=420
-  _globals['_PAUSEREQUEST']._serialized_start=422
-  _globals['_PAUSEREQUEST']._serialized_end=466
-  _globals['_RESUMEREQUEST']._serialized_start=468
-  _globals['_RESUMEREQUEST']._serialized_end=483
-  _globals['_TRIGGERREQUEST']._serialized_start=485
-  _globals['_TRIGGERREQUEST']._serialized_end=529
-  _globals['_RELOADREQUEST']._serialized_start=531
-  _globals['_RELOADREQUEST']._serialized_end=546
-  _globals['_APPLYREQUEST']._serialized_start=548
-  _globals['_APPLYREQUEST']._serialized_end=607
-  _globals['_CONTROL']._serialized_start=610
-  _globals['_CONTROL']._serialized_end=1733
+  _globals['_PREVIEWRELOADREQUEST']._serialized_start=326
+  _globals['_PREVIEWRELOADREQUEST']._serialized_end=348
+  _globals['_ADDHOLDREQUEST']._serialized_start=350
+  _globals['_ADDHOLDREQUEST']._serialized_end=411
+  _globals['_REMOVEHOLDREQUEST']._serialized_start=413
+  _globals['_REMOVEHOLDREQUEST']._serialized_end=444
+  _globals['_PAUSEREQUEST']._serialized_start=446
+  _globals['_PAUSEREQUEST']._serialized_end=490
+  _globals['_RESUMEREQUEST']._serialized_start=492
+  _globals['_RESUMEREQUEST']._serialized_end=507
+  _globals['_TRIGGERREQUEST']._serialized_start=509
+  _globals['_TRIGGERREQUEST']._serialized_end=553
+  _globals['_RELOADREQUEST']._serialized_start=555
+  _globals['_RELOADREQUEST']._serialized_end=570
+  _globals['_APPLYREQUEST']._serialized_start=572
+  _globals['_APPLYREQUEST']._serialized_end=631
+  _globals['_CONTROL']._serialized_start=634
+  _globals['_CONTROL']._serialized_end=1850
 # @@protoc_insertion_point(module_scope)

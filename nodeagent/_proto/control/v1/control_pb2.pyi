@@ -175,6 +175,21 @@ class EventsRequest(_message.Message):
 Global___EventsRequest: _TypeAlias = EventsRequest  # noqa: Y015
 
 @_typing.final
+class PreviewReloadRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PreviewReloadRequest: _TypeAlias = PreviewReloadRequest  # noqa: Y015
+
+@_typing.final
 class AddHoldRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -1,0 +1,126 @@
+"""The reload grace period: the wait between a switch from dry run to active and the first destructive pass.
+
+Until it has ended, every agent is composed as a dry run, so that no loop can remove or evict anything by mistake. The
+mode is kept in the state directory, since a restart is a switch as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from nodeagent.errors import StoreError
+from nodeagent.store.mode import ModeFile
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from nodeagent.clock import Clock
+    from nodeagent.config.settings import Settings
+    from nodeagent.daemon.station import Station
+    from nodeagent.daemon.turns import Turns
+
+BY_RELOAD = "dry_run was true before the reload"
+BY_RESTART = "dry_run was true before the restart"
+
+
+def grace_needed_s(before: Settings, after: Settings, *, pending: bool) -> float:
+    """Return how long passes under new settings have to wait, in seconds; 0 for no wait.
+
+    Only a switch from dry run to active waits. A change during a wait starts it again, as the effect is another one.
+
+    Args:
+        before: the settings that are replaced.
+        after: the settings that replace them.
+        pending: whether passes wait already.
+    """
+    return 0.0 if after.dry_run or not (before.dry_run or pending) else after.reload_grace_s
+
+
+class ReloadGrace:
+    """The wait of one daemon.
+
+    A pause stops it: the period starts again at the end of the pause, so that an operator who pauses to prevent the
+    removals has the whole period after ``resume``. It also starts again once the effect has been announced.
+
+    Attributes:
+        announced: whether the effect was computed, or found unknown, since the wait began; it does not end before.
+        reason: why passes wait; empty while they do not.
+    """
+
+    def __init__(self, clock: Clock, turns: Turns) -> None:
+        self._clock = clock
+        self._turns = turns
+        self._began_s: float | None = None
+        self.period_s = 0.0
+        self.announced = False
+        self.reason = ""
+
+    @property
+    def pending(self) -> bool:
+        """Whether passes have to wait; true until the end of the period has been acted on."""
+        return self._began_s is not None
+
+    def begin(self, period_s: float, reason: str) -> None:
+        """Wait from now on, with a new period if passes wait already; 0 seconds end the wait."""
+        if not period_s:
+            self.end()
+            return
+        self._began_s, self.period_s = self._clock.monotonic_s(), period_s
+        self.announced, self.reason = False, reason
+
+    def announce(self) -> None:
+        """Start the period, now that its effect is in the log."""
+        if self._began_s is not None:
+            self._began_s, self.announced = self._clock.monotonic_s(), True
+
+    def end(self) -> bool:
+        """Stop waiting; return whether passes waited."""
+        waited = self.pending
+        self._began_s, self.period_s, self.announced, self.reason = None, 0.0, False, ""
+        return waited
+
+    def deadline_s(self) -> float | None:
+        """Return the monotonic second at which the period ends; ``None`` unless it runs."""
+        if self._began_s is None or not self.announced or self._turns.pause() is not None:
+            return None
+        return max(self._began_s, self._turns.resumed_s) + self.period_s
+
+    def left_s(self) -> float:
+        """Return the seconds until the first destructive pass: all of them while the period does not run, 0 if over."""
+        deadline_s = self.deadline_s()
+        return self.period_s if deadline_s is None else max(0.0, deadline_s - self._clock.monotonic_s())
+
+    def until(self) -> datetime | None:
+        """Return the wall time at which the period ends; ``None`` unless it runs."""
+        return None if self.deadline_s() is None else self._clock.now() + timedelta(seconds=self.left_s())
+
+    def over(self) -> bool:
+        """Return whether passes waited for the whole period."""
+        return self.deadline_s() is not None and not self.left_s()
+
+
+def restore_grace(station: Station) -> None:
+    """Begin to wait if the daemon before this one was a dry run and this one is not.
+
+    A mode that cannot be read counts as a dry run. Without one, as at the first start, nothing was switched.
+    """
+    try:
+        kept, reason = ModeFile(station.settings.state_directory).read(), BY_RESTART
+    except StoreError as error:
+        kept, reason = True, str(error)
+    if kept and not station.settings.dry_run:
+        station.grace.begin(station.settings.reload_grace_s, reason)
+
+
+async def keep_mode(station: Station, *, dry_run: bool) -> None:
+    """Keep in the state directory whether the daemon is a dry run, for the next one."""
+    if station.kept_mode == (station.settings.state_directory, dry_run):
+        return
+    try:
+        await asyncio.to_thread(ModeFile(station.settings.state_directory).write, dry_run=dry_run)
+    except StoreError as error:
+        station.logger.warning("mode_not_kept", error=str(error))
+        return
+    station.kept_mode = station.settings.state_directory, dry_run

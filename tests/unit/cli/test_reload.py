@@ -1,0 +1,237 @@
+"""``nodeagent reload``: the changes, their effect and the wait, in 80 columns; with ``--dry-run`` no reload."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nodeagent.cli import status
+from nodeagent.config.handing import checked
+from nodeagent.config.settings import Origin
+from nodeagent.daemon import control
+from nodeagent.daemon.service import ReloadDuty
+from nodeagent.host.notify import Notifier
+from nodeagent.model import ContainerState
+from tests.unit.cli.test_control import say
+from tests.unit.control_node import GROUP_NAME, IMAGE, MEMBER, STRANGER, Node, serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+DRY, ACTIVE = "dry_run = true\n", "dry_run = false\n"
+
+
+@asynccontextmanager
+async def reloading(node: Node) -> AsyncIterator[None]:
+    """Have reloads carried out."""
+    stop = asyncio.Event()
+    running = asyncio.ensure_future(ReloadDuty(node.station, Notifier({})).run(stop))
+    yield
+    stop.set()
+    await running
+
+
+@pytest.fixture
+async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
+    """A daemon in a dry run."""
+    async with serving(tmp_path) as made, reloading(made):
+        monkeypatch.setattr(status, "find_socket", lambda config: made.path if config is None else config)
+        made.config.write_text(DRY + made.config.read_text() + '[eviction]\nenabled = "off"\n')
+        settings = checked(Origin(made.config))
+        made.station.settings = replace(settings, control=replace(settings.control, group=GROUP_NAME))
+        yield made
+
+
+def write(node: Node, before: str, after: str) -> None:
+    node.config.write_text(node.config.read_text().replace(before, after))
+
+
+async def test_reload_prints_changes_effect_and_wait(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    write(node, DRY, ACTIVE)
+    code, out, err = await say(capsys, "reload")
+    assert (code, err) == (0, "")
+    first, second, third, *items, last = out.splitlines()
+    assert first == "Configuration reloaded: 1 setting changed"
+    assert second == "  dry_run: true -> false"
+    assert third.startswith("Next passes remove: 2 containers")
+    assert len(items) == 2
+    assert last == "Removals starting in 1m; 'nodeagent pause --for 30m --why TEXT' stops it"
+    assert node.station.grace.pending
+
+
+async def test_reload_as_json_is_one_document(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    write(node, DRY, ACTIVE)
+    code, out, _ = await say(capsys, "reload", "-o", "json")
+    shown = json.loads(out)
+    assert (code, shown["schema"], shown["applied"]) == (0, "nodeagent/reload/v1", True)
+    assert shown["changes"] == ["dry_run: true -> false"]
+    assert (shown["effect"]["known"], shown["effect"]["items"], len(shown["effect"]["first"])) == (True, 2, 2)
+    assert [(each["kind"], each["items"]) for each in shown["effect"]["kinds"]] == [("container", 2)]
+    assert 59 < shown["grace"]["seconds"] <= 60
+
+
+async def test_dry_run_prints_the_same_effect_and_changes_nothing(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(node, DRY, ACTIVE)
+    before, logged = node.station.newest, node.log.getvalue()
+    code, out, _ = await say(capsys, "reload", "--dry-run")
+    assert code == 0
+    assert out.startswith("Configuration not reloaded (--dry-run): 1 setting would change\n  dry_run: true -> false\n")
+    assert "Next passes would remove: 2 containers" in out
+    assert out.endswith("Removals would start in 1m\n")
+    assert node.station.newest is before
+    assert not node.station.renew.is_set()
+    assert not node.station.grace.pending
+    assert node.told("config_reloaded") == []
+    assert "reload" not in node.log.getvalue()[len(logged) :]
+    preview = json.loads((await say(capsys, "reload", "--dry-run", "-o", "json"))[1])
+    real = json.loads((await say(capsys, "reload", "-o", "json"))[1])
+    assert preview["effect"] == real["effect"]
+    assert (preview["applied"], real["applied"]) == (False, True)
+
+
+async def test_member_previews_and_only_an_actor_reloads(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    write(node, DRY, ACTIVE)
+    node.peer[0] = MEMBER
+    assert (await say(capsys, "reload", "--dry-run"))[0] == 0
+    code, _, err = await say(capsys, "reload")
+    assert (code, "control.group_may_act = true" in err) == (1, True)
+    node.peer[0] = STRANGER
+    assert (await say(capsys, "reload", "--dry-run"))[0] == 1
+    assert not node.station.renew.is_set()
+
+
+async def test_faulty_configuration_is_refused_either_way(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    write(node, DRY, "dry_run = 1\n")
+    code, _, err = await say(capsys, "reload", "--dry-run")
+    assert (code, "must be true or false" in err, node.station.config_problem) == (2, True, "")
+    code, _, err = await say(capsys, "reload")
+    assert (code, "must be true or false" in err) == (2, True)
+    assert node.station.config_problem
+
+
+async def test_unknown_effect_is_named_and_still_waits(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    write(node, DRY, ACTIVE)
+    node.faults.fail("ListContainers", times=None, status="UNAVAILABLE", detail="runtime away")
+    code, out, _ = await say(capsys, "reload", "--dry-run")
+    assert (code, "Effect unknown: " in out) == (3, True)
+    code, out, _ = await say(capsys, "reload")
+    assert (code, "Effect unknown: " in out, "Removals starting in 1m" in out) == (0, True, True)
+    assert node.station.grace.pending
+
+
+async def test_unchanged_configuration_is_named(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (await say(capsys, "reload"))[:2] == (0, "Configuration unchanged\n")
+    assert (await say(capsys, "reload", "-n"))[:2] == (0, "Configuration unchanged\n")
+    write(node, DRY, ACTIVE)
+    await say(capsys, "reload")
+    code, out, _ = await say(capsys, "reload")
+    assert (code, out.splitlines()[0], "Removals starting in " in out) == (0, "Configuration unchanged", True)
+
+
+async def test_change_without_effect_says_so(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    write(node, 'enabled = "off"', 'enabled = "off"\n[history]\nmaximum_age = "31d"')
+    assert (await say(capsys, "reload"))[1].splitlines() == [
+        "Configuration reloaded: 1 setting changed",
+        '  history.maximum_age: "30d" -> "31d"',
+        "Effect on the next passes: none",
+        "dry_run = true: nothing is removed",
+    ]
+
+
+async def test_wider_removal_without_a_switch_is_printed(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    write(node, DRY, ACTIVE)
+    write(node, "max_per_pod_container = 0", "max_per_pod_container = 9")
+    node.station.settings = checked(Origin(node.config))
+    write(node, "max_per_pod_container = 9", "max_per_pod_container = 0")
+    code, out, _ = await say(capsys, "reload")
+    assert (code, "Next passes remove in addition: 2 containers" in out, "starting" in out) == (0, True, False)
+
+
+async def test_change_in_a_dry_run_removes_nothing(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    write(node, "max_per_pod_container = 0", "max_per_pod_container = 9")
+    node.station.settings = checked(Origin(node.config))
+    write(node, "max_per_pod_container = 9", "max_per_pod_container = 0")
+    _, out, _ = await say(capsys, "reload")
+    assert "Next passes would remove in addition: 2 containers" in out
+    assert out.endswith("dry_run = true: nothing is removed\n")
+
+
+async def test_every_line_is_printable_and_fits_80_columns(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    sandbox = node.sim.add_pod("x" * 120 + "\x1b[31m")
+    for number in range(12):
+        node.sim.add_container(sandbox, "c" * 90, IMAGE, state=ContainerState.EXITED, age_s=7200 + number)
+    write(node, DRY, ACTIVE)
+    write(node, 'enabled = "off"', f'enabled = "off"\nprotected_namespaces = ["{"n" * 200}", "{"o" * 60}"]')
+    for words in (("reload", "--dry-run"), ("reload",)):
+        code, out, _ = await say(capsys, *words)
+        assert code == 0
+        assert max(map(len, out.splitlines())) <= 80
+        assert all(each.isprintable() for each in out.splitlines())
+        assert "  and 4 more; 'nodeagent gc all --dry-run' lists them" in out
+
+
+async def test_older_daemon_is_never_reloaded_by_a_dry_run(
+    node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(node, DRY, ACTIVE)
+    monkeypatch.delitem(control.RIGHTS, "PreviewReload")
+    code, _, err = await say(capsys, "reload", "--dry-run")
+    assert (code, "older than this command" in err) == (1, True)
+    assert not node.station.renew.is_set()
+
+
+async def test_reload_during_a_pause_waits_from_its_end(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    await say(capsys, "pause", "--for", "10m")
+    write(node, DRY, ACTIVE)
+    assert (await say(capsys, "reload"))[1].splitlines()[-1] == "Removals starting 1m after the end of the pause"
+
+
+async def test_status_of_a_wait_shows_the_seconds_left(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    write(node, DRY, ACTIVE)
+    await say(capsys, "reload")
+    _, out, _ = await say(capsys, "status")
+    assert "waiting: dry run for another " in out
+    assert "nothing is removed" not in out
+    await say(capsys, "pause", "--for", "10m")
+    _, out, _ = await say(capsys, "status")
+    assert "paused for another " in out
+    assert "then dry run for 1m (reload_grace)" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("words", [("--yes",), ()])
+async def test_members_removal_is_refused_during_the_wait(
+    node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    write(node, DRY, ACTIVE)
+    await say(capsys, "reload")
+    node.peer[0] = MEMBER
+    monkeypatch.setattr("os.geteuid", lambda: 4711)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("nodeagent.cli.gc.agreed", lambda _: True)
+    settings = node.station.settings
+    node.station.settings = replace(settings, control=replace(settings.control, group_may_act=True))
+    node.station.renew.clear()
+    code, _, err = await say(capsys, "gc", "containers", *words)
+    assert (code, "reload grace period" in err) == (2, True)
+    assert len(node.sim.containers) == 2
+
+
+async def test_trigger_of_a_dry_run_is_marked(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    board, wake = node.station.board, asyncio.Event()
+    node.station.wake["images"] = wake
+    agent: Any = node.station.agent
+    node.station.agent = replace(agent, dry_run=True)
+    board.waiting("images", 600, 600)
+    said = asyncio.ensure_future(say(capsys, "trigger", "images", "--wait"))
+    await asyncio.wait_for(wake.wait(), 20)
+    board.running("images", 60)
+    board.ended("images", "complete")
+    assert (await said)[1] == "images: complete (dry run)\n"

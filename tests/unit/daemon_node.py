@@ -1,0 +1,248 @@
+"""A daemon that serves agents and reloads on a simulated node, by a clock moved by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import tempfile
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from nodeagent._proto.control.v1 import control_pb2 as api
+from nodeagent.act import collect
+from nodeagent.config.handing import checked
+from nodeagent.config.settings import Origin
+from nodeagent.daemon import log, service, supervisor
+from nodeagent.daemon.board import Board
+from nodeagent.daemon.control import ControlService
+from nodeagent.daemon.pausing import pause, restore_pause, resume
+from nodeagent.daemon.reload_grace import restore_grace
+from nodeagent.daemon.service import ReloadDuty
+from nodeagent.daemon.station import Station
+from nodeagent.daemon.supervisor import serve_agents
+from nodeagent.daemon.turns import Turns
+from nodeagent.errors import UsageError
+from nodeagent.host.notify import Notifier
+from nodeagent.model import ContainerState
+from nodeagent.sim.content import Layer
+from nodeagent.sim.node import SimNode
+from nodeagent.sim.server import SimServer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from nodeagent.config.settings import Settings
+    from nodeagent.daemon.effect import Reloaded
+
+IMAGE = "registry.example/app:v1"
+REMOVING = (
+    "StopContainer",
+    "RemoveContainer",
+    "StopPodSandbox",
+    "RemovePodSandbox",
+    "RemoveImage",
+    "Images.Delete",
+    "Leases.Delete",
+)
+SCOPES = frozenset({"containers", "images"})
+GRACE_S = 60.0
+
+
+@dataclass
+class Daemon:
+    """One run of the daemon."""
+
+    place: Place
+    station: Station
+    stream: io.StringIO
+    mark: int = 0
+
+    def logged(self, event: str = "") -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in self.stream.getvalue().splitlines()]
+        return [each for each in lines if not event or each["event"] == event]
+
+    async def reload(self) -> Reloaded:
+        """Ask for a reload as the socket does."""
+        waiting: asyncio.Future[Reloaded] = asyncio.get_running_loop().create_future()
+        self.station.awaiting_reload.append(waiting)
+        self.station.reload.set()
+        return await asyncio.wait_for(waiting, 30)
+
+    async def set(self, **changes: object) -> Reloaded:
+        """Write settings, reload, and wait until they are in force."""
+        self.place.write(**changes)
+        reloaded = await self.reload()
+        await self.settle()
+        return reloaded
+
+    async def advance(self, seconds: float) -> None:
+        self.place.sim.clock.advance(seconds)
+        await self.settle()
+
+    async def pause(self) -> None:
+        await pause(self.station, by="root", is_root=True, why="test", seconds=3600)
+        await self.settle()
+
+    async def resume(self) -> None:
+        if await resume(self.station, by="root", is_root=True):
+            self.mark = len(self.logged())
+        await self.settle()
+
+    async def trigger(self, loop: str) -> dict[str, Any]:
+        """Have a loop run now, as ``nodeagent trigger LOOP --wait`` does."""
+        answer = await ControlService(self.station).Trigger(api.TriggerRequest(loop=loop, wait=True), mock.Mock())
+        shown: dict[str, Any] = json.loads(answer.json)
+        return shown
+
+    async def apply(self, scope: str) -> None:
+        """Have a pass made, as a member's ``nodeagent gc --yes`` does."""
+        async for _ in ControlService(self.station).Apply(api.ApplyRequest(scope=scope), mock.Mock()):
+            pass
+
+    async def apply_plan(self, scope: str) -> None:
+        """Have a plan saved and carried out, as a member's confirmed ``nodeagent gc`` does."""
+        service = ControlService(self.station)
+        saved = await service.Plan(api.PlanRequest(scope=scope, lasts_seconds=600), mock.Mock())
+        async for _ in service.Apply(api.ApplyRequest(plan=saved.json), mock.Mock()):
+            pass
+
+    async def status(self) -> dict[str, Any]:
+        shown: dict[str, Any] = json.loads(
+            (await ControlService(self.station).Status(api.StatusRequest(), mock.Mock())).json
+        )
+        return shown
+
+    async def settle(self) -> None:
+        """Wait until every loop of the present agent has made a pass, or is paused."""
+        async with asyncio.timeout(30):
+            while not self._settled():  # noqa: ASYNC110 - the log is what tells
+                await asyncio.sleep(0.001)
+
+    def _settled(self) -> bool:
+        station = self.station
+        if station.agent is None or station.renew.is_set() or station.grace.over():
+            return False
+        if station.turns.pause() is not None:
+            return True
+        events = self.logged()
+        since = max((number for number, each in enumerate(events) if each["event"] == "agent_started"), default=0)
+        done = {each["scope"] for each in events[max(since, self.mark) :] if each["event"] == "pass_done"}
+        return done >= SCOPES
+
+
+@dataclass
+class Place:
+    """A node with its runtime, its configuration and its state directory, over restarts of the daemon."""
+
+    directory: Path
+    sim: SimNode = field(default_factory=SimNode)
+    settings: dict[str, object] = field(default_factory=dict)
+    removed: list[tuple[str, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.sim.root_path = str(self.directory)
+        Path(self.sim.imagefs_path).mkdir()
+        self.sandbox = self.sim.add_pod("web")
+        self.server = SimServer(self.sim, self.directory / "s")
+        for method in REMOVING:
+            self.server.faults.before(method, self._noter(method), times=None)
+        self.litter()
+
+    def _noter(self, method: str) -> Any:
+        return lambda: self.removed.append((method, self.now_s))
+
+    @property
+    def now_s(self) -> float:
+        return self.sim.clock.monotonic_s()
+
+    def litter(self) -> None:
+        """Leave a dead container of an image that nothing else uses."""
+        if self.sim.resolve_image(IMAGE) is None:
+            self.sim.add_image(IMAGE, layers=[Layer("base", 1 << 20)])
+        self.sim.add_container(self.sandbox, "app", IMAGE, state=ContainerState.EXITED, age_s=3600)
+
+    def write(self, **changes: object) -> None:
+        """Change settings in the file; keys are dotted with two underscores."""
+        self.settings |= changes
+        here, top, tables = self.directory, [], dict[str, list[str]]()
+        for key, value in self.settings.items():
+            section, _, name = key.rpartition("__")
+            line = f"{name} = {json.dumps(value)}"
+            tables.setdefault(section, []).append(line) if section else top.append(line)
+        (here / "config.toml").write_text(
+            "\n".join([*top, *(f"[{name}]\n" + "\n".join(lines) for name, lines in tables.items())]) + "\n"
+        )
+
+    def load(self) -> Settings:
+        return checked(Origin(self.directory / "config.toml"))
+
+    @asynccontextmanager
+    async def daemon(self, *, settled: bool = True) -> AsyncIterator[Daemon]:
+        """Run a daemon, until it is told to stop."""
+        stream, clock = io.StringIO(), self.sim.clock
+        logger = log.configure("json", "info", stream)
+        station = Station(self.load(), logger, clock, Board(clock), Turns(clock))
+        made = Daemon(self, station, stream)
+
+        async def read(settings: Settings) -> Settings:
+            return checked(settings.origin)  # without a process of its own, to be quick
+
+        restore_pause(station)
+        restore_grace(station)
+        with (
+            mock.patch.object(supervisor, "GRACE_POLL_S", 0.001),
+            mock.patch.object(service, "read_again", read),
+            mock.patch.object(collect, "SETTLE_WITHIN_S", 0.0),  # this machine's disk shows nothing of what is freed
+        ):
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(ReloadDuty(station, Notifier({})).run(station.stop))
+                tasks.create_task(serve_agents(station))
+                try:
+                    if settled:
+                        await made.settle()
+                    yield made
+                finally:
+                    station.stop.set()
+                    station.turns.end()
+
+
+@asynccontextmanager
+async def place(**changes: object) -> AsyncIterator[Place]:
+    """Serve a simulated node whose daemon runs dry unless told otherwise."""
+    with tempfile.TemporaryDirectory(prefix="d") as name:
+        made = Place(Path(name))
+        made.write(
+            role="standalone",
+            dry_run=True,
+            runtime__endpoint=f"unix://{name}/s",
+            state__directory=f"{name}/state",
+            control__socket="",
+            eviction__enabled="off",
+            shutdown__enabled="off",
+            container_gc__minimum_age="0s",
+            container_gc__max_per_pod_container=0,
+            container_gc__pod_log_root=f"{name}/pods",
+            container_gc__container_log_root=f"{name}/containers",
+        )
+        made.write(**changes)
+        async with made.server:
+            yield made
+
+
+@asynccontextmanager
+async def daemon(**changes: object) -> AsyncIterator[Daemon]:
+    """Run a daemon on a node of its own."""
+    async with place(**changes) as here, here.daemon() as made:
+        yield made
+
+
+async def refused(work: Any) -> str:
+    """Return why a request is refused; empty if it is not."""
+    with suppress(UsageError):
+        await work
+        return ""
+    return "refused"
