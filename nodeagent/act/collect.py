@@ -79,6 +79,20 @@ class Preview:
         """Whether a run would do anything."""
         return bool(self.pending_bytes) or any(plan.removals for plan in self.plans)
 
+    @property
+    def predicted_end(self) -> tuple[PassEnd, str]:
+        """How a run ends if every removal succeeds and frees what is planned, with what is missing or wrong.
+
+        A run is judged by what it measures, a dry run by this; failures cannot be predicted.
+        """
+        blocked = [plan.blocked for plan in self.plans if plan.blocked]
+        if blocked:
+            return PassEnd.REFUSED, "; ".join(blocked)
+        short_bytes = sum(plan.shortfall_bytes for plan in self.plans)
+        if short_bytes:
+            return PassEnd.SHORTFALL, f"{format_bytes(short_bytes)} short of the low threshold"
+        return (PassEnd.COMPLETE if self.acts else PassEnd.NOTHING_TO_DO), ""
+
 
 def plans_for(
     scope: Scope, snapshot: NodeSnapshot, policy: GCPolicy, only: frozenset[str] | None = None
@@ -246,7 +260,7 @@ class Collector:
         wanted_by_threshold = any(plan.wanted_bytes for plan in current.plans)
         try:
             after = await self._settled(run, current.snapshot.image_filesystem.path, stop)
-            if not wanted_by_threshold or after.used_percent <= self._policy.images.low_threshold_percent:
+            if not wanted_by_threshold or not _missing_bytes(after, self._policy.images.low_threshold_percent):
                 return None
             snapshot = await self._observer.observe(Scope.IMAGES)
         except NodeAgentError as error:
@@ -313,24 +327,33 @@ class Collector:
                 await asyncio.wait_for(stop.wait(), SETTLE_STEP_S)
 
     def _judge_end(self, run: _Run, after: FsObservation | None) -> tuple[PassEnd, str]:
+        if self._dry_run:
+            return run.preview.predicted_end
         image_plans = [plan for plan in run.plans if plan.kind == "images"]
         blocked = [plan.blocked for plan in run.plans if plan.blocked]
         if blocked:
             return PassEnd.REFUSED, "; ".join(blocked)
         wanted = any(plan.wanted_bytes for plan in image_plans)
         low = self._policy.images.low_threshold_percent
-        if wanted and after is not None and after.used_percent > low:
+        if wanted and after is not None and _missing_bytes(after, low):
             return PassEnd.SHORTFALL, _why_short(run, after, low)
-        if wanted and self._dry_run and image_plans[-1].shortfall_bytes:
-            return PassEnd.SHORTFALL, f"{format_bytes(image_plans[-1].shortfall_bytes)} short of the low threshold"
         if not run.results and not run.collected_bytes:
             return PassEnd.NOTHING_TO_DO, ""
         return PassEnd.COMPLETE, ""
 
 
+def _missing_bytes(observed: FsObservation, low: int) -> int:
+    """Return the bytes still to be freed for a low threshold in percent.
+
+    By the planner's own arithmetic: rounded down as the kubelet does, its target can be met to the byte while the whole
+    percent still reads one above the threshold, and a run that freed what its plan wanted would count as short of it.
+    """
+    return max(0, observed.capacity_bytes * (100 - low) // 100 - observed.available_bytes)
+
+
 def _why_short(run: _Run, after: FsObservation, low: int) -> str:
     """Say precisely why the filesystem is still above the low threshold."""
-    missing = max(0, after.capacity_bytes * (100 - low) // 100 - after.available_bytes)
+    missing = _missing_bytes(after, low)
     last = run.last_plan or next((plan for plan in reversed(run.plans) if plan.kind == "images"), None)
     counted: dict[str, int] = {}
     for decision in last.decisions if last else ():

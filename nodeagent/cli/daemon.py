@@ -13,7 +13,7 @@ import pickle  # from this process to itself
 import sys
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from nodeagent.cli.exit_codes import ExitCode, fail, guarded
+from nodeagent.cli.exit_codes import ExitCode, fail, guarded, pass_exit_code
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,7 +65,6 @@ def _serve(settings: Settings, *, once: bool) -> ExitCode:
     with without_openssl():
         import asyncio  # noqa: PLC0415
 
-        from nodeagent.act.outcomes import PassEnd  # noqa: PLC0415
         from nodeagent.daemon import log  # noqa: PLC0415
         from nodeagent.daemon.supervisor import supervise  # noqa: PLC0415
         from nodeagent.daemon.unix_signals import hangup_survived  # noqa: PLC0415
@@ -74,15 +73,7 @@ def _serve(settings: Settings, *, once: bool) -> ExitCode:
     limit_arenas()
 
     with hangup_survived():
-        end = asyncio.run(supervise(settings, logger, once=once))
-    return {
-        PassEnd.COMPLETE: ExitCode.DONE,
-        PassEnd.NOTHING_TO_DO: ExitCode.DONE,
-        PassEnd.SHORTFALL: ExitCode.PARTIAL,
-        PassEnd.CANCELLED: ExitCode.PARTIAL,
-        PassEnd.REFUSED: ExitCode.FAILED,
-        PassEnd.RUNTIME_LOST: ExitCode.RUNTIME_UNREACHABLE,
-    }[end]
+        return pass_exit_code(asyncio.run(supervise(settings, logger, once=once)))
 
 
 def main() -> None:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from nodeagent.daemon.document import Json
     from nodeagent.plan.breakdown import Breakdown
 
 _TITLES = {
@@ -65,28 +64,11 @@ def show(config: Path | None, overrides: Mapping[str, str | int], form: str, *, 
 
     found = run_async(measure())
     if form != "table":
-        sys.stdout.write(document.dumps({"schema": "nodeagent/du/v1", **breakdown(found)}, form))
+        sys.stdout.write(document.dumps({"schema": "nodeagent/du/v1", **document.breakdown(found)}, form))
         return
     from nodeagent.cli.render import make_console  # noqa: PLC0415 - tables are only for people
 
     make_console().print(breakdown_view(found, details=details))
-
-
-def breakdown(value: Breakdown) -> dict[str, Json]:
-    """Return a breakdown in its JSON form."""
-    return {
-        "imagefs": document.filesystem(value.filesystem),
-        "exact": value.exact,
-        "shares": [
-            {
-                "part": share.part.value,
-                "bytes": share.size_bytes,
-                "complete": share.exact,
-                "largest": [{"name": name, "bytes": size} for name, size in share.members],
-            }
-            for share in value.shares
-        ],
-    }
 
 
 def breakdown_view(value: Breakdown, *, details: bool) -> RenderableType:

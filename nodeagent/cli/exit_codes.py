@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, NoReturn
 
+from nodeagent.act.outcomes import Outcome, PassEnd
 from nodeagent.errors import ConfigError, NodeAgentError, PassBusyError, RuntimeUnavailableError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 
 class ExitCode(IntEnum):
@@ -29,6 +30,20 @@ EPILOG = (
     "Exit codes: 0 done (or nothing to do), 1 failed, 2 wrong usage or configuration, 3 partly done or short of the "
     "target, 4 runtime unreachable, 5 another pass is running, 130 interrupted."
 )
+
+
+def pass_exit_code(end: PassEnd, outcomes: Sequence[Outcome] = ()) -> ExitCode:
+    """Return the exit code of a pass; that of a dry run is the one of the run that it previews."""
+    if end is PassEnd.RUNTIME_LOST:
+        return ExitCode.RUNTIME_UNREACHABLE
+    if end is PassEnd.REFUSED:
+        return ExitCode.FAILED
+    failed = Outcome.FAILED in outcomes
+    if failed and not any(each in (Outcome.DONE, Outcome.GONE) for each in outcomes):
+        return ExitCode.FAILED
+    if failed or end in (PassEnd.SHORTFALL, PassEnd.CANCELLED):
+        return ExitCode.PARTIAL
+    return ExitCode.DONE
 
 
 def fail(message: str, code: ExitCode) -> NoReturn:

@@ -9,30 +9,29 @@ import sys
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from nodeagent.act.collect import MAX_ROUNDS
+from nodeagent.act.collect import MAX_ROUNDS, Preview
 from nodeagent.act.outcomes import Outcome, PassEnd
-from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.exit_codes import ExitCode, pass_exit_code
 from nodeagent.cli.session import load_settings, open_for_command, run_async
+from nodeagent.cli.told import breakdown as breakdown_told
 from nodeagent.cli.told import by_agent
 from nodeagent.cli.told import preview as preview_told
 from nodeagent.clock import SystemClock
 from nodeagent.daemon import document
-from nodeagent.errors import NodeAgentError, StoreError, UsageError
+from nodeagent.errors import StoreError, UsageError
 from nodeagent.plan.scope import Scope
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
-    from nodeagent.act.collect import Preview
     from nodeagent.act.outcomes import PassReport
     from nodeagent.cli.asking import Line
     from nodeagent.config.settings import Settings
     from nodeagent.daemon.agent import Agent
     from nodeagent.plan.breakdown import Breakdown
 
-_BREAKDOWN_WITHIN_S = 10.0
 _AGREED_S: Final = 600.0
 
 
@@ -76,20 +75,22 @@ def _have_collected(request: Request, agent: Line) -> ExitCode:
     if not request.yes or request.dry_run:
         shown = agent.ask("Plan", control_pb2.PlanRequest(scope=request.scope))
         _show_told(request, shown)
-        going = {each["id"] for plan in shown["plans"] for each in plan["decisions"] if each["verdict"] == "remove"}
-        if request.dry_run or not going:
-            return ExitCode.DONE
+        preview = Preview(Scope(request.scope), *preview_told(shown))
+        predicted = predicted_exit_code(preview)
+        if request.dry_run or (predicted is ExitCode.DONE and not preview.acts):
+            return predicted
         status = agent.ask("Status")
         if status.get("waiting") is not None:
             raise UsageError(f"nothing was removed: reload grace period, {status['waiting']['seconds_left']} s left")
         if status["agent"]["dry_run"]:
             sys.stderr.write("nothing was removed: by its configuration the agent only shows (dry_run = true)\n")
-            return ExitCode.DONE
+            return predicted
         saved = agent.ask("Plan", control_pb2.PlanRequest(scope=request.scope, lasts_seconds=_AGREED_S))
+        going = {each.id for each in preview.removals}
         if {each["id"] for each in saved["decisions"] if each["verdict"] == "remove"} - going:
             sys.stderr.write("the node changed while it was looked at: nothing was removed, try again\n")
             return ExitCode.PARTIAL
-        if not agreed(len(going)):
+        if preview.acts and not confirmed(preview):
             sys.stderr.write("nothing was removed\n")
             return ExitCode.DONE
     asked = (
@@ -101,18 +102,26 @@ def _have_collected(request: Request, agent: Line) -> ExitCode:
     for last in agent.follow("Apply", asked):
         if request.output == "table" and "outcome" in last:
             sys.stdout.write(f"{last['outcome']}: {last['kind']} {last['name']}: {last['reason']['sentence']}\n")
-    if request.output != "table":
-        sys.stdout.write(document.dumps(last, request.output))
-    else:
-        removed = sum(each["outcome"] in ("done", "gone") for each in last["results"])
-        freed = last["freed_bytes"]
-        detail = f" ({last['end_detail']})" if last["end_detail"] else ""
-        sys.stdout.write(
-            f"{last['end']}{detail}: removed {removed} of {len(last['results'])}"
-            f"{'' if freed is None else f', measured {format_bytes(max(0, freed))}'}\n"
-        )
+    _show_told_report(request, last)
     outcomes = [Outcome(each["outcome"]) for each in last["results"]]
-    return _exit_code(PassEnd(last["end"]), outcomes)
+    return pass_exit_code(PassEnd(last["end"]), outcomes)
+
+
+def _show_told_report(request: Request, report: dict[str, Any]) -> None:
+    if request.output != "table":
+        sys.stdout.write(document.dumps(report, request.output))
+        return
+    removed = sum(each["outcome"] in ("done", "gone") for each in report["results"])
+    freed = report["freed_bytes"]
+    detail = f" ({report['end_detail']})" if report["end_detail"] else ""
+    sys.stdout.write(
+        f"{report['end']}{detail}: removed {removed} of {len(report['results'])}"
+        f"{'' if freed is None else f', measured {format_bytes(max(0, freed))}'}\n"
+    )
+    if "breakdown" in report:
+        from nodeagent.cli import du, render  # noqa: PLC0415 - only where something is missing
+
+        render.make_console().print(du.breakdown_view(breakdown_told(report["breakdown"]), details=False))
 
 
 def _show_told(request: Request, shown: dict[str, Any]) -> None:
@@ -131,27 +140,25 @@ async def _collect(request: Request, settings: Settings) -> ExitCode:
         _tell_pause(settings)
     async with open_for_command(settings, record=not dry_run, dry_run=dry_run) as agent:
         preview = await agent.collector.preview(Scope(request.scope))
+        if dry_run or request.output == "table":
+            show_preview(request, agent, preview)
         if dry_run:
-            show_preview(request, agent, preview)
-            return ExitCode.DONE
-        if request.output == "table":
-            show_preview(request, agent, preview)
-        if not preview.acts:
-            if request.output != "table":
-                report = await agent.run(preview, trigger="command", stop=asyncio.Event())
-                sys.stdout.write(document.dumps(document.report(report), request.output))
-            return ExitCode.FAILED if any(plan.blocked for plan in preview.plans) else ExitCode.DONE
-        if not request.yes and not confirmed(preview):
+            return predicted_exit_code(preview)
+        if preview.acts and not request.yes and not confirmed(preview):
             sys.stderr.write("nothing was removed\n")
             return ExitCode.DONE
-        rounds = MAX_ROUNDS if request.yes else 1  # an agreement covers what was shown and nothing more
-        report = await run_interruptibly(
-            agent, preview, trigger="command", rounds=rounds, progress=request.output == "table"
-        )
+        if preview.acts:
+            rounds = MAX_ROUNDS if request.yes else 1  # an agreement covers what was shown and nothing more
+            report = await run_interruptibly(
+                agent, preview, trigger="command", rounds=rounds, progress=request.output == "table"
+            )
+        else:  # judged and kept in the history all the same
+            report = await agent.run(preview, trigger="command", stop=asyncio.Event())
         told = (*agent.store.take_notices(), agent.store.health.problem)
         report = replace(report, warnings=(*report.warnings, *filter(None, told)))
-        filled = await _what_fills(agent, report)
-    show_report(request, agent, report, filled)
+        filled = await agent.break_down_shortfall(report)
+    if request.output != "table" or report.end is not PassEnd.NOTHING_TO_DO:
+        show_report(request, agent, report, filled)
     return exit_code(report)
 
 
@@ -167,17 +174,6 @@ def _tell_pause(settings: Settings) -> None:
     if kept is not None and kept.until > SystemClock().now():
         until = document.time_text(kept.until)
         sys.stderr.write(f"nodeagent: {kept.by} paused the daemon until {until}: {kept.why}; this goes on\n")
-
-
-async def _what_fills(agent: Agent, report: PassReport) -> Breakdown | None:
-    """Return what fills the image filesystem when collecting did not free enough."""
-    if report.end is not PassEnd.SHORTFALL or report.dry_run:
-        return None
-    try:
-        snapshot = await agent.observer.observe(Scope.ALL)
-        return await agent.break_down(snapshot, within_s=_BREAKDOWN_WITHIN_S)
-    except NodeAgentError:
-        return None
 
 
 async def run_interruptibly(
@@ -234,13 +230,11 @@ def show_preview(request: Request, agent: Agent, preview: Preview) -> None:
 
 def show_report(request: Request, agent: Agent, report: PassReport, filled: Breakdown | None = None) -> None:
     """Print what a run did, and what still fills the filesystem where that is known."""
-    from nodeagent.cli import du  # noqa: PLC0415 - only where something is missing
-
     if request.output != "table":
-        shown = document.report(report) | ({"breakdown": du.breakdown(filled)} if filled else {})
+        shown = document.report(report) | ({"breakdown": document.breakdown(filled)} if filled else {})
         sys.stdout.write(document.dumps(shown, request.output))
         return
-    from nodeagent.cli import render  # noqa: PLC0415 - likewise
+    from nodeagent.cli import du, render  # noqa: PLC0415 - tables are only for people
 
     console = render.make_console()
     console.print(render.report_view(report, agent.settings.policy.images))
@@ -250,17 +244,9 @@ def show_report(request: Request, agent: Agent, report: PassReport, filled: Brea
 
 def exit_code(report: PassReport) -> ExitCode:
     """Return the exit code that tells how a pass ended."""
-    return _exit_code(report.end, [each.outcome for each in report.results])
+    return pass_exit_code(report.end, [each.outcome for each in report.results])
 
 
-def _exit_code(end: PassEnd, outcomes: Sequence[Outcome]) -> ExitCode:
-    if end is PassEnd.RUNTIME_LOST:
-        return ExitCode.RUNTIME_UNREACHABLE
-    if end is PassEnd.REFUSED:
-        return ExitCode.FAILED
-    failed = Outcome.FAILED in outcomes
-    if failed and not any(each in (Outcome.DONE, Outcome.GONE) for each in outcomes):
-        return ExitCode.FAILED
-    if failed or end in (PassEnd.SHORTFALL, PassEnd.CANCELLED):
-        return ExitCode.PARTIAL
-    return ExitCode.DONE
+def predicted_exit_code(preview: Preview) -> ExitCode:
+    """Return the exit code of a run that goes as previewed."""
+    return pass_exit_code(preview.predicted_end[0])

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nodeagent.cli import gc
-from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.errors import UsageError
 from nodeagent.units import parse_duration_s
 
 if TYPE_CHECKING:
+    from nodeagent.cli.exit_codes import ExitCode
     from nodeagent.config.settings import Settings
 
 
@@ -40,7 +40,7 @@ async def _collect(request: gc.Request, settings: Settings, minimum_age_s: float
         if request.dry_run:
             if preview.removals:
                 sys.stderr.write("nothing was deleted; --yes deletes what is listed for removal\n")
-            return ExitCode.DONE
+            return gc.predicted_exit_code(preview)
         report = await gc.run_interruptibly(
             agent, preview, trigger="leaks", rounds=1, progress=request.output == "table"
         )

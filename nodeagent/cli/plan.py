@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent import __version__
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.gc import confirmed, exit_code, run_interruptibly
+from nodeagent.cli.gc import confirmed, exit_code, predicted_exit_code, run_interruptibly
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.clock import SystemClock
 from nodeagent.daemon import document
@@ -140,7 +140,8 @@ async def _apply(request: ApplyRequest, settings: Settings, saved: SavedPlan) ->
         preview, drift = await agent.collector.preview_saved(saved, current)
         if dry_run:
             _show(request, preview, saved, drift, None)
-            return ExitCode.PARTIAL if drift else ExitCode.DONE
+            predicted = predicted_exit_code(preview)
+            return ExitCode.PARTIAL if predicted is ExitCode.DONE and drift else predicted
         if request.output == "table":
             _show(request, preview, saved, drift, None)
         if preview.removals and not request.yes and not confirmed(preview):

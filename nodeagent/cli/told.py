@@ -16,6 +16,7 @@ from nodeagent.cli.status import connected
 from nodeagent.model import FsObservation, Hold, NodeSnapshot, Role
 from nodeagent.model.node import RuntimeInfo
 from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
+from nodeagent.plan.breakdown import Breakdown, Part, Share
 from nodeagent.plan.decision import Accounting, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
 from nodeagent.store.history import PastAction, PastPass
 
@@ -104,6 +105,27 @@ def stops(shown: Shown) -> tuple[NodeStop, ...]:
         )
         for each in shown["node_stops"]
     )
+
+
+def breakdown(shown: Shown) -> Breakdown:
+    """Return the breakdown of the image filesystem that a report carries.
+
+    Raises:
+        ValueError: the report has no reading of the filesystem.
+    """
+    filesystem = _filesystem(shown["imagefs"])
+    if filesystem is None:
+        raise ValueError("imagefs is null")
+    shares = (
+        Share(
+            Part(each["part"]),
+            each["bytes"],
+            tuple((member["name"], member["bytes"]) for member in each["largest"]),
+            each["complete"],
+        )
+        for each in shown["shares"]
+    )
+    return Breakdown(filesystem, tuple(shares), shown["exact"])
 
 
 def holds(shown: Shown) -> tuple[Hold, ...]:

@@ -10,12 +10,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.bulk import BulkImageRemover
 from nodeagent.act.collect import MAX_ROUNDS, Collector, Preview
 from nodeagent.act.leaks import LeakRemover
 from nodeagent.act.logs import HostLogs
+from nodeagent.act.outcomes import PassEnd
 from nodeagent.act.reader import RuntimeReader
 from nodeagent.act.record import past_pass
 from nodeagent.act.removers import (
@@ -26,6 +27,7 @@ from nodeagent.act.removers import (
     SandboxRemover,
 )
 from nodeagent.clock import SystemClock
+from nodeagent.errors import NodeAgentError
 from nodeagent.host import podlogs
 from nodeagent.host.filesystems import filesystem_type, read_filesystem
 from nodeagent.host.lock import pass_lock
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.gc import GCPolicy
     from nodeagent.runtime.connection import CallObserver
 
+_BREAKDOWN_WITHIN_S: Final = 10.0
 _PIECES = (ItemKind.BLOB, ItemKind.SNAPSHOT)
 READ_METHODS = (
     "Version",
@@ -158,6 +161,19 @@ class Agent:
         return await survey(
             snapshot, self.observer, self.containerd, self.settings.pod_log_root, within_s=within_s, walk=walk
         )
+
+    async def break_down_shortfall(self, report: PassReport) -> Breakdown | None:
+        """Return what fills the image filesystem after a pass that ended short of its target.
+
+        ``None`` after any other pass and after a dry run, and where it cannot be read.
+        """
+        if report.end is not PassEnd.SHORTFALL or report.dry_run:
+            return None
+        try:
+            snapshot = await self.observer.observe(Scope.ALL)
+            return await self.break_down(snapshot, within_s=_BREAKDOWN_WITHIN_S)
+        except NodeAgentError:
+            return None
 
     def _note(self, preview: Preview, report: PassReport, plan_id: str) -> None:
         if not plan_id and preview.removals:

@@ -329,9 +329,8 @@ class ControlService:
         agent = self._agent()
         _refuse_disabled(scope, agent.settings)
         preview = await agent.collector.preview(scope)
-        return document.report(
-            await self._run(agent, preview, ended, tell, rounds=rounds, trigger="control", in_force=agent)
-        )
+        report = await self._run(agent, preview, ended, tell, rounds=rounds, trigger="control", in_force=agent)
+        return await self._reported(agent, report)
 
     async def _apply_plan(self, text: str, ended: asyncio.Event, tell: Callable[[Result], None]) -> dict[str, Json]:
         try:
@@ -350,7 +349,14 @@ class ControlService:
             report = await self._run(
                 agent, preview, ended, tell, rounds=1, trigger="apply", plan_id=saved.id, in_force=in_force
             )
-        return {**document.report(report), "drift": [document.drift(each) for each in drift]}
+            shown = await self._reported(agent, report)
+        return {**shown, "drift": [document.drift(each) for each in drift]}
+
+    async def _reported(self, agent: Agent, report: PassReport) -> dict[str, Json]:
+        """Return a report, with what fills the image filesystem if the pass ended short of its target."""
+        async with self._heavy:
+            filled = await agent.break_down_shortfall(report)
+        return document.report(report) | ({"breakdown": document.breakdown(filled)} if filled else {})
 
     async def _run(  # noqa: PLR0913 - what a run is told
         self,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from nodeagent.model import FsObservation, Hold, NodeSnapshot
     from nodeagent.model.node_stop import NodeStop, StoppedPod
     from nodeagent.model.pressure import Observation
+    from nodeagent.plan.breakdown import Breakdown
     from nodeagent.plan.decision import Decision, Plan, Reason
     from nodeagent.plan.eviction.state import Evaluation
     from nodeagent.plan.gc import GCPolicy
@@ -237,6 +238,23 @@ def report(value: PassReport) -> dict[str, Json]:
         "warnings": list(value.warnings),
         "results": [result(each) for each in value.results],
         "plans": [plan(each) for each in value.plans],
+    }
+
+
+def breakdown(value: Breakdown) -> dict[str, Json]:
+    """Return a breakdown in its JSON form."""
+    return {
+        "imagefs": filesystem(value.filesystem),
+        "exact": value.exact,
+        "shares": [
+            {
+                "part": share.part.value,
+                "bytes": share.size_bytes,
+                "complete": share.exact,
+                "largest": [{"name": name, "bytes": size} for name, size in share.members],
+            }
+            for share in value.shares
+        ],
     }
 
 

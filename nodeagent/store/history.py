@@ -67,6 +67,9 @@ _MIGRATIONS: Final = (
     ),
     node_stops.TABLES,
 )
+_NOTEWORTHY: Final = "(actions > 0 OR (result <> 'nothing-to-do' AND trigger NOT IN ('interval', 'eviction')))"
+"""A pass without removals that somebody asked for and that missed its target, say, is kept and shown as others are. The
+daemon's own would fill the history: they end so at every interval for as long as nothing is removable."""
 _WITH_EVICTIONS: Final = 2  # the schema that has them
 
 
@@ -232,7 +235,8 @@ class History:
             image: only passes that are about an image or a pod whose id or one of whose names contains this; of their
                 actions only those.
             limit: at most so many passes.
-            quiet: also those that planned nothing.
+            quiet: also those that planned nothing, unless they were asked for and ended otherwise than with nothing to
+                do.
 
         Raises:
             StoreError: there is a file and it cannot be read.
@@ -319,7 +323,10 @@ def _insert(connection: sqlite3.Connection, past: PastPass) -> None:
 def _prune(connection: sqlite3.Connection, retention: Retention, now: datetime) -> None:
     """Drop what is too old, then the oldest until the file's pages in use fit."""
     connection.execute("DELETE FROM passes WHERE started_us < ?", (micros(now - retention.maximum_age),))
-    connection.execute("DELETE FROM passes WHERE actions = 0 AND started_us < ?", (micros(now - QUIET_FOR),))
+    connection.execute(
+        f"DELETE FROM passes WHERE NOT {_NOTEWORTHY} AND started_us < ?",  # noqa: S608 - no outside text
+        (micros(now - QUIET_FOR),),
+    )
     while _used_bytes(connection) > retention.maximum_bytes:
         (count,) = connection.execute("SELECT count(*) FROM passes").fetchone()
         if count <= 1:
@@ -345,7 +352,8 @@ def _passes(
     matching = f"kind IN ('image', 'pod') AND ({about})" if image else "1"
     rows = connection.execute(
         "SELECT id, started_us, duration_s, trigger, scope, plan_id, dry_run, result, detail, predicted_bytes,"  # noqa: S608 - no outside text
-        " freed_bytes, percent_before, percent_after FROM passes WHERE started_us >= :since AND (:quiet OR actions > 0)"
+        " freed_bytes, percent_before, percent_after FROM passes WHERE started_us >= :since"
+        f" AND (:quiet OR {_NOTEWORTHY})"
         f" AND (:all OR EXISTS (SELECT 1 FROM actions WHERE pass_id = passes.id AND {matching}))"
         " ORDER BY started_us DESC, id DESC LIMIT :limit",
         {

@@ -108,7 +108,7 @@ def test_images_go_as_the_preview_says_and_stop_at_the_low_threshold(worn: WornN
 
 
 def test_every_kept_image_has_its_reason(worn: WornNode) -> None:
-    preview = gc(worn, "images", "--dry-run", "--high", "2", "--low", "1")
+    preview = gc(worn, "images", "--dry-run", "--high", "2", "--low", "1", code=3)
     reasons = {each["name"]: each["reason"]["code"] for each in preview["plans"][0]["decisions"]}
     expected = {
         FRESH: "too-young",
@@ -124,6 +124,42 @@ def test_every_kept_image_has_its_reason(worn: WornNode) -> None:
     assert "above the low threshold" in report["end_detail"]
     assert set(expected) <= tags(worn)
     assert USED_RUNNING in tags(worn)
+
+
+def test_imagefs_full_of_images_in_use_ends_short_with_breakdown_and_history(worn: WornNode) -> None:
+    in_use = {USED_RUNNING, USED_DEAD, USED_GONE, worn.containerd.sandbox_image}
+    for image in worn.pods.list_images():
+        if not in_use & set(image.tags):
+            worn.pods.remove_image(image.id)
+    reclaim.poll("only images in use are left", lambda: tags(worn) >= in_use and len(tags(worn)) < 8, timeout_s=30)
+    usage = os.statvfs(worn.containerd.root)
+    worn.containerd.fill(usage.f_blocks * usage.f_frsize * 9 // 100)
+    left = tags(worn)
+    assert worn.used_percent >= 90
+
+    dry = gc(worn, "images", "--dry-run", code=3)
+    assert to_remove(dry) == set()
+    assert dry["plans"][0]["shortfall_bytes"] > 0
+    gc(worn, "all", "--dry-run", code=3)
+    assert json.loads(nodeagent(worn, "history", "--output", "json"))["passes"] == []
+
+    report = gc(worn, "images", "--yes", code=3)
+    assert (report["end"], report["results"]) == ("shortfall", [])
+    assert "above the low threshold 80%" in report["end_detail"]
+    shares = {each["part"]: each["bytes"] for each in report["breakdown"]["shares"]}
+    assert shares["images-in-use"] > 0
+    assert shares["not-container-data"] > shares["images-in-use"]
+    shown = nodeagent(worn, "gc", "images", "--yes", code=3)
+    assert "images in use" in shown
+    assert "shortfall: imagefs is still" in shown
+    told = json.loads(nodeagent(worn, "history", "--output", "json"))["passes"]
+    assert [(each["trigger"], each["end"], each["actions"]) for each in told] == [("command", "shortfall", [])] * 2
+
+    nodeagent(worn, "run", "--once", "--dry-run", code=3)
+    assert {each.id for each in worn.gone} <= {each.id for each in worn.pods.list_containers()}
+    nodeagent(worn, "run", "--once", code=3)
+    assert tags(worn) >= {USED_RUNNING, USED_DEAD, worn.containerd.sandbox_image}
+    assert left - tags(worn) <= {USED_GONE}
 
 
 def test_dead_containers_sandboxes_and_logs(worn: WornNode) -> None:

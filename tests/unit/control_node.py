@@ -23,6 +23,7 @@ import grpc.aio
 import pytest
 
 from nodeagent._proto.control.v1 import control_pb2 as api
+from nodeagent.cli import main as command_line
 from nodeagent.clock import SystemClock
 from nodeagent.config.handing import checked
 from nodeagent.config.settings import Origin
@@ -95,18 +96,21 @@ class Node:
 
 
 @asynccontextmanager
-async def serving(tmp_path: Path, *, max_per_pod_container: int = 0, told_peers: bool = True) -> AsyncIterator[Node]:
+async def serving(
+    tmp_path: Path, *, max_per_pod_container: int = 0, told_peers: bool = True, head: str = ""
+) -> AsyncIterator[Node]:
     """Serve; what an earlier agent left is gone at the end.
 
     Args:
         tmp_path: for configuration, state and logs.
         max_per_pod_container: so many dead containers does the configuration keep of each; the node has two.
         told_peers: who asks is ``Node.peer``, not what the kernel says.
+        head: what the configuration starts with.
     """
     directory = Path(tempfile.mkdtemp(dir=tmp_path.parent if told_peers else None, prefix="c"))
     config = tmp_path / "config.toml"
     config.write_text(
-        'role = "standalone"\n'
+        f'{head}role = "standalone"\n'
         f'[runtime]\nendpoint = "unix://{directory}/cri.sock"\n'
         f'[state]\ndirectory = "{tmp_path}/state"\n'
         f'[container_gc]\nminimum_age = "0s"\nmax_per_pod_container = {max_per_pod_container}\n'
@@ -215,3 +219,18 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         while data := await reader.read(1 << 16):
             writer.write(data)
             await writer.drain()
+
+
+async def say(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Run a command; return its exit code, what it said and what it complained of."""
+
+    def run() -> int:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sys.argv", ["nodeagent", *words])
+            with pytest.raises(SystemExit) as ended:
+                command_line.main()
+        return int(ended.value.code or 0)
+
+    code = await asyncio.to_thread(run)
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err

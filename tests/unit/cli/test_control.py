@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from dataclasses import replace
@@ -13,7 +12,6 @@ import pytest
 
 from nodeagent._proto.control.v1 import control_pb2 as api
 from nodeagent.cli import gc, status, told
-from nodeagent.cli import main as command_line
 from nodeagent.cli.asking import AgentRefusedError
 from nodeagent.cli.exit_codes import guarded
 from nodeagent.config.control import DEFAULT_SOCKET
@@ -23,7 +21,7 @@ from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.plan.decision import Accounting, Plan
 from nodeagent.plan.image_gc import ImageGCPolicy
 from nodeagent.store.history import Retention
-from tests.unit.control_node import MEMBER, STRANGER, Node, serving
+from tests.unit.control_node import MEMBER, STRANGER, Node, say, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -39,21 +37,6 @@ async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         monkeypatch.setattr(status, "find_socket", lambda config: made.path if config is None else config)
         monkeypatch.setenv("COLUMNS", "200")
         yield made
-
-
-async def say(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    """Run a command; return its exit code, what it said and what it complained of."""
-
-    def run() -> int:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("sys.argv", ["nodeagent", *words])
-            with pytest.raises(SystemExit) as ended:
-                command_line.main()
-        return int(ended.value.code or 0)
-
-    code = await asyncio.to_thread(run)
-    shown = capsys.readouterr()
-    return code, shown.out, shown.err
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ from nodeagent.daemon import control
 from nodeagent.daemon.service import ReloadDuty
 from nodeagent.host.notify import Notifier
 from nodeagent.model import ContainerState
-from tests.unit.cli.test_control import say
-from tests.unit.control_node import GROUP_NAME, IMAGE, MEMBER, STRANGER, Node, serving
+from tests.unit.control_node import GROUP_NAME, IMAGE, MEMBER, STRANGER, Node, say, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

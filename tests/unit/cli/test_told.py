@@ -13,6 +13,7 @@ from nodeagent.act.collect import plans_for
 from nodeagent.cli import told
 from nodeagent.daemon import document
 from nodeagent.model import ContainerState, Hold
+from nodeagent.plan.breakdown import Breakdown, Part, Share
 from nodeagent.plan.gc import GCPolicy
 from nodeagent.plan.image_gc import ImageGCPolicy
 from nodeagent.plan.scope import Scope
@@ -56,3 +57,17 @@ def test_history_comes_through_whole() -> None:
 def test_holds_come_through_whole() -> None:
     hold = Hold("1", "", "all of them", "ann", NOW, NOW + timedelta(hours=1))
     assert told.holds(through_json(document.holds([hold], NOW))) == (hold,)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_breakdown_comes_through_whole(exact: bool) -> None:
+    shares = (Share(Part.IMAGES_IN_USE, 7, (("app:v1 (shop/web)", 7),)), Share(Part.OTHER, 5, (), exact=False))
+    value = Breakdown(filesystem(91), shares, exact)
+    again = told.breakdown(through_json(document.breakdown(value)))
+    assert (again.shares, again.exact) == (value.shares, value.exact)
+    assert again.filesystem.used_percent == 91
+
+
+def test_breakdown_without_a_reading_is_an_error() -> None:
+    with pytest.raises(ValueError, match="imagefs is null"):
+        told.breakdown({"imagefs": None, "shares": [], "exact": True})

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nodeagent.act.collect import plans_for, plans_for_saved
+from nodeagent.act.collect import Preview, plans_for, plans_for_saved
+from nodeagent.act.outcomes import PassEnd
 from nodeagent.model import (
     Container,
     ContainerState,
@@ -496,6 +497,41 @@ def test_directories_go_only_with_all_of_their_pod(node: NodeSnapshot, policy: G
             assert directory.is_directory
             assert all(each.id in gone for each in node.sandboxes if each.uid == directory.uid)
             assert all(each.id in gone for each in node.containers if each.pod_uid == directory.uid)
+
+
+@settings(parent=EXAMPLES, max_examples=150)
+@given(
+    st.sampled_from([Scope.IMAGES, Scope.ALL]),
+    nodes(),
+    policies(),
+    st.integers(1, 10**9),
+    st.floats(0, 1),
+)
+def test_predicted_shortfall_is_what_is_measured_after_the_run(
+    scope: Scope, node: NodeSnapshot, policy: GCPolicy, capacity_bytes: int, available: float
+) -> None:
+    """For any capacity: no byte of rounding between the plan and the reading that a run is judged by."""
+    fs = replace(
+        filesystem(0),
+        capacity_bytes=capacity_bytes,
+        available_bytes=min(capacity_bytes, int(capacity_bytes * available)),
+    )
+    node = remembered(replace(node, image_filesystem=fs))
+    made = plan_all(node, policy) if scope is Scope.ALL else None
+    plans = plans_for(scope, node, policy)
+    end, detail = Preview(scope, node, plans).predicted_end
+    images = plans[-1]
+    assert images.kind == "images"
+    if not images.wanted_bytes:
+        assert end is not PassEnd.SHORTFALL
+        return
+    containers = made.containers if made is not None else Plan("containers", NOW, ())
+    nothing = Plan("none", NOW, ())
+    after = applied(node, GCPlan(containers, nothing, nothing, images)).image_filesystem
+    assert after is not None
+    target_bytes = capacity_bytes * (100 - policy.images.low_threshold_percent) // 100
+    assert (end is PassEnd.SHORTFALL) == (after.available_bytes < target_bytes)
+    assert bool(detail) == (end is PassEnd.SHORTFALL)
 
 
 ANY_ID = st.one_of(

@@ -85,6 +85,26 @@ def test_quiet_passes_are_shown_on_request_and_kept_for_a_day(tmp_path: Path) ->
     assert {each.id for each in history.read(quiet=True)} == {"busy", "later"}
 
 
+@pytest.mark.parametrize(
+    ("trigger", "result", "kept"),
+    [
+        ("command", "shortfall", True),
+        ("control", "refused", True),
+        ("command", "nothing-to-do", False),
+        ("interval", "shortfall", False),
+    ],
+)
+def test_requested_pass_without_removals_is_kept_unless_there_was_nothing_to_do(
+    tmp_path: Path, trigger: str, result: str, kept: bool
+) -> None:
+    history = History(tmp_path)
+    history.add(replace(past("short"), trigger=trigger, result=result), KEEP)
+    assert [each.id for each in history.read()] == ["short"] * kept
+    assert [each.id for each in history.read(quiet=True)] == ["short"]
+    history.add(past("later", "a", at=T0 + timedelta(days=1, seconds=1)), KEEP)
+    assert [each.id for each in history.read(quiet=True)] == ["later", *["short"] * kept]
+
+
 def test_it_stays_within_its_age_and_size(tmp_path: Path) -> None:
     history = History(tmp_path)
     history.add(past("old", "a"), KEEP)

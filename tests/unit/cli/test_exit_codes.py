@@ -1,0 +1,224 @@
+"""The exit code of a pass, and of the dry run that previews it, by every way to ask for one."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from nodeagent.act.outcomes import Outcome, PassEnd
+from nodeagent.cli import status
+from nodeagent.cli.exit_codes import ExitCode, pass_exit_code
+from nodeagent.config.handing import checked
+from nodeagent.config.settings import Origin
+from nodeagent.daemon.supervisor import supervise
+from nodeagent.model import ContainerState
+from nodeagent.sim.content import Layer
+from nodeagent.sim.filesystem import SimFilesystem
+from nodeagent.sim.node import GIB
+from tests.unit.control_node import IMAGE, MEMBER, Node, say, serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("end", "outcomes", "code"),
+    [
+        (PassEnd.COMPLETE, [], 0),
+        (PassEnd.NOTHING_TO_DO, [], 0),
+        (PassEnd.COMPLETE, [Outcome.DONE, Outcome.CHANGED], 0),
+        (PassEnd.COMPLETE, [Outcome.DONE, Outcome.FAILED], 3),
+        (PassEnd.COMPLETE, [Outcome.FAILED], 1),
+        (PassEnd.SHORTFALL, [], 3),
+        (PassEnd.SHORTFALL, [Outcome.FAILED], 1),
+        (PassEnd.CANCELLED, [Outcome.DONE], 3),
+        (PassEnd.REFUSED, [], 1),
+        (PassEnd.RUNTIME_LOST, [Outcome.DONE], 4),
+    ],
+)
+def test_exit_code_follows_from_end_and_outcomes(end: PassEnd, outcomes: list[Outcome], code: int) -> None:
+    assert pass_exit_code(end, outcomes) is ExitCode(code)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is on a node of 40 GiB, and how a pass over images ends there."""
+
+    used_percent: int
+    unused_mib: tuple[int, ...]
+    code: int
+    removes: int
+    end: str
+    protect: bool = False
+
+
+CASES = {
+    "below the high threshold": Case(70, (2048, 2048), 0, 0, "nothing-to-do"),
+    "target reachable": Case(90, (2048, 2048, 2048), 0, 2, "complete"),
+    "target reachable to the last byte": Case(90, (4096,), 0, 1, "complete"),
+    "target reachable in part": Case(90, (1024,), 3, 1, "shortfall"),
+    "only images in use": Case(90, (), 3, 0, "shortfall"),
+    "only protected images": Case(90, (2048, 2048), 3, 0, "shortfall", protect=True),
+}
+
+
+@pytest.fixture(params=CASES)
+async def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]
+
+
+@asynccontextmanager
+async def filled(tmp_path: Path, case: Case, head: str = "") -> AsyncIterator[Node]:
+    """Serve a node as a case has it: one running container, and no dead ones."""
+    protect = 'protect.images = ["*"]\n' if case.protect else ""
+    async with serving(tmp_path, head=head + protect) as made:
+        for container in list(made.sim.containers.values()):
+            made.sim.remove_container(container.id)
+        pod = next(iter(made.sim.sandboxes.values()))
+        made.sim.add_container(pod, "app", IMAGE, state=ContainerState.RUNNING, age_s=3600)
+        for number, size_mib in enumerate(case.unused_mib):
+            layers = [Layer(f"own-{number}", size_mib * MIB)]
+            made.sim.add_image(f"registry.example/old:v{number}", layers=layers, age_s=90 * 86_400)
+        made.sim.capacity_bytes = 40 * GIB
+        made.sim.fill_to(case.used_percent)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("nodeagent.daemon.agent.read_filesystem", SimFilesystem(made.sim).read_filesystem)
+            patch.setattr(status, "find_socket", lambda config: made.path if config is None else config)
+            for each in ("add_signal_handler", "remove_signal_handler"):  # only for the main thread
+                patch.setattr(f"asyncio.SelectorEventLoop.{each}", lambda *_: None)
+            patch.setenv("COLUMNS", "200")
+            yield made
+
+
+@pytest.fixture
+async def node(tmp_path: Path, case: Case) -> AsyncIterator[Node]:
+    async with filled(tmp_path, case) as made:
+        yield made
+
+
+def asked(route: str, node: Node) -> tuple[str, ...]:
+    return ("--config", str(node.config)) if route == "directly" else ()
+
+
+def become_member(node: Node, patch: pytest.MonkeyPatch) -> None:
+    """Have every command asked by a member of the group, who may act."""
+    node.peer[0] = MEMBER
+    patch.setattr("os.geteuid", lambda: 4711)
+    settings = node.station.settings
+    node.station.settings = replace(settings, control=replace(settings.control, group_may_act=True))
+
+
+ROUTES = ("directly", "as a member")
+
+
+@pytest.fixture(params=ROUTES)
+async def route(request: pytest.FixtureRequest, node: Node, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "as a member":
+        become_member(node, monkeypatch)
+    return str(request.param)
+
+
+def read(form: str, text: str) -> Any:
+    return json.loads(text) if form == "json" else yaml.safe_load(text)
+
+
+@pytest.mark.parametrize("asks", list(itertools.product(("images", "all"), ("table", "json", "yaml"))), ids="-".join)
+async def test_dry_run_exits_with_the_code_of_its_run(
+    node: Node, case: Case, route: str, asks: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    scope, form = asks
+    words = ("gc", scope, "--output", form, *asked(route, node))
+    before = dict(node.sim.images)
+    dry, shown, _ = await say(capsys, *words, "--dry-run")
+    assert node.sim.images == before
+    run, out, err = await say(capsys, *words, "--yes")
+    assert (dry, run) == (case.code, case.code), err
+    assert len(before) - len(node.sim.images) == case.removes
+    if form == "table":
+        assert ("not container data" in out) == (case.code == 3), "the breakdown"
+        return
+    assert read(form, shown)["schema"] == "nodeagent/preview/v1"
+    report = read(form, out)
+    assert report["end"] == case.end
+    assert ("breakdown" in report) == (case.code == 3)
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+async def test_containers_are_collected_with_exit_code_0_whatever_fills_imagefs(
+    node: Node, route: str, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pod = next(iter(node.sim.sandboxes.values()))
+    node.sim.add_container(pod, "app", IMAGE, state=ContainerState.EXITED, age_s=3600)
+    words = ("gc", "containers", "--output", form, *asked(route, node))
+    assert (await say(capsys, *words, "--dry-run"))[0] == 0
+    assert len(node.sim.containers) == 2
+    assert (await say(capsys, *words, "--yes"))[0] == 0
+    assert len(node.sim.containers) == 1
+
+
+async def test_pass_that_misses_its_target_is_in_the_history(
+    node: Node, case: Case, route: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await say(capsys, "gc", "images", "--dry-run", *asked(route, node))
+    history = ("history", "--output", "json", *asked(route, node))
+    assert json.loads((await say(capsys, *history))[1])["passes"] == []
+    await say(capsys, "gc", "images", "--yes", *asked(route, node))
+    passes = json.loads((await say(capsys, *history))[1])["passes"]
+    if case.end == "nothing-to-do":
+        assert passes == []
+        return
+    assert [(each["end"], len(each["actions"])) for each in passes] == [(case.end, case.removes)]
+    assert ("above the low threshold" in passes[0]["end_detail"]) == (case.code == 3)
+
+
+async def test_pass_without_removals_needs_no_consent(
+    node: Node, case: Case, route: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("nodeagent.cli.gc.agreed", lambda items: items == case.removes)
+    code, out, err = await say(capsys, "gc", "images", *asked(route, node))
+    assert (code, "not container data" in out) == (case.code, case.code == 3), err
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_configured_dry_run_exits_with_the_predicted_code(
+    tmp_path: Path, case: Case, route: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with filled(tmp_path, case, "dry_run = true\n") as node:
+        if route == "as a member":
+            become_member(node, monkeypatch)
+        before = dict(node.sim.images)
+        code, _, err = await say(capsys, "gc", "images", "--yes", *asked(route, node))
+    assert (code, node.sim.images) == (case.code, before), err
+
+
+@pytest.mark.parametrize("dry_run", [True, False], ids=["dry", "real"])
+async def test_one_pass_of_the_daemon_exits_with_the_same_code_as_its_dry_run(
+    node: Node, case: Case, dry_run: bool
+) -> None:
+    settings = checked(Origin(node.config, (), dry_run))
+    end = await supervise(settings, node.station.logger, once=True)
+    assert pass_exit_code(end) == case.code
+    assert sum(each["planned"] for each in node.told("pass_done")) == case.removes
+
+
+async def test_dry_run_of_a_saved_plan_exits_with_the_code_of_applying_it(
+    node: Node, case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved, config = str(tmp_path / "plan.json"), ("--config", str(node.config))
+    assert (await say(capsys, "plan", "--scope", "images", "--out", saved, *config))[0] == 0
+    before = dict(node.sim.images)
+    dry = (await say(capsys, "apply", saved, "--dry-run", *config))[0]
+    assert node.sim.images == before
+    code, _, err = await say(capsys, "apply", saved, "--yes", *config)
+    assert (dry, code) == (case.code, case.code), err
+    assert len(before) - len(node.sim.images) == case.removes
