@@ -38,15 +38,18 @@ def rehearse(config: Path | None, overrides: Mapping[str, str | int], form: str)
     """
     from nodeagent.act.shutdown import RESERVE_MS  # noqa: PLC0415 - not for every command
     from nodeagent.plan.shutdown import plan_shutdown  # noqa: PLC0415
-    from nodeagent.plan.shutdown_phases import fit_phases  # noqa: PLC0415
+    from nodeagent.plan.shutdown_phases import USEC_INFINITY, fit_phases  # noqa: PLC0415
 
     settings = load_settings(config, overrides)
     facts, problem = ask_logind()
     delay = read_delay()
     limit_us = facts.limit_us if facts is not None else delay.delay_us
     budget = fit_phases(settings.shutdown.phases, limit_us, reserve_ms=RESERVE_MS, limit_set_by=set_by(delay))
-    plan = plan_shutdown(budget, [each.pod for each in run_async(_pods(settings))])
-    warnings = [*budget.notes, *delay.warnings]
+    left = budget.left_to_stop_command(set_by(delay))
+    # the stop command's time is known only to systemd while the node goes down; the phases as configured are shown
+    shown_budget = fit_phases(settings.shutdown.phases, USEC_INFINITY) if left else budget
+    plan = plan_shutdown(shown_budget, [each.pod for each in run_async(_pods(settings))])
+    warnings = [*((left,) if left else budget.notes), *delay.warnings]
     if problem:
         warnings.append(f"{problem}; the limit is what the files say, not what logind does")
     off = off_because(settings)
@@ -60,13 +63,14 @@ def rehearse(config: Path | None, overrides: Mapping[str, str | int], form: str)
             "wanted_s": budget.wanted_ms / 1000,
             "granted_s": budget.granted_ms / 1000,
             "scaled": budget.scaled,
+            "stops_at_signal": budget.suffices_at_signal,
             "ends_s": plan.ends_ms / 1000,
             "warnings": list(warnings),
             "phases": [_phase(each) for each in plan.phases],
         }
         sys.stdout.write(document.dumps(shown, form))
         return
-    _print_plan(plan, off, _limit_text(delay, facts), warnings)
+    _print_plan(plan, off, _limit_text(delay, facts), warnings, at_signal=budget.suffices_at_signal)
 
 
 def status(config: Path | None, form: str, *, limit: int) -> None:
@@ -75,13 +79,19 @@ def status(config: Path | None, form: str, *, limit: int) -> None:
     Raises:
         StoreError: the history cannot be read.
     """
-    from nodeagent.store.history import History  # noqa: PLC0415 - not for every command
+    from nodeagent.act.shutdown import RESERVE_MS  # noqa: PLC0415 - not for every command
+    from nodeagent.plan.shutdown_phases import fit_phases  # noqa: PLC0415
+    from nodeagent.store.history import History  # noqa: PLC0415
     from nodeagent.store.shutdown import ShutdownFiles  # noqa: PLC0415
 
     settings = load_settings(config, {})
     facts, problem = ask_logind()
     delay = read_delay()
     off = off_because(settings)
+    limit_us = facts.limit_us if facts is not None else delay.delay_us
+    budget = fit_phases(settings.shutdown.phases, limit_us, reserve_ms=RESERVE_MS)
+    left = "" if off else budget.left_to_stop_command(set_by(delay))
+    warnings = [*((left,) if left else ()), *delay.warnings]
     held, because = lock_held(facts, problem)
     stops = list(History(settings.state_directory).read_stops(limit=limit))
     try:
@@ -101,13 +111,14 @@ def status(config: Path | None, form: str, *, limit: int) -> None:
                 "preparing": facts.preparing if facts is not None else None,
             },
             "limit": _limit(delay, facts),
-            "warnings": list(delay.warnings),
+            "stops_at_signal": not off and not left,
+            "warnings": list(warnings),
             "stops": [document.node_stop(each) for each in stops],
         }
         sys.stdout.write(document.dumps(shown, form))
     else:
-        _print_status(off, f"{'held' if held else 'not held'}: {because}", _limit_text(delay, facts), stops)
-    sys.exit(ExitCode.DONE if held or off else ExitCode.FAILED)
+        _print_status(off, f"{'held' if held else 'not held'}: {because}", _limit_text(delay, facts), warnings, stops)
+    sys.exit(ExitCode.DONE if off or (held and not left) else ExitCode.FAILED)
 
 
 def at_stop(config: Path | None, unit: str) -> None:
@@ -247,14 +258,15 @@ def stop_headline(stop: NodeStop) -> str:
     return f"{when}  node stop, {stop.kind.value}: {stop.end.value}, {len(stop.pods)} pods"
 
 
-def _print_plan(plan: ShutdownPlan, off: str, limit: str, warnings: Sequence[str]) -> None:
+def _print_plan(plan: ShutdownPlan, off: str, limit: str, warnings: Sequence[str], *, at_signal: bool) -> None:
     from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
 
     console = render.make_console()
     if off:
         console.print(f"off: {off}; this is what would happen if it were on", style="yellow", markup=False)
     wanted, granted = (format_duration(each / 1000) for each in (plan.budget.wanted_ms, plan.budget.granted_ms))
-    console.print(f"logind waits {limit}; the phases want {wanted} and get {granted}", markup=False)
+    get = f"get {granted}" if at_signal else "are left to the unit's stop command"
+    console.print(f"logind waits {limit}; the phases want {wanted} and {get}", markup=False)
     for phase in plan.phases:
         share = phase.budget
         when = f"from {phase.starts_ms / 1000:g} s, at most until {share.deadline_ms / 1000:g} s"
@@ -275,7 +287,7 @@ def _print_plan(plan: ShutdownPlan, off: str, limit: str, warnings: Sequence[str
     _print_warnings(console, warnings)
 
 
-def _print_status(off: str, lock: str, limit: str, stops: Sequence[NodeStop]) -> None:
+def _print_status(off: str, lock: str, limit: str, warnings: Sequence[str], stops: Sequence[NodeStop]) -> None:
     from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
 
     console = render.make_console()
@@ -283,6 +295,7 @@ def _print_status(off: str, lock: str, limit: str, stops: Sequence[NodeStop]) ->
         console.print(f"off: {off}", style="yellow", markup=False)
     console.print(f"delay lock  {lock}", markup=False)
     console.print(f"logind      waits {limit}", markup=False)
+    _print_warnings(console, warnings)
     if not stops:
         console.print("no stop of this node is recorded")
     for stop in stops:

@@ -77,6 +77,9 @@ async def _stop_pods(settings: Settings, book: StopBook, limit_us: int | None) -
         reserve_ms=RESERVE_MS,
         limit_set_by="the unit's TimeoutStopSec",
     )
+    if not budget.granted_ms:
+        book.logger.warning("shutdown_left", because="TimeoutStopSec of the unit leaves no time to stop pods")
+        return None
     deadlines = dict.fromkeys(READ_METHODS, min(settings.timeout_s, _LIST_WITHIN_S))
     async with RuntimeConnection(discover_endpoint(settings.endpoint or None), deadlines=deadlines) as connection:
         cri = CriClient(connection)

@@ -202,7 +202,11 @@ class ShutdownDuty:
             self._delay = await asyncio.to_thread(read_delay, self._root)
             self._tell_budget()
         if state.held:
-            self._station.board.waiting(NAME, REFRESH_S, _SLACK_S)
+            left = self._budget().left_to_stop_command(self._limit_set_by)
+            if left:
+                self._station.board.paused(NAME, left, REFRESH_S + _SLACK_S)
+            else:
+                self._station.board.waiting(NAME, REFRESH_S, _SLACK_S)
             return
         self._station.board.paused(NAME, str(state), _LOOK_S + _SLACK_S)
         if state.because != self._missing:
@@ -232,22 +236,25 @@ class ShutdownDuty:
             granted_s=budget.granted_ms / 1000,
             limit_s=None if budget.limit_ms is None else budget.limit_ms / 1000,
             phases={each.phase.name: each.granted_ms / 1000 for each in budget.phases},
+            at_signal=budget.suffices_at_signal,
             dry_run=self._settings.dry_run,
         )
-        for note in budget.notes:
+        left = budget.left_to_stop_command(self._limit_set_by)
+        for note in (left,) if left else budget.notes:
             self._logger.warning("shutdown_note", note=note, hint="nodeagent doctor --fix-logind")
 
     def _budget(self) -> ShutdownBudget:
         limit_us = self._inhibitor.state.limit_us if self._inhibitor is not None else None
         if limit_us is None:  # a signal came before logind had told
             limit_us = self._delay.delay_us
-        winner = self._delay.winner
         return fit_phases(
-            self._settings.shutdown.phases,
-            limit_us,
-            reserve_ms=RESERVE_MS,
-            limit_set_by=str(winner.path) if winner is not None else "systemd's default",
+            self._settings.shutdown.phases, limit_us, reserve_ms=RESERVE_MS, limit_set_by=self._limit_set_by
         )
+
+    @property
+    def _limit_set_by(self) -> str:
+        winner = self._delay.winner
+        return str(winner.path) if winner is not None else "systemd's default"
 
     # ---- pods at hand
 
@@ -321,6 +328,11 @@ class ShutdownDuty:
         try:
             if before is not None and not before.done():
                 await asyncio.wait({before})
+            left = self._budget().left_to_stop_command(self._limit_set_by)
+            if left:
+                self._logger.warning("shutdown_left", because=left, hint="nodeagent doctor --fix-logind")
+                self._release("logind grants too little time to stop pods")
+                return
             with self._book.files.claim() as ours:
                 if ours:
                     await self._stop_pods()

@@ -65,7 +65,7 @@ async def read_logind(address: str = "", *, deadline_s: float = 5.0) -> LogindFa
         await owner_of_logind(bus)
         return LogindFacts(
             preparing=await read_property(bus, "PreparingForShutdown", bool),
-            limit_us=await read_property(bus, "InhibitDelayMaxUSec", int),
+            limit_us=await read_limit_us(bus),
             inhibitors=await list_inhibitors(bus),
         )
 
@@ -96,6 +96,20 @@ async def read_property(bus: Bus, name: str, kind: type[T]) -> T:
     if type(value) is not kind:  # a bool is an int too
         raise InhibitorError(f"logind's {name} is {value!r}")
     return value
+
+
+async def read_limit_us(bus: Bus) -> int:
+    """Return how long logind waits for delay locks, in microseconds; 2**64-1 for no limit.
+
+    Raises:
+        InhibitorError: no answer, or no number of microseconds.
+
+    Source: org.freedesktop.login1(5), ``InhibitDelayMaxUSec``, unsigned 64 bits.
+    """
+    limit_us = await read_property(bus, "InhibitDelayMaxUSec", int)
+    if limit_us < 0:
+        raise InhibitorError(f"logind's InhibitDelayMaxUSec is {limit_us}")
+    return limit_us
 
 
 async def list_inhibitors(bus: Bus) -> tuple[InhibitorEntry, ...]:

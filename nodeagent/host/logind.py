@@ -22,6 +22,7 @@ from nodeagent.host.login1 import (
     MANAGER,
     list_inhibitors,
     owner_of_logind,
+    read_limit_us,
     read_property,
     take_lock,
 )
@@ -248,7 +249,7 @@ class ShutdownInhibitor:
         await self._confirm(bus)
 
     async def _read_properties(self, bus: Bus) -> None:
-        limit_us = await read_property(bus, "InhibitDelayMaxUSec", int)
+        limit_us = await read_limit_us(bus)
         self._state = replace(self._state, limit_us=limit_us)  # first: whoever is told of a shutdown needs it
         before = self._signals
         preparing = await read_property(bus, "PreparingForShutdown", bool)

@@ -85,10 +85,15 @@ def judge_delay(budget: ShutdownBudget, *, off: str, set_by: str) -> Finding:
     told = f"logind allows {limit} ({set_by}), the phases want {format_duration(budget.wanted_ms / 1000)}"
     if budget.granted_ms >= budget.wanted_ms:
         return Finding("logind-delay", Verdict.OK, told)
+    effect = (
+        f"they are scaled to {format_duration(budget.granted_ms / 1000)}"
+        if budget.suffices_at_signal
+        else "too short: no pod is stopped at the signal, only by the unit's stop command within TimeoutStopSec"
+    )
     return Finding(
         "logind-delay",
         Verdict.WARNING,
-        f"{told}: they are scaled to {format_duration(budget.granted_ms / 1000)}",
+        f"{told}: {effect}",
         "nodeagent doctor --fix-logind writes a drop-in that allows it, and reloads logind",
     )
 

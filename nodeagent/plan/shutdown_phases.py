@@ -22,6 +22,9 @@ CRITICAL_PRIORITY: Final = 2_000_000_000
 USEC_INFINITY: Final = 2**64 - 1
 """How systemd says "no limit" in a property of microseconds. Source: systemd.time(7), ``infinity``."""
 
+LEAST_AT_SIGNAL_MS: Final = 2000
+"""Less time is too short to stop pods at logind's signal. Source: kubelet ``minimumGracePeriodInSeconds``."""
+
 _LOWEST, _HIGHEST = -(2**31), 2**31 - 1
 _LONGEST_S = 7 * 86400.0
 
@@ -194,6 +197,25 @@ class ShutdownBudget:
     def scaled(self) -> bool:
         """Whether the phases had to be shortened."""
         return self.granted_ms < self.wanted_ms
+
+    @property
+    def suffices_at_signal(self) -> bool:
+        """Whether pods are stopped at logind's signal.
+
+        With too little time they would all be killed at once; they are then left to the unit's stop command, which
+        has ``TimeoutStopSec``. Source: the kubelet's shutdown manager does not start with less than it wants.
+        """
+        return self.granted_ms >= min(self.wanted_ms, LEAST_AT_SIGNAL_MS)
+
+    def left_to_stop_command(self, limit_set_by: str) -> str:
+        """Return a sentence that says why nothing is stopped at logind's signal; empty if pods are."""
+        if self.suffices_at_signal:
+            return ""
+        return (
+            f"logind waits only {_shown(self.limit_ms or 0)} (InhibitDelayMaxSec, set by {limit_set_by}), too short "
+            f"for phases of {_shown(self.wanted_ms)} in total: no pod is stopped at the signal; the unit's stop "
+            "command stops pods within TimeoutStopSec"
+        )
 
 
 def fit_phases(

@@ -311,6 +311,26 @@ def test_past_logind_the_unit_s_stop_command_does_it(disk: Disk) -> None:
         in_order(spans(node, pods))
 
 
+def test_without_time_at_the_signal_the_unit_s_stop_command_does_it(disk: Disk) -> None:
+    with vm.Node.boot(disk) as node:
+        node.import_images(vm.pause_image(), images.image(APP))
+        install(node, 8)
+        set_limit(node, OWN, 0)
+        start(node)
+        pods = node.run_pods(*twelve())
+        checked = json.loads(node.run("nodeagent doctor -o json", check=False).stdout)
+        (finding,) = [each for each in checked["findings"] if each["check"] == "logind-delay"]
+        assert "no pod is stopped at the signal" in finding["evidence"]
+        node.run("systemctl poweroff")
+        node.wait_off()
+        log = parsed(node.journal())
+        print(json.dumps([each for each in log if each["event"].startswith(("shutdown", "pod_"))], indent=0))
+        (done,) = [each for each in log if each["event"] == "shutdown_done"]
+        assert (done["kind"], done["end"]) == ("unit-stop", "complete")
+        assert outcomes(log) == {pod.pod.name: "stopped" for pod in pods} | {"b1-2": "killed"}
+        in_order(spans(node, pods))
+
+
 def test_an_agent_killed_while_the_node_goes_down_goes_on(disk: Disk) -> None:
     with vm.Node.boot(disk) as node:
         node.import_images(vm.pause_image(), images.image(APP))

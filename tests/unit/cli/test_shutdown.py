@@ -42,9 +42,10 @@ class Ended(NamedTuple):
 class Node:
     """A node for one command after the other."""
 
-    def __init__(self, directory: Path, bus: PrivateBus, server: SimServer) -> None:
+    def __init__(self, directory: Path, bus: PrivateBus, login1: Login1, server: SimServer) -> None:
         self.directory = directory
         self.bus = bus
+        self.login1 = login1
         self.server = server
         self.config = directory / "config.toml"
         self.configure()
@@ -77,7 +78,7 @@ async def node(private_bus: PrivateBus, tmp_path: Path) -> AsyncIterator[Node]:
         notes = {"nodeagent.dev/priority": priority}
         sim.add_container(sim.add_pod(name, namespace=namespace, annotations=notes), "main", IMAGE)
     async with SimServer(sim, tmp_path / "cri.sock") as server:
-        yield Node(tmp_path, private_bus, server)
+        yield Node(tmp_path, private_bus, login1, server)
     await login1.stop()
 
 
@@ -105,6 +106,27 @@ async def test_the_timeline_as_a_table(node: Node) -> None:
     assert "off: it is not enabled; this is what would happen if it were on" in ended.out
     for part in ("shop/web", "kube-system/dns", "ordinary: 1 pods", "all are gone after 9.5 s at the latest"):
         assert part in ended.out
+
+
+async def test_limit_of_zero_is_reported(node: Node) -> None:
+    node.login1.limit_us = 0
+    async with Bus(node.bus.address, deadline_s=5) as bus:
+        lock = await take_lock(bus, "nodeagent", "test")
+        ended = await node.run("status", "-o", "json")
+        table = await node.run("status")
+        lock.close()
+    shown = json.loads(ended.out)
+    assert (ended.code, table.code) == (1, 1)
+    assert (shown["inhibitor"]["held"], shown["stops_at_signal"], shown["limit"]["seconds"]) == (True, False, 0.0)
+    assert "no pod is stopped at the signal" in shown["warnings"][0]
+    assert "no pod is stopped at the signal" in table.out.replace("\n", " ")
+
+    shown = json.loads((await node.run("--dry-run", "-o", "json")).out)
+    assert (shown["granted_s"], shown["stops_at_signal"]) == (0.0, False)
+    assert "no pod is stopped at the signal" in shown["warnings"][0]
+    assert [pod["grace_s"] for phase in shown["phases"] for pod in phase["pods"]] == [20.0, 10.0]
+    table = await node.run("--dry-run")
+    assert "the phases want 30s and are left to the unit's stop command" in table.out
 
 
 async def test_without_logind_the_files_have_to_do(node: Node) -> None:

@@ -158,6 +158,13 @@ async def test_a_short_time_to_stop_scales_the_phases(net: Net) -> None:
     assert {each.outcome for each in stop.pods} == {PodOutcome.FAILED}
 
 
+@pytest.mark.parametrize("timeout_us", [0, 10_000_000])
+async def test_no_time_to_stop_kills_no_pod(net: Net, timeout_us: int) -> None:
+    assert await net.stop(UnitStop(STOPPING, timeout_us)) is None
+    assert net.stopped() == []
+    assert net.events() == ["shutdown_left"]
+
+
 async def test_without_a_runtime_it_ends_in_time(net: Net) -> None:
     await net.server.stop()
     assert await net.stop() is StopEnd.COMPLETE

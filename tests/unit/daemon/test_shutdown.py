@@ -18,6 +18,7 @@ from nodeagent.clock import SystemClock
 from nodeagent.config.models import Config
 from nodeagent.config.policies import settings as settings_of
 from nodeagent.daemon import log
+from nodeagent.daemon.at_stop import stop_pods_at_unit_stop
 from nodeagent.daemon.board import Activity, Board
 from nodeagent.daemon.shutdown import ShutdownDuty
 from nodeagent.daemon.station import Station
@@ -26,6 +27,7 @@ from nodeagent.errors import InhibitorError
 from nodeagent.host.dbus import Bus
 from nodeagent.host.fdstore import DescriptorStore
 from nodeagent.host.login1 import take_lock
+from nodeagent.host.systemd import STOPPING, UnitStop
 from nodeagent.model import PodOutcome, Role
 from nodeagent.model.node_stop import BootRecord, NodeStop, Presence, StopEnd, StopKind, StoppedPod
 from nodeagent.sim.content import Layer
@@ -287,6 +289,72 @@ async def test_a_shorter_limit_scales_the_phases_and_names_the_file(place: Place
         (note,) = daemon.events("shutdown_note")
         assert str(drop_in) in note["note"]
         assert daemon.events("shutdown_ready")[0]["phases"] == {"priority-0": 0.6, "priority-1000": 0.3}
+
+
+@pytest.mark.parametrize("limit_us", [0, 1, 999, 400_000, 1_000_000])
+async def test_limit_too_short_for_the_phases_stops_nothing_at_the_signal(place: Place, limit_us: int) -> None:
+    web, dns = place.pod("web"), place.pod("dns", 2000)
+    place.login1.limit_us = limit_us
+    async with daemon_on(place) as daemon:
+        await ready(daemon)
+        (ready_,) = daemon.events("shutdown_ready")
+        assert ready_["at_signal"] is False
+        (note,) = daemon.events("shutdown_note")
+        assert "no pod is stopped at the signal" in note["note"]
+        assert note["hint"] == "nodeagent doctor --fix-logind"
+        await daemon.until(lambda: any(note["note"] == each.why for each in daemon.station.board.lines))
+        place.login1.request_shutdown()
+        await daemon.until("inhibitor_released")
+        await place.login1.until(lambda: place.login1.executed == 1)
+        assert place.login1.locks == []
+        assert place.server.faults.count("StopContainer") == 0
+        assert place.running() == {"web", "dns"}
+        assert place.files.read_stop() is None
+        (left,) = daemon.events("shutdown_left")
+        assert "the unit's stop command stops pods within TimeoutStopSec" in left["because"]
+
+        told = UnitStop(STOPPING, 60_000_000)
+        ended = await stop_pods_at_unit_stop(daemon.station.settings, daemon.station.logger, told, this_boot=BOOT)
+        assert ended is StopEnd.COMPLETE
+    assert place.server.faults.targets("StopContainer") == (web, dns)
+    assert place.outcomes() == {"web": "stopped", "dns": "stopped"}
+    assert place.last().kind is StopKind.UNIT_STOP
+
+
+async def test_limit_that_is_infinite_gives_the_phases_their_time(place: Place) -> None:
+    place.pod("web")
+    place.login1.limit_us = 2**64 - 1
+    async with daemon_on(place) as daemon:
+        await ready(daemon)
+        (ready_,) = daemon.events("shutdown_ready")
+        assert (ready_["granted_s"], ready_["limit_s"], ready_["at_signal"]) == (1.5, None, True)
+        assert daemon.events("shutdown_note") == []
+
+
+async def test_negative_limit_is_reported_and_no_lock_is_relied_on(place: Place) -> None:
+    place.login1.limit_type, place.login1.limit_us = "x", -1
+    async with daemon_on(place) as daemon:
+        await daemon.until("inhibitor_missing")
+        assert daemon.events("inhibitor_missing")[-1]["because"] == "logind's InhibitDelayMaxUSec is -1"
+        assert daemon.events("shutdown_duty_crashed") == []
+
+
+async def test_shutdown_that_was_left_and_cancelled_takes_the_lock_again(place: Place) -> None:
+    place.pod("web")
+    place.login1.limit_us = 0
+    async with daemon_on(place) as daemon:
+        await ready(daemon)
+        place.login1.request_shutdown()
+        await daemon.until("inhibitor_released")
+        place.login1.limit_us = 60_000_000
+        place.login1.cancel_shutdown()
+        await daemon.until("inhibitor_held", times=2)
+        await daemon.until("shutdown_ready", times=2)
+        assert daemon.station.turns.pause() is None
+        await daemon.until(lambda: daemon.station.lock_held)
+        place.login1.request_shutdown()
+        await daemon.until("shutdown_done")
+    assert place.outcomes() == {"web": "stopped"}
 
 
 async def test_a_cancelled_shutdown_puts_everything_back(place: Place) -> None:

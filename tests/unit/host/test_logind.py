@@ -502,7 +502,7 @@ async def test_a_late_answer_on_a_living_connection_is_thrown_away(private_bus: 
         await login1.until(lambda: not login1.locks)
 
 
-@pytest.mark.parametrize(("kind", "value"), [("s", "long"), ("b", True)])
+@pytest.mark.parametrize(("kind", "value"), [("s", "long"), ("b", True), ("x", -1), ("i", -5_000_000)])
 async def test_a_limit_that_is_no_number(private_bus: PrivateBus, login1: Login1, kind: str, value: object) -> None:
     login1.limit_type, login1.limit_us = kind, value
     async with agent_on(private_bus) as agent:

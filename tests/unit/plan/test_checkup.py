@@ -44,6 +44,7 @@ def delay(limit_s: float | None, off: str = "") -> Finding:
         (judge_cgroups(None), WARNING, "not cgroup v2"),
         (delay(60), OK, "allows 1m (/etc/x.conf), the phases want 30s"),
         (delay(5), WARNING, "/etc/x.conf"),
+        (delay(0), WARNING, "allows 0s (/etc/x.conf), the phases want 30s: too short: no pod is stopped at the signal"),
         (delay(5, off="a kubelet"), SKIPPED, "a kubelet"),
         (judge_lock(True, "listed", off=""), OK, "listed"),
         (judge_lock(False, "not listed", off=""), WARNING, "not listed"),

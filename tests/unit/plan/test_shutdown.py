@@ -181,6 +181,37 @@ def test_a_phase_without_time_is_told() -> None:
     assert "phase 'critical' has no time" in budget(two_bands(10, 0)).notes[0]
 
 
+@pytest.mark.parametrize(
+    ("phases", "limit_us", "suffices"),
+    [
+        (two_bands(30, 10), None, True),
+        (two_bands(30, 10), USEC_INFINITY, True),
+        (two_bands(30, 10), USEC_INFINITY - 1, True),
+        (two_bands(30, 10), 5_000_000, True),
+        (two_bands(30, 10), 2_223_000, True),
+        (two_bands(30, 10), 2_221_000, False),
+        (two_bands(30, 10), 1_000_000, False),
+        (two_bands(30, 10), 0, False),
+        (two_bands(1, 0), 1_200_000, True),
+        (two_bands(1, 0), 1_000_000, False),
+        ((), 0, True),
+    ],
+)
+def test_time_at_the_signal_suffices_from_two_seconds_on(
+    phases: tuple[Phase, ...], limit_us: int | None, suffices: bool
+) -> None:
+    fitted = budget(phases, limit_us, reserve_ms=500)
+    assert fitted.suffices_at_signal is suffices
+    assert bool(fitted.left_to_stop_command("x.conf")) is not suffices
+
+
+def test_time_that_does_not_suffice_is_explained() -> None:
+    assert budget(two_bands(30, 10), 0).left_to_stop_command("/etc/x.conf") == (
+        "logind waits only 0s (InhibitDelayMaxSec, set by /etc/x.conf), too short for phases of 30s in total: no pod "
+        "is stopped at the signal; the unit's stop command stops pods within TimeoutStopSec"
+    )
+
+
 @pytest.mark.parametrize(("limit_us", "reserve_ms"), [(-1, 0), (5, -1)])
 def test_a_senseless_limit_is_refused(limit_us: int, reserve_ms: int) -> None:
     with pytest.raises(ValueError, match="senseless"):
