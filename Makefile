@@ -4,6 +4,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export VENV
 PREFIX ?= /opt/nodeagent
+PYTHON ?= python3
+# An isolated interpreter runs this checkout's modules: those of an earlier version may lack the checks.
+FROM_HERE := import sys; sys.version_info >= (3, 11) or sys.exit("nodeagent: needs Python 3.11 or newer, see PYTHON=");
+FROM_HERE += sys.path.insert(0, sys.argv.pop(1));
+BOOTSTRAP := cd / && $(PYTHON) -I -c '$(FROM_HERE) from nodeagent.host.bootstrap import main; main()' "$(CURDIR)"
 
 .PHONY: help demo test check unit integration test-matrix test-node bench protos docs install uninstall deb format clean
 
@@ -28,8 +33,8 @@ check: ## format, lint, types, import directions, generated files
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python protos/generate.py --check
-	$(BIN)/python -m nodeagent.config.embed --check README.md
+	$(BIN)/python -I protos/generate.py --check
+	$(BIN)/python -I -m nodeagent.config.embed --check README.md
 
 unit: ## only the tests that need neither root nor a runtime
 	@.ci/setup dev
@@ -56,21 +61,24 @@ bench: ## measure the budgets; prints a table for the README
 
 protos: ## generate nodeagent/_proto from protos/
 	@.ci/setup protos
-	$(BIN)/python protos/generate.py
+	$(BIN)/python -I protos/generate.py
 
 docs: ## write the configuration reference into the README
 	@.ci/setup run
-	$(BIN)/python -m nodeagent.config.embed README.md
+	$(BIN)/python -I -m nodeagent.config.embed README.md
+
+install uninstall: export PREFIX := $(PREFIX)
 
 install: ## as root: the agent in PREFIX (/opt/nodeagent), its unit and manual, and a configuration that removes nothing yet (ENABLE=1 starts it)
 	@[ "$$(id -u)" = 0 ] || { echo "install: needs root" >&2; exit 1; }
-	@[ -x $(PREFIX)/bin/python ] || python3 -m venv $(PREFIX)
-	$(PREFIX)/bin/python -m pip install --quiet --disable-pip-version-check .
-	@cd / && $(PREFIX)/bin/nodeagent install --prefix $(PREFIX) $(if $(ENABLE),--enable)
+	@$(BOOTSTRAP) prepare "$$PREFIX"
+	@cd / && umask 022 && "$$PREFIX/bin/python" -I -m pip install --quiet --disable-pip-version-check --root-user-action=ignore "$(CURDIR)"
+	@cd / && "$$PREFIX/bin/python" -I -m nodeagent install --prefix "$$PREFIX" $(if $(ENABLE),--enable)
 
 uninstall: ## as root: stop the agent and remove it and its unit; configuration and state stay unless PURGE=1
 	@[ "$$(id -u)" = 0 ] || { echo "uninstall: needs root" >&2; exit 1; }
-	@cd / && $(PREFIX)/bin/nodeagent uninstall --prefix $(PREFIX) $(if $(PURGE),--purge)
+	@$(BOOTSTRAP) check-installed "$$PREFIX"
+	@cd / && "$$PREFIX/bin/python" -I -c '$(FROM_HERE) from nodeagent.cli.start import main; main()' "$(CURDIR)" uninstall --prefix "$$PREFIX" $(if $(PURGE),--purge)
 
 deb: ## packages for Debian 12 and 13 in dist/, with the libraries in them
 	@.ci/setup run

@@ -1,9 +1,12 @@
-"""``nodeagent install`` and ``uninstall``: what is put where, told line by line."""
+"""``nodeagent install`` and ``uninstall``: check everything, then change, and report each file on a line.
+
+Both decide before they change anything: from the manifest in the prefix, which lists the files of the installation,
+and from what is there now. Whatever is not known to be the agent's own is kept and reported.
+"""
 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -12,33 +15,55 @@ from nodeagent.config.loading import DEFAULT_PATH, load
 from nodeagent.config.models import Config
 from nodeagent.config.writing import to_toml
 from nodeagent.errors import ConfigError, InstallError, UsageError
+from nodeagent.host.environment import admit, begin, finish, is_installation, remove_environment
 from nodeagent.host.installation import (
     BY_HAND,
     BY_PACKAGE,
-    Change,
+    UNIT,
     Layout,
-    Part,
-    below,
+    check_foreign,
+    check_sources,
+    find_pages,
     is_booted_with_systemd,
-    is_our_environment,
+    is_page,
+    is_recognised,
+    known_places,
     make_environment,
+    other_prefix,
     parts,
-    place,
     systemd_version,
-    take_away,
 )
+from nodeagent.host.manifest import NAME as MANIFEST_NAME
+from nodeagent.host.manifest import Manifest, read_manifest
+from nodeagent.host.placement import (
+    NEW_SUFFIX,
+    Change,
+    Part,
+    Step,
+    below,
+    carry_out,
+    check_parents,
+    plan_placement,
+    plan_removal,
+    read_fingerprint,
+    remove,
+    save_aside,
+    saved_versions,
+)
+from nodeagent.host.prefix import check_form, check_owner, check_place
 from nodeagent.host.processes import python_command, run
+from nodeagent.host.purge import CONFIGURATION, RUNTIME, STATE, find_leftovers
+from nodeagent.host.purge import purge as purge_leftovers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-UNIT: Final = "nodeagent.service"
 _SHELLS: Final = ("bash", "zsh", "fish")
-_STATE: Final = Path("/var/lib/nodeagent")
-_RUN: Final = Path("/run/nodeagent")
-_LOGIND: Final = Path("/etc/systemd/logind.conf.d")
 _PACKAGE: Final = Path("/var/lib/dpkg/info/nodeagent.list")
 _COMPLETE: Final = "from nodeagent.cli.main import app; app(prog_name='nodeagent')"
+_UMASK: Final = 0o022
+"""Members of the agent's group run the command, so its files are readable to all, whatever root's own umask."""
+_SHOWN: Final = 20
 
 
 def install(prefix: Path, *, enable: bool, root: Path | None, packaged: bool, systemd: int | None) -> None:
@@ -48,62 +73,189 @@ def install(prefix: Path, *, enable: bool, root: Path | None, packaged: bool, sy
         prefix: where the virtual environment is made.
         enable: whether the unit is enabled and started.
         root: where the files go instead of ``/``; no environment is made then, and nothing is run.
-        packaged: whether the files go where those of packages do, without a configuration.
+        packaged: whether the files go where those of packages do, without a configuration and a manifest.
         systemd: the version of systemd the unit is made for; ``None`` for the one that is here.
 
     Raises:
-        UsageError: not root, or the prefix is none.
-        InstallError: something could not be done; what was done stays.
+        UsageError: not root, or the prefix is part of the system.
+        InstallError: something of others is in the way, and nothing was changed; or something could not be done, and
+            what was done stays.
     """
-    prefix = _checked_prefix(prefix)
+    if packaged and root is None:
+        raise UsageError("--packaged needs --root")
+    check_form(prefix)
     top = root or Path("/")
     if root is None:
         _need_root("install")
         _refuse_packaged()
-        _say(make_environment(prefix), f"{prefix} (virtual environment)")
+        check_sources()
+    former = Manifest() if packaged else _admitted(prefix, top)
     version = systemd_version() if systemd is None else systemd
-    made = list(_all_parts(BY_PACKAGE if packaged else BY_HAND, prefix, version))
-    changes = [(place(part, top), part.path) for part in made]  # all of it before a word: nobody may be listening
-    for change, path in changes:
-        _say(change, str(path))
+    layout = BY_PACKAGE if packaged else BY_HAND
+    made = list(_all_parts(layout, prefix, version))
+    check_foreign(layout, [part.path for part in made], prefix, top, former.files)
+    check_parents(top, DEFAULT_PATH)
+    os.umask(_UMASK)
+    files = {part.path: part.fingerprint for part in made}
+    if root is None:
+        _say(make_environment(prefix, files), f"{prefix} (virtual environment)")
+    elif not packaged:
+        begin(below(top, prefix), files, venv=False)
+    beside = _place_all(made, former, top)
     if not packaged:
         _say(_configure(top), f"{DEFAULT_PATH} (it removes nothing until dry_run = false)")
+        finish(below(top, prefix), files | beside)
+        _say(Change.REPLACED if former.files else Change.NEW, str(prefix / MANIFEST_NAME))
     if root is None:
         _settle(prefix, enable=enable)
     else:
-        _tell(f"nothing was run, and {prefix} was not made below {root}")
+        _tell(f"no command was run, and no virtual environment was made in {prefix} below {root}")
+
+
+def _admitted(prefix: Path, top: Path) -> Manifest:
+    """Return the manifest of a prefix that may be used; an empty one for a new prefix, or one of an earlier version."""
+    check_place(prefix, top)
+    place = below(top, prefix)
+    if top == Path("/"):
+        check_owner(place.parent.resolve() / place.name)
+    return admit(place) or Manifest()
+
+
+def _place_all(made: list[Part], former: Manifest, top: Path) -> dict[Path, str]:
+    """Place the files and report each; return those that are beside an edited one, with their fingerprints."""
+    steps = [
+        (part, plan_placement(part, read_fingerprint(top, part.path), former.files.get(part.path, frozenset())))
+        for part in made
+    ]
+    for part, step in steps:  # all of it before a word: standard output may be closed
+        carry_out(part, step, top)
+        _remove_resolved(part.path, step, former, top)
+    for part, step in steps:
+        _say(step.change, f"{part.path}{f' ({step.reason})' if step.reason else ''}")
+    return {_beside(part.path): part.fingerprint for part, step in steps if step.beside}
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(path.name + NEW_SUFFIX)
+
+
+def _remove_resolved(path: Path, step: Step, former: Manifest, top: Path) -> None:
+    """Remove the version that an earlier installation placed beside an edited file, once it is not edited any more."""
+    beside = _beside(path)
+    if step.change is not Change.KEPT and read_fingerprint(top, beside) in former.files.get(beside, frozenset()):
+        remove(beside, top)
 
 
 def uninstall(prefix: Path, *, purge: bool, root: Path | None) -> None:
-    """Stop the agent and take away what ``install`` put in place; with ``purge`` also configuration and state.
+    """Stop the agent and remove what ``install`` put in place; with ``purge`` also configuration and state.
 
     Raises:
-        UsageError: not root, or the prefix is none.
-        InstallError: something could not be removed; what was removed is gone.
+        UsageError: not root, or the prefix is part of the system.
+        InstallError: the manifest cannot be used, or another installation is in place, and nothing was changed; or
+            something could not be removed, and can be removed by repeating the command.
     """
-    prefix = _checked_prefix(prefix)
     top = root or Path("/")
-    booted = root is None and is_booted_with_systemd()
+    check_place(prefix, top)
+    place = below(top, prefix)
     if root is None:
         _need_root("uninstall")
         _refuse_packaged()
-    if booted:
+        check_owner(place.parent.resolve() / place.name)
+    ours = is_installation(place)
+    other = other_prefix(BY_HAND, prefix, top)
+    if other is not None and not ours:
+        raise InstallError(f"{prefix} is not installed; the installation is in {other}: --prefix {other}")
+    steps = _removals(prefix, top, read_manifest(place) if ours else None, purge=purge)
+    for each in (CONFIGURATION, STATE, RUNTIME):
+        check_parents(top, each)
+    booted = root is None and is_booted_with_systemd()
+    unit = steps.get(BY_HAND.units / UNIT)
+    if booted and (ours if unit is None else unit.change is Change.REMOVED):
         _try("systemctl", "disable", "--now", UNIT)
-    for part in (*_all_parts(BY_HAND, prefix, 0), *_old_pages(top)):
-        change = take_away(part, top)
-        if change is not None:
-            _say(change, str(part.path))
-    left = [each for each in _own(top) if os.path.lexists(below(top, each))]
-    for each in left:
-        if purge:
-            _delete(below(top, each))
-        _say(Change.REMOVED if purge else Change.KEPT, str(each))
-    if root is None:
-        _unsettle(booted=booted, purge=purge)
-    if left and not purge:
-        _tell("with --purge what was kept goes as well")
-    sys.stdout.flush()
-    _remove_environment(below(top, prefix))
+    report: list[tuple[Change, str]] = []
+    try:  # report last: standard output may be closed, and half of an uninstalled agent would be left
+        report += [_take_away(path, step, top) for path, step in steps.items()]
+        report += _purged(top) if purge else _left(top)
+        if root is None:
+            _unsettle(booted=booted, purge=purge)
+        report += _remove_environment(place, ours=ours)
+    finally:  # nothing can be imported any more, if that was the environment of this very process
+        for change, what in report:
+            _say(change, what)
+    if not purge and _left(top):
+        _tell("configuration and state are kept; --purge removes them")
+
+
+def _removals(prefix: Path, top: Path, manifest: Manifest | None, *, purge: bool) -> dict[Path, Step]:
+    """Return what happens to each file outside the prefix that is there; only known places are ever considered."""
+    recorded = manifest.files if manifest is not None else {}
+    by_content = manifest is None or not manifest.complete
+    known = dict.fromkeys((*known_places(BY_HAND), *find_pages(BY_HAND, top)))
+    known |= dict.fromkeys(path for path in recorded if is_page(BY_HAND, path))
+    steps = {}
+    for path in known:
+        check_parents(top, path)
+        recognised = by_content and is_recognised(BY_HAND, path, prefix, top)
+        present = read_fingerprint(top, path)
+        step = plan_removal(path, present, recorded.get(path, frozenset()), recognised=recognised, purge=purge)
+        if present is not None:
+            steps[path] = step
+        beside = _beside(path)
+        if read_fingerprint(top, beside) in recorded.get(beside, frozenset()):
+            steps[beside] = Step(Change.REMOVED)
+        for old in saved_versions(path, top):
+            steps[old] = Step(Change.REMOVED if purge else Change.KEPT, reason="saved when it was replaced")
+    for path in sorted(recorded.keys() - steps.keys() - known.keys()):
+        if not path.name.endswith(NEW_SUFFIX) and read_fingerprint(top, path) is not None:
+            steps[path] = Step(Change.KEPT, reason="listed in the manifest, but no place of an installation")
+    return steps
+
+
+def _take_away(path: Path, step: Step, top: Path) -> tuple[Change, str]:
+    what = str(path)
+    if step.change is Change.REMOVED:
+        if step.save:
+            try:
+                what = f"{path}, kept as {save_aside(below(top, path)).name}"
+            except OSError as error:
+                raise InstallError(f"cannot rename {path}: {error.strerror or error}") from error
+        remove(path, top)
+    return step.change, f"{what} ({step.reason})" if step.reason else what
+
+
+def _left(top: Path) -> list[tuple[Change, str]]:
+    """Return that configuration and state are kept."""
+    directories = [each for each in (CONFIGURATION, STATE, RUNTIME) if os.path.lexists(below(top, each))]
+    others = [each.path for each in find_leftovers(top) if not _is_within(each.path, directories)]
+    return [(Change.KEPT, str(each)) for each in (*directories, *others)]
+
+
+def _purged(top: Path) -> list[tuple[Change, str]]:
+    """Remove the agent's own files of configuration and state; return what was removed and what is kept."""
+    directories = [each for each in (CONFIGURATION, STATE, RUNTIME) if os.path.lexists(below(top, each))]
+    leftovers, elsewhere = find_leftovers(top), _state_elsewhere(top)
+    purge_leftovers(top, leftovers)
+    report = [(Change.REMOVED, str(each)) for each in directories if not os.path.lexists(below(top, each))]
+    for each in leftovers:
+        if not each.own:
+            report.append((Change.KEPT, f"{each.path} ({each.reason})"))
+        elif not _is_within(each.path, directories):
+            report.append((Change.REMOVED, str(each.path)))
+    if elsewhere is not None:
+        report.append((Change.KEPT, f"{elsewhere} (set by state.directory)"))
+    return report
+
+
+def _is_within(path: Path, directories: list[Path]) -> bool:
+    return any(path.is_relative_to(each) for each in directories)
+
+
+def _state_elsewhere(top: Path) -> Path | None:
+    try:
+        state = Path(load(below(top, DEFAULT_PATH)).config.state.directory)
+    except ConfigError:
+        return None
+    return state if state != STATE and state.is_dir() else None
 
 
 def _unsettle(*, booted: bool, purge: bool) -> None:
@@ -114,13 +266,16 @@ def _unsettle(*, booted: bool, purge: bool) -> None:
     _try("journalctl", "--update-catalog")
 
 
-def _remove_environment(environment: Path) -> None:
-    """Remove the environment, maybe that of this very process: nothing can be imported after it."""
-    if is_our_environment(environment):
-        _delete(environment)
-        _say(Change.REMOVED, f"{environment} (virtual environment)")
-    elif environment.exists():
-        _tell(f"{environment} stays: it is no virtual environment of the agent")
+def _remove_environment(environment: Path, *, ours: bool) -> list[tuple[Change, str]]:
+    """Remove the environment, maybe that of this very process; return what was removed and what is kept."""
+    if not ours:
+        reason = "no virtual environment of the agent, or one that holds other packages"
+        return [(Change.KEPT, f"{environment} ({reason})")] if os.path.lexists(environment) else []
+    kept = remove_environment(environment)
+    report = [(Change.KEPT, f"{path} (not installed by nodeagent)") for path in kept[:_SHOWN]]
+    if len(kept) > _SHOWN:
+        report.append((Change.KEPT, f"{environment}: {len(kept) - _SHOWN} more files (not installed by nodeagent)"))
+    return report or [(Change.REMOVED, f"{environment} (virtual environment)")]
 
 
 def _all_parts(layout: Layout, prefix: Path, systemd: int) -> Iterator[Part]:
@@ -142,9 +297,11 @@ def _script(shell: str) -> str:
 
 def _configure(top: Path) -> Change:
     path = below(top, DEFAULT_PATH)
-    if path.exists():
+    if os.path.lexists(path):
         return Change.KEPT
-    return place(Part(DEFAULT_PATH, to_toml(Config(dry_run=True), commented=True)), top)
+    part = Part(DEFAULT_PATH, to_toml(Config(dry_run=True), commented=True))
+    carry_out(part, Step(Change.NEW), top)
+    return Change.NEW
 
 
 def _settle(prefix: Path, *, enable: bool) -> None:
@@ -174,49 +331,9 @@ def _settle(prefix: Path, *, enable: bool) -> None:
     _tell("it is enabled and runs: nodeagent doctor, journalctl -u nodeagent")
 
 
-def _own(top: Path) -> Iterator[Path]:
-    """Yield what the agent or its operator made: the configuration, the state, the drop-ins for logind."""
-    yield DEFAULT_PATH.parent
-    yield _STATE
-    yield _RUN
-    directory = below(top, _LOGIND)
-    for path in sorted(directory.glob("*nodeagent.conf")) if directory.is_dir() else ():
-        yield _LOGIND / path.name
-    try:
-        state = Path(load(below(top, DEFAULT_PATH)).config.state.directory)
-    except ConfigError:
-        return
-    if state != _STATE and state.is_dir():
-        _tell(f"the state in {state} stays: it is not where state usually is")
-
-
-def _old_pages(top: Path) -> Iterator[Part]:
-    """Yield manual pages of commands that an earlier version had."""
-    for section in ("man1", "man5"):
-        directory = below(top, BY_HAND.manual / section)
-        for path in sorted(directory.glob("nodeagent*.[15]")):
-            yield Part(BY_HAND.manual / section / path.name)
-
-
-def _delete(path: Path) -> None:
-    try:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-    except OSError as error:
-        raise InstallError(f"{path} cannot be removed: {error.strerror or error}") from error
-
-
 def _has_group() -> bool:
     done = run("getent", "group", "nodeagent")
     return done is not None and done.returncode == 0
-
-
-def _checked_prefix(prefix: Path) -> Path:
-    if not prefix.is_absolute() or ".." in prefix.parts or len(prefix.parts) < 3:
-        raise UsageError(f"--prefix {prefix}: must be an absolute path such as /opt/nodeagent, two levels deep or more")
-    return prefix
 
 
 def _need_root(what: str) -> None:
@@ -239,7 +356,12 @@ def _try(*words: str) -> None:
 
 
 def _say(change: Change, what: str) -> None:
-    sys.stdout.write(f"{change.value:<10}  {what}\n")
+    sys.stdout.write(f"{change.value:<10}  {_printable(what)}\n")
+
+
+def _printable(text: str) -> str:
+    """Return text with control characters and undecodable bytes escaped: names of files are not ours to choose."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def _tell(sentence: str) -> None:

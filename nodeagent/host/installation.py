@@ -1,4 +1,4 @@
-"""Where the parts of an installation lie, and putting them there: each file whole or not at all.
+"""Where the parts of an installation lie, how each is recognised, and what the environment is made from.
 
 An installation has two halves: a virtual environment in a directory of its own, the prefix, and files where systemd,
 the shells and man look for theirs. A package brings its own environment and has its files below /usr; what an operator
@@ -7,38 +7,25 @@ installs by hand goes to /etc and /usr/local, where it takes precedence.
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import sys
-import sysconfig
-import tempfile
-from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import InstallError
-from nodeagent.host.processes import python_command, run
+from nodeagent.host.environment import begin, copy_packages, install_checkout, make_venv, write_launcher
+from nodeagent.host.placement import Change, Part, below, check_parents, read_fingerprint
+from nodeagent.host.prefix import DEFAULT_PREFIX
+from nodeagent.host.processes import run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
-DEFAULT_PREFIX: Final = Path("/opt/nodeagent")
 _RELOADABLE: Final = 253
 """The first systemd that knows ``Type=notify-reload``. Source: systemd's NEWS."""
 _SOURCES: Final = "share/nodeagent"
-
-
-class Change(StrEnum):
-    """What became of a file."""
-
-    NEW = "new"
-    REPLACED = "replaced"
-    SAME = "as it was"
-    KEPT = "kept"
-    REMOVED = "removed"
+UNIT: Final = "nodeagent.service"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,26 +66,11 @@ BY_PACKAGE: Final = Layout(
     command=Path("/usr/bin/nodeagent"),
     shared=Path("/usr/share/nodeagent"),
 )
-_OF_ALL: Final = frozenset(
-    Path(name)
-    for name in (
-        *("/etc/systemd/system", "/etc/sysusers.d", "/etc/tmpfiles.d", "/usr/local/bin", "/usr/local/share"),
-        *("/usr/local/share/man", "/usr/lib/systemd/catalog", "/etc", "/"),
-    )
-)
-"""Directories that stay when they are empty."""
 _SLICES: Final = ("kubepods.slice.d", "kubepods-.slice.d")
+_DROP_IN: Final = "50-nodeagent.conf"
+_PAGE: Final = re.compile(r"nodeagent(-[a-z]+)*\.1|nodeagent\.toml\.5")
 _MONITORING: Final = ("nodeagent.rules.yml", "grafana-dashboard.json")
 """For Prometheus and Grafana, which are elsewhere: they are put where they can be found and copied."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A file to be placed; ``link`` is where a symbolic link leads, empty for a file with ``text``."""
-
-    path: Path
-    text: str = ""
-    link: str = ""
 
 
 def parts(
@@ -121,9 +93,9 @@ def parts(
         unit = re.sub(r"^ExecReload=.*\n", "", unit, flags=re.MULTILINE)
         unit = re.sub(r"^# Made notify-reload .*\n", "", unit, flags=re.MULTILINE)
         unit = unit.replace("\nType=notify\n", "\nType=notify-reload\n")
-    yield Part(layout.units / "nodeagent.service", unit)
+    yield Part(layout.units / UNIT, unit)
     for name in _SLICES:
-        yield Part(layout.units / name / "50-nodeagent.conf", _source(f"{name}/50-nodeagent.conf"))
+        yield Part(layout.units / name / _DROP_IN, _source(f"{name}/{_DROP_IN}"))
     yield Part(layout.sysusers, _source("nodeagent.sysusers"))
     yield Part(layout.tmpfiles, _source("nodeagent.tmpfiles"))
     yield Part(layout.catalog, _source("nodeagent.catalog"))
@@ -136,55 +108,103 @@ def parts(
     yield Part(layout.command, link=str(prefix / "bin/nodeagent"))
 
 
-def below(root: Path, path: Path) -> Path:
-    """Return where a path of the node is below another root."""
-    return root / path.relative_to("/")
+# ---- recognising the files of an installation
 
 
-def place(part: Part, root: Path) -> Change:
-    """Put a file in its place below ``root``, whole or not at all.
+def known_places(layout: Layout) -> tuple[Path, ...]:
+    """Return where the files of an installation are, but for the manual pages of single commands."""
+    return (
+        layout.units / UNIT,
+        *(layout.units / name / _DROP_IN for name in _SLICES),
+        *(layout.sysusers, layout.tmpfiles, layout.catalog),
+        *(layout.shared / name for name in _MONITORING),
+        *(layout.manual / "man1/nodeagent.1", layout.manual / "man5/nodeagent.toml.5"),
+        *(layout.bash, layout.zsh, layout.fish, layout.command),
+    )
+
+
+def is_page(layout: Layout, path: Path) -> bool:
+    """Return whether a path is that of a manual page of some version."""
+    return path.parent in {layout.manual / "man1", layout.manual / "man5"} and bool(_PAGE.fullmatch(path.name))
+
+
+def is_recognised(layout: Layout, path: Path, prefix: Path, root: Path) -> bool:
+    """Return whether a file has the content that every version of it has; a unit or link counts for its prefix only."""
+    place = below(root, path)
+    try:
+        if path == layout.command:
+            return place.is_symlink() and place.readlink() == prefix / "bin/nodeagent"
+        text = "" if place.is_symlink() or not place.is_file() else place.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return False
+    return bool(re.search(_signature(layout, path, prefix), text, re.MULTILINE))
+
+
+def _signature(layout: Layout, path: Path, prefix: Path) -> str:
+    if path == layout.units / UNIT:
+        return rf"^ExecStart={re.escape(str(prefix))}/bin/nodeagent run\b"
+    return {
+        **dict.fromkeys((layout.units / name / _DROP_IN for name in _SLICES), r"^DefaultDependencies=no$"),
+        layout.sysusers: r"^g nodeagent ",
+        layout.tmpfiles: r"^d /run/nodeagent ",
+        layout.catalog: r"^Defined-By: nodeagent$",
+        layout.shared / _MONITORING[0]: r"^  - name: nodeagent$",
+        layout.shared / _MONITORING[1]: r'^  "uid": "nodeagent",$',
+        layout.bash: "_NODEAGENT_COMPLETE",
+        layout.zsh: "_NODEAGENT_COMPLETE",
+        layout.fish: "_NODEAGENT_COMPLETE",
+    }.get(path, r'^\.TH \S+ [15] "" "nodeagent [0-9]' if is_page(layout, path) else r"(?!)")
+
+
+def find_pages(layout: Layout, root: Path) -> Iterator[Path]:
+    """Yield the manual pages of some version that are below a root."""
+    for section in ("man1", "man5"):
+        directory = below(root, layout.manual / section)
+        for path in sorted(directory.glob("nodeagent*")) if directory.is_dir() else ():
+            if is_page(layout, layout.manual / section / path.name):
+                yield layout.manual / section / path.name
+
+
+def check_foreign(
+    layout: Layout, paths: Iterable[Path], prefix: Path, root: Path, recorded: Mapping[Path, object]
+) -> None:
+    """Refuse to place files over those of somebody else.
+
+    Args:
+        layout: where the files of an installation are.
+        paths: where files are to be placed.
+        prefix: where the environment is.
+        root: what is the node's root here.
+        recorded: the paths that the manifest lists.
 
     Raises:
-        InstallError: it cannot be written; what was there stays.
+        InstallError: something is there that no version of the agent has placed; nothing was changed.
     """
-    path = below(root, part.path)
+    foreign = []
+    for path in paths:
+        check_parents(root, path)
+        if path in recorded or read_fingerprint(root, path) is None or is_recognised(layout, path, prefix, root):
+            continue
+        foreign.append(str(path))
+    if not foreign:
+        return
+    other = other_prefix(layout, prefix, root)
+    hint = f"an installation in {other} is there: nodeagent uninstall --prefix {other}" if other else "move it away"
+    raise InstallError(f"{', '.join(foreign)}: exists, not installed by this installation; {hint}; nothing was changed")
+
+
+def other_prefix(layout: Layout, prefix: Path, root: Path) -> Path | None:
+    """Return the prefix of an installation whose unit is in place; ``None`` if it is this one or there is none."""
+    place = below(root, layout.units / UNIT)
     try:
-        was = os.path.lexists(path)
-        if was and _is(path, part):
-            return Change.SAME
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".nodeagent-") as directory:
-            fresh = Path(directory) / "fresh"
-            if part.link:
-                fresh.symlink_to(part.link)
-            else:
-                fresh.write_text(part.text, encoding="utf-8")
-                fresh.chmod(0o644)
-            fresh.replace(path)
-    except OSError as error:
-        raise InstallError(f"{path} cannot be written: {error.strerror or error}") from error
-    return Change.REPLACED if was else Change.NEW
-
-
-def take_away(part: Part, root: Path) -> Change | None:
-    """Remove a file, and directories that are left empty and were made for it; ``None`` if it was not there.
-
-    Raises:
-        InstallError: it cannot be removed.
-    """
-    path = below(root, part.path)
-    try:
-        path.unlink()
-    except (FileNotFoundError, NotADirectoryError):
+        text = "" if place.is_symlink() or not place.is_file() else place.read_text(encoding="utf-8")
+    except (OSError, ValueError):
         return None
-    except OSError as error:
-        raise InstallError(f"{path} cannot be removed: {error.strerror or error}") from error
-    with suppress(OSError):  # others have files there
-        for above in part.path.parents:
-            if above in _OF_ALL:
-                break
-            below(root, above).rmdir()
-    return Change.REMOVED
+    found = re.search(r"^ExecStart=(/\S+)/bin/nodeagent run\b", text, re.MULTILINE)
+    return Path(found[1]) if found is not None and Path(found[1]) != prefix else None
+
+
+# ---- systemd
 
 
 def systemd_version() -> int:
@@ -202,36 +222,42 @@ def is_booted_with_systemd() -> bool:
 # ---- the environment
 
 
-def is_our_environment(prefix: Path) -> bool:
-    """Return whether a directory is a virtual environment with the agent in it."""
-    return (prefix / "pyvenv.cfg").is_file() and os.path.lexists(prefix / "bin/nodeagent")
+def check_sources() -> None:
+    """Refuse to go on where there is nothing that an environment could be made from.
+
+    Raises:
+        InstallError: the agent runs neither from a checkout nor from a virtual environment.
+    """
+    if _checkout() is None and sys.prefix == sys.base_prefix:
+        raise InstallError(
+            "the agent runs outside a virtual environment, which cannot be copied: make one with it first"
+        )
 
 
-def make_environment(prefix: Path) -> Change:
+def make_environment(prefix: Path, files: Mapping[Path, str]) -> Change:
     """Make a virtual environment with this very agent, or bring the one that is there up to date.
 
     From a checkout it is installed with pip; else what is installed here is copied, without any download.
 
+    Args:
+        prefix: a directory that :func:`nodeagent.host.environment.admit` has admitted.
+        files: the files that are going to be placed outside, with their fingerprints, for the manifest.
+
     Raises:
-        InstallError: something else is in the prefix, or it cannot be made; the text says what was tried.
+        InstallError: it cannot be made; the text says what was tried.
     """
+    was = (prefix / "pyvenv.cfg").is_file()
+    begin(prefix, files)
     if Path(sys.prefix).resolve() == prefix.resolve():
+        write_launcher(prefix)
         return Change.SAME
-    was = prefix.exists()
-    if was and any(prefix.iterdir()) and not (prefix / "pyvenv.cfg").is_file():
-        raise InstallError(f"{prefix} is there and no virtual environment: give another --prefix, or move it away")
     checkout = _checkout()
-    if checkout is None and sys.prefix == sys.base_prefix:
-        raise InstallError(
-            "the agent runs outside a virtual environment, which cannot be copied: make one with it first"
-        )
-    base = getattr(sys, "_base_executable", None) or sys.executable
-    _must(*python_command("-m", "venv", "--without-pip", str(prefix), interpreter=base))
+    make_venv(prefix, pip=False)
     if checkout is not None:
-        pip = python_command("-m", "pip", "--python", str(prefix / "bin/python"), "--disable-pip-version-check")
-        _must(*pip, "install", "--quiet", "--root-user-action=ignore", str(checkout))
+        install_checkout(prefix, checkout)
     else:
-        _copy_packages(prefix)
+        copy_packages(Path(sys.prefix), prefix)
+    write_launcher(prefix)
     return Change.REPLACED if was else Change.NEW
 
 
@@ -241,35 +267,6 @@ def _checkout() -> Path | None:
     return top if (top / "pyproject.toml").is_file() else None
 
 
-def _copy_packages(prefix: Path) -> None:
-    here = {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
-    try:
-        for source in here:
-            target = prefix / source.relative_to(sys.prefix)
-            fresh, old = (target.with_name(f"{target.name}.{end}") for end in ("fresh", "old"))
-            for leftover in (fresh, old):
-                shutil.rmtree(leftover, ignore_errors=True)
-            shutil.copytree(source, fresh, symlinks=True)
-            target.rename(old)
-            fresh.rename(target)
-            shutil.rmtree(old)
-        shutil.copytree(Path(sys.prefix) / _SOURCES, prefix / _SOURCES, dirs_exist_ok=True)
-        script = prefix / "bin/nodeagent"
-        script.write_text(
-            f"#!{prefix}/bin/python -I\nimport sys\n\nfrom nodeagent.cli.start import main\n\nsys.exit(main())\n"
-        )
-        script.chmod(0o755)
-    except OSError as error:
-        raise InstallError(f"{prefix} cannot be made: {error}") from error
-
-
-def _must(*words: str) -> None:
-    done = run(*words)
-    if done is None or done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] if done is not None else ["no answer"]
-        raise InstallError(f"{' '.join(words)} failed: {''.join(said)}")
-
-
 def _source(name: str) -> str:
     checkout = _checkout()
     path = (Path(sys.prefix) / _SOURCES if checkout is None else checkout / "systemd") / name
@@ -277,11 +274,3 @@ def _source(name: str) -> str:
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise InstallError(f"{path} should have come with the agent: {error.strerror or error}") from error
-
-
-def _is(path: Path, part: Part) -> bool:
-    if part.link:
-        return path.is_symlink() and str(path.readlink()) == part.link
-    if path.is_symlink() or not path.is_file():
-        return False
-    return path.read_bytes() == part.text.encode()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from nodeagent.host.manifest import content_fingerprint
 
 ROOT = Path(__file__).parents[3]
 
@@ -95,12 +99,20 @@ def test_an_upgrade_keeps_what_is_the_operators(tmp_path: Path) -> None:
     state.parent.mkdir(parents=True)
     for path in (config, other, state):
         path.write_text("mine = 1\n")
+    manifest = tmp_path / "opt/nodeagent/nodeagent-manifest.json"
+    recorded = json.loads(manifest.read_text())
     unit.write_text("old")
+    recorded["files"]["/etc/systemd/system/nodeagent.service"] = [content_fingerprint(b"old")]
+    manifest.write_text(json.dumps(recorded))
     ended = nodeagent("install", "--root", str(tmp_path))
     assert "replaced    /etc/systemd/system/nodeagent.service\n" in ended.stdout
     assert "kept        /etc/nodeagent/config.toml" in ended.stdout
     assert "as it was   /etc/sysusers.d/nodeagent.conf\n" in ended.stdout
-    (tmp_path / "usr/local/share/man/man1/nodeagent-former.1").write_text("of an old version")
+    former = tmp_path / "usr/local/share/man/man1/nodeagent-former.1"
+    former.write_text('.TH NODEAGENT\\-FORMER 1 "" "nodeagent 0.0.9" "nodeagent"\n')
+    recorded = json.loads(manifest.read_text())
+    recorded["files"]["/usr/local/share/man/man1/nodeagent-former.1"] = [content_fingerprint(former.read_bytes())]
+    manifest.write_text(json.dumps(recorded))
     removed = nodeagent("uninstall", "--root", str(tmp_path))
     assert (removed.returncode, "--purge" in removed.stderr) == (0, True)
     kept = {"/" + str(each.relative_to(tmp_path)) for each in (config, other, state)}
@@ -114,14 +126,20 @@ def test_a_prefix_that_is_not_the_agents_stays(tmp_path: Path) -> None:
     place.mkdir(parents=True)
     (place / "nodeagent").write_text("mine")
     ended = nodeagent("uninstall", "--root", str(tmp_path), "--purge")
-    assert "no virtual environment of the agent" in ended.stderr
+    assert "no virtual environment of the agent" in ended.stdout
     assert (place / "nodeagent").exists()
-    (place.parent / "pyvenv.cfg").touch()
-    nodeagent("uninstall", "--root", str(tmp_path))
-    assert not place.parent.exists()
+    (place.parent / "pyvenv.cfg").touch()  # a virtual environment of somebody else
+    assert "no virtual environment of the agent" in nodeagent("uninstall", "--root", str(tmp_path)).stdout
+    assert (place / "nodeagent").read_text() == "mine"
+    refused = nodeagent("install", "--root", str(tmp_path))
+    assert (refused.returncode, "/opt/nodeagent is a virtual environment without nodeagent" in refused.stderr) == (
+        1,
+        True,
+    )
+    assert files(tmp_path) == {"/opt/nodeagent/bin/nodeagent", "/opt/nodeagent/pyvenv.cfg"}
 
 
-@pytest.mark.parametrize("prefix", ["/", "/opt", "opt/nodeagent", "/opt/../x"])
+@pytest.mark.parametrize("prefix", ["/", "/opt", "opt/nodeagent", "/opt/../x", "/usr/local", "/usr/lib/x", "/etc/x"])
 def test_a_prefix_that_would_be_dangerous_is_refused(tmp_path: Path, prefix: str) -> None:
     for command in ("install", "uninstall"):
         ended = nodeagent(command, "--root", str(tmp_path), "--prefix", prefix)
@@ -133,3 +151,86 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     ended = nodeagent("install", "--root", str(tmp_path))
     assert (ended.returncode, "cannot be written" in ended.stderr) == (1, True)
     assert "Traceback" not in ended.stderr
+
+
+def test_every_installed_file_is_recognised_without_a_manifest(tmp_path: Path) -> None:
+    nodeagent("install", "--root", str(tmp_path))
+    (tmp_path / "opt/nodeagent/nodeagent-manifest.json").unlink()
+    assert nodeagent("install", "--root", str(tmp_path)).returncode == 0
+    (tmp_path / "opt/nodeagent/nodeagent-manifest.json").unlink()
+    assert nodeagent("uninstall", "--root", str(tmp_path), "--purge").returncode == 0
+    assert files(tmp_path) == set()
+
+
+def test_command_of_an_operator_is_refused_and_nothing_is_placed(tmp_path: Path) -> None:
+    command = tmp_path / "usr/local/bin/nodeagent"
+    command.parent.mkdir(parents=True)
+    command.write_text("mine")
+    ended = nodeagent("install", "--root", str(tmp_path))
+    assert (ended.returncode, "/usr/local/bin/nodeagent: exists, not installed by" in ended.stderr) == (1, True)
+    assert files(tmp_path) == {"/usr/local/bin/nodeagent"}
+    removed = nodeagent("uninstall", "--root", str(tmp_path), "--purge")
+    assert "kept        /usr/local/bin/nodeagent (not installed by nodeagent)\n" in removed.stdout
+    assert files(tmp_path) == {"/usr/local/bin/nodeagent"}
+
+
+@pytest.mark.parametrize(
+    ("link", "commands"),
+    [
+        ("etc", ("install", "uninstall --purge")),
+        ("etc/systemd", ("install", "uninstall --purge")),
+        ("etc/nodeagent", ("install",)),
+        ("usr/local", ("install", "uninstall --purge")),
+        ("var", ("uninstall --purge",)),
+        ("run", ("uninstall --purge",)),
+    ],
+)
+def test_links_that_lead_out_of_the_root_are_refused(tmp_path: Path, link: str, commands: tuple[str, ...]) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    for name in ("config.toml", "lib/nodeagent/nodeagent.db", "nodeagent/config.toml"):
+        (outside / name).parent.mkdir(parents=True, exist_ok=True)
+        (outside / name).touch()
+    before = files(outside)
+    (root / link).parent.mkdir(parents=True)
+    (root / link).symlink_to(outside)
+    for command in commands:
+        ended = nodeagent(*command.split(), "--root", str(root))
+        assert (ended.returncode, "lead out of" in ended.stderr) == (1, True)
+    assert files(outside) == before
+    assert files(root) == {f"/{link}"}
+
+
+def test_uninstall_is_completed_though_nobody_reads_its_report(tmp_path: Path) -> None:
+    nodeagent("install", "--root", str(tmp_path))
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-I", "-m", "nodeagent", "uninstall", "--purge", "--root", str(tmp_path)]
+    with os.fdopen(writer, "wb") as closed:
+        subprocess.run(command, stdout=closed, stderr=subprocess.DEVNULL, timeout=60, check=False)
+    assert files(tmp_path) == set()
+
+
+def test_installation_that_is_interrupted_while_files_are_placed_is_repeated(tmp_path: Path) -> None:
+    unit = tmp_path / "etc/systemd/system/nodeagent.service"
+    blocked = tmp_path / "usr/local/share/zsh"
+    blocked.parent.mkdir(parents=True)
+    blocked.write_text("a file where a directory belongs")
+    assert nodeagent("install", "--root", str(tmp_path)).returncode == 1
+    assert unit.exists()
+    blocked.unlink()
+    ended = nodeagent("install", "--root", str(tmp_path))
+    assert (ended.returncode, "as it was   /etc/systemd/system/nodeagent.service\n" in ended.stdout) == (0, True)
+    assert nodeagent("uninstall", "--root", str(tmp_path), "--purge").returncode == 0
+    assert files(tmp_path) == set()
+
+
+def test_kept_file_with_an_undecodable_name_is_reported_escaped(tmp_path: Path) -> None:
+    place = tmp_path / "opt/nodeagent"
+    assert nodeagent("install", "--root", str(tmp_path)).returncode == 0
+    names = (b"\xff\x1b]0;x", b"two\nlines")
+    for name in names:
+        Path(os.fsdecode(os.fsencode(place) + b"/" + name)).touch()
+    ended = nodeagent("uninstall", "--root", str(tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    assert f"kept        {place}/\\udcff\\x1b]0;x (" in ended.stdout
+    assert f"kept        {place}/two\\nlines (" in ended.stdout

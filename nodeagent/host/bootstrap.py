@@ -1,0 +1,66 @@
+"""The steps of ``make install`` and ``make uninstall`` before the agent's libraries exist: checks, and the environment.
+
+The Makefile runs this with the system's interpreter and the checkout's modules, so only the standard library is
+imported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+from nodeagent.errors import InstallError, NodeAgentError
+from nodeagent.host.environment import LAUNCHER, admit, begin, has_pip, is_installation, make_venv
+from nodeagent.host.installation import BY_HAND, check_foreign, known_places
+from nodeagent.host.manifest import Manifest
+from nodeagent.host.prefix import check_owner, check_place
+
+_ROOT: Final = Path("/")
+
+
+def prepare(prefix: Path) -> None:
+    """Check everything that can be checked, then make a virtual environment with pip.
+
+    Raises:
+        UsageError: the prefix is part of the system.
+        InstallError: something of others is in the way, and nothing was changed; or the environment cannot be made.
+    """
+    check_place(prefix, _ROOT)
+    check_owner(prefix.parent.resolve() / prefix.name)
+    former = admit(prefix) or Manifest()
+    check_foreign(BY_HAND, known_places(BY_HAND), prefix, _ROOT, former.files)
+    begin(prefix)
+    if not has_pip(prefix):
+        make_venv(prefix, pip=True)
+
+
+def check_installed(prefix: Path) -> None:
+    """Refuse to run the agent of a prefix that is not its installation.
+
+    Raises:
+        UsageError: the prefix is part of the system.
+        InstallError: the agent is not installed there, or incompletely.
+    """
+    check_place(prefix, _ROOT)
+    check_owner(prefix.parent.resolve() / prefix.name)
+    if not is_installation(prefix):
+        raise InstallError(f"{prefix} is not an installation of nodeagent; nothing was changed")
+    if not (prefix / LAUNCHER).is_file():
+        raise InstallError(f"the installation in {prefix} is incomplete: run make install again, then make uninstall")
+
+
+def main() -> None:
+    """Carry out the step that the command line names: ``prepare PREFIX`` or ``check-installed PREFIX``."""
+    steps = {"prepare": prepare, "check-installed": check_installed}
+    match sys.argv[1:]:
+        case [name, prefix] if name in steps:
+            pass
+        case _:
+            sys.exit("nodeagent: this is a step of the Makefile")
+    os.umask(0o022)
+    try:
+        steps[name](Path(prefix))
+    except NodeAgentError as error:
+        sys.exit(f"nodeagent: {error}")

@@ -1,0 +1,173 @@
+"""The manifest of an installation: which files are the agent's own, so that nothing else is ever removed.
+
+It is a JSON file in the prefix. An installation writes it before the first file is placed, incomplete, and again when
+it is complete, so that an interrupted one can be repeated and removed.
+
+The manifest decides what root removes, so it is not believed blindly: nobody but its owner may be able to change it,
+paths of the environment stay inside the prefix, and files outside are removed only where they are also known places
+of an installation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Final
+
+from nodeagent import __version__
+from nodeagent.errors import InstallError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NAME: Final = "nodeagent-manifest.json"
+_FORMAT: Final = 1
+_LARGEST_BYTES: Final = 16 << 20
+_NOT_FOR_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The files of one installation.
+
+    Attributes:
+        complete: whether the installation finished.
+        environment: files and links of the virtual environment, relative to the prefix.
+        files: files placed outside the prefix, each with the fingerprints it may have; two while an upgrade is
+            incomplete, the former and the new one.
+    """
+
+    complete: bool = False
+    environment: frozenset[str] = frozenset()
+    files: Mapping[Path, frozenset[str]] = field(default_factory=dict)
+
+
+def fingerprint(path: Path) -> str | None:
+    """Return what identifies a file's content, without following a link; ``None`` if nothing is there.
+
+    ``sha256:HEX`` for a regular file, ``link:TARGET`` for a symbolic link, ``other`` for anything else.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        mode = path.lstat().st_mode
+        if stat.S_ISLNK(mode):
+            return link_fingerprint(str(path.readlink()))
+        return content_fingerprint(path.read_bytes()) if stat.S_ISREG(mode) else "other"
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def content_fingerprint(content: bytes) -> str:
+    """Return the fingerprint of a regular file with this content."""
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def link_fingerprint(target: str) -> str:
+    """Return the fingerprint of a symbolic link with this target."""
+    return f"link:{target}"
+
+
+def read_manifest(directory: Path) -> Manifest | None:
+    """Return the manifest in a prefix; ``None`` if there is none.
+
+    Raises:
+        InstallError: it cannot be read, somebody else could have changed it, or it lists impossible paths.
+    """
+    path = directory / NAME
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise InstallError(f"cannot read {path}: {error.strerror or error}; remove it and run install again") from error
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid not in {0, os.geteuid()} or found.st_mode & _NOT_FOR_OTHERS:
+            raise InstallError(
+                f"{path} is not used, because others than root can change it: check what it lists, then "
+                f"chown root {path}; chmod 0644 {path}"
+            )
+        try:
+            return parse(file.read(_LARGEST_BYTES))
+        except (OSError, ValueError) as error:
+            raise InstallError(
+                f"{path} is not valid: {error}; nothing was changed. Without this file, an installation is recognised "
+                "by its content"
+            ) from error
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Write the manifest into a prefix, whole or not at all.
+
+    Raises:
+        InstallError: it cannot be written.
+    """
+    path = directory / NAME
+    document = {
+        "format": _FORMAT,
+        "version": __version__,
+        "complete": manifest.complete,
+        "environment": sorted(manifest.environment),
+        "files": {str(each): sorted(manifest.files[each]) for each in sorted(manifest.files)},
+    }
+    fresh = path.with_name(f".{NAME}.fresh")
+    try:
+        fresh.unlink(missing_ok=True)
+        with fresh.open("x", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), 0o644)
+            json.dump(document, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        raise InstallError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def parse(text: bytes) -> Manifest:
+    """Return the manifest that a document holds.
+
+    Raises:
+        ValueError: it is malformed, of a newer format, or lists a path that no installation has.
+    """
+    try:
+        document = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(document, dict):
+        raise ValueError("not an object")  # noqa: TRY004 - of the content
+    if document.get("format") != _FORMAT:
+        raise ValueError(f"format {document.get('format')!r}: this version reads format {_FORMAT}")
+    complete, environment, files = (document.get(key) for key in ("complete", "environment", "files"))
+    if not isinstance(complete, bool) or not isinstance(environment, list) or not isinstance(files, dict):
+        raise ValueError("complete, environment or files is missing")  # noqa: TRY004 - of the content
+    for each in environment:
+        if not isinstance(each, str) or not is_inside(each):
+            raise ValueError(f"environment: {each!r} is not a path inside the prefix")
+    for name, fingerprints in files.items():
+        if not name.startswith("/") or not is_inside(name[1:]):
+            raise ValueError(f"files: {name!r} is not an absolute, normal path")
+        if not isinstance(fingerprints, list) or not all(isinstance(each, str) for each in fingerprints):
+            raise ValueError(f"files: {name!r} has no fingerprints")
+    return Manifest(complete, frozenset(environment), {Path(name): frozenset(values) for name, values in files.items()})
+
+
+def is_inside(name: str) -> bool:
+    """Return whether a relative path is normal and leads nowhere else: no ``..``, no empty part, not absolute."""
+    pure = PurePosixPath(name)
+    return (
+        bool(pure.parts)
+        and str(pure) == name
+        and not pure.is_absolute()
+        and ".." not in pure.parts
+        and "\0" not in name
+    )

@@ -1,0 +1,127 @@
+"""Which directory an installation may use as its prefix.
+
+The prefix belongs to the agent alone, and uninstalling empties it. So a directory that is part of the system, or that
+holds anything else, is refused before anything is changed.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import stat
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.errors import InstallError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+DEFAULT_PREFIX: Final = Path("/opt/nodeagent")
+_FORM: Final = re.compile(r"(/[A-Za-z0-9._+-]+)+", re.ASCII)
+"""The path is written into a unit, a shebang line and completion scripts: no spaces, quotes or specifiers."""
+_LONGEST: Final = 100
+"""A shebang line holds 127 bytes on kernels before 5.1. Source: execve(2), interpreter scripts."""
+_SYSTEM: Final = tuple(
+    Path(name)
+    for name in (
+        *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/run", "/sbin", "/sys"),
+        *("/usr", "/var/lib/nodeagent", "/var/lib/dpkg", "/var/lib/kubelet", "/var/lib/containerd"),
+    )
+)
+_LOCAL: Final = Path("/usr/local")
+_SHARED_LOCAL: Final = frozenset(
+    ("bin", "etc", "games", "include", "lib", "lib64", "libexec", "man", "sbin", "share", "src")
+)
+
+
+def check_form(prefix: Path) -> None:
+    """Refuse a prefix that cannot be written into a unit or a shebang line.
+
+    Raises:
+        UsageError: not an absolute path of at least two levels in plain characters.
+    """
+    text = str(prefix)
+    if not _FORM.fullmatch(text) or ".." in prefix.parts or len(prefix.parts) < 3 or len(text) > _LONGEST:
+        raise UsageError(
+            f"--prefix {text!r}: must be an absolute path such as {DEFAULT_PREFIX}, two levels deep or more, of "
+            f"letters, digits and ._+- only, at most {_LONGEST} characters"
+        )
+
+
+def check_place(prefix: Path, root: Path, *, homes: Collection[Path] | None = None) -> None:
+    """Refuse a prefix that is part of the system, by its own path and by where symbolic links lead.
+
+    Args:
+        prefix: on the node.
+        root: what is the node's root here.
+        homes: home directories; ``None`` for those of the user database.
+
+    Raises:
+        UsageError: the system, an interpreter, a home directory or the agent's own state is there.
+    """
+    check_form(prefix)
+    real = (root / prefix.relative_to("/")).parent.resolve() / prefix.name
+    try:
+        resolved = Path("/") / real.relative_to(root.resolve())
+    except ValueError as error:
+        raise UsageError(f"--prefix {prefix}: symbolic links lead out of {root}, to {real}") from error
+    homes = _homes() if homes is None else homes
+    for each in dict.fromkeys((prefix, resolved)):
+        reason = _part_of_the_system(each) or _holds_an_interpreter(each)
+        if each in homes:
+            reason = "it is a home directory"
+        if reason:
+            through = "" if each == prefix else f" leads to {each}, and"
+            raise UsageError(
+                f"--prefix {prefix}{through}: {reason}; use a directory of its own, such as {DEFAULT_PREFIX}"
+            )
+
+
+def check_owner(directory: Path) -> None:
+    """Refuse, for root, a directory whose content other users could replace.
+
+    Raises:
+        InstallError: it or a directory above it belongs to somebody else, or everybody may write there.
+    """
+    if os.geteuid() != 0:
+        return
+    for each in (directory, *directory.parents):
+        try:
+            found = each.stat()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise InstallError(f"cannot read {each}: {error.strerror or error}") from error
+        open_to_all = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
+        if found.st_uid != 0 or open_to_all:
+            whom = f"uid {found.st_uid}" if found.st_uid else "everybody"
+            raise InstallError(
+                f"{each} can be changed by {whom}, who could then run programs as root: "
+                "use another --prefix, or change its owner and mode; nothing was changed"
+            )
+
+
+def _part_of_the_system(path: Path) -> str:
+    if len(path.parts) < 3:
+        return "it is a top-level directory"
+    if path.is_relative_to(_LOCAL) and path != _LOCAL:
+        shared = path.relative_to(_LOCAL).parts[0] in _SHARED_LOCAL
+        return f"{_LOCAL / path.relative_to(_LOCAL).parts[0]} is shared by all programs" if shared else ""
+    for each in _SYSTEM:
+        if path.is_relative_to(each) or each.is_relative_to(path):
+            return f"{each} is part of the system"
+    return ""
+
+
+def _holds_an_interpreter(path: Path) -> str:
+    for each in {sys.base_prefix, sys.base_exec_prefix}:
+        if Path(each).is_relative_to(path) or Path(each).resolve().is_relative_to(path):
+            return f"the Python interpreter in {each} is there"
+    return ""
+
+
+def _homes() -> frozenset[Path]:
+    return frozenset(Path(each.pw_dir) for each in pwd.getpwall())

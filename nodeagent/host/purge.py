@@ -1,0 +1,135 @@
+"""Which files of configuration, state and runtime directories are the agent's own, and removing only those.
+
+Operators keep other files there: keys, notes, backups. They are kept and reported, and so is whatever a symbolic link
+leads to.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from nodeagent.errors import InstallError
+from nodeagent.host.logind_config import is_own_drop_in
+from nodeagent.host.placement import below
+
+CONFIGURATION: Final = Path("/etc/nodeagent")
+STATE: Final = Path("/var/lib/nodeagent")
+RUNTIME: Final = Path("/run/nodeagent")
+_LOGIND: Final = Path("/etc/systemd/logind.conf.d")
+_LARGEST_DROP_IN_BYTES: Final = 1 << 16
+
+_DOCUMENTS: Final = "boot|evictions|holds|mode|pause|shutdown"
+_OWN: Final = {
+    CONFIGURATION: re.compile(r"config\.toml|config\.d/[^./][^/]*\.toml"),
+    STATE: re.compile(
+        r"(nodeagent|history)\.db(\.corrupt-[0-9]{8}T[0-9]{6})?(-wal|-shm|-journal)?"
+        rf"|({_DOCUMENTS})\.json|\.({_DOCUMENTS})\.json-[a-z0-9_]{{8}}"
+        r"|(holds|pass|shutdown)\.lock|plan\.key|\.plan\.key-[a-z0-9_]{8}"
+    ),
+    RUNTIME: re.compile(r"(?!)"),
+}
+"""The names of files, relative to the directory. Sockets below the runtime directory are the agent's under any name."""
+_SOCKET_DIRECTORY: Final = re.compile(r"\.[^/]+\.d")
+"""What the control socket keeps beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A file that an uninstalled agent leaves behind.
+
+    Attributes:
+        path: on the node.
+        own: whether it is the agent's.
+        reason: why it is kept by a purge; empty for the agent's own.
+    """
+
+    path: Path
+    own: bool
+    reason: str = ""
+
+
+def find_leftovers(root: Path) -> list[Leftover]:
+    """Return configuration, state, sockets and logind drop-ins, each with whether it is the agent's own.
+
+    Raises:
+        InstallError: a directory cannot be read.
+    """
+    found: list[Leftover] = []
+    for directory in (CONFIGURATION, STATE, RUNTIME):
+        found += _inside(directory, directory, root)
+    drop_ins = below(root, _LOGIND)
+    for path in _entries(drop_ins) if not drop_ins.is_symlink() else ():
+        if path.name.endswith("nodeagent.conf"):
+            own = _is_own_drop_in(path)
+            found.append(Leftover(_LOGIND / path.name, own, "" if own else "not written by nodeagent"))
+    return found
+
+
+def purge(root: Path, leftovers: list[Leftover]) -> None:
+    """Remove the agent's own files, and the directories that this leaves empty.
+
+    Raises:
+        InstallError: one cannot be removed.
+    """
+    for each in leftovers:
+        if each.own:
+            try:
+                below(root, each.path).unlink(missing_ok=True)
+            except OSError as error:
+                raise InstallError(f"cannot remove {each.path}: {error.strerror or error}") from error
+    for directory in (CONFIGURATION, STATE, RUNTIME):
+        place = below(root, directory)
+        inner = [place / "config.d"] if directory == CONFIGURATION else []
+        inner += [path for path in _entries(place) if directory == RUNTIME and _SOCKET_DIRECTORY.fullmatch(path.name)]
+        for path in (*inner, place):
+            if not path.is_symlink():
+                with suppress(OSError):  # not empty, or already removed
+                    path.rmdir()
+
+
+def _inside(top: Path, directory: Path, root: Path) -> list[Leftover]:
+    """Return what is in a directory, without following links and without entering directories of others."""
+    place = below(root, directory)
+    if place.is_symlink():
+        return [Leftover(directory, own=False, reason=f"a symbolic link to {place.readlink()}, not followed")]
+    found: list[Leftover] = []
+    for entry in _entries(place):
+        path = directory / entry.name
+        name = str(path.relative_to(top))
+        mode = entry.lstat().st_mode
+        if stat.S_ISDIR(mode):
+            enter = directory == top and _has_own_directory(top, entry.name)
+            inner = _inside(top, path, root) if enter else []
+            found += inner or ([] if enter else [Leftover(path, own=False, reason="not a file of nodeagent")])
+            continue
+        own = bool(_OWN[top].fullmatch(name)) or (top == RUNTIME and stat.S_ISSOCK(mode))
+        found.append(Leftover(path, own, "" if own else "not a file of nodeagent"))
+    return found
+
+
+def _has_own_directory(top: Path, name: str) -> bool:
+    return (top == CONFIGURATION and name == "config.d") or (top == RUNTIME and bool(_SOCKET_DIRECTORY.fullmatch(name)))
+
+
+def _is_own_drop_in(path: Path) -> bool:
+    try:
+        found = path.lstat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST_DROP_IN_BYTES:
+            return False
+        return is_own_drop_in(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise InstallError(f"cannot read {directory}: {error.strerror or error}") from error

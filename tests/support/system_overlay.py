@@ -1,0 +1,108 @@
+"""The machine's system directories as a copy that vanishes: installing as root, for real, without changing anything.
+
+A mount namespace has overlays over the directories that an installation writes to, with their changes in memory. Such
+a copy can be made of another one, so that tests share one installation and each changes its own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from tests.support.rootfs import RootfsError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+CHECKOUT = Path(__file__).parents[2]
+
+# $1 is an empty directory, $2 are the layers of other copies, uppermost first, $3 shows the machine's directories below
+# all layers, the rest are the directories to cover. Layers are not mounts of mounts: the kernel stacks two at most.
+# systemd is not found in a copy, so that nothing is started.
+_ENTER = """
+set -e
+base=$1 layers=$2 machine=$3; shift 3
+mount -t tmpfs tmpfs "$base"
+for covered; do
+    mkdir -p "$base/upper$covered" "$base/work$covered" "$base/machine$covered"
+    if [ "$machine" = "$base/machine" ]; then mount --bind "$covered" "$machine$covered"; fi
+done
+for covered; do
+    lower=
+    for layer in $layers; do lower=$lower$layer$covered:; done
+    mount -t overlay overlay \\
+        -o "lowerdir=$lower$machine$covered,upperdir=$base/upper$covered,workdir=$base/work$covered" "$covered"
+done
+mount -t tmpfs tmpfs /run
+echo entered
+exec cat
+"""
+
+
+def unavailable() -> str | None:
+    """Give the reason why no copy can be made here, or None when one can."""
+    if os.geteuid() != 0:
+        return "a mount namespace needs root"
+    missing = [name for name in ("unshare", "nsenter", "mount", "make") if shutil.which(name, path=PATH) is None]
+    return f"not installed: {', '.join(missing)}" if missing else None
+
+
+class SystemOverlay:
+    """A copy of the system directories, of the machine or of another copy, alive until closed."""
+
+    def __init__(self, directory: Path, parent: SystemOverlay | None = None) -> None:
+        directory.mkdir()
+        within = parent._prefix if parent is not None else ()
+        layers = parent._layers if parent is not None else ()
+        self._machine: Path = parent._machine if parent is not None else directory / "machine"
+        self._layers: tuple[str, ...] = (f"{directory}/upper", *layers)
+        covered = ("/etc", "/usr", "/opt", "/var", "/root", str(CHECKOUT))
+        script = ["sh", "-c", _ENTER, "sh", str(directory), " ".join(layers), str(self._machine), *covered]
+        self._holder = subprocess.Popen(
+            [*within, "unshare", "--mount", "--propagation", "private", *script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        said = self._holder.stdout.readline() if self._holder.stdout else b""
+        if said != b"entered\n":
+            rest, _ = self._holder.communicate()
+            raise RootfsError(f"cannot cover the system directories: {(said + rest).decode()}")
+        self._prefix: tuple[str, ...] = ("nsenter", f"--mount=/proc/{self._holder.pid}/ns/mnt", "--")
+
+    def run(self, script: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run a shell script in the checkout; both outputs are in ``stdout``."""
+        environment = {key: value for key, value in os.environ.items() if key.startswith("PIP_") or key == "HOME"}
+        return subprocess.run(
+            [*self._prefix, "sh", "-c", f'cd "$0" && {{ {script}\n}}', str(CHECKOUT)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=600,
+            check=False,
+            env={**environment, "PATH": PATH, **variables},
+        )
+
+    def must(self, script: str, **variables: str) -> str:
+        """Run a script that has to succeed, and give what it said."""
+        done = self.run(script, **variables)
+        assert done.returncode == 0, f"{script}: exit {done.returncode}\n{done.stdout}"
+        return done.stdout
+
+    def close(self) -> None:
+        """Let the namespace go; it ends with the last process in it."""
+        self._holder.communicate()  # closing its input ends it
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,81 @@
+"""Which prefixes are refused by their path alone."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from nodeagent.errors import UsageError
+from nodeagent.host.prefix import check_form, check_place
+
+SYSTEM = [
+    *("/", "/opt", "/usr", "/usr/lib", "/usr/lib/nodeagent/venv", "/usr/local", "/usr/local/bin", "/usr/local/share/x"),
+    *("/bin/x", "/sbin/nodeagent", "/etc/nodeagent", "/lib64/x", "/boot/x", "/dev/shm", "/proc/self", "/run/nodeagent"),
+    *("/sys/x", "/var/lib", "/var/lib/nodeagent", "/var/lib/nodeagent/venv", "/var/lib/kubelet/x"),
+]
+
+
+@pytest.mark.parametrize("prefix", SYSTEM)
+def test_prefix_in_or_around_the_system_is_refused(prefix: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--prefix"):
+        check_place(Path(prefix), tmp_path, homes=())
+
+
+@pytest.mark.parametrize(
+    "prefix", ["/opt/nodeagent", "/srv/agent", "/usr/local/nodeagent", "/opt/a/b-1.0+x", "/var/opt/x"]
+)
+def test_directory_of_its_own_is_admitted(prefix: str, tmp_path: Path) -> None:
+    check_place(Path(prefix), tmp_path, homes=())
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        *(
+            "opt/nodeagent",
+            "/opt/../usr",
+            "",
+            ".",
+            "/opt/a b",
+            "/opt/%n",
+            "/opt/x\n",
+            "/opt/$(id)",
+            "/opt/'x'",
+            "//opt/x",
+        ),
+        *("/opt/" + "x" * 100, "/opt/ä"),
+    ],
+)
+def test_prefix_that_a_unit_or_a_script_cannot_name_is_refused(prefix: str) -> None:
+    with pytest.raises(UsageError, match="--prefix"):
+        check_form(Path(prefix))
+
+
+def test_home_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="home directory"):
+        check_place(Path("/home/alice"), tmp_path, homes={Path("/home/alice")})
+
+
+def test_prefix_of_the_interpreter_is_refused(tmp_path: Path) -> None:
+    for path in (Path(sys.base_prefix), Path(sys.base_prefix).parent):
+        with pytest.raises(UsageError, match="--prefix"):
+            check_place(path, tmp_path, homes=())
+
+
+def test_prefix_whose_directory_links_into_the_system_is_refused(tmp_path: Path) -> None:
+    for name in ("usr/lib", "opt"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "opt/link").symlink_to(tmp_path / "usr/lib")
+    with pytest.raises(UsageError, match=r"leads to /usr/lib/x, and: /usr is part of the system"):
+        check_place(Path("/opt/link/x"), tmp_path, homes=())
+
+
+def test_prefix_whose_directory_links_out_of_the_root_is_refused(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (tmp_path / "outside").mkdir()
+    (root / "opt").mkdir(parents=True)
+    (root / "opt/link").symlink_to(tmp_path / "outside")
+    with pytest.raises(UsageError, match="lead out of"):
+        check_place(Path("/opt/link/x"), root, homes=())

@@ -1,0 +1,138 @@
+"""Which files of configuration, state and runtime directories a purge removes."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+from nodeagent.host.logind_config import is_own_drop_in, own_drop_in
+from nodeagent.host.purge import find_leftovers, purge
+
+CHECKOUT = Path(__file__).parents[3]
+OWN = (
+    *("etc/nodeagent/config.toml", "etc/nodeagent/config.d/10-a.toml", "etc/nodeagent/config.d/b.toml"),
+    *("var/lib/nodeagent/nodeagent.db", "var/lib/nodeagent/nodeagent.db-wal", "var/lib/nodeagent/nodeagent.db-shm"),
+    *("var/lib/nodeagent/history.db", "var/lib/nodeagent/history.db.corrupt-20260101T101010"),
+    *("var/lib/nodeagent/history.db.corrupt-20260101T101010-wal", "var/lib/nodeagent/holds.json"),
+    *("var/lib/nodeagent/holds.lock", "var/lib/nodeagent/pause.json", "var/lib/nodeagent/shutdown.json"),
+    *("var/lib/nodeagent/boot.json", "var/lib/nodeagent/shutdown.lock", "var/lib/nodeagent/pass.lock"),
+    *("var/lib/nodeagent/evictions.json", "var/lib/nodeagent/mode.json", "var/lib/nodeagent/plan.key"),
+    *("var/lib/nodeagent/.holds.json-a1_b2c3d", "var/lib/nodeagent/.plan.key-a1_b2c3d"),
+)
+FOREIGN = (
+    *("etc/nodeagent/kubelet.key", "etc/nodeagent/config.toml.bak", "etc/nodeagent/config.d/.hidden.toml"),
+    *("etc/nodeagent/config.d/README", "etc/nodeagent/config.d/deep/x.toml", "etc/nodeagent/tls/config.toml"),
+    *("var/lib/nodeagent/backup.tar", "var/lib/nodeagent/nodeagent.db.bak", "var/lib/nodeagent/my/nodeagent.db"),
+    *("var/lib/nodeagent/history.db.corrupt-mine", "var/lib/nodeagent/.ssh", "run/nodeagent/mine"),
+    *("etc/systemd/logind.conf.d/50-nodeagent.conf", "etc/systemd/logind.conf.d/mynodeagent.conf"),
+)
+
+
+def plant(root: Path) -> None:
+    for name in (*OWN, *FOREIGN):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("[Login]\nInhibitDelayMaxSec=60\n")
+    drop_in = own_drop_in(60, root)
+    drop_in.path.write_text(drop_in.text)
+    for name in ("run/nodeagent/control.sock", "run/nodeagent/.control.sock.d/s", "run/nodeagent/prometheus"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        here = Path.cwd()
+        os.chdir((root / name).parent)  # a socket path is short
+        try:
+            with socket.socket(socket.AF_UNIX) as made:
+                made.bind((root / name).name)
+        finally:
+            os.chdir(here)
+
+
+def by_agent(root: Path) -> str:
+    found = find_leftovers(root)
+    purge(root, found)
+    return "\n".join(str(each.path) for each in found if not each.own)
+
+
+WAYS = pytest.mark.parametrize("remove", [by_agent])
+
+
+def files(root: Path) -> set[str]:
+    return {str(each.relative_to(root)) for each in root.rglob("*") if each.is_symlink() or not each.is_dir()}
+
+
+@WAYS
+def test_purge_removes_the_agents_files_and_reports_all_others(tmp_path: Path, remove: object) -> None:
+    assert callable(remove)
+    plant(tmp_path)
+    said = remove(tmp_path)
+    assert files(tmp_path) == set(FOREIGN)
+    for name in FOREIGN:
+        top = "/".join(name.split("/")[: 4 if name.startswith("var") or "config.d" in name else 3])
+        assert f"/{top}" in said, said
+
+
+@WAYS
+def test_purge_removes_directories_that_it_empties(tmp_path: Path, remove: object) -> None:
+    assert callable(remove)
+    plant(tmp_path)
+    for name in FOREIGN:
+        (tmp_path / name).unlink()
+    for name in ("etc/nodeagent/config.d/deep", "etc/nodeagent/tls", "var/lib/nodeagent/my"):
+        (tmp_path / name).rmdir()
+    remove(tmp_path)
+    assert not [name for name in ("etc/nodeagent", "var/lib/nodeagent", "run/nodeagent") if (tmp_path / name).exists()]
+
+
+@WAYS
+@pytest.mark.parametrize("name", ["etc/nodeagent", "var/lib/nodeagent", "etc/nodeagent/config.d", "run/nodeagent"])
+def test_purge_follows_no_link(tmp_path: Path, remove: object, name: str) -> None:
+    assert callable(remove)
+    plant(tmp_path)
+    (tmp_path / name).rename(tmp_path / "elsewhere")
+    (tmp_path / name).symlink_to(tmp_path / "elsewhere")
+    before = files(tmp_path / "elsewhere")
+    said = remove(tmp_path)
+    assert files(tmp_path / "elsewhere") == before
+    assert (tmp_path / name).is_symlink()
+    assert f"/{name}" in said
+
+
+@WAYS
+def test_purge_of_a_link_to_a_file_leaves_the_file(tmp_path: Path, remove: object) -> None:
+    assert callable(remove)
+    (tmp_path / "etc/nodeagent").mkdir(parents=True)
+    (tmp_path / "srv").write_text("mine")
+    (tmp_path / "etc/nodeagent/config.toml").symlink_to(tmp_path / "srv")
+    remove(tmp_path)
+    assert files(tmp_path) == {"srv"}
+
+
+@WAYS
+def test_purge_of_nothing_does_nothing(tmp_path: Path, remove: object) -> None:
+    assert callable(remove)
+    remove(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_file_of_the_stores_is_known() -> None:
+    named = {"pass.lock", "holds.lock"}
+    for module in (CHECKOUT / "nodeagent/store").glob("*.py"):
+        named |= set(re.findall(r'^[A-Z_]*FILE(?:_NAME)?: Final = "([^"]+)"', module.read_text(), re.MULTILINE))
+    assert {"nodeagent.db", "history.db", "holds.json"} <= named
+    assert named <= {Path(name).name for name in OWN}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (own_drop_in(45).text, True),
+        (own_drop_in(45).text.replace("45", "60") + "# a note\n\n", True),
+        (own_drop_in(45).text + "HandlePowerKey=ignore\n", False),
+        ("[Login]\nInhibitDelayMaxSec=60\n", False),
+        ("", False),
+    ],
+)
+def test_drop_in_is_own_unless_something_was_added(text: str, expected: bool) -> None:
+    assert is_own_drop_in(text) is expected
