@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.output import say, warn
 from nodeagent.config.loading import DEFAULT_PATH, effective, load
 from nodeagent.daemon.document import dumps
 from nodeagent.errors import ConfigError, UsageError
@@ -30,7 +31,7 @@ def check(path: Path | None) -> None:
     """
     loaded = load(path)
     where = str(loaded.source) if loaded.source is not None else "no file; every setting has its default"
-    sys.stdout.write(f"configuration is good ({where})\n")
+    say(f"configuration is good ({where})")
 
 
 def show(path: Path | None, form: str, *, sources: bool) -> None:
@@ -99,16 +100,16 @@ def import_kubelet(file: Path, *, config: Path | None = None, out: Path | None =
     text = imported.to_toml(dry_run=kept.value, because=kept.reason)
     if out is not None:
         _write(out, text, replaced)
-        sys.stderr.write(f"nodeagent: {out} written\n")
+        warn(f"nodeagent: {out} written")
     else:
         sys.stdout.write(text)
         sys.stdout.flush()
     for left in imported.left:
-        sys.stderr.write(f"nodeagent: not taken over: {left.field}: {left.reason}\n")
+        warn(f"nodeagent: not taken over: {left.field}: {left.reason}")
     for note in imported.notes:
-        sys.stderr.write(f"nodeagent: {note}\n")
+        warn(f"nodeagent: {note}")
     effect = "nothing is removed until it is false" if kept.value else "the daemon removes items"
-    sys.stderr.write(f"nodeagent: dry_run = {str(kept.value).lower()} ({kept.reason}): {effect}\n")
+    warn(f"nodeagent: dry_run = {str(kept.value).lower()} ({kept.reason}): {effect}")
     if any(left.faulty for left in imported.left):
         sys.exit(ExitCode.PARTIAL)
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import textwrap
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.cli.asking import request_for, understood
 from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.output import say
 from nodeagent.cli.status import connected
+from nodeagent.daemon import document
 from nodeagent.errors import UsageError
+from nodeagent.text import escape
 from nodeagent.units import format_bytes, format_duration, parse_duration_s
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ def follow_events(config: Path | None, form: str) -> None:
     with connected(config) as agent:
         for event in agent.follow("Events"):
             if form != "table":
-                sys.stdout.write(json.dumps(event, ensure_ascii=False) + "\n")
+                sys.stdout.write(document.line(event))
                 sys.stdout.flush()
                 continue
             lost = event.pop("missed_before", 0)
@@ -66,7 +68,7 @@ def pause(config: Path | None, *, lasts: str, why: str) -> None:
         raise UsageError(f"--for: {error}") from error
     with connected(config) as agent:
         answer = agent.ask("Pause", request_for("Pause", seconds=seconds, why=why))
-    sys.stdout.write(f"paused until {answer['until']}; 'nodeagent resume' ends it earlier\n")
+    say(f"paused until {answer['until']}; 'nodeagent resume' ends it earlier")
 
 
 def resume(config: Path | None) -> None:
@@ -91,11 +93,11 @@ def trigger(config: Path | None, loop: str, *, wait: bool) -> None:
         request = request_for("Trigger", loop=loop, wait=wait)
         answer = agent.ask("Trigger", request, within_s=_TRIGGER_WITHIN_S)
     if not wait:
-        sys.stdout.write(f"{loop} runs; 'nodeagent status' tells how it ends\n")
+        say(f"{loop} runs; 'nodeagent status' tells how it ends")
         return
     detail = f": {answer['detail']}" if answer["detail"] else ""
     dry_run = " (dry run)" if answer.get("dry_run") else ""
-    sys.stdout.write(f"{loop}: {answer['result']}{dry_run}{detail}\n")
+    say(f"{loop}: {answer['result']}{dry_run}{detail}")
     if answer["result"] in ("failed", "crashed", "runtime-unavailable"):
         sys.exit(ExitCode.FAILED)
 
@@ -114,11 +116,10 @@ def reload(config: Path | None, form: str = "table", *, dry_run: bool = False) -
         answer = agent.ask(method, within_s=_RELOAD_WITHIN_S)
         effect = answer.get("effect")
         if form != "table":
-            from nodeagent.daemon.document import dumps  # noqa: PLC0415 - only for scripts
-
-            sys.stdout.write(dumps(answer, form))
+            sys.stdout.write(document.dumps(answer, form))
         else:
-            sys.stdout.write("".join(f"{each}\n" for each in _reload_lines(answer, effect, dry_run=dry_run)))
+            for each in _reload_lines(answer, effect, dry_run=dry_run):
+                say(each)
         if dry_run and effect is not None and not effect["known"]:
             sys.exit(ExitCode.PARTIAL)
 
@@ -179,7 +180,8 @@ def _effect_lines(effect: dict[str, Any], *, armed: bool, would: bool) -> Iterat
 
 
 def _wrapped(text: str, *, indent: int = 0) -> list[str]:
-    """Return a text without control characters, in lines of at most 80 columns."""
-    plain = "".join(each if each.isprintable() else "?" for each in text)
+    """Return a text, escaped, in lines of at most 80 columns."""
     begin = " " * indent
-    return textwrap.wrap(plain, _COLUMNS, initial_indent=begin, subsequent_indent=f"{begin}  ", break_on_hyphens=False)
+    return textwrap.wrap(
+        escape(text), _COLUMNS, initial_indent=begin, subsequent_indent=f"{begin}  ", break_on_hyphens=False
+    )

@@ -49,7 +49,8 @@ def run_demo(*, show_kept: bool) -> ExitCode:
 
 async def _demo(*, show_kept: bool) -> ExitCode:
     console = render.make_console()
-    console.print("nodeagent demo: a SIMULATED node (in-process CRI server); nothing on this machine is touched\n")
+    console.print("nodeagent demo: a SIMULATED node (in-process CRI server); nothing on this machine is touched")
+    console.print()
     async with _simulated() as collector:
         console.rule("1. preview: nodeagent gc all --dry-run")
         preview = await collector.preview(Scope.ALL)
@@ -59,7 +60,8 @@ async def _demo(*, show_kept: bool) -> ExitCode:
         console.print(render.report_view(report, _POLICY.images))
         removed = {result.decision.id for result in report.removed}
         same = removed == {decision.id for decision in preview.removals}
-        console.print(f"Removed exactly what the preview named: {'yes' if same else 'NO'}\n")
+        console.print(f"Removed exactly what the preview named: {'yes' if same else 'NO'}")
+        console.print()
         console.rule("3. result: a second run has nothing to do")
         again = await collector.preview(Scope.ALL)
         console.print(render.preview_view(again.snapshot, again.plans, _POLICY.images, show_kept=show_kept))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.output import warn
 from nodeagent.cli.session import open_for_command, run_async
 from nodeagent.daemon import document
 from nodeagent.errors import ConfigError, InhibitorError, NodeAgentError
@@ -267,16 +268,16 @@ def _fix_logind(settings: Settings, root: Path = _ROOT) -> None:
 
     off = off_because(settings)
     if off:
-        sys.stderr.write(f"nodeagent: logind is left as it is: pods are not stopped in order: {off}\n")
+        warn(f"nodeagent: logind is left as it is: pods are not stopped in order: {off}")
         return
     wanted_s = math.ceil(sum(phase.wanted_ms for phase in settings.shutdown.phases) / 1000 * 1.1) + 1
     delay = read_delay(root)
     if delay.delay_us >= wanted_s * 1_000_000:
-        sys.stderr.write(f"nodeagent: {set_by(delay)} allows {wanted_s} s and more already; logind reads it again\n")
+        warn(f"nodeagent: {set_by(delay)} allows {wanted_s} s and more already; logind reads it again")
     else:
         drop_in = own_drop_in(wanted_s, root)
         write_drop_in(drop_in)
-        sys.stderr.write(f"nodeagent: wrote {drop_in.path}: logind waits {wanted_s} s at most\n")
+        warn(f"nodeagent: wrote {drop_in.path}: logind waits {wanted_s} s at most")
     if root == _ROOT:
         _reload_logind()
 

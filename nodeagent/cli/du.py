@@ -74,9 +74,9 @@ def show(config: Path | None, overrides: Mapping[str, str | int], form: str, *, 
 def breakdown_view(value: Breakdown, *, details: bool) -> RenderableType:
     """Return a breakdown as a bar and a table."""
     from rich.console import Group  # noqa: PLC0415 - tables are only for people
-    from rich.text import Text  # noqa: PLC0415
 
     from nodeagent.cli import render  # noqa: PLC0415
+    from nodeagent.cli.terminal import Text  # noqa: PLC0415
 
     capacity = value.filesystem.capacity_bytes
     width, drawn = 80, 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from nodeagent.act.outcomes import Outcome, PassEnd
 from nodeagent.errors import ConfigError, NodeAgentError, PassBusyError, RuntimeUnavailableError, UsageError
+from nodeagent.text import escape, escape_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,18 +48,22 @@ def pass_exit_code(end: PassEnd, outcomes: Sequence[Outcome] = ()) -> ExitCode:
 
 
 def fail(message: str, code: ExitCode) -> NoReturn:
-    """End the process with a message on standard error."""
-    sys.stderr.write(f"nodeagent: {message}\n")
+    """End the process with a message of one line on standard error."""
+    _fail_with_lines(escape(message), code)
+
+
+def _fail_with_lines(message: str, code: ExitCode) -> NoReturn:
+    sys.stderr.write(f"nodeagent: {escape_lines(message)}\n")
     sys.exit(code)
 
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Turn every expected error into one message and an exit code."""
+    """Turn every expected error into one message and an exit code, and any other into a traceback and ``FAILED``."""
     try:
         yield
     except (ConfigError, UsageError) as error:
-        fail(str(error), ExitCode.USAGE)
+        _fail_with_lines(str(error), ExitCode.USAGE)  # one line per fault
     except RuntimeUnavailableError as error:
         fail(str(error), ExitCode.RUNTIME_UNREACHABLE)
     except PassBusyError as error:
@@ -70,3 +75,7 @@ def guarded() -> Iterator[None]:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(ExitCode.DONE)
+    except Exception:  # noqa: BLE001 - the interpreter would print it as it is
+        import traceback  # noqa: PLC0415 - only for a fault of ours
+
+        _fail_with_lines(f"internal error\n{traceback.format_exc()}", ExitCode.FAILED)

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from nodeagent.cli.exit_codes import ExitCode, fail
+from nodeagent.cli.output import warn
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.daemon import document
 from nodeagent.errors import StoreError
@@ -40,7 +41,7 @@ def show(config: Path | None, overrides: Mapping[str, str | int], asked: str, fo
     try:
         past = History(settings.state_directory).read(image=asked, limit=_PAST)
     except StoreError as error:
-        sys.stderr.write(f"nodeagent: {error}\n")
+        warn(f"nodeagent: {error}")
         past = ()
     if not found and not past:
         fail(f"{asked}: no image, container or pod of that name or id is here or was removed", ExitCode.FAILED)

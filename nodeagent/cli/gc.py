@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from nodeagent.act.collect import MAX_ROUNDS, Preview
 from nodeagent.act.outcomes import Outcome, PassEnd
 from nodeagent.cli.exit_codes import ExitCode, pass_exit_code
+from nodeagent.cli.output import say, warn
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.cli.told import breakdown as breakdown_told
 from nodeagent.cli.told import by_agent
@@ -101,7 +102,7 @@ def _have_collected(request: Request, agent: Line) -> ExitCode:
     last: dict[str, Any] = {}
     for last in agent.follow("Apply", asked):
         if request.output == "table" and "outcome" in last:
-            sys.stdout.write(f"{last['outcome']}: {last['kind']} {last['name']}: {last['reason']['sentence']}\n")
+            say(f"{last['outcome']}: {last['kind']} {last['name']}: {last['reason']['sentence']}")
     _show_told_report(request, last)
     outcomes = [Outcome(each["outcome"]) for each in last["results"]]
     return pass_exit_code(PassEnd(last["end"]), outcomes)
@@ -114,9 +115,9 @@ def _show_told_report(request: Request, report: dict[str, Any]) -> None:
     removed = sum(each["outcome"] in ("done", "gone") for each in report["results"])
     freed = report["freed_bytes"]
     detail = f" ({report['end_detail']})" if report["end_detail"] else ""
-    sys.stdout.write(
+    say(
         f"{report['end']}{detail}: removed {removed} of {len(report['results'])}"
-        f"{'' if freed is None else f', measured {format_bytes(max(0, freed))}'}\n"
+        f"{'' if freed is None else f', measured {format_bytes(max(0, freed))}'}"
     )
     if "breakdown" in report:
         from nodeagent.cli import du, render  # noqa: PLC0415 - only where something is missing
@@ -169,11 +170,11 @@ def _tell_pause(settings: Settings) -> None:
     try:
         kept = PauseFile(settings.state_directory).read()
     except StoreError as error:
-        sys.stderr.write(f"nodeagent: {error}\n")
+        warn(f"nodeagent: {error}")
         return
     if kept is not None and kept.until > SystemClock().now():
         until = document.time_text(kept.until)
-        sys.stderr.write(f"nodeagent: {kept.by} paused the daemon until {until}: {kept.why}; this goes on\n")
+        warn(f"nodeagent: {kept.by} paused the daemon until {until}: {kept.why}; this goes on")
 
 
 async def run_interruptibly(

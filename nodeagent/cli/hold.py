@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from nodeagent.cli.asking import request_for
+from nodeagent.cli.output import say
 from nodeagent.cli.session import load_settings
 from nodeagent.cli.told import by_agent
 from nodeagent.cli.told import hold as told_hold
@@ -19,6 +20,7 @@ from nodeagent.errors import UsageError
 from nodeagent.model import ALL_IMAGES, LONGEST_HOLD_S, Hold
 from nodeagent.plan.protection import parse_rule
 from nodeagent.store import HoldFile
+from nodeagent.text import encodable
 from nodeagent.units import format_duration, parse_duration_s
 
 if TYPE_CHECKING:
@@ -37,6 +39,9 @@ def add(config: Path | None, *, image: str | None, every: bool, lasts: str, why:
     """
     if (image is None) == (not every):
         raise UsageError("name an image, a pattern or a digest, or give --all; not both")
+    for given in (image or "", why):
+        if encodable(given) != given:
+            raise UsageError(f"not UTF-8 text: {given}; nothing was done")
     if image is not None:
         try:
             parse_rule(image)
@@ -98,19 +103,19 @@ def remove(config: Path | None, hold_id: str) -> None:
     with by_agent(config, {}) as agent:
         if agent is not None:
             taken = told_hold(agent.ask("RemoveHold", request_for("RemoveHold", id=hold_id)))
-            sys.stdout.write(f"hold {taken.id} on {_what(taken)} is taken back\n")
+            say(f"hold {taken.id} on {_what(taken)} is taken back")
             return
     gone = HoldFile(load_settings(config, {}).state_directory).remove(hold_id)
     if gone is None:
         raise UsageError(f"there is no hold {hold_id}; 'nodeagent hold list' shows them")
-    sys.stdout.write(f"hold {gone.id} on {_what(gone)} is taken back\n")
+    say(f"hold {gone.id} on {_what(gone)} is taken back")
 
 
 def _print_placed(placed: Hold, shown: Mapping[str, Json], form: str) -> None:
     if form != "table":
         sys.stdout.write(document.dumps(shown, form))
         return
-    sys.stdout.write(f"hold {placed.id} on {_what(placed)} until {document.time_text(placed.until)}\n")
+    say(f"hold {placed.id} on {_what(placed)} until {document.time_text(placed.until)}")
 
 
 def _what(hold: Hold) -> str:

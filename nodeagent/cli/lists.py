@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
-
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.daemon import document
 from nodeagent.errors import ObservationError
@@ -62,12 +60,15 @@ def image_tree(path: Path | None, overrides: Mapping[str, str | int], form: str)
     from rich.tree import Tree  # noqa: PLC0415 - only for people
 
     from nodeagent.cli.render import make_console  # noqa: PLC0415
+    from nodeagent.cli.terminal import Text  # noqa: PLC0415
 
     shown = Tree("images by shared layers", guide_style="dim")
     for stack in stacks:
         _grow(shown, stack)
     for image in unknown:
-        shown.add(f"{escape(image.name)}  [dim]no layers unpacked[/dim]")
+        label = Text(f"{image.name}  ")
+        label.append("no layers unpacked", style="dim")
+        shown.add(label)
     make_console().print(shown)
 
 
@@ -83,11 +84,13 @@ def _stack(stack: Stack) -> dict[str, Json]:
 
 def _grow(branch: RichTree, stack: Stack) -> None:
     from nodeagent.cli.render import short_reference  # noqa: PLC0415 - only for people
+    from nodeagent.cli.terminal import Text  # noqa: PLC0415
 
-    names = ", ".join(escape(short_reference(image.name)) for image in stack.images)
+    names = ", ".join(short_reference(image.name) for image in stack.images)
     many = f", in {stack.image_count} images" if stack.image_count > 1 else ""
     layers = f"{stack.layers} layer{'s' if stack.layers != 1 else ''}"
-    label = f"{names or '[italic]shared layers[/italic]'}  [dim]+{format_bytes(stack.size_bytes)}, {layers}{many}[/dim]"
+    label = Text(names) if names else Text("shared layers", style="italic")
+    label.append(f"  +{format_bytes(stack.size_bytes)}, {layers}{many}", style="dim")
     grown = branch.add(label)
     for each in stack.derived:
         _grow(grown, each)
@@ -178,6 +181,7 @@ def _image(image: Image, decision: Decision, preview: Preview) -> dict[str, Json
 
 def _image_table(images: Sequence[Image], decided: Mapping[str, Decision], plan: Plan, snapshot: NodeSnapshot) -> Table:
     from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
+    from nodeagent.cli.terminal import stacked  # noqa: PLC0415
 
     table = render.table(
         "image", "id", "size", "frees", "last used", "verdict", "why", right=("size", "frees"), wrap=("image", "why")
@@ -187,7 +191,7 @@ def _image_table(images: Sequence[Image], decided: Mapping[str, Decision], plan:
         decision, usage = decided[image.id], snapshot.image_usage.get(image.id)
         names = [render.short_reference(tag) for tag in image.repo_tags] or [render.short_reference(image.name)]
         table.add_row(
-            "\n".join(names),
+            stacked(names),
             render.short_id(image.id),
             render.size(image.size_bytes),
             render.size(decision.frees_bytes, upper_bound=bound),

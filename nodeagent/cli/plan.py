@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from nodeagent import __version__
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.gc import confirmed, exit_code, predicted_exit_code, run_interruptibly
+from nodeagent.cli.output import warn
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.clock import SystemClock
 from nodeagent.daemon import document
@@ -95,9 +96,7 @@ def save(
     frees = sum(plan.frees_bytes for plan in preview.plans)
     from nodeagent.units import format_bytes  # noqa: PLC0415 - only for people
 
-    sys.stderr.write(
-        f"{out}: {len(preview.removals)} removals, about {format_bytes(frees)}, to be applied within {expires}\n"
-    )
+    warn(f"{out}: {len(preview.removals)} removals, about {format_bytes(frees)}, to be applied within {expires}")
 
 
 def _signing_key(settings: Settings) -> bytes | None:
@@ -105,7 +104,7 @@ def _signing_key(settings: Settings) -> bytes | None:
     try:
         return PlanKeyFile(settings.state_directory).read_or_create()
     except StoreError as error:
-        sys.stderr.write(f"nodeagent: {error}; the plan is not signed, 'nodeagent apply' refuses it\n")
+        warn(f"nodeagent: {error}; the plan is not signed, 'nodeagent apply' refuses it")
         return None
 
 

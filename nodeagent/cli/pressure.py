@@ -141,9 +141,8 @@ async def _paths(settings: Settings) -> tuple[SignalPaths, tuple[str, ...]]:
 
 
 def _print(console: Console, shown: Shown) -> None:
-    from rich.text import Text  # noqa: PLC0415 - tables are only for people
-
     from nodeagent.cli import render  # noqa: PLC0415
+    from nodeagent.cli.terminal import Text  # noqa: PLC0415 - tables are only for people
 
     table = render.table(
         "signal", "left", "of", "", "threshold", "distance", "trend", "state", right=("left", "of", "distance", "trend")

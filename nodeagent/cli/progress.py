@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from nodeagent.cli.render import make_console, short_reference
+from nodeagent.text import escape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ def removal_progress(total: int) -> Iterator[Callable[[Result], None]]:
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[last]}"),
+        TextColumn("{task.fields[last]}", markup=False),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
         task = progress.add_task("removing", total=total, last="")
@@ -32,6 +33,6 @@ def removal_progress(total: int) -> Iterator[Callable[[Result], None]]:
         def on_result(result: Result) -> None:
             seen = progress.tasks[0].completed + 1
             last = f"{result.outcome.value}: {short_reference(result.decision.name)}"
-            progress.update(task, completed=seen, total=max(total, seen), last=last)
+            progress.update(task, completed=seen, total=max(total, seen), last=escape(last))
 
         yield on_result

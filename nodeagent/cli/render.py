@@ -11,11 +11,11 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
-from rich.text import Text
 
 from nodeagent.act.outcomes import Outcome, PassEnd
+from nodeagent.cli.terminal import SafeConsole, Text
 from nodeagent.plan.decision import Accounting, ItemKind, Verdict
 from nodeagent.units import format_bytes, format_duration
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime
 
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
     from nodeagent.act.outcomes import PassReport
     from nodeagent.model import FsObservation, NodeSnapshot
@@ -44,10 +44,10 @@ _OUTCOME_STYLES = {
 
 def make_console(*, stderr: bool = False) -> Console:
     """Return a console that is coloured only on a terminal and wide enough not to cut ids in a pipe."""
-    probe = Console(stderr=stderr, highlight=False)
+    probe = SafeConsole(stderr=stderr)
     if probe.is_terminal or os.environ.get("COLUMNS"):
         return probe
-    return Console(stderr=stderr, highlight=False, width=_PIPE_WIDTH)
+    return SafeConsole(stderr=stderr, width=_PIPE_WIDTH)
 
 
 def short_id(text: str) -> str:

@@ -162,9 +162,9 @@ def _print(shown: Shown, form: str, console: Console | None, view: Callable[[Sho
 def status_view(shown: Shown) -> RenderableType:
     """Return everything on one screen."""
     from rich.console import Group  # noqa: PLC0415 - only for people
-    from rich.text import Text  # noqa: PLC0415
 
     from nodeagent.cli.render import table  # noqa: PLC0415
+    from nodeagent.cli.terminal import Text  # noqa: PLC0415
 
     parts: list[RenderableType] = [*_head(shown), Text("")]
     parts += [_filesystem(each) for each in shown["filesystems"]]
@@ -208,9 +208,9 @@ def status_view(shown: Shown) -> RenderableType:
 def top_view(shown: Shown) -> RenderableType:
     """Return signals and pods."""
     from rich.console import Group  # noqa: PLC0415 - only for people
-    from rich.text import Text  # noqa: PLC0415
 
     from nodeagent.cli.render import table  # noqa: PLC0415
+    from nodeagent.cli.terminal import Text  # noqa: PLC0415
 
     made = table(
         *("#", "pod", "memory", "requests", "pids", "disk", "QoS", "priority", "evictable"),
@@ -243,7 +243,7 @@ def top_view(shown: Shown) -> RenderableType:
 
 def _state(shown: Shown) -> RenderableType:
     """Return the state of the agent in one line."""
-    from rich.text import Text  # noqa: PLC0415 - only for people
+    from nodeagent.cli.terminal import Text  # noqa: PLC0415 - only for people
 
     agent, paused, waiting = shown["agent"], shown["paused"], shown.get("waiting")
     first = Text(f"nodeagent {agent['version']}  ", style="bold")
@@ -270,7 +270,7 @@ def _state(shown: Shown) -> RenderableType:
 
 
 def _head(shown: Shown) -> list[RenderableType]:
-    from rich.text import Text  # noqa: PLC0415 - only for people
+    from nodeagent.cli.terminal import Text  # noqa: PLC0415 - only for people
 
     agent, runtime = shown["agent"], shown["runtime"]
     lines: list[RenderableType] = [_state(shown)]
@@ -280,7 +280,8 @@ def _head(shown: Shown) -> list[RenderableType]:
     else:
         lines.append(Text(f"the container runtime does not answer: {runtime['problem']}", style="bold red"))
     if agent.get("config_problem"):
-        lines.append(Text(f"the configuration on disk is not in force: {agent['config_problem']}", style="bold red"))
+        faults = f"the configuration on disk is not in force: {agent['config_problem']}".splitlines()
+        lines += [Text(each, style="bold red") for each in faults]
     lines += _image_use(shown)
     stop = shown["shutdown"]
     if stop["off_because"]:
@@ -293,7 +294,7 @@ def _head(shown: Shown) -> list[RenderableType]:
 
 def _image_use(shown: Shown) -> list[RenderableType]:
     """Return since when image use has been observed, if images are removed by age."""
-    from rich.text import Text  # noqa: PLC0415 - only for people
+    from nodeagent.cli.terminal import Text  # noqa: PLC0415 - only for people
 
     use = shown.get("image_use")  # an older daemon does not report it
     if use is None or use["maximum_unused_age_s"] is None:
@@ -309,7 +310,7 @@ def _image_use(shown: Shown) -> list[RenderableType]:
 
 
 def _filesystem(each: Shown) -> RenderableType:
-    from rich.text import Text  # noqa: PLC0415 - only for people
+    from nodeagent.cli.terminal import Text  # noqa: PLC0415 - only for people
 
     if each.get("problem"):
         return Text(f"{each['name']} {each['path']}: {each['problem']}", style="bold red")
@@ -327,7 +328,7 @@ def _filesystem(each: Shown) -> RenderableType:
 
 def _signals(shown: Shown) -> list[RenderableType]:
     """Return memory and process ids as bars, what is near or past its threshold, and the conditions."""
-    from rich.text import Text  # noqa: PLC0415 - only for people
+    from nodeagent.cli.terminal import Text  # noqa: PLC0415 - only for people
 
     lines: list[RenderableType] = []
     for each in shown["signals"]:

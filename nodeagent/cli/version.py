@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from nodeagent import __version__
+from nodeagent.cli.output import say
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.daemon.document import dumps
 
@@ -24,7 +25,7 @@ def show_version(path: Path | None, overrides: Mapping[str, str | int], form: st
     """
     settings = load_settings(path, overrides)
     if form == "table":
-        sys.stdout.write(f"nodeagent {__version__}\n")
+        say(f"nodeagent {__version__}")
         sys.stdout.flush()
 
     async def ask() -> RuntimeInfo:
@@ -33,7 +34,7 @@ def show_version(path: Path | None, overrides: Mapping[str, str | int], form: st
 
     info = run_async(ask())
     if form == "table":
-        sys.stdout.write(f"{info.name} {info.version} (CRI {info.api_version}) at {info.endpoint}\n")
+        say(f"{info.name} {info.version} (CRI {info.api_version}) at {info.endpoint}")
         return
     runtime = {
         "name": info.name,

@@ -1,0 +1,78 @@
+"""Where text reaches a terminal.
+
+Names, labels and messages are data: markup in them is never interpreted, and no character of them controls the
+terminal. ``Text`` and ``SafeConsole`` stand in for the classes of rich, which are not used anywhere else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.segment import Segment
+from rich.text import Text as RichText
+
+from nodeagent.text import escape, escape_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import ConsoleOptions, HighlighterType, JustifyMethod, OverflowMethod, RenderableType
+    from rich.style import Style
+
+
+class Text(RichText):
+    """One line of text with styles; every string in it is data and is escaped."""
+
+    def __init__(self, text: str = "", style: str | Style = "") -> None:
+        super().__init__(escape(text), style)
+
+    def append(self, text: RichText | str, style: str | Style | None = None) -> RichText:
+        """Append text, escaped unless it is text with styles already."""
+        return super().append(escape(text) if isinstance(text, str) else text, style)
+
+
+def stacked(lines: Iterable[str]) -> RichText:
+    """Return one line of text for each string."""
+    return RichText("\n").join(map(Text, lines))
+
+
+class SafeConsole(Console):
+    """A console that takes every string for data, in tables too, and emits no control sequences but its own."""
+
+    def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
+        """Write to standard output, or to standard error; ``width`` is found out unless given."""
+        super().__init__(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
+
+    def render_str(
+        self,
+        text: str,
+        *,
+        style: str | Style = "",
+        justify: JustifyMethod | None = None,
+        overflow: OverflowMethod | None = None,
+        emoji: bool | None = None,
+        markup: bool | None = None,
+        highlight: bool | None = None,
+        highlighter: HighlighterType | None = None,
+    ) -> RichText:
+        """Return a string as text with one style; markup and emoji codes in it stay what they are."""
+        del emoji, markup
+        return super().render_str(
+            escape(text),
+            style=style,
+            justify=justify,
+            overflow=overflow,
+            emoji=False,
+            markup=False,
+            highlight=highlight,
+            highlighter=highlighter,
+        )
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield segments; text that reached this point unescaped, through another class of rich, is escaped here."""
+        for segment in super().render(renderable, options):
+            if segment.control or (shown := escape_lines(segment.text)) == segment.text:
+                yield segment
+            else:
+                yield Segment(shown, segment.style)

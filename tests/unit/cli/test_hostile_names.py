@@ -1,0 +1,267 @@
+"""Every command on a node whose tenants chose names against the reader: none crashes, none controls a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from nodeagent.cli import main as command_line
+from nodeagent.cli import status
+from nodeagent.text import escape
+from tests.support.hostile import DIRECTORIES, NAMES
+from tests.support.reclaim import poll
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[3]
+STYLE = re.compile(r"\x1b\[[0-9;]*m")
+CURSOR = re.compile(r"\x1b\[(?:\?25[lh]|[0-9]*[AK])")  # of the progress bar
+SHOWN = [escape(os.fsdecode(each)) for each in DIRECTORIES]
+
+
+@contextmanager
+def serving() -> Iterator[Path]:
+    """Serve the node from a process of its own; give the directory."""
+    with tempfile.TemporaryDirectory(prefix="h") as name:
+        directory = Path(name)
+        words = [sys.executable, "-m", "tests.support.hostile", name]
+        with subprocess.Popen(words, cwd=ROOT) as process:
+            try:
+                poll("the simulated runtime serves", (directory / "s").exists, timeout_s=60)
+                yield directory
+            finally:
+                process.terminate()
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Path]:
+    """Give a node that no test changes."""
+    with serving() as directory:
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def daemon(node: Path) -> Iterator[Path]:
+    """Give the node with an agent that only previews."""
+    words = [sys.executable, "-m", "nodeagent", "run", "--dry-run", "--config", str(node / "config.toml")]
+    with (node / "log").open("wb") as log, subprocess.Popen(words, cwd=ROOT, stderr=log) as process:
+        try:
+            poll(
+                "the agent has made its passes", lambda: (node / "log").read_text().count("pass_done") > 1, timeout_s=60
+            )
+            yield node
+        finally:
+            process.terminate()
+
+
+class Ended:
+    """What a command wrote and how it ended."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+def run(capfd: pytest.CaptureFixture[str], *words: str) -> Ended:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["nodeagent", *words])
+        with pytest.raises(SystemExit) as ended:
+            command_line.main()
+    shown = capfd.readouterr()
+    return Ended(int(ended.value.code or 0), shown.out, shown.err)
+
+
+def assert_harmless(*texts: str) -> None:
+    for text in texts:
+        assert [each for each in text.split("\n") if escape(each) != each] == []
+        assert "Traceback" not in text
+
+
+READ_ONLY = [
+    "images",
+    "images --tree",
+    "containers",
+    "pods",
+    "du --details",
+    "gc images --dry-run --kept",
+    "gc containers --dry-run --kept",
+    "gc all --dry-run --kept",
+    "gc leaks --dry-run --kept --minimum-age 0s",
+    "evict --dry-run",
+    "evict -s memory.available=1Mi",
+    "pressure",
+    "shutdown --dry-run",
+    "shutdown status",
+    "doctor",
+    "version",
+    "status",
+    "top",
+    "config show --effective",
+    "history",
+    "hold list",
+]
+
+
+@pytest.mark.parametrize("colours", [False, True], ids=["pipe", "terminal"])
+@pytest.mark.parametrize("command", READ_ONLY)
+def test_a_table_shows_hostile_names_escaped(
+    node: Path, command: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *, colours: bool
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    if colours:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    ended = run(capfd, *command.split(), "--config", str(node / "config.toml"))
+    assert ended.code in (0, 1, 3)
+    assert_harmless(STYLE.sub("", ended.out), ended.err)
+    if command in ("images", "containers", "pods", "gc all --dry-run --kept", "evict --dry-run"):
+        assert all(escape(each) in ended.out for each in NAMES)
+    if "gc containers" in command:
+        assert all(each in ended.out for each in SHOWN)
+
+
+@pytest.mark.parametrize("form", ["json", "yaml"])
+@pytest.mark.parametrize("command", READ_ONLY)
+def test_a_document_is_parsed_to_the_same_names_and_holds_no_control_characters(
+    node: Path, command: str, form: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ended = run(capfd, *command.split(), "--output", form, "--config", str(node / "config.toml"))
+    assert ended.code in (0, 1, 3)
+    assert_harmless(ended.out, ended.err)
+    found = json.loads(ended.out) if form == "json" else yaml.safe_load(ended.out)
+    if command == "containers":
+        assert {each["name"] for each in found["containers"]} == set(NAMES)
+    if command == "gc containers --dry-run --kept":
+        (logs,) = (each for each in found["plans"] if each["kind"] == "logs")
+        assert "ns\\xff_pod\\x80_0f1e2d3c-4b5a-4968-8778-695a4b3c2d1e" in {each["id"] for each in logs["decisions"]}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_item_is_explained_by_a_hostile_name(node: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    ended = run(capfd, "explain", f"registry.example/used/{name}:{name}", "--config", str(node / "config.toml"))
+    assert (ended.code, escape(name) in ended.out) == (0, True)
+    assert_harmless(ended.out, ended.err)
+    missing = run(capfd, "explain", f"no {name}\udcff", "--config", str(node / "config.toml"))
+    assert (missing.code, escape(f"no {name}\udcff") in missing.err) == (1, True)
+    assert_harmless(missing.out, missing.err)
+
+
+@pytest.mark.parametrize("command", ["status", "top", "trigger containers --wait", "reload", "pause", "resume"])
+def test_the_agent_answers_on_a_hostile_node(daemon: Path, command: str, capfd: pytest.CaptureFixture[str]) -> None:
+    ended = run(capfd, *command.split(), "--config", str(daemon / "config.toml"))
+    assert ended.code in (0, 3), ended.err
+    assert_harmless(ended.out, ended.err)
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+@pytest.mark.parametrize("command", ["gc all --dry-run --kept", "history --all", "hold list", "pressure"])
+def test_a_member_reads_hostile_names_through_the_agent(
+    daemon: Path, command: str, form: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 4711)
+    monkeypatch.setattr(status, "find_socket", lambda _: daemon / "control.sock")
+    ended = run(capfd, *command.split(), "--output", form)
+    assert ended.code in (0, 3), ended.err
+    assert_harmless(ended.out, ended.err)
+    if command.startswith("gc"):
+        assert "[/x]" in ended.out
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_events_with_hostile_names_are_followed(daemon: Path, form: str, capfd: pytest.CaptureFixture[str]) -> None:
+    config, out = str(daemon / "config.toml"), daemon / f"events-{form}"
+
+    def followed() -> bool:
+        assert run(capfd, "trigger", "containers", "--wait", "--config", config).code == 0
+        return SHOWN[0] in out.read_text().replace("\\\\", "\\")
+
+    words = [sys.executable, "-m", "nodeagent", "events", "-o", form, "--config", config]
+    with out.open("wb") as stream, subprocess.Popen(words, cwd=ROOT, stdout=stream) as follower:
+        try:
+            poll("a removal is followed", followed, timeout_s=60)
+        finally:
+            follower.terminate()
+    assert_harmless(out.read_text())
+
+
+@pytest.fixture
+def own_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give a node of one's own, without exact sizes: a pass would wait until its disk shows what was freed."""
+    monkeypatch.setenv("NODEAGENT_RUNTIME__CONTAINERD_API", "off")
+    with serving() as directory:
+        yield directory
+
+
+def test_plans_with_hostile_names_are_saved_compared_and_applied(
+    own_node: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = ("--config", str(own_node / "config.toml"))
+    one, two = str(own_node / "one.json"), str(own_node / "two.json")
+    assert run(capfd, "plan", "--out", one, *config).code == 0
+    listed = {each["id"] for each in json.loads(Path(one).read_text())["decisions"] if each["verdict"] == "remove"}
+    assert len(listed) > 3 * len(NAMES)
+    held = run(capfd, "hold", "add", "registry.example/unused/[/x]:[/x]", "--why", "\x1b[31m", *config)
+    assert (held.code, "[/x]" in held.out) == (0, True)
+    assert run(capfd, "plan", "--out", two, *config).code == 0
+    shown = [
+        run(capfd, "plan", *config),
+        run(capfd, "plan", "diff", one, two),
+        run(capfd, "hold", "list", *config),
+        run(capfd, "apply", one, "--dry-run", *config),
+        run(capfd, "apply", one, "--yes", *config),
+        run(capfd, "history", "--all", *config),
+        run(capfd, "history", "--all", "--output", "json", *config),
+        run(capfd, "explain", f"registry.example/unused/{NAMES[3]}:{NAMES[3]}", *config),
+        run(capfd, "gc", "all", "--dry-run", "--kept", *config),
+        run(capfd, "hold", "remove", "1", *config),
+    ]
+    assert_harmless(*(each.out for each in shown), *(each.err for each in shown))
+    assert [each.code for each in shown] == [0, 1, 0, 3, 3, 0, 0, 0, 3, 0]
+    (done,) = json.loads(shown[6].out)["passes"]
+    removed = {each["id"] for each in done["actions"] if each["outcome"] == "done"}
+    assert {each for each in listed if "_" in each} <= removed  # log directories
+    assert not (own_node / "pods" / os.fsdecode(DIRECTORIES[0])).exists()
+    assert (own_node / "pods" / os.fsdecode(DIRECTORIES[2])).exists()
+
+
+@pytest.mark.parametrize("colours", [False, True], ids=["pipe", "terminal"])
+def test_a_pass_with_hostile_names_is_carried_out_and_recorded(
+    own_node: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *, colours: bool
+) -> None:
+    config = ("--config", str(own_node / "config.toml"))
+    if colours:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    done = run(capfd, "gc", "all", "--yes", *config)
+    assert done.code in (0, 3)
+    progress = CURSOR.sub("", done.err).replace("\r", "") if colours else done.err
+    assert_harmless(STYLE.sub("", done.out), STYLE.sub("", progress))
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    recorded = run(capfd, "history", *config)
+    assert recorded.code == 0
+    assert_harmless(recorded.out, recorded.err)
+    assert all(each in recorded.out for each in SHOWN[:2])
+
+
+@pytest.mark.parametrize("form", ["console", "json"])
+def test_the_log_of_a_pass_holds_no_control_characters(own_node: Path, form: str) -> None:
+    config = own_node / "config.toml"
+    config.write_text(config.read_text() + f'[log]\nformat = "{form}"\nlevel = "debug"\n')
+    words = [sys.executable, "-m", "nodeagent", "run", "--once", "--config", str(config)]
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode in (0, 3)
+    assert_harmless(ended.stdout, ended.stderr)
+    assert SHOWN[0] in ended.stderr.replace("\\\\", "\\")
+    again = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert again.returncode in (0, 3), again.stderr
+    if form == "json":
+        (warned,) = [json.loads(each) for each in again.stderr.splitlines() if "pass_done" in each]
+        assert warned["failed"] == 0

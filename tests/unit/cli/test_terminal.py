@@ -1,0 +1,142 @@
+"""The last step before a terminal: any text as a name, through every way in which the commands print."""
+
+from __future__ import annotations
+
+import ast
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Group
+from rich.text import Text as RichText
+from rich.tree import Tree
+
+import nodeagent.cli
+from nodeagent.cli import render
+from nodeagent.cli.exit_codes import guarded
+from nodeagent.cli.output import say, warn
+from nodeagent.cli.terminal import SafeConsole, Text, stacked
+from nodeagent.errors import ConfigError, NodeAgentError
+from nodeagent.plan.decision import Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
+from nodeagent.text import escape, escape_lines
+
+ANYTHING = st.text(st.characters(), max_size=30)
+STYLE = re.compile(r"\x1b\[[0-9;]*m")
+HOSTILE = "[/x][bold]\x1b[31m:skull:\n\u202e\x9b\udcff"
+ONLY_HERE = {"rich.text", "rich.markup", "rich.console.Console"}
+WRITERS = {"sys.stdout.write", "sys.stderr.write", "print", "typer.echo"}
+
+
+def printed(*renderables: object, width: int = 4000, **options: object) -> str:
+    console = SafeConsole(width=width)
+    with console.capture() as capture:
+        for each in renderables:
+            console.print(each, **options)  # type: ignore[arg-type]
+    return capture.get()
+
+
+@given(ANYTHING, ANYTHING)
+def test_any_text_in_a_plan_is_shown_escaped(name: str, why: str) -> None:
+    reason = Reason(ReasonCode.NOT_A_POD_LOG_DIRECTORY, {"detail": why})
+    decisions = tuple(
+        Decision(kind, name, name, verdict, reason, 1)
+        for kind in (ItemKind.IMAGE, ItemKind.CONTAINER)
+        for verdict in (Verdict.REMOVE, Verdict.KEEP)
+    )
+    plan = Plan("logs", datetime(2026, 1, 1, tzinfo=UTC), decisions, warnings=(why,), blocked=why)
+    shown = printed(render.plan_view(plan, show_kept=True), render.plan_view(plan, show_kept=False))
+    assert escape_lines(shown) == shown
+    assert escape(why).strip() in shown
+
+
+@given(ANYTHING, st.integers(10, 60))
+def test_any_text_is_shown_escaped_in_every_kind_of_output(text: str, width: int) -> None:
+    tree = Tree(text)
+    tree.add(Text(text))
+    table = render.table("a", "b", wrap=("a",))
+    table.add_row(text, stacked([text, text]))
+    line = Text("x")
+    line.append(text, style="red")
+    shown = printed(text, tree, table, line, Group(text, line), RichText(text), width=width, style="bold")
+    assert escape_lines(shown) == shown
+
+
+def test_markup_emoji_codes_and_newlines_of_data_are_shown_as_they_are() -> None:
+    assert printed(HOSTILE) == r"[/x][bold]\x1b[31m:skull:\n\u202e\u009b\xff" + "\n"
+    assert printed(HOSTILE, markup=True) == printed(HOSTILE)
+
+
+def test_a_terminal_gets_styles_of_ours_and_none_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    shown = printed(Text(HOSTILE, style="red"), RichText(HOSTILE, style="red"))
+    assert "\x1b[31m[/x]" in shown
+    plain = STYLE.sub("", shown)
+    assert escape_lines(plain) == plain
+
+
+def test_a_wide_escape_is_wrapped_not_cut() -> None:
+    table = render.table("name", wrap=("name",))
+    table.add_row("\x1b" * 20)
+    shown = printed(table, width=30)
+    assert shown.count(r"x1b") + shown.count("x1\n") >= 18
+    assert "".join(shown.split()).count("x1b") == 20
+
+
+@given(ANYTHING)
+def test_lines_outside_tables_are_escaped(text: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        written: list[str] = []
+        patch.setattr("sys.stdout.write", written.append, raising=False)
+        patch.setattr("sys.stderr.write", written.append, raising=False)
+        say(text)
+        warn(text)
+    assert written == [escape(text) + "\n"] * 2
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "shown"),
+    [
+        (NodeAgentError(HOSTILE), 1, r"[/x][bold]\x1b[31m:skull:\n\u202e\u009b\xff"),
+        (ConfigError("one\ntwo\x1b"), 2, "one\ntwo\\x1b"),
+        (ZeroDivisionError("\x1b"), 1, "ZeroDivisionError: \\x1b"),
+    ],
+)
+def test_errors_are_escaped(error: Exception, code: int, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended, guarded():
+        raise error
+    told = capsys.readouterr().err
+    assert (ended.value.code, shown in told) == (code, True)
+    assert escape_lines(told) == told
+
+
+def test_the_parts_of_rich_that_interpret_or_pass_on_text_are_used_in_one_place() -> None:
+    directory = Path(nodeagent.cli.__file__).parent
+    found = set()
+    for path in directory.parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("rich"):
+                names = {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
+                if names & ONLY_HERE and not _only_for_types(path, node):
+                    found.add(path.relative_to(directory).as_posix())
+    assert found == {"terminal.py"}
+
+
+def _only_for_types(path: Path, node: ast.ImportFrom) -> bool:
+    blocks = [each for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.If)]
+    types = [each for each in blocks if isinstance(each.test, ast.Name) and each.test.id == "TYPE_CHECKING"]
+    return any(each.lineno < node.lineno <= (each.end_lineno or 0) for each in types)
+
+
+def test_lines_with_values_are_written_by_the_functions_that_escape() -> None:
+    own_words = {"output.py", "exit_codes.py", "install.py", "main.py"}
+    found = set()
+    for path in Path(nodeagent.cli.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in WRITERS:
+                values = [each for argument in node.args for each in ast.walk(argument)]
+                if any(isinstance(each, ast.JoinedStr | ast.BinOp) for each in values) and path.name not in own_words:
+                    found.add(f"{path.name}:{node.lineno}")
+    assert found == set()
