@@ -131,6 +131,8 @@ class ReasonCode(StrEnum):
     RECLAIM_FIRST = "reclaim-first"
     RECLAIM_SUFFICED = "reclaim-sufficed"
     EVICTION_LIMIT = "eviction-limit"
+    EFFECT_OUTSTANDING = "effect-outstanding"
+    EVICTION_INEFFECTIVE = "eviction-ineffective"
     # pods: kept, as another one goes
     RANKED_LATER = "ranked-later"
     ANOTHER_POD_GOES = "another-pod-goes"
@@ -143,6 +145,7 @@ class ReasonCode(StrEnum):
     FACTS_MISSING = "facts-missing"
     USAGE_UNKNOWN = "usage-unknown"
     POD_NOT_ACTIVE = "pod-not-active"
+    BEING_EVICTED = "being-evicted"
 
 
 _SENTENCES: dict[ReasonCode, str] = {
@@ -217,6 +220,8 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.RECLAIM_FIRST: "{threshold} is met; node-level reclaim comes before any pod: {steps}",
     ReasonCode.RECLAIM_SUFFICED: "{threshold} was met; node-level reclaim brought back enough, with {reading}",
     ReasonCode.EVICTION_LIMIT: "{count} pod(s) were evicted in the last {window_s}, and the limit is {limit}",
+    ReasonCode.EFFECT_OUTSTANDING: ("{threshold} is met; waiting for the effect of {action}, {left_s} at most"),
+    ReasonCode.EVICTION_INEFFECTIVE: ("{threshold} is met; {action} freed too little, evictions paused for {left_s}"),
     ReasonCode.RANKED_LATER: "rank {rank} of {of}, and one pod at most is evicted in a pass: {measure}{note}",
     ReasonCode.ANOTHER_POD_GOES: "one pod at most is evicted in a pass, and {victim} goes first",
     ReasonCode.STATIC_POD: "a static pod, by {source}",
@@ -227,6 +232,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.FACTS_MISSING: "it is not known {missing}",
     ReasonCode.USAGE_UNKNOWN: "its use of {resource} could not be read",
     ReasonCode.POD_NOT_ACTIVE: "it is {lifecycle}",
+    ReasonCode.BEING_EVICTED: "evicted, waiting for the effect",
     ReasonCode.UNREFERENCED: "nothing holds it; made {age_s} ago",
     ReasonCode.KEPT_BY_ITS_LABEL: "only a label of its own keeps it (containerd.io/gc.root)",
     ReasonCode.SNAPSHOT_HAS_CHILD: "snapshot {child} lies on it and stays",

@@ -6,18 +6,22 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from nodeagent.plan.decision import Reason, ReasonCode
+from nodeagent.plan.eviction.effects import shortage_of, withholding
 from nodeagent.plan.eviction.message import format_reading
 from nodeagent.plan.eviction.observations import judge
+from nodeagent.plan.eviction.reclaim import reclaim_steps, signals_reclaimed
 from nodeagent.plan.eviction.signals import MEANINGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from collections.abc import Set as AbstractSet
 
-    from nodeagent.model.pressure import Moment, Observation, Signal
+    from nodeagent.model.pressure import FilesystemLayout, Moment, Observation
     from nodeagent.plan.decision import Detail
+    from nodeagent.plan.eviction.effects import OutstandingEffect
     from nodeagent.plan.eviction.observations import Readings
     from nodeagent.plan.eviction.policy import EvictionPolicy
+    from nodeagent.plan.eviction.reclaim import ReclaimStep
     from nodeagent.plan.eviction.state import Evaluation, Standing
 
 
@@ -29,22 +33,27 @@ class Cause:
         reason: why a pod goes for it; without a threshold to act on, why none goes.
         standing: the threshold with the reading decided by; ``None`` if none is acted on.
         blocked: why nothing can be decided, empty if something can.
+        withheld: reason that a met threshold is not acted on: an effect is outstanding.
     """
 
     reason: Reason
     standing: Standing | None = None
     blocked: str = ""
+    withheld: Reason | None = None
 
 
-def find_cause(
+def find_cause(  # noqa: PLR0913 - what one pass carries from round to round
     evaluation: Evaluation,
     observations: Iterable[Observation] | None,
     policy: EvictionPolicy,
     *,
+    layout: FilesystemLayout,
     now: Moment,
-    reclaimed: AbstractSet[Signal],
+    reclaimed: AbstractSet[ReclaimStep],
 ) -> Cause:
-    """Return the most urgent threshold acted on that has a resource and is still met.
+    """Return the most urgent threshold acted on that has a resource, is still met, and has no effect outstanding.
+
+    A threshold for which only pods are withheld is returned as long as reclaim steps remain.
 
     Without readings of its own this judges those evaluated by their age now. A threshold for whose signal something
     was reclaimed has to come back by its minimum reclaim, as has one that the pass before acted on already.
@@ -53,21 +62,38 @@ def find_cause(
     """
     latest = [each.observation for each in evaluation.standings if each.observation is not None]
     readings = judge(latest if observations is None else observations, now, policy.max_observation_age_s)
-    passed_over = []
+    signals = signals_reclaimed(reclaimed, layout)
+    passed_over, withheld = [], None
     for standing in evaluation.acting:
         resource = MEANINGS[standing.threshold.signal].resource
         if resource is None:
             continue
-        why_not = _why_not(standing, readings, reclaimed=standing.threshold.signal in reclaimed)
-        if why_not is None:
-            current = _by(standing, readings.trusted[standing.threshold.signal])
-            details = {**_details(current), "resource": resource.value}
-            return Cause(Reason(ReasonCode.LOW_ON_RESOURCE, details), current)
-        passed_over.append(why_not)
+        signal = standing.threshold.signal
+        why_not = _why_not(standing, readings, reclaimed=signal in signals)
+        if why_not is not None:
+            passed_over.append(why_not)
+            continue
+        effect = withholding(evaluation.state.outstanding, shortage_of(signal, layout), now)
+        to_reclaim = frozenset(reclaim_steps(signal, layout)) - reclaimed
+        if effect is not None and not (effect.ineffective and to_reclaim):
+            withheld = withheld or _withheld(standing, effect, now)
+            continue
+        current = _by(standing, readings.trusted[signal])
+        details = {**_details(current), "resource": resource.value}
+        return Cause(Reason(ReasonCode.LOW_ON_RESOURCE, details), current, withheld=withheld)
+    refused = next((each for each in passed_over if each.code is ReasonCode.READING_REFUSED), None)
+    if withheld is not None and refused is None:
+        return Cause(withheld, withheld=withheld)
     if not passed_over:
         return Cause(_why_none(evaluation))
-    refused = next((each for each in passed_over if each.code is ReasonCode.READING_REFUSED), None)
-    return Cause(refused or passed_over[0], blocked=refused.sentence if refused else "")
+    return Cause(refused or passed_over[0], blocked=refused.sentence if refused else "", withheld=withheld)
+
+
+def _withheld(standing: Standing, effect: OutstandingEffect, now: Moment) -> Reason:
+    """Return the reason that a threshold is not acted on."""
+    code = ReasonCode.EVICTION_INEFFECTIVE if effect.ineffective else ReasonCode.EFFECT_OUTSTANDING
+    left_s = max(0.0, effect.until_s - now.monotonic_s)
+    return Reason(code, {"threshold": standing.threshold.text, **effect.details, "left_s": left_s})
 
 
 def _why_not(standing: Standing, readings: Readings, *, reclaimed: bool) -> Reason | None:

@@ -23,6 +23,7 @@ def describe_plan(plan: EvictionPlan) -> dict[str, Plain]:
     return {
         "threshold": None if plan.cause is None else describe_standing(plan.cause),
         "reclaim": [step.text for step in plan.reclaim],
+        "withheld": None if plan.withheld is None else describe_reason(plan.withheld),
         "victim": None if plan.victim is None else plan.victim.pod.uid,
         "grace_s": None if plan.victim is None else plan.victim.grace_s,
         "message": None if plan.victim is None else plan.victim.message,

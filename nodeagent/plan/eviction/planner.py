@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.pressure import Resource
@@ -12,7 +12,7 @@ from nodeagent.plan.eviction.local_storage import find_violation
 from nodeagent.plan.eviction.message import limit_message, offenders, pressure_message
 from nodeagent.plan.eviction.protection import Protection
 from nodeagent.plan.eviction.ranking import rank_pods
-from nodeagent.plan.eviction.reclaim import reclaim_steps, signals_reclaimed
+from nodeagent.plan.eviction.reclaim import reclaim_steps
 from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.plan.eviction.state import recent_evictions
 
@@ -72,6 +72,7 @@ class EvictionPlan:
         pods_may_be_chosen: whether pods could be chosen now. There may be no victim all the same.
         ranking: all pods that could be ranked for the cause, protected ones too.
         victim: the one pod to evict, if any.
+        withheld: reason that another met threshold is not acted on: an effect is outstanding.
     """
 
     plan: Plan
@@ -80,6 +81,7 @@ class EvictionPlan:
     pods_may_be_chosen: bool = False
     ranking: tuple[RankedPod, ...] = ()
     victim: Eviction | None = None
+    withheld: Reason | None = None
 
 
 def plan_eviction(  # noqa: PLR0913 - what one pass carries from round to round
@@ -101,10 +103,12 @@ def plan_eviction(  # noqa: PLR0913 - what one pass carries from round to round
     by a later reading came back, by its minimum reclaim if anything was reclaimed for it, gives way to the next.
 
     Unlike the kubelet, one pod at most goes for storage limits too; a pod is not evicted for one threshold because
-    another is still met; and a reading that has grown too old by ``now`` decides nothing.
+    another is still met; and a reading that has grown too old by ``now`` decides nothing. While the effect of an
+    earlier eviction or reclaim is outstanding, the same shortage is not acted on; a threshold on another one is.
 
     Args:
-        evaluation: what the pass found; its state counts against the limit of evictions.
+        evaluation: what the pass found; its state counts against the limit of evictions and has the outstanding
+            effects.
         pods: all pods of the node; facts that are missing or contradictory keep a pod.
         policy: what is protected, graces and limits.
         layout: which filesystems are one.
@@ -120,8 +124,7 @@ def plan_eviction(  # noqa: PLR0913 - what one pass carries from round to round
     over = pass_.over_their_limits()
     if over and pass_.limited is None:
         return pass_.evict_for_limit(*over[0])
-    given_back = signals_reclaimed(reclaimed, layout)
-    cause = find_cause(evaluation, observations, policy, now=now, reclaimed=given_back)
+    cause = find_cause(evaluation, observations, policy, layout=layout, now=now, reclaimed=reclaimed)
     return pass_.act_on(cause, reclaimed)
 
 
@@ -195,7 +198,7 @@ class _Pass:
         standing = cause.standing
         if standing is None:
             decisions = [self._keep(pod, cause.reason) for pod in self._pods]
-            return EvictionPlan(self._plan(decisions, blocked=cause.blocked))
+            return EvictionPlan(self._plan(decisions, blocked=cause.blocked), withheld=cause.withheld)
         signal = standing.threshold.signal
         steps = tuple(step for step in reclaim_steps(signal, self._layout) if step not in reclaimed)
         ranking = rank_pods(self._pods, signal, self._layout)
@@ -205,8 +208,8 @@ class _Pass:
             everyone = Reason(ReasonCode.RECLAIM_FIRST, {"threshold": standing.threshold.text, "steps": texts})
         if everyone is not None:
             decisions = [self._keep(pod, everyone) for pod in self._by_rank(ranking)]
-            return EvictionPlan(self._plan(decisions), standing, steps, ranking=ranking)
-        return self._choose(standing, cause.reason, ranking)
+            return EvictionPlan(self._plan(decisions), standing, steps, ranking=ranking, withheld=cause.withheld)
+        return replace(self._choose(standing, cause.reason, ranking), withheld=cause.withheld)
 
     def _choose(self, standing: Standing, reason: Reason, ranking: tuple[RankedPod, ...]) -> EvictionPlan:
         """Return the plan that evicts the first in the ranking that may go."""
@@ -250,6 +253,9 @@ class _Pass:
     def _why_kept(self, pod: PodFacts) -> Reason | None:
         if pod.uid in self._set_aside:
             return Reason(ReasonCode.FAILED_EARLIER, {"detail": self._set_aside[pod.uid]})
+        effects = self._evaluation.state.outstanding
+        if any(each.uid == pod.uid and self._now.monotonic_s < each.until_s for each in effects):
+            return Reason(ReasonCode.BEING_EVICTED)
         return self._protection.why_kept(pod)
 
     def _limit_reached(self) -> Reason | None:

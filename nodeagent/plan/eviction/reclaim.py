@@ -75,8 +75,13 @@ def reclaim_steps(signal: Signal, layout: FilesystemLayout) -> tuple[ReclaimStep
     filesystem = MEANINGS[signal].filesystem
     if filesystem is None:
         return ()
-    device = _DEVICES[layout][filesystem]
+    device = device_role(filesystem, layout)
     return tuple(ReclaimStep(action, device) for action in _ACTIONS[layout, device])
+
+
+def device_role(filesystem: FilesystemRole, layout: FilesystemLayout) -> FilesystemRole:
+    """Return the role that names the device of a filesystem."""
+    return _DEVICES[layout][filesystem]
 
 
 def signals_reclaimed(reclaimed: AbstractSet[ReclaimStep], layout: FilesystemLayout) -> frozenset[Signal]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from nodeagent.model.pressure import Moment, Observation, Signal
+    from nodeagent.plan.eviction.effects import OutstandingEffect, Victim
     from nodeagent.plan.eviction.observations import Refusal
     from nodeagent.plan.eviction.policy import EvictionPolicy
     from nodeagent.plan.eviction.thresholds import Threshold
@@ -34,6 +35,8 @@ class EvictionState:
         last_read_s: the reading of each signal that was used last.
         reported: node conditions that held last time.
         evicted_s: when pods were evicted, within the window of the limit.
+        outstanding: effects of evictions and reclaim that are not measured yet.
+        victims: recently evicted pods.
 
     Source: the kubelet eviction manager's fields.
     """
@@ -44,6 +47,8 @@ class EvictionState:
     last_read_s: Mapping[Signal, float] = field(default_factory=dict)
     reported: frozenset[NodeCondition] = frozenset()
     evicted_s: tuple[float, ...] = ()
+    outstanding: tuple[OutstandingEffect, ...] = ()
+    victims: tuple[Victim, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +176,8 @@ def evaluate(
         last_read_s={**previous.last_read_s, **last_read_s},
         reported=frozenset(each.condition for each in conditions if each.holds),
         evicted_s=recent_evictions(previous, policy, now),
+        outstanding=previous.outstanding,
+        victims=previous.victims,
     )
     return Evaluation(now, state, tuple(standings), conditions, tuple(readings.refused.values()))
 
@@ -183,6 +190,26 @@ def recent_evictions(state: EvictionState, policy: EvictionPolicy, now: Moment) 
 def record_eviction(state: EvictionState, now: Moment) -> EvictionState:
     """Return the state with one more eviction, to be called for each that was carried out."""
     return replace(state, evicted_s=(*state.evicted_s, now.monotonic_s))
+
+
+def begin_eviction(state: EvictionState, victim: Victim, effects: Iterable[OutstandingEffect]) -> EvictionState:
+    """Return the state with an eviction that is about to start; it replaces an earlier one of the same pod."""
+    before = drop_eviction(state, victim.uid)
+    return replace(before, outstanding=(*before.outstanding, *effects), victims=(*before.victims, victim))
+
+
+def drop_eviction(state: EvictionState, uid: str) -> EvictionState:
+    """Return the state without the eviction of a pod."""
+    return replace(
+        state,
+        outstanding=tuple(each for each in state.outstanding if each.uid != uid),
+        victims=tuple(each for each in state.victims if each.uid != uid),
+    )
+
+
+def update_victim(state: EvictionState, victim: Victim) -> EvictionState:
+    """Return the state with a victim replaced, by its UID."""
+    return replace(state, victims=tuple(victim if each.uid == victim.uid else each for each in state.victims))
 
 
 def _since(previous: EvictionState, threshold: Threshold, now_s: float) -> float:

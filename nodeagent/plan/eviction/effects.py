@@ -1,0 +1,328 @@
+"""Outstanding effects: predicted results of evictions and node-level reclaim that are not measured yet.
+
+An action counts when its effect was measured, not when its call returned: containerd removes snapshots asynchronously,
+after RemoveContainer returned. Until then the effect is outstanding, and neither a pod nor an image is removed for the
+same shortage. Each effect has a bound, as the kubelet waits at most 30 s for the clean-up of an evicted pod. After an
+eviction without effect on its filesystem, evictions pause there for another such period; node-level reclaim continues.
+
+Subtracting predicted amounts from the shortfall, and acting on the remainder, was rejected: a wrong prediction costs a
+pod, waiting costs seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.model.pressure import FilesystemRole, Resource, Signal
+from nodeagent.plan.eviction.reclaim import device_role
+from nodeagent.plan.eviction.signals import MEANINGS, Operator, Unit
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from nodeagent.model.pressure import FilesystemLayout, Footprint, Moment, Observation
+    from nodeagent.plan.decision import Detail
+    from nodeagent.plan.eviction.planner import Eviction
+    from nodeagent.plan.eviction.reclaim import ReclaimStep
+    from nodeagent.plan.eviction.state import Standing
+
+FREED_WITHIN_S: Final = 30.0
+"""Bound of an effect on a filesystem. Source: kubelet, ``podCleanupTimeout``."""
+VISIBLE_WITHIN_S: Final = 2.0
+"""Bound of a confirmed effect: XFS returns blocks and inodes with a delay, the kernel uncharges memory in batches."""
+STALL_WINDOW_S: Final = 10.0
+"""Averaging window of stall signals. Source: kernel psi.rst, ``avg10``."""
+VICTIM_KEPT_S: Final = 3600.0
+"""Time for which an evicted pod is tracked."""
+UNVERIFIED_VICTIM_S: Final = 60.0
+"""The same for an eviction interrupted before the end of the processes was verified."""
+_NEGLIGIBLE: Final = 0.01
+_SURE: Final = 0.98
+_SLACK_BYTES: Final = 1 << 20
+
+
+class Shortage(StrEnum):
+    """A resource relieved by one action. Bytes and inodes of one device are one shortage.
+
+    A device is named by the first of nodefs and imagefs, as in :class:`ReclaimStep`.
+    """
+
+    MEMORY = "memory"
+    MEMORY_STALL = "memory-stall"
+    PIDS = "pids"
+    NODEFS = "nodefs"
+    IMAGEFS = "imagefs"
+
+
+_DEVICES: Final = {FilesystemRole.NODEFS: Shortage.NODEFS, FilesystemRole.IMAGEFS: Shortage.IMAGEFS}
+_AVAILABLE: Final = {Shortage.NODEFS: Signal.NODEFS_AVAILABLE, Shortage.IMAGEFS: Signal.IMAGEFS_AVAILABLE}
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """An evicted pod whose containers are to be removed.
+
+    Attributes:
+        sandbox_ids: its sandboxes at the eviction.
+        layers: directories of its containers' writable layers, where known.
+        at_s: start of the eviction, in monotonic seconds.
+        verified: whether its processes were verified to have ended.
+        cleared: whether its containers were verified to be removed, with their writable layers.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    sandbox_ids: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()
+    at_s: float = 0.0
+    verified: bool = False
+    cleared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OutstandingEffect:
+    """One action with an effect that is not measured yet. Times are monotonic seconds.
+
+    Attributes:
+        action: name of the action, such as ``eviction of shop/web``.
+        shortage: the resource it relieves.
+        signal: the signal it is measured by.
+        before: available amount of the signal before the action; ``None`` if unread.
+        predicted: amount expected to be freed, in the signal's unit; ``None`` if unknown.
+        since_s: time of the action.
+        until_s: end of the wait, whatever was measured.
+        uid: of the evicted pod; empty for node-level reclaim.
+        confirmed: whether the removal was verified. Other consumers may have used the space since.
+        ineffective: whether the action freed nothing, or a negligible part of the shortfall. Then only pods are
+            withheld, and node-level reclaim continues.
+    """
+
+    action: str
+    shortage: Shortage
+    signal: Signal
+    before: float | None
+    predicted: int | None
+    since_s: float
+    until_s: float
+    uid: str = ""
+    confirmed: bool = False
+    ineffective: bool = False
+
+    @property
+    def details(self) -> dict[str, Detail]:
+        """The effect as plain data, without an unknown amount."""
+        unit = {Unit.BYTES: "bytes", Unit.INODES: "inodes", Unit.PIDS: "pids"}.get(MEANINGS[self.signal].unit, "")
+        known = {} if self.predicted is None or not unit else {f"predicted_{unit}": self.predicted}
+        return {"action": self.action, "shortage": self.shortage.value, "signal": self.signal.value, **known}
+
+
+class EffectEnd(StrEnum):
+    """How an effect ended. The values are part of logs.
+
+    ``MEASURED``: the signal rose by the predicted amount. ``CONFIRMED``: the removal was verified and the signal rose
+    by less, since other consumers used the space or the prediction was too high. ``MISSING``: neither within the bound.
+    """
+
+    MEASURED = "measured"
+    CONFIRMED = "confirmed"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class EndedEffect:
+    """An effect that ended.
+
+    Attributes:
+        gained: rise of the signal since the action; ``None`` if unread.
+        waited_s: time since the action.
+    """
+
+    effect: OutstandingEffect
+    end: EffectEnd
+    gained: float | None
+    waited_s: float
+
+
+def shortage_of(signal: Signal, layout: FilesystemLayout) -> Shortage | None:
+    """Return the resource that a threshold on this signal is short of; ``None`` for a signal without one."""
+    meaning = MEANINGS[signal]
+    if meaning.filesystem is not None:
+        return _DEVICES[device_role(meaning.filesystem, layout)]
+    if meaning.resource is Resource.MEMORY:
+        return Shortage.MEMORY_STALL if meaning.operator is Operator.GREATER_THAN else Shortage.MEMORY
+    return Shortage.PIDS if meaning.resource is Resource.PIDS else None
+
+
+def effects_of_eviction(
+    eviction: Eviction, observations: Iterable[Observation], layout: FilesystemLayout, now: Moment
+) -> tuple[OutstandingEffect, ...]:
+    """Return the predicted effects of an eviction, at most one per shortage, to be recorded before it starts.
+
+    The prediction covers memory, PIDs and writable layers, which an eviction frees. Logs are removed by node-level
+    reclaim, and volumes are not managed by the agent.
+    """
+    available = {each.signal: each.available for each in observations}
+    usage, cause = eviction.pod.usage, eviction.standing
+    action, uid = f"eviction of {eviction.pod.namespace}/{eviction.pod.name}", eviction.pod.uid
+    layers = _DEVICES[device_role(FilesystemRole.CONTAINERFS, layout)]
+    short = None if cause is None else shortage_of(cause.threshold.signal, layout)
+    signals: dict[Shortage, Signal] = {layers: _AVAILABLE[layers]}
+    if short in {Shortage.MEMORY, Shortage.MEMORY_STALL}:
+        signals |= {Shortage.MEMORY: Signal.MEMORY_AVAILABLE, Shortage.MEMORY_STALL: Signal.MEMORY_PSI_FULL}
+    if cause is not None and short is not None:
+        signals[short] = cause.threshold.signal
+    found = []
+    for shortage, signal in signals.items():
+        unit = MEANINGS[signal].unit
+        if shortage in _AVAILABLE:
+            footprint = None if usage is None else usage.writable
+            predicted = _amount(footprint, unit) if shortage is layers else 0
+            within_s = FREED_WITHIN_S
+        elif shortage is Shortage.MEMORY_STALL:
+            predicted, within_s = None, STALL_WINDOW_S
+        else:
+            predicted = None if usage is None else usage.pids if shortage is Shortage.PIDS else usage.memory_bytes
+            within_s = VISIBLE_WITHIN_S
+        if predicted == 0 and shortage is not short:
+            continue
+        found.append(
+            OutstandingEffect(
+                action,
+                shortage,
+                signal,
+                available.get(signal),
+                predicted,
+                now.monotonic_s,
+                now.monotonic_s + within_s,
+                uid,
+                ineffective=shortage is short and shortage in _AVAILABLE and _is_negligible(predicted, cause),
+            )
+        )
+    return tuple(found)
+
+
+def effect_of_reclaim(  # noqa: PLR0913 - one for each attribute that differs
+    step: ReclaimStep,
+    standing: Standing,
+    layout: FilesystemLayout,
+    *,
+    predicted: int | None,
+    confirmed: bool,
+    now: Moment,
+) -> OutstandingEffect | None:
+    """Return the effect of a step of node-level reclaim; ``None`` if it is predicted to free nothing.
+
+    Args:
+        step: the step.
+        standing: its threshold, with the reading before the step.
+        layout: which filesystems are one.
+        predicted: amount removed, in the unit of the threshold's signal; ``None`` if unknown.
+        confirmed: whether the removed items are verified to occupy no space any more.
+        now: time after the step.
+    """
+    shortage = shortage_of(standing.threshold.signal, layout)
+    if predicted == 0 or shortage is None:
+        return None
+    within_s = VISIBLE_WITHIN_S if confirmed else FREED_WITHIN_S
+    before = None if standing.observation is None else standing.observation.available
+    at_s, signal = now.monotonic_s, standing.threshold.signal
+    return OutstandingEffect(step.text, shortage, signal, before, predicted, at_s, at_s + within_s, confirmed=confirmed)
+
+
+def withholding(
+    effects: Iterable[OutstandingEffect], shortage: Shortage | None, now: Moment
+) -> OutstandingEffect | None:
+    """Return the effect that withholds actions for a shortage now, the one with the latest bound; else ``None``.
+
+    An ineffective one, which withholds pods only, is returned if no other is outstanding.
+    """
+    found = [each for each in effects if each.shortage is shortage and now.monotonic_s < each.until_s]
+    return max(found, key=lambda each: (not each.ineffective, each.until_s, each.action), default=None)
+
+
+def confirm(
+    effects: Iterable[OutstandingEffect], uid: str, shortages: Iterable[Shortage], now: Moment
+) -> tuple[OutstandingEffect, ...]:
+    """Return the effects with those of a pod on some shortages confirmed, which shortens their bound."""
+    wanted = frozenset(shortages)
+    return tuple(
+        replace(each, confirmed=True, until_s=min(each.until_s, now.monotonic_s + _visible_within_s(each)))
+        if uid and each.uid == uid and each.shortage in wanted and not each.confirmed and not each.ineffective
+        else each
+        for each in effects
+    )
+
+
+def restarted(effects: Iterable[OutstandingEffect], uid: str, now: Moment) -> tuple[OutstandingEffect, ...]:
+    """Return the effects with those of a pod bounded from now, the end of its processes."""
+    return tuple(
+        replace(each, until_s=now.monotonic_s + (each.until_s - each.since_s)) if uid and each.uid == uid else each
+        for each in effects
+    )
+
+
+def settle(
+    effects: Iterable[OutstandingEffect],
+    observations: Iterable[Observation],
+    now: Moment,
+    *,
+    verified: Collection[str],
+) -> tuple[tuple[OutstandingEffect, ...], tuple[EndedEffect, ...]]:
+    """Return the effects that are still outstanding, and those that ended, by readings taken now.
+
+    A rise of the signal counts once the effect is confirmed, since other consumers free space as well; without
+    confirmation it counts at the bound. An eviction whose effect on a filesystem is missing at its bound becomes
+    ineffective: it ended, and is outstanding for another bound. If its pod is not in ``verified``, the UIDs of pods
+    whose processes ended, it just ends.
+    """
+    readings: Mapping[Signal, float] = {each.signal: each.available for each in observations}
+    left, ended = [], []
+    for effect in effects:
+        reading = readings.get(effect.signal)
+        gained = None if reading is None or effect.before is None else reading - effect.before
+        waited_s = max(0.0, now.monotonic_s - effect.since_s)
+        over = now.monotonic_s >= effect.until_s
+        if effect.ineffective:
+            left += [] if over else [effect]
+        elif effect.confirmed and _shows(effect, gained):
+            ended.append(EndedEffect(effect, EffectEnd.MEASURED, gained, waited_s))
+        elif not over:
+            left.append(effect)
+        elif _shows(effect, gained):
+            ended.append(EndedEffect(effect, EffectEnd.MEASURED, gained, waited_s))
+        else:
+            end = EffectEnd.CONFIRMED if effect.confirmed else EffectEnd.MISSING
+            ended.append(EndedEffect(effect, end, gained, waited_s))
+            if end is EffectEnd.MISSING and effect.uid in verified and effect.shortage in _AVAILABLE:
+                left.append(replace(effect, ineffective=True, until_s=now.monotonic_s + FREED_WITHIN_S))
+    return tuple(left), tuple(ended)
+
+
+def _visible_within_s(effect: OutstandingEffect) -> float:
+    return STALL_WINDOW_S if effect.shortage is Shortage.MEMORY_STALL else VISIBLE_WITHIN_S
+
+
+def _amount(footprint: Footprint | None, unit: Unit) -> int | None:
+    if footprint is None:
+        return None
+    return footprint.used_inodes if unit is Unit.INODES else footprint.used_bytes
+
+
+def _is_negligible(predicted: int | None, cause: Standing | None) -> bool:
+    """Return whether an amount is a negligible part of the shortfall; an unknown one is not."""
+    if predicted is None or cause is None or cause.observation is None:
+        return False
+    reading = cause.observation
+    missing = cause.threshold.limit(reading.capacity, with_reclaim=True) - reading.available
+    return predicted <= max(0.0, missing) * _NEGLIGIBLE
+
+
+def _shows(effect: OutstandingEffect, gained: float | None) -> bool:
+    """Return whether a signal rose by the predicted amount, within the accuracy of the measurement."""
+    if effect.predicted is None or gained is None:
+        return False
+    slack = 0 if MEANINGS[effect.signal].unit is Unit.INODES else _SLACK_BYTES
+    return gained >= max(0.0, effect.predicted * _SURE - slack)

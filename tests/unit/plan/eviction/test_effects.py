@@ -1,0 +1,396 @@
+"""Outstanding effects: predictions, ends, and actions withheld."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.model.pressure import FilesystemLayout, FilesystemRole, Signal
+from nodeagent.plan.eviction.effects import (
+    FREED_WITHIN_S,
+    STALL_WINDOW_S,
+    VISIBLE_WITHIN_S,
+    EffectEnd,
+    OutstandingEffect,
+    Shortage,
+    Victim,
+    confirm,
+    effect_of_reclaim,
+    effects_of_eviction,
+    restarted,
+    settle,
+    shortage_of,
+    withholding,
+)
+from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
+from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.plan.eviction.state import EvictionState, begin_eviction, drop_eviction, evaluate
+from tests.unit.builders import MIB
+from tests.unit.plan.eviction.cases import (
+    NOTHING_YET,
+    POLICY,
+    SINGLE,
+    at,
+    disk,
+    planned,
+    pod,
+    read,
+    reasons,
+    thresholds,
+    victim,
+)
+
+if TYPE_CHECKING:
+    from nodeagent.plan.eviction.planner import EvictionPlan
+
+DEDICATED, SPLIT = FilesystemLayout.DEDICATED_IMAGEFS, FilesystemLayout.SPLIT
+LIMITS = "memory.available<100Mi,nodefs.available<100Mi,imagefs.available<100Mi"
+EVERYTHING = frozenset(
+    ReclaimStep(action, role) for action in ReclaimAction for role in (FilesystemRole.NODEFS, FilesystemRole.IMAGEFS)
+)
+START_S = at(0).monotonic_s
+
+
+def effect(**fields: Any) -> OutstandingEffect:
+    """Return the effect of an eviction of 100 MiB on imagefs at second 0, measured from 50 MiB available."""
+    values: dict[str, Any] = {
+        "action": "eviction of shop/web",
+        "shortage": Shortage.IMAGEFS,
+        "signal": Signal.IMAGEFS_AVAILABLE,
+        "before": 50.0 * MIB,
+        "predicted": 100 * MIB,
+        "since_s": START_S,
+        "until_s": START_S + FREED_WITHIN_S,
+        "uid": "uid-web",
+    }
+    return OutstandingEffect(**(values | fields))
+
+
+def ends(one: OutstandingEffect, available_mib: float, seconds: float) -> EffectEnd | None:
+    left, ended = settle([one], [read("imagefs.available", available_mib)], at(seconds), verified={"uid-web"})
+    assert len(left) + len(ended) == 1 or ended[0].end is EffectEnd.MISSING
+    return ended[0].end if ended else None
+
+
+@pytest.mark.parametrize(
+    ("signal", "layout", "shortage"),
+    [
+        ("memory.available", SINGLE, Shortage.MEMORY),
+        ("swap.free", SINGLE, Shortage.MEMORY),
+        ("memory.psi.full", SINGLE, Shortage.MEMORY_STALL),
+        ("pid.available", SINGLE, Shortage.PIDS),
+        ("io.psi.full", SINGLE, None),
+        ("nodefs.available", SINGLE, Shortage.NODEFS),
+        ("imagefs.inodesFree", SINGLE, Shortage.NODEFS),
+        ("imagefs.available", DEDICATED, Shortage.IMAGEFS),
+        ("containerfs.inodesFree", DEDICATED, Shortage.IMAGEFS),
+        ("containerfs.available", SPLIT, Shortage.NODEFS),
+    ],
+)
+def test_signals_of_one_device_are_one_shortage(
+    signal: str, layout: FilesystemLayout, shortage: Shortage | None
+) -> None:
+    assert shortage_of(Signal(signal), layout) is shortage
+
+
+def eviction_effects(
+    plan: EvictionPlan, layout: FilesystemLayout, *observations: Any
+) -> dict[Shortage, OutstandingEffect]:
+    assert plan.victim is not None
+    return {each.shortage: each for each in effects_of_eviction(plan.victim, observations, layout, at(0))}
+
+
+def test_eviction_for_imagefs_predicts_the_writable_layers_alone() -> None:
+    writer = pod("writer", writable=disk(300, 20), logs=disk(40), volumes=disk(50))
+    short = read("imagefs.available", 50)
+    limits = thresholds("imagefs.available<100Mi")
+    plan = planned([writer], short, limits=limits, layout=DEDICATED, reclaimed=EVERYTHING)
+    found = eviction_effects(plan, DEDICATED, short)
+    assert found == {Shortage.IMAGEFS: effect(action="eviction of shop/writer", predicted=300 * MIB, uid="uid-writer")}
+
+
+def test_eviction_for_inodes_predicts_inodes() -> None:
+    writer = pod("writer", writable=disk(1, 5000))
+    short = read("imagefs.inodesFree", available=50, capacity=10_000)
+    limits = thresholds("imagefs.inodesFree<100")
+    plan = planned([writer], short, limits=limits, layout=DEDICATED, reclaimed=EVERYTHING)
+    (found,) = eviction_effects(plan, DEDICATED, short).values()
+    assert (found.predicted, found.ineffective) == (5000, False)
+    assert found.details["predicted_inodes"] == 5000
+
+
+@pytest.mark.parametrize(
+    ("writable", "predicted", "ineffective"),
+    [(disk(300), 0, True), (disk(None), 0, True)],
+    ids=["writable-layers-elsewhere", "writable-layers-unknown"],
+)
+def test_eviction_for_nodefs_apart_from_layers_is_predicted_to_be_ineffective(
+    writable: Any, predicted: int, ineffective: bool
+) -> None:
+    chatty = pod("chatty", writable=writable, logs=disk(400))
+    short = read("nodefs.available", 50)
+    limits = thresholds("nodefs.available<100Mi")
+    plan = planned([chatty], short, limits=limits, layout=DEDICATED, reclaimed=EVERYTHING)
+    found = eviction_effects(plan, DEDICATED, short)
+    assert (found[Shortage.NODEFS].predicted, found[Shortage.NODEFS].ineffective) == (predicted, ineffective)
+    assert found[Shortage.IMAGEFS].predicted == writable.used_bytes
+    assert not found[Shortage.IMAGEFS].ineffective
+
+
+@pytest.mark.parametrize(("mib", "ineffective"), [(0.4, True), (0.6, False)])
+def test_eviction_of_less_than_a_hundredth_of_what_is_missing_is_ineffective(mib: float, ineffective: bool) -> None:
+    short = read("imagefs.available", 50)
+    limits = thresholds("imagefs.available<100Mi")
+    plan = planned([pod(writable=disk(mib))], short, limits=limits, layout=DEDICATED, reclaimed=EVERYTHING)
+    (found,) = eviction_effects(plan, DEDICATED, short).values()
+    assert found.ineffective is ineffective
+
+
+def test_eviction_for_memory_is_expected_on_the_disk_too_unless_it_wrote_nothing() -> None:
+    short = read(available_mib=50)
+    found = eviction_effects(planned([pod(writable=disk(None))], short), SINGLE, short)
+    assert {key: each.predicted for key, each in found.items()} == {
+        Shortage.NODEFS: None,
+        Shortage.MEMORY: 100 * MIB,
+        Shortage.MEMORY_STALL: None,
+    }
+    assert {key: each.until_s - START_S for key, each in found.items()} == {
+        Shortage.NODEFS: FREED_WITHIN_S,
+        Shortage.MEMORY: VISIBLE_WITHIN_S,
+        Shortage.MEMORY_STALL: STALL_WINDOW_S,
+    }
+    nothing = eviction_effects(planned([pod(writable=disk(0))], short), SINGLE, short)
+    assert Shortage.NODEFS not in nothing
+
+
+@pytest.mark.parametrize(
+    ("predicted", "confirmed", "within_s"),
+    [(0, True, None), (0, False, None), (None, False, 30.0), (5, False, 30.0), (5, True, 2.0), (None, True, 2.0)],
+)
+def test_reclaim_that_frees_nothing_is_not_waited_for(
+    predicted: int | None, confirmed: bool, within_s: float | None
+) -> None:
+    plan = planned([], read("nodefs.available", 50), limits=thresholds("nodefs.available<100Mi"))
+    assert plan.cause is not None
+    step = ReclaimStep(ReclaimAction.LOGS, FilesystemRole.NODEFS)
+    found = effect_of_reclaim(step, plan.cause, SINGLE, predicted=predicted, confirmed=confirmed, now=at(0))
+    assert (None if found is None else found.until_s - START_S) == within_s
+
+
+@pytest.mark.parametrize(
+    ("fields", "available_mib", "seconds", "end"),
+    [
+        pytest.param({}, 50, 1, None, id="nothing-yet"),
+        pytest.param({}, 150, 1, None, id="risen-but-not-confirmed"),
+        pytest.param({"confirmed": True}, 150, 1, EffectEnd.MEASURED, id="confirmed-and-risen"),
+        pytest.param({"confirmed": True}, 148, 1, EffectEnd.MEASURED, id="confirmed-and-risen-within-slack"),
+        pytest.param({"confirmed": True}, 60, 1, None, id="confirmed-and-not-risen"),
+        pytest.param({"confirmed": True}, 60, 30, EffectEnd.CONFIRMED, id="confirmed-and-taken-by-others"),
+        pytest.param({"confirmed": True, "predicted": None}, 500, 1, None, id="amount-unknown"),
+        pytest.param({"confirmed": True, "before": None}, 500, 30, EffectEnd.CONFIRMED, id="not-read-before"),
+        pytest.param({}, 60, 29.9, None, id="before-the-bound"),
+        pytest.param({}, 60, 30, EffectEnd.MISSING, id="at-the-bound"),
+        pytest.param({}, 150, 30, EffectEnd.MEASURED, id="risen-at-the-bound"),
+    ],
+)
+def test_effect_ends_when_measured_or_at_its_bound(
+    fields: dict[str, Any], available_mib: float, seconds: float, end: EffectEnd | None
+) -> None:
+    assert ends(effect(**fields), available_mib, seconds) is end
+
+
+def test_missing_effect_of_an_eviction_withholds_pods_for_another_bound() -> None:
+    left, (ended,) = settle([effect()], [], at(31), verified={"uid-web"})
+    assert (ended.end, ended.waited_s) == (EffectEnd.MISSING, 31)
+    assert left == (effect(ineffective=True, until_s=START_S + 31 + FREED_WITHIN_S),)
+    assert settle(left, [], at(60), verified={"uid-web"}) == (left, ())
+    assert settle(left, [], at(61), verified={"uid-web"}) == ((), ())
+
+
+@pytest.mark.parametrize("fields", [{"uid": ""}, {"uid": "uid-other"}, {"shortage": Shortage.MEMORY}])
+def test_missing_effect_of_reclaim_memory_or_an_unverified_eviction_just_ends(fields: dict[str, Any]) -> None:
+    left, ended = settle([effect(**fields)], [], at(31), verified={"uid-web"})
+    assert (left, [each.end for each in ended]) == ((), [EffectEnd.MISSING])
+
+
+def test_confirmed_effect_only_has_to_become_visible() -> None:
+    mine, other, idle = effect(), effect(uid="uid-other"), effect(ineffective=True)
+    assert confirm([mine, other, idle], "uid-web", Shortage, at(10)) == (
+        replace(mine, confirmed=True, until_s=START_S + 10 + VISIBLE_WITHIN_S),
+        other,
+        idle,
+    )
+    assert confirm([mine], "uid-web", [Shortage.MEMORY], at(10)) == (mine,)
+    assert confirm([effect(uid="")], "", Shortage, at(10)) == (effect(uid=""),)
+    late = confirm([mine], "uid-web", Shortage, at(29.5))
+    assert late[0].until_s == mine.until_s
+
+
+def test_bounds_count_from_the_end_of_the_processes() -> None:
+    (found,) = restarted([effect()], "uid-web", at(7))
+    assert found.until_s == START_S + 7 + FREED_WITHIN_S
+    assert restarted([effect(uid="")], "", at(7)) == (effect(uid=""),)
+
+
+def test_effect_that_is_waited_for_goes_before_an_ineffective_one() -> None:
+    idle, waited = effect(ineffective=True, until_s=START_S + 60), effect(action="other")
+    assert withholding([idle, waited], Shortage.IMAGEFS, at(1)) is waited
+    assert withholding([idle, waited], Shortage.IMAGEFS, at(31)) is idle
+    assert withholding([idle, waited], Shortage.IMAGEFS, at(61)) is None
+    assert withholding([idle, waited], Shortage.NODEFS, at(1)) is None
+    assert withholding([idle, waited], None, at(1)) is None
+
+
+# ---- planning
+
+
+def plan_with(
+    *effects: OutstandingEffect,
+    seconds: float = 1.0,
+    reclaimed: Any = frozenset(),
+    layout: FilesystemLayout = DEDICATED,
+    limits: str = "imagefs.available<100Mi",
+    short: tuple[str, ...] = ("imagefs.available",),
+    pods: Any = None,
+) -> EvictionPlan:
+    return planned(
+        [pod("writer", writable=disk(300), logs=disk(9))] if pods is None else pods,
+        *(read(signal, 50, seconds=seconds) for signal in short),
+        limits=thresholds(limits),
+        layout=layout,
+        state=replace(NOTHING_YET, outstanding=effects),
+        seconds=seconds,
+        reclaimed=reclaimed,
+    )
+
+
+def test_outstanding_effect_withholds_reclaim_and_pods_of_its_filesystem() -> None:
+    plan = plan_with(effect())
+    assert (plan.cause, plan.reclaim, plan.victim) == (None, (), None)
+    assert plan.withheld is not None
+    assert plan.withheld.code.value == "effect-outstanding"
+    assert plan.withheld.sentence == (
+        "imagefs.available<100Mi is met; waiting for the effect of eviction of shop/web, 29s at most"
+    )
+    assert plan.withheld.details["predicted_bytes"] == 100 * MIB
+    assert reasons(plan) == {"writer": "effect-outstanding"}
+    assert plan_with(effect(), reclaimed=EVERYTHING).victim is None
+
+
+def test_expired_effect_withholds_nothing() -> None:
+    assert plan_with(effect(), seconds=30.0).reclaim
+    assert victim(plan_with(effect(), seconds=30.0, reclaimed=EVERYTHING)) == "writer"
+
+
+def test_effect_on_another_filesystem_withholds_nothing() -> None:
+    plan = plan_with(effect(shortage=Shortage.NODEFS), reclaimed=EVERYTHING)
+    assert (victim(plan), plan.withheld) == ("writer", None)
+
+
+@pytest.mark.parametrize("ineffective", [False, True])
+def test_two_filesystems_are_relieved_independently(ineffective: bool) -> None:
+    plan = plan_with(
+        effect(shortage=Shortage.NODEFS, ineffective=ineffective),
+        limits=LIMITS,
+        short=("imagefs.available", "nodefs.available"),
+        reclaimed=EVERYTHING,
+    )
+    assert plan.cause is not None
+    assert (plan.cause.threshold.signal, victim(plan)) == (Signal.IMAGEFS_AVAILABLE, "writer")
+    assert plan.withheld is not None
+
+
+def test_inodes_of_the_same_filesystem_are_withheld_as_well() -> None:
+    plan = plan_with(
+        effect(shortage=Shortage.NODEFS),
+        limits="nodefs.inodesFree<100Mi",
+        short=("nodefs.inodesFree",),
+        layout=SINGLE,
+        reclaimed=EVERYTHING,
+    )
+    assert reasons(plan) == {"writer": "effect-outstanding"}
+
+
+def test_ineffective_eviction_withholds_pods_and_not_reclaim() -> None:
+    idle = effect(ineffective=True)
+    before = plan_with(idle)
+    assert [each.text for each in before.reclaim] == ["dead-containers on imagefs", "unused-images on imagefs"]
+    after = plan_with(idle, reclaimed=EVERYTHING)
+    assert (after.reclaim, after.victim) == ((), None)
+    assert reasons(after) == {"writer": "eviction-ineffective"}
+
+
+def test_evicted_pod_is_not_chosen_again_for_its_own_limit() -> None:
+    over = pod("web", writable=disk(300), ephemeral_limit_bytes=200 * MIB)
+    over = replace(over, usage=replace(over.usage, ephemeral_bytes=300 * MIB))  # type: ignore[type-var]
+    assert victim(plan_with(limits=LIMITS, short=(), pods=[over])) == "web"
+    plan = plan_with(effect(), limits=LIMITS, short=(), pods=[over])
+    assert (plan.victim, reasons(plan)) == (None, {"web": "being-evicted"})
+
+
+def test_state_keeps_effects_from_pass_to_pass_and_drops_an_eviction_whole() -> None:
+    begun = begin_eviction(EvictionState(), Victim("uid-web", "shop", "web"), [effect()])
+    again = begin_eviction(begun, Victim("uid-web", "shop", "web", at_s=1.0), [effect(since_s=1.0)])
+    assert ([each.since_s for each in again.outstanding], [each.at_s for each in again.victims]) == ([1.0], [1.0])
+    kept = evaluate(begun, [read()], thresholds(), POLICY, now=at(0)).state
+    assert (kept.outstanding, kept.victims) == (begun.outstanding, begun.victims)
+    assert drop_eviction(begun, "uid-web") == EvictionState()
+
+
+effects = st.lists(
+    st.builds(
+        effect,
+        shortage=st.sampled_from(Shortage),
+        signal=st.sampled_from(Signal),
+        before=st.sampled_from([None, 0.0, 50.0 * MIB]),
+        predicted=st.sampled_from([None, 0, 1, 100 * MIB]),
+        until_s=st.floats(START_S - 40, START_S + FREED_WITHIN_S),
+        uid=st.sampled_from(["", "uid-web"]),
+        confirmed=st.booleans(),
+        ineffective=st.booleans(),
+    ),
+    max_size=5,
+)
+
+
+@given(effects, st.lists(st.floats(0.1, 20), max_size=20))
+def test_every_effect_ends_within_two_bounds(found: list[OutstandingEffect], steps: list[float]) -> None:
+    left, seconds = tuple(found), 0.0
+    for step in steps:
+        seconds += step
+        left, _ = settle(left, [], at(seconds), verified={"uid-web"})
+    assert all(each.until_s > at(seconds).monotonic_s for each in left) or not steps
+    for _ in range(2):
+        seconds += FREED_WITHIN_S
+        left, _ = settle(left, [], at(seconds), verified={"uid-web"})
+    assert left == ()
+
+
+@given(
+    effects,
+    st.sampled_from(FilesystemLayout),
+    st.lists(st.sampled_from([each for each in Signal if MEANINGS[each].unit.value != "percent of time"]), min_size=1),
+    st.booleans(),
+    st.floats(-1, 40),
+)
+def test_no_pod_is_evicted_for_a_shortage_with_an_outstanding_effect(
+    found: list[OutstandingEffect], layout: FilesystemLayout, short: list[Signal], reclaimed: bool, seconds: float
+) -> None:
+    pods = [pod(name, writable=disk(300, 99), logs=disk(9, 9), pids=9) for name in ("one", "two")]
+    plan = planned(
+        pods,
+        *(read(signal, 0.00001, seconds=seconds) for signal in dict.fromkeys(short)),
+        limits=thresholds(",".join(f"{signal}<100Mi" for signal in dict.fromkeys(short))),
+        layout=layout,
+        state=replace(NOTHING_YET, outstanding=tuple(found)),
+        seconds=seconds,
+        reclaimed=EVERYTHING if reclaimed else frozenset(),
+    )
+    if plan.cause is None:
+        return
+    holding = withholding(found, shortage_of(plan.cause.threshold.signal, layout), at(seconds))
+    assert holding is None or (holding.ineffective and plan.reclaim and plan.victim is None)
