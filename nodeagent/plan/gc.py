@@ -54,20 +54,24 @@ class GCPlan:
         return tuple(decision for plan in self.plans for decision in plan.removals)
 
 
-def plan_containers(
+def plan_containers(  # noqa: PLR0913 - what one pass carries from round to round
     snapshot: NodeSnapshot,
     policy: GCPolicy,
     *,
     set_aside: Mapping[str, str] = NOTHING_SET_ASIDE,
     evict_non_deleted_pods: bool = False,
+    evicted: frozenset[str] = frozenset(),
     only: frozenset[str] | None = None,
 ) -> GCPlan:
     """Plan dead containers, sandboxes and logs, each on what the plan before it leaves.
 
     ``set_aside`` holds ids of any kind, as does ``only``: what may go, all else staying; ``None`` for anything.
+    ``evicted`` has the UIDs of pods evicted by this agent; see ``judge_pods``.
     Source: kubelet ``containerGC.GarbageCollect``.
     """
-    return _plan_containers(snapshot, policy, set_aside, only, evict_non_deleted_pods=evict_non_deleted_pods)[0]
+    return _plan_containers(
+        snapshot, policy, set_aside, only, evict_non_deleted_pods=evict_non_deleted_pods, evicted=evicted
+    )[0]
 
 
 def plan_all(  # noqa: PLR0913 - what one pass carries from round to round
@@ -90,16 +94,17 @@ def plan_all(  # noqa: PLR0913 - what one pass carries from round to round
     return replace(made, images=images)
 
 
-def _plan_containers(
+def _plan_containers(  # noqa: PLR0913 - likewise
     snapshot: NodeSnapshot,
     policy: GCPolicy,
     set_aside: Mapping[str, str],
     only: frozenset[str] | None,
     *,
     evict_non_deleted_pods: bool,
+    evicted: frozenset[str] = frozenset(),
 ) -> tuple[GCPlan, frozenset[str], frozenset[str]]:
     """Return the plans but for images, and the ids of the containers and of the sandboxes that go."""
-    standings = judge_pods(snapshot, policy.containers.deleted_pod_grace_s)
+    standings = judge_pods(snapshot, policy.containers.deleted_pod_grace_s, evicted)
     containers = plan_container_gc(
         snapshot,
         policy.containers,

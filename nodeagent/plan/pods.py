@@ -45,6 +45,7 @@ class PodStanding:
 _RUNNING, _UNKNOWN, _EXITED = ContainerState.RUNNING, ContainerState.UNKNOWN, ContainerState.EXITED
 
 _READY: Final = PodStanding(gone=False, finished=False, how="its sandbox is ready")
+_EVICTED: Final = PodStanding(gone=True, finished=True, how="evicted by nodeagent, nothing running")
 _UNLISTED: Final = PodStanding(gone=False, finished=False, how=BESIDE_KUBELET_WITHOUT_LIST)
 
 
@@ -59,7 +60,9 @@ class _Pod:
         self.contradictions: tuple[str, ...] = ()
 
 
-def judge_pods(snapshot: NodeSnapshot, grace_s: float) -> Mapping[str, PodStanding]:
+def judge_pods(
+    snapshot: NodeSnapshot, grace_s: float, evicted: AbstractSet[str] = frozenset()
+) -> Mapping[str, PodStanding]:
     """Return the standing of every pod UID that a container or a sandbox of the runtime carries.
 
     A container belongs to the pod its label names and to the pod of its sandbox; if these differ, neither counts
@@ -70,11 +73,15 @@ def judge_pods(snapshot: NodeSnapshot, grace_s: float) -> Mapping[str, PodStandi
     too. A time that is missing where it is needed keeps the pod. Only what is still listed counts: once limits have
     removed the last container of a quiet pod, its grace counts from its sandbox alone.
 
+    A pod evicted by this agent, its UID in ``evicted``, counts as gone without grace once it has no running container
+    and no ready sandbox.
+
     Source: kubelet ``ShouldPodContentBeRemoved`` and ``ShouldPodRuntimeBeRemoved``, approximated.
     """
     ready = {sandbox.uid for sandbox in snapshot.sandboxes if sandbox.ready and sandbox.uid}
     standings = dict.fromkeys(ready, _READY)
-    standings.update((uid, _judge(uid, pod, snapshot, grace_s)) for uid, pod in _gather(snapshot, ready).items())
+    pods = _gather(snapshot, ready)
+    standings.update((uid, _judge(uid, pod, snapshot, grace_s, evicted=uid in evicted)) for uid, pod in pods.items())
     return standings
 
 
@@ -115,11 +122,13 @@ def _gather(snapshot: NodeSnapshot, ready: AbstractSet[str]) -> dict[str, _Pod]:
     return pods
 
 
-def _judge(uid: str, pod: _Pod, snapshot: NodeSnapshot, grace_s: float) -> PodStanding:
+def _judge(uid: str, pod: _Pod, snapshot: NodeSnapshot, grace_s: float, *, evicted: bool) -> PodStanding:
     if snapshot.live_pod_uids is None and snapshot.role is Role.BESIDE_KUBELET:
         return _UNLISTED
     alive = min(pod.contradictions) if pod.contradictions else _why_alive(pod)
-    return _stands(alive) if alive else _judge_quiet(uid, pod, snapshot, grace_s)
+    if alive:
+        return _stands(alive)
+    return _EVICTED if evicted else _judge_quiet(uid, pod, snapshot, grace_s)
 
 
 def _judge_quiet(uid: str, pod: _Pod, snapshot: NodeSnapshot, grace_s: float) -> PodStanding:

@@ -167,3 +167,22 @@ def test_what_belongs_to_no_pod_is_passed_over() -> None:
 def test_a_running_attempt_keeps_the_dead_ones() -> None:
     attempts = (container("c1"), container("c2", state=ContainerState.RUNNING))
     assert not judge_pods(snapshot(containers=attempts), GRACE_S)["uid-web"].gone
+
+
+@pytest.mark.parametrize(
+    ("fields", "gone"),
+    [
+        pytest.param({"containers": (container("c", finished_s=1),)}, True, id="ended-a-second-ago"),
+        pytest.param({"containers": ()}, True, id="only-its-sandbox-left"),
+        pytest.param({"sandboxes": (sandbox(ready=True),)}, False, id="sandbox-ready"),
+        pytest.param({"containers": (container("c", state=ContainerState.RUNNING),)}, False, id="running"),
+        pytest.param({"containers": (container("c", state=ContainerState.UNKNOWN),)}, False, id="state-unknown"),
+        pytest.param({"role": Role.BESIDE_KUBELET}, False, id="beside-a-kubelet"),
+    ],
+)
+def test_evicted_pod_is_gone_without_grace_once_nothing_of_it_runs(fields: dict[str, Any], gone: bool) -> None:
+    found = snapshot(**{**DEAD, **fields})
+    (uid,) = judge_pods(found, GRACE_S)
+    standing = judge_pods(found, GRACE_S, frozenset({uid}))[uid]
+    assert standing.gone is gone
+    assert ("evicted by nodeagent" in standing.how) is gone
