@@ -1,0 +1,205 @@
+"""Removal of an evicted pod's containers, verified by the directories of their writable layers.
+
+Its logs and its sandbox are kept until node-level reclaim or container garbage collection removes both, since they
+explain the usage of the pod. Volumes are not managed by the agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from nodeagent.errors import NodeAgentError, RuntimeUnsupportedError
+from nodeagent.model import ContainerState
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Iterable
+
+    from nodeagent.model import Container, Sandbox
+    from nodeagent.plan.eviction.effects import Victim
+
+STOP_WAIT_S: Final = 2.0
+_SHOWN: Final = 3
+_ACTIVE: Final = frozenset({ContainerState.RUNNING, ContainerState.UNKNOWN})
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """How far the containers of a victim were removed.
+
+    Attributes:
+        confirmed: whether all of them and their writable layers are verified to be removed.
+        removed: how many containers were removed by this attempt.
+        running: whether a container may be running of a victim that is not verified to be stopped; nothing was touched.
+        detail: failures and remaining containers and layers; empty without any.
+    """
+
+    confirmed: bool
+    removed: int = 0
+    running: bool = False
+    detail: str = ""
+
+
+class Clearer(Protocol):
+    """Removes the containers of evicted pods."""
+
+    async def clear(self, victim: Victim) -> Cleared:
+        """Remove the containers of a pod that was evicted; may be called again until it is confirmed.
+
+        Raises:
+            RuntimeUnavailableError: the runtime does not answer.
+            NodeAgentError: the runtime's lists could not be read.
+        """
+
+
+class ClearActions(Protocol):
+    """The calls that this takes. Source: CRI ``RuntimeService``."""
+
+    async def list_sandboxes(self) -> tuple[Sandbox, ...]:
+        """Return all sandboxes."""
+
+    async def list_containers(self) -> tuple[Container, ...]:
+        """Return all containers in any state."""
+
+    async def get_container(self, container_id: str) -> Container | None:
+        """Return one container as it is now; ``None`` where there is none."""
+
+    async def stop_sandbox(self, sandbox_id: str) -> None:
+        """Stop a sandbox; success when it is stopped already."""
+
+    async def remove_container(self, container_id: str) -> None:
+        """Remove a container; success when it is removed already."""
+
+
+class CriClearer:
+    """Removes containers through the container runtime.
+
+    Source: CRI ``StopPodSandbox``, ``RemoveContainer``; kubelet ``removeContainer``.
+    """
+
+    def __init__(self, actions: ClearActions, collect_garbage: Callable[[], Awaitable[None]] | None) -> None:
+        """Compose a clearer.
+
+        Args:
+            actions: the runtime.
+            collect_garbage: runs the runtime's garbage collection and waits for it; ``None`` where there is no call
+                for it. Then only the missing directory of a layer confirms its removal.
+        """
+        self._actions = actions
+        self._collect_garbage = collect_garbage
+        self._stopping: dict[str, asyncio.Future[None]] = {}
+
+    async def clear(self, victim: Victim) -> Cleared:
+        """Remove the containers of a pod; see :class:`Clearer`.
+
+        Only containers in the sandboxes of the eviction are removed, each after its state was read again: one that
+        exited cannot start again, and one that was only created cannot start once the sandbox is stopped. A container
+        that may be running is kept, and its sandbox with it.
+        """
+        listed = await self._containers_of(victim)
+        active = [each for each in listed if each.state in _ACTIVE]
+        if active and not victim.verified:
+            return Cleared(confirmed=False, running=True, detail=f"running: {_names(active)}")
+        stopping = self._begin_stopping(victim, {each.sandbox_id for each in active})
+        errors: list[str] = []
+        removed = await self._remove_all(listed, {ContainerState.EXITED}, errors)
+        if await self._stopped(stopping, errors) and not active:
+            removed += await self._remove_all(listed, {ContainerState.EXITED, ContainerState.CREATED}, errors)
+        left = await self._containers_of(victim) if listed else []
+        if left:
+            errors.append(f"not removed: {_names(left)}")
+        uncollected = await self._collect()
+        present = await asyncio.to_thread(_present, victim.layers)
+        if present:
+            errors.append(f"{len(present)} writable layer(s) still on the disk: {', '.join(present[:_SHOWN])}")
+        confirmed = not left and not present and (not uncollected or bool(victim.layers))
+        if uncollected and not confirmed:
+            errors.append(uncollected)
+        return Cleared(confirmed, removed, detail="; ".join(dict.fromkeys(errors)))
+
+    async def _containers_of(self, victim: Victim) -> list[Container]:
+        return [each for each in await self._actions.list_containers() if each.sandbox_id in victim.sandbox_ids]
+
+    def _begin_stopping(self, victim: Victim, kept: set[str]) -> asyncio.Future[None]:
+        """Begin to stop the sandboxes of a victim but for some.
+
+        It runs in the background, within the deadlines of its calls, since a hanging network plugin must not delay
+        the removal of containers.
+        """
+        running = self._stopping.get(victim.uid)
+        if running is None or running.done():
+            running = self._stopping[victim.uid] = asyncio.ensure_future(self._stop_sandboxes(victim, kept))
+            running.add_done_callback(lambda ended: self._end_stopping(victim.uid, ended))
+        return running
+
+    def _end_stopping(self, uid: str, ended: asyncio.Future[None]) -> None:
+        if self._stopping.get(uid) is ended:
+            del self._stopping[uid]
+        if not ended.cancelled():
+            ended.exception()  # whoever waits has it too
+
+    async def _stop_sandboxes(self, victim: Victim, kept: set[str]) -> None:
+        for sandbox in await self._actions.list_sandboxes():
+            if sandbox.ready and sandbox.id in victim.sandbox_ids and sandbox.id not in kept:
+                await self._actions.stop_sandbox(sandbox.id)
+
+    async def _stopped(self, stopping: asyncio.Future[None], errors: list[str]) -> bool:
+        """Wait a bounded while; return whether the sandboxes are stopped."""
+        done, _ = await asyncio.wait({stopping}, timeout=STOP_WAIT_S)
+        if not done:
+            errors.append(f"StopPodSandbox was not answered within {STOP_WAIT_S:g} s")
+            return False
+        try:
+            stopping.result()
+        except NodeAgentError as error:
+            errors.append(str(error))
+            return False
+        return True
+
+    async def _remove_all(
+        self, listed: Iterable[Container], states: Collection[ContainerState], errors: list[str]
+    ) -> int:
+        """Remove the containers that are in one of these states now; return how many were removed."""
+        removed = 0
+        for each in listed:
+            try:
+                container = await self._actions.get_container(each.id)
+                if container is not None and container.state in states:
+                    await self._actions.remove_container(container.id)
+                    removed += 1
+            except NodeAgentError as error:
+                errors.append(str(error))
+        return removed
+
+    async def _collect(self) -> str:
+        """Run the runtime's garbage collection; return the failure, empty on success."""
+        if self._collect_garbage is None:
+            return "garbage not collected: runtime.containerd_api is off"
+        try:
+            await self._collect_garbage()
+        except RuntimeUnsupportedError:  # not containerd: RemoveContainer removed the layer before it answered
+            return ""
+        except NodeAgentError as error:
+            return f"garbage not collected: {error}"
+        return ""
+
+
+def _present(paths: Iterable[str]) -> list[str]:
+    """Return the paths that exist, or that cannot be examined; blocking."""
+    found = []
+    for path in paths:
+        try:
+            os.lstat(path)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            pass
+        found.append(path)
+    return found
+
+
+def _names(containers: list[Container]) -> str:
+    shown = ", ".join(f"{each.name} ({each.id[:12]}, {each.state.value})" for each in containers[:_SHOWN])
+    return shown if len(containers) <= _SHOWN else f"{shown} and {len(containers) - _SHOWN} more"
