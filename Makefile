@@ -10,10 +10,10 @@ FROM_HERE := import sys; sys.version_info >= (3, 11) or sys.exit("nodeagent: nee
 FROM_HERE += sys.path.insert(0, sys.argv.pop(1));
 BOOTSTRAP := cd / && $(PYTHON) -I -c '$(FROM_HERE) from nodeagent.host.bootstrap import main; main()' "$(CURDIR)"
 
-.PHONY: help demo test check unit integration test-matrix test-node bench protos docs install uninstall deb format clean
+.PHONY: help demo test check unit integration campaign-eviction test-matrix test-node bench protos docs install uninstall deb format clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
 
 demo: ## preview, run and result: on a throw-away real containerd as root, else (or DEMO=simulated) on a simulated node
 	@.ci/setup run $(if $(filter simulated,$(DEMO)),,real)
@@ -43,6 +43,10 @@ unit: ## only the tests that need neither root nor a runtime
 integration: ## only the tests on a real containerd
 	@.ci/setup dev real
 	$(BIN)/python -m pytest tests/integration
+
+campaign-eviction: ## as root: evictions under disk pressure on a real containerd, RUNS times each (10)
+	@.ci/setup dev real
+	NODEAGENT_TEST_RUNS=$(or $(RUNS),10) $(BIN)/python -m pytest tests/integration/test_eviction.py -m campaign
 
 test-matrix: ## the integration tests on containerd 1.6 (this machine's), 1.7 and 2.1
 	@.ci/setup dev real

@@ -97,6 +97,23 @@ EVENTS: Final[Mapping[str, Event]] = {
         "03e7822adc9941beb383c49cd495620f", "{threshold} is met and no pod may be evicted: {because}"
     ),
     "eviction_limit_reached": Event("ccb32f94d78e44e98e064b4f2e7d2eaf", "no pod is evicted: {why}"),
+    "eviction_withheld": Event("20d70c59e833470a87d10574a6dca1f4", "eviction and reclaim withheld: {why}"),
+    "eviction_ineffective": Event(
+        "c5ea1f4cef514afaab0da477a3928b5a",
+        "{action} freed too little for {signal}; evictions paused for {pause_s} s",
+    ),
+    "eviction_cleanup_failed": Event(
+        "81474bc75b9e4fdd991cbdd33d39b35c",
+        "containers of {pod_namespace}/{pod_name} not removed after its eviction: {detail}",
+    ),
+    "eviction_resumed": Event(
+        "51b0c408115f464fb5206e69a291a7c2", "eviction of {pod_namespace}/{pod_name} resumed after a restart"
+    ),
+    "effect_measured": Event("679739cbed724e2b80027d9c3dae0351", "{action}: {signal} rose by {gained} in {waited_s} s"),
+    "effect_missing": Event(
+        "b22a8ca8394d45748fade8d44a4dad1f",
+        "{action}: no effect measured in {waited_s} s; {signal} rose by {gained}",
+    ),
     "oom_kill": Event(
         "87af15c419cd476e8443501b37ab1131",
         "the kernel killed {processes} process(es) of {pod_namespace}/{pod_name} {container}",

@@ -9,6 +9,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
+from nodeagent.act.clear import CriClearer
 from nodeagent.act.evict import CriEvictor, EvictionOutcome
 from nodeagent.act.outcomes import PassEnd
 from nodeagent.act.reclaim import Reclaimer
@@ -16,12 +17,15 @@ from nodeagent.daemon.eviction import NAME, EvictionDuty, PassRecord
 from nodeagent.daemon.loops import log_result
 from nodeagent.daemon.memory import keep_resident
 from nodeagent.daemon.oom_watch import OomWatch
+from nodeagent.daemon.outstanding import OutstandingEffects
 from nodeagent.daemon.pressure import PressureReader
 from nodeagent.host.cgroups import read_processes
 from nodeagent.host.stalls import Wakes
+from nodeagent.host.writable_layers import find_upper_directories
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.eviction.document import describe_plan
 from nodeagent.pods import PodSettings, PodWatcher
+from nodeagent.store.evictions import EvictionFile
 from nodeagent.store.history import PastAction, PastPass, Retention
 
 if TYPE_CHECKING:
@@ -83,6 +87,19 @@ def eviction_duties(station: Station, agent: Agent) -> Sequence[EvictionDuty]:
             retention = Retention(timedelta(seconds=agent.settings.history_age_s), agent.settings.history_bytes)
             await asyncio.to_thread(agent.history.add, past_eviction(record), retention)
 
+    containerd = agent.containerd
+    collect_garbage = None if containerd is None else partial(containerd.collect_garbage, agent.clock)
+    effects = OutstandingEffects(
+        station,
+        CriClearer(agent.cri, collect_garbage),
+        find_layers=find_upper_directories,
+        file=EvictionFile(agent.settings.state_directory) if agent.record else None,
+        logger=station.logger.bind(loop=NAME),
+    )
+
+    def evicted() -> dict[str, tuple[str, ...]]:
+        return {each.uid: each.sandbox_ids for each in station.eviction.victims}
+
     duty = EvictionDuty(
         station,
         settings,
@@ -99,7 +116,10 @@ def eviction_duties(station: Station, agent: Agent) -> Sequence[EvictionDuty]:
             read_processes=read_processes,
             verify_s=settings.verify_s,
         ),
-        reclaimer=Reclaimer(agent.observer.observe, agent.settings.policy, run),
+        reclaimer=Reclaimer(
+            agent.observer.observe, agent.settings.policy, run, evicted=evicted, collect_garbage=collect_garbage
+        ),
+        effects=effects,
         wakes=Wakes(lambda name: duty.wake(name)),  # noqa: PLW0108 - the duty is made right now
         oom=OomWatch(station.logger),
         note=note,

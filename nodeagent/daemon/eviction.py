@@ -14,15 +14,23 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.act.evict import EvictionOutcome, EvictionResult
+from nodeagent.act.reclaim import Reclaimed
 from nodeagent.daemon.loops import RuntimeWatch, wait_for_any
 from nodeagent.daemon.pressure import contradictions
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError
 from nodeagent.host.stalls import MEMORY_EVENTS
 from nodeagent.plan.decision import ReasonCode, Verdict
+from nodeagent.plan.eviction.effects import (
+    FREED_WITHIN_S,
+    VISIBLE_WITHIN_S,
+    effect_of_reclaim,
+    effects_of_eviction,
+    shortage_of,
+)
 from nodeagent.plan.eviction.local_storage import has_limit
 from nodeagent.plan.eviction.pace import SOONEST_S, WHILE_MET_S, next_look_s
 from nodeagent.plan.eviction.planner import plan_eviction
-from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.plan.eviction.signals import MEANINGS, Unit
 from nodeagent.plan.eviction.state import evaluate, record_eviction
 
 if TYPE_CHECKING:
@@ -35,28 +43,31 @@ if TYPE_CHECKING:
     from nodeagent.act.reclaim import Reclaimer
     from nodeagent.config.eviction import EvictionSettings
     from nodeagent.daemon.oom_watch import OomWatch
+    from nodeagent.daemon.outstanding import OutstandingEffects
     from nodeagent.daemon.pressure import Ground, PressureReader, Seen
     from nodeagent.daemon.station import Station
     from nodeagent.host.stalls import Wakes
     from nodeagent.model import Role
     from nodeagent.model.pods import PodsSeen
+    from nodeagent.plan.eviction.effects import OutstandingEffect
     from nodeagent.plan.eviction.planner import Eviction, EvictionPlan
     from nodeagent.plan.eviction.reclaim import ReclaimStep
-    from nodeagent.plan.eviction.state import Evaluation
+    from nodeagent.plan.eviction.state import Evaluation, Standing
 
 NAME: Final = "eviction"
 _SLACK_S: Final = 60.0
-_SETTLE_S: Final = 2.0
 SETTLE_STEP_S: Final = 0.1
 _LIMITS_EVERY_S: Final = 60.0
 _AT_MOST_FAILED: Final = 5
+_STUCK_S: Final = 600.0
+_STUCK_ATTEMPTS: Final = 2
 _MANY_FAULTS: Final = 200
 _RECLAIM_S: Final = 600.0
 WATCH_S: Final = 0.5
 _WARM_NEAR_S: Final = 2.0
 _WARM_FAR_S: Final = 30.0
 _GIVE_UP_RECLAIM_S: Final = 5.0
-_NOTHING_MORE: Final = frozenset({"no-pod", "limited", "failed", "dry-run"})
+_NOTHING_MORE: Final = frozenset({"no-pod", "limited", "failed", "dry-run", "ineffective"})
 """Ends of a pass after which looking again soon would bring the same."""
 _ENDS_THE_PASS: Final = frozenset({EvictionOutcome.EVICTED, EvictionOutcome.GONE, EvictionOutcome.DRY_RUN})
 _NUMBERS: Final = re.compile(r"[0-9.]+")
@@ -99,6 +110,7 @@ class EvictionDuty:
         gather: Callable[[bool], Awaitable[PodsSeen]],
         evictor: Evictor,
         reclaimer: Reclaimer,
+        effects: OutstandingEffects,
         wakes: Wakes,
         oom: OomWatch,
         note: Callable[[PassRecord], Awaitable[None]],
@@ -115,6 +127,7 @@ class EvictionDuty:
             gather: the pods of the node, told whether to measure what they keep on disk.
             evictor: makes a pod go.
             reclaimer: what the node gives back before.
+            effects: outstanding effects of evictions and reclaim.
             wakes: what wakes the loop between looks.
             oom: tells what the kernel killed.
             note: keeps a record.
@@ -128,6 +141,7 @@ class EvictionDuty:
         self._gather = gather
         self._evictor = evictor
         self._reclaimer = reclaimer
+        self._effects = effects
         self._wakes = wakes
         self._oom = oom
         self._note = note
@@ -144,11 +158,13 @@ class EvictionDuty:
         self._limits_s: float | None = None
         self._met: frozenset[str] = frozenset()
         self._faults: set[str] = set()
+        self._stuck: dict[str, list[float]] = {}
         self._told = ""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Watch until told to stop."""
         self._start_watching()
+        await self._effects.restore()
         wake = self._station.wake.setdefault(NAME, asyncio.Event())
         try:
             while not stop.is_set():
@@ -163,6 +179,7 @@ class EvictionDuty:
                 await wait_for_any(max(0.0, wait_s - SOONEST_S), stop, self._woken, wake)
         finally:
             self._wakes.close()
+            await self._effects.close()
 
     async def turn(self, stop: asyncio.Event) -> float:
         """Make one pass; return the seconds until the next look."""
@@ -214,7 +231,9 @@ class EvictionDuty:
         if self._ground is None:
             self._ground = await self._survey()
         ground = self._ground
-        evaluation = self._evaluate(await self._reader.look(ground), ground)
+        seen = await self._reader.look(ground)
+        await self._effects.follow(seen, may_act=self._may_act())
+        evaluation = self._evaluate(seen, ground)
         if not evaluation.acting:
             await self._keep_warm(evaluation)
         if self._station.turns.pause() is None and (evaluation.acting or self._limits_due()):
@@ -268,6 +287,9 @@ class EvictionDuty:
         self._tell_faults([*ground.warnings, *first, *seen.unread, *refused])
         return found
 
+    def _may_act(self) -> bool:
+        return not self._dry_run and self._station.turns.pause() is None
+
     def _limits_due(self) -> bool:
         """Return whether pods are to be held against their own storage limits, which takes walking directories."""
         if not self._isolate or self._pods is None or not any(map(has_limit, self._pods.facts)):
@@ -285,7 +307,7 @@ class EvictionDuty:
             return await self._evict_one(evaluation, ground, reclaimed, stop, on_disk=True)
         plan = await self._reclaim(evaluation, ground, reclaimed, stop)
         if plan.cause is None:
-            return "reclaimed" if reclaimed else "at-ease"
+            return self._withheld(plan) or ("reclaimed" if reclaimed else "at-ease")
         if plan.reclaim:
             return "reclaiming"
         if not plan.pods_may_be_chosen:
@@ -293,6 +315,15 @@ class EvictionDuty:
             return "limited"
         on_disk = MEANINGS[plan.cause.threshold.signal].filesystem is not None
         return await self._evict_one(evaluation, ground, reclaimed, stop, on_disk=on_disk)
+
+    def _withheld(self, plan: EvictionPlan) -> str:
+        """Log a pass withheld by an outstanding effect, once; return its result, empty if nothing was withheld."""
+        why = plan.withheld
+        if why is None:
+            return ""
+        fields = {key: value for key, value in why.details.items() if key != "left_s"}
+        self._tell_once("eviction_withheld", reason=why.code.value, why=why.sentence, **fields)
+        return "ineffective" if why.code is ReasonCode.EVICTION_INEFFECTIVE else "waiting"
 
     async def _evict_one(
         self,
@@ -305,8 +336,10 @@ class EvictionDuty:
     ) -> str:
         """Evict the first pod that may go and can; return how that ended, in one word."""
         started_at = self._station.clock.now()
-        set_aside: dict[str, str] = {}
-        while len(set_aside) < _AT_MOST_FAILED and not stop.is_set():
+        set_aside = self._stuck_pods()
+        for _ in range(_AT_MOST_FAILED):
+            if stop.is_set():
+                break
             pods = await (self._measure_pods(ground) if on_disk else self._look_at_pods(on_disk=False))
             if pods is None:
                 return "urgent"
@@ -314,14 +347,33 @@ class EvictionDuty:
             plan = self._plan(evaluation, ground, seen, pods, reclaimed, set_aside)
             if plan.victim is None:
                 self._tell_no_victim(plan)
-                return "no-pod" if plan.pods_may_be_chosen else "at-ease"
+                return "no-pod" if plan.pods_may_be_chosen else self._withheld(plan) or "at-ease"
             if stop.is_set() or self._station.turns.pause() is not None:  # reclaiming and measuring took a while
                 return "called-off"
-            result = await self._evict(started_at, plan, plan.victim, pods, ground)
+            result = await self._evict(started_at, plan, plan.victim, pods, ground, seen)
             if result.outcome in _ENDS_THE_PASS:
                 return result.outcome.value
-            set_aside[plan.victim.pod.uid] = result.detail
+            uid = plan.victim.pod.uid
+            set_aside[uid] = result.detail
+            if result.outcome is EvictionOutcome.FAILED and _on_disk(plan.victim):
+                self._stuck.setdefault(uid, []).append(self._station.clock.monotonic_s())
+                break  # it may end yet, so its effect is outstanding; memory pressure leaves no time for that
         return "failed"
+
+    def _stuck_pods(self) -> dict[str, str]:
+        """Return the pods whose eviction failed repeatedly in the last ten minutes, each with the reason.
+
+        After the first failure the same pod is tried again, since a runtime that hung may answer by then; another
+        pod would be evicted in its place.
+        """
+        since_s = self._station.clock.monotonic_s() - _STUCK_S
+        lately = {uid: [at_s for at_s in times if at_s > since_s] for uid, times in self._stuck.items()}
+        self._stuck = {uid: times for uid, times in lately.items() if times}
+        return {
+            uid: f"not stopped in {len(times)} attempts"
+            for uid, times in self._stuck.items()
+            if len(times) >= _STUCK_ATTEMPTS
+        }
 
     def _plan(  # noqa: PLR0913, PLR0917 - what one pass carries from round to round
         self,
@@ -353,14 +405,19 @@ class EvictionDuty:
             if not plan.reclaim or plan.cause is None or stop.is_set():
                 return plan
             step = plan.reclaim[0]
-            if step not in self._would and not await self._reclaim_step(step, plan.cause.threshold.text, ground):
+            if step not in self._would and not await self._reclaim_step(step, plan.cause, ground):
                 return plan
             reclaimed.add(step)
+            await self._settle(plan, ground)
             if self._dry_run:
                 self._would.add(step)
 
-    async def _reclaim_step(self, step: ReclaimStep, threshold: str, ground: Ground) -> bool:
-        """Run one step, unless something more urgent comes up; return whether it was run."""
+    async def _reclaim_step(self, step: ReclaimStep, cause: Standing, ground: Ground) -> bool:
+        """Run one step, unless something more urgent comes up; return whether it was run.
+
+        Its effect is then outstanding, unless it freed nothing.
+        """
+        threshold = cause.threshold.text
         try:
             async with self._station.turns.take(urgent=True) as end:
                 if end.is_set():
@@ -371,6 +428,10 @@ class EvictionDuty:
                     if await self._something_urgent(work, ground):
                         end.set()
                         await asyncio.wait({work}, timeout=_GIVE_UP_RECLAIM_S)
+                        if not self._dry_run:  # part of it may be removed, or the removal may still be running
+                            known = _succeeded(work)
+                            partial = work.result() if known else Reclaimed(step, None)
+                            await self._expect(partial, cause, ground, known=known)
                         return False
                     done = await work
                 finally:
@@ -384,6 +445,8 @@ class EvictionDuty:
             self._logger.warning("reclaim_failed", step=step.text, threshold=threshold, error=str(error))
             return True
         report = done.report
+        if not self._dry_run:
+            await self._expect(done, cause, ground)
         self._logger.warning(
             "would_reclaim" if self._dry_run else "reclaimed",
             step=step.text,
@@ -395,6 +458,20 @@ class EvictionDuty:
         )
         return True
 
+    async def _expect(self, done: Reclaimed, cause: Standing, ground: Ground, *, known: bool = True) -> None:
+        """Record the effect of a reclaim step; with ``known`` false its report is incomplete."""
+        inodes = MEANINGS[cause.threshold.signal].unit is Unit.INODES
+        effect = effect_of_reclaim(
+            done.step,
+            cause,
+            ground.layout,
+            predicted=done.freed(inodes=inodes) if known else None,
+            confirmed=done.confirmed,
+            now=self._reader.now(),
+        )
+        if effect is not None:
+            await self._effects.add(effect)
+
     async def _something_urgent(self, work: asyncio.Future[Any], ground: Ground) -> bool:
         """Watch while something is done about disk space; return whether memory or PIDs run out meanwhile."""
         while True:
@@ -405,8 +482,14 @@ class EvictionDuty:
             if any(MEANINGS[each.threshold.signal].filesystem is None and each.threshold.hard for each in found.acting):
                 return True
 
-    async def _evict(
-        self, started_at: datetime, plan: EvictionPlan, eviction: Eviction, pods: PodsSeen, ground: Ground
+    async def _evict(  # noqa: PLR0913, PLR0917 - the state of the pass
+        self,
+        started_at: datetime,
+        plan: EvictionPlan,
+        eviction: Eviction,
+        pods: PodsSeen,
+        ground: Ground,
+        seen: Seen,
     ) -> EvictionResult:
         """Evict the chosen pod, watching meanwhile; tell and keep what became of it."""
         if self._dry_run:
@@ -415,19 +498,24 @@ class EvictionDuty:
                 await self._note(PassRecord(started_at, plan, eviction, result, _available(plan), None, dry_run=True))
             return EvictionResult(EvictionOutcome.DRY_RUN)
         self._logger.warning("evicting", **_about(plan, eviction))
-        hurry = asyncio.Event()
-        work = asyncio.ensure_future(self._evictor.evict(eviction, pods.handles[eviction.pod.uid], hurry))
+        uid, hurry = eviction.pod.uid, asyncio.Event()
+        effects = effects_of_eviction(eviction, seen.observations, ground.layout, seen.at)
+        await self._effects.begin(eviction, pods.handles[uid], effects)
+        work = asyncio.ensure_future(self._evictor.evict(eviction, pods.handles[uid], hurry))
         try:
             await self._watch_meanwhile(work, hurry, eviction, ground)
             result = await work
         finally:
             work.cancel()
-        self._station.eviction = (
-            record_eviction(self._station.eviction, self._reader.now())
-            if result.outcome is EvictionOutcome.EVICTED
-            else self._station.eviction
-        )
-        after = await self._settle(plan, ground)
+        if result.outcome is EvictionOutcome.EVICTED:
+            self._station.eviction = record_eviction(self._station.eviction, self._reader.now())
+            await self._effects.evicted(uid, self._reader.now())
+            self._tell_ineffective(eviction, effects)
+        elif result.outcome is EvictionOutcome.FAILED and _on_disk(eviction):
+            await self._effects.unknown(uid, self._reader.now())
+        else:
+            await self._effects.drop(uid)
+        after = await self._settle(plan, ground, ended=result.outcome is EvictionOutcome.GONE)
         level = self._logger.error if result.outcome is EvictionOutcome.FAILED else self._logger.warning
         level(
             "evicted" if result.outcome is EvictionOutcome.EVICTED else "eviction_failed",
@@ -462,18 +550,27 @@ class EvictionDuty:
                     hurry.set()
                     break
 
-    async def _settle(self, plan: EvictionPlan, ground: Ground) -> float | None:
-        """Wait a bounded while for what was given back to show; return what is available then."""
+    async def _settle(self, plan: EvictionPlan, ground: Ground, *, ended: bool = False) -> float | None:
+        """Wait up to ``VISIBLE_WITHIN_S`` for the effect of an action; return the amount available then.
+
+        An effect that takes longer remains outstanding for the next passes. With ``ended`` a pod ended by itself,
+        which has an effect that is not recorded.
+        """
         if plan.cause is None:
             return None
-        threshold, ends_s = plan.cause.threshold, self._station.clock.monotonic_s() + _SETTLE_S
+        threshold, ends_s = plan.cause.threshold, self._station.clock.monotonic_s() + VISIBLE_WITHIN_S
+        shortage = shortage_of(threshold.signal, ground.layout)
         while True:
             seen = await self._reader.look(ground)
+            await self._effects.follow(seen, may_act=self._may_act())
             reading = next((each for each in seen.observations if each.signal is threshold.signal), None)
             if reading is None:
                 return None
             back = not threshold.met_by(reading.available, reading.capacity, with_reclaim=True)
-            if back or self._station.clock.monotonic_s() >= ends_s:
+            if back:
+                self._effects.arrived(shortage)
+            waiting = ended or self._effects.outstanding(shortage)
+            if back or not waiting or self._station.clock.monotonic_s() >= ends_s:
                 return reading.available
             await asyncio.sleep(SETTLE_STEP_S)
 
@@ -517,13 +614,28 @@ class EvictionDuty:
 
     def _tell_once(self, event: str, **fields: object) -> bool:
         """Log something that stands for a while once; return whether it was."""
-        key = f"{event} {fields.get('pod_uid', '')} {fields.get('threshold', '')}"
+        key = " ".join([event, *(str(fields.get(name, "")) for name in ("pod_uid", "threshold", "action"))])
         if key == self._told:
             return False
         self._told = key
         level = self._logger.error if event == "eviction_limit_reached" else self._logger.warning
         level(event, **fields)
         return True
+
+    def _tell_ineffective(self, eviction: Eviction, effects: Iterable[OutstandingEffect]) -> None:
+        """Log an eviction that cannot relieve its threshold, with the pod's usage by kind."""
+        found = next((each for each in effects if each.ineffective), None)
+        if found is None:
+            return
+        usage = eviction.pod.usage
+        parts = {} if usage is None else {"writable": usage.writable, "logs": usage.logs, "volumes": usage.volumes}
+        self._logger.warning(
+            "eviction_ineffective",
+            **found.details,
+            pod_uid=eviction.pod.uid,
+            **{f"{name}_bytes": each.used_bytes for name, each in parts.items()},
+            pause_s=FREED_WITHIN_S,
+        )
 
     def _tell_no_victim(self, plan: EvictionPlan) -> None:
         if plan.cause is None or not plan.pods_may_be_chosen:
@@ -536,6 +648,15 @@ class EvictionDuty:
             because=", ".join(f"{why[code]} {code}" for code in sorted(why)),
             hint="nodeagent evict --dry-run tells the reason for each pod",
         )
+
+
+def _on_disk(eviction: Eviction) -> bool:
+    """Return whether an eviction relieves a filesystem threshold, rather than a limit of the pod itself."""
+    return eviction.standing is not None and MEANINGS[eviction.standing.threshold.signal].filesystem is not None
+
+
+def _succeeded(work: asyncio.Future[Any]) -> bool:
+    return work.done() and not work.cancelled() and work.exception() is None
 
 
 def _about(plan: EvictionPlan, eviction: Eviction) -> dict[str, object]:

@@ -48,6 +48,7 @@ class Station:
         agent: the one in force; ``None`` while none is composed.
         wake: for each loop by name, set to have it run at once.
         eviction: what is remembered of thresholds and evictions.
+        evictions_restored: whether the outstanding effects of an earlier process were restored.
         reload: set to have the configuration read again.
         config_problem: why the configuration on disk is not in force; empty if it is.
         tally: what is counted of all that happens.
@@ -69,6 +70,7 @@ class Station:
     agent: Agent | None = None
     wake: dict[str, asyncio.Event] = field(default_factory=dict)
     eviction: EvictionState = field(default_factory=EvictionState)
+    evictions_restored: bool = False
     reload: asyncio.Event = field(default_factory=asyncio.Event)
     config_problem: str = ""
     lock_held: bool | None = None

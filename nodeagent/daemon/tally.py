@@ -89,7 +89,7 @@ METRICS: Final[Mapping[str, Metric]] = {
     ),
     "nodeagent_evictions_withheld_total": Metric(
         Kind.COUNTER,
-        "Times that pressure stood and no pod went: none may, or the limit was reached.",
+        "Evictions withheld under pressure: no pod eligible, limit reached, or the last one ineffective.",
         ("reason",),
         known=(("no-pod",), ("limit",)),
     ),
@@ -338,6 +338,7 @@ _HANDLERS: Final[Mapping[str, Callable[[Tally, Mapping[str, object]], None]]] = 
     "would_evict": _eviction,
     "no_pod_to_evict": _counts_as("nodeagent_evictions_withheld_total", "no-pod"),
     "eviction_limit_reached": _counts_as("nodeagent_evictions_withheld_total", "limit"),
+    "eviction_ineffective": _counts_as("nodeagent_evictions_withheld_total", "ineffective"),
     "reclaimed": _counts("nodeagent_reclaims_total", "threshold"),
     "threshold_met": _counts("nodeagent_threshold_crossings_total", "threshold"),
     "oom_kill": _counts("nodeagent_oom_kills_total", "pod_namespace", by="processes"),

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nodeagent.act.clear import Cleared
 from nodeagent.act.evict import EvictionOutcome, EvictionResult
+from nodeagent.act.outcomes import Outcome, PassEnd, PassReport, Result
 from nodeagent.act.reclaim import Reclaimed
 from nodeagent.config.eviction import EvictionSettings
 from nodeagent.daemon import log
@@ -18,23 +20,29 @@ from nodeagent.daemon.board import Board
 from nodeagent.daemon.evicting import past_eviction
 from nodeagent.daemon.eviction import EvictionDuty, PassRecord
 from nodeagent.daemon.oom_watch import OomWatch
+from nodeagent.daemon.outstanding import OutstandingEffects
 from nodeagent.daemon.pressure import Ground, Seen
 from nodeagent.daemon.station import Station
 from nodeagent.daemon.turns import Pause, Turns
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError
+from nodeagent.host.node import boot_id
 from nodeagent.host.signals import SignalPaths
 from nodeagent.model import Role
 from nodeagent.model.pods import PodHandle, PodsSeen
-from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, PodFacts
+from nodeagent.model.pressure import FilesystemLayout, FilesystemRole, Moment, Observation, PodFacts
+from nodeagent.plan.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
 from nodeagent.plan.eviction.policy import EvictionPolicy
+from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
+from nodeagent.store.evictions import EvictionFile
 from tests.unit.plan.eviction.cases import at, disk, known, pod, read, thresholds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
+    from pathlib import Path
 
+    from nodeagent.plan.eviction.effects import Victim
     from nodeagent.plan.eviction.planner import Eviction
-    from nodeagent.plan.eviction.reclaim import ReclaimStep
 
 EASE = read(available_mib=900)
 LOW = read(available_mib=50)
@@ -68,7 +76,10 @@ class Node:
     outcomes: dict[str, EvictionOutcome] = field(default_factory=dict)
     evicted: list[str] = field(default_factory=list)
     reclaimed: list[str] = field(default_factory=list)
+    reclaims: dict[str, Callable[[], Reclaimed]] = field(default_factory=dict)
     reclaim_error: Exception | None = None
+    cleared: list[str] = field(default_factory=list)
+    clears: Callable[[], Cleared] = lambda: Cleared(confirmed=True)
     gather_error: Exception | None = None
     records: list[PassRecord] = field(default_factory=list)
     limits: str = "memory.available<100Mi"
@@ -77,6 +88,7 @@ class Node:
     layout: FilesystemLayout = FilesystemLayout.SINGLE
     dry_run: bool = False
     role: Role = Role.STANDALONE
+    file: EvictionFile | None = None
 
     def __post_init__(self) -> None:
         self.stream = io.StringIO()
@@ -117,7 +129,11 @@ class Node:
         if stop.is_set():
             raise NodeAgentError("told to stop")
         self.reclaimed.append(step.text)
-        return Reclaimed(step, None)
+        return self.reclaims.get(step.text, lambda: Reclaimed(step, None))()
+
+    async def clear(self, victim: Victim) -> Cleared:
+        self.cleared.append(victim.name)
+        return self.clears()
 
     async def note(self, record: PassRecord) -> None:
         self.records.append(record)
@@ -133,6 +149,9 @@ class Node:
             gather=self.gather,
             evictor=self,
             reclaimer=self,  # type: ignore[arg-type]
+            effects=OutstandingEffects(
+                self.station, self, find_layers=lambda _: {}, file=self.file, logger=self.station.logger
+            ),
             wakes=None,  # type: ignore[arg-type]
             oom=OomWatch(self.station.logger),
             note=self.note,
@@ -382,3 +401,303 @@ def test_what_is_remembered_outlives_the_duty() -> None:
     node = Node(pods=(pod(),), readings=lambda: (LOW,))
     asyncio.run(turn(node))
     assert len(node.station.eviction.evicted_s) == 1
+
+
+# ---- outstanding effects
+
+DISK = "imagefs.available<100Mi"
+
+
+def disk_node(**fields: Any) -> Node:
+    """Return a node whose imagefs lies apart, with one writer of 300 MiB among five bystanders of 1 MiB."""
+    values: dict[str, Any] = {
+        "limits": DISK,
+        "layout": FilesystemLayout.DEDICATED_IMAGEFS,
+        "pods": (pod("writer", writable=disk(300)), *(pod(f"quiet-{n}", writable=disk(1)) for n in range(5))),
+        "readings": lambda: (read("imagefs.available", 50),),
+    }
+    return Node(**(values | fields))
+
+
+async def turns(node: Node, duty: EvictionDuty, seconds: float) -> None:
+    """Make passes for so long, one each second."""
+    ends_s = node.clock.seconds + seconds
+    while node.clock.seconds < ends_s:
+        await turn(node, duty)
+        await asyncio.sleep(0)  # what goes on in the background
+        node.clock.seconds += 1.0
+
+
+async def test_no_second_pod_is_evicted_before_the_first_ones_bytes_are_back() -> None:
+    node = disk_node(clears=lambda: Cleared(confirmed=False, detail="snapshot still on the disk"))
+    duty = node.duty()
+    await turns(node, duty, 25)
+    assert node.evicted == ["writer"]
+    assert len(node.cleared) > 1
+    (withheld,) = node.told("eviction_withheld")
+    assert (withheld["reason"], withheld["action"]) == ("effect-outstanding", "eviction of shop/writer")
+    assert [each["detail"] for each in node.told("eviction_cleanup_failed")] == ["snapshot still on the disk"]
+    node.clears = lambda: Cleared(confirmed=True)
+    node.readings = lambda: (read("imagefs.available", 350),)
+    await turns(node, duty, 15)
+    assert node.evicted == ["writer"]
+    (measured,) = node.told("effect_measured")
+    assert measured["end"] == "measured"
+    assert node.station.eviction.outstanding == ()
+
+
+async def test_another_pod_is_evicted_once_the_first_ones_effect_is_verified_and_does_not_suffice() -> None:
+    node = disk_node()
+    duty = node.duty()
+    await turn(node, duty)
+    assert node.evicted == ["writer"]
+    await turn(node, duty)
+    assert node.evicted == ["writer", "quiet-0"]
+    assert node.told("effect_measured")[0]["end"] == "confirmed"
+
+
+async def test_eviction_that_frees_nothing_pauses_evictions_and_not_reclaim() -> None:
+    node = disk_node(clears=lambda: Cleared(confirmed=False, detail="busy"))
+    duty = node.duty()
+    await turns(node, duty, 29)
+    before = len(node.reclaimed)
+    await turns(node, duty, 25)
+    assert node.evicted == ["writer"]
+    assert len(node.reclaimed) > before
+    (ineffective,) = node.told("eviction_ineffective")
+    assert (ineffective["level"], ineffective["end"]) == ("error", "missing")
+    await turns(node, duty, 15)
+    assert node.evicted == ["writer", "quiet-0"]
+
+
+async def test_eviction_predicted_to_free_nothing_there_leaves_reclaim_to_go_on_and_no_pod() -> None:
+    node = disk_node(
+        limits="nodefs.available<100Mi",
+        pods=(pod("chatty", logs=disk(300), writable=disk(2)), pod("quiet", logs=disk(1))),
+        readings=lambda: (read("nodefs.available", 50),),
+    )
+    duty = node.duty()
+    await turn(node, duty)
+    before = len(node.reclaimed)
+    await turns(node, duty, 20)
+    assert node.evicted == ["chatty"]
+    assert len(node.reclaimed) > before
+    (told,) = node.told("eviction_ineffective")
+    assert (told["predicted_bytes"], told["logs_bytes"]) == (0, 300 << 20)
+
+
+async def test_reclaim_is_measured_before_the_next_step() -> None:
+    def reclaimed() -> Reclaimed:
+        return Reclaimed(ReclaimStep(ReclaimAction.DEAD_CONTAINERS, FilesystemRole.IMAGEFS), report(500 << 20))
+
+    node = disk_node(reclaims={"dead-containers on imagefs": reclaimed})
+    duty = node.duty()
+    await turn(node, duty)
+    node.reclaims.clear()
+    await turns(node, duty, 20)
+    assert (node.reclaimed, node.evicted) == (["dead-containers on imagefs"], [])
+    node.readings = lambda: (read("imagefs.available", 550),)
+    await turns(node, duty, 20)
+    assert (node.reclaimed, node.evicted) == (["dead-containers on imagefs"], [])
+
+
+async def test_reclaim_whose_effect_is_missing_at_its_bound_gives_way_to_the_next_step() -> None:
+    def reclaimed() -> Reclaimed:
+        return Reclaimed(ReclaimStep(ReclaimAction.DEAD_CONTAINERS, FilesystemRole.IMAGEFS), report(500 << 20))
+
+    node = disk_node(reclaims={"dead-containers on imagefs": reclaimed})
+    duty = node.duty()
+    await turn(node, duty)
+    node.reclaims.clear()
+    await turns(node, duty, 35)
+    assert node.reclaimed[:3] == [
+        "dead-containers on imagefs",
+        "dead-containers on imagefs",
+        "unused-images on imagefs",
+    ]
+    assert node.evicted[:1] == ["writer"]
+    assert [each["action"] for each in node.told("effect_missing")] == ["dead-containers on imagefs"]
+
+
+async def test_pods_of_two_filesystems_are_evicted_while_one_effect_is_outstanding() -> None:
+    node = disk_node(
+        limits=f"nodefs.available<100Mi,{DISK}",
+        pods=(
+            pod("writer", writable=disk(300)),
+            pod("chatty", logs=disk(300), writable=disk(1)),
+            pod("quiet", writable=disk(1), logs=disk(1)),
+        ),
+        readings=lambda: (read("imagefs.available", 50), read("nodefs.available", 50)),
+        clears=lambda: Cleared(confirmed=False, detail="busy"),
+    )
+    await turns(node, node.duty(), 25)
+    assert sorted(node.evicted) == ["chatty"]  # its own layer on imagefs is outstanding as well
+
+    node = disk_node(
+        limits=f"{DISK},pid.available<100",
+        pods=(pod("writer", writable=disk(300), pids=1), pod("forks", pids=500, writable=disk(0))),
+        readings=lambda: (read("imagefs.available", 50), read("pid.available", available=50, capacity=1000)),
+        clears=lambda: Cleared(confirmed=False, detail="busy"),
+    )
+    await turns(node, node.duty(), 20)
+    assert sorted(node.evicted) == ["forks", "writer"]
+
+
+async def test_pod_that_could_not_be_stopped_for_disk_space_is_tried_again_before_another_one() -> None:
+    node = disk_node()
+    node.outcomes["writer"] = EvictionOutcome.FAILED
+    node.clears = lambda: Cleared(confirmed=False, running=True, detail="running: app")
+    duty = node.duty()
+    await turn(node, duty)
+    assert (node.evicted, node.result()) == ([], "failed")
+    await turns(node, duty, 25)
+    assert len(node.told("eviction_failed")) == 1
+    await turns(node, duty, 30)
+    assert (node.evicted, len(node.told("eviction_failed"))) == ([], 2)
+    await turns(node, duty, 15)
+    assert node.evicted[:1] == ["quiet-0"]
+
+
+async def test_pod_that_ends_late_is_cleared_and_no_other_one_is_evicted() -> None:
+    node = disk_node()
+    node.outcomes["writer"] = EvictionOutcome.FAILED
+    node.clears = lambda: Cleared(confirmed=False, running=True, detail="running: app")
+    duty = node.duty()
+    await turns(node, duty, 10)
+    node.clears = lambda: Cleared(confirmed=True)
+    node.readings = lambda: (read("imagefs.available", 350),)
+    await turns(node, duty, 20)
+    assert (node.evicted, node.station.eviction.outstanding) == ([], ())
+    assert [each["end"] for each in node.told("effect_measured")] == ["measured"]
+
+
+@pytest.mark.parametrize("outcome", [EvictionOutcome.GONE, EvictionOutcome.CHANGED])
+async def test_eviction_that_was_not_carried_out_leaves_nothing_outstanding(outcome: EvictionOutcome) -> None:
+    node = disk_node(pods=(pod("writer", writable=disk(300)),))
+    node.outcomes["writer"] = outcome
+    await turn(node)
+    assert (node.station.eviction.outstanding, node.station.eviction.victims) == ((), ())
+
+
+async def test_restarted_daemon_completes_the_eviction_and_evicts_no_other_pod(tmp_path: Path) -> None:
+    node = disk_node(file=EvictionFile(tmp_path), clears=lambda: Cleared(confirmed=False, detail="busy"))
+    duty = node.duty()
+    await turn(node, duty)
+    await duty._effects.close()
+    assert node.evicted == ["writer"]
+
+    again = disk_node(file=EvictionFile(tmp_path), clock=node.clock, pods=node.pods[1:])
+    again.clears = lambda: Cleared(confirmed=False, detail="busy")
+    duty = again.duty()
+    await duty._effects.restore()
+    await turns(again, duty, 25)
+    assert again.evicted == []
+    assert set(again.cleared) == {"writer"}
+    assert [each["pod_name"] for each in again.told("eviction_resumed")] == ["writer"]
+    again.clears = lambda: Cleared(confirmed=True)
+    again.readings = lambda: (read("imagefs.available", 350),)
+    await turns(again, duty, 15)
+    assert (again.evicted, again.station.eviction.outstanding) == ([], ())
+    await duty._effects.close()
+    assert EvictionFile(tmp_path).read(boot_id())[1][0].cleared
+
+
+async def test_eviction_cut_off_before_it_stopped_anything_is_forgotten_after_a_restart(tmp_path: Path) -> None:
+    node = disk_node(file=EvictionFile(tmp_path))
+
+    async def lost(*_: object) -> EvictionResult:
+        raise RuntimeUnavailableError("gone")
+
+    node.evict = lost  # type: ignore[method-assign,assignment]
+    duty = node.duty()
+    await turn(node, duty)
+    await duty._effects.close()
+    assert EvictionFile(tmp_path).read(boot_id())[1]
+
+    again = disk_node(file=EvictionFile(tmp_path), clock=node.clock)
+    again.clears = lambda: Cleared(confirmed=False, running=True)
+    duty = again.duty()
+    await duty._effects.restore()
+    await turns(again, duty, 4)
+    assert again.evicted == ["writer"]
+
+
+async def test_unreadable_record_pauses_evictions_for_disk_space_after_a_restart(tmp_path: Path) -> None:
+    (tmp_path / "evictions.json").write_text("{")
+    node = disk_node(file=EvictionFile(tmp_path))
+    duty = node.duty()
+    await duty._effects.restore()
+    await turns(node, duty, 25)
+    assert (node.evicted, bool(node.reclaimed)) == ([], True)
+    await turns(node, duty, 10)
+    assert node.evicted[:1] == ["writer"]
+    assert "outstanding evictions unknown" in node.told("eviction_warning")[0]["warning"]
+
+
+async def test_record_that_cannot_be_written_stops_no_eviction(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    node = disk_node(file=EvictionFile(tmp_path / "file"))
+    duty = node.duty()
+    await turn(node, duty)
+    await duty._effects.close()
+    assert node.evicted == ["writer"]
+    assert len(node.told("eviction_warning")) == 1
+
+
+async def test_reload_goes_on_with_what_is_outstanding() -> None:
+    node = disk_node(clears=lambda: Cleared(confirmed=False, detail="busy"))
+    duty = node.duty()
+    await turn(node, duty)
+    await duty._effects.close()
+    await turns(node, node.duty(), 25)
+    assert node.evicted == ["writer"]
+
+
+@pytest.mark.parametrize("end", ["pause", "dry-run"])
+async def test_containers_are_not_removed_in_a_pause_or_dry_run(end: str) -> None:
+    node = disk_node(clears=lambda: Cleared(confirmed=False, detail="busy"))
+    await turns(node, node.duty(), 3)
+    tried = len(node.cleared)
+    if end == "pause":
+        node.station.turns.hold(Pause("operator", "looking"))
+    node.dry_run = end == "dry-run"
+    await turns(node, node.duty(), 20)
+    assert len(node.cleared) == tried
+
+
+async def test_memory_that_runs_short_again_after_an_eviction_is_acted_on_at_once() -> None:
+    node = Node(pods=(pod("one", memory=500), pod("two", memory=400)))
+    looks = 0
+
+    def readings() -> tuple[Observation, ...]:
+        nonlocal looks
+        looks += 1 if node.evicted == ["one"] else 0
+        return (EASE,) if looks == 1 else (LOW,)
+
+    node.readings = readings
+    duty = node.duty()
+    await turn(node, duty)
+    assert node.evicted == ["one"]
+    await turn(node, duty)
+    assert node.evicted == ["one", "two"]
+
+
+async def test_stall_that_outlasts_an_eviction_costs_no_second_pod_within_its_window() -> None:
+    node = Node(
+        pods=(pod("one", memory=500), pod("two", memory=400)),
+        limits="memory.psi.full>10%",
+        readings=lambda: (read("memory.psi.full", available=50, capacity=100), EASE),
+    )
+    duty = node.duty()
+    await turns(node, duty, 8)
+    assert node.evicted == ["one"]
+    await turns(node, duty, 5)
+    assert node.evicted == ["one", "two"]
+
+
+def report(frees_bytes: int | None) -> PassReport:
+    """Return the report of a pass that removed one container."""
+    reason = Reason(ReasonCode.OVER_TOTAL_LIMIT, {"total": 2, "limit": 1})
+    decision = Decision(ItemKind.CONTAINER, "c", "c", Verdict.REMOVE, reason, frees_bytes)
+    results = (Result(decision, Outcome.DONE),)
+    return PassReport("id", "containers", "eviction", at(0).at, 0.1, False, (), results, PassEnd.COMPLETE)

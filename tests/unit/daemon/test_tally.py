@@ -123,6 +123,7 @@ CASES: list[tuple[list[dict[str, object]], str, tuple[str, ...], float]] = [
     ),
     ([event("no_pod_to_evict", threshold="t")], "nodeagent_evictions_withheld_total", ("no-pod",), 1),
     ([event("eviction_limit_reached", why="w")], "nodeagent_evictions_withheld_total", ("limit",), 1),
+    ([event("eviction_ineffective", signal="s")], "nodeagent_evictions_withheld_total", ("ineffective",), 1),
     ([event("reclaimed", threshold="t")], "nodeagent_reclaims_total", ("t",), 1),
     ([event("threshold_met", threshold="t")], "nodeagent_threshold_crossings_total", ("t",), 1),
     ([event("oom_kill", pod_namespace="shop", processes=3)] * 2, "nodeagent_oom_kills_total", ("shop",), 6),

@@ -1,0 +1,234 @@
+"""Evictions under disk pressure on a real containerd: one victim, its space freed, bystanders and images kept.
+
+The daemon runs as an operator runs it; only the thresholds are set to the filesystem of the test.
+``NODEAGENT_TEST_RUNS`` repeats the cascade and the reclaim scenario; see ``make campaign-eviction``.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.containerd import LoopFs
+from tests.support.pressed import APP, MIB, UNUSED, PressedNode
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.integration.conftest import ContainerdFactory
+
+pytestmark = pytest.mark.real
+
+RUNS = int(os.environ.get("NODEAGENT_TEST_RUNS", "1"))
+WRITER_MIB = 160
+SHORT_MIB = 60
+
+
+@pytest.fixture
+def node(containerd_factory: ContainerdFactory, tmp_path: Path) -> PressedNode:
+    made = PressedNode(containerd_factory(imagefs=LoopFs(700, "ext4")), tmp_path)
+    made.import_images()
+    return made
+
+
+@pytest.fixture
+def _own_mounts(containerd_version: str) -> None:
+    if containerd_version != "host":
+        pytest.skip("needs mounts that a containerd in a mount namespace of its own does not share")
+
+
+def threshold(node: PressedNode, short_mib: int = SHORT_MIB) -> str:
+    """Return a threshold that the node misses by so much now."""
+    return f'hard = "imagefs.available<{node.available_bytes // MIB + short_mib}Mi"'
+
+
+def run_quiet(node: PressedNode, count: int) -> set[str]:
+    """Run pods that hold 1 MiB each; return their names."""
+    names = {f"quiet-{number}" for number in range(count)}
+    for name in sorted(names):
+        node.run_writer(name, 1)
+    return names
+
+
+def settle(node: PressedNode, count: int = 1) -> None:
+    """Wait until the threshold was cleared, and for some more passes."""
+    node.wait_for("threshold_cleared", count, timeout_s=90)
+    node.wait_passes(4)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("bystanders", [5, 20])
+@pytest.mark.parametrize("run", range(RUNS))
+def test_one_writer_among_bystanders_is_the_only_pod_evicted(node: PressedNode, bystanders: int, run: int) -> None:
+    del run
+    quiet = run_quiet(node, bystanders)
+    node.run_writer("writer", WRITER_MIB)
+    before = node.available_bytes
+    with node.daemon(threshold(node)):
+        settle(node)
+    assert [each["pod_name"] for each in node.events("evicted")] == ["writer"]
+    assert node.running() == quiet
+    assert node.available_bytes - before >= WRITER_MIB * MIB * 98 // 100
+    assert not node.events("pass_crashed")
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("run", range(RUNS))
+def test_one_dead_container_suffices_and_no_image_is_removed(node: PressedNode, run: int) -> None:
+    del run
+    node.run_writer("quiet", 1)
+    dead = node.run_writer("dead", WRITER_MIB)
+    node.pods.stop(dead.container)
+    node.pods.run_container(dead.sandbox, "main", APP, attempt=1)
+    node.pods.wait_exited(dead.container)
+    again = node.pods.run_container(dead.sandbox, "main", APP, ["false"], attempt=2)
+    node.pods.wait_exited(again)
+    node.import_images(unused=True)
+    before = node.tags()
+    assert set(UNUSED) <= before
+    with node.daemon(threshold(node)):
+        settle(node)
+    assert node.tags() == before
+    assert [each["step"] for each in node.events("reclaimed") if each["removed"]] == ["dead-containers on imagefs"]
+    assert not node.events("evicting")
+    assert dead.container.id not in {each.id for each in node.pods.list_containers()}
+    assert "quiet" in node.running()
+
+
+def test_pod_that_goes_on_writing_is_evicted_too_and_nobody_else(node: PressedNode) -> None:
+    quiet = run_quiet(node, 3)
+    node.run_pod(
+        "second", "touch /done; while [ ! -e /go ]; do sleep 0.1; done; dd if=/dev/zero of=/data bs=1M count=240"
+    )
+    node.run_writer("first", WRITER_MIB)
+    limit = node.available_bytes // MIB + SHORT_MIB
+    with node.daemon(f'hard = "imagefs.available<{limit}Mi"'):
+        node.touch("second", "/go")
+        settle(node)
+    assert sorted(each["pod_name"] for each in node.events("evicted")) == ["first", "second"]
+    assert node.running() == quiet
+
+
+def test_inodes_of_one_pod_with_many_files_evict_it_alone(node: PressedNode) -> None:
+    quiet = run_quiet(node, 3)
+    node.run_pod(
+        "hoarder", "mkdir /many; cd /many; for a in $(seq 40); do mkdir $a; (cd $a; seq 100 | xargs touch); done"
+    )
+    with node.daemon(f'hard = "imagefs.inodesFree<{node.inodes_free + 2000}"'):
+        settle(node)
+    assert [(each["pod_name"], each["starved"]) for each in node.events("evicted")] == [("hoarder", "inodes")]
+    (measured,) = node.events("effect_measured")
+    assert measured["end"] == "measured"
+    assert measured["predicted_inodes"] > 4000
+    assert node.running() == quiet
+
+
+@pytest.mark.usefixtures("_own_mounts")
+def test_layer_that_cannot_be_removed_withholds_every_other_pod_and_reclaim_goes_on(node: PressedNode) -> None:
+    node.container_gc = 'sandbox_minimum_age = "0s"'
+    quiet = run_quiet(node, 3)
+    writer = node.run_writer("writer", WRITER_MIB)
+    data = node.layer(writer) / "data"
+    subprocess.run(["chattr", "+i", str(data)], check=True)
+    try:
+        with node.daemon(threshold(node)):
+            (failed, *_) = node.wait_for("eviction_cleanup_failed")
+            assert "still on the disk" in failed["detail"]
+            node.wait_passes(8)
+            assert [each["pod_name"] for each in node.events("evicting")] == ["writer"]
+            (withheld, *_) = node.events("eviction_withheld")
+            assert (withheld["reason"], withheld["action"]) == ("effect-outstanding", "eviction of default/writer")
+            node.wait_for("eviction_ineffective")
+            subprocess.run(["chattr", "-i", str(data)], check=True)
+            settle(node)
+    finally:
+        subprocess.run(["chattr", "-i", str(data)], check=False, stderr=subprocess.DEVNULL)
+    assert [each["pod_name"] for each in node.events("evicting")] == ["writer"]
+    assert [each["step"] for each in node.events("reclaimed") if each["removed"]] == ["dead-containers on imagefs"]
+    assert node.running() == quiet
+
+
+def test_runtime_that_hangs_during_an_eviction_costs_no_second_pod(node: PressedNode) -> None:
+    node.runtime = 'timeout = "2s"'
+    quiet = run_quiet(node, 3)
+    node.run_writer("writer", WRITER_MIB)
+    with node.daemon(f'{threshold(node)}\nverify_timeout = "1s"'):
+        node.wait_for("evicting")
+        node.containerd.freeze()
+        (failed,) = node.wait_for("eviction_failed")
+        assert failed["outcome"] == "failed"
+        node.containerd.thaw()
+        settle(node)
+    assert {each["pod_name"] for each in node.events("evicting")} == {"writer"}
+    assert node.running() == quiet
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["at-once", "stopped-and-not-removed"])
+def test_daemon_killed_during_an_eviction_completes_it_after_a_restart(node: PressedNode, *, stopped: bool) -> None:
+    quiet = run_quiet(node, 3)
+    writer = node.run_writer("writer", WRITER_MIB)
+    eviction = threshold(node)
+    with node.daemon(eviction) as process:
+        node.wait_for("evicting")
+        node.containerd.freeze()
+        process.kill()
+        process.wait(timeout=10)
+    node.containerd.thaw()
+    if stopped:
+        node.pods.stop(writer.container)
+        node.pods.wait_exited(writer.container)
+    with node.daemon(eviction):
+        settle(node)
+    assert {each["pod_name"] for each in node.events("evicting")} == {"writer"}
+    assert node.running() == quiet
+    assert writer.container.id not in {each.id for each in node.pods.list_containers()}
+
+
+@pytest.mark.usefixtures("_own_mounts")
+def test_logs_of_the_victim_are_reclaimed_for_nodefs_before_another_pod(node: PressedNode) -> None:
+    logs = node.with_nodefs(LoopFs(400, "ext4"))
+    node.container_gc = 'sandbox_minimum_age = "0s"'
+    quiet = run_quiet(node, 3)
+    chatty = node.run_pod("chatty", "yes $(seq 60) | head -c 120000000")
+    assert chatty.sandbox.log_directory is not None
+    free = available_mib(logs)
+    with node.daemon(f'hard = "nodefs.available<{free + 60}Mi"'):
+        settle(node)
+    assert [each["pod_name"] for each in node.events("evicted")] == ["chatty"]
+    assert not chatty.sandbox.log_directory.exists()
+    assert node.running() == quiet
+
+
+@pytest.mark.usefixtures("_own_mounts")
+def test_two_filesystems_under_pressure_cost_one_pod_each(node: PressedNode) -> None:
+    logs = node.with_nodefs(LoopFs(400, "ext4"))
+    node.container_gc = 'sandbox_minimum_age = "0s"'
+    quiet = run_quiet(node, 3)
+    node.run_pod("chatty", "yes $(seq 60) | head -c 120000000")
+    node.run_writer("writer", WRITER_MIB)
+    limits = (
+        f"nodefs.available<{available_mib(logs) + 60}Mi,imagefs.available<{node.available_bytes // MIB + SHORT_MIB}Mi"
+    )
+    with node.daemon(f'hard = "{limits}"'):
+        settle(node, 3)
+    assert sorted(each["pod_name"] for each in node.events("evicted")) == ["chatty", "writer"]
+    assert node.running() == quiet
+
+
+@pytest.mark.usefixtures("_own_mounts")
+def test_one_filesystem_for_all_costs_one_pod(node: PressedNode) -> None:
+    node.nodefs = node.containerd.root
+    quiet = run_quiet(node, 3)
+    node.run_writer("writer", WRITER_MIB)
+    with node.daemon(f'hard = "nodefs.available<{node.available_bytes // MIB + SHORT_MIB}Mi"'):
+        settle(node)
+    assert [each["pod_name"] for each in node.events("evicted")] == ["writer"]
+    assert node.running() == quiet
+
+
+def available_mib(path: Path) -> int:
+    usage = os.statvfs(path)
+    return usage.f_bavail * usage.f_frsize // MIB

@@ -1,0 +1,239 @@
+"""A node short of disk space on a real containerd: a writer among bystanders, and the daemon with its log.
+
+Images and writable layers lie on a small filesystem of their own, so that the signals of ``imagefs`` are real.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import uuid
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nodeagent.host.writable_layers import find_upper_directories
+from tests.support import images, reclaim
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.containerd import Containerd, LoopFs
+    from tests.support.pods import Container, Pods, Sandbox
+
+MIB = 1 << 20
+APP = "pressed.test/app:v1"
+UNUSED = tuple(f"pressed.test/unused:v{number}" for number in (1, 2, 3))
+_ROOT = Path(__file__).parents[2]
+_START_S = 60.0
+
+
+@dataclass
+class Pod:
+    """A pod made here, with its only container."""
+
+    sandbox: Sandbox
+    container: Container
+
+
+@dataclass
+class PressedNode:
+    """A containerd with an image filesystem of its own, its pods, and how the agent is run there.
+
+    Attributes:
+        directory: where configuration, state and log of the agent lie, on another filesystem.
+        nodefs: directory used as the kubelet's root, which determines nodefs; ``None`` for the machine's own disk.
+        container_gc: more lines for that table of the agent's configuration.
+        runtime: likewise.
+    """
+
+    containerd: Containerd
+    directory: Path
+    nodefs: Path | None = None
+    container_gc: str = ""
+    runtime: str = ""
+    pods: Pods = field(init=False)
+    made: dict[str, Pod] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.pods = self.containerd.pods()
+
+    @property
+    def log(self) -> Path:
+        """The daemon's log, one JSON document on each line."""
+        return self.directory / "log"
+
+    @property
+    def available_bytes(self) -> int:
+        """Bytes available on the image filesystem."""
+        usage = os.statvfs(self.containerd.root)
+        return usage.f_bavail * usage.f_frsize
+
+    @property
+    def inodes_free(self) -> int:
+        """Free inodes of the image filesystem."""
+        return os.statvfs(self.containerd.root).f_favail
+
+    def import_images(self, *, unused: bool = False) -> None:
+        """Import the image that pods run, with ``unused`` also three that none does, of 12 MiB each."""
+        made = [images.image(APP)]
+        if unused:
+            made += [images.image(tag, layers=[images.blob(tag.rpartition(":")[2], 12 * MIB)]) for tag in UNUSED]
+        self.containerd.import_images(images.write_oci(self.directory / "images.tar", *made))
+
+    def tags(self) -> set[str]:
+        """Return every image name that CRI lists."""
+        return {tag for each in self.pods.list_images() for tag in each.tags}
+
+    def run_pod(self, name: str, command: str, *, done: str = "/done") -> Pod:
+        """Run a burstable pod as a kubelet would, and wait until its command has made the file ``done``.
+
+        Then it sleeps, and ends at SIGTERM.
+        """
+        uid = str(uuid.uuid4())
+        parent = f"{self.pods.cgroup_parent}/kubepods/burstable/pod{uid}"
+        sandbox = self.pods.run_sandbox(name, uid=uid, cgroup_parent=parent)
+        script = f"trap 'exit 0' TERM; {command}; touch {done}; while :; do sleep 1000 & wait $!; done"
+        container = self.pods.create_container(
+            sandbox, "main", APP, ["sh", "-c", script], resources={"oom_score_adj": 999}
+        )
+        self.pods.start(container)
+        root = self._root(container)
+        reclaim.poll(f"{name} has written", (root / done.lstrip("/")).exists, timeout_s=60)
+        self.made[name] = Pod(sandbox, container)
+        return self.made[name]
+
+    def run_writer(self, name: str, mib: int) -> Pod:
+        """Run a pod that has so much in its writable layer, on the disk."""
+        pod = self.run_pod(name, f"dd if=/dev/zero of=/data bs=1M count={mib} 2>/dev/null; sync")
+        os.sync()
+        return pod
+
+    def with_nodefs(self, filesystem: LoopFs) -> Path:
+        """Give nodefs a filesystem of its own, on which the pods made from now on log; return where it is mounted."""
+        self.nodefs = self.containerd.log_root
+        filesystem.mount(self.containerd.base / "nodefs.img", self.nodefs)
+        return self.nodefs
+
+    def touch(self, name: str, path: str) -> None:
+        """Make a file in the root filesystem of a pod."""
+        (self._root(self.made[name].container) / path.lstrip("/")).touch()
+
+    def layer(self, pod: Pod) -> Path:
+        """Return the directory of a pod's writable layer."""
+        found = find_upper_directories([pod.container.id])
+        return Path(found[pod.container.id])
+
+    def running(self) -> set[str]:
+        """Return the names of the pods with a running container."""
+        names = {each.id: each.name for each in self.pods.list_sandboxes()}
+        return {names[each.sandbox_id] for each in self.pods.list_containers() if each.state == "RUNNING"}
+
+    def configure(self, eviction: str) -> Path:
+        """Write the agent's configuration with these lines for evictions; return its path."""
+        config = self.directory / "nodeagent.toml"
+        state = self.directory / "state"
+        config.write_text(
+            f"""role = "standalone"
+[runtime]
+endpoint = {json.dumps(f"unix://{self.containerd.socket}")}
+{self.runtime}
+[image_gc]
+enabled = false
+minimum_age = "0s"
+[container_gc]
+enabled = false
+pod_log_root = {json.dumps(str(self.containerd.log_root))}
+container_log_root = {json.dumps(str(self.directory / "links"))}
+{self.container_gc}
+[kubelet]
+manifests = ""
+[shutdown]
+enabled = "off"
+[state]
+directory = {json.dumps(str(state))}
+[control]
+socket = ""
+[metrics]
+listen = {json.dumps(f"unix://{self._metrics_socket}")}
+[log]
+format = "json"
+[eviction]
+enabled = "on"
+pressure_transition_period = "1s"
+interval = "1s"
+{eviction}
+"""
+        )
+        return config
+
+    @contextmanager
+    def daemon(self, eviction: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Run the agent with these settings of evictions until the end of the block."""
+        config = self.configure(eviction)
+        started = len(self.events("eviction_started"))
+        command = [*self._with_nodefs(), sys.executable, "-m", "nodeagent", "run", "--config", str(config)]
+        with self.log.open("ab") as out, subprocess.Popen(command, stderr=out, cwd=_ROOT) as process:
+            try:
+                reclaim.poll(
+                    "the eviction loop started",
+                    lambda: process.poll() is not None or len(self.events("eviction_started")) > started,
+                    timeout_s=_START_S,
+                )
+                assert process.poll() is None, self.log.read_text()
+                yield process
+            finally:
+                if process.poll() is None:
+                    process.terminate()
+                    assert process.wait(timeout=20) == 0
+
+    def events(self, name: str = "") -> list[dict[str, Any]]:
+        """Return the events of that name in the daemon's log, of any name without one."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        found = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        return [each for each in found if not name or each["event"] == name]
+
+    def wait_for(self, name: str, count: int = 1, *, timeout_s: float = 60) -> list[dict[str, Any]]:
+        """Wait for so many events of a name and return them."""
+        try:
+            reclaim.poll(
+                f"{count} x {name}", lambda: len(self.events(name)) >= count, timeout_s=timeout_s, interval_s=0.1
+            )
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}\n{self.log.read_text() if self.log.exists() else ''}") from error
+        return self.events(name)
+
+    def wait_passes(self, count: int) -> None:
+        """Wait until the eviction loop made so many more passes."""
+        ends = self._passes() + count
+        reclaim.poll(f"{count} more passes", lambda: self._passes() >= ends, timeout_s=60 + 10 * count, interval_s=0.1)
+
+    @property
+    def _metrics_socket(self) -> Path:
+        return self.containerd.base / "metrics.sock"
+
+    def _passes(self) -> int:
+        """Return how many passes the eviction loop made, as its metrics have it."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(10)
+            connection.connect(str(self._metrics_socket))
+            connection.sendall(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
+            answer = b"".join(iter(lambda: connection.recv(1 << 16), b"")).decode()
+        found = re.search(r'^nodeagent_duty_runs_total\{duty="eviction"\} (\d+)', answer, re.MULTILINE)
+        return int(found[1]) if found else 0
+
+    def _with_nodefs(self) -> list[str]:
+        """Return a command prefix that mounts ``nodefs`` at the kubelet's root, in a mount namespace of its own."""
+        if self.nodefs is None:
+            return []
+        mount = 'mount -t tmpfs none /var/lib && mkdir /var/lib/kubelet && mount --bind "$0" /var/lib/kubelet'
+        return ["unshare", "--mount", "--propagation", "slave", "sh", "-c", f'{mount} && exec "$@"', str(self.nodefs)]
+
+    def _root(self, container: Container) -> Path:
+        task = f"state/io.containerd.runtime.v2.task/k8s.io/{container.id}/init.pid"
+        return Path(f"/proc/{int((self.containerd.base / task).read_text())}/root")
