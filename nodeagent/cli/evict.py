@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -10,7 +11,8 @@ from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.daemon import document
 from nodeagent.daemon.evicting import make_watcher
 from nodeagent.daemon.pressure import PressureReader
-from nodeagent.errors import UsageError
+from nodeagent.errors import StoreError, UsageError
+from nodeagent.host.node import boot_id
 from nodeagent.model.pressure import Signal
 from nodeagent.plan.decision import Verdict
 from nodeagent.plan.eviction.document import Plain, describe_facts, describe_plan, describe_standing
@@ -18,6 +20,7 @@ from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.eviction.planner import plan_eviction
 from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.plan.eviction.state import EvictionState, evaluate
+from nodeagent.store.evictions import EvictionFile
 from nodeagent.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from nodeagent.daemon.pressure import Ground, Seen
     from nodeagent.model.pods import PodsSeen
     from nodeagent.model.pressure import Observation, PodFacts
+    from nodeagent.plan.eviction.effects import OutstandingEffect
     from nodeagent.plan.eviction.planner import EvictionPlan
     from nodeagent.plan.eviction.ranking import RankedPod
     from nodeagent.plan.eviction.state import Evaluation
@@ -111,12 +115,25 @@ async def _answer(agent: Agent, settings: Settings, supposed: Mapping[Signal, Am
     observations = _supposed(seen, supposed)
     # What is supposed has lasted: a soft threshold's grace is over.
     lasted = {each: -_LONG_AGO_S for each in ground.thresholds if each.signal in supposed}
+    outstanding, unread = await asyncio.to_thread(_outstanding, settings)
     evaluation = evaluate(
-        EvictionState(first_met_s=lasted), observations, ground.thresholds, eviction.policy, now=seen.at
+        EvictionState(first_met_s=lasted, outstanding=outstanding),
+        observations,
+        ground.thresholds,
+        eviction.policy,
+        now=seen.at,
     )
     first, then = _plans(evaluation, pods, settings, ground, observations)
-    warnings = (*ground.warnings, *seen.unread, *pods.warnings)
+    warnings = (*ground.warnings, *seen.unread, *pods.warnings, *unread)
     return _Answer(first, then, evaluation, pods, warnings, eviction.off_because(agent.role))
+
+
+def _outstanding(settings: Settings) -> tuple[tuple[OutstandingEffect, ...], tuple[str, ...]]:
+    """Return the outstanding effects of the running agent, and a warning if they cannot be read."""
+    try:
+        return EvictionFile(settings.state_directory).read(boot_id())[0], ()
+    except StoreError as error:
+        return (), (str(error),)
 
 
 def _supposed(seen: Seen, supposed: Mapping[Signal, Amount]) -> tuple[Observation, ...]:
@@ -181,7 +198,9 @@ def _print(answer: _Answer, simulate: Sequence[str]) -> None:
         console.print(f"if {' and '.join(simulate)}:", style="bold", markup=False)
     if plan.cause is None:
         limit = next((each for each in plan.plan.decisions if each.verdict is Verdict.REMOVE), None)
-        if limit is None:
+        if limit is None and plan.withheld is not None:
+            console.print(f"withheld: {plan.withheld.sentence}", style="bold yellow", markup=False)
+        elif limit is None:
             sentence = plan.plan.decisions[0].reason.sentence if plan.plan.decisions else "there are no pods"
             console.print(f"no pod would be evicted: {sentence}", style="green", markup=False)
     else:

@@ -12,6 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from nodeagent.clock import SystemClock
+from nodeagent.host.node import boot_id
+from nodeagent.model.pressure import Signal
+from nodeagent.plan.eviction.effects import OutstandingEffect, Shortage
+from nodeagent.store.evictions import EvictionFile
 from tests.support.reclaim import poll
 
 if TYPE_CHECKING:
@@ -227,6 +232,24 @@ def test_an_eviction_is_rehearsed_with_every_number(config: Path, tmp_path: Path
         full = nodeagent("evict", "-s", "nodefs.available=1%", "--config", str(config))
         assert "first unused-images on nodefs" in full.stdout
         assert "\x1b" not in full.stdout
+
+
+def test_outstanding_effect_is_shown_as_withheld_in_the_preview(config: Path, tmp_path: Path) -> None:
+    now_s = SystemClock().monotonic_s()
+    waited = OutstandingEffect(
+        "eviction of shop/web", Shortage.NODEFS, Signal.NODEFS_AVAILABLE, 0.0, 5 << 20, now_s, now_s + 3000
+    )
+    EvictionFile(config.parent / "state").write(boot_id(), [waited], [])
+    with served(tmp_path):
+        shown = json.loads(
+            nodeagent("evict", "-s", "nodefs.available=1%", "--config", str(config), "--output", "json").stdout
+        )
+        assert shown["plan"]["withheld"]["code"] == "effect-outstanding"
+        assert shown["plan"]["withheld"]["details"]["action"] == "eviction of shop/web"
+        assert (shown["plan"]["victim"], shown["reclaim_first"]) == (None, [])
+        table = nodeagent("evict", "-s", "nodefs.available=1%", "--config", str(config))
+        said = " ".join(table.stdout.split())
+        assert "withheld: nodefs.available<10% is met; waiting for the effect of eviction of shop/web" in said
 
 
 @pytest.mark.parametrize(
