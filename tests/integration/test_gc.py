@@ -378,3 +378,25 @@ def test_the_daemon_in_a_dry_run_touches_nothing(worn: WornNode, tmp_path: Path)
             "containers, too", lambda: any(e["kind"] == "container" for e in events(log, "would_remove")), timeout_s=30
         )
     assert (tags(worn), {each.id for each in worn.pods.list_containers()}) == before
+
+
+def test_a_switch_to_active_removes_nothing_before_the_grace_period_is_over(worn: WornNode, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    before = (tags(worn), {each.id for each in worn.pods.list_containers()})
+    configure(worn, 'role = "standalone"', 'role = "standalone"\ndry_run = true\nreload_grace = "1h"')
+    with daemon(worn, log) as process:
+        reclaim.poll("it works", lambda: bool(events(log, "pass_done")), timeout_s=30)
+        configure(worn, "dry_run = true", "dry_run = false")
+        process.send_signal(signal.SIGHUP)
+        reclaim.poll("it waits", lambda: bool(events(log, "reload_grace_started")), timeout_s=30)
+        passes = len(events(log, "pass_done"))
+        reclaim.poll("it goes on in a dry run", lambda: len(events(log, "pass_done")) > passes + 4, timeout_s=60)
+        assert (tags(worn), {each.id for each in worn.pods.list_containers()}) == before
+        assert events(log, "removal") == []
+        configure(worn, 'reload_grace = "1h"', 'reload_grace = "1s"')
+        process.send_signal(signal.SIGHUP)
+        reclaim.poll("it removes", lambda: bool(events(log, "removal")), timeout_s=60)
+    named = [json.loads(line)["event"] for line in log.read_text().splitlines() if line]
+    assert named.index("reload_grace_ended") < named.index("removal")
+    started = events(log, "reload_grace_started")[0]
+    assert (started["items"] > 0, "container" in started["effect"]) == (True, True)
