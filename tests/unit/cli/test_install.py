@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.host.environment import launcher
 from nodeagent.host.manifest import content_fingerprint
 
 ROOT = Path(__file__).parents[3]
@@ -222,6 +223,19 @@ def test_installation_that_is_interrupted_while_files_are_placed_is_repeated(tmp
     assert (ended.returncode, "as it was   /etc/systemd/system/nodeagent.service\n" in ended.stdout) == (0, True)
     assert nodeagent("uninstall", "--root", str(tmp_path), "--purge").returncode == 0
     assert files(tmp_path) == set()
+
+
+def test_launcher_of_the_package_is_isolated() -> None:
+    script = (ROOT / "systemd/debian/postinst").read_text()
+    _, _, rest = script.partition('cat >"$fresh/bin/nodeagent" <<END\n')
+    assert rest.partition("\nEND\n")[0] + "\n" == launcher("$fresh")
+
+
+def test_no_script_starts_an_interpreter_that_imports_from_its_directory() -> None:
+    scripts = [ROOT / "systemd/debian" / name for name in ("preinst", "postinst", "prerm", "postrm", "build")]
+    for path in (*scripts, ROOT / ".ci/setup"):
+        started = [line for line in path.read_text().splitlines() if " -m " in line or " -c '" in line]
+        assert [line for line in started if "python" in line and " -I " not in line] == [], path
 
 
 def test_kept_file_with_an_undecodable_name_is_reported_escaped(tmp_path: Path) -> None:

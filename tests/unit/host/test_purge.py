@@ -1,10 +1,11 @@
-"""Which files of configuration, state and runtime directories a purge removes."""
+"""Which files of configuration, state and runtime directories a purge removes; the same by the Debian package."""
 
 from __future__ import annotations
 
 import os
 import re
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,19 @@ def by_agent(root: Path) -> str:
     return "\n".join(str(each.path) for each in found if not each.own)
 
 
-WAYS = pytest.mark.parametrize("remove", [by_agent])
+def by_package(root: Path) -> str:
+    done = subprocess.run(
+        ["sh", CHECKOUT / "systemd/debian/postrm", "purge"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env={"DPKG_ROOT": str(root), "PATH": "/usr/bin:/bin"},
+    )
+    return done.stdout + done.stderr
+
+
+WAYS = pytest.mark.parametrize("remove", [by_agent, by_package])
 
 
 def files(root: Path) -> set[str]:
