@@ -79,16 +79,24 @@ class CriClearer:
     Source: CRI ``StopPodSandbox``, ``RemoveContainer``; kubelet ``removeContainer``.
     """
 
-    def __init__(self, actions: ClearActions, collect_garbage: Callable[[], Awaitable[None]] | None) -> None:
+    def __init__(
+        self,
+        actions: ClearActions,
+        collect_garbage: Callable[[], Awaitable[None]] | None,
+        remove_orphans: Callable[[Collection[str]], Awaitable[None]] | None = None,
+    ) -> None:
         """Compose a clearer.
 
         Args:
             actions: the runtime.
             collect_garbage: runs the runtime's garbage collection and waits for it; ``None`` where there is no call
                 for it. Then only the missing directory of a layer confirms its removal.
+            remove_orphans: removes directories of snapshots whose removal failed before. containerd does not retry it
+                until another snapshot is removed.
         """
         self._actions = actions
         self._collect_garbage = collect_garbage
+        self._remove_orphans = remove_orphans
         self._stopping: dict[str, asyncio.Future[None]] = {}
 
     async def clear(self, victim: Victim) -> Cleared:
@@ -112,6 +120,14 @@ class CriClearer:
             errors.append(f"not removed: {_names(left)}")
         uncollected = await self._collect()
         present = await asyncio.to_thread(_present, victim.layers)
+        if present and not left and self._remove_orphans is not None:
+            try:
+                await self._remove_orphans(present)
+            except RuntimeUnsupportedError:
+                pass
+            except NodeAgentError as error:
+                errors.append(f"orphaned snapshots not removed: {error}")
+            present = await asyncio.to_thread(_present, present)
         if present:
             errors.append(f"{len(present)} writable layer(s) still on the disk: {', '.join(present[:_SHOWN])}")
         confirmed = not left and not present and (not uncollected or bool(victim.layers))

@@ -21,7 +21,7 @@ from nodeagent.daemon.outstanding import OutstandingEffects
 from nodeagent.daemon.pressure import PressureReader
 from nodeagent.host.cgroups import read_processes
 from nodeagent.host.stalls import Wakes
-from nodeagent.host.writable_layers import find_upper_directories
+from nodeagent.host.writable_layers import find_upper_directories, snapshotter_of
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.eviction.document import describe_plan
 from nodeagent.pods import PodSettings, PodWatcher
@@ -29,13 +29,14 @@ from nodeagent.store.evictions import EvictionFile
 from nodeagent.store.history import PastAction, PastPass, Retention
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from nodeagent.act.collect import Preview
     from nodeagent.act.outcomes import PassReport, Result
     from nodeagent.daemon.agent import Agent
     from nodeagent.daemon.station import Station
     from nodeagent.model.pods import PodsSeen
+    from nodeagent.runtime.containerd import ContainerdClient
 
 _ENDS = {
     EvictionOutcome.EVICTED: PassEnd.COMPLETE,
@@ -91,7 +92,7 @@ def eviction_duties(station: Station, agent: Agent) -> Sequence[EvictionDuty]:
     collect_garbage = None if containerd is None else partial(containerd.collect_garbage, agent.clock)
     effects = OutstandingEffects(
         station,
-        CriClearer(agent.cri, collect_garbage),
+        CriClearer(agent.cri, collect_garbage, None if containerd is None else partial(_remove_orphans, containerd)),
         find_layers=find_upper_directories,
         file=EvictionFile(agent.settings.state_directory) if agent.record else None,
         logger=station.logger.bind(loop=NAME),
@@ -125,6 +126,16 @@ def eviction_duties(station: Station, agent: Agent) -> Sequence[EvictionDuty]:
         note=note,
     )
     return (duty,)
+
+
+async def _remove_orphans(containerd: ContainerdClient, layers: Collection[str]) -> None:
+    """Remove the directories of these writable layers, of snapshots that no longer exist.
+
+    Raises:
+        NodeAgentError: a snapshotter refused, or has no such call.
+    """
+    for snapshotter in sorted({snapshotter_of(each) for each in layers} - {""}):
+        await containerd.clean_up_snapshotter(snapshotter)
 
 
 def past_eviction(record: PassRecord) -> PastPass:

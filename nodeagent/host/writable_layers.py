@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 _UPPER: Final = "upperdir="
+_SNAPSHOTTER: Final = "io.containerd.snapshotter.v1."
 
 
 def find_upper_directories(container_ids: Collection[str], mountinfo: str = "/proc/self/mountinfo") -> dict[str, str]:
@@ -46,6 +47,15 @@ def find_upper_directories(container_ids: Collection[str], mountinfo: str = "/pr
     except (OSError, IndexError):
         return {}
     return found
+
+
+def snapshotter_of(upper: str) -> str:
+    """Return the containerd snapshotter that a writable layer's directory belongs to; empty if it has none.
+
+    Source: containerd, a plugin's root directory is its type and name below containerd's root.
+    """
+    names = (each.removeprefix(_SNAPSHOTTER) for each in PurePosixPath(upper).parts if each.startswith(_SNAPSHOTTER))
+    return next(names, "")
 
 
 def measure_writable_layer(upper: str, deadline_s: float) -> Tree | None:

@@ -15,6 +15,7 @@ from nodeagent.plan.eviction.effects import Victim
 from tests.unit.builders import container, sandbox
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
     from nodeagent.model import Container, Sandbox
@@ -196,3 +197,30 @@ async def test_lost_runtime_is_raised() -> None:
     runtime.list_containers = lost  # type: ignore[method-assign]
     with pytest.raises(RuntimeUnavailableError):
         await clearer(runtime).clear(VICTIM)
+
+
+async def test_layer_whose_removal_failed_before_is_removed_as_an_orphan(tmp_path: Path) -> None:
+    layer = tmp_path / "fs"
+    layer.mkdir()
+    asked = []
+
+    async def remove_orphans(layers: Collection[str]) -> None:
+        asked.append(tuple(layers))
+        layer.rmdir()
+
+    async def collect() -> None:
+        """Collect nothing: the snapshot itself was removed before."""
+
+    made = CriClearer(Runtime(), collect, remove_orphans)
+    done = await made.clear(replace(VICTIM, layers=(str(layer),)))
+    assert (done.confirmed, done.detail, asked) == (True, "", [(str(layer),)])
+
+
+async def test_layer_that_stays_after_the_removal_of_orphans_failed_is_reported(tmp_path: Path) -> None:
+    async def remove_orphans(_: Collection[str]) -> None:
+        raise RuntimeUnsupportedError("Cleanup", "", "UNIMPLEMENTED", "")
+
+    made = CriClearer(Runtime(), None, remove_orphans)
+    done = await made.clear(replace(VICTIM, layers=(str(tmp_path),)))
+    assert not done.confirmed
+    assert str(tmp_path) in done.detail

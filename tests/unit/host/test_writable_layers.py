@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.host.writable_layers import find_upper_directories, measure_writable_layer
+from nodeagent.host.writable_layers import find_upper_directories, measure_writable_layer, snapshotter_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,3 +55,15 @@ def test_a_layer_is_what_its_files_occupy(tmp_path: Path) -> None:
     assert (tree.complete, tree.inodes) == (True, 2)
     assert tree.size_bytes == sum(each.lstat().st_blocks * 512 for each in tmp_path.iterdir())
     assert measure_writable_layer(str(tmp_path / "gone"), time.monotonic() + 5) is None
+
+
+@pytest.mark.parametrize(
+    ("upper", "snapshotter"),
+    [
+        ("/var/lib/containerd/io.containerd.snapshotter.v1.overlayfs/snapshots/10/fs", "overlayfs"),
+        ("/data/io.containerd.snapshotter.v1.stargz/snapshots/1/fs", "stargz"),
+        ("/var/lib/containers/storage/overlay/0a1b/diff", ""),
+    ],
+)
+def test_snapshotter_is_read_from_the_directory_of_a_layer(upper: str, snapshotter: str) -> None:
+    assert snapshotter_of(upper) == snapshotter
