@@ -22,7 +22,7 @@ from nodeagent.errors import (
     StoreError,
 )
 from nodeagent.host import podlogs
-from nodeagent.model import ContainerState, NodeSnapshot, Role
+from nodeagent.model import ContainerState, NodeSnapshot
 from nodeagent.plan.image_gc import images_in_use
 from nodeagent.plan.scope import Scope
 from nodeagent.runtime.beyond_cri import unlisted_containers, with_pins
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         ImageUseRecord,
         LoosePiece,
         PodLogDirectory,
+        Role,
         RuntimeInfo,
         Sandbox,
         StorageGraph,
@@ -64,13 +65,11 @@ class ObserverSettings:
         imagefs_path: overrides the mount point that ``ImageFsInfo`` names; empty for none.
         pod_log_root: where the kubelet keeps pod logs.
         container_log_root: where the links to them are.
-        role: how the agent stands to a kubelet.
     """
 
     imagefs_path: str
     pod_log_root: Path
     container_log_root: Path
-    role: Role
 
 
 class UsageMemory(Protocol):
@@ -92,6 +91,13 @@ class HoldReader(Protocol):
         """Return the holds. Raises StoreError where they cannot be told."""
 
 
+class RoleReader(Protocol):
+    """Reads the role of the agent on this node."""
+
+    async def __call__(self) -> Role:
+        """Return the role now."""
+
+
 class Observer:
     """Reads a node through its runtime, its filesystems and the agent's memory.
 
@@ -109,6 +115,7 @@ class Observer:
         read_filesystem: Callable[[str], FsObservation],
         remember: UsageMemory,
         read_holds: HoldReader,
+        read_role: RoleReader,
         booted_at: datetime | None,
     ) -> None:
         self._cri = cri
@@ -120,6 +127,7 @@ class Observer:
         self._read_filesystem = read_filesystem
         self._remember = remember
         self._read_holds = read_holds
+        self._read_role = read_role
         self._booted_at = booted_at
         self._details: dict[str, Container] = {}
         self._sandbox_details: dict[str, Sandbox] = {}
@@ -164,10 +172,11 @@ class Observer:
             except RuntimeUnsupportedError:
                 self._containerd = None
         writable = await self._writable_bytes(containers, scope, warnings)
+        role = await self._read_role()  # last, as a kubelet may have started meanwhile
         snapshot = NodeSnapshot(
             observed_at=now,
             runtime=info,
-            role=self._settings.role,
+            role=role,
             images=images,
             containers=containers,
             sandboxes=sandboxes,

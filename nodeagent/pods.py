@@ -118,6 +118,7 @@ class PodWatcher:
         kubelet: PodLister | None = None,
         manifests: ManifestLister | None = None,
         root: Path = Path("/"),
+        role: Callable[[], Role] | None = None,
     ) -> None:
         """Compose a watcher; nothing is read yet.
 
@@ -128,11 +129,13 @@ class PodWatcher:
             kubelet: its list of pods, instead of the one the settings tell how to ask.
             manifests: those of static pods, instead of those in the settings' directory.
             root: where ``proc`` and ``sys`` are.
+            role: returns the role in force, which changes at run time; that of the settings unless given.
         """
         self._cri = cri
         self._settings = settings
         self._clock = clock
         self._root = root
+        self._role = role or (lambda: settings.role)
         self._cgroups = Cgroups(root)
         if kubelet is None and settings.kubelet is not None:
             kubelet = KubeletPods(settings.kubelet)
@@ -193,7 +196,7 @@ class PodWatcher:
         await self._listing.close()
 
     def _may_assume(self) -> bool:
-        return self._settings.role is Role.STANDALONE and not self._listing.configured
+        return self._role() is Role.STANDALONE and not self._listing.configured
 
     async def _lists(
         self, warnings: list[str], *, with_stats: bool, quick: bool

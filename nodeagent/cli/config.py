@@ -24,7 +24,7 @@ _MODE: Final = 0o644
 
 
 def check(path: Path | None) -> None:
-    """Say that the configuration is good, or raise what is wrong with it.
+    """Print that the configuration is valid, and on standard error what of it has no effect.
 
     Raises:
         ConfigError: file, key, value and the allowed form, one line per fault.
@@ -32,6 +32,14 @@ def check(path: Path | None) -> None:
     loaded = load(path)
     where = str(loaded.source) if loaded.source is not None else "no file; every setting has its default"
     say(f"configuration is good ({where})")
+    sys.stdout.flush()
+    if loaded.config.role == "beside-kubelet":
+        for name, section in (("eviction", loaded.config.eviction), ("shutdown", loaded.config.shutdown)):
+            if section.enabled == "on":
+                warn(
+                    f'nodeagent: warning: {name}.enabled = "on" has no effect with role = "beside-kubelet": '
+                    "the kubelet restarts stopped pods"
+                )
 
 
 def show(path: Path | None, form: str, *, sources: bool) -> None:

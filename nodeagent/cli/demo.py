@@ -83,13 +83,16 @@ async def _simulated() -> AsyncIterator[Collector]:
         usage.update(merged)
         return ImageUseRecord(merged, node.now - timedelta(days=30))
 
+    async def standalone() -> Role:
+        return Role.STANDALONE
+
     with tempfile.TemporaryDirectory(prefix="nodeagent-demo-") as directory:
         root = Path(directory)
         scenario.write_logs(root)
         read = SimFilesystem(node).read
         async with SimServer(node, root / "runtime.sock") as server, RuntimeConnection(server.endpoint) as connection:
             cri, containerd = CriClient(connection), ContainerdClient(connection)
-            settings = ObserverSettings("", root / "pods", root / "containers", Role.STANDALONE)
+            settings = ObserverSettings("", root / "pods", root / "containers")
             observer = Observer(
                 cri,
                 containerd,
@@ -99,6 +102,7 @@ async def _simulated() -> AsyncIterator[Collector]:
                 read_filesystem=read,
                 remember=remember,
                 read_holds=tuple,
+                read_role=standalone,
                 booted_at=node.now - timedelta(days=30),
             )
             logs = HostLogs(settings.pod_log_root, settings.container_log_root)

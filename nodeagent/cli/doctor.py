@@ -16,6 +16,7 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import warn
 from nodeagent.cli.session import open_for_command, run_async
 from nodeagent.daemon import document
+from nodeagent.daemon.node_role import read_role
 from nodeagent.errors import ConfigError, InhibitorError, NodeAgentError
 from nodeagent.host.processes import run
 from nodeagent.plan.checkup import (
@@ -29,6 +30,8 @@ from nodeagent.plan.checkup import (
     judge_image_use,
     judge_kubelet,
     judge_lock,
+    judge_refused,
+    judge_role,
     judge_sandbox_image,
     judge_snapshotter,
     judge_split,
@@ -101,6 +104,7 @@ def _all(settings: Settings, root: Path) -> Iterator[Finding]:
         "cgroups": lambda: [judge_cgroups(_controllers(root))],
         "pressure-stalls": lambda: [judge_stalls(_stalls(root))],
         "logind-delay": lambda: _shutdown(settings, root),
+        "role": lambda: _role(settings, root),
         "kubelet-overlap": lambda: _kubelet(settings, root),
         "state-directory": lambda: [_state(settings)],
         "stores": lambda: [_stores(settings)],
@@ -292,15 +296,24 @@ def _reload_logind() -> None:
 
 
 def _kubelet(settings: Settings, root: Path) -> list[Finding]:
-    from nodeagent.daemon.agent import role_of  # noqa: PLC0415 - the runtime clients are not for every command
-
-    role = role_of(settings)[0]
+    role = read_role(settings.role, root).role
     return judge_kubelet(
         _kubelet_settings(root / _KUBELET_CONFIG),
         evicts=not settings.eviction.off_because(role),
         stops=not settings.shutdown.off_because(role),
         collects_from=_collects_from(settings),
     )
+
+
+def _role(settings: Settings, root: Path) -> Iterator[Finding]:
+    """Yield the role on this node, and what is configured "on" but refused beside a kubelet."""
+    role = read_role(settings.role, root)
+    yield judge_role(role)
+    refused = {
+        "eviction": (settings.eviction.refused(role.role), settings.eviction.off_because(role.role, role.reason)),
+        "shutdown": (settings.shutdown.refused(role.role), settings.shutdown.off_because(role.role, role.reason)),
+    }
+    yield from (judge_refused(section, because) for section, (is_refused, because) in refused.items() if is_refused)
 
 
 def _collects_from(settings: Settings) -> int | None:

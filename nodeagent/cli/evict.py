@@ -125,7 +125,9 @@ async def _answer(agent: Agent, settings: Settings, supposed: Mapping[Signal, Am
     )
     first, then = _plans(evaluation, pods, settings, ground, observations)
     warnings = (*ground.warnings, *seen.unread, *pods.warnings, *unread)
-    return _Answer(first, then, evaluation, pods, warnings, eviction.off_because(agent.role))
+    role = await agent.evaluate_role()
+    off = eviction.off_because(role.role, role.reason)
+    return _Answer(first, then, evaluation, pods, warnings, off)
 
 
 def _outstanding(settings: Settings) -> tuple[tuple[OutstandingEffect, ...], tuple[str, ...]]:

@@ -154,6 +154,7 @@ def ask_logind() -> tuple[LogindFacts | None, str]:
 async def _pods(settings: Settings) -> tuple[PodUp, ...]:
     from nodeagent.clock import SystemClock  # noqa: PLC0415 - the runtime clients are not for every command
     from nodeagent.daemon.agent import READ_METHODS  # noqa: PLC0415
+    from nodeagent.daemon.node_role import read_role  # noqa: PLC0415
     from nodeagent.daemon.warm_pods import WarmPods  # noqa: PLC0415
     from nodeagent.runtime.connection import RuntimeConnection, discover_endpoint  # noqa: PLC0415
     from nodeagent.runtime.cri import CriClient  # noqa: PLC0415
@@ -161,7 +162,8 @@ async def _pods(settings: Settings) -> tuple[PodUp, ...]:
     endpoint = await asyncio.to_thread(discover_endpoint, settings.endpoint or None)
     deadlines = dict.fromkeys(READ_METHODS, settings.timeout_s)
     async with RuntimeConnection(endpoint, deadlines=deadlines) as connection:
-        pods = WarmPods(CriClient(connection), settings, SystemClock())
+        role = await asyncio.to_thread(read_role, settings.role)
+        pods = WarmPods(CriClient(connection), settings, SystemClock(), lambda: role.role)
         try:
             return await pods.refresh()
         finally:
@@ -170,9 +172,10 @@ async def _pods(settings: Settings) -> tuple[PodUp, ...]:
 
 def off_because(settings: Settings) -> str:
     """Return why pods are not stopped in order on this node; empty if they are."""
-    from nodeagent.daemon.agent import role_of  # noqa: PLC0415 - likewise
+    from nodeagent.daemon.node_role import read_role  # noqa: PLC0415 - likewise
 
-    return settings.shutdown.off_because(role_of(settings)[0])
+    role = read_role(settings.role)
+    return settings.shutdown.off_because(role.role, role.reason)
 
 
 def lock_held(facts: LogindFacts | None, problem: str) -> tuple[bool, str]:

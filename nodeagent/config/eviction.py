@@ -52,15 +52,28 @@ class EvictionSettings:
     stall: StallSettings = field(default_factory=StallSettings)
     verify_s: float = 10.0
 
-    def off_because(self, role: Role) -> str:
-        """Return why no pod is evicted on this node, in words; empty if pods are."""
+    def off_because(self, role: Role, evidence: str = "") -> str:
+        """Return why no pod is evicted on this node, in words; empty if pods are.
+
+        Beside a kubelet none is, even if ``enabled``: the kubelet restarts the containers of an evicted pod.
+
+        Args:
+            role: of the agent on this node.
+            evidence: for the role, to be named in the answer.
+        """
         if self.enabled is False:
             return "it is not enabled"
         if not self.thresholds:
             return "it has no thresholds"
-        if self.enabled is None and role is Role.BESIDE_KUBELET:
-            return 'a kubelet manages this node and evicts by itself; eviction.enabled = "on" overrides that'
+        if role is Role.BESIDE_KUBELET:
+            refused = 'eviction.enabled = "on" is refused: ' if self.enabled else ""
+            shown = f" ({evidence})" if evidence else ""
+            return f"{refused}a kubelet manages this node{shown}; it evicts pods itself and restarts evicted ones"
         return ""
+
+    def refused(self, role: Role) -> bool:
+        """Return whether eviction is configured "on" and refused beside a kubelet."""
+        return self.enabled is True and bool(self.thresholds) and role is Role.BESIDE_KUBELET
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,8 +226,8 @@ class EvictionSection(Section):
 
     enabled: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="Whether the daemon evicts pods. auto: on a node without a kubelet; a kubelet evicts by itself, "
-        "and starts again what is stopped behind its back.",
+        description="Whether the daemon evicts pods. auto: on a node without a kubelet. Beside a kubelet it is "
+        "disabled even if on, since the kubelet evicts pods itself and restarts those evicted by others.",
     )
     hard: str = Field(
         _DEFAULT_HARD,
@@ -408,8 +408,9 @@ class ShutdownSection(Section):
 
     enabled: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="Whether the daemon delays a shutdown and stops pods in order. auto: on a node without a kubelet; "
-        "a kubelet would start again what is stopped behind its back, and can do this itself (shutdownGracePeriod).",
+        description="Whether the daemon delays a shutdown and stops pods in order. auto: on a node without a kubelet. "
+        "Beside a kubelet it is disabled even if on, since the kubelet restarts stopped containers; use its "
+        "shutdownGracePeriod.",
     )
     grace_period: Duration = Field(
         "30s",
@@ -567,9 +568,11 @@ class Config(Section):
 
     role: Literal["auto", "beside-kubelet", "standalone"] = Field(
         "auto",
-        description="How the agent stands to a kubelet. beside-kubelet: pods count as gone only by a pod list, never "
-        "by the runtime alone. standalone: the runtime is the only truth. auto: beside-kubelet if this node has traces "
-        "of a kubelet.",
+        description="Whether a kubelet manages this node. beside-kubelet: pods count as deleted only by a pod list, "
+        "and none is evicted or stopped at shutdown. standalone: the runtime is the only source; overrides files of a "
+        "removed kubelet, but not a kubelet process or a listener on port 10248 or 10250. auto: by processes, these "
+        "ports, state and configuration files, evaluated in every pass; beside-kubelet in doubt, standalone 5m after "
+        "the last trace.",
     )
     dry_run: Switch = Field(False, description="Decide and log, but remove nothing.")
     reload_grace: Duration = Field(

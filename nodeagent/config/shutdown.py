@@ -25,12 +25,29 @@ class ShutdownSettings:
     phases: tuple[Phase, ...] = ()
     restart_logind: bool = True
 
-    def off_because(self, role: Role) -> str:
-        """Return why pods are not stopped in order on this node, in words; empty if they are."""
+    def off_because(self, role: Role, evidence: str = "") -> str:
+        """Return why pods are not stopped in order on this node, in words; empty if they are.
+
+        Beside a kubelet they are not, even if ``enabled``: the kubelet restarts each container within a second.
+
+        Args:
+            role: of the agent on this node.
+            evidence: for the role, to be named in the answer.
+        """
         if self.enabled is False:
             return "it is not enabled"
-        if not self.phases or not any(phase.wanted_ms for phase in self.phases):
+        if not self._has_time:
             return "its phases have no time"
-        if self.enabled is None and role is Role.BESIDE_KUBELET:
-            return 'a kubelet manages this node and would start the pods again; shutdown.enabled = "on" overrides that'
+        if role is Role.BESIDE_KUBELET:
+            refused = 'shutdown.enabled = "on" is refused: ' if self.enabled else ""
+            shown = f" ({evidence})" if evidence else ""
+            return f"{refused}a kubelet manages this node{shown}; it restarts stopped pods, use its shutdownGracePeriod"
         return ""
+
+    def refused(self, role: Role) -> bool:
+        """Return whether graceful shutdown is configured "on" and refused beside a kubelet."""
+        return self.enabled is True and self._has_time and role is Role.BESIDE_KUBELET
+
+    @property
+    def _has_time(self) -> bool:
+        return any(phase.wanted_ms for phase in self.phases)

@@ -27,11 +27,12 @@ from nodeagent.act.removers import (
     SandboxRemover,
 )
 from nodeagent.clock import SystemClock
+from nodeagent.daemon.node_role import RoleWatch
 from nodeagent.errors import NodeAgentError
 from nodeagent.host import podlogs
 from nodeagent.host.filesystems import filesystem_type, read_filesystem
 from nodeagent.host.lock import pass_lock
-from nodeagent.host.node import boot_id, booted_at, find_kubelet
+from nodeagent.host.node import boot_id, booted_at
 from nodeagent.model import Role
 from nodeagent.observe import Observer, ObserverSettings, mounts_images
 from nodeagent.plan.decision import ItemKind
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from nodeagent.act.removers import LogActions
     from nodeagent.clock import Clock
     from nodeagent.config.settings import Settings
-    from nodeagent.model import FsObservation, Hold, ImageUseRecord, LoosePiece, NodeSnapshot
+    from nodeagent.model import FsObservation, Hold, ImageUseRecord, LoosePiece, NodeSnapshot, RoleDecision
     from nodeagent.plan.breakdown import Breakdown
     from nodeagent.plan.gc import GCPolicy
     from nodeagent.runtime.connection import CallObserver
@@ -93,8 +94,7 @@ class Agent:
     """A composed agent.
 
     Attributes:
-        role: how it stands to a kubelet.
-        role_because: what that was decided on.
+        roles: its role on this node, evaluated by every pass.
         record: whether it may write its own state.
     """
 
@@ -106,14 +106,27 @@ class Agent:
     containerd: ContainerdClient | None
     observer: Observer
     collector: Collector
-    role: Role
-    role_because: str
+    roles: RoleWatch
     record: bool
     dry_run: bool
 
     def __post_init__(self) -> None:
         self._told = ""
         self.shortfall_told = False
+
+    @property
+    def role(self) -> Role:
+        """Role evaluated last."""
+        return self.roles.current.role
+
+    @property
+    def role_because(self) -> str:
+        """Evidence for the role evaluated last."""
+        return self.roles.current.reason
+
+    async def evaluate_role(self) -> RoleDecision:
+        """Return the role now."""
+        return await self.roles.evaluate(self.settings.role)
 
     async def run(  # noqa: PLR0913 - what a run is told
         self,
@@ -131,7 +144,12 @@ class Agent:
 
         Raises:
             PassBusyError: another process does.
+            NodeAgentError: a kubelet was found since the preview, so that its pods may not be deleted after all.
         """
+        if preview.scope in (Scope.CONTAINERS, Scope.ALL) and preview.snapshot.role is Role.STANDALONE:
+            role = await self.evaluate_role()
+            if role.role is not Role.STANDALONE:
+                raise NodeAgentError(f"the preview is out of date: {role.reason}; nothing was removed, try again")
         if self.dry_run or not preview.acts:
             report = await self.collector.run(preview, trigger=trigger, stop=stop, on_result=on_result)
         else:
@@ -194,13 +212,14 @@ class Agent:
 
 
 @asynccontextmanager
-async def open_agent(
+async def open_agent(  # noqa: PLR0913 - what an agent is composed from
     settings: Settings,
     *,
     record: bool,
     dry_run: bool,
     clock: Clock | None = None,
     observer_of_calls: CallObserver | None = None,
+    roles: RoleWatch | None = None,
 ) -> AsyncIterator[Agent]:
     """Compose an agent from its settings and close its connection at the end.
 
@@ -210,12 +229,14 @@ async def open_agent(
         dry_run: whether removals are only told.
         clock: the machine's own unless given.
         observer_of_calls: told of every call to the runtime; see ``RuntimeConnection``.
+        roles: the daemon's, with its hysteresis; one without memory unless given.
 
     Raises:
         RuntimeUnavailableError: no endpoint is configured and no well-known socket exists.
     """
     clock = clock or SystemClock()
-    role, because = role_of(settings)
+    roles = RoleWatch(clock) if roles is None else roles
+    await roles.evaluate(settings.role)
     gaps = gap_limits(settings.image_interval_s, settings.policy.images.maximum_unused_age_s)
     store = await asyncio.to_thread(Store, settings.state_directory, read_only=not record, gaps=gaps)
     endpoint = discover_endpoint(settings.endpoint or None)
@@ -228,6 +249,9 @@ async def open_agent(
         containerd = ContainerdClient(connection) if settings.containerd_api else None
 
         holds = HoldFile(settings.state_directory)
+
+        async def read_role_now() -> Role:
+            return (await roles.evaluate(settings.role)).role
 
         def read(path: str) -> FsObservation:
             return read_filesystem(path, clock)
@@ -245,12 +269,12 @@ async def open_agent(
                 imagefs_path=settings.imagefs_path,
                 pod_log_root=settings.pod_log_root,
                 container_log_root=settings.container_log_root,
-                role=role,
             ),
             clock=clock,
             read_filesystem=read,
             remember=remember,
             read_holds=holds.read,
+            read_role=read_role_now,
             booted_at=booted_at(),
         )
         collect_garbage = partial(containerd.collect_garbage, clock) if containerd is not None else None
@@ -266,9 +290,7 @@ async def open_agent(
             dry_run=dry_run,
         )
         history = History(settings.state_directory)
-        yield Agent(
-            settings, clock, cri, store, history, containerd, observer, collector, role, because, record, dry_run
-        )
+        yield Agent(settings, clock, cri, store, history, containerd, observer, collector, roles, record, dry_run)
 
 
 class StoredUsage:
@@ -297,16 +319,6 @@ class StoredUsage:
 
 def _name(node: Node) -> tuple[str, str]:
     return node.kind.removeprefix(SNAPSHOTS), node.id
-
-
-def role_of(settings: Settings) -> tuple[Role, str]:
-    """Return how an agent with these settings stands to a kubelet, and what that was decided on."""
-    if settings.role is not None:
-        return settings.role, "configured"
-    trace = find_kubelet()
-    if trace is None:
-        return Role.STANDALONE, "no trace of a kubelet on this node"
-    return Role.BESIDE_KUBELET, f"{trace} exists"
 
 
 def actors_for(  # noqa: PLR0913, PLR0917 - it composes the removers

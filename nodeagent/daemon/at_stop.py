@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.shutdown import RESERVE_MS
 from nodeagent.clock import SystemClock
-from nodeagent.daemon.agent import READ_METHODS, role_of
+from nodeagent.daemon.agent import READ_METHODS
+from nodeagent.daemon.node_role import RoleWatch
 from nodeagent.daemon.node_stop import StopBook, StopUnderWay, rehearse, retention
 from nodeagent.daemon.warm_pods import WarmPods
 from nodeagent.errors import NodeAgentError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from nodeagent.config.settings import Settings
     from nodeagent.host.systemd import UnitStop
+    from nodeagent.model import Role
 
 _KEPT_BACK_S: Final = 10.0  # of the unit's time to stop: for our start and for the last words
 _SANDBOXES_S: Final = 3.0
@@ -48,7 +50,8 @@ async def stop_pods_at_unit_stop(
     files = ShutdownFiles(settings.state_directory)
     history = History(settings.state_directory)
     book = StopBook(files, history, retention(settings), clock, logger, this_boot or boot_id())
-    off = settings.shutdown.off_because(role_of(settings)[0])
+    role = await RoleWatch(clock, logger).evaluate(settings.role)
+    off = settings.shutdown.off_because(role.role, role.reason)
     if off:
         logger.info("shutdown_off", because=off)
         if files.read_boot() is not None:
@@ -67,10 +70,10 @@ async def stop_pods_at_unit_stop(
             return last.end
         waited_s = clock.monotonic_s() - begun_s
         limit_us = None if limit_s is None else max(0, round((limit_s - waited_s) * 1e6))
-        return await _stop_pods(settings, book, limit_us)
+        return await _stop_pods(settings, book, limit_us, role.role)
 
 
-async def _stop_pods(settings: Settings, book: StopBook, limit_us: int | None) -> StopEnd | None:
+async def _stop_pods(settings: Settings, book: StopBook, limit_us: int | None, role: Role) -> StopEnd | None:
     budget = fit_phases(
         settings.shutdown.phases,
         USEC_INFINITY if limit_us is None else limit_us,
@@ -83,7 +86,7 @@ async def _stop_pods(settings: Settings, book: StopBook, limit_us: int | None) -
     deadlines = dict.fromkeys(READ_METHODS, min(settings.timeout_s, _LIST_WITHIN_S))
     async with RuntimeConnection(discover_endpoint(settings.endpoint or None), deadlines=deadlines) as connection:
         cri = CriClient(connection)
-        pods = WarmPods(cri, settings, book.clock)
+        pods = WarmPods(cri, settings, book.clock, lambda: role)
         try:
             await pods.refresh()
         except NodeAgentError as error:

@@ -252,7 +252,8 @@ class ControlService:
         lines = {line.name: line for line in self._station.board.lines}
         line, wake = lines.get(request.loop), self._station.wake.get(request.loop)
         if line is None or wake is None or line.activity is Activity.OFF:
-            known = ", ".join(sorted(self._station.wake.keys() & lines.keys()))
+            on = {name for name, each in lines.items() if each.activity is not Activity.OFF}
+            known = ", ".join(sorted(self._station.wake.keys() & on))
             why = f": {line.why}" if line is not None and line.why else ""
             raise UsageError(f"loop {_text(request.loop, 'loop')!r} does not run here{why}; those that do: {known}")
         agent = self._agent()
@@ -260,7 +261,9 @@ class ControlService:
         ends = line.runs + (2 if line.activity is Activity.RUNNING else 1)
         wake.set()
         if request.wait:
-            await self._until(lambda: line.runs >= ends, f"{request.loop} did not end")
+            await self._until(lambda: line.runs >= ends or line.activity is Activity.OFF, f"{request.loop} did not end")
+            if line.runs < ends:
+                raise UsageError(f"loop {request.loop!r} does not run here: {line.why}")
         return _made(
             {
                 "schema": "nodeagent/trigger/v1",
@@ -344,7 +347,9 @@ class ControlService:
         _refuse_disabled(saved.scope, in_force.settings)
         current = in_force.settings.policy
         settings = replace(in_force.settings, policy=stricter(saved.policy, current))
-        async with open_agent(settings, record=True, dry_run=settings.dry_run, clock=self._station.clock) as agent:
+        async with open_agent(
+            settings, record=True, dry_run=settings.dry_run, clock=self._station.clock, roles=in_force.roles
+        ) as agent:
             preview, drift = await agent.collector.preview_saved(saved, current)
             report = await self._run(
                 agent, preview, ended, tell, rounds=1, trigger="apply", plan_id=saved.id, in_force=in_force

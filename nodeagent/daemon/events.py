@@ -27,6 +27,9 @@ class Event(NamedTuple):
 EVENTS: Final[Mapping[str, Event]] = {
     "agent_started": Event("f1bcad2462614d5cb149463c145d4aa6", "started as {role} ({role_because})"),
     "agent_stopped": Event("9295bc51ce7c4c3cbe1daddf602c8081", "stopped"),
+    "role_changed": Event("1f2e40d13c3741d2b080007a0ae8bb8b", "role changed from {before} to {role}: {because}"),
+    "role_contradiction": Event("9d16b2a3591847ad8730cf255cc9e690", "{warning}"),
+    "role_unread": Event("1145430b4c5841598c6e296930ee81ee", "cannot read traces of a kubelet: {error}"),
     "loop_off": Event("4bb1e60beb1b46dea8d3e49ddb316e19", "{loop} is off: {because}"),
     "runtime_unavailable": Event("df4d455f63fe4a8cac2fbd764f390a13", "the container runtime does not answer: {error}"),
     "runtime_available": Event("39652d63cbe04d15be7bb4f8a7565e50", "the container runtime answers again"),

@@ -1,4 +1,4 @@
-"""Composition of the eviction duty: from an agent to what watches, reclaims, evicts and keeps a record."""
+"""Composition of the eviction task: readers, reclaim, evictor and records, for as long as no kubelet is found."""
 
 from __future__ import annotations
 
@@ -14,27 +14,30 @@ from nodeagent.act.evict import CriEvictor, EvictionOutcome
 from nodeagent.act.outcomes import PassEnd
 from nodeagent.act.reclaim import Reclaimer
 from nodeagent.daemon.eviction import NAME, EvictionDuty, PassRecord
-from nodeagent.daemon.loops import log_result
+from nodeagent.daemon.loops import log_result, wait_for_any
 from nodeagent.daemon.memory import keep_resident
+from nodeagent.daemon.node_role import ROLE_POLL_S
 from nodeagent.daemon.oom_watch import OomWatch
 from nodeagent.daemon.outstanding import OutstandingEffects
 from nodeagent.daemon.pressure import PressureReader
 from nodeagent.host.cgroups import read_processes
 from nodeagent.host.stalls import Wakes
 from nodeagent.host.writable_layers import find_upper_directories, snapshotter_of
+from nodeagent.model import Role
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.eviction.document import describe_plan
+from nodeagent.plan.eviction.state import EvictionState
 from nodeagent.pods import PodSettings, PodWatcher
 from nodeagent.store.evictions import EvictionFile
 from nodeagent.store.history import PastAction, PastPass, Retention
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from nodeagent.act.collect import Preview
     from nodeagent.act.outcomes import PassReport, Result
     from nodeagent.daemon.agent import Agent
-    from nodeagent.daemon.station import Station
+    from nodeagent.daemon.station import Duty, Station
     from nodeagent.model.pods import PodsSeen
     from nodeagent.runtime.containerd import ContainerdClient
 
@@ -58,17 +61,59 @@ def make_watcher(agent: Agent) -> PodWatcher:
             manifests=settings.kubelet.manifests,
         ),
         clock=agent.clock,
+        role=lambda: agent.role,
     )
 
 
-def eviction_duties(station: Station, agent: Agent) -> Sequence[EvictionDuty]:
-    """Return the duty that evicts; none, noted on the board, where pods are not evicted."""
-    settings = agent.settings.eviction
-    off = settings.off_because(agent.role)
+def eviction_duties(station: Station, agent: Agent) -> Sequence[Duty]:
+    """Return the task that evicts pods; none where eviction is disabled whatever the role."""
+    off = agent.settings.eviction.off_because(Role.STANDALONE)
     if off:
         station.board.off(NAME, off)
         station.logger.info("loop_off", loop=NAME, because=off)
         return ()
+    return (EvictionTask(station, agent, partial(_make_duty, station, agent)),)
+
+
+class EvictionTask:
+    """Runs the eviction loop while the agent manages the node alone, and none beside a kubelet."""
+
+    def __init__(self, station: Station, agent: Agent, make: Callable[[], Duty]) -> None:
+        """Prepare the task; ``make`` returns an eviction loop that ends once evictions are refused."""
+        self._station = station
+        self._agent = agent
+        self._make = make
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run until told to stop."""
+        logged = False
+        while not stop.is_set():
+            if off := await refusal(self._agent):
+                self._disable(off, log=not logged)
+                logged = True
+                await wait_for_any(ROLE_POLL_S, stop)
+                continue
+            logged = False
+            await self._make().run(stop)
+
+    def _disable(self, off: str, *, log: bool) -> None:
+        """Note that no pod is evicted, and forget since when thresholds are met, as nobody watches them now."""
+        self._station.board.off(NAME, off)
+        self._station.eviction = EvictionState(evicted_s=self._station.eviction.evicted_s)
+        if log:
+            refused = self._agent.settings.eviction.refused(self._agent.role)
+            level = self._station.logger.warning if refused else self._station.logger.info
+            level("loop_off", loop=NAME, because=off)
+
+
+async def refusal(agent: Agent) -> str:
+    """Return why no pod is evicted on this node now; empty if pods are."""
+    role = await agent.evaluate_role()
+    return agent.settings.eviction.off_because(role.role, role.reason)
+
+
+def _make_duty(station: Station, agent: Agent) -> EvictionDuty:
+    settings = agent.settings.eviction
     if why_not := keep_resident():
         station.logger.warning("memory_not_locked", because=why_not)
     watcher = make_watcher(agent)
@@ -104,7 +149,7 @@ def eviction_duties(station: Station, agent: Agent) -> Sequence[EvictionDuty]:
     duty = EvictionDuty(
         station,
         settings,
-        role=agent.role,
+        refused=partial(refusal, agent),
         dry_run=agent.dry_run,
         reader=reader,
         survey=partial(reader.survey, agent.cri, agent.settings.imagefs_path),
@@ -125,7 +170,7 @@ def eviction_duties(station: Station, agent: Agent) -> Sequence[EvictionDuty]:
         oom=OomWatch(station.logger),
         note=note,
     )
-    return (duty,)
+    return duty
 
 
 async def _remove_orphans(containerd: ContainerdClient, layers: Collection[str]) -> None:

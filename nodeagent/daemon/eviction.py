@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from nodeagent.daemon.pressure import Ground, PressureReader, Seen
     from nodeagent.daemon.station import Station
     from nodeagent.host.stalls import Wakes
-    from nodeagent.model import Role
     from nodeagent.model.pods import PodsSeen
     from nodeagent.plan.eviction.effects import OutstandingEffect
     from nodeagent.plan.eviction.planner import Eviction, EvictionPlan
@@ -71,10 +70,6 @@ _NOTHING_MORE: Final = frozenset({"no-pod", "limited", "failed", "dry-run", "ine
 """Ends of a pass after which looking again soon would bring the same."""
 _ENDS_THE_PASS: Final = frozenset({EvictionOutcome.EVICTED, EvictionOutcome.GONE, EvictionOutcome.DRY_RUN})
 _NUMBERS: Final = re.compile(r"[0-9.]+")
-_KUBELET_NEXT: Final = (
-    "the kubelet of this node does not know of it: unless the pod is deleted it starts the pod's containers again, "
-    "after its back-off, by their restart policy"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +98,7 @@ class EvictionDuty:
         station: Station,
         settings: EvictionSettings,
         *,
-        role: Role,
+        refused: Callable[[], Awaitable[str]],
         dry_run: bool,
         reader: PressureReader,
         survey: Callable[[], Awaitable[Ground]],
@@ -120,7 +115,7 @@ class EvictionDuty:
         Args:
             station: what the duties share; what is remembered of evictions lasts there over reloads.
             settings: thresholds, policy and pace.
-            role: how the agent stands to a kubelet.
+            refused: returns why pods may not be evicted now, as beside a kubelet; empty if they may.
             dry_run: whether evictions are only told.
             reader: reads the signals.
             survey: finds out where they are.
@@ -134,7 +129,7 @@ class EvictionDuty:
         """
         self._station = station
         self._settings = settings
-        self._role = role
+        self._refused = refused
         self._dry_run = dry_run
         self._reader = reader
         self._survey = survey
@@ -162,12 +157,12 @@ class EvictionDuty:
         self._told = ""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Watch until told to stop."""
+        """Watch until told to stop, or until evictions are refused."""
         self._start_watching()
         await self._effects.restore()
         wake = self._station.wake.setdefault(NAME, asyncio.Event())
         try:
-            while not stop.is_set():
+            while not stop.is_set() and not await self._refused():
                 self._woken.clear()
                 wake.clear()
                 wait_s = await self.turn(stop)
@@ -348,7 +343,8 @@ class EvictionDuty:
             if plan.victim is None:
                 self._tell_no_victim(plan)
                 return "no-pod" if plan.pods_may_be_chosen else self._withheld(plan) or "at-ease"
-            if stop.is_set() or self._station.turns.pause() is not None:  # reclaiming and measuring took a while
+            # Reclaiming and measuring took a while.
+            if stop.is_set() or self._station.turns.pause() is not None or await self._refused():
                 return "called-off"
             result = await self._evict(started_at, plan, plan.victim, pods, ground, seen)
             if result.outcome in _ENDS_THE_PASS:
@@ -525,7 +521,6 @@ class EvictionDuty:
             took_s=round(result.took_s, 3),
             hurried=result.hurried,
             available_after=after,
-            **({"next": _KUBELET_NEXT} if self._role.value == "beside-kubelet" else {}),
         )
         await self._note(PassRecord(started_at, plan, eviction, result, _available(plan), after, dry_run=False))
         return result

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.act.shutdown import RESERVE_MS
-from nodeagent.daemon.agent import READ_METHODS, role_of
+from nodeagent.daemon.agent import READ_METHODS
 from nodeagent.daemon.loops import wait_for_any
+from nodeagent.daemon.node_role import FRESH_S, ROLE_POLL_S
 from nodeagent.daemon.node_stop import StopBook, StopUnderWay, rehearse, retention, running
 from nodeagent.daemon.turns import Pause
 from nodeagent.daemon.warm_pods import WarmPods
@@ -112,12 +113,13 @@ class ShutdownDuty:
         self._problem = ""
         self._seen: tuple[StoppedPod, ...] | None = None
         self._seen_s = 0.0
+        self._refused = False
 
     async def run(self, stop: asyncio.Event) -> None:
         """Hold the lock until told to stop; a shutdown that is under way then is left to whoever comes next."""
         await asyncio.to_thread(self._book.review)
         while not stop.is_set():
-            off = self._off_because()
+            off = await self._off_because()
             if not off:
                 try:
                     await self._watch(stop)
@@ -126,10 +128,12 @@ class ShutdownDuty:
                     await wait_for_any(_LOOK_S, stop)
                 continue
             self._station.board.off(NAME, off)
-            self._logger.info("shutdown_off", because=off)
+            level = self._logger.warning if self._refused else self._logger.info
+            level("shutdown_off", because=off)
             self._give_up_adopted()
             await asyncio.to_thread(self._leave)
-            while not stop.is_set() and self._off_because():
+            while not stop.is_set() and (off := await self._off_because(max_age_s=ROLE_POLL_S)):
+                self._station.board.off(NAME, off)
                 await wait_for_any(_LOOK_S, stop)
 
     # ---- holding the lock
@@ -146,9 +150,9 @@ class ShutdownDuty:
         self._missing = inhibitor.state.because  # not asked for yet, which is nothing to tell
         self._delay = await asyncio.to_thread(read_delay, self._root)
         await self._take_settings()
-        holding = asyncio.create_task(inhibitor.run())
+        holding, off = asyncio.create_task(inhibitor.run()), ""
         try:
-            while not stop.is_set() and not self._off_because() and not holding.done():
+            while not stop.is_set() and not holding.done() and not (off := await self._off_unless_going_down()):
                 if self._station.settings is not self._settings and self._under_way is None:
                     await self._take_settings()
                 self._news.clear()
@@ -156,7 +160,12 @@ class ShutdownDuty:
                 if not inhibitor.state.held and not self._released:
                     await wait_for_any(_MEND_AFTER_S, stop)
                     await self._mend(inhibitor)
-                await wait_for_any(REFRESH_S if inhibitor.state.held else _LOOK_S, stop, self._news)
+                await self._wait(REFRESH_S if inhibitor.state.held else _LOOK_S, stop)
+            if off:
+                self._station.turns.lift(NAME)  # a cancellation of the shutdown will not be heard
+                self._store.forget()
+                if inhibitor.state.held:
+                    self._release(off)
             if holding.done():
                 holding.result()
         finally:
@@ -164,10 +173,17 @@ class ShutdownDuty:
             holding.cancel()
             await asyncio.wait({holding})
             self._inhibitor, self._station.lock_held = None, None
-            if self._off_because():
-                self._store.forget()  # else it is for our successor
             await self._close_runtime()
             await asyncio.to_thread(self._leave)
+
+    async def _wait(self, seconds: float, stop: asyncio.Event) -> None:
+        """Wait so long, or until there is news, or until the lock is not wanted any more."""
+        while seconds > 0:
+            if await wait_for_any(min(seconds, ROLE_POLL_S), stop, self._news):
+                return
+            if await self._off_because(max_age_s=ROLE_POLL_S):  # the eviction loop reads it as often
+                return
+            seconds -= ROLE_POLL_S
 
     def _on_event(self, event: LogindEvent) -> None:
         """Take note of what logind did; called from the arriving message, so it only starts things."""
@@ -299,7 +315,8 @@ class ShutdownDuty:
             observer=self._station.tally.call,
         )
         self._stopper = CriClient(self._connection)
-        self._pods = WarmPods(self._stopper, self._settings, self._clock)
+        roles = self._station.roles
+        self._pods = WarmPods(self._stopper, self._settings, self._clock, lambda: roles.current.role)
 
     async def _close_runtime(self) -> None:
         connection, self._connection = self._connection, None
@@ -328,6 +345,10 @@ class ShutdownDuty:
         try:
             if before is not None and not before.done():
                 await asyncio.wait({before})
+            if off := await self._off_because():  # a kubelet may have started since the last poll
+                self._release(off)
+                self._news.set()
+                return
             left = self._budget().left_to_stop_command(self._limit_set_by)
             if left:
                 self._logger.warning("shutdown_left", because=left, hint="nodeagent doctor --fix-logind")
@@ -436,9 +457,17 @@ class ShutdownDuty:
         if seen is not None and seen.boot_id == self._boot_id and seen.presence is Presence.WATCHING:
             self._book.seen(Presence.AGENT_STOPPED, seen.pods)
 
-    def _off_because(self) -> str:
+    async def _off_because(self, *, max_age_s: float = FRESH_S) -> str:
+        """Return why pods are not stopped in order now; empty if they are."""
         settings = self._station.settings
-        return settings.shutdown.off_because(role_of(settings)[0])
+        role = await self._station.roles.evaluate(settings.role, max_age_s=max_age_s)
+        self._refused = settings.shutdown.refused(role.role)
+        return settings.shutdown.off_because(role.role, role.reason)
+
+    async def _off_unless_going_down(self) -> str:
+        """Return why pods are not stopped in order now; empty while they are being stopped, which is finished."""
+        off = await self._off_because(max_age_s=ROLE_POLL_S)
+        return "" if self._work is not None and not self._work.done() else off
 
     def _give_up_adopted(self) -> None:
         """Close a lock that was handed over and is not wanted."""

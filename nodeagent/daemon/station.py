@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from nodeagent.daemon.node_role import RoleWatch
 from nodeagent.daemon.reload_grace import BY_RELOAD, ReloadGrace, grace_needed_s
 from nodeagent.daemon.tally import Tally
 from nodeagent.plan.eviction.state import EvictionState
@@ -53,6 +54,7 @@ class Station:
         config_problem: why the configuration on disk is not in force; empty if it is.
         tally: what is counted of all that happens.
         lock_held: whether logind holds our delay lock; ``None`` where none is wanted.
+        roles: the role on this node, for all tasks.
         started_at: when the daemon began.
         awaiting_reload: those who wait for the outcome of the next reload.
         announced: cleared while the effect of a reload is computed; no loop starts before.
@@ -85,6 +87,7 @@ class Station:
         self.kept_mode: tuple[Path, bool] | None = None
         self.pausing = asyncio.Lock()
         self.tally = Tally(self.clock)
+        self.roles = RoleWatch(self.clock, self.logger)
         self._next: Settings | None = None
 
     @property

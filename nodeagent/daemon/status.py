@@ -24,11 +24,13 @@ from nodeagent.plan.eviction.state import EvictionState, evaluate
 from nodeagent.store import ClockReading, HoldFile
 
 if TYPE_CHECKING:
+    from nodeagent.config.settings import Settings
     from nodeagent.daemon.agent import Agent
     from nodeagent.daemon.board import DutyLine
     from nodeagent.daemon.document import Json
     from nodeagent.daemon.pressure import Ground, Seen
     from nodeagent.daemon.station import Station
+    from nodeagent.model import RoleDecision
     from nodeagent.model.pods import PodsSeen
     from nodeagent.plan.eviction.ranking import RankedPod
     from nodeagent.plan.eviction.state import Evaluation
@@ -130,6 +132,7 @@ async def pods_document(agent: Agent, look: Look, state: EvictionState | None = 
         RuntimeUnavailableError: the runtime does not answer.
     """
     ground, _, _, _ = await look.look(state or EvictionState())
+    await agent.evaluate_role()  # what may be assumed of pods follows from it
     seen = await look.pods()
     protection = Protection(seen.facts, agent.settings.eviction.policy)
     ranked = rank_pods(seen.facts, Signal.MEMORY_AVAILABLE, ground.layout)
@@ -165,7 +168,8 @@ async def status_document(agent: Agent, look: Look, station: Station | None) -> 
     """Return how the node is, and the daemon if ``station`` is its: schema ``nodeagent/status/v1``."""
     ground, seen, found, warnings = await look.look(station.eviction if station is not None else EvictionState())
     runtime = await _runtime(agent)
-    told = [*warnings, *_memory_problems(agent)]
+    role = await agent.evaluate_role()
+    told = [*role_warnings(agent.settings, role), *warnings, *_memory_problems(agent)]
     holds: Json = []
     now = agent.clock.now()
     try:
@@ -188,12 +192,22 @@ async def status_document(agent: Agent, look: Look, station: Station | None) -> 
         "loops": [] if station is None else [_loop(each, station) for each in station.board.lines],
         "last_passes": await asyncio.to_thread(_last_passes, agent, told),
         "shutdown": {
-            "off_because": agent.settings.shutdown.off_because(agent.role),
+            "off_because": agent.settings.shutdown.off_because(role.role, role.reason),
             "lock_held": None if station is None else station.lock_held,
         },
         "holds": holds,
         "warnings": list(dict.fromkeys(told)),
     }
+
+
+def role_warnings(settings: Settings, role: RoleDecision) -> list[str]:
+    """Return contradictions between the configuration and the role on this node."""
+    found = [role.warning] if role.warning else []
+    if settings.eviction.refused(role.role):
+        found.append(f"eviction is disabled: {settings.eviction.off_because(role.role, role.reason)}")
+    if settings.shutdown.refused(role.role):
+        found.append(f"graceful shutdown is disabled: {settings.shutdown.off_because(role.role, role.reason)}")
+    return found
 
 
 def without_agent(station: Station) -> dict[str, Json]:

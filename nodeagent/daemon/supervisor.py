@@ -79,7 +79,7 @@ async def supervise(settings: Settings, logger: FilteringBoundLogger, *, once: b
     try:
         with handled(loop, end=end, hangup=end if once else station.reload.set, once=once):
             if once:
-                async with open_agent(settings, record=True, dry_run=settings.dry_run) as agent:
+                async with open_agent(settings, record=True, dry_run=settings.dry_run, roles=station.roles) as agent:
                     _tell_start(agent, logger)
                     return await _once(_passes(agent, logger, "once"), logger, station)
             restore_pause(station)
@@ -150,6 +150,7 @@ async def _one_agent(station: Station) -> None:
         dry_run=dry_run,
         clock=station.clock,
         observer_of_calls=station.tally.call,
+        roles=station.roles,
     ) as agent:
         _tell_start(agent, station.logger)
         await _announced(station, agent)

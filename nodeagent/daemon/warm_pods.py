@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nodeagent.act.shutdown import PodUp
-from nodeagent.daemon.agent import role_of
 from nodeagent.pods import PodSettings, PodWatcher
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nodeagent.clock import Clock
     from nodeagent.config.settings import Settings
+    from nodeagent.model import Role
     from nodeagent.model.pods import PodsSeen
     from nodeagent.runtime.cri import CriClient
 
@@ -23,16 +25,16 @@ class WarmPods:
         known: whether every source was asked since the agent began.
     """
 
-    def __init__(self, cri: CriClient, settings: Settings, clock: Clock) -> None:
+    def __init__(self, cri: CriClient, settings: Settings, clock: Clock, role: Callable[[], Role]) -> None:
         kubelet = settings.kubelet
         told = PodSettings(
-            role_of(settings)[0],
+            role(),
             node_name=kubelet.node_name,
             pod_log_root=settings.pod_log_root,
             kubelet=kubelet.access,
             manifests=kubelet.manifests,
         )
-        self._watcher = PodWatcher(cri, settings=told, clock=clock)
+        self._watcher = PodWatcher(cri, settings=told, clock=clock, role=role)
         self.pods: tuple[PodUp, ...] = ()
         self.known = False
 

@@ -1,4 +1,4 @@
-"""Facts about this boot and about a kubelet on the node."""
+"""Facts about this boot and the identity of the node."""
 
 from __future__ import annotations
 
@@ -10,16 +10,6 @@ from pathlib import Path
 from nodeagent.errors import ObservationError
 
 _ROOT = Path("/")
-_KUBELET_TRACES = (
-    "var/lib/kubelet/config.yaml",
-    "var/lib/kubelet/kubeconfig",
-    "var/lib/kubelet/pki",
-    "etc/kubernetes/kubelet.conf",
-    "var/lib/rancher/k3s/agent",
-    "var/lib/rancher/rke2/agent",
-    "var/lib/k0s/kubelet",
-    "var/snap/microk8s/current/credentials/kubelet.config",
-)
 
 
 def boot_id(root: Path = _ROOT) -> str:
@@ -42,24 +32,6 @@ def booted_at(root: Path = _ROOT) -> datetime | None:
             if not value.strip().isdecimal():
                 raise ObservationError(f"{root / 'proc/stat'}: btime is {value.strip()!r}, not a number of seconds")
             return datetime.fromtimestamp(int(value), UTC)
-    return None
-
-
-def find_kubelet(root: Path = _ROOT) -> str | None:
-    """Return the trace of a kubelet on this node, ``None`` if there is none.
-
-    Files of the kubelet and of distributions that carry one are looked for, not processes: a kubelet that is down
-    for an upgrade still owns its pods.
-    """
-    for trace in _KUBELET_TRACES:
-        path = root / trace
-        try:
-            path.stat()
-        except PermissionError:
-            return str(path)
-        except OSError:
-            continue
-        return str(path)
     return None
 
 

@@ -7,8 +7,9 @@ plain ``dict`` is used instead of a wrapper because a node has tens of thousands
 from nodeagent.model.filesystem import FsObservation
 from nodeagent.model.hold import ALL_IMAGES, LONGEST_HOLD_S, Hold
 from nodeagent.model.image import Image, ImageUsage, ImageUseRecord
+from nodeagent.model.kubelet_traces import KubeletProcess, KubeletTraces, Role, RoleBasis, RoleDecision, RoleMemory
 from nodeagent.model.logs import ContainerLogLink, PodLogDirectory
-from nodeagent.model.node import NodeSnapshot, Role, RuntimeInfo
+from nodeagent.model.node import NodeSnapshot, RuntimeInfo
 from nodeagent.model.shutdown import PodOutcome, PodProgress, ShutdownPod
 from nodeagent.model.storage import Holder, ImageRecord, LoosePiece, PieceKind, StorageGraph, StoredPiece
 from nodeagent.model.workload import Container, ContainerState, Sandbox
@@ -26,6 +27,8 @@ __all__ = [
     "ImageRecord",
     "ImageUsage",
     "ImageUseRecord",
+    "KubeletProcess",
+    "KubeletTraces",
     "LoosePiece",
     "NodeSnapshot",
     "PieceKind",
@@ -33,6 +36,9 @@ __all__ = [
     "PodOutcome",
     "PodProgress",
     "Role",
+    "RoleBasis",
+    "RoleDecision",
+    "RoleMemory",
     "RuntimeInfo",
     "Sandbox",
     "ShutdownPod",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TYPE_CHECKING
+
+from nodeagent.model.kubelet_traces import Role
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,13 +17,6 @@ if TYPE_CHECKING:
     from nodeagent.model.logs import ContainerLogLink, PodLogDirectory
     from nodeagent.model.storage import StorageGraph
     from nodeagent.model.workload import Container, Sandbox
-
-
-class Role(StrEnum):
-    """How the agent stands to a kubelet on the same node."""
-
-    BESIDE_KUBELET = "beside-kubelet"
-    STANDALONE = "standalone"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ LABEL_POD_NAME = "io.kubernetes.pod.name"
 LABEL_POD_NAMESPACE = "io.kubernetes.pod.namespace"
 LABEL_POD_UID = "io.kubernetes.pod.uid"
 LABEL_CONTAINER_NAME = "io.kubernetes.container.name"
+ANNOTATION_SOURCE = "kubernetes.io/config.source"
 
 
 class ContainerState(StrEnum):
@@ -103,6 +104,11 @@ class Sandbox:
     runtime_handler: str = ""
     image: str = ""
     log_directory: str | None = None
+
+    @property
+    def from_api_server(self) -> bool:
+        """Whether its annotation says that the pod came from an API server. Source: kubelet ``config.source``."""
+        return self.annotations.get(ANNOTATION_SOURCE) == "api"
 
     @property
     def has_kubelet_labels(self) -> bool:

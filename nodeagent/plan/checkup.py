@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.model import Role, RoleBasis
 from nodeagent.units import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from datetime import datetime
 
+    from nodeagent.model import RoleDecision
     from nodeagent.plan.shutdown_phases import ShutdownBudget
 
 _LITTLE_STATE_BYTES: Final = 64 << 20
@@ -282,6 +284,27 @@ def judge_control_group(name: str, known: bool) -> Finding:  # noqa: FBT001 - a 
         f"there is no group {name}: only root may ask the agent",
         "systemd-sysusers makes it once the agent is installed; or set control.group",
     )
+
+
+def judge_role(role: RoleDecision) -> Finding:
+    """Judge the role on this node: a warning where it contradicts the configured one or the traces, or is unknown."""
+    evidence = f"{role.role}: {role.warning or role.reason}"
+    if role.warning:
+        return Finding("role", Verdict.WARNING, evidence, 'stop and remove the kubelet, or set role = "auto"')
+    if role.basis is RoleBasis.UNREADABLE:
+        return Finding("role", Verdict.WARNING, evidence, "make that path readable for the agent, or configure role")
+    if role.basis is RoleBasis.CONFIGURED and role.role is Role.STANDALONE and role.trace:
+        return Finding("role", Verdict.WARNING, evidence, 'remove the files of the kubelet, or set role = "auto"')
+    return Finding("role", Verdict.OK, evidence)
+
+
+def judge_refused(section: str, because: str) -> Finding:
+    """Judge a section that is configured "on" and refused beside a kubelet."""
+    fix = {
+        "eviction": 'set eviction.enabled = "auto", and the thresholds in the kubelet\'s evictionHard and evictionSoft',
+        "shutdown": 'set shutdown.enabled = "auto", and the kubelet\'s shutdownGracePeriod',
+    }[section]
+    return Finding(f"{section}-refused", Verdict.WARNING, because, fix)
 
 
 def judge_kubelet(found: Mapping[str, str], *, evicts: bool, stops: bool, collects_from: int | None) -> list[Finding]:

@@ -28,6 +28,7 @@ from nodeagent.model.pressure import (
     QosClass,
 )
 from nodeagent.model.shutdown import ShutdownPod
+from nodeagent.model.workload import ANNOTATION_SOURCE
 from nodeagent.plan.eviction.protection import CRITICAL_CLASSES, CRITICAL_PRIORITY
 from nodeagent.plan.pod_inference import (
     NODE_CRITICAL_PRIORITY,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ANNOTATION_SOURCE: Final = "kubernetes.io/config.source"
 ANNOTATION_MIRROR: Final = "kubernetes.io/config.mirror"
 ANNOTATION_HASH: Final = "kubernetes.io/config.hash"
 ANNOTATION_PRIORITY: Final = "nodeagent.dev/priority"

@@ -47,6 +47,11 @@ _RUNNING, _UNKNOWN, _EXITED = ContainerState.RUNNING, ContainerState.UNKNOWN, Co
 _READY: Final = PodStanding(gone=False, finished=False, how="its sandbox is ready")
 _EVICTED: Final = PodStanding(gone=True, finished=True, how="evicted by nodeagent, nothing running")
 _UNLISTED: Final = PodStanding(gone=False, finished=False, how=BESIDE_KUBELET_WITHOUT_LIST)
+_FROM_API_SERVER: Final = PodStanding(
+    gone=False,
+    finished=False,
+    how="it came from an API server (kubernetes.io/config.source=api), and no pod list shows that it was deleted",
+)
 
 
 class _Pod:
@@ -75,6 +80,10 @@ def judge_pods(
 
     A pod evicted by this agent, its UID in ``evicted``, counts as gone without grace once it has no running container
     and no ready sandbox.
+
+    Without a list, a pod with a sandbox annotated ``kubernetes.io/config.source=api`` never counts as gone: a kubelet
+    made that sandbox, although none is found now, and only the API server knows whether the pod was deleted. The
+    annotation is no trace of a kubelet for the role, as whoever makes a sandbox can set it; it keeps that pod alone.
 
     Source: kubelet ``ShouldPodContentBeRemoved`` and ``ShouldPodRuntimeBeRemoved``, approximated.
     """
@@ -128,7 +137,11 @@ def _judge(uid: str, pod: _Pod, snapshot: NodeSnapshot, grace_s: float, *, evict
     alive = min(pod.contradictions) if pod.contradictions else _why_alive(pod)
     if alive:
         return _stands(alive)
-    return _EVICTED if evicted else _judge_quiet(uid, pod, snapshot, grace_s)
+    if evicted:
+        return _EVICTED
+    if snapshot.live_pod_uids is None and any(sandbox.from_api_server for sandbox in pod.sandboxes):
+        return _FROM_API_SERVER
+    return _judge_quiet(uid, pod, snapshot, grace_s)
 
 
 def _judge_quiet(uid: str, pod: _Pod, snapshot: NodeSnapshot, grace_s: float) -> PodStanding:

@@ -302,7 +302,7 @@ class SimNode:
         ready: bool = True,
         age_s: float = 0,
         qos: QosClass = QosClass.BEST_EFFORT,
-        source: str = "api",
+        source: str = "",
         cgroup_parent: str | None = None,
         labels: Mapping[str, str] | None = None,
         annotations: Mapping[str, str] | None = None,
@@ -311,14 +311,16 @@ class SimNode:
     ) -> SimSandbox:
         """Run a sandbox and return it.
 
-        A second one of the same pod takes the first one's ``uid`` and the next ``attempt``. ``source`` is where the
-        kubelet had the pod from (``file`` for static pods); ``cgroup_parent`` overrides what follows from ``qos``;
-        without ``labelled`` it is none of the kubelet's.
+        A second one of the same pod takes the first one's ``uid`` and the next ``attempt``. ``source`` is where a
+        kubelet had the pod from (``api``, or ``file`` for static pods), empty for a pod made without one;
+        ``cgroup_parent`` overrides what follows from ``qos``; without ``labelled`` it is none of the kubelet's.
         """
         uid = uid or str(uuid.UUID(self._next_id()[:32], version=4))
         created_at = self.now - timedelta(seconds=age_s)
         own = {LABEL_POD_NAME: name, LABEL_POD_NAMESPACE: namespace, LABEL_POD_UID: uid} if labelled else {}
-        seen = {"kubernetes.io/config.seen": created_at.isoformat(), "kubernetes.io/config.source": source}
+        seen = {"kubernetes.io/config.seen": created_at.isoformat()}
+        if source:
+            seen["kubernetes.io/config.source"] = source
         level = "" if qos is QosClass.GUARANTEED else f"/{qos.value}"
         sandbox = SimSandbox(
             id=self._next_id(),

@@ -96,6 +96,24 @@ def test_it_collects_under_its_hardening(served: Node) -> None:
     assert {"would_remove", "reload_grace_started"} <= {each["event"] for each in log(served)}
 
 
+def test_it_detects_a_running_kubelet_under_its_hardening(served: Node) -> None:
+    served.put("/usr/local/bin/kubelet", "#!/bin/sh\nsleep 600\n:\n")
+    served.run(
+        "chmod +x /usr/local/bin/kubelet && systemd-run --unit=stand-in /usr/local/bin/kubelet --root-dir=/run/k"
+    )
+    try:
+        reclaim.poll(
+            "the kubelet is detected",
+            lambda: any(
+                each["event"] == "role_changed" and each["role"] == "beside-kubelet" and each["basis"] == "live-kubelet"
+                for each in log(served)
+            ),
+            timeout_s=120,
+        )
+    finally:
+        served.run("systemctl stop stand-in; rm /usr/local/bin/kubelet; systemctl restart nodeagent", timeout_s=120)
+
+
 def test_it_stops_within_seconds_and_leaves_its_state(served: Node) -> None:
     served.run("systemctl stop nodeagent", timeout_s=60)
     assert served.run("systemctl show nodeagent -p Result --value").stdout.strip() == "success"

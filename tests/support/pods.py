@@ -235,6 +235,7 @@ class Pods:
     ) -> Sandbox:
         """Run a sandbox in the host's network namespace, labelled and logged as the kubelet's are.
 
+        It has no ``kubernetes.io/config.source``, as pods of a node without a kubelet have none.
         Given ``labels`` and ``annotations`` go on top and win. A second sandbox of the same pod takes the first one's
         ``uid`` and the next ``attempt``.
         """
@@ -252,7 +253,6 @@ class Pods:
             "labels": {**_pod_labels(name, namespace, uid), **(labels or {})},
             "annotations": {
                 "kubernetes.io/config.seen": "2024-01-01T00:00:00.000000000Z",
-                "kubernetes.io/config.source": "api",
                 **(annotations or {}),
             },
             "linux": {

@@ -75,12 +75,15 @@ def rig(tmp_path: Path) -> Opener:
             usage.update(merged)
             return ImageUseRecord(merged, node.now - timedelta(days=30))
 
+        async def standalone() -> Role:
+            return Role.STANDALONE
+
         async with (
             SimServer(node, tmp_path / "s", profile=profile) as server,
             RuntimeConnection(server.endpoint, deadlines=deadlines) as connection,
         ):
             cri, containerd = CriClient(connection), ContainerdClient(connection)
-            settings = ObserverSettings("", tmp_path / "pods", tmp_path / "containers", Role.STANDALONE)
+            settings = ObserverSettings("", tmp_path / "pods", tmp_path / "containers")
             read = SimFilesystem(node).read
             observer = Observer(
                 cri,
@@ -91,6 +94,7 @@ def rig(tmp_path: Path) -> Opener:
                 read_filesystem=read,
                 remember=remember,
                 read_holds=read_holds,
+                read_role=standalone,
                 booted_at=node.now - timedelta(days=30),
             )
             logs = HostLogs(settings.pod_log_root, settings.container_log_root)

@@ -282,6 +282,14 @@ def test_thresholds_of_the_configuration_are_shown_and_bad_ones_are_usage(config
     assert "'1Mo' is not a size" in ended.stderr
 
 
+def test_config_check_warns_of_what_a_kubelet_disables(config: Path) -> None:
+    config.write_text('role = "beside-kubelet"\n[eviction]\nenabled = "on"\n[shutdown]\nenabled = "auto"\n')
+    ended = nodeagent("config", "check", "--config", str(config))
+    assert ended.returncode == 0
+    assert 'eviction.enabled = "on" has no effect with role = "beside-kubelet"' in ended.stderr
+    assert "shutdown" not in ended.stderr
+
+
 def test_the_doctor_gives_evidence_and_a_fix(config: Path, tmp_path: Path) -> None:
     with served(tmp_path):
         ended = nodeagent("doctor", "--config", str(config), "--output", "json")

@@ -15,6 +15,7 @@ from nodeagent.config.loading import load
 from nodeagent.config.policies import settings
 from nodeagent.errors import ConfigError
 from nodeagent.plan.checkup import Verdict
+from tests.support.kubelet_tree import add_process, make_node
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -131,6 +132,26 @@ def test_what_the_daemon_keeps_back_counts_against_logind_s_limit(
     write(tmp_path, "etc/systemd/logind.conf", f"[Login]\nInhibitDelayMaxSec={allowed_s}\n")
     found = {each.check: each for each in doctor._shutdown(made, tmp_path)}
     assert found["logind-delay"].verdict is verdict
+
+
+def test_running_kubelet_is_shown_with_what_it_disables(made: Settings, tmp_path: Path) -> None:
+    on = replace(made, eviction=replace(made.eviction, enabled=True), shutdown=replace(made.shutdown, enabled=True))
+    root = make_node(tmp_path / "node")
+    assert [(each.check, each.verdict) for each in doctor._role(on, root)] == [("role", Verdict.OK)]
+    add_process(root, 812, "kubelet", ("/usr/bin/kubelet",))
+    found = {each.check: each for each in doctor._role(on, root)}
+    assert {name: each.verdict for name, each in found.items()} == {
+        "role": Verdict.WARNING,
+        "eviction-refused": Verdict.WARNING,
+        "shutdown-refused": Verdict.WARNING,
+    }
+    assert "kubelet process 812" in found["role"].evidence
+    assert "is refused: a kubelet manages this node" in found["eviction-refused"].evidence
+
+
+def test_node_whose_processes_are_hidden_is_of_unknown_role(made: Settings, tmp_path: Path) -> None:
+    (finding,) = doctor._role(replace(made, role=None), tmp_path)
+    assert (finding.verdict, "unknown, treated as beside a kubelet" in finding.evidence) == (Verdict.WARNING, True)
 
 
 @pytest.mark.parametrize(("high", "expected"), [(80, 80), (100, None)])

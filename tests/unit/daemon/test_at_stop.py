@@ -17,6 +17,7 @@ from nodeagent.config.models import Config
 from nodeagent.config.policies import settings as settings_of
 from nodeagent.daemon import log
 from nodeagent.daemon.at_stop import stop_pods_at_unit_stop
+from nodeagent.host import kubelet_detection
 from nodeagent.host.systemd import STOPPING, UnitStop
 from nodeagent.model import PodOutcome
 from nodeagent.model.node_stop import NodeStop, Presence, StopEnd, StopKind, StoppedPod
@@ -24,6 +25,7 @@ from nodeagent.sim.content import Layer
 from nodeagent.sim.node import SimNode
 from nodeagent.sim.server import SimServer
 from nodeagent.store.shutdown import ShutdownFiles
+from tests.support.kubelet_tree import add_process, make_node
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -140,6 +142,18 @@ async def test_an_earlier_boot_s_shutdown_does_not_count(net: Net) -> None:
 async def test_it_is_off_where_the_daemon_s_is(net: Net, tmp_path: Path) -> None:
     assert await net.stop(settings=net.configured(tmp_path, enabled="off")) is None
     assert net.server.calls == []
+
+
+@pytest.mark.parametrize("enabled", ["auto", "on"])
+async def test_pods_are_left_to_a_running_kubelet(
+    net: Net, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enabled: str
+) -> None:
+    root = make_node(tmp_path / "node")
+    add_process(root, 812, "kubelet", ("/usr/bin/kubelet",))
+    monkeypatch.setattr(kubelet_detection, "HOST_ROOT", root)
+    assert await net.stop(settings=net.configured(tmp_path, enabled=enabled)) is None
+    assert net.server.calls == []
+    assert net.events() == ["role_contradiction", "shutdown_off"]
 
 
 async def test_nothing_is_touched_in_a_dry_run(net: Net) -> None:

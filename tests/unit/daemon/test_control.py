@@ -39,6 +39,7 @@ from nodeagent.daemon.control_socket import (
     right_of,
     who_may_connect,
 )
+from nodeagent.daemon.node_role import RoleWatch
 from nodeagent.daemon.pausing import restore_pause
 from nodeagent.daemon.service import ReloadDuty
 from nodeagent.daemon.station import Station
@@ -52,6 +53,7 @@ from nodeagent.sim.content import Layer
 from nodeagent.store.pause import PauseFile
 from nodeagent.store.plan_key import FILE_NAME, PlanKeyFile
 from tests.unit.control_node import GROUP, MEMBER, NOBODY, ROOT, SERVICE, STRANGER, Node, served_to_member, serving
+from tests.unit.kubelet_double import KUBELET, HandClock, KubeletDouble
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -640,6 +642,38 @@ async def test_a_trigger_wakes_its_loop_and_waits(node: Node) -> None:
     board.ended("images", "complete", detail="all well")
     told = await asked
     assert (told["result"], told["detail"]) == ("complete", "all well")
+
+
+async def test_trigger_of_eviction_beside_a_kubelet_is_refused_with_the_reason(node: Node) -> None:
+    node.station.wake["eviction"] = asyncio.Event()
+    node.station.board.off("eviction", "a kubelet manages this node")
+    code, why = await node.refused("Trigger", api.TriggerRequest(loop="eviction", wait=True))
+    assert (code, "does not run here: a kubelet manages this node" in why) == ("INVALID_ARGUMENT", True)
+    assert "those that do: eviction" not in why
+
+
+async def test_trigger_that_waits_is_refused_when_its_loop_is_disabled_meanwhile(node: Node) -> None:
+    node.station.wake["eviction"] = asyncio.Event()
+    node.station.board.waiting("eviction", 600, 600)
+    asked = asyncio.ensure_future(node.refused("Trigger", api.TriggerRequest(loop="eviction", wait=True)))
+    await asyncio.wait_for(node.station.wake["eviction"].wait(), 20)
+    node.station.board.off("eviction", "a kubelet manages this node")
+    code, why = await asked
+    assert (code, "does not run here: a kubelet manages this node" in why) == ("INVALID_ARGUMENT", True)
+
+
+async def test_status_shows_the_role_and_what_is_refused_beside_a_kubelet(node: Node) -> None:
+    agent = node.station.agent
+    assert agent is not None
+    agent.settings = replace(agent.settings, eviction=replace(agent.settings.eviction, enabled=True))
+    agent.roles = RoleWatch(HandClock(), reader=KubeletDouble(KUBELET))
+    shown = await node.ask("Status")
+    assert shown["agent"]["role"] == "beside-kubelet"
+    assert shown["agent"]["role_because"] == "kubelet process 812 (kubelet)"
+    assert "a kubelet manages this node (kubelet process 812 (kubelet))" in shown["shutdown"]["off_because"]
+    warnings = "\n".join(shown["warnings"])
+    assert 'role = "standalone" is configured, but not in force' in warnings
+    assert 'eviction is disabled: eviction.enabled = "on" is refused' in warnings
 
 
 @pytest.mark.parametrize("how", ["scope", "plan"])

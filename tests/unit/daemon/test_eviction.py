@@ -27,7 +27,6 @@ from nodeagent.daemon.turns import Pause, Turns
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError
 from nodeagent.host.node import boot_id
 from nodeagent.host.signals import SignalPaths
-from nodeagent.model import Role
 from nodeagent.model.pods import PodHandle, PodsSeen
 from nodeagent.model.pressure import FilesystemLayout, FilesystemRole, Moment, Observation, PodFacts
 from nodeagent.plan.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
@@ -87,7 +86,7 @@ class Node:
     policy: EvictionPolicy = field(default_factory=EvictionPolicy)
     layout: FilesystemLayout = FilesystemLayout.SINGLE
     dry_run: bool = False
-    role: Role = Role.STANDALONE
+    refusal: str = ""
     file: EvictionFile | None = None
 
     def __post_init__(self) -> None:
@@ -113,6 +112,9 @@ class Node:
             raise self.gather_error
         here = tuple(each for each in self.pods if each.uid not in {f"uid-{name}" for name in self.evicted})
         return PodsSeen(here, (), {each.uid: PodHandle(each.uid, ("s",)) for each in here}, self.now())
+
+    async def refused(self) -> str:
+        return self.refusal
 
     async def evict(self, eviction: Eviction, handle: PodHandle, hurry: asyncio.Event) -> EvictionResult:
         assert handle.uid == eviction.pod.uid
@@ -142,7 +144,7 @@ class Node:
         return EvictionDuty(
             self.station,
             EvictionSettings(enabled=True, policy=self.policy, thresholds=thresholds(self.limits, **self.soft)),
-            role=self.role,
+            refused=self.refused,
             dry_run=self.dry_run,
             reader=self,  # type: ignore[arg-type]
             survey=self.survey,
@@ -390,11 +392,16 @@ async def test_memory_that_runs_out_while_disks_are_measured_comes_first() -> No
     assert node.evicted == ["eater"]
 
 
-async def test_beside_a_kubelet_it_says_what_happens_next() -> None:
-    node = Node(pods=(pod(),), readings=lambda: (LOW,), role=Role.BESIDE_KUBELET)
+async def test_kubelet_that_starts_during_a_pass_calls_the_eviction_off() -> None:
+    node = Node(pods=(pod(),), readings=lambda: (LOW,))
+
+    async def gather(on_disk: bool) -> PodsSeen:
+        node.refusal = "a kubelet manages this node"
+        return await Node.gather(node, on_disk)
+
+    node.gather = gather  # type: ignore[method-assign]
     await turn(node)
-    (told,) = node.told("evicted")
-    assert "kubelet" in told["next"]
+    assert (node.evicted, node.result()) == ([], "called-off")
 
 
 def test_what_is_remembered_outlives_the_duty() -> None:

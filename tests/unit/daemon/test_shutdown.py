@@ -17,9 +17,10 @@ import pytest_asyncio
 from nodeagent.clock import SystemClock
 from nodeagent.config.models import Config
 from nodeagent.config.policies import settings as settings_of
-from nodeagent.daemon import log
+from nodeagent.daemon import log, shutdown
 from nodeagent.daemon.at_stop import stop_pods_at_unit_stop
 from nodeagent.daemon.board import Activity, Board
+from nodeagent.daemon.node_role import RoleWatch
 from nodeagent.daemon.shutdown import ShutdownDuty
 from nodeagent.daemon.station import Station
 from nodeagent.daemon.turns import Turns
@@ -36,6 +37,7 @@ from nodeagent.sim.server import SimServer
 from nodeagent.store.history import History
 from nodeagent.store.shutdown import ShutdownFiles
 from tests.support.login1 import Login1
+from tests.unit.kubelet_double import KUBELET, NO_KUBELET, KubeletDouble
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -138,11 +140,20 @@ class Place:
 class Daemon:
     """The duty of one daemon, and what it logged."""
 
-    def __init__(self, place: Place, settings: Settings, *, adopted: int | None = None) -> None:
+    def __init__(
+        self,
+        place: Place,
+        settings: Settings,
+        *,
+        adopted: int | None = None,
+        kubelet: KubeletDouble | None = None,
+    ) -> None:
         self.stream = io.StringIO()
         logger = log.configure("json", "debug", self.stream)
         clock = SystemClock()
         self.station = Station(settings, logger, clock, Board(clock), Turns(clock))
+        if kubelet is not None:
+            self.station.roles = RoleWatch(kubelet.clock, logger, reader=kubelet)
         self.duty = ShutdownDuty(
             self.station,
             bus_address=place.bus.address,
@@ -189,10 +200,14 @@ async def place(private_bus: PrivateBus, tmp_path: Path) -> AsyncIterator[Place]
 
 @asynccontextmanager
 async def daemon_on(
-    place: Place, *, settings: Settings | None = None, adopted: int | None = None
+    place: Place,
+    *,
+    settings: Settings | None = None,
+    adopted: int | None = None,
+    kubelet: KubeletDouble | None = None,
 ) -> AsyncIterator[Daemon]:
     """Run a daemon that holds the lock and knows its pods."""
-    daemon = Daemon(place, settings or place.settings(), adopted=adopted)
+    daemon = Daemon(place, settings or place.settings(), adopted=adopted, kubelet=kubelet)
     try:
         yield daemon
     finally:
@@ -542,11 +557,77 @@ async def test_it_is_off_where_it_is_not_wanted_and_gives_up_a_lock_that_waits(p
     os.close(reader)
 
 
-async def test_beside_a_kubelet_it_has_to_be_asked_for(place: Place) -> None:
+async def test_shutdown_is_refused_beside_a_kubelet_even_if_configured_on(place: Place) -> None:
     settings = place.settings()
     assert settings.shutdown.off_because(Role.STANDALONE) == ""
     assert "kubelet" in settings.shutdown.off_because(Role.BESIDE_KUBELET)
-    assert place.settings(enabled="on").shutdown.off_because(Role.BESIDE_KUBELET) == ""
+    reader, writer = os.pipe()
+    on = place.settings(enabled="on")
+    async with daemon_on(place, settings=on, adopted=writer, kubelet=KubeletDouble(KUBELET)) as daemon:
+        await daemon.until("shutdown_off")
+        (event,) = daemon.events("shutdown_off")
+        assert event["level"] == "warning"
+        assert event["because"].startswith('shutdown.enabled = "on" is refused: a kubelet manages this node')
+        assert os.read(reader, 1) == b""
+        assert place.login1.calls == []
+    os.close(reader)
+
+
+@pytest.fixture
+def _quick_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutdown, "ROLE_POLL_S", 0.05)
+    monkeypatch.setattr(shutdown, "_LOOK_S", 0.05)
+
+
+@pytest.mark.usefixtures("_quick_role")
+async def test_lock_is_released_when_a_kubelet_joins_and_taken_again_after_it_left(place: Place) -> None:
+    kubelet = KubeletDouble()
+    async with daemon_on(place, kubelet=kubelet) as daemon:
+        await ready(daemon)
+        kubelet.set(KUBELET)
+        await daemon.until("shutdown_off")
+        await place.login1.until(lambda: place.login1.locks == [])
+        assert place.kept.number is None
+        assert daemon.station.lock_held is None
+        (event,) = daemon.events("inhibitor_released")
+        assert "kubelet process 812" in event["because"]
+        (line,) = daemon.station.board.lines
+        assert (line.activity, "kubelet process 812" in line.why) == (Activity.OFF, True)
+        kubelet.set(NO_KUBELET)
+        kubelet.set(NO_KUBELET, 5)
+        assert len(daemon.events("inhibitor_held")) == 1
+        await daemon.until(lambda: "absent for" in line.why)
+        kubelet.set(NO_KUBELET, 300)
+        await daemon.until("inhibitor_held", 2)
+
+
+async def test_signal_right_after_a_kubelet_joined_stops_no_pod(place: Place) -> None:
+    place.pod("web")
+    kubelet = KubeletDouble()
+    async with daemon_on(place, kubelet=kubelet) as daemon:
+        await ready(daemon)
+        kubelet.set(KUBELET)
+        place.login1.request_shutdown()
+        await place.login1.until(lambda: place.login1.executed == 1)
+        await daemon.until("shutdown_off")
+        await daemon.until(lambda: daemon.station.turns.pause() is None)
+    assert place.server.faults.count("StopContainer") == 0
+    assert place.running() == {"web"}
+
+
+@pytest.mark.usefixtures("_quick_role")
+async def test_kubelet_that_joins_during_a_shutdown_does_not_interrupt_it(place: Place) -> None:
+    web, dns = place.pod("web"), place.pod("dns", 2000)
+    place.server.faults.delay("StopContainer", target=web)
+    kubelet = KubeletDouble()
+    async with daemon_on(place, kubelet=kubelet) as daemon:
+        await ready(daemon)
+        place.login1.request_shutdown()
+        await daemon.until("shutdown_begins")
+        kubelet.set(KUBELET)
+        await daemon.until("shutdown_done")
+    assert place.running() == set()
+    assert set(place.server.faults.targets("StopContainer")) == {web, dns}
 
 
 async def test_a_reload_turns_it_off(place: Place) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from nodeagent.model import ContainerState, Role
+from nodeagent.model.workload import ANNOTATION_SOURCE
 from nodeagent.plan.pods import judge_pods
 from tests.unit.builders import ago, container, sandbox, snapshot
 
 GRACE_S = 300.0
+FROM_API_SERVER = replace(sandbox(), annotations={ANNOTATION_SOURCE: "api"})
 DEAD = {"containers": (container("c"),), "sandboxes": (sandbox(),)}
 
 
@@ -101,6 +103,30 @@ DEAD = {"containers": (container("c"),), "sandboxes": (sandbox(),)}
             False,
             "a kubelet manages this node and its pod list is not available",
             id="beside a kubelet",
+        ),
+        pytest.param(
+            {"sandboxes": (FROM_API_SERVER,)},
+            False,
+            "it came from an API server (kubernetes.io/config.source=api), and no pod list shows that it was deleted",
+            id="from an API server",
+        ),
+        pytest.param(
+            {"sandboxes": (sandbox(), replace(FROM_API_SERVER, id="second"))},
+            False,
+            "it came from an API server",
+            id="one sandbox from an API server",
+        ),
+        pytest.param(
+            {"sandboxes": (FROM_API_SERVER,), "live_pod_uids": frozenset()},
+            True,
+            "not in the pod list",
+            id="from an API server, with a list",
+        ),
+        pytest.param(
+            {"sandboxes": (replace(FROM_API_SERVER, annotations={ANNOTATION_SOURCE: "file"}),)},
+            True,
+            "judged from the runtime alone",
+            id="from a file",
         ),
         pytest.param(
             {"role": Role.BESIDE_KUBELET, "live_pod_uids": frozenset()},

@@ -24,6 +24,7 @@ from nodeagent.model import (
     StorageGraph,
     StoredPiece,
 )
+from nodeagent.model.workload import ANNOTATION_SOURCE
 from nodeagent.plan.container_gc import ContainerGCPolicy, plan_container_gc
 from nodeagent.plan.decision import Accounting, ItemKind, Plan, Verdict
 from nodeagent.plan.gc import GCPlan, GCPolicy, plan_all, plan_containers
@@ -135,6 +136,7 @@ def workloads(draw: st.DrawFn, listed: tuple[Image, ...]) -> dict[str, Any]:
             created_s=draw(maybe_seconds),
             labelled=draw(st.integers(0, 5)) > 0,
             image=draw(st.sampled_from(["", *(each.id for each in listed)])),
+            annotations={} if draw(st.integers(0, 4)) else {ANNOTATION_SOURCE: "api"},
         )
         for pod in PODS
         for copy in range(draw(st.integers(0, 3)))
@@ -484,6 +486,8 @@ def test_a_gone_pod_has_nothing_alive(node: NodeSnapshot, grace_s: float) -> Non
             assert not any(each.ready for each in node.sandboxes if each.uid == uid)
             assert not any(each.state in (ContainerState.RUNNING, ContainerState.UNKNOWN) for each in mine)
             assert node.live_pod_uids is not None or node.role is Role.STANDALONE
+            own = [each for each in node.sandboxes if each.uid == uid]
+            assert node.live_pod_uids is not None or not any(each.from_api_server for each in own)
             assert node.live_pod_uids is None or uid not in node.live_pod_uids
 
 

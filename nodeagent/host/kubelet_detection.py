@@ -1,0 +1,195 @@
+"""Traces of a kubelet on this node: processes, listeners, state and configuration.
+
+The unit's hardening leaves all of them readable: root in group 0 sees every process in spite of
+``ProtectProc=invisible``, since ``hidepid`` exempts the group of the mount, which is 0. An agent in a container, or in
+a unit with ``PrivatePIDs=`` or another group, sees less. Where process 1 or the tables of sockets are missing, and in a
+PID namespace other than the first of the machine, the reading is incomplete and the role unknown: a node in a container
+(LXC, nspawn) has to configure its role.
+
+Processes count by their command name and by ``argv[0]``, if they run as root or as the agent's user and in the PID
+namespace of the agent. A process of a nested PID namespace does not count: a kubelet needs the PIDs of its host, so
+that one named "kubelet" in there is a node in a container (kind, k3d) with a runtime of its own, or a tenant who wants
+eviction off. A kubelet in a container with the host's PID namespace (RKE, Talos) does count, and so does a tenant's
+process there: such a pod is privileged anyway. ``/proc/PID/exe`` is not read, as that takes ``CAP_SYS_PTRACE``.
+
+Listeners count on the ports 10248 and 10250 if root or the agent's user owns them, whichever process that is. A root
+process of a pod in the host's network can therefore turn eviction off; in doubt the agent is beside a kubelet.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.host.kubelet_files import KubeletFileReader
+from nodeagent.host.listeners import ListenerReader
+from nodeagent.model.kubelet_traces import KubeletProcess, KubeletTraces
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nodeagent.clock import Clock
+
+HOST_ROOT: Path = Path("/")
+"""Where the node's files are unless a reader is given another root; tests put a tree of their own here."""
+
+HEALTH_PORT: Final = 10248
+API_PORT: Final = 10250
+
+_GONE: Final = frozenset({errno.ENOENT, errno.ESRCH, errno.ENOTDIR})
+_NAME: Final = re.compile(
+    rb"(?:kubelet|kubelite|k3s|rke2|k0s|edgecore|microshift|hyperkube)(?:[-._ 0-9].*)?", re.IGNORECASE | re.DOTALL
+)
+_ODD: Final = re.compile(r"[^A-Za-z0-9._-]")
+_HYPERKUBE: Final = b"hyperkube"
+_FIRST_NAMESPACE: Final = "pid:[4026531836]"  # Source: kernel proc_ns.h, PROC_PID_INIT_INO
+_READ_BYTES: Final = 4096
+_MAX_ARGUMENTS_BYTES: Final = 128 << 10
+_ALL_EVERY_S: Final = 30.0
+_ALL_EVERY_S_PER_PROCESS: Final = 0.06  # 15 to 30 us were measured for each: below 0.05 % of a core
+
+
+class KubeletTraceReader:
+    """Reads the traces, reading after reading.
+
+    A process is read when it is new and once more in the next reading, as it may have been on its way to become a
+    kubelet; all are read anew every ``_ALL_EVERY_S`` seconds, on nodes with many processes less often.
+    """
+
+    def __init__(self, clock: Clock, root: Path | None = None, *, uid: int | None = None) -> None:
+        """Prepare a reader; nothing is read yet.
+
+        Args:
+            clock: paces what takes long to read.
+            root: where ``proc``, ``etc``, ``run`` and ``var`` are; ``HOST_ROOT`` unless given.
+            uid: user whose processes count besides root's; that of this process unless given.
+        """
+        self._clock = clock
+        root = HOST_ROOT if root is None else root
+        self._proc = str(root / "proc")
+        self._uids = frozenset({0, os.geteuid() if uid is None else uid})
+        self._listeners = ListenerReader(root, (HEALTH_PORT, API_PORT), self._uids)
+        self._files = KubeletFileReader(root)
+        self._read_once: frozenset[int] = frozenset()
+        self._settled: frozenset[int] = frozenset()
+        self._all_due_s: float | None = None
+
+    def read(self, *, arguments: bool = True) -> KubeletTraces:
+        """Return the traces now; blocking.
+
+        Args:
+            arguments: read command lines too. That takes a lock of each process's address space, which a process
+                that waits for memory can hold for long.
+        """
+        now_s = self._clock.monotonic_s()
+        hidden: list[str] = []
+        processes = tuple(self._processes(now_s, hidden, arguments=arguments))
+        ports, unread_tables = self._listeners.read(now_s)
+        files, unread_files = self._files.read()
+        return KubeletTraces(processes, ports, files, (*hidden, *unread_tables, *unread_files))
+
+    def _processes(self, now_s: float, hidden: list[str], *, arguments: bool) -> Iterator[KubeletProcess]:
+        """Yield the kubelets, by PID; add to ``hidden`` why processes cannot be read."""
+        proc = self._proc
+        try:
+            pids = sorted(int(name) for name in os.listdir(proc) if name.isdecimal())  # noqa: PTH208 - the names alone
+            if pids[:1] != [1]:
+                hidden.append(f"process 1 is hidden in {proc}")
+            elif _namespace(proc) not in ("", _FIRST_NAMESPACE):
+                hidden.append("processes of the node are hidden: the agent runs in a PID namespace of its own")
+        except OSError as error:
+            hidden.append(_unread(error))
+            return
+        known = self._settled if arguments and not self._all_due(now_s, len(pids)) else frozenset()
+        others = {pid for pid in pids if pid in known}
+        for pid in (each for each in pids if each not in known):
+            try:
+                found = self._kubelet(f"{proc}/{pid}", pid, arguments=arguments)
+            except OSError as error:
+                if error.errno not in _GONE and not hidden:
+                    hidden.append(_unread(error))
+                continue
+            if found is None:
+                others.add(pid)
+            else:
+                yield found
+        if arguments:
+            settled = frozenset(others & (self._settled | self._read_once))
+            self._settled, self._read_once = settled, frozenset(others - settled)
+
+    def _all_due(self, now_s: float, count: int) -> bool:
+        """Return whether all of so many processes are to be read now, not the new ones alone."""
+        if self._all_due_s is not None and now_s < self._all_due_s:
+            return False
+        self._all_due_s = now_s + max(_ALL_EVERY_S, count * _ALL_EVERY_S_PER_PROCESS)
+        return True
+
+    def _kubelet(self, directory: str, pid: int, *, arguments: bool) -> KubeletProcess | None:
+        """Return a process if it runs a kubelet that can manage this node.
+
+        Raises:
+            OSError: it is gone, or cannot be read.
+        """
+        name = _read(f"{directory}/comm").rstrip(b"\n")
+        words = _read(f"{directory}/cmdline").split(b"\0") if arguments else [b""]
+        first = words[0].split(b" ")[0].rpartition(b"/")[2]
+        match = next((each for each in (name, first) if _NAME.fullmatch(each)), None)
+        if match is None:
+            return None
+        if match.lower().startswith(_HYPERKUBE) and arguments and b"kubelet" not in words[1:]:
+            return None
+        if not self._manages_node(_read(f"{directory}/status")):
+            return None
+        if arguments:
+            self._files.learn(_read(f"{directory}/cmdline", _MAX_ARGUMENTS_BYTES).split(b"\0"))
+        return KubeletProcess(pid, _printable(match))
+
+    def _manages_node(self, status: bytes) -> bool:
+        """Return whether a process lives, in this PID namespace, and may use the runtime.
+
+        Source: proc(5), ``status``: ``State``, ``Uid`` (the second is the effective one), ``NSpid`` (a PID for each
+        namespace, that of the reader first).
+        """
+        fields = dict(line.split(b":", 1) for line in status.splitlines() if b":" in line)
+        if fields.get(b"State", b"").strip()[:1] in (b"Z", b"X"):
+            return False
+        if len(fields.get(b"NSpid", b"").split()) > 1:
+            return False
+        users = fields.get(b"Uid", b"").split()
+        return len(users) < 2 or not users[1].isdigit() or int(users[1]) in self._uids
+
+
+def read_kubelet_traces(clock: Clock, root: Path | None = None) -> KubeletTraces:
+    """Return the traces now, read once; blocking."""
+    return KubeletTraceReader(clock, root).read()
+
+
+def _read(path: str, limit_bytes: int = _READ_BYTES) -> bytes:
+    """Return the first bytes of a file. Raises OSError with the path."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, limit_bytes)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
+    finally:
+        os.close(descriptor)
+
+
+def _namespace(proc: str) -> str:
+    """Return the PID namespace of the agent; empty where the kernel shows none."""
+    try:
+        return os.readlink(f"{proc}/self/ns/pid")  # noqa: PTH115 - no path, a name
+    except OSError:
+        return ""
+
+
+def _unread(error: OSError) -> str:
+    return f"cannot read {error.filename}: {error.strerror or error}"
+
+
+def _printable(name: bytes) -> str:
+    """Return the name of a process with plain characters alone: whoever starts it chooses it."""
+    return _ODD.sub("?", name.decode("ascii", errors="replace"))[:32]

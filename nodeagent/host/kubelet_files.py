@@ -1,0 +1,161 @@
+"""Files that show a kubelet: its state, its configuration, and the units that start it.
+
+They count without any process, since a kubelet that is down for an upgrade still owns its pods.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+_GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR})
+_MAX_LEARNED: Final = 64
+_PATH: Final = re.compile(r"/+[\w@:+=,~.-][\w./@:+=,~-]*")
+
+_ROOTS: Final = ("var/lib/kubelet", "var/snap/microk8s/common/var/lib/kubelet", "var/lib/k0s/kubelet")
+_STATE: Final = (
+    "config.yaml",
+    "kubeconfig",
+    "bootstrap-kubeconfig",
+    "kubeadm-flags.env",
+    "pki",
+    "pods",
+    "cpu_manager_state",
+    "memory_manager_state",
+    "dra_manager_state",
+    "graceful_node_shutdown_state",
+    "allocated_pods_state",
+    "actuated_pods_state",
+    "device-plugins/kubelet.sock",
+    "pod-resources/kubelet.sock",
+    "plugins_registry",
+)
+"""Below a kubelet's root directory. An empty root is no trace: other tools keep seccomp profiles there."""
+
+_CONFIGURATION: Final = (
+    "home/kubernetes/kubelet-config.yaml",
+    "etc/rancher/node/password",
+    "etc/rancher/k3s/config.yaml",
+    "etc/rancher/k3s/k3s.yaml",
+    "etc/rancher/rke2/config.yaml",
+    "etc/rancher/rke2/rke2.yaml",
+    "var/lib/rancher/k3s/agent",
+    "var/lib/rancher/rke2/agent",
+    "run/k3s/containerd",
+    "run/k0s/containerd.sock",
+    "etc/k0s/k0s.yaml",
+    "var/lib/k0s/kubelet.conf",
+    "var/lib/k0s/kubelet-config.yaml",
+    "var/snap/microk8s/current/credentials/kubelet.config",
+    "etc/kubeedge/config/edgecore.yaml",
+    "var/lib/edged",
+    "var/lib/microshift",
+    "var/run/secrets/kubernetes.io/serviceaccount",  # the agent itself runs in a pod
+)
+_KUBERNETES: Final = "etc/kubernetes"
+"""Every entry with "kubelet" in its name counts: kubelet.conf, bootstrap-kubelet.conf, kubelet.env, kubelet/."""
+
+_UNITS: Final = tuple(
+    f"etc/systemd/system/multi-user.target.wants/{name}.service"
+    for name in (
+        "kubelet",
+        "k3s",
+        "k3s-agent",
+        "rke2-server",
+        "rke2-agent",
+        "k0scontroller",
+        "k0sworker",
+        "edgecore",
+        "microshift",
+        "snap.microk8s.daemon-kubelite",
+    )
+)
+_OF_DATA: Final = ("agent", "kubelet", "kubelet.conf")
+_OPTIONS: Final = {
+    b"root-dir": _STATE,
+    b"data-dir": _OF_DATA,
+    b"d": _OF_DATA,
+    b"config": ("",),
+    b"kubeconfig": ("",),
+    b"bootstrap-kubeconfig": ("",),
+    b"cert-dir": ("",),
+}
+"""Options of kubelet, k3s, rke2 and k0s that name a path, with what is looked for below it; empty for itself."""
+
+
+class KubeletFileReader:
+    """Finds the files, reading after reading. Paths on the command line of a kubelet are remembered."""
+
+    def __init__(self, root: Path) -> None:
+        """Prepare a reader below ``root``; nothing is read yet."""
+        self._root = root
+        self._states = tuple((str(root / each), tuple(str(root / each / name) for name in _STATE)) for each in _ROOTS)
+        self._others = tuple(str(root / each) for each in (*_CONFIGURATION, *_UNITS))
+        self._kubernetes = str(root / _KUBERNETES)
+        self._learned: dict[str, None] = {}
+
+    def read(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the files that exist, and what could not be read; blocking."""
+        unreadable: list[str] = []
+        found = tuple(each for each in self._candidates(unreadable) if _exists(each, unreadable))
+        return found, tuple(unreadable)
+
+    def learn(self, words: Iterable[bytes]) -> None:
+        """Remember where a kubelet with this command line keeps its state and configuration."""
+        for option, value in _options(words):
+            path = PurePosixPath(value.decode(errors="replace"))
+            if not _PATH.fullmatch(str(path)) or ".." in path.parts:
+                continue
+            for name in _OPTIONS[option]:
+                if len(self._learned) < _MAX_LEARNED:
+                    self._learned[str(self._root / str(path).lstrip("/") / name)] = None
+
+    def _candidates(self, unreadable: list[str]) -> Iterator[str]:
+        for directory, state in self._states:
+            if _exists(directory, unreadable):
+                yield from state
+        try:
+            names = sorted(os.listdir(self._kubernetes))  # noqa: PTH208 - the names alone
+        except OSError as error:
+            if error.errno not in _GONE:
+                unreadable.append(_unread(error))
+            names = []
+        yield from (f"{self._kubernetes}/{name}" for name in names if "kubelet" in name)
+        yield from self._others
+        yield from tuple(self._learned)
+
+
+def _exists(path: str, unreadable: list[str]) -> bool:
+    try:
+        os.lstat(path)
+    except OSError as error:
+        if error.errno not in _GONE:
+            unreadable.append(_unread(error))
+        return False
+    return True
+
+
+def _unread(error: OSError) -> str:
+    return f"cannot read {error.filename}: {error.strerror or error}"
+
+
+def _options(words: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the options of a command line that name a path, as ``--name=value`` or ``--name value``."""
+    pending = b""
+    for word in words:
+        if not word.startswith(b"-"):
+            if pending and word:
+                yield pending, word
+            pending = b""
+            continue
+        name, equals, value = word.lstrip(b"-").partition(b"=")
+        pending = b"" if equals or name not in _OPTIONS else name
+        if equals and name in _OPTIONS:
+            yield name, value

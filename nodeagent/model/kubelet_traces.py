@@ -1,0 +1,95 @@
+"""Traces of a kubelet on this node, and the role that follows from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """Whether a kubelet manages this node's pods, or the agent alone."""
+
+    BESIDE_KUBELET = "beside-kubelet"
+    STANDALONE = "standalone"
+
+
+class RoleBasis(StrEnum):
+    """Evidence that a role was decided on."""
+
+    CONFIGURED = "configured"
+    LIVE_KUBELET = "live-kubelet"
+    KUBELET_FILES = "kubelet-files"
+    RECENT_KUBELET = "recent-kubelet"
+    UNREADABLE = "unreadable"
+    NO_TRACE = "no-trace"
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletProcess:
+    """One process that runs a kubelet.
+
+    Attributes:
+        name: command name, such as ``kubelet`` or ``k3s-server``.
+    """
+
+    pid: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletTraces:
+    """One reading of everything that shows a kubelet.
+
+    Attributes:
+        processes: processes of this PID namespace that run a kubelet, by PID.
+        ports: local TCP ports of the kubelet with a listener, ascending.
+        files: state and configuration of a kubelet, as absolute paths.
+        unreadable: traces that could not be read, each with its path and cause.
+    """
+
+    processes: tuple[KubeletProcess, ...] = ()
+    ports: tuple[int, ...] = ()
+    files: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RoleDecision:
+    """The role of the agent on this node.
+
+    Attributes:
+        reason: evidence, for people.
+        trace: the strongest trace of a kubelet; empty without one.
+        warning: contradiction between the configured role and the traces; empty without one.
+    """
+
+    role: Role
+    basis: RoleBasis
+    reason: str
+    trace: str = ""
+    warning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LastTrace:
+    """The trace of a kubelet that was found last.
+
+    Attributes:
+        absent_since_s: monotonic seconds of the first complete reading without a trace; ``None`` while there is one.
+    """
+
+    trace: str
+    absent_since_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoleMemory:
+    """Traces found in earlier readings; ``None`` for none, or none within the hysteresis.
+
+    Attributes:
+        live: of a running kubelet.
+        files: state or configuration.
+    """
+
+    live: LastTrace | None = None
+    files: LastTrace | None = None

@@ -1,0 +1,93 @@
+"""A tree of files as a node shows them to the detection of a kubelet: processes, sockets, state and configuration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+_STATUS = """\
+Name:\t{name}
+Umask:\t0022
+State:\t{state}
+Tgid:\t{pid}
+Ngid:\t0
+Pid:\t{pid}
+PPid:\t1
+TracerPid:\t0
+Uid:\t{uid}\t{uid}\t{uid}\t{uid}
+Gid:\t{uid}\t{uid}\t{uid}\t{uid}
+FDSize:\t256
+Groups:\t \n\
+NStgid:\t{inside}
+NSpid:\t{inside}
+NSpgid:\t{inside}
+NSsid:\t{inside}
+Kthread:\t0
+VmPeak:\t 1284712 kB
+"""
+_TCP = (
+    "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode"
+    "                                                     "
+)
+_TCP6 = (
+    "  sl  local_address                         remote_address                        st tx_queue rx_queue tr "
+    "tm->when retrnsmt   uid  timeout inode"
+)
+LISTENING = "0A"
+ESTABLISHED = "01"
+
+
+def make_node(root: Path) -> Path:
+    """Write a node with process 1 and without a kubelet, and give its root."""
+    (root / "proc").mkdir(parents=True)
+    add_process(root, 1, "systemd", ("/sbin/init",))
+    for network in ("proc/1/net", "proc/self/net"):
+        (root / network).mkdir(parents=True)
+        (root / network / "tcp").write_text(_TCP + "\n")
+        (root / network / "tcp6").write_text(_TCP6 + "\n")
+    return root
+
+
+def add_process(
+    root: Path,
+    pid: int,
+    name: str,
+    arguments: Iterable[str] = (),
+    *,
+    uid: int = 0,
+    inside: Iterable[int] = (),
+    state: str = "S (sleeping)",
+) -> Path:
+    """Write a process, and give its directory; ``inside`` are its PIDs in nested namespaces, outermost first."""
+    directory = root / "proc" / str(pid)
+    directory.mkdir(exist_ok=True)
+    (directory / "comm").write_text(f"{name[:15]}\n")
+    (directory / "cmdline").write_text("".join(f"{each}\0" for each in arguments))
+    numbers = "\t".join(map(str, (pid, *inside)))
+    (directory / "status").write_text(_STATUS.format(name=name[:15], state=state, pid=pid, uid=uid, inside=numbers))
+    return directory
+
+
+def add_socket(
+    root: Path, port: int, *, uid: int = 0, state: str = LISTENING, network: str = "proc/1/net", name: str = "tcp"
+) -> None:
+    """Add a row to a table of sockets, as the kernel writes it."""
+    path = root / network / name
+    number = len(path.read_text().splitlines()) - 1
+    address, none = ("00000000", "00000000") if name == "tcp" else ("0" * 32, "0" * 32)
+    row = (
+        f"{number:4d}: {address}:{port:04X} {none}:{0:04X} {state} 00000000:00000000 00:00000000 00000000 "
+        f"{uid:5d}        0 {1000 + number} 1 000000006678c9f3 100 0 0 10 0"
+    )
+    with path.open("a") as table:
+        table.write(f"{row:<149}\n")
+
+
+def add_file(root: Path, name: str) -> None:
+    """Write an empty file and the directories above it."""
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("")

@@ -1,0 +1,168 @@
+"""Role of the agent: from traces of a kubelet and the configured role, with hysteresis."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.model import KubeletProcess, KubeletTraces, Role, RoleBasis, RoleMemory
+from nodeagent.plan.node_role import ABSENT_S, decide_role, settle_role
+
+BESIDE, STANDALONE = Role.BESIDE_KUBELET, Role.STANDALONE
+NONE = KubeletTraces()
+PROCESS = KubeletTraces(processes=(KubeletProcess(812, "k3s-server"),))
+LISTENER = KubeletTraces(ports=(10250,))
+FILES = KubeletTraces(files=("/var/lib/kubelet/pki", "/etc/kubernetes/kubelet.conf"))
+UNREAD = KubeletTraces(unreadable=("cannot read /proc/1/comm: Permission denied",))
+
+TRACES = st.builds(
+    KubeletTraces,
+    processes=st.sampled_from([(), PROCESS.processes]),
+    ports=st.sampled_from([(), LISTENER.ports]),
+    files=st.sampled_from([(), FILES.files]),
+    unreadable=st.sampled_from([(), UNREAD.unreadable]),
+)
+CONFIGURED = st.sampled_from([None, BESIDE, STANDALONE])
+
+
+@pytest.mark.parametrize(
+    ("traces", "configured", "role", "basis", "reason"),
+    [
+        pytest.param(
+            NONE,
+            None,
+            STANDALONE,
+            RoleBasis.NO_TRACE,
+            "no kubelet process, listener, state or configuration found",
+            id="nothing",
+        ),
+        pytest.param(PROCESS, None, BESIDE, RoleBasis.LIVE_KUBELET, "kubelet process 812 (k3s-server)", id="process"),
+        pytest.param(LISTENER, None, BESIDE, RoleBasis.LIVE_KUBELET, "listener on kubelet port 10250", id="listener"),
+        pytest.param(FILES, None, BESIDE, RoleBasis.KUBELET_FILES, "/var/lib/kubelet/pki exists", id="files"),
+        pytest.param(
+            UNREAD,
+            None,
+            BESIDE,
+            RoleBasis.UNREADABLE,
+            "unknown, treated as beside a kubelet: cannot read /proc/1/comm: Permission denied",
+            id="unreadable",
+        ),
+        pytest.param(NONE, BESIDE, BESIDE, RoleBasis.CONFIGURED, "configured", id="configured beside a kubelet"),
+        pytest.param(NONE, STANDALONE, STANDALONE, RoleBasis.CONFIGURED, "configured", id="configured standalone"),
+        pytest.param(
+            FILES,
+            STANDALONE,
+            STANDALONE,
+            RoleBasis.CONFIGURED,
+            "configured; overrides /var/lib/kubelet/pki",
+            id="standalone overrides files",
+        ),
+        pytest.param(
+            UNREAD,
+            STANDALONE,
+            STANDALONE,
+            RoleBasis.CONFIGURED,
+            "configured; overrides cannot read /proc/1/comm: Permission denied",
+            id="standalone overrides unreadable",
+        ),
+        pytest.param(
+            PROCESS,
+            STANDALONE,
+            BESIDE,
+            RoleBasis.LIVE_KUBELET,
+            "kubelet process 812 (k3s-server)",
+            id="a process overrides standalone",
+        ),
+        pytest.param(
+            LISTENER,
+            STANDALONE,
+            BESIDE,
+            RoleBasis.LIVE_KUBELET,
+            "listener on kubelet port 10250",
+            id="a listener overrides standalone",
+        ),
+    ],
+)
+def test_role_follows_from_traces_and_configuration(
+    traces: KubeletTraces, configured: Role | None, role: Role, basis: RoleBasis, reason: str
+) -> None:
+    decision = decide_role(traces, configured)
+    assert (decision.role, decision.basis, decision.reason) == (role, basis, reason)
+
+
+def test_running_kubelet_with_configured_standalone_is_a_warning() -> None:
+    assert "kubelet process 812" in decide_role(PROCESS, STANDALONE).warning
+    assert decide_role(PROCESS, None).warning == ""
+    assert decide_role(FILES, STANDALONE).warning == ""
+
+
+@given(TRACES, CONFIGURED)
+def test_standalone_is_never_decided_on_a_running_kubelet_or_in_doubt(
+    traces: KubeletTraces, configured: Role | None
+) -> None:
+    decision = decide_role(traces, configured)
+    if decision.role is STANDALONE:
+        assert not traces.processes
+        assert not traces.ports
+        assert configured is STANDALONE or traces == NONE
+
+
+def play(*readings: tuple[float, KubeletTraces], configured: Role | None = None) -> list[tuple[Role, RoleBasis]]:
+    """Return the role after each reading at its second."""
+    memory, roles = RoleMemory(), []
+    for now_s, traces in readings:
+        decision, memory = settle_role(decide_role(traces, configured), traces, memory, now_s)
+        roles.append((decision.role, decision.basis))
+    return roles
+
+
+@pytest.mark.parametrize("traces", [PROCESS, LISTENER, FILES], ids=["process", "listener", "files"])
+def test_kubelet_that_joins_counts_at_once_and_one_that_left_after_the_hysteresis(traces: KubeletTraces) -> None:
+    left_s = 20.0
+    roles = play(
+        (0, NONE), (10, traces), (left_s, NONE), (left_s + ABSENT_S - 0.1, NONE), (left_s + ABSENT_S, NONE), (900, NONE)
+    )
+    assert [role for role, _ in roles] == [STANDALONE, BESIDE, BESIDE, BESIDE, STANDALONE, STANDALONE]
+    assert roles[2][1] is RoleBasis.RECENT_KUBELET
+
+
+def test_two_readings_far_apart_do_not_count_a_restart_as_a_removal() -> None:
+    roles = play((0, PROCESS), (7200, NONE), (7205, PROCESS), (14400, NONE), (14400 + ABSENT_S, NONE))
+    assert [role for role, _ in roles] == [BESIDE, BESIDE, BESIDE, BESIDE, STANDALONE]
+
+
+def test_absence_is_counted_in_complete_readings_alone() -> None:
+    roles = play((0, PROCESS), (10, NONE), (20, UNREAD), (10 + ABSENT_S, NONE), (20 + 2 * ABSENT_S, NONE))
+    assert [role for role, _ in roles] == [BESIDE, BESIDE, BESIDE, BESIDE, STANDALONE]
+
+
+def test_unreadable_traces_leave_nothing_to_wait_for() -> None:
+    assert [role for role, _ in play((0, UNREAD), (1, NONE))] == [BESIDE, STANDALONE]
+
+
+def test_configured_standalone_waits_for_a_running_kubelet_and_not_for_files() -> None:
+    roles = play((0, PROCESS), (1, FILES), (1 + ABSENT_S, FILES), configured=STANDALONE)
+    assert [role for role, _ in roles] == [BESIDE, BESIDE, STANDALONE]
+    decision, _ = settle_role(
+        decide_role(FILES, STANDALONE),
+        FILES,
+        settle_role(decide_role(PROCESS, STANDALONE), PROCESS, RoleMemory(), 0)[1],
+        1,
+    )
+    assert 'role = "standalone" is configured' in decision.warning
+    assert "kubelet process 812" in decision.reason
+
+
+@given(st.lists(st.tuples(st.floats(0, 400), TRACES), min_size=1, max_size=12), CONFIGURED)
+def test_standalone_never_follows_within_the_hysteresis_of_a_running_kubelet(
+    steps: list[tuple[float, KubeletTraces]], configured: Role | None
+) -> None:
+    memory, now_s, live_s = RoleMemory(), 0.0, None
+    for step_s, traces in steps:
+        now_s += step_s
+        decision, memory = settle_role(decide_role(traces, configured), traces, memory, now_s)
+        if traces.processes or traces.ports:
+            live_s = now_s
+        if decision.role is STANDALONE and live_s is not None:
+            assert now_s - live_s >= ABSENT_S
