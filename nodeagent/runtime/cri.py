@@ -618,7 +618,14 @@ def _filesystem(message: api.FilesystemUsage) -> FilesystemUsage:
 
 
 def _container_usage(message: api.ContainerStats) -> ContainerUsage:
+    """Return the usage of a container.
+
+    containerd measures layers every ten seconds and reports 0 at time 0 until then: such a layer is unmeasured, not
+    empty.
+    """
     layer, memory, cpu = _filesystem(message.writable_layer), message.memory, message.cpu
+    if not layer.used_bytes and layer.observed_at is None:
+        layer = FilesystemUsage(layer.mountpoint)
     return ContainerUsage(
         message.attributes.id,
         layer.used_bytes,

@@ -366,6 +366,19 @@ async def test_removing_what_is_gone_succeeds(cri: CriClient, fake: Fake) -> Non
     ]
 
 
+@pytest.mark.parametrize(("timestamp", "measured"), [(0, None), (1, 0)])
+async def test_layer_of_zero_bytes_without_a_time_is_unmeasured(
+    cri: CriClient, fake: Fake, timestamp: int, measured: int | None
+) -> None:
+    layer = api.FilesystemUsage(
+        timestamp=timestamp, used_bytes=api.UInt64Value(value=0), inodes_used=api.UInt64Value(value=0)
+    )
+    stats = api.ContainerStats(attributes=api.ContainerAttributes(id="c"), writable_layer=layer)
+    fake.answers["ListContainerStats"] = api.ListContainerStatsResponse(stats=[stats])
+    (found,) = await cri.list_container_stats()
+    assert (found.writable_bytes, found.writable_inodes) == (measured, measured)
+
+
 async def test_stats_tell_zero_from_nothing(cri: CriClient, fake: Fake) -> None:
     running = api.ContainerStats(
         attributes=api.ContainerAttributes(id="c"),
