@@ -14,7 +14,7 @@ from nodeagent.act.outcomes import Outcome, PassEnd
 from nodeagent.cli.exit_codes import ExitCode, pass_exit_code
 from nodeagent.cli.output import say, warn
 from nodeagent.cli.session import load_settings, open_for_command, run_async
-from nodeagent.cli.told import breakdown as breakdown_told
+from nodeagent.cli.told import breakdown as decode_breakdown
 from nodeagent.cli.told import by_agent
 from nodeagent.cli.told import preview as preview_told
 from nodeagent.clock import SystemClock
@@ -103,12 +103,12 @@ def _have_collected(request: Request, agent: Line) -> ExitCode:
     for last in agent.follow("Apply", asked):
         if request.output == "table" and "outcome" in last:
             say(f"{last['outcome']}: {last['kind']} {last['name']}: {last['reason']['sentence']}")
-    _show_told_report(request, last)
+    _show_report_of_agent(request, last)
     outcomes = [Outcome(each["outcome"]) for each in last["results"]]
     return pass_exit_code(PassEnd(last["end"]), outcomes)
 
 
-def _show_told_report(request: Request, report: dict[str, Any]) -> None:
+def _show_report_of_agent(request: Request, report: dict[str, Any]) -> None:
     if request.output != "table":
         sys.stdout.write(document.dumps(report, request.output))
         return
@@ -122,7 +122,7 @@ def _show_told_report(request: Request, report: dict[str, Any]) -> None:
     if "breakdown" in report:
         from nodeagent.cli import du, render  # noqa: PLC0415 - only where something is missing
 
-        render.make_console().print(du.breakdown_view(breakdown_told(report["breakdown"]), details=False))
+        render.make_console().print(du.breakdown_view(decode_breakdown(report["breakdown"]), details=False))
 
 
 def _show_told(request: Request, shown: dict[str, Any]) -> None:

@@ -91,7 +91,7 @@ RIGHTS: Final[Mapping[str, Right]] = {
 SOCKET_PREFIX: Final = "unix-abstract:"
 _ASKED_BY: ContextVar[str] = ContextVar("asked_by", default="?")
 _IS_ROOT: ContextVar[bool] = ContextVar("is_root", default=False)
-"""Whether root asks. Anybody else may only restrict what the configuration and root's holds and pauses allow."""
+"""Whether the caller is root. Any other caller may only restrict the configuration, and root's holds and pauses."""
 _LONGEST_PLAN_S: Final = 7 * 86_400.0
 _LONGEST_TEXT: Final = 4096
 _MOST_PASSES: Final = 10_000

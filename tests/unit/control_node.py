@@ -1,6 +1,6 @@
 """A daemon's station that is asked over its real socket, on a simulated node.
 
-Who asks is what the test says, or what the kernel says of a connection made by an unprivileged member of the group.
+The caller is the one that the test names, or the one that the kernel reports: an unprivileged member of the group.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ IMAGE = "registry.example/app:v1"
 GROUP_NAME = "group-of-the-test"
 NOBODY = 65534
 MEMBERS_GROUP = 4711 if os.geteuid() == 0 else os.getgid()
-"""Of the unprivileged member whom the kernel tells of; a number that no group of the machine needs to have."""
+"""Of the unprivileged member; as root any number will do, whether the machine has such a group or not."""
 
 
 @dataclass
@@ -97,17 +97,17 @@ class Node:
 
 @asynccontextmanager
 async def serving(
-    tmp_path: Path, *, max_per_pod_container: int = 0, told_peers: bool = True, head: str = ""
+    tmp_path: Path, *, max_per_pod_container: int = 0, simulated_peers: bool = True, head: str = ""
 ) -> AsyncIterator[Node]:
     """Serve; what an earlier agent left is gone at the end.
 
     Args:
         tmp_path: for configuration, state and logs.
         max_per_pod_container: so many dead containers does the configuration keep of each; the node has two.
-        told_peers: who asks is ``Node.peer``, not what the kernel says.
+        simulated_peers: the caller is ``Node.peer``; else the one that the kernel reports.
         head: what the configuration starts with.
     """
-    directory = Path(tempfile.mkdtemp(dir=tmp_path.parent if told_peers else None, prefix="c"))
+    directory = Path(tempfile.mkdtemp(dir=tmp_path.parent if simulated_peers else None, prefix="c"))
     config = tmp_path / "config.toml"
     config.write_text(
         f'{head}role = "standalone"\n'
@@ -129,7 +129,7 @@ async def serving(
     for number in range(2):
         sim.add_container(sandbox, "app", IMAGE, state=ContainerState.EXITED, age_s=3600 + number)
     node = Node(station, sim, directory / "control.sock", stream, config)
-    group = GROUP if told_peers else MEMBERS_GROUP
+    group = GROUP if simulated_peers else MEMBERS_GROUP
 
     def peer_of(_: object) -> Peer:
         return node.peer[0]
@@ -139,7 +139,7 @@ async def serving(
 
     async with AsyncExitStack() as stack:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
-        if told_peers:
+        if simulated_peers:
             stack.enter_context(mock.patch.object(control_socket, "read_peer", peer_of))
         stack.enter_context(mock.patch.object(control_socket, "group_number", number_of))
         stack.enter_context(mock.patch.object(control, "group_number", number_of))
@@ -179,9 +179,9 @@ def _unprivileged() -> Iterator[None]:
 
 @asynccontextmanager
 async def served_to_member(tmp_path: Path, *, max_per_pod_container: int) -> AsyncIterator[Node]:
-    """Serve to an unprivileged member who may act: every connection has his credentials, by the kernel's account."""
+    """Serve to an unprivileged member who may act: the kernel reports his credentials for every connection."""
     tasks: set[asyncio.Task[None]] = set()
-    async with serving(tmp_path, max_per_pod_container=max_per_pod_container, told_peers=False) as node:
+    async with serving(tmp_path, max_per_pod_container=max_per_pod_container, simulated_peers=False) as node:
         settings = node.station.settings
         node.station.settings = replace(settings, control=replace(settings.control, group_may_act=True))
         node.path.parent.chmod(0o755)

@@ -529,7 +529,7 @@ def signed(plan: dict[str, Any], key: bytes) -> dict[str, Any]:
     return plan | {"mac": f"hmac-sha256:{hmac.new(key, text.encode(), hashlib.sha256).hexdigest()}"}
 
 
-async def test_kernel_tells_the_service_that_the_attacker_is_an_unprivileged_member(kept: Node) -> None:
+async def test_peer_reported_by_the_kernel_is_an_unprivileged_member(kept: Node) -> None:
     await kept.ask("Apply", api.ApplyRequest(scope="containers"))
     (asked,) = kept.told("control_request")
     assert (asked["method"], asked["uid"]) == ("Apply", os.geteuid() or NOBODY)
@@ -573,7 +573,7 @@ async def test_member_cannot_read_the_plan_key(kept: Node) -> None:
     assert path.read_text().strip() not in json.dumps(plan)
 
 
-async def test_plan_is_applied_by_whoever_has_it_as_long_as_the_key_is_there(node: Node) -> None:
+async def test_plan_is_refused_while_its_key_is_replaced(node: Node) -> None:
     saved = await node.ask("Plan", api.PlanRequest(scope="containers", lasts_seconds=600))
     path = node.station.settings.state_directory / FILE_NAME
     key = path.read_text()
