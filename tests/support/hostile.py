@@ -6,6 +6,7 @@ DIR gets the runtime's socket ``s``, the log roots and a configuration; it serve
 from __future__ import annotations
 
 import asyncio
+import grp
 import os
 import signal
 import sys
@@ -93,14 +94,16 @@ def write_logs(pods: Path, links: Path) -> None:
 
 
 def write_config(directory: Path) -> Path:
-    """Write a configuration by which as much as possible is removed."""
+    """Write a configuration by which as much as possible is removed, and whoever runs the test may act."""
     path = directory / "config.toml"
+    group = grp.getgrgid(os.getgid()).gr_name
     path.write_text(
         f'role = "standalone"\n[runtime]\nendpoint = "unix://{directory}/s"\n[state]\ndirectory = "{directory}/state"\n'
         f'[container_gc]\npod_log_root = "{directory}/pods"\ncontainer_log_root = "{directory}/containers"\n'
         'minimum_age = "0s"\nmax_per_pod_container = 0\n'
         '[image_gc]\nhigh_threshold_percent = 1\nlow_threshold_percent = 0\nminimum_age = "0s"\n'
-        f'[control]\nsocket = "{directory}/control.sock"\n[metrics]\nlisten = "off"\n[shutdown]\nenabled = "off"\n'
+        f'[control]\nsocket = "{directory}/control.sock"\ngroup = "{group}"\ngroup_may_act = true\n'
+        '[metrics]\nlisten = "off"\n[shutdown]\nenabled = "off"\n'
     )
     return path
 
