@@ -43,7 +43,10 @@ def evicting(hard: str, soft: str = "", grace: str = "") -> dict[str, str | int]
 
 def made(tmp_path: Path, change: dict[str, str | int]) -> Settings:
     path = tmp_path / "config.toml"
-    path.write_text('role = "standalone"\n[container_gc]\nminimum_age = "0s"\n')
+    path.write_text(
+        f'role = "standalone"\n[container_gc]\nminimum_age = "0s"\npod_log_root = "{tmp_path}/pods"\n'
+        f'container_log_root = "{tmp_path}/containers"\n'
+    )
     words = {"runtime.endpoint": f"unix://{tmp_path}/cri.sock", "state.directory": str(tmp_path / "state")}
     return checked(Origin(path, tuple({**words, **change}.items())))
 
