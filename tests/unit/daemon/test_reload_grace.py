@@ -15,6 +15,7 @@ from nodeagent.config.settings import Origin
 from nodeagent.daemon.pausing import pause, resume
 from nodeagent.daemon.reload_grace import ReloadGrace, grace_needed_s
 from nodeagent.daemon.turns import Pause, Turns
+from nodeagent.plan.eviction.effects import FREED_WITHIN_S
 from nodeagent.sim.clock import SimClock
 from tests.unit.daemon_node import GRACE_S, IMAGE, Daemon, daemon, place, refused
 
@@ -332,10 +333,15 @@ async def test_eviction_waits_at_a_hard_threshold_too(monkeypatch: pytest.Monkey
                     await asyncio.sleep(0.001)
             assert here.removed == []
             await made.advance(1)
+            ended_s = here.now_s
+            async with asyncio.timeout(30):
+                while not made.logged("reclaimed"):  # noqa: ASYNC110 - likewise
+                    await asyncio.sleep(0.001)
+            await made.advance(FREED_WITHIN_S + 1)  # nothing shows on this machine's filesystem
             async with asyncio.timeout(30):
                 while "StopContainer" not in {method for method, _ in here.removed}:  # noqa: ASYNC110 - likewise
                     await asyncio.sleep(0.001)
-            assert min(at_s for _, at_s in here.removed) == here.now_s
+            assert min(at_s for _, at_s in here.removed) == ended_s
 
 
 # ---- restarts
