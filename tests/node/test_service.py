@@ -25,7 +25,7 @@ reload_grace = "5s"
 [image_gc]
 interval = "2s"
 minimum_age = "0s"
-maximum_unused_age = "1s"
+maximum_unused_age = "10s"
 [container_gc]
 enabled = false
 [shutdown]
