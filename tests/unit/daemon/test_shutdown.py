@@ -127,6 +127,11 @@ class Place:
         node = self.server.node
         return {node.sandboxes[each.sandbox_id].name for each in node.containers.values() if each.running}
 
+    def recorded_end(self) -> StopEnd | None:
+        """Return the end in the state file; ``None`` until the first write, which is asynchronous."""
+        stop = self.files.read_stop()
+        return None if stop is None else stop.end
+
     def last(self) -> NodeStop:
         stop = self.files.read_stop()
         assert stop is not None
@@ -383,7 +388,7 @@ async def test_a_cancelled_shutdown_puts_everything_back(place: Place) -> None:
         place.login1.cancel_shutdown()
         await daemon.until("shutdown_cancelled")
         await daemon.until("inhibitor_held", times=1)
-        await daemon.until(lambda: place.last().end is StopEnd.CANCELLED)
+        await daemon.until(lambda: place.recorded_end() is StopEnd.CANCELLED)
         assert daemon.station.turns.pause() is None
         assert place.running() == {"web", "dns"}
         assert place.outcomes() == {"web": "stopping", "dns": ""}
@@ -407,7 +412,7 @@ async def test_one_that_was_cancelled_after_its_end_is_taken_back_too(place: Pla
         place.login1.cancel_shutdown()
         os.close(other)
         await daemon.until("inhibitor_held", times=2)
-        await daemon.until(lambda: place.last().end is StopEnd.CANCELLED)
+        await daemon.until(lambda: place.recorded_end() is StopEnd.CANCELLED)
         assert daemon.station.turns.pause() is None
         assert place.kept.number is not None
 
