@@ -81,8 +81,8 @@ def test_a_daemon_is_scraped(tmp_path: Path) -> None:
     )
     with daemon as process:
         poll("the daemon is alive", lambda: get(first, "/healthz")[0] == 200, timeout_s=30)
-        assert get(first, "/readyz")[0] == 503  # there is no runtime yet
-        poll("the loss is seen", lambda: samples(first)["nodeagent_runtime_up"] == 0, timeout_s=30)
+        poll("the missing runtime is reported", lambda: samples(first)["nodeagent_runtime_up"] == 0, timeout_s=30)
+        assert get(first, "/readyz")[0] == 503
         with sim:
             poll("the daemon is ready", lambda: get(first, "/readyz") == (200, "ok\n"), timeout_s=30)
             poll(
