@@ -1,1 +1,1 @@
-"""The operator's commands: parse, compose, print."""
+"""The command line: parse, compose, print."""

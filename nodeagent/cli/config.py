@@ -6,10 +6,10 @@ import stat
 import sys
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.api.documents import dumps
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import say, warn
 from nodeagent.config.loading import DEFAULT_PATH, effective, load
-from nodeagent.daemon.document import dumps
 from nodeagent.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from nodeagent.daemon.document import Json
+    from nodeagent.api.documents import Json
 
 _MODE: Final = 0o644
 """Of a new file, as at installation."""
@@ -44,7 +44,7 @@ def check(path: Path | None) -> None:
 
 def show(path: Path | None, form: str, *, sources: bool) -> None:
     """Print the configuration in force, with ``sources`` where each value is set; ``table`` alone stands for TOML."""
-    from nodeagent.config.writing import sourced_toml, to_toml, toml_value  # noqa: PLC0415
+    from nodeagent.config.toml_writer import sourced_toml, to_toml, toml_value  # noqa: PLC0415
 
     loaded = load(path)
     if sources:
@@ -89,9 +89,9 @@ def import_kubelet(file: Path, *, config: Path | None = None, out: Path | None =
         UsageError: ``out`` exists, or cannot be written.
         ConfigError: there is no kubelet's configuration in the file.
     """
-    from nodeagent.config.importing import import_kubelet as convert  # noqa: PLC0415
-    from nodeagent.config.importing import read_kubelet  # noqa: PLC0415
     from nodeagent.config.in_force import dry_run_to_keep  # noqa: PLC0415
+    from nodeagent.config.kubelet_import import import_kubelet as convert  # noqa: PLC0415
+    from nodeagent.config.kubelet_import import read_kubelet  # noqa: PLC0415
 
     where = "standard input" if str(file) == "-" else str(file)
     replaced = _status_to_replace(out, force=force) if out is not None else None
@@ -154,13 +154,13 @@ def _write(path: Path, text: str, like: os.stat_result | None) -> None:
 def default(*, dry_run: bool) -> None:
     """Print a commented configuration file."""
     from nodeagent.config.models import Config  # noqa: PLC0415
-    from nodeagent.config.writing import to_toml  # noqa: PLC0415
+    from nodeagent.config.toml_writer import to_toml  # noqa: PLC0415
 
     sys.stdout.write(to_toml(Config(dry_run=dry_run), commented=True))
 
 
 def reference() -> None:
     """Print the reference of every setting, as Markdown."""
-    from nodeagent.config.writing import reference as make_reference  # noqa: PLC0415
+    from nodeagent.config.toml_writer import reference as make_reference  # noqa: PLC0415
 
     sys.stdout.write(make_reference())

@@ -6,11 +6,11 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING, Any, Final
 
-from nodeagent.cli.asking import request_for, understood
+from nodeagent.api import documents as document
+from nodeagent.cli.control_client import request_for, understood
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import say
 from nodeagent.cli.status import connected
-from nodeagent.daemon import document
 from nodeagent.errors import UsageError
 from nodeagent.text import escape
 from nodeagent.units import format_bytes, format_duration, parse_duration_s
@@ -48,7 +48,7 @@ def follow_events(config: Path | None, form: str) -> None:
 
 
 def _event_line(event: dict[str, Any]) -> str:
-    from nodeagent.daemon.events import sentence  # noqa: PLC0415 - only for people
+    from nodeagent.telemetry.event_catalogue import sentence  # noqa: PLC0415 - only for people
 
     told = {key: value for key, value in event.items() if key not in ("schema", "event", "level", "timestamp")}
     when = str(event.get("timestamp", ""))[11:19]

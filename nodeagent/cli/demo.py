@@ -9,22 +9,22 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nodeagent.act.collect import Collector
-from nodeagent.act.logs import HostLogs
-from nodeagent.act.outcomes import PassEnd
+from nodeagent.act.agent import actors_for
+from nodeagent.act.gc.collector import Collector
+from nodeagent.act.gc.log_removal import HostLogs
+from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.cli import render
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.session import run_async
-from nodeagent.daemon.agent import actors_for
 from nodeagent.model import ImageUseRecord, Role
-from nodeagent.observe import Observer, ObserverSettings
-from nodeagent.plan.container_gc import ContainerGCPolicy
-from nodeagent.plan.gc import GCPolicy
-from nodeagent.plan.scope import Scope
+from nodeagent.observe.node_snapshot import Observer, ObserverSettings
+from nodeagent.plan.gc.containers import ContainerGCPolicy
+from nodeagent.plan.gc.planner import GCPolicy
+from nodeagent.plan.gc.scope import Scope
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient
-from nodeagent.runtime.layers import LayerCache
+from nodeagent.runtime.storage_graph import LayerCache
 from nodeagent.sim.filesystem import SimFilesystem
 from nodeagent.sim.scenario import believable_node
 from nodeagent.sim.server import SimServer
@@ -106,5 +106,5 @@ async def _simulated() -> AsyncIterator[Collector]:
                 booted_at=node.now - timedelta(days=30),
             )
             logs = HostLogs(settings.pod_log_root, settings.container_log_root)
-            actors = actors_for(cri, containerd, logs, node.clock, tuple, observer.find_loose, bulk=True)
+            actors = actors_for(cri, containerd, logs, node.clock, tuple, observer.find_unreferenced, bulk=True)
             yield Collector(observer, actors, _POLICY, clock=node.clock, read_filesystem=read)

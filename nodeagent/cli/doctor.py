@@ -12,42 +12,42 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nodeagent.api import documents as document
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import warn
 from nodeagent.cli.session import open_for_command, run_async
-from nodeagent.daemon import document
-from nodeagent.daemon.node_role import read_role
 from nodeagent.errors import ConfigError, InhibitorError, NodeAgentError
 from nodeagent.host.processes import run
-from nodeagent.plan.checkup import (
+from nodeagent.observe.node_role import read_role
+from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.node_checks import (
     Finding,
     Verdict,
-    judge_agent,
-    judge_cgroups,
-    judge_clock,
-    judge_control_group,
-    judge_delay,
-    judge_image_use,
-    judge_kubelet,
-    judge_lock,
-    judge_refused,
-    judge_role,
-    judge_sandbox_image,
-    judge_snapshotter,
-    judge_split,
-    judge_stalls,
-    judge_state,
-    judge_stores,
+    check_agent,
+    check_cgroups,
+    check_clock,
+    check_control_group,
+    check_delay,
+    check_image_use,
+    check_kubelet,
+    check_lock,
+    check_refused,
+    check_role,
+    check_sandbox_image,
+    check_snapshotter,
+    check_split,
+    check_stalls,
+    check_state,
+    check_stores,
 )
-from nodeagent.plan.scope import Scope
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from nodeagent.act.agent import Agent
+    from nodeagent.api.documents import Json
     from nodeagent.config.settings import Settings
-    from nodeagent.daemon.agent import Agent
-    from nodeagent.daemon.document import Json
     from nodeagent.model import NodeSnapshot
     from nodeagent.runtime.cri import ImageFsInfo
 
@@ -101,8 +101,8 @@ def _all(settings: Settings, root: Path) -> Iterator[Finding]:
     """Yield what every check finds; one that fails by itself is a finding, too, and the others go on."""
     checks: dict[str, Callable[[], Iterable[Finding]]] = {
         "runtime": lambda: _runtime(settings),
-        "cgroups": lambda: [judge_cgroups(_controllers(root))],
-        "pressure-stalls": lambda: [judge_stalls(_stalls(root))],
+        "cgroups": lambda: [check_cgroups(_controllers(root))],
+        "pressure-stalls": lambda: [check_stalls(_stalls(root))],
         "logind-delay": lambda: _shutdown(settings, root),
         "role": lambda: _role(settings, root),
         "kubelet-overlap": lambda: _kubelet(settings, root),
@@ -123,8 +123,8 @@ def _all(settings: Settings, root: Path) -> Iterator[Finding]:
 
 def _agent(settings: Settings) -> Iterator[Finding]:
     """Yield what the running agent says of itself, and who may ask it."""
-    from nodeagent.cli.asking import AgentAwayError, AgentRefusedError, line  # noqa: PLC0415 - not for every command
-    from nodeagent.daemon.control_socket import group_number  # noqa: PLC0415
+    from nodeagent.cli.control_client import DaemonRefusedError, DaemonUnavailableError, line  # noqa: PLC0415 - not for every command
+    from nodeagent.daemon.control.socket import group_number  # noqa: PLC0415
 
     control = settings.control
     if control.socket is None:
@@ -133,11 +133,11 @@ def _agent(settings: Settings) -> Iterator[Finding]:
     try:
         with line(control.socket) as asked:
             about = asked.ask("Status", within_s=_WITHIN_S)["agent"]
-    except (AgentAwayError, AgentRefusedError) as error:
-        yield judge_agent(str(error), (), None)
+    except (DaemonUnavailableError, DaemonRefusedError) as error:
+        yield check_agent(str(error), (), None)
     else:
-        yield judge_agent("", about["not_ready_because"], about["pid"])
-    yield judge_control_group(control.group, group_number(control.group) is not None)
+        yield check_agent("", about["not_ready_because"], about["pid"])
+    yield check_control_group(control.group, group_number(control.group) is not None)
 
 
 # ---- the runtime
@@ -165,14 +165,14 @@ async def _ask_runtime(settings: Settings) -> list[Finding]:
         ]
         names = {name: image for image in snapshot.images for name in image.references}
         image = names.get(status.sandbox_image or "")
-        findings.append(judge_sandbox_image(status.sandbox_image, image is not None, bool(image and image.pinned)))
+        findings.append(check_sandbox_image(status.sandbox_image, image is not None, bool(image and image.pinned)))
         findings.append(_accounting(agent, snapshot))
-        findings.append(judge_snapshotter(status.snapshotter))
+        findings.append(check_snapshotter(status.snapshotter))
         findings.append(_filesystems(snapshot))
         findings.append(_split(agent, snapshot, await agent.cri.image_fs_info()))
         maximum_s = agent.settings.policy.images.maximum_unused_age_s
-        findings.append(judge_image_use(snapshot.image_use_observed_since, snapshot.observed_at, maximum_s))
-        findings.append(judge_clock(_skew_s(snapshot), _synchronised()))
+        findings.append(check_image_use(snapshot.image_use_observed_since, snapshot.observed_at, maximum_s))
+        findings.append(check_clock(_skew_s(snapshot), _synchronised()))
         return findings
 
 
@@ -208,7 +208,7 @@ def _split(agent: Agent, snapshot: NodeSnapshot, told: ImageFsInfo) -> Finding:
         "containerfs": _device(next(iter(told.container_mountpoints), "")),
         "nodefs": _device(str(logs if logs.exists() else logs.parent)),
     }
-    return judge_split(places, len(told.image_mountpoints))
+    return check_split(places, len(told.image_mountpoints))
 
 
 def _device(path: str) -> int | None:
@@ -249,18 +249,18 @@ def _stalls(root: Path) -> list[str]:
 
 
 def _shutdown(settings: Settings, root: Path) -> Iterator[Finding]:
-    from nodeagent.act.shutdown import RESERVE_MS  # noqa: PLC0415 - not for every command
-    from nodeagent.cli.shutdown import ask_logind, lock_held, off_because, set_by  # noqa: PLC0415 - with the bus
+    from nodeagent.act.shutdown.executor import RESERVE_MS  # noqa: PLC0415 - not for every command
+    from nodeagent.cli.shutdown import lock_held, off_because, query_logind, set_by  # noqa: PLC0415 - with the bus
     from nodeagent.host.logind_config import read_delay  # noqa: PLC0415
-    from nodeagent.plan.shutdown_phases import fit_phases  # noqa: PLC0415
+    from nodeagent.plan.shutdown.phases import fit_phases  # noqa: PLC0415
 
     off = off_because(settings)
     delay = read_delay(root)
-    facts, problem = (None, "") if off else ask_logind()
+    facts, problem = (None, "") if off else query_logind()
     limit_us = facts.limit_us if facts is not None else delay.delay_us
     budget = fit_phases(settings.shutdown.phases, limit_us, reserve_ms=RESERVE_MS)
-    yield judge_delay(budget, off=off, set_by=set_by(delay))
-    yield judge_lock(*lock_held(facts, problem), off=off)
+    yield check_delay(budget, off=off, set_by=set_by(delay))
+    yield check_lock(*lock_held(facts, problem), off=off)
     for warning in delay.warnings:
         yield Finding("logind-delay", Verdict.WARNING, warning)
 
@@ -297,7 +297,7 @@ def _reload_logind() -> None:
 
 def _kubelet(settings: Settings, root: Path) -> list[Finding]:
     role = read_role(settings.role, root).role
-    return judge_kubelet(
+    return check_kubelet(
         _kubelet_settings(root / _KUBELET_CONFIG),
         evicts=not settings.eviction.off_because(role),
         stops=not settings.shutdown.off_because(role),
@@ -308,12 +308,12 @@ def _kubelet(settings: Settings, root: Path) -> list[Finding]:
 def _role(settings: Settings, root: Path) -> Iterator[Finding]:
     """Yield the role on this node, and what is configured "on" but refused beside a kubelet."""
     role = read_role(settings.role, root)
-    yield judge_role(role)
+    yield check_role(role)
     refused = {
         "eviction": (settings.eviction.refused(role.role), settings.eviction.off_because(role.role, role.reason)),
         "shutdown": (settings.shutdown.refused(role.role), settings.shutdown.off_because(role.role, role.reason)),
     }
-    yield from (judge_refused(section, because) for section, (is_refused, because) in refused.items() if is_refused)
+    yield from (check_refused(section, because) for section, (is_refused, because) in refused.items() if is_refused)
 
 
 def _collects_from(settings: Settings) -> int | None:
@@ -327,7 +327,7 @@ def _kubelet_settings(path: Path) -> dict[str, str]:
     Raises:
         ConfigError: there is one and it cannot be understood.
     """
-    from nodeagent.config.importing import read_kubelet  # noqa: PLC0415 - only where there may be a kubelet
+    from nodeagent.config.kubelet_import import read_kubelet  # noqa: PLC0415 - only where there may be a kubelet
 
     try:
         text = path.read_text(errors="replace")
@@ -348,7 +348,7 @@ def _state(settings: Settings) -> Finding:
         mode = stat.S_IMODE(directory.stat().st_mode) if directory.exists() else 0
     except OSError as error:
         problem = error.strerror or str(error)
-    return judge_state(str(directory), problem, left, mode)
+    return check_state(str(directory), problem, left, mode)
 
 
 def _stores(settings: Settings) -> Finding:
@@ -357,7 +357,7 @@ def _stores(settings: Settings) -> Finding:
     files = sorted(settings.state_directory.glob("*.db")) if settings.state_directory.is_dir() else []
     faults = {path: fault_of(path) for path in files}
     broken = {str(path): fault for path, fault in faults.items() if fault}
-    return judge_stores(broken, [path.name for path in files if not faults[path]])
+    return check_stores(broken, [path.name for path in files if not faults[path]])
 
 
 def _holds(settings: Settings) -> Finding:

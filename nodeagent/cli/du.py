@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from nodeagent.api import documents as document
 from nodeagent.cli.session import load_settings, open_for_command, run_async
-from nodeagent.daemon import document
 from nodeagent.errors import UsageError
-from nodeagent.plan.breakdown import Part
-from nodeagent.plan.scope import Scope
+from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.storage_breakdown import Part
 from nodeagent.units import format_bytes, parse_duration_s
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from nodeagent.plan.breakdown import Breakdown
+    from nodeagent.plan.gc.storage_breakdown import Breakdown
 
 _TITLES = {
     Part.IMAGES_IN_USE: "images in use",

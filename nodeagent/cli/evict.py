@@ -7,15 +7,15 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from nodeagent.api import documents as document
+from nodeagent.api.eviction_document import Plain, describe_facts, describe_plan, describe_status
 from nodeagent.cli.session import load_settings, open_for_command, run_async
-from nodeagent.daemon import document
-from nodeagent.daemon.evicting import make_watcher
-from nodeagent.daemon.pressure import PressureReader
+from nodeagent.daemon.eviction.composition import make_watcher
 from nodeagent.errors import StoreError, UsageError
 from nodeagent.host.node import boot_id
 from nodeagent.model.pressure import Signal
+from nodeagent.observe.eviction_signals import PressureReader
 from nodeagent.plan.decision import Verdict
-from nodeagent.plan.eviction.document import Plain, describe_facts, describe_plan, describe_standing
 from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.eviction.planner import plan_eviction
 from nodeagent.plan.eviction.signals import MEANINGS
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from nodeagent.act.agent import Agent
     from nodeagent.config.settings import Settings
-    from nodeagent.daemon.agent import Agent
-    from nodeagent.daemon.pressure import Ground, Seen
-    from nodeagent.model.pods import PodsSeen
+    from nodeagent.model.pods import PodInventory
     from nodeagent.model.pressure import Observation, PodFacts
+    from nodeagent.observe.eviction_signals import SignalLayout, SignalReadings
     from nodeagent.plan.eviction.effects import OutstandingEffect
     from nodeagent.plan.eviction.planner import EvictionPlan
     from nodeagent.plan.eviction.ranking import RankedPod
@@ -53,7 +53,7 @@ class _Answer:
     first: EvictionPlan
     then: EvictionPlan
     evaluation: Evaluation
-    pods: PodsSeen
+    pods: PodInventory
     warnings: tuple[str, ...]
     off: str
 
@@ -138,7 +138,7 @@ def _outstanding(settings: Settings) -> tuple[tuple[OutstandingEffect, ...], tup
         return (), (str(error),)
 
 
-def _supposed(seen: Seen, supposed: Mapping[Signal, Amount]) -> tuple[Observation, ...]:
+def _supposed(seen: SignalReadings, supposed: Mapping[Signal, Amount]) -> tuple[Observation, ...]:
     there = {each.signal for each in seen.observations}
     for signal in supposed:
         if signal not in there:
@@ -150,7 +150,11 @@ def _supposed(seen: Seen, supposed: Mapping[Signal, Amount]) -> tuple[Observatio
 
 
 def _plans(
-    evaluation: Evaluation, pods: PodsSeen, settings: Settings, ground: Ground, observations: tuple[Observation, ...]
+    evaluation: Evaluation,
+    pods: PodInventory,
+    settings: Settings,
+    ground: SignalLayout,
+    observations: tuple[Observation, ...],
 ) -> tuple[EvictionPlan, EvictionPlan]:
     """Return the plan of the pass, and that which follows if all reclaim on the node was of no use."""
     policy = replace(settings.eviction.policy, max_observation_age_s=_LONG_AGO_S)
@@ -181,7 +185,7 @@ def _document(answer: _Answer, simulate: Sequence[str]) -> dict[str, document.Js
         "simulated": list(simulate),
         "daemon_evicts": not answer.off,
         "daemon_off_because": answer.off,
-        "thresholds": [describe_standing(each) for each in answer.evaluation.standings],
+        "thresholds": [describe_status(each) for each in answer.evaluation.statuses],
         "conditions": [each.condition.value for each in answer.evaluation.conditions if each.holds],
         "reclaim_first": [step.text for step in answer.first.reclaim],
         "plan": describe_plan(answer.then),

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, NoReturn
 
-from nodeagent.act.outcomes import Outcome, PassEnd
+from nodeagent.act.gc.outcomes import Outcome, PassEnd
 from nodeagent.errors import ConfigError, NodeAgentError, PassBusyError, RuntimeUnavailableError, UsageError
 from nodeagent.text import escape, escape_lines
 

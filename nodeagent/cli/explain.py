@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from nodeagent.api import documents as document
 from nodeagent.cli.exit_codes import ExitCode, fail
 from nodeagent.cli.output import warn
 from nodeagent.cli.session import load_settings, open_for_command, run_async
-from nodeagent.daemon import document
 from nodeagent.errors import StoreError
 from nodeagent.plan.decision import ItemKind
-from nodeagent.plan.explain import explain
-from nodeagent.plan.scope import Scope
+from nodeagent.plan.gc.explanation import explain
+from nodeagent.plan.gc.scope import Scope
 from nodeagent.store.history import History
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from nodeagent.act.collect import Preview
-    from nodeagent.daemon.document import Json
-    from nodeagent.plan.explain import Explanation
+    from nodeagent.act.gc.collector import Preview
+    from nodeagent.api.documents import Json
+    from nodeagent.plan.gc.explanation import Explanation
     from nodeagent.store.history import PastAction, PastPass
 
 _PAST = 5

@@ -9,29 +9,29 @@ import sys
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from nodeagent.act.collect import MAX_ROUNDS, Preview
-from nodeagent.act.outcomes import Outcome, PassEnd
+from nodeagent.act.gc.collector import MAX_ROUNDS, Preview
+from nodeagent.act.gc.outcomes import Outcome, PassEnd
+from nodeagent.api import documents as document
+from nodeagent.cli.control_answers import breakdown as decode_breakdown
+from nodeagent.cli.control_answers import by_agent
+from nodeagent.cli.control_answers import preview as preview_told
 from nodeagent.cli.exit_codes import ExitCode, pass_exit_code
 from nodeagent.cli.output import say, warn
 from nodeagent.cli.session import load_settings, open_for_command, run_async
-from nodeagent.cli.told import breakdown as decode_breakdown
-from nodeagent.cli.told import by_agent
-from nodeagent.cli.told import preview as preview_told
 from nodeagent.clock import SystemClock
-from nodeagent.daemon import document
 from nodeagent.errors import StoreError, UsageError
-from nodeagent.plan.scope import Scope
+from nodeagent.plan.gc.scope import Scope
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from nodeagent.act.outcomes import PassReport
-    from nodeagent.cli.asking import Line
+    from nodeagent.act.agent import Agent
+    from nodeagent.act.gc.outcomes import PassReport
+    from nodeagent.cli.control_client import ControlConnection
     from nodeagent.config.settings import Settings
-    from nodeagent.daemon.agent import Agent
-    from nodeagent.plan.breakdown import Breakdown
+    from nodeagent.plan.gc.storage_breakdown import Breakdown
 
 _AGREED_S: Final = 600.0
 
@@ -68,7 +68,7 @@ def collect(request: Request) -> None:
     sys.exit(run_async(_collect(request, loaded)))
 
 
-def _have_collected(request: Request, agent: Line) -> ExitCode:
+def _have_collected(request: Request, agent: ControlConnection) -> ExitCode:
     """Have the running agent preview and, unless it is a dry run or declined, carry out what was shown."""
     from nodeagent._proto.control.v1 import control_pb2  # noqa: PLC0415 - for whoever has the agent do it
 

@@ -7,14 +7,14 @@ import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from nodeagent.cli.asking import request_for
+from nodeagent.api import documents as document
+from nodeagent.cli.control_answers import by_agent
+from nodeagent.cli.control_answers import passes as passes_told
+from nodeagent.cli.control_answers import stops as stops_told
+from nodeagent.cli.control_client import request_for
 from nodeagent.cli.session import load_settings
 from nodeagent.cli.shutdown import stop_headline
-from nodeagent.cli.told import by_agent
-from nodeagent.cli.told import passes as passes_told
-from nodeagent.cli.told import stops as stops_told
 from nodeagent.clock import SystemClock
-from nodeagent.daemon import document
 from nodeagent.errors import UsageError
 from nodeagent.store.history import History
 from nodeagent.units import format_bytes, format_duration, parse_duration_s

@@ -8,17 +8,17 @@ import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from nodeagent.cli.asking import request_for
+from nodeagent.api import documents as document
+from nodeagent.cli.control_answers import by_agent
+from nodeagent.cli.control_answers import hold as told_hold
+from nodeagent.cli.control_answers import holds as told_holds
+from nodeagent.cli.control_client import request_for
 from nodeagent.cli.output import say
 from nodeagent.cli.session import load_settings
-from nodeagent.cli.told import by_agent
-from nodeagent.cli.told import hold as told_hold
-from nodeagent.cli.told import holds as told_holds
 from nodeagent.clock import SystemClock
-from nodeagent.daemon import document
 from nodeagent.errors import UsageError
 from nodeagent.model import ALL_IMAGES, LONGEST_HOLD_S, Hold
-from nodeagent.plan.protection import parse_rule
+from nodeagent.plan.gc.image_protection import parse_rule
 from nodeagent.store import HoldFile
 from nodeagent.text import encodable
 from nodeagent.units import format_duration, parse_duration_s
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from nodeagent.daemon.document import Json
+    from nodeagent.api.documents import Json
 
 
 def add(config: Path | None, *, image: str | None, every: bool, lasts: str, why: str, form: str) -> None:

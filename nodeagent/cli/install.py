@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.config.loading import DEFAULT_PATH, load
 from nodeagent.config.models import Config
-from nodeagent.config.writing import to_toml
+from nodeagent.config.toml_writer import to_toml
 from nodeagent.errors import ConfigError, InstallError, UsageError
 from nodeagent.host.environment import admit, begin, finish, is_installation, remove_environment
 from nodeagent.host.installation import (

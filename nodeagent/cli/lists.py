@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from nodeagent.api import documents as document
 from nodeagent.cli.session import load_settings, open_for_command, run_async
-from nodeagent.daemon import document
 from nodeagent.errors import ObservationError
 from nodeagent.plan.decision import Accounting, ItemKind, Verdict
-from nodeagent.plan.pods import judge_pods
-from nodeagent.plan.scope import Scope
-from nodeagent.plan.sharing import Stack, sharing_tree
+from nodeagent.plan.gc.layer_sharing import Stack, sharing_tree
+from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.pods.deletion import check_pods
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.tree import Tree as RichTree
 
-    from nodeagent.act.collect import Preview
+    from nodeagent.act.gc.collector import Preview
+    from nodeagent.api.documents import Json
     from nodeagent.config.settings import Settings
-    from nodeagent.daemon.document import Json
     from nodeagent.model import Container, Image, NodeSnapshot, Sandbox
     from nodeagent.plan.decision import Decision, Plan
-    from nodeagent.plan.pods import PodStanding
+    from nodeagent.plan.pods.deletion import PodDeletionStatus
 
 
 def list_images(path: Path | None, overrides: Mapping[str, str | int], form: str) -> None:
@@ -113,7 +113,7 @@ def list_pods(path: Path | None, overrides: Mapping[str, str | int], form: str) 
     """Print every pod the runtime knows, and whether it counts as gone."""
     settings = load_settings(path, overrides)
     preview = _preview(settings, Scope.CONTAINERS)
-    standings = judge_pods(preview.snapshot, settings.policy.containers.deleted_pod_grace_s)
+    statuses = check_pods(preview.snapshot, settings.policy.containers.deleted_pod_grace_s)
     grouped: dict[str, list[Sandbox]] = {}
     for sandbox in preview.snapshot.sandboxes:
         grouped.setdefault(sandbox.uid, []).append(sandbox)
@@ -122,10 +122,10 @@ def list_pods(path: Path | None, overrides: Mapping[str, str | int], form: str) 
     for container in preview.snapshot.containers:
         held.setdefault(container.sandbox_id, []).append(container)
     if form != "table":
-        rows = [_pod(uid, sandboxes, held, standings) for uid, sandboxes in pods]
+        rows = [_pod(uid, sandboxes, held, statuses) for uid, sandboxes in pods]
         _print_document("pods", preview, rows, form)
         return
-    _print_table(_pod_table(pods, held, standings, preview.snapshot.observed_at))
+    _print_table(_pod_table(pods, held, statuses, preview.snapshot.observed_at))
 
 
 def _preview(settings: Settings, scope: Scope) -> Preview:
@@ -257,15 +257,15 @@ def _pod(
     uid: str,
     sandboxes: Sequence[Sandbox],
     held: Mapping[str, Sequence[Container]],
-    standings: Mapping[str, PodStanding],
+    statuses: Mapping[str, PodDeletionStatus],
 ) -> dict[str, Json]:
-    standing = standings.get(uid)
+    status = statuses.get(uid)
     return {
         "uid": uid,
         "namespace": sandboxes[0].namespace,
         "name": sandboxes[0].name,
-        "gone": standing.gone if standing else False,
-        "how": standing.how if standing else "",
+        "gone": status.gone if status else False,
+        "how": status.how if status else "",
         "sandboxes": [
             {
                 "id": sandbox.id,
@@ -284,7 +284,7 @@ def _pod(
 def _pod_table(
     pods: Sequence[tuple[str, Sequence[Sandbox]]],
     held: Mapping[str, Sequence[Container]],
-    standings: Mapping[str, PodStanding],
+    statuses: Mapping[str, PodDeletionStatus],
     now: datetime,
 ) -> Table:
     from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
@@ -305,7 +305,7 @@ def _pod_table(
         running = sum(each.state.value == "running" for each in containers)
         ready = sum(sandbox.ready for sandbox in sandboxes)
         newest = max((sandbox.created_at for sandbox in sandboxes if sandbox.created_at), default=None)
-        standing = standings.get(uid)
+        status = statuses.get(uid)
         table.add_row(
             sandboxes[0].namespace,
             sandboxes[0].name,
@@ -313,6 +313,6 @@ def _pod_table(
             str(running),
             str(len(containers) - running),
             render.ago(newest, now) if newest else "?",
-            f"{'gone' if standing.gone else 'kept'}: {standing.how}" if standing else "kept",
+            f"{'gone' if status.gone else 'kept'}: {status.how}" if status else "kept",
         )
     return table

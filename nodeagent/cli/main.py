@@ -463,7 +463,7 @@ def pressure(
 ) -> None:
     """Show what the node has left of memory, disk, inodes and processes, against eviction thresholds."""
     from nodeagent.cli.pressure import show  # noqa: PLC0415
-    from nodeagent.host.signals import MemorySource  # noqa: PLC0415
+    from nodeagent.model.pressure import MemorySource  # noqa: PLC0415
 
     overrides = _overrides({"runtime.endpoint": endpoint})
     show(
@@ -750,7 +750,7 @@ def run(
     once: Annotated[bool, typer.Option("--once", help="Make one pass over everything, then exit.")] = False,
 ) -> None:
     """Run the daemon: container collection every minute, image collection every five (configurable)."""
-    from nodeagent.cli.daemon import run_daemon  # noqa: PLC0415
+    from nodeagent.cli.run import run_daemon  # noqa: PLC0415
 
     run_daemon(config, _overrides({"runtime.endpoint": endpoint}), dry_run=dry_run, once=once)
 

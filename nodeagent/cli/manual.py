@@ -15,7 +15,7 @@ from typer.core import TyperGroup, TyperOption
 from nodeagent import __version__
 from nodeagent.cli.main import app
 from nodeagent.config.models import Config
-from nodeagent.config.writing import settings_of
+from nodeagent.config.toml_writer import settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -12,27 +12,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent import __version__
+from nodeagent.api import documents as document
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.gc import confirmed, exit_code, predicted_exit_code, run_interruptibly
 from nodeagent.cli.output import warn
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.clock import SystemClock
-from nodeagent.daemon import document
 from nodeagent.errors import StoreError, UsageError
 from nodeagent.host.node import node_identity
-from nodeagent.plan.saved import compare, parse_plan, refusal_of, unseal
-from nodeagent.plan.scope import Scope
-from nodeagent.plan.strictness import stricter
+from nodeagent.plan.gc.saved_plan import compare, parse_plan, refusal_of, unseal
+from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.strictness import stricter
 from nodeagent.store.plan_key import PlanKeyFile
 from nodeagent.units import parse_duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from nodeagent.act.collect import Preview
-    from nodeagent.act.outcomes import PassReport
+    from nodeagent.act.gc.collector import Preview
+    from nodeagent.act.gc.outcomes import PassReport
     from nodeagent.config.settings import Settings
-    from nodeagent.plan.saved import Difference, Drift, SavedPlan
+    from nodeagent.plan.gc.saved_plan import Difference, Drift, SavedPlan
 
 _LARGEST_FILE_BYTES = 256 << 20
 

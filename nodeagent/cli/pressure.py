@@ -8,15 +8,15 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from nodeagent.api import documents as document
+from nodeagent.cli.control_answers import by_agent
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.session import load_settings, open_for_command, run_async
-from nodeagent.cli.told import by_agent
 from nodeagent.clock import SystemClock
-from nodeagent.daemon import document
-from nodeagent.daemon.pressure import KUBELET_ROOT, PressureReader, contradictions
 from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.host.signals import SignalPaths
 from nodeagent.model.pressure import Signal
+from nodeagent.observe.eviction_signals import KUBELET_ROOT, PressureReader, contradictions
 from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.eviction.signals import MEANINGS, Unit
 from nodeagent.plan.eviction.state import EvictionState, evaluate
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from nodeagent.cli.asking import Line
+    from nodeagent.cli.control_client import ControlConnection
     from nodeagent.config.eviction import EvictionSettings
     from nodeagent.config.settings import Settings
-    from nodeagent.daemon.pressure import Seen
-    from nodeagent.host.signals import MemorySource
+    from nodeagent.model.pressure import MemorySource
+    from nodeagent.observe.eviction_signals import SignalReadings
 
     Shown = Mapping[str, Any]
 
@@ -75,7 +75,7 @@ def show(
     sys.exit(ExitCode.FAILED if met else ExitCode.DONE)
 
 
-def _follow(agent: Line, form: str, watch_s: float | None) -> bool:
+def _follow(agent: ControlConnection, form: str, watch_s: float | None) -> bool:
     """Have the agent look; return whether a threshold was met at the last look."""
     screen = _Screen(form)
     while True:
@@ -92,7 +92,7 @@ async def _show(settings: Settings, chosen: EvictionSettings, form: str, watch_s
     reader = PressureReader(chosen, clock)
     paths, warnings = await _paths(settings)
     ground = await reader.ground(paths)
-    earlier: Seen | None = None
+    earlier: SignalReadings | None = None
     state = EvictionState()
     screen = _Screen(form)
     while True:

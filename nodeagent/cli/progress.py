@@ -13,7 +13,7 @@ from nodeagent.text import escape
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nodeagent.act.outcomes import Result
+    from nodeagent.act.gc.outcomes import Result
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from rich import box
 from rich.console import Group
 from rich.table import Table
 
-from nodeagent.act.outcomes import Outcome, PassEnd
+from nodeagent.act.gc.outcomes import Outcome, PassEnd
 from nodeagent.cli.terminal import SafeConsole, Text
 from nodeagent.plan.decision import Accounting, ItemKind, Verdict
 from nodeagent.units import format_bytes, format_duration
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-    from nodeagent.act.outcomes import PassReport
+    from nodeagent.act.gc.outcomes import PassReport
     from nodeagent.model import FsObservation, NodeSnapshot
     from nodeagent.plan.decision import Decision, Plan
-    from nodeagent.plan.image_gc import ImageGCPolicy
+    from nodeagent.plan.gc.images import ImageGCPolicy
 
 _PIPE_WIDTH = 180
 _OUTCOME_STYLES = {

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
+    from nodeagent.act.agent import Agent
     from nodeagent.config.settings import Settings
-    from nodeagent.daemon.agent import Agent
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ def open_for_command(settings: Settings, *, record: bool, dry_run: bool = True) 
     Raises:
         RuntimeUnavailableError: no runtime answers.
     """
-    from nodeagent.daemon.agent import open_agent  # noqa: PLC0415 - the runtime clients are not for every command
+    from nodeagent.act.agent import open_agent  # noqa: PLC0415 - the runtime clients are not for every command
 
     return open_agent(settings, record=record, dry_run=dry_run)
 

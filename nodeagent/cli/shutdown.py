@@ -6,9 +6,9 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING
 
+from nodeagent.api import documents as document
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.session import load_settings, run_async
-from nodeagent.daemon import document
 from nodeagent.errors import InhibitorError, StoreError
 from nodeagent.host.logind_config import LogindDelay, read_delay
 from nodeagent.units import format_duration
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from nodeagent.act.shutdown import PodUp
+    from nodeagent.act.shutdown.executor import RunningPod
+    from nodeagent.api.documents import Json
     from nodeagent.config.settings import Settings
-    from nodeagent.daemon.document import Json
     from nodeagent.host.login1 import LogindFacts
     from nodeagent.model.node_stop import NodeStop
-    from nodeagent.plan.shutdown import PlannedPhase, PodStop, ShutdownPlan
+    from nodeagent.plan.shutdown.planner import PlannedPhase, PodStop, ShutdownPlan
 
 _WHO = "nodeagent"
 _READ_WITHIN_S = 5.0
@@ -36,12 +36,12 @@ def rehearse(config: Path | None, overrides: Mapping[str, str | int], form: str)
     Raises:
         RuntimeUnavailableError: the runtime does not answer.
     """
-    from nodeagent.act.shutdown import RESERVE_MS  # noqa: PLC0415 - not for every command
-    from nodeagent.plan.shutdown import plan_shutdown  # noqa: PLC0415
-    from nodeagent.plan.shutdown_phases import USEC_INFINITY, fit_phases  # noqa: PLC0415
+    from nodeagent.act.shutdown.executor import RESERVE_MS  # noqa: PLC0415 - not for every command
+    from nodeagent.plan.shutdown.phases import USEC_INFINITY, fit_phases  # noqa: PLC0415
+    from nodeagent.plan.shutdown.planner import plan_shutdown  # noqa: PLC0415
 
     settings = load_settings(config, overrides)
-    facts, problem = ask_logind()
+    facts, problem = query_logind()
     delay = read_delay()
     limit_us = facts.limit_us if facts is not None else delay.delay_us
     budget = fit_phases(settings.shutdown.phases, limit_us, reserve_ms=RESERVE_MS, limit_set_by=set_by(delay))
@@ -79,13 +79,13 @@ def status(config: Path | None, form: str, *, limit: int) -> None:
     Raises:
         StoreError: the history cannot be read.
     """
-    from nodeagent.act.shutdown import RESERVE_MS  # noqa: PLC0415 - not for every command
-    from nodeagent.plan.shutdown_phases import fit_phases  # noqa: PLC0415
+    from nodeagent.act.shutdown.executor import RESERVE_MS  # noqa: PLC0415 - not for every command
+    from nodeagent.plan.shutdown.phases import fit_phases  # noqa: PLC0415
     from nodeagent.store.history import History  # noqa: PLC0415
     from nodeagent.store.shutdown import ShutdownFiles  # noqa: PLC0415
 
     settings = load_settings(config, {})
-    facts, problem = ask_logind()
+    facts, problem = query_logind()
     delay = read_delay()
     off = off_because(settings)
     limit_us = facts.limit_us if facts is not None else delay.delay_us
@@ -127,10 +127,10 @@ def at_stop(config: Path | None, unit: str) -> None:
     Raises:
         NodeAgentError: the runtime cannot be found.
     """
-    from nodeagent.daemon import log  # noqa: PLC0415 - not for every command
-    from nodeagent.daemon.at_stop import stop_pods_at_unit_stop  # noqa: PLC0415
+    from nodeagent.daemon.shutdown.stop_hook import stop_pods_at_unit_stop  # noqa: PLC0415
     from nodeagent.daemon.unix_signals import hangup_survived  # noqa: PLC0415
     from nodeagent.host.systemd import read_unit_stop  # noqa: PLC0415
+    from nodeagent.telemetry import logging as log  # noqa: PLC0415 - not for every command
 
     with hangup_survived():  # a reload sent to all processes of the unit must not end this one
         told = read_unit_stop(unit)
@@ -141,7 +141,7 @@ def at_stop(config: Path | None, unit: str) -> None:
         run_async(stop_pods_at_unit_stop(settings, logger, told))
 
 
-def ask_logind() -> tuple[LogindFacts | None, str]:
+def query_logind() -> tuple[LogindFacts | None, str]:
     """Return what logind says of itself, and why it says nothing."""
     from nodeagent.host.login1 import read_logind  # noqa: PLC0415 - the bus is not for every command
 
@@ -151,11 +151,11 @@ def ask_logind() -> tuple[LogindFacts | None, str]:
         return None, f"logind cannot be asked: {error}"
 
 
-async def _pods(settings: Settings) -> tuple[PodUp, ...]:
+async def _pods(settings: Settings) -> tuple[RunningPod, ...]:
+    from nodeagent.act.agent import READ_METHODS  # noqa: PLC0415
     from nodeagent.clock import SystemClock  # noqa: PLC0415 - the runtime clients are not for every command
-    from nodeagent.daemon.agent import READ_METHODS  # noqa: PLC0415
-    from nodeagent.daemon.node_role import read_role  # noqa: PLC0415
-    from nodeagent.daemon.warm_pods import WarmPods  # noqa: PLC0415
+    from nodeagent.daemon.shutdown.pod_cache import PodCache  # noqa: PLC0415
+    from nodeagent.observe.node_role import read_role  # noqa: PLC0415
     from nodeagent.runtime.connection import RuntimeConnection, discover_endpoint  # noqa: PLC0415
     from nodeagent.runtime.cri import CriClient  # noqa: PLC0415
 
@@ -163,7 +163,7 @@ async def _pods(settings: Settings) -> tuple[PodUp, ...]:
     deadlines = dict.fromkeys(READ_METHODS, settings.timeout_s)
     async with RuntimeConnection(endpoint, deadlines=deadlines) as connection:
         role = await asyncio.to_thread(read_role, settings.role)
-        pods = WarmPods(CriClient(connection), settings, SystemClock(), lambda: role.role)
+        pods = PodCache(CriClient(connection), settings, SystemClock(), lambda: role.role)
         try:
             return await pods.refresh()
         finally:
@@ -172,7 +172,7 @@ async def _pods(settings: Settings) -> tuple[PodUp, ...]:
 
 def off_because(settings: Settings) -> str:
     """Return why pods are not stopped in order on this node; empty if they are."""
-    from nodeagent.daemon.node_role import read_role  # noqa: PLC0415 - likewise
+    from nodeagent.observe.node_role import read_role  # noqa: PLC0415 - likewise
 
     role = read_role(settings.role)
     return settings.shutdown.off_because(role.role, role.reason)

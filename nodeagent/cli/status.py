@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from nodeagent.cli.asking import AgentAwayError, Line, line, understood
+from nodeagent.cli.control_client import ControlConnection, DaemonUnavailableError, line, understood
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.units import format_bytes, format_duration
 
@@ -38,7 +38,7 @@ def show_status(config: Path | None, form: str, *, watch_s: float | None) -> Non
     """Print how the node and the agent are; exit code 1 unless an agent runs and can do its work.
 
     Raises:
-        AgentRefusedError: this user may not ask.
+        DaemonRefusedError: this user may not ask.
         NodeAgentError: no agent runs, and the node cannot be looked at.
     """
     with _asker(config, "Status") as ask:
@@ -50,7 +50,7 @@ def show_top(config: Path | None, form: str, *, watch_s: float | None) -> None:
     """Print the node's signals and its pods, again and again on a terminal.
 
     Raises:
-        AgentRefusedError: this user may not ask.
+        DaemonRefusedError: this user may not ask.
         NodeAgentError: the node cannot be looked at.
     """
     with _asker(config, "Status", "Pods") as ask:
@@ -83,16 +83,16 @@ def _there(path: Path) -> bool:
 
 
 @contextmanager
-def connected(config: Path | None) -> Iterator[Line]:
+def connected(config: Path | None) -> Iterator[ControlConnection]:
     """Return a connection to the running agent.
 
     Raises:
-        AgentAwayError: no agent runs.
-        AgentRefusedError: this user may not connect.
+        DaemonUnavailableError: no agent runs.
+        DaemonRefusedError: this user may not connect.
     """
     where = find_socket(config)
     if where is None:
-        raise AgentAwayError('by its configuration the agent cannot be asked: control.socket = ""')
+        raise DaemonUnavailableError('by its configuration the agent cannot be asked: control.socket = ""')
     with line(where) as asked:
         yield asked
 
@@ -104,14 +104,14 @@ def _asker(config: Path | None, *methods: str) -> Iterator[Callable[[], Shown]]:
     with ExitStack() as stack:
         try:
             asked = stack.enter_context(connected(config))
-        except AgentAwayError as error:
+        except DaemonUnavailableError as error:
             away = str(error)
         if asked is not None:
             ask = asked.ask
             with understood():
                 yield lambda: _merged({each: ask(each) for each in methods})
             return
-        from nodeagent.cli.looking import looking  # noqa: PLC0415 - only where no agent runs
+        from nodeagent.cli.local_status import looking  # noqa: PLC0415 - only where no agent runs
 
         look = stack.enter_context(looking(config))
         yield lambda: _without_agent(_merged({each: look(each) for each in methods}), away)
@@ -153,7 +153,7 @@ def _print(shown: Shown, form: str, console: Console | None, view: Callable[[Sho
     if console is not None:
         console.print(view(shown))
         return
-    from nodeagent.daemon.document import dumps  # noqa: PLC0415 - only for scripts
+    from nodeagent.api.documents import dumps  # noqa: PLC0415 - only for scripts
 
     sys.stdout.write(dumps(shown, form))
     sys.stdout.flush()

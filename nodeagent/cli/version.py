@@ -6,9 +6,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from nodeagent import __version__
+from nodeagent.api.documents import dumps
 from nodeagent.cli.output import say
 from nodeagent.cli.session import load_settings, open_for_command, run_async
-from nodeagent.daemon.document import dumps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

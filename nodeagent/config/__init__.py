@@ -1,5 +1,5 @@
 """The configuration: a closed set of typed settings, read from TOML, checked as a whole before anything starts.
 
-The models are the only description of a setting: the reference, the commented default file and the error texts are
-made from them. What the agent works with is :class:`~nodeagent.config.settings.Settings`, which needs none of them.
+The models are the only description of a setting: reference, commented default file and error texts are generated from
+them. The daemon works with :class:`~nodeagent.config.settings.Settings`, which does not import them.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from nodeagent.config.writing import embed_reference
+from nodeagent.config.toml_writer import embed_reference
 
 
 def main(arguments: list[str]) -> int:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nodeagent.host.signals import MemorySource
 from nodeagent.model import Role
+from nodeagent.model.pressure import MemorySource
 from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.eviction.policy import EvictionPolicy
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from nodeagent.kube.kubelet_pods import KubeletAccess
+    from nodeagent.model.kubelet_access import KubeletAccess
     from nodeagent.plan.eviction.thresholds import Threshold
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -18,14 +18,12 @@ from pydantic import (
 
 from nodeagent.config.metrics import DEFAULT_LISTEN, LISTEN_FORM, parse_listen
 from nodeagent.errors import ConfigError
+from nodeagent.model.kubelet_access import KubeletAccess
 from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.eviction.thresholds import DEFAULT_HARD, Threshold
-from nodeagent.plan.protection import RULE_FORM, parse_rule
-from nodeagent.plan.shutdown_phases import Phase, Selector, by_priority, check_phases, two_bands
+from nodeagent.plan.gc.image_protection import RULE_FORM, parse_rule
+from nodeagent.plan.shutdown.phases import Phase, Selector, by_priority, check_phases, two_bands
 from nodeagent.units import DURATION_FORM, QUANTITY_FORM, parse_bytes, parse_duration_s
-
-if TYPE_CHECKING:
-    from nodeagent.kube.kubelet_pods import KubeletAccess
 
 _LONGEST_TEXT = 64
 _LONGEST_S = 100 * 365 * 86_400.0
@@ -371,7 +369,6 @@ def kubelet_access(section: KubeletSection) -> KubeletAccess | None:
     """
     if not section.url:
         return None
-    from nodeagent.kube.kubelet_pods import KubeletAccess  # noqa: PLC0415 - with TLS, only where it is wanted
 
     files = (section.token_file, section.certificate_file, section.key_file, section.ca_file)
     token, certificate, key, authority = (Path(each) if each else None for each in files)

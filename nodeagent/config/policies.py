@@ -11,15 +11,15 @@ from nodeagent.config.metrics import MetricsSettings, parse_listen
 from nodeagent.config.models import eviction_thresholds, kubelet_access, shutdown_phases
 from nodeagent.config.settings import Settings
 from nodeagent.config.shutdown import ShutdownSettings
-from nodeagent.host.signals import MemorySource
 from nodeagent.model import Role
-from nodeagent.plan.container_gc import ContainerGCPolicy
+from nodeagent.model.pressure import MemorySource
 from nodeagent.plan.eviction.policy import EvictionPolicy
-from nodeagent.plan.gc import GCPolicy
-from nodeagent.plan.image_gc import ImageGCPolicy
-from nodeagent.plan.pod_logs import PodLogPolicy
-from nodeagent.plan.protection import ProtectionPolicy, parse_rule
-from nodeagent.plan.sandbox_gc import SandboxGCPolicy
+from nodeagent.plan.gc.containers import ContainerGCPolicy
+from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
+from nodeagent.plan.gc.images import ImageGCPolicy
+from nodeagent.plan.gc.planner import GCPolicy
+from nodeagent.plan.gc.pod_logs import PodLogPolicy
+from nodeagent.plan.gc.sandboxes import SandboxGCPolicy
 from nodeagent.units import parse_bytes, parse_duration_s
 
 if TYPE_CHECKING:

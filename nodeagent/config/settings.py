@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.model import Role
-    from nodeagent.plan.gc import GCPolicy
+    from nodeagent.plan.gc.planner import GCPolicy
 
 
 @dataclass(frozen=True, slots=True)

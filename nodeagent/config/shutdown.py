@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nodeagent.model import Role
 
 if TYPE_CHECKING:
-    from nodeagent.plan.shutdown_phases import Phase
+    from nodeagent.plan.shutdown.phases import Phase
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""The long-running agent: composition, loops, and stopping in good order.
+"""The daemon: supervisor, loops, reload, and stopping in order.
 
-One supervisor owns the tasks. Loops run one pass at a time and share one turn, so that container and image
-collection never act together; waits end at once when the agent is told to stop.
+One supervisor owns the tasks. Loops run one pass at a time and share the pass lock, so that two of them never act
+together. All waits end when the daemon is stopped.
 """

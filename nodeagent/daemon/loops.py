@@ -10,8 +10,8 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
-from nodeagent.act.outcomes import Outcome, PassEnd
-from nodeagent.daemon.memory import give_back
+from nodeagent.act.gc.outcomes import Outcome, PassEnd
+from nodeagent.daemon.memory import release_memory
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.plan.decision import Verdict
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
-    from nodeagent.act.collect import Preview
-    from nodeagent.act.outcomes import PassReport, Result
-    from nodeagent.daemon.board import Board
-    from nodeagent.daemon.turns import Turns
-    from nodeagent.plan.scope import Scope
+    from nodeagent.act.gc.collector import Preview
+    from nodeagent.act.gc.outcomes import PassReport, Result
+    from nodeagent.daemon.loop_status import LoopStatuses
+    from nodeagent.daemon.pass_lock import PassLock
+    from nodeagent.plan.gc.scope import Scope
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0
@@ -94,8 +94,8 @@ class Loop:
         interval_s: float,
         run_pass: Pass,
         *,
-        turns: Turns,
-        board: Board,
+        pass_lock: PassLock,
+        loop_statuses: LoopStatuses,
         logger: FilteringBoundLogger,
         jitter: Callable[[], float],
         wake: asyncio.Event,
@@ -105,8 +105,8 @@ class Loop:
         self._name = scope.value
         self._interval_s = interval_s
         self._run_pass = run_pass
-        self._turns = turns
-        self._board = board
+        self._pass_lock = pass_lock
+        self._loop_statuses = loop_statuses
         self._logger = logger.bind(loop=scope.value)
         self._jitter = jitter
         self._wake = wake
@@ -118,44 +118,44 @@ class Loop:
         while not stop.is_set():
             self._wake.clear()
             wait_s = await self.turn()
-            self._board.waiting(self._name, wait_s, SILENCE_S)
-            if (pause := self._turns.pause()) is not None:
-                self._board.paused(self._name, pause.text, wait_s + SILENCE_S)
+            self._loop_statuses.waiting(self._name, wait_s, SILENCE_S)
+            if (pause := self._pass_lock.pause()) is not None:
+                self._loop_statuses.paused(self._name, pause.text, wait_s + SILENCE_S)
             await wait_for_any(wait_s, stop, self._wake)
 
     async def turn(self) -> float:
         """Make one pass; return the seconds to wait before the next."""
-        if (pause := self._turns.pause()) is not None:
-            self._board.paused(self._name, pause.text, PAUSE_LOOK_S + SILENCE_S)
+        if (pause := self._pass_lock.pause()) is not None:
+            self._loop_statuses.paused(self._name, pause.text, PAUSE_LOOK_S + SILENCE_S)
             return PAUSE_LOOK_S
-        self._board.waiting(self._name, 0.0, SILENCE_S)
+        self._loop_statuses.waiting(self._name, 0.0, SILENCE_S)
         try:
-            async with self._turns.take() as end:
+            async with self._pass_lock.take() as end:
                 if end.is_set():
                     return PAUSE_LOOK_S
-                self._board.running(self._name, SILENCE_S)
+                self._loop_statuses.running(self._name, SILENCE_S)
                 preview, report = await self._run_pass(self._scope, end)
         except RuntimeUnavailableError as error:
-            self._board.ended(self._name, "runtime-unavailable", detail=str(error), failed=True)
+            self._loop_statuses.ended(self._name, "runtime-unavailable", detail=str(error), failed=True)
             return self._runtime.lost(error)
         except NodeAgentError as error:
             self._runtime.answered()
-            self._board.ended(self._name, "failed", detail=str(error), failed=True)
+            self._loop_statuses.ended(self._name, "failed", detail=str(error), failed=True)
             self._logger.error("pass_failed", error=str(error))  # noqa: TRY400 - an operator's error, not a bug
             return self._next_s()
         except Exception as error:  # the supervisor's one broad catch: a bug must not end the duty
-            self._board.ended(self._name, "crashed", detail=repr(error), failed=True)
+            self._loop_statuses.ended(self._name, "crashed", detail=repr(error), failed=True)
             self._logger.exception("pass_crashed")
             return self._next_s()
         wait_s = self._ended(preview, report)
         del preview, report
-        give_back()
+        release_memory()
         return wait_s
 
     def _ended(self, preview: Preview, report: PassReport) -> float:
         """Tell how a pass ended; return the seconds to wait before the next."""
         lost = report.end is PassEnd.RUNTIME_LOST
-        self._board.ended(self._name, report.end.value, detail=report.end_detail, failed=lost)
+        self._loop_statuses.ended(self._name, report.end.value, detail=report.end_detail, failed=lost)
         if not lost:
             self._runtime.answered()
         self._warned = log_report(self._logger, preview, report, self._warned)
@@ -212,7 +212,7 @@ def log_report(
     before, after = report.before, report.after
     level = logger.info if report.end in (PassEnd.COMPLETE, PassEnd.NOTHING_TO_DO) else logger.warning
     level(
-        "pass_done",
+        "pass_finished",
         pass_id=report.id,
         scope=report.scope,
         end=report.end.value,

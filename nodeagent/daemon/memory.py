@@ -51,7 +51,7 @@ def limit_arenas() -> None:
         libc.mallopt(_M_ARENA_MAX, 2)
 
 
-def keep_resident() -> str:
+def lock_memory() -> str:
     """Keep what the process has touched, and will touch, in memory; return why not, empty if it is kept.
 
     When memory runs out the kernel drops file pages first, the agent's own code among them: reading it back while
@@ -65,7 +65,7 @@ def keep_resident() -> str:
     return ""
 
 
-def give_back() -> None:
+def release_memory() -> None:
     """Return free heap memory to the kernel; without glibc nothing happens. Source: malloc_trim(3)."""
     gc.collect()
     libc = _libc()

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from nodeagent.clock import Clock
     from nodeagent.config.settings import Settings
-    from nodeagent.daemon.station import Station
-    from nodeagent.daemon.turns import Turns
+    from nodeagent.daemon.context import DaemonContext
+    from nodeagent.daemon.pass_lock import PassLock
 
 BY_RELOAD = "dry_run was true before the reload"
 BY_RESTART = "dry_run was true before the restart"
@@ -49,9 +49,9 @@ class ReloadGrace:
         reason: why passes wait; empty while they do not.
     """
 
-    def __init__(self, clock: Clock, turns: Turns) -> None:
+    def __init__(self, clock: Clock, pass_lock: PassLock) -> None:
         self._clock = clock
-        self._turns = turns
+        self._pass_lock = pass_lock
         self._began_s: float | None = None
         self.period_s = 0.0
         self.announced = False
@@ -83,9 +83,9 @@ class ReloadGrace:
 
     def deadline_s(self) -> float | None:
         """Return the monotonic second at which the period ends; ``None`` unless it runs."""
-        if self._began_s is None or not self.announced or self._turns.pause() is not None:
+        if self._began_s is None or not self.announced or self._pass_lock.pause() is not None:
             return None
-        return max(self._began_s, self._turns.resumed_s) + self.period_s
+        return max(self._began_s, self._pass_lock.resumed_s) + self.period_s
 
     def left_s(self) -> float:
         """Return the seconds until the first destructive pass: all of them while the period does not run, 0 if over."""
@@ -101,26 +101,26 @@ class ReloadGrace:
         return self.deadline_s() is not None and not self.left_s()
 
 
-def restore_grace(station: Station) -> None:
+def restore_grace(context: DaemonContext) -> None:
     """Begin to wait if the daemon before this one was a dry run and this one is not.
 
     A mode that cannot be read counts as a dry run. Without one, as at the first start, nothing was switched.
     """
     try:
-        kept, reason = ModeFile(station.settings.state_directory).read(), BY_RESTART
+        kept, reason = ModeFile(context.settings.state_directory).read(), BY_RESTART
     except StoreError as error:
         kept, reason = True, str(error)
-    if kept and not station.settings.dry_run:
-        station.grace.begin(station.settings.reload_grace_s, reason)
+    if kept and not context.settings.dry_run:
+        context.grace.begin(context.settings.reload_grace_s, reason)
 
 
-async def keep_mode(station: Station, *, dry_run: bool) -> None:
+async def keep_mode(context: DaemonContext, *, dry_run: bool) -> None:
     """Keep in the state directory whether the daemon is a dry run, for the next one."""
-    if station.kept_mode == (station.settings.state_directory, dry_run):
+    if context.kept_mode == (context.settings.state_directory, dry_run):
         return
     try:
-        await asyncio.to_thread(ModeFile(station.settings.state_directory).write, dry_run=dry_run)
+        await asyncio.to_thread(ModeFile(context.settings.state_directory).write, dry_run=dry_run)
     except StoreError as error:
-        station.logger.warning("mode_not_kept", error=str(error))
+        context.logger.warning("mode_write_failed", error=str(error))
         return
-    station.kept_mode = station.settings.state_directory, dry_run
+    context.kept_mode = context.settings.state_directory, dry_run

@@ -8,40 +8,40 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent import __version__
-from nodeagent.daemon import document
-from nodeagent.daemon.evicting import make_watcher
-from nodeagent.daemon.health import not_ready
-from nodeagent.daemon.pressure import KUBELET_ROOT, PressureReader, contradictions
+from nodeagent.api import documents as document
+from nodeagent.api.eviction_document import describe_facts
+from nodeagent.daemon.eviction.composition import make_watcher
+from nodeagent.daemon.http.health import not_ready
 from nodeagent.errors import NodeAgentError, ObservationError, StoreError
 from nodeagent.host.filesystems import read_filesystem
 from nodeagent.host.node import boot_id
 from nodeagent.host.signals import SignalPaths
 from nodeagent.model.pressure import FilesystemLayout, Signal
-from nodeagent.plan.eviction.document import describe_facts
+from nodeagent.observe.eviction_signals import KUBELET_ROOT, PressureReader, contradictions
 from nodeagent.plan.eviction.protection import Protection
 from nodeagent.plan.eviction.ranking import rank_pods
 from nodeagent.plan.eviction.state import EvictionState, evaluate
 from nodeagent.store import ClockReading, HoldFile
 
 if TYPE_CHECKING:
+    from nodeagent.act.agent import Agent
+    from nodeagent.api.documents import Json
     from nodeagent.config.settings import Settings
-    from nodeagent.daemon.agent import Agent
-    from nodeagent.daemon.board import DutyLine
-    from nodeagent.daemon.document import Json
-    from nodeagent.daemon.pressure import Ground, Seen
-    from nodeagent.daemon.station import Station
+    from nodeagent.daemon.context import DaemonContext
+    from nodeagent.daemon.loop_status import LoopStatus
     from nodeagent.model import RoleDecision
-    from nodeagent.model.pods import PodsSeen
+    from nodeagent.model.pods import PodInventory
+    from nodeagent.observe.eviction_signals import SignalLayout, SignalReadings
+    from nodeagent.observe.pods import PodWatcher
     from nodeagent.plan.eviction.ranking import RankedPod
     from nodeagent.plan.eviction.state import Evaluation
-    from nodeagent.pods import PodWatcher
 
 _RUNTIME_WITHIN_S: Final = 2.0
 _READ_WITHIN_S: Final = 2.0
 _HISTORY: Final = 8
 
 
-class Look:
+class StatusReader:
     """Reads the node for one agent, look after look.
 
     What hangs, as a dead mount does, takes one thread for ever and not one for each look: there are few for all of
@@ -54,14 +54,14 @@ class Look:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._reader = PressureReader(agent.settings.eviction, agent.clock)
-        self._ground: Ground | None = None
+        self._ground: SignalLayout | None = None
         self._problem = ""
         self._one_at_a_time = asyncio.Lock()
         self._filesystems: asyncio.Future[list[Json]] | None = None
         self._pods: PodWatcher | None = None
-        self.earlier: Seen | None = None
+        self.earlier: SignalReadings | None = None
 
-    async def look(self, state: EvictionState) -> tuple[Ground, Seen, Evaluation, tuple[str, ...]]:
+    async def look(self, state: EvictionState) -> tuple[SignalLayout, SignalReadings, Evaluation, tuple[str, ...]]:
         """Return where thresholds stand, the signals, how they compare, and warnings.
 
         Without a runtime the image filesystem is left out.
@@ -80,7 +80,7 @@ class Look:
         )
         return ground, seen, found, warnings
 
-    async def pods(self) -> PodsSeen:
+    async def pods(self) -> PodInventory:
         """Return the pods and what they keep on disk; one look at a time.
 
         Raises:
@@ -89,7 +89,7 @@ class Look:
         self._pods = self._pods or make_watcher(self._agent)
         return await self._pods.gather(with_disk=True)
 
-    async def filesystems(self, ground: Ground) -> list[Json]:
+    async def filesystems(self, ground: SignalLayout) -> list[Json]:
         """Return how full each filesystem is, or why that is not known."""
         places = _places(self._agent, ground)
         if self._filesystems is None or self._filesystems.done():
@@ -101,7 +101,7 @@ class Look:
         late = f"not read: a filesystem does not answer within {_READ_WITHIN_S:g} s"
         return [{**each, "problem": late} for each in places]
 
-    async def _survey(self) -> Ground:
+    async def _survey(self) -> SignalLayout:
         if self._ground is not None:
             return self._ground
         try:
@@ -115,7 +115,7 @@ class Look:
         return self._ground
 
 
-async def pressure_document(look: Look, state: EvictionState | None = None) -> dict[str, Json]:
+async def pressure_document(look: StatusReader, state: EvictionState | None = None) -> dict[str, Json]:
     """Return the signals against their thresholds; the trend is against the look before."""
     ground, seen, found, warnings = await look.look(state or EvictionState())
     shown = document.pressure(ground, seen, found, warnings, look.earlier)
@@ -123,7 +123,7 @@ async def pressure_document(look: Look, state: EvictionState | None = None) -> d
     return shown
 
 
-async def pods_document(agent: Agent, look: Look, state: EvictionState | None = None) -> dict[str, Json]:
+async def pods_document(agent: Agent, look: StatusReader, state: EvictionState | None = None) -> dict[str, Json]:
     """Return the pods with what they use, in the order in which they would go for want of memory.
 
     Schema ``nodeagent/pods/v1``. What is not known is ``null``.
@@ -164,9 +164,9 @@ def _pod(each: RankedPod, protection: Protection) -> dict[str, Json]:
     }
 
 
-async def status_document(agent: Agent, look: Look, station: Station | None) -> dict[str, Json]:
-    """Return how the node is, and the daemon if ``station`` is its: schema ``nodeagent/status/v1``."""
-    ground, seen, found, warnings = await look.look(station.eviction if station is not None else EvictionState())
+async def status_document(agent: Agent, look: StatusReader, context: DaemonContext | None) -> dict[str, Json]:
+    """Return how the node is, and the daemon if ``context`` is its: schema ``nodeagent/status/v1``."""
+    ground, seen, found, warnings = await look.look(context.eviction if context is not None else EvictionState())
     runtime = await _runtime(agent)
     role = await agent.evaluate_role()
     told = [*role_warnings(agent.settings, role), *warnings, *_memory_problems(agent)]
@@ -181,19 +181,19 @@ async def status_document(agent: Agent, look: Look, station: Station | None) -> 
     return {
         "schema": "nodeagent/status/v1",
         "observed_at": document.time_text(now),
-        "agent": _agent(agent, station),
-        "paused": _pause(station),
-        "waiting": _grace(station),
+        "agent": _agent(agent, context),
+        "paused": _pause(context),
+        "waiting": _grace(context),
         "runtime": runtime,
         "filesystems": await look.filesystems(ground),
         "conditions": [each.condition.value for each in found.conditions if each.holds],
         "signals": signals,
         "image_use": _image_use(agent),
-        "loops": [] if station is None else [_loop(each, station) for each in station.board.lines],
+        "loops": [] if context is None else [_loop(each, context) for each in context.loop_statuses.lines],
         "last_passes": await asyncio.to_thread(_last_passes, agent, told),
         "shutdown": {
             "off_because": agent.settings.shutdown.off_because(role.role, role.reason),
-            "lock_held": None if station is None else station.lock_held,
+            "lock_held": None if context is None else context.lock_held,
         },
         "holds": holds,
         "warnings": list(dict.fromkeys(told)),
@@ -210,55 +210,55 @@ def role_warnings(settings: Settings, role: RoleDecision) -> list[str]:
     return found
 
 
-def without_agent(station: Station) -> dict[str, Json]:
+def without_agent(context: DaemonContext) -> dict[str, Json]:
     """Return how the daemon is while no agent is composed: schema ``nodeagent/status/v1``, with less in it."""
-    endpoint = station.settings.endpoint or None
+    endpoint = context.settings.endpoint or None
     return {
         "schema": "nodeagent/status/v1",
-        "observed_at": document.time_text(station.clock.now()),
+        "observed_at": document.time_text(context.clock.now()),
         "agent": {
-            **_daemon(station),
-            "dry_run": station.dry_run,
+            **_daemon(context),
+            "dry_run": context.dry_run,
             "role": None,
             "role_because": "",
         },
-        "paused": _pause(station),
-        "waiting": _grace(station),
+        "paused": _pause(context),
+        "waiting": _grace(context),
         "runtime": {"up": False, "name": None, "version": None, "endpoint": endpoint, "problem": ""},
         "filesystems": [],
-        "conditions": [each.value for each in sorted(station.eviction.reported)],
+        "conditions": [each.value for each in sorted(context.eviction.reported)],
         "signals": [],
         "image_use": {"observed_since": None, "maximum_unused_age_s": None},
-        "loops": [_loop(each, station) for each in station.board.lines],
+        "loops": [_loop(each, context) for each in context.loop_statuses.lines],
         "last_passes": [],
-        "shutdown": {"off_because": "", "lock_held": station.lock_held},
+        "shutdown": {"off_because": "", "lock_held": context.lock_held},
         "holds": [],
         "warnings": ["no agent is composed: the daemon starts, reloads, or waits for a container runtime"],
     }
 
 
-def _agent(agent: Agent, station: Station | None) -> dict[str, Json]:
+def _agent(agent: Agent, context: DaemonContext | None) -> dict[str, Json]:
     about: dict[str, Json] = {
-        "dry_run": agent.dry_run if station is not None else agent.settings.dry_run,
+        "dry_run": agent.dry_run if context is not None else agent.settings.dry_run,
         "role": agent.role.value,
         "role_because": agent.role_because,
     }
-    if station is None:
+    if context is None:
         return {"running": False, "version": __version__, **about}
-    return {**_daemon(station), **about}
+    return {**_daemon(context), **about}
 
 
-def _daemon(station: Station) -> dict[str, Json]:
-    reasons = not_ready(station)
+def _daemon(context: DaemonContext) -> dict[str, Json]:
+    reasons = not_ready(context)
     return {
         "running": True,
         "version": __version__,
         "pid": os.getpid(),
-        "started_at": document.time_text(station.started_at),
+        "started_at": document.time_text(context.started_at),
         "ready": not reasons,
         "not_ready_because": list(reasons),
-        "config": str(station.settings.origin.path) if station.settings.origin.path is not None else None,
-        "config_problem": station.config_problem,
+        "config": str(context.settings.origin.path) if context.settings.origin.path is not None else None,
+        "config_problem": context.config_problem,
     }
 
 
@@ -269,19 +269,19 @@ def _image_use(agent: Agent) -> Json:
     return {"observed_since": document.time_text(since), "maximum_unused_age_s": maximum_s or None}
 
 
-def _pause(station: Station | None) -> Json:
-    pause = station.turns.pause() if station is not None else None
-    if station is None or pause is None:
+def _pause(context: DaemonContext | None) -> Json:
+    pause = context.pass_lock.pause() if context is not None else None
+    if context is None or pause is None:
         return None
-    left_s = None if pause.until_s is None else max(0, round(pause.until_s - station.clock.monotonic_s()))
+    left_s = None if pause.until_s is None else max(0, round(pause.until_s - context.clock.monotonic_s()))
     return {"who": pause.who, "why": pause.why, "seconds_left": left_s}
 
 
-def _grace(station: Station | None) -> Json:
+def _grace(context: DaemonContext | None) -> Json:
     """Return the reload grace period that passes wait for; ``None`` if they do not."""
-    if station is None or not station.grace.pending:
+    if context is None or not context.grace.pending:
         return None
-    grace = station.grace
+    grace = context.grace
     return {
         "for": "reload-grace",
         "why": grace.reason,
@@ -302,7 +302,7 @@ async def _runtime(agent: Agent) -> dict[str, Json]:
     return {"up": True, "name": info.name, "version": info.version, "endpoint": info.endpoint, "problem": ""}
 
 
-def _places(agent: Agent, ground: Ground) -> list[dict[str, Json]]:
+def _places(agent: Agent, ground: SignalLayout) -> list[dict[str, Json]]:
     """Return the filesystems with their names, thresholds and paths."""
     paths, images = ground.paths, agent.settings.policy.images
     single = ground.layout is FilesystemLayout.SINGLE
@@ -336,12 +336,12 @@ def _reading(agent: Agent, path: str) -> dict[str, Json]:
     return shown if isinstance(shown, dict) else {}
 
 
-def _loop(line: DutyLine, station: Station) -> dict[str, Json]:
-    now_s = station.clock.monotonic_s()
+def _loop(line: LoopStatus, context: DaemonContext) -> dict[str, Json]:
+    now_s = context.clock.monotonic_s()
     return {
         "name": line.name,
         "activity": line.activity.value,
-        "why": line.why or _why_dry(station),
+        "why": line.why or _why_dry(context),
         "started_at": document.time_text(line.started_at),
         "ended_at": document.time_text(line.ended_at),
         "result": line.result,
@@ -353,11 +353,11 @@ def _loop(line: DutyLine, station: Station) -> dict[str, Json]:
     }
 
 
-def _why_dry(station: Station) -> str:
+def _why_dry(context: DaemonContext) -> str:
     """Return why a loop runs dry for now; empty if it does not wait."""
-    if not station.grace.pending:
+    if not context.grace.pending:
         return ""
-    return f"dry run: reload grace period, {math.ceil(station.grace.left_s())}s left"
+    return f"dry run: reload grace period, {math.ceil(context.grace.left_s())}s left"
 
 
 def _last_passes(agent: Agent, told: list[str]) -> list[Json]:

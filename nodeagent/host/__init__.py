@@ -1,10 +1,9 @@
-"""The host's own facts and files: filesystems, cgroups, pods' logs and volumes, boot, kubelet, locks, and logind.
+"""Facts and files of the host: filesystems, cgroups, pod logs and volumes, boot, kubelet, locks, systemd and logind.
 
-Readers take a root where tests need one. Deletion happens only in ``podlogs``, through directory descriptors, so that
-no symlink is followed and no mount is crossed.
+Readers take a root directory where tests need one. Log files are deleted in ``podlogs`` only, through directory
+descriptors, so that no symbolic link is followed and no mount is crossed.
 
-logind is spoken to by plain messages on the system bus (``dbus``, ``login1``, ``logind``), without proxies made from
-introspection: three calls and two signals need none, and a descriptor in an answer is easier to account for. What is
-set in its files is read apart from that (``logind_config``), because the running logind tells the limit but not who
-set it.
+logind is called with plain messages on the system bus (``dbus``, ``login1``, ``logind``), without proxies generated
+from introspection: three calls and two signals need none. Its files are read in addition (``logind_config``), since a
+running logind reports the limit but not the file that set it.
 """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def pass_lock(path: Path) -> Iterator[str]:
+def process_lock(path: Path) -> Iterator[str]:
     """Hold the lock file while a pass acts, so that a command and the daemon never delete at the same time.
 
     The kernel drops the lock with the process, however that ends. Yields a warning, empty normally: where the file

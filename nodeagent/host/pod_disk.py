@@ -8,15 +8,15 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.host.disk_usage import TreeReader
 from nodeagent.host.filesystems import filesystem_type
-from nodeagent.host.trees import TreeReader
 from nodeagent.model.pressure import Footprint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from nodeagent.host.trees import Tree
+    from nodeagent.host.disk_usage import Tree
 
 _EMPTY_DIRS: Final = "kubernetes.io~empty-dir"
 # What lies on the node itself. Nothing else is so much as looked at: a stat of a dead network mount never returns.

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError
 from nodeagent.host.filesystems import read_filesystem
-from nodeagent.model.pressure import Moment, Observation, Signal
+from nodeagent.model.pressure import MemorySource, Moment, Observation, Signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -25,13 +24,6 @@ _ROOT: Final = Path("/")
 _NO_LIMIT: Final = 1 << 62  # Source: kubelet, memory limits beyond this mean none
 _KIB: Final = 1024
 _PODS: Final = ("kubepods.slice", "kubepods")
-
-
-class MemorySource(StrEnum):
-    """What ``memory.available`` stands for."""
-
-    WORKING_SET = "working-set"
-    MEM_AVAILABLE = "mem-available"
 
 
 @dataclass(frozen=True, slots=True)

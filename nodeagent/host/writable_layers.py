@@ -11,12 +11,12 @@ import re
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.host.trees import TreeReader
+from nodeagent.host.disk_usage import TreeReader
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from nodeagent.host.trees import Tree
+    from nodeagent.host.disk_usage import Tree
 
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 _UPPER: Final = "upperdir="

@@ -8,11 +8,10 @@ import socket
 import threading
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from nodeagent.errors import ConfigError, ObservationError
+from nodeagent.errors import ObservationError
 from nodeagent.kube.podspec import parse_pod
 
 if TYPE_CHECKING:
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     import ssl
     from pathlib import Path
 
+    from nodeagent.model.kubelet_access import KubeletAccess
     from nodeagent.model.pods import PodSpec
 
 _PATH: Final = "/pods"
@@ -31,51 +31,6 @@ _HINTS: Final = {
     403: "the credentials may not read nodes/proxy (or nodes/pods); grant them that",
     404: "is this the kubelet's address?",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class KubeletAccess:
-    """How to ask the kubelet.
-
-    Attributes:
-        url: ``https://HOST:10250``, or ``http://HOST:10255`` for the read-only port, to which no credentials go.
-        token_file: holds a bearer token; read anew each time, since such tokens are replaced.
-        certificate_file: client certificate, PEM, maybe with its key.
-        key_file: its key; ``None`` where the certificate's file has it.
-        ca_file: who signed the kubelet's certificate; ``None`` for the system's authorities.
-        server_name: name the kubelet's certificate has, where the URL's host is not it.
-        insecure: take any certificate of the kubelet.
-        timeout_s: for the whole answer.
-        max_bytes: a longer answer is refused.
-    """
-
-    url: str = "https://127.0.0.1:10250"
-    token_file: Path | None = None
-    certificate_file: Path | None = None
-    key_file: Path | None = None
-    ca_file: Path | None = None
-    server_name: str = ""
-    insecure: bool = False
-    timeout_s: float = 5.0
-    max_bytes: int = 32 << 20
-
-    def __post_init__(self) -> None:
-        """Check what can be told without asking.
-
-        Raises:
-            ConfigError: the URL is none of the two kinds, or secrets would go over a plain connection.
-        """
-        try:
-            parts = urlsplit(self.url)
-            known = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-        except ValueError:
-            known = False
-        if not known or parts.path not in ("", "/") or parts.query or parts.username:
-            raise ConfigError(f"kubelet url = {self.url!r}: expected https://HOST:10250 or http://HOST:10255")
-        if parts.scheme == "http" and (self.token_file or self.certificate_file):
-            raise ConfigError(f"kubelet url = {self.url!r}: credentials are not sent over plain http; use https")
-        if self.key_file and not self.certificate_file:
-            raise ConfigError("kubelet key_file is set without certificate_file")
 
 
 class KubeletPods:

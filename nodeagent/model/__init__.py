@@ -1,7 +1,7 @@
-"""Frozen values that every other part of the agent speaks in.
+"""Frozen value types that all other packages share.
 
-They carry no behaviour beyond naming what is in them. Mappings inside them are never changed after construction;
-plain ``dict`` is used instead of a wrapper because a node has tens of thousands of them.
+They have no behaviour beyond naming their content. Mappings in them are never changed after construction; plain
+``dict`` is used instead of a read-only wrapper because a node has tens of thousands of them.
 """
 
 from nodeagent.model.filesystem import FsObservation
@@ -11,7 +11,7 @@ from nodeagent.model.kubelet_traces import KubeletProcess, KubeletTraces, Role, 
 from nodeagent.model.logs import ContainerLogLink, PodLogDirectory
 from nodeagent.model.node import NodeSnapshot, RuntimeInfo
 from nodeagent.model.shutdown import PodOutcome, PodProgress, ShutdownPod
-from nodeagent.model.storage import Holder, ImageRecord, LoosePiece, PieceKind, StorageGraph, StoredPiece
+from nodeagent.model.storage import Holder, ImageRecord, PieceKind, StorageGraph, StoredPiece, UnreferencedPiece
 from nodeagent.model.workload import Container, ContainerState, Sandbox
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "ImageUseRecord",
     "KubeletProcess",
     "KubeletTraces",
-    "LoosePiece",
     "NodeSnapshot",
     "PieceKind",
     "PodLogDirectory",
@@ -44,4 +43,5 @@ __all__ = [
     "ShutdownPod",
     "StorageGraph",
     "StoredPiece",
+    "UnreferencedPiece",
 ]

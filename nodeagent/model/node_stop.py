@@ -23,10 +23,10 @@ class StopKind(StrEnum):
 class StopEnd(StrEnum):
     """How far it came. The values are part of the state on disk and of the JSON output."""
 
-    UNDER_WAY = "under-way"
+    IN_PROGRESS = "in-progress"
     COMPLETE = "complete"
     CANCELLED = "cancelled"
-    CUT_SHORT = "cut-short"
+    INCOMPLETE = "incomplete"
     UNKNOWN = "unknown"
 
 
@@ -76,7 +76,7 @@ class NodeStop:
     started_at: datetime
     started_s: float = 0.0
     granted_ms: int = 0
-    end: StopEnd = StopEnd.UNDER_WAY
+    end: StopEnd = StopEnd.IN_PROGRESS
     ended_at: datetime | None = None
     dry_run: bool = False
     pods: tuple[StoppedPod, ...] = ()
@@ -87,7 +87,7 @@ class NodeStop:
         return f"{self.boot_id[:8]}-{self.started_at:%Y%m%dT%H%M%S}"
 
 
-class Presence(StrEnum):
+class LastActivity(StrEnum):
     """What the agent was last doing on a boot. The values are part of the state on disk."""
 
     WATCHING = "watching"
@@ -105,6 +105,6 @@ class BootRecord:
     """
 
     boot_id: str
-    presence: Presence
+    presence: LastActivity
     seen_at: datetime
     pods: tuple[StoppedPod, ...] = ()

@@ -200,7 +200,7 @@ class PodHandle:
 
 
 @dataclass(frozen=True, slots=True)
-class PodsSeen:
+class PodInventory:
     """All pods of the node that have something up, at one time.
 
     Attributes:

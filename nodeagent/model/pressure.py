@@ -36,6 +36,13 @@ class Signal(StrEnum):
     IO_PSI_SOME = "io.psi.some"
 
 
+class MemorySource(StrEnum):
+    """How ``memory.available`` is computed: capacity minus working set, or ``MemAvailable`` of /proc/meminfo."""
+
+    WORKING_SET = "working-set"
+    MEM_AVAILABLE = "mem-available"
+
+
 class Resource(StrEnum):
     """What a pod gives back when it is evicted, spelt as in the kubelet's messages."""
 

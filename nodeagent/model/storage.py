@@ -88,7 +88,7 @@ class StorageGraph:
 
 
 @dataclass(frozen=True, slots=True)
-class LoosePiece:
+class UnreferencedPiece:
     """A blob or a snapshot that no image, container, lease, write under way or other piece holds.
 
     Attributes:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Detail = str | int | float | bool | datetime | tuple[str, ...]
 
-NOTHING_SET_ASIDE: Final[Mapping[str, str]] = MappingProxyType({})
+NO_FAILURES: Final[Mapping[str, str]] = MappingProxyType({})
 """No item failed earlier in this pass."""
 
 _CATALOG_NAMESPACE = UUID("5ad9d1f2-6f3f-4c0e-9d0b-5e2f7a6b1c44")
@@ -51,7 +51,7 @@ class Verdict(StrEnum):
 
     REMOVE = "remove"
     KEEP = "keep"
-    COULD_NOT = "could-not"
+    FAILED = "failed"
 
 
 class ReasonCode(StrEnum):
@@ -74,7 +74,7 @@ class ReasonCode(StrEnum):
     USE_UNKNOWN = "use-unknown"
     GAIN_TOO_SMALL = "gain-too-small"
     BELOW_HIGH_THRESHOLD = "below-high-threshold"
-    THRESHOLD_OFF = "threshold-off"
+    THRESHOLD_DISABLED = "threshold-disabled"
     AGE_NOT_OBSERVED = "age-not-observed"
     ENOUGH_FREED = "enough-freed"
     COLLECTION_PENDING = "collection-pending"
@@ -86,7 +86,7 @@ class ReasonCode(StrEnum):
     # images and others: only what a saved plan lists may go
     NOT_IN_PLAN = "not-in-plan"
     # containers: removed
-    POD_GONE = "pod-gone"
+    POD_DELETED = "pod-deleted"
     POD_FINISHED = "pod-finished"
     OVER_PER_CONTAINER_LIMIT = "over-per-container-limit"
     OVER_TOTAL_LIMIT = "over-total-limit"
@@ -105,7 +105,7 @@ class ReasonCode(StrEnum):
     SANDBOX_HAS_CONTAINERS = "sandbox-has-containers"
     NEWEST_OF_POD = "newest-of-pod"
     # logs: removed
-    LINK_TARGET_GONE = "link-target-gone"
+    LINK_TARGET_MISSING = "link-target-missing"
     # logs: kept
     POD_PRESENT = "pod-present"
     MODIFIED_RECENTLY = "modified-recently"
@@ -114,7 +114,7 @@ class ReasonCode(StrEnum):
     # blobs and snapshots: removed
     UNREFERENCED = "unreferenced"
     # blobs and snapshots: kept
-    KEPT_BY_ITS_LABEL = "kept-by-its-label"
+    GC_ROOT_LABEL = "gc-root-label"
     SNAPSHOT_HAS_CHILD = "snapshot-has-child"
     # pods: evicted
     LOW_ON_RESOURCE = "low-on-resource"
@@ -124,18 +124,18 @@ class ReasonCode(StrEnum):
     # pods: kept, as none is to be evicted now
     NO_THRESHOLD_MET = "no-threshold-met"
     GRACE_PERIOD_RUNNING = "grace-period-running"
-    NOT_READ_ANEW = "not-read-anew"
-    READING_REFUSED = "reading-refused"
+    NO_NEW_READING = "no-new-reading"
+    READING_REJECTED = "reading-rejected"
     NO_LONGER_MET = "no-longer-met"
-    NO_POD_HELPS = "no-pod-helps"
+    NOT_RELIEVED_BY_EVICTION = "not-relieved-by-eviction"
     RECLAIM_FIRST = "reclaim-first"
-    RECLAIM_SUFFICED = "reclaim-sufficed"
+    RECLAIM_SUFFICIENT = "reclaim-sufficient"
     EVICTION_LIMIT = "eviction-limit"
     EFFECT_OUTSTANDING = "effect-outstanding"
     EVICTION_INEFFECTIVE = "eviction-ineffective"
     # pods: kept, as another one goes
     RANKED_LATER = "ranked-later"
-    ANOTHER_POD_GOES = "another-pod-goes"
+    ANOTHER_POD_EVICTED = "another-pod-evicted"
     # pods: never chosen
     STATIC_POD = "static-pod"
     MIRROR_POD = "mirror-pod"
@@ -149,93 +149,89 @@ class ReasonCode(StrEnum):
 
 
 _SENTENCES: dict[ReasonCode, str] = {
-    ReasonCode.LEAST_RECENTLY_USED: (
-        "least recently used; imagefs is {used_percent}% full, to come down to {low_percent}%"
-    ),
-    ReasonCode.UNUSED_TOO_LONG: "unused for {unused_s}, more than the allowed {maximum_s}",
-    ReasonCode.ALL_UNUSED: "unused, and everything unused is to go",
+    ReasonCode.LEAST_RECENTLY_USED: ("least recently used; imagefs is {used_percent}% full, target {low_percent}%"),
+    ReasonCode.UNUSED_TOO_LONG: "unused for {unused_s}, more than the maximum of {maximum_s}",
+    ReasonCode.ALL_UNUSED: "unused; all unused images are removed",
     ReasonCode.IN_USE_BY_CONTAINER: "in use by {count} container(s): {containers}{note}",
     ReasonCode.IN_USE_BY_SANDBOX: "in use by {count} sandbox(es): {sandboxes}{note}",
-    ReasonCode.SANDBOX_IMAGE: "the runtime's sandbox image ({how})",
+    ReasonCode.SANDBOX_IMAGE: "sandbox image of the runtime ({how})",
     ReasonCode.PINNED: "pinned in the runtime",
     ReasonCode.PROTECTED: "protected by {rule}, which matches {matched}",
     ReasonCode.NEWEST_TAGS: "among the newest {keep} image(s) of {repository}",
     ReasonCode.HELD: "held by {by} until {until_at}: {why} (hold {hold})",
     ReasonCode.TOO_YOUNG: "first seen {age_s} ago, less than the minimum age {minimum_s}; eligible from {eligible_at}",
-    ReasonCode.USED_THIS_PASS: "its last use is recorded at {last_used_at}, after this pass began",
-    ReasonCode.USE_UNKNOWN: "it cannot be told whether it is in use or held: {detail}",
+    ReasonCode.USED_THIS_PASS: "used at {last_used_at}, after this pass started",
+    ReasonCode.USE_UNKNOWN: "use unknown: {detail}",
     ReasonCode.GAIN_TOO_SMALL: "would free only {gain_bytes}, less than the minimum gain {minimum_bytes}",
     ReasonCode.BELOW_HIGH_THRESHOLD: "imagefs is {used_percent}% full, below the high threshold {high_percent}%",
-    ReasonCode.THRESHOLD_OFF: "collection by threshold is off (high threshold 100%)",
-    ReasonCode.AGE_NOT_OBSERVED: "unused for {unused_s}, more than the allowed {maximum_s}, but {detail}",
-    ReasonCode.ENOUGH_FREED: "enough is freed by images used less recently",
+    ReasonCode.THRESHOLD_DISABLED: "threshold collection disabled (high threshold 100%)",
+    ReasonCode.AGE_NOT_OBSERVED: "unused for {unused_s}, more than the maximum of {maximum_s}, but {detail}",
+    ReasonCode.ENOUGH_FREED: "images used less recently free enough",
     ReasonCode.COLLECTION_PENDING: (
-        "enough is freed by {pending_bytes} that nothing holds and that the runtime has not collected yet"
+        "{pending_bytes} of unreferenced content, not collected by the runtime yet, free enough"
     ),
-    ReasonCode.LIMIT_IMAGES_PER_PASS: "this pass already removes {limit} image(s), the limit per pass",
-    ReasonCode.LIMIT_BYTES_PER_PASS: "would take this pass over its limit of {limit_bytes}",
-    ReasonCode.FILESYSTEM_UNREADABLE: "the image filesystem cannot be judged: {detail}",
-    ReasonCode.FAILED_EARLIER: "could not be removed in this pass: {detail}",
-    ReasonCode.NOT_IN_PLAN: "not listed in the plan that is applied",
-    ReasonCode.POD_GONE: "its pod is gone: {how}",
-    ReasonCode.POD_FINISHED: "space is wanted and its pod has finished: {how}",
-    ReasonCode.OVER_PER_CONTAINER_LIMIT: "number {rank} of {name}, newest first; the limit per container is {limit}",
-    ReasonCode.OVER_TOTAL_LIMIT: "{total} dead containers, the limit is {limit}; oldest first",
+    ReasonCode.LIMIT_IMAGES_PER_PASS: "{limit} image(s) removed by this pass, the limit per pass",
+    ReasonCode.LIMIT_BYTES_PER_PASS: "exceeds the limit of {limit_bytes} per pass",
+    ReasonCode.FILESYSTEM_UNREADABLE: "cannot read the image filesystem: {detail}",
+    ReasonCode.FAILED_EARLIER: "removal failed in this pass: {detail}",
+    ReasonCode.NOT_IN_PLAN: "not in the applied plan",
+    ReasonCode.POD_DELETED: "pod deleted: {how}",
+    ReasonCode.POD_FINISHED: "pod finished, and disk space is needed: {how}",
+    ReasonCode.OVER_PER_CONTAINER_LIMIT: "dead container {rank} of {name}, newest first; keeping {limit} per container",
+    ReasonCode.OVER_TOTAL_LIMIT: "{total} dead containers, keeping {limit}; oldest first",
     ReasonCode.RUNNING: "running",
-    ReasonCode.STATE_UNKNOWN: "may be running: the runtime does not know its state",
+    ReasonCode.STATE_UNKNOWN: "state unknown to the runtime; it may be running",
     ReasonCode.CREATED_RECENTLY: "created {age_s} ago, less than the minimum age {minimum_s}",
     ReasonCode.WITHIN_LIMITS: (
-        "number {rank} of {name}, newest first; within the limits, and its pod is not known to be gone{note}"
+        "dead container {rank} of {name}, newest first; within the limits, and its pod is not known to be deleted{note}"
     ),
-    ReasonCode.NOT_KUBELET_MANAGED: "carries no kubelet labels; only what a kubelet made is collected",
-    ReasonCode.AGE_UNKNOWN: "the runtime gives no creation time",
-    ReasonCode.SANDBOX_UNKNOWN: "it cannot be told which pod it belongs to: {detail}",
+    ReasonCode.NOT_KUBELET_MANAGED: "no kubelet labels; only containers created by a kubelet are removed",
+    ReasonCode.AGE_UNKNOWN: "creation time unknown",
+    ReasonCode.SANDBOX_UNKNOWN: "pod unknown: {detail}",
     ReasonCode.SANDBOX_SUPERSEDED: "not ready, without containers, and a newer sandbox of the pod exists",
     ReasonCode.SANDBOX_READY: "ready",
     ReasonCode.SANDBOX_HAS_CONTAINERS: "still has {count} container(s)",
-    ReasonCode.NEWEST_OF_POD: "the newest sandbox of a pod that is not known to be gone{note}",
-    ReasonCode.LINK_TARGET_GONE: "its target {target} does not exist",
-    ReasonCode.POD_PRESENT: "its pod is not known to be gone{note}",
+    ReasonCode.NEWEST_OF_POD: "newest sandbox of a pod that is not known to be deleted{note}",
+    ReasonCode.LINK_TARGET_MISSING: "target {target} does not exist",
+    ReasonCode.POD_PRESENT: "pod not known to be deleted{note}",
     ReasonCode.MODIFIED_RECENTLY: "changed {age_s} ago, less than {minimum_s}",
     ReasonCode.NOT_A_POD_LOG_DIRECTORY: "not a pod log directory: {detail}",
-    ReasonCode.CONTAINER_PRESENT: "its container is {state}",
+    ReasonCode.CONTAINER_PRESENT: "container is {state}",
     ReasonCode.LOW_ON_RESOURCE: (
-        "the node is low on {resource}: {threshold} is met, with {reading}; first of those that may go: {measure}{note}"
+        "node is low on {resource}: threshold {threshold} met, {reading}; first in eviction order: {measure}{note}"
     ),
-    ReasonCode.EMPTY_DIR_OVER_LIMIT: "its emptyDir {volume} holds {usage_bytes}, more than its limit of {limit_bytes}",
+    ReasonCode.EMPTY_DIR_OVER_LIMIT: "emptyDir {volume} uses {usage_bytes}, limit {limit_bytes}",
     ReasonCode.POD_OVER_STORAGE_LIMIT: (
-        "it uses {usage_bytes} of local storage, more than its containers' limits of {limit_bytes}"
+        "pod uses {usage_bytes} of local storage, sum of container limits {limit_bytes}"
     ),
     ReasonCode.CONTAINER_OVER_STORAGE_LIMIT: (
-        "its container {container} uses {usage_bytes} of local storage, more than its limit of {limit_bytes}"
+        "container {container} uses {usage_bytes} of local storage, limit {limit_bytes}"
     ),
-    ReasonCode.NO_THRESHOLD_MET: "no eviction threshold is met",
-    ReasonCode.GRACE_PERIOD_RUNNING: (
-        "{threshold} has been met for {held_s}; it is acted on after {grace_s}, in {left_s} if it stays met"
-    ),
-    ReasonCode.NOT_READ_ANEW: "{threshold} is met, but by a reading that was acted on before",
-    ReasonCode.READING_REFUSED: "{threshold} cannot be judged: {detail}",
-    ReasonCode.NO_LONGER_MET: "{threshold} is no longer met, with {reading}",
-    ReasonCode.NO_POD_HELPS: "{threshold} is met, but it names nothing that evicting a pod is known to give back",
-    ReasonCode.RECLAIM_FIRST: "{threshold} is met; node-level reclaim comes before any pod: {steps}",
-    ReasonCode.RECLAIM_SUFFICED: "{threshold} was met; node-level reclaim brought back enough, with {reading}",
-    ReasonCode.EVICTION_LIMIT: "{count} pod(s) were evicted in the last {window_s}, and the limit is {limit}",
-    ReasonCode.EFFECT_OUTSTANDING: ("{threshold} is met; waiting for the effect of {action}, {left_s} at most"),
-    ReasonCode.EVICTION_INEFFECTIVE: ("{threshold} is met; {action} freed too little, evictions paused for {left_s}"),
-    ReasonCode.RANKED_LATER: "rank {rank} of {of}, and one pod at most is evicted in a pass: {measure}{note}",
-    ReasonCode.ANOTHER_POD_GOES: "one pod at most is evicted in a pass, and {victim} goes first",
-    ReasonCode.STATIC_POD: "a static pod, by {source}",
-    ReasonCode.MIRROR_POD: "the mirror of a static pod, by {source}",
-    ReasonCode.CRITICAL_POD: "critical: {how}, by {source}",
+    ReasonCode.NO_THRESHOLD_MET: "no eviction threshold met",
+    ReasonCode.GRACE_PERIOD_RUNNING: ("{threshold} met for {held_s}; grace period {grace_s}, {left_s} left"),
+    ReasonCode.NO_NEW_READING: "{threshold} met, but no new reading since the last action",
+    ReasonCode.READING_REJECTED: "{threshold}: reading rejected: {detail}",
+    ReasonCode.NO_LONGER_MET: "{threshold} no longer met: {reading}",
+    ReasonCode.NOT_RELIEVED_BY_EVICTION: "{threshold} met, but evicting a pod does not relieve this signal",
+    ReasonCode.RECLAIM_FIRST: "{threshold} met; node-level reclaim first: {steps}",
+    ReasonCode.RECLAIM_SUFFICIENT: "{threshold} was met; node-level reclaim was sufficient: {reading}",
+    ReasonCode.EVICTION_LIMIT: "{count} pod(s) evicted in the last {window_s}, limit {limit}",
+    ReasonCode.EFFECT_OUTSTANDING: ("{threshold} met; waiting for the effect of {action}, at most {left_s}"),
+    ReasonCode.EVICTION_INEFFECTIVE: ("{threshold} met; {action} freed too little, evictions paused for {left_s}"),
+    ReasonCode.RANKED_LATER: "rank {rank} of {of}; at most one pod is evicted per pass: {measure}{note}",
+    ReasonCode.ANOTHER_POD_EVICTED: "at most one pod is evicted per pass, and {victim} is evicted first",
+    ReasonCode.STATIC_POD: "static pod (source: {source})",
+    ReasonCode.MIRROR_POD: "mirror pod (source: {source})",
+    ReasonCode.CRITICAL_POD: "critical: {how} (source: {source})",
     ReasonCode.PROTECTED_NAMESPACE: "in the protected namespace {namespace}",
-    ReasonCode.FACTS_CONTRADICTORY: "what is known of it is contradictory: {detail}",
-    ReasonCode.FACTS_MISSING: "it is not known {missing}",
-    ReasonCode.USAGE_UNKNOWN: "its use of {resource} could not be read",
-    ReasonCode.POD_NOT_ACTIVE: "it is {lifecycle}",
-    ReasonCode.BEING_EVICTED: "evicted, waiting for the effect",
-    ReasonCode.UNREFERENCED: "nothing holds it; made {age_s} ago",
-    ReasonCode.KEPT_BY_ITS_LABEL: "only a label of its own keeps it (containerd.io/gc.root)",
-    ReasonCode.SNAPSHOT_HAS_CHILD: "snapshot {child} lies on it and stays",
+    ReasonCode.FACTS_CONTRADICTORY: "contradictory pod facts: {detail}",
+    ReasonCode.FACTS_MISSING: "unknown: {missing}",
+    ReasonCode.USAGE_UNKNOWN: "{resource} usage unknown",
+    ReasonCode.POD_NOT_ACTIVE: "pod is {lifecycle}",
+    ReasonCode.BEING_EVICTED: "evicted; waiting for the effect",
+    ReasonCode.UNREFERENCED: "unreferenced; created {age_s} ago",
+    ReasonCode.GC_ROOT_LABEL: "kept by its containerd.io/gc.root label",
+    ReasonCode.SNAPSHOT_HAS_CHILD: "parent of snapshot {child}, which is kept",
 }
 
 

@@ -1,14 +1,14 @@
-"""The container runtime, over its socket: reading what it has and asking it to remove.
+"""The container runtime over its socket: lists, statistics, stops and removals.
 
-Everything foreign stays in this room. Protobuf messages become the values of :mod:`nodeagent.model` or of the module
-that reads them, grpc's exceptions become those of :mod:`nodeagent.errors`, nanosecond stamps become aware datetimes.
-Only ``connection`` imports grpc for clients and ``serving`` for servers.
+Protobuf messages stop in this package. They become values of :mod:`nodeagent.model` or of the module that reads them,
+grpc's exceptions become those of :mod:`nodeagent.errors`, nanosecond timestamps become aware datetimes. Only
+``connection`` imports grpc for clients and ``serving`` for servers.
 
-``cri`` speaks the Container Runtime Interface, which every runtime has, and is enough for all duties. ``containerd``
-speaks containerd's own services on the same socket, and ``layers`` builds from them what images really occupy; without
-them sizes are upper bounds, nothing else is lost.
+``cri`` is a client of the Container Runtime Interface, which every runtime has and which suffices for all loops.
+``containerd`` is a client of containerd's own services on the same socket. ``metadata_graph`` and ``storage_graph``
+derive the space that images occupy from them; without them sizes are upper bounds.
 
-Decided against: generated client and server classes (they demand at run time the very grpcio that generated them, and
-say nothing the descriptors do not), a client for each server version (what a server lacks shows as UNIMPLEMENTED or as
-an absent field), and retries in here (a loop knows better when to try again than a call does).
+Rejected: generated client and server classes (they require at run time the grpcio version that generated them), one
+client per server version (a missing feature shows as UNIMPLEMENTED or as an absent field), and retries inside the
+clients (a loop knows better than a call when to retry).
 """

@@ -15,7 +15,7 @@ from nodeagent.model.workload import (
     LABEL_POD_NAMESPACE,
     LABEL_POD_UID,
 )
-from nodeagent.plan.references import normalise, repository_of
+from nodeagent.plan.gc.image_references import normalise, repository_of
 from nodeagent.sim.clock import SimClock
 from nodeagent.sim.content import build_artifact, build_image
 from nodeagent.sim.store import (

@@ -1,15 +1,15 @@
-"""The agent's memory: when each image was first detected and last used, and what snapshots occupy.
+"""The agent's memory on disk: image usage, history, holds, evictions, pause and shutdown state.
 
-One sqlite file under the state directory. The memory never stops the agent: with a full disk, a read-only path or a
-broken file it goes on in memory, says so once, and writes everything back when the file works again. A broken file is
-set aside under another name, never deleted.
+One SQLite file under the state directory holds usage and history. A failing store never stops the agent: with a full
+disk, a read-only path or a corrupt file it continues in memory, logs that once, and writes everything back when the
+file works again. A corrupt file is quarantined under another name, never deleted.
 """
 
 from nodeagent.store.clock_jumps import ClockReading
 from nodeagent.store.database import SnapshotFigures, Store, StoreHealth
 from nodeagent.store.holds import HoldFile
+from nodeagent.store.image_usage import merge_usage
 from nodeagent.store.observation import GapLimits, gap_limits
-from nodeagent.store.usage import merge_usage
 
 __all__ = [
     "ClockReading",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from nodeagent.errors import StoreError
 from nodeagent.model import ImageUsage, ImageUseRecord
 from nodeagent.store.clock_jumps import ClockReading, find_jump, shifted
+from nodeagent.store.image_usage import merge_usage
 from nodeagent.store.observation import GapLimits, Observation, begun
 from nodeagent.store.sqlite import (
     BROKEN,
@@ -25,7 +26,6 @@ from nodeagent.store.sqlite import (
     moment,
     set_aside,
 )
-from nodeagent.store.usage import merge_usage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

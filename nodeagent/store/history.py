@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
-from nodeagent.store import node_stops
+from nodeagent.store import shutdown_history as node_stops
 from nodeagent.store.sqlite import (
     BROKEN,
     BUSY_TIMEOUT_S,

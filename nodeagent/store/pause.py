@@ -18,7 +18,7 @@ _SCHEMA: Final = "nodeagent/pause/v1"
 
 
 @dataclass(frozen=True, slots=True)
-class KeptPause:
+class StoredPause:
     """A pause.
 
     Attributes:
@@ -39,7 +39,7 @@ class PauseFile:
         """Keep it under ``directory``; nothing is made there before the first pause."""
         self._path = directory / FILE_NAME
 
-    def read(self) -> KeptPause | None:
+    def read(self) -> StoredPause | None:
         """Return the pause, run out or not; ``None`` if there is none.
 
         Raises:
@@ -54,7 +54,7 @@ class PauseFile:
                 f"{self._path}: cannot be understood: {error}; 'nodeagent resume' ends the pause it stood for"
             ) from error
 
-    def write(self, pause: KeptPause) -> None:
+    def write(self, pause: StoredPause) -> None:
         """Keep a pause instead of any before.
 
         Raises:
@@ -79,11 +79,11 @@ class PauseFile:
             raise StoreError(f"{self._path}: cannot be removed: {error.strerror or error}") from error
 
 
-def _decode(text: str) -> KeptPause:
+def _decode(text: str) -> StoredPause:
     document = json.loads(text)
     if not isinstance(document, dict) or document.get("schema") != _SCHEMA:
         raise ValueError(f"not a document of schema {_SCHEMA}")
     until = datetime.fromisoformat(document["until"])
     if until.tzinfo is None:
         raise ValueError("its time lacks a zone")
-    return KeptPause(str(document["by"]), str(document["why"]), until)
+    return StoredPause(str(document["by"]), str(document["why"]), until)

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from nodeagent.errors import StoreError
-from nodeagent.model.node_stop import BootRecord, NodeStop, Presence, StopEnd, StopKind, StoppedPod
+from nodeagent.model.node_stop import BootRecord, LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.model.shutdown import PodOutcome
 from nodeagent.store.files import replace_file
 
@@ -191,7 +191,7 @@ def _stop(document: Mapping[str, object]) -> NodeStop:
 def _boot(document: Mapping[str, object]) -> BootRecord:
     return BootRecord(
         _text(document, "boot_id"),
-        Presence(_text(document, "presence")),
+        LastActivity(_text(document, "presence")),
         _time(_text(document, "seen_at")),
         tuple(StoppedPod(_text(row, "uid"), _text(row, "namespace"), _text(row, "name")) for row in _rows(document)),
     )

@@ -70,7 +70,7 @@ def at_rest(config: Path, seconds: float, runs: int) -> tuple[float, float, list
         assert process.stderr is not None
         done = 0
         for line in process.stderr:
-            done += '"pass_done"' in line
+            done += '"pass_finished"' in line
             if done == 2:
                 break
         watched = psutil.Process(process.pid)
@@ -96,7 +96,7 @@ def main() -> None:
         first = timed(*words, runs=options.runs)
         subprocess.run([sys.executable, "-m", "nodeagent", "run", "--once", "--dry-run", "-c", str(config)], check=True)
         preview = timed(*words, runs=options.runs)
-        imports = timed("-c", "import nodeagent.cli.main, nodeagent.cli.gc, nodeagent.daemon.agent", runs=options.runs)
+        imports = timed("-c", "import nodeagent.cli.main, nodeagent.cli.gc, nodeagent.act.agent", runs=options.runs)
         shown = timed("-m", "nodeagent", "--help", runs=options.runs)
         resident, percent, status = at_rest(config, options.rest, options.runs)
     print(f"{'what':58} {'min':>9} {'median':>9} {'max':>9}")

@@ -12,9 +12,9 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from nodeagent.act.agent import open_agent
 from nodeagent.cli.session import load_settings
-from nodeagent.daemon.agent import open_agent
-from nodeagent.plan.scope import Scope
+from nodeagent.plan.gc.scope import Scope
 from tests.support import many
 from tests.support.containerd import Containerd, LoopFs
 

@@ -14,13 +14,13 @@ import tempfile
 import time
 from pathlib import Path
 
+from nodeagent.act.agent import StoredUsage
 from nodeagent.cli.session import load_settings
 from nodeagent.clock import SystemClock
-from nodeagent.daemon.agent import StoredUsage
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient
-from nodeagent.runtime.layers import LayerCache
+from nodeagent.runtime.storage_graph import LayerCache
 from nodeagent.store import ClockReading, Store
 from tests.bench.bench_agent import runtime
 

@@ -39,9 +39,9 @@ from nodeagent.model import (
     StorageGraph,
     StoredPiece,
 )
-from nodeagent.plan.gc import GCPolicy, plan_all
-from nodeagent.plan.image_gc import ImageGCPolicy, plan_image_gc
-from nodeagent.plan.protection import ProtectionPolicy, parse_rule
+from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
+from nodeagent.plan.gc.images import ImageGCPolicy, plan_image_gc
+from nodeagent.plan.gc.planner import GCPolicy, plan_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

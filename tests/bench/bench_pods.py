@@ -25,11 +25,11 @@ from nodeagent.clock import SystemClock
 from nodeagent.host.signals import SignalPaths, read_signals
 from nodeagent.model import Role
 from nodeagent.model.pressure import FilesystemLayout, Moment, Signal
+from nodeagent.observe.pods import PodSettings, PodWatcher
 from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.eviction.planner import plan_eviction
 from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.plan.eviction.state import EvictionState, evaluate
-from nodeagent.pods import PodSettings, PodWatcher
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.cri import CriClient
 from nodeagent.sim.content import Layer

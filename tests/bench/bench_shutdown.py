@@ -33,7 +33,7 @@ _IMAGE = "bench.test/app:v1"
 _BUDGETS_MS = {"first": 50.0, "all": 250.0, "release": 50.0}
 
 
-class Taken(NamedTuple):
+class ConvertedField(NamedTuple):
     """Milliseconds of one shutdown."""
 
     first: float
@@ -64,7 +64,7 @@ async def serve(socket: Path, times: Path) -> None:
         await asyncio.Event().wait()
 
 
-async def shut_down(directory: Path) -> Taken:
+async def shut_down(directory: Path) -> ConvertedField:
     """Announce one shutdown to a daemon at rest, and measure."""
     socket, times, config = directory / "cri.sock", directory / "times.json", directory / "config.toml"
     config.write_text(
@@ -96,7 +96,7 @@ async def shut_down(directory: Path) -> Taken:
         await asyncio.to_thread(poll, "the times are written", times.exists, timeout_s=5)
         await login1.stop()
     told, ended = json.loads(times.read_text())
-    return Taken(1000 * (min(told) - announced), 1000 * (max(told) - announced), 1000 * (released - ended))
+    return ConvertedField(1000 * (min(told) - announced), 1000 * (max(told) - announced), 1000 * (released - ended))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

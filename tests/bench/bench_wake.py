@@ -16,8 +16,8 @@ import time
 
 from nodeagent.clock import SystemClock
 from nodeagent.config.eviction import EvictionSettings
-from nodeagent.daemon.pressure import PressureReader
 from nodeagent.host.signals import SignalPaths
+from nodeagent.observe.eviction_signals import PressureReader
 from nodeagent.plan.eviction.state import EvictionState, evaluate
 
 RUNS = 300
@@ -35,11 +35,11 @@ async def measure(runs: int) -> list[float]:
     woken = asyncio.Event()
     sent_s = 0.0
 
-    def hear() -> None:
+    def count_event() -> None:
         os.read(reading, 1)
         woken.set()
 
-    asyncio.get_running_loop().add_reader(reading, hear)
+    asyncio.get_running_loop().add_reader(reading, count_event)
 
     def wake() -> None:
         nonlocal sent_s

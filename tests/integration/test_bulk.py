@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.outcomes import Outcome
+from nodeagent.act.agent import open_agent
+from nodeagent.act.gc.outcomes import Outcome
 from nodeagent.cli.session import load_settings
-from nodeagent.daemon.agent import open_agent
-from nodeagent.plan.scope import Scope
+from nodeagent.plan.gc.scope import Scope
 from nodeagent.runtime.cri import CriClient
 from tests.support import many
 from tests.support.containerd import LoopFs
 
 if TYPE_CHECKING:
-    from nodeagent.act.outcomes import PassReport
+    from nodeagent.act.gc.outcomes import PassReport
     from tests.integration.conftest import ContainerdFactory
 
 pytestmark = pytest.mark.real

@@ -93,7 +93,7 @@ def test_one_dead_container_suffices_and_no_image_is_removed(node: PressedNode, 
         settle(node)
     assert node.tags() == before
     assert [each["step"] for each in node.events("reclaimed") if each["removed"]] == ["dead-containers on imagefs"]
-    assert not node.events("evicting")
+    assert not node.events("eviction_started")
     assert dead.container.id not in {each.id for each in node.pods.list_containers()}
     assert "quiet" in node.running()
 
@@ -138,7 +138,7 @@ def test_layer_that_cannot_be_removed_withholds_every_other_pod_and_reclaim_goes
             (failed, *_) = node.wait_for("eviction_cleanup_failed")
             assert "still on the disk" in failed["detail"]
             node.wait_passes(8)
-            assert [each["pod_name"] for each in node.events("evicting")] == ["writer"]
+            assert [each["pod_name"] for each in node.events("eviction_started")] == ["writer"]
             (withheld, *_) = node.events("eviction_withheld")
             assert (withheld["reason"], withheld["action"]) == ("effect-outstanding", "eviction of default/writer")
             node.wait_for("eviction_ineffective")
@@ -146,7 +146,7 @@ def test_layer_that_cannot_be_removed_withholds_every_other_pod_and_reclaim_goes
             settle(node)
     finally:
         subprocess.run(["chattr", "-i", str(data)], check=False, stderr=subprocess.DEVNULL)
-    assert [each["pod_name"] for each in node.events("evicting")] == ["writer"]
+    assert [each["pod_name"] for each in node.events("eviction_started")] == ["writer"]
     assert [each["step"] for each in node.events("reclaimed") if each["removed"]] == ["dead-containers on imagefs"]
     assert node.running() == quiet
 
@@ -156,13 +156,13 @@ def test_runtime_that_hangs_during_an_eviction_costs_no_second_pod(node: Pressed
     quiet = run_quiet(node, 3)
     node.run_writer("writer", WRITER_MIB)
     with node.daemon(f'{threshold(node)}\nverify_timeout = "1s"'):
-        node.wait_for("evicting")
+        node.wait_for("eviction_started")
         node.containerd.freeze()
         (failed,) = node.wait_for("eviction_failed")
         assert failed["outcome"] == "failed"
         node.containerd.thaw()
         settle(node)
-    assert {each["pod_name"] for each in node.events("evicting")} == {"writer"}
+    assert {each["pod_name"] for each in node.events("eviction_started")} == {"writer"}
     assert node.running() == quiet
 
 
@@ -172,7 +172,7 @@ def test_daemon_killed_during_an_eviction_completes_it_after_a_restart(node: Pre
     writer = node.run_writer("writer", WRITER_MIB)
     eviction = threshold(node)
     with node.daemon(eviction) as process:
-        node.wait_for("evicting")
+        node.wait_for("eviction_started")
         node.containerd.freeze()
         process.kill()
         process.wait(timeout=10)
@@ -182,7 +182,7 @@ def test_daemon_killed_during_an_eviction_completes_it_after_a_restart(node: Pre
         node.pods.wait_exited(writer.container)
     with node.daemon(eviction):
         settle(node)
-    assert {each["pod_name"] for each in node.events("evicting")} == {"writer"}
+    assert {each["pod_name"] for each in node.events("eviction_started")} == {"writer"}
     assert node.running() == quiet
     assert writer.container.id not in {each.id for each in node.pods.list_containers()}
 

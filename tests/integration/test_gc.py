@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.act.carry_out import BATCH
-from nodeagent.act.outcomes import Outcome, PassEnd
+from nodeagent.act.agent import open_agent
+from nodeagent.act.gc.executor import BATCH
+from nodeagent.act.gc.outcomes import Outcome, PassEnd
 from nodeagent.cli.session import load_settings
-from nodeagent.daemon.agent import open_agent
-from nodeagent.plan.scope import Scope
+from nodeagent.plan.gc.scope import Scope
 from nodeagent.runtime.cri import CriClient
 from nodeagent.store import Store
 from tests.support import reclaim
@@ -37,7 +37,7 @@ from tests.support.worn_node import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nodeagent.act.outcomes import PassReport, Result
+    from nodeagent.act.gc.outcomes import PassReport, Result
     from tests.integration.conftest import ContainerdFactory
 
 pytestmark = pytest.mark.real
@@ -385,12 +385,12 @@ def test_a_switch_to_active_removes_nothing_before_the_grace_period_is_over(worn
     before = (tags(worn), {each.id for each in worn.pods.list_containers()})
     configure(worn, 'role = "standalone"', 'role = "standalone"\ndry_run = true\nreload_grace = "1h"')
     with daemon(worn, log) as process:
-        reclaim.poll("it works", lambda: bool(events(log, "pass_done")), timeout_s=30)
+        reclaim.poll("it works", lambda: bool(events(log, "pass_finished")), timeout_s=30)
         configure(worn, "dry_run = true", "dry_run = false")
         process.send_signal(signal.SIGHUP)
         reclaim.poll("it waits", lambda: bool(events(log, "reload_grace_started")), timeout_s=30)
-        passes = len(events(log, "pass_done"))
-        reclaim.poll("it goes on in a dry run", lambda: len(events(log, "pass_done")) > passes + 4, timeout_s=60)
+        passes = len(events(log, "pass_finished"))
+        reclaim.poll("it goes on in a dry run", lambda: len(events(log, "pass_finished")) > passes + 4, timeout_s=60)
         assert (tags(worn), {each.id for each in worn.pods.list_containers()}) == before
         assert events(log, "removal") == []
         configure(worn, 'reload_grace = "1h"', 'reload_grace = "1s"')

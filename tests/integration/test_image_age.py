@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.outcomes import PassEnd
+from nodeagent.act.agent import open_agent
+from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.cli.session import load_settings
 from nodeagent.clock import SystemClock
-from nodeagent.daemon.agent import open_agent
-from nodeagent.plan.scope import Scope
+from nodeagent.plan.gc.scope import Scope
 from tests.support import images
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
 
-    from nodeagent.daemon.agent import Agent
+    from nodeagent.act.agent import Agent
     from tests.integration.conftest import ContainerdFactory
     from tests.support.containerd import Containerd
     from tests.support.pods import Pods
@@ -146,7 +146,7 @@ def test_image_used_while_the_agent_was_down_survives_until_that_was_observed(no
     node.pods.remove_sandbox(sandbox)
     asyncio.run(node.observe(DAY_S / 2))
     decided = asyncio.run(node.make_pass())
-    assert (decided[JOB], decided[UNUSED]) == ("threshold-off", "unused-too-long")
+    assert (decided[JOB], decided[UNUSED]) == ("threshold-disabled", "unused-too-long")
     assert node.tags() == {JOB}
 
     asyncio.run(node.observe(DAY_S))

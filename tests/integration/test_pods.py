@@ -17,15 +17,15 @@ from nodeagent.clock import SystemClock
 from nodeagent.host.signals import read_memory_capacity
 from nodeagent.model import Role
 from nodeagent.model.pressure import Fact, FactSource, QosClass
+from nodeagent.observe.pods import PodSettings, PodWatcher
 from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.plan.eviction.protection import Protection
-from nodeagent.pods import PodSettings, PodWatcher
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.cri import CriClient
 from tests.support import images, reclaim
 
 if TYPE_CHECKING:
-    from nodeagent.model.pods import PodsSeen
+    from nodeagent.model.pods import PodInventory
     from nodeagent.model.pressure import PodFacts
     from tests.support.containerd import Containerd
     from tests.support.pods import Pods, Sandbox
@@ -58,14 +58,14 @@ def run(
     return made
 
 
-def look(containerd: Containerd, tmp_path: Path, **wanted: bool) -> tuple[PodsSeen, Counter[str]]:
+def look(containerd: Containerd, tmp_path: Path, **wanted: bool) -> tuple[PodInventory, Counter[str]]:
     """Look twice, and give what the second look saw and which calls it made."""
     calls: Counter[str] = Counter()
 
     def observe(method: str, _seconds: float, _status: str) -> None:
         calls[method] += 1
 
-    async def gather() -> PodsSeen:
+    async def gather() -> PodInventory:
         async with RuntimeConnection(str(containerd.socket), observer=observe) as connection:
             settings = PodSettings(Role.STANDALONE, pod_log_root=tmp_path / "none", kubelet_root=tmp_path / "kubelet")
             watcher = PodWatcher(CriClient(connection), settings=settings, clock=SystemClock())
@@ -76,12 +76,12 @@ def look(containerd: Containerd, tmp_path: Path, **wanted: bool) -> tuple[PodsSe
     return asyncio.run(gather()), calls
 
 
-def facts_of(seen: PodsSeen, sandbox: Sandbox) -> PodFacts:
+def facts_of(seen: PodInventory, sandbox: Sandbox) -> PodFacts:
     (found,) = (each for each in seen.facts if each.uid == sandbox.uid)
     return found
 
 
-def kept(seen: PodsSeen, sandbox: Sandbox) -> str | None:
+def kept(seen: PodInventory, sandbox: Sandbox) -> str | None:
     reason = Protection(seen.facts, EvictionPolicy()).why_kept(facts_of(seen, sandbox))
     return None if reason is None else reason.code.value
 

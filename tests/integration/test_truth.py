@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
+from nodeagent.act.agent import open_agent
 from nodeagent.cli.session import load_settings
-from nodeagent.daemon.agent import open_agent
-from nodeagent.plan.accounting import LayerLedger
-from nodeagent.plan.scope import Scope
+from nodeagent.plan.gc.accounting import LayerLedger
+from nodeagent.plan.gc.scope import Scope
 from tests.support import reclaim, stacked
 from tests.support.containerd import LoopFs
 from tests.support.stacked import StackedNode, chain_ids, stack

@@ -116,7 +116,7 @@ def test_what_is_orphaned_on_purpose_is_found_and_nothing_else(node: StackedNode
     containerd.ctr("content", "label", lost, "containerd.io/gc.root=2024-01-01T00:00:00Z")
     wanted = {"orphan", "orphan-above", lost}
     kept = nodeagent(node, "gc", "leaks", "--minimum-age", "0s")["plans"][0]["decisions"]
-    assert {each["id"]: each["reason"]["code"] for each in kept} == dict.fromkeys(wanted, "kept-by-its-label")
+    assert {each["id"]: each["reason"]["code"] for each in kept} == dict.fromkeys(wanted, "gc-root-label")
     young = nodeagent(node, "gc", "leaks", "--rooted")["plans"][0]["decisions"]
     assert {each["verdict"] for each in young} == {"keep"}
     shown = nodeagent(node, "gc", "leaks", "--rooted", "--minimum-age", "0s")["plans"][0]["decisions"]

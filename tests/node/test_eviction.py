@@ -78,7 +78,7 @@ def start(node: Node, eviction: str) -> None:
     node.put("/etc/nodeagent/config.toml", f"{BASE}[eviction]\n{eviction}\n")
     node.run("journalctl --rotate && journalctl --vacuum-time=1s", check=False)
     node.run("systemctl start nodeagent", timeout_s=120)
-    reclaim.poll("it watches", lambda: bool(events(node, "eviction_started")), timeout_s=60, interval_s=0.2)
+    reclaim.poll("it watches", lambda: bool(events(node, "eviction_monitoring_started")), timeout_s=60, interval_s=0.2)
 
 
 def events(node: Node, name: str) -> list[dict[str, Any]]:
@@ -148,7 +148,7 @@ def test_memory_the_pod_above_its_request_goes_alone(node: Node) -> None:
     assert alive(node, small)
     assert alive(node, steady)
     assert oom_kills(node) == killed
-    assert len(events(node, "evicting")) == 1
+    assert len(events(node, "eviction_started")) == 1
     (past,) = json.loads(node.run("nodeagent history -o json --limit 1").stdout)["passes"]
     assert [each["name"] for each in past["actions"]] == ["default/growing"]
     ranking = [each["name"] for each in past["eviction"]["ranking"]]
@@ -207,7 +207,7 @@ def test_critical_and_static_pods_survive(node: Node) -> None:
     start(node, f'hard = "memory.available<{threshold}Mi"')
     (evicted,) = wait_for(node, "evicted")
     assert evicted["pod_name"] == "ordinary"
-    (nobody,) = wait_for(node, "no_pod_to_evict")
+    (nobody,) = wait_for(node, "no_evictable_pod")
     assert all(alive(node, each) for each in kept)
     assert not alive(node, ordinary)
     shown = json.loads(node.run("nodeagent evict --dry-run -o json").stdout)
@@ -232,7 +232,7 @@ def test_images_go_before_pods_and_a_pod_when_they_do_not_suffice(node: Node) ->
     wait_for(node, "reclaimed", 2, timeout_s=120)
     wait_for(node, "threshold_cleared")
     assert "unused" not in node.run("ctr -n k8s.io images ls -q").stdout
-    assert events(node, "evicting") == []
+    assert events(node, "eviction_started") == []
     begin(node, writer)
     (evicted,) = wait_for(node, "evicted", timeout_s=120)
     assert evicted["pod_name"] == "writer"

@@ -72,8 +72,8 @@ def test_the_daemon_makes_a_pass_that_changes_nothing(node: Node) -> None:
     before = node.run("ctr -n k8s.io images ls -q").stdout
     done = node.run("nodeagent run --once --dry-run")
     events = [json.loads(line) for line in done.stderr.splitlines()]
-    assert [event["event"] for event in events if event["event"] == "pass_done"] == ["pass_done"]
-    assert all(event["dry_run"] for event in events if event["event"] == "pass_done")
+    assert [event["event"] for event in events if event["event"] == "pass_finished"] == ["pass_finished"]
+    assert all(event["dry_run"] for event in events if event["event"] == "pass_finished")
     assert node.run("ctr -n k8s.io images ls -q").stdout == before
 
 

@@ -83,7 +83,7 @@ def test_a_bad_file_is_refused_and_a_good_one_is_put_in_force(served: Node) -> N
     pid = served.run("systemctl show nodeagent -p MainPID --value").stdout
     served.put("/etc/nodeagent/config.toml", f"dry_run = 1\n{CONFIG}")
     served.run("systemctl reload nodeagent", timeout_s=60)
-    (refused,) = wait_for(served, "NODEAGENT_EVENT=config_refused")
+    (refused,) = wait_for(served, "NODEAGENT_EVENT=config_rejected")
     assert "config.toml: dry_run = 1: must be true or false" in refused["MESSAGE"]
     assert "node.test/unused:v1" in served.run("ctr -n k8s.io images ls -q").stdout
     served.put("/etc/nodeagent/config.toml", f"dry_run = false\n{CONFIG}")

@@ -173,12 +173,12 @@ def test_the_node_goes_down_in_order_again_and_again(disk: Disk) -> None:
         found = outcomes(log)
         assert found == {pod.pod.name: "stopped" for pod in pods} | {"b1-2": "killed"}
         in_order(spans(node, pods))
-        (done,) = [each for each in log if each["event"] == "shutdown_done" and each["end"] == "complete"]
+        (done,) = [each for each in log if each["event"] == "shutdown_finished" and each["end"] == "complete"]
         assert done["seconds"] <= 32
         (deaf,) = [each for each in log if each["event"] == "pod_stopped" and each["pod"] == "shop/b1-2"]
         assert 8 <= deaf["seconds"] <= 16 + 4, "killed at its phase's end, with what the phase before left over"
         messages = [each.message for each in node.journal()]
-        released = next(index for index, text in enumerate(messages) if '"inhibitor_released"' in text)
+        released = next(index for index, text in enumerate(messages) if '"inhibitor_lock_released"' in text)
         assert any("Reached target poweroff.target" in text for text in messages[released:])
 
         _a_smaller_limit(node)
@@ -202,9 +202,9 @@ def _status_and_rehearsal(node: Node) -> None:
 def _lock_lasts(node: Node) -> None:
     """Restart the bus and logind, kill the agent: the lock is held again, or all along."""
     for what in ("dbus", "systemd-logind"):
-        before = count(node, "inhibitor_held")
+        before = count(node, "inhibitor_lock_acquired")
         node.run(f"systemctl restart {what}", timeout_s=60)
-        await_count(node, "inhibitor_held", before + 1, within_s=30)
+        await_count(node, "inhibitor_lock_acquired", before + 1, within_s=30)
         await_lock(node)
     pid = main_pid(node)
     node.run(f"kill -9 {pid}")
@@ -228,10 +228,10 @@ def _cancelled_shutdowns(node: Node) -> None:
     slow, kept = node.run_pods(heeding("slow", 0, 20), heeding("kept", BANDS[3]))
     start(node)
     node.run("shutdown +600 && shutdown -c")
-    assert count(node, "shutdown_begins") == 0
+    assert count(node, "shutdown_started") == 0
 
     node.run("systemctl poweroff")
-    await_count(node, "shutdown_begins", 1)
+    await_count(node, "shutdown_started", 1)
     node.run("systemctl restart systemd-logind", timeout_s=60)
     await_count(node, "shutdown_cancelled", 1)
     await_lock(node)
@@ -239,7 +239,7 @@ def _cancelled_shutdowns(node: Node) -> None:
     assert b"told" not in node.get(kept.log_file)
 
     node.run("systemctl poweroff")
-    await_count(node, "shutdown_begins", 2)
+    await_count(node, "shutdown_started", 2)
     node.run("systemctl mask --runtime poweroff.target")
     await_count(node, "shutdown_cancelled", 2)
     node.run("systemctl unmask --runtime poweroff.target")
@@ -254,14 +254,14 @@ def _a_smaller_limit(node: Node) -> None:
     await_lock(node)
     log = log_now(node)
     assert "unclean_stop" not in told(log)
-    assert "shutdown_cut_short" not in told(log)
+    assert "shutdown_incomplete" not in told(log)
     node.run(f"rm {OWN}")
     set_limit(node, UPGRADES, 4)
     pods = node.run_pods(*twelve("-x", 0.1))
     start(node)
     pid = main_pid(node)
-    reclaim.poll("it is told", lambda: "shutdown_note" in told(log_now(node, pid)), timeout_s=60)
-    (note,) = [each["note"] for each in log_now(node, pid) if each["event"] == "shutdown_note"]
+    reclaim.poll("it is told", lambda: "shutdown_warning" in told(log_now(node, pid)), timeout_s=60)
+    (note,) = [each["note"] for each in log_now(node, pid) if each["event"] == "shutdown_warning"]
     print(note)
     assert UPGRADES in note
     assert "scaled to 3.6s" in note
@@ -273,7 +273,7 @@ def _a_smaller_limit(node: Node) -> None:
     assert UPGRADES in finding["evidence"]
     node.poweroff()
     log = parsed(node.journal())
-    (done,) = [each for each in log if each["event"] == "shutdown_done"]
+    (done,) = [each for each in log if each["event"] == "shutdown_finished"]
     print(done)
     assert done["seconds"] <= 4
     assert set(outcomes(log)) == {pod.pod.name for pod in pods}
@@ -305,7 +305,7 @@ def test_past_logind_the_unit_s_stop_command_does_it(disk: Disk) -> None:
         node.wait_off()
         log = parsed(node.journal())
         print(json.dumps([each for each in log if each["event"].startswith(("shutdown", "pod_"))], indent=0))
-        (done,) = [each for each in log if each["event"] == "shutdown_done"]
+        (done,) = [each for each in log if each["event"] == "shutdown_finished"]
         assert (done["kind"], done["end"]) == ("unit-stop", "complete")
         assert outcomes(log) == {pod.pod.name: "stopped" for pod in pods} | {"b1-2": "killed"}
         in_order(spans(node, pods))
@@ -325,7 +325,7 @@ def test_without_time_at_the_signal_the_unit_s_stop_command_does_it(disk: Disk) 
         node.wait_off()
         log = parsed(node.journal())
         print(json.dumps([each for each in log if each["event"].startswith(("shutdown", "pod_"))], indent=0))
-        (done,) = [each for each in log if each["event"] == "shutdown_done"]
+        (done,) = [each for each in log if each["event"] == "shutdown_finished"]
         assert (done["kind"], done["end"]) == ("unit-stop", "complete")
         assert outcomes(log) == {pod.pod.name: "stopped" for pod in pods} | {"b1-2": "killed"}
         in_order(spans(node, pods))
@@ -340,7 +340,7 @@ def test_an_agent_killed_while_the_node_goes_down_goes_on(disk: Disk) -> None:
         start(node)
         pid = main_pid(node)
         node.run("systemctl poweroff")
-        await_count(node, "shutdown_begins", 1)
+        await_count(node, "shutdown_started", 1)
         node.run(f"kill -9 {pid}")
         held = holder(node)
         print(f"held by systemd: {held}")
@@ -351,8 +351,8 @@ def test_an_agent_killed_while_the_node_goes_down_goes_on(disk: Disk) -> None:
             json.dumps([each for each in log if each["event"].startswith(("shutdown", "pod_", "inhibitor"))], indent=0)
         )
         assert told(log).count("agent_started") == 2
-        assert "shutdown_continued" in told(log)
+        assert "shutdown_resumed" in told(log)
         assert outcomes(log) == {f"b{band}-0": "stopped" for band in range(4)}
         in_order(spans(node, pods))
-        (done,) = [each for each in log if each["event"] == "shutdown_done"]
+        (done,) = [each for each in log if each["event"] == "shutdown_finished"]
         assert done["seconds"] <= 100

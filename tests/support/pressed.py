@@ -176,13 +176,13 @@ interval = "1s"
     def daemon(self, eviction: str) -> Iterator[subprocess.Popen[bytes]]:
         """Run the agent with these settings of evictions until the end of the block."""
         config = self.configure(eviction)
-        started = len(self.events("eviction_started"))
+        started = len(self.events("eviction_monitoring_started"))
         command = [*self._with_nodefs(), sys.executable, "-m", "nodeagent", "run", "--config", str(config)]
         with self.log.open("ab") as out, subprocess.Popen(command, stderr=out, cwd=_ROOT) as process:
             try:
                 reclaim.poll(
                     "the eviction loop started",
-                    lambda: process.poll() is not None or len(self.events("eviction_started")) > started,
+                    lambda: process.poll() is not None or len(self.events("eviction_monitoring_started")) > started,
                     timeout_s=_START_S,
                 )
                 assert process.poll() is None, self.log.read_text()
@@ -224,7 +224,7 @@ interval = "1s"
             connection.connect(str(self._metrics_socket))
             connection.sendall(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
             answer = b"".join(iter(lambda: connection.recv(1 << 16), b"")).decode()
-        found = re.search(r'^nodeagent_duty_runs_total\{duty="eviction"\} (\d+)', answer, re.MULTILINE)
+        found = re.search(r'^nodeagent_task_runs_total\{duty="eviction"\} (\d+)', answer, re.MULTILINE)
         return int(found[1]) if found else 0
 
     def _with_nodefs(self) -> list[str]:

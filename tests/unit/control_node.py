@@ -23,21 +23,23 @@ import grpc.aio
 import pytest
 
 from nodeagent._proto.control.v1 import control_pb2 as api
+from nodeagent.act.agent import open_agent
 from nodeagent.cli import main as command_line
 from nodeagent.clock import SystemClock
-from nodeagent.config.handing import checked
+from nodeagent.config.handoff import checked
 from nodeagent.config.settings import Origin
-from nodeagent.daemon import control, control_socket, log
-from nodeagent.daemon.agent import open_agent
-from nodeagent.daemon.board import Board
-from nodeagent.daemon.control_socket import ControlDuty
-from nodeagent.daemon.station import Station
-from nodeagent.daemon.turns import Turns
+from nodeagent.daemon.context import DaemonContext
+from nodeagent.daemon.control import service as control
+from nodeagent.daemon.control import socket as control_socket
+from nodeagent.daemon.control.socket import ControlServer
+from nodeagent.daemon.loop_status import LoopStatuses
+from nodeagent.daemon.pass_lock import PassLock
 from nodeagent.host.peer import Peer
 from nodeagent.model import ContainerState
 from nodeagent.sim.content import Layer
 from nodeagent.sim.node import SimNode
 from nodeagent.sim.server import SimServer
+from nodeagent.telemetry import logging as log
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -60,7 +62,7 @@ MEMBERS_GROUP = 4711 if os.geteuid() == 0 else os.getgid()
 class Node:
     """A daemon's station with an agent, asked over its socket."""
 
-    station: Station
+    context: DaemonContext
     sim: SimNode
     path: Path
     log: io.StringIO
@@ -121,14 +123,14 @@ async def serving(
     logger = log.configure("json", "info", stream)
     made = checked(Origin(config))
     made = replace(made, control=replace(made.control, group=GROUP_NAME))
-    station = Station(made, logger, clock, Board(clock), Turns(clock))
+    context = DaemonContext(made, logger, clock, LoopStatuses(clock), PassLock(clock))
     sim = SimNode()
     sim.root_path = str(tmp_path)
     sim.add_image(IMAGE, layers=[Layer("base", 1 << 20)])
     sandbox = sim.add_pod("web")
     for number in range(2):
         sim.add_container(sandbox, "app", IMAGE, state=ContainerState.EXITED, age_s=3600 + number)
-    node = Node(station, sim, directory / "control.sock", stream, config)
+    node = Node(context, sim, directory / "control.sock", stream, config)
     group = GROUP if simulated_peers else MEMBERS_GROUP
 
     def peer_of(_: object) -> Peer:
@@ -144,10 +146,10 @@ async def serving(
         stack.enter_context(mock.patch.object(control_socket, "group_number", number_of))
         stack.enter_context(mock.patch.object(control, "group_number", number_of))
         server = await stack.enter_async_context(SimServer(sim, directory / "cri.sock"))
-        station.agent = await stack.enter_async_context(open_agent(made, record=True, dry_run=made.dry_run))
+        context.agent = await stack.enter_async_context(open_agent(made, record=True, dry_run=made.dry_run))
         node.faults = server.faults
         stop = asyncio.Event()
-        running = asyncio.ensure_future(ControlDuty(station).run(stop))
+        running = asyncio.ensure_future(ControlServer(context).run(stop))
         while not node.told("control_listening"):  # noqa: ASYNC110 - the log is what tells
             await asyncio.sleep(0)
         yield node
@@ -182,8 +184,8 @@ async def served_to_member(tmp_path: Path, *, max_per_pod_container: int) -> Asy
     """Serve to an unprivileged member who may act: the kernel reports his credentials for every connection."""
     tasks: set[asyncio.Task[None]] = set()
     async with serving(tmp_path, max_per_pod_container=max_per_pod_container, simulated_peers=False) as node:
-        settings = node.station.settings
-        node.station.settings = replace(settings, control=replace(settings.control, group_may_act=True))
+        settings = node.context.settings
+        node.context.settings = replace(settings, control=replace(settings.control, group_may_act=True))
         node.path.parent.chmod(0o755)
         reached, node.path = node.path, node.path.with_name("relay.sock")
 

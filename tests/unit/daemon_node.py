@@ -13,30 +13,32 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from nodeagent._proto.control.v1 import control_pb2 as api
-from nodeagent.act import collect
-from nodeagent.config.handing import checked
+from nodeagent.act.gc import collector as collect
+from nodeagent.config.handoff import checked
 from nodeagent.config.settings import Origin
-from nodeagent.daemon import log, service, supervisor
-from nodeagent.daemon.board import Board
-from nodeagent.daemon.control import ControlService
-from nodeagent.daemon.pausing import pause, restore_pause, resume
+from nodeagent.daemon import service_manager as service
+from nodeagent.daemon import supervisor
+from nodeagent.daemon.context import DaemonContext
+from nodeagent.daemon.control.service import ControlService
+from nodeagent.daemon.loop_status import LoopStatuses
+from nodeagent.daemon.pass_lock import PassLock
+from nodeagent.daemon.pause import pause, restore_pause, resume
 from nodeagent.daemon.reload_grace import restore_grace
-from nodeagent.daemon.service import ReloadDuty
-from nodeagent.daemon.station import Station
+from nodeagent.daemon.service_manager import ReloadTask
 from nodeagent.daemon.supervisor import serve_agents
-from nodeagent.daemon.turns import Turns
 from nodeagent.errors import UsageError
 from nodeagent.host.notify import Notifier
 from nodeagent.model import ContainerState
 from nodeagent.sim.content import Layer
 from nodeagent.sim.node import SimNode
 from nodeagent.sim.server import SimServer
+from nodeagent.telemetry import logging as log
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from nodeagent.config.settings import Settings
-    from nodeagent.daemon.effect import Reloaded
+    from nodeagent.daemon.reload_preview import Reloaded
 
 IMAGE = "registry.example/app:v1"
 REMOVING = (
@@ -57,7 +59,7 @@ class Daemon:
     """One run of the daemon."""
 
     place: Place
-    station: Station
+    context: DaemonContext
     stream: io.StringIO
     mark: int = 0
 
@@ -68,8 +70,8 @@ class Daemon:
     async def reload(self) -> Reloaded:
         """Ask for a reload as the socket does."""
         waiting: asyncio.Future[Reloaded] = asyncio.get_running_loop().create_future()
-        self.station.awaiting_reload.append(waiting)
-        self.station.reload.set()
+        self.context.awaiting_reload.append(waiting)
+        self.context.reload.set()
         return await asyncio.wait_for(waiting, 30)
 
     async def set(self, **changes: object) -> Reloaded:
@@ -84,35 +86,35 @@ class Daemon:
         await self.settle()
 
     async def pause(self) -> None:
-        await pause(self.station, by="root", is_root=True, why="test", seconds=3600)
+        await pause(self.context, by="root", is_root=True, why="test", seconds=3600)
         await self.settle()
 
     async def resume(self) -> None:
-        if await resume(self.station, by="root", is_root=True):
+        if await resume(self.context, by="root", is_root=True):
             self.mark = len(self.logged())
         await self.settle()
 
     async def trigger(self, loop: str) -> dict[str, Any]:
         """Have a loop run now, as ``nodeagent trigger LOOP --wait`` does."""
-        answer = await ControlService(self.station).Trigger(api.TriggerRequest(loop=loop, wait=True), mock.Mock())
+        answer = await ControlService(self.context).Trigger(api.TriggerRequest(loop=loop, wait=True), mock.Mock())
         shown: dict[str, Any] = json.loads(answer.json)
         return shown
 
     async def apply(self, scope: str) -> None:
         """Have a pass made, as a member's ``nodeagent gc --yes`` does."""
-        async for _ in ControlService(self.station).Apply(api.ApplyRequest(scope=scope), mock.Mock()):
+        async for _ in ControlService(self.context).Apply(api.ApplyRequest(scope=scope), mock.Mock()):
             pass
 
     async def apply_plan(self, scope: str) -> None:
         """Have a plan saved and carried out, as a member's confirmed ``nodeagent gc`` does."""
-        service = ControlService(self.station)
+        service = ControlService(self.context)
         saved = await service.Plan(api.PlanRequest(scope=scope, lasts_seconds=600), mock.Mock())
         async for _ in service.Apply(api.ApplyRequest(plan=saved.json), mock.Mock()):
             pass
 
     async def status(self) -> dict[str, Any]:
         shown: dict[str, Any] = json.loads(
-            (await ControlService(self.station).Status(api.StatusRequest(), mock.Mock())).json
+            (await ControlService(self.context).Status(api.StatusRequest(), mock.Mock())).json
         )
         return shown
 
@@ -123,14 +125,14 @@ class Daemon:
                 await asyncio.sleep(0.001)
 
     def _settled(self) -> bool:
-        station = self.station
-        if station.agent is None or station.renew.is_set() or station.grace.over():
+        context = self.context
+        if context.agent is None or context.renew.is_set() or context.grace.over():
             return False
-        if station.turns.pause() is not None:
+        if context.pass_lock.pause() is not None:
             return True
         events = self.logged()
         since = max((number for number, each in enumerate(events) if each["event"] == "agent_started"), default=0)
-        done = {each["scope"] for each in events[max(since, self.mark) :] if each["event"] == "pass_done"}
+        done = {each["scope"] for each in events[max(since, self.mark) :] if each["event"] == "pass_finished"}
         return done >= SCOPES
 
 
@@ -185,29 +187,29 @@ class Place:
         """Run a daemon, until it is told to stop."""
         stream, clock = io.StringIO(), self.sim.clock
         logger = log.configure("json", "info", stream)
-        station = Station(self.load(), logger, clock, Board(clock), Turns(clock))
-        made = Daemon(self, station, stream)
+        context = DaemonContext(self.load(), logger, clock, LoopStatuses(clock), PassLock(clock))
+        made = Daemon(self, context, stream)
 
         async def read(settings: Settings) -> Settings:
             return checked(settings.origin)  # without a process of its own, to be quick
 
-        restore_pause(station)
-        restore_grace(station)
+        restore_pause(context)
+        restore_grace(context)
         with (
             mock.patch.object(supervisor, "GRACE_POLL_S", 0.001),
             mock.patch.object(service, "read_again", read),
             mock.patch.object(collect, "SETTLE_WITHIN_S", 0.0),  # this machine's disk shows nothing of what is freed
         ):
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(ReloadDuty(station, Notifier({})).run(station.stop))
-                tasks.create_task(serve_agents(station))
+                tasks.create_task(ReloadTask(context, Notifier({})).run(context.stop))
+                tasks.create_task(serve_agents(context))
                 try:
                     if settled:
                         await made.settle()
                     yield made
                 finally:
-                    station.stop.set()
-                    station.turns.end()
+                    context.stop.set()
+                    context.pass_lock.end()
 
 
 @asynccontextmanager

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.decision import Detail
     from nodeagent.plan.eviction.planner import Eviction
     from nodeagent.plan.eviction.reclaim import ReclaimStep
-    from nodeagent.plan.eviction.state import Standing
+    from nodeagent.plan.eviction.state import ThresholdStatus
 
 FREED_WITHIN_S: Final = 30.0
 """Bound of an effect on a filesystem. Source: kubelet, ``podCleanupTimeout``."""
@@ -165,7 +165,7 @@ def effects_of_eviction(
     reclaim, and volumes are not managed by the agent.
     """
     available = {each.signal: each.available for each in observations}
-    usage, cause = eviction.pod.usage, eviction.standing
+    usage, cause = eviction.pod.usage, eviction.status
     action, uid = f"eviction of {eviction.pod.namespace}/{eviction.pod.name}", eviction.pod.uid
     layers = _DEVICES[device_role(FilesystemRole.CONTAINERFS, layout)]
     short = None if cause is None else shortage_of(cause.threshold.signal, layout)
@@ -206,7 +206,7 @@ def effects_of_eviction(
 
 def effect_of_reclaim(  # noqa: PLR0913 - one for each attribute that differs
     step: ReclaimStep,
-    standing: Standing,
+    status: ThresholdStatus,
     layout: FilesystemLayout,
     *,
     predicted: int | None,
@@ -217,18 +217,18 @@ def effect_of_reclaim(  # noqa: PLR0913 - one for each attribute that differs
 
     Args:
         step: the step.
-        standing: its threshold, with the reading before the step.
+        status: its threshold, with the reading before the step.
         layout: which filesystems are one.
         predicted: amount removed, in the unit of the threshold's signal; ``None`` if unknown.
         confirmed: whether the removed items are verified to occupy no space any more.
         now: time after the step.
     """
-    shortage = shortage_of(standing.threshold.signal, layout)
+    shortage = shortage_of(status.threshold.signal, layout)
     if predicted == 0 or shortage is None:
         return None
     within_s = VISIBLE_WITHIN_S if confirmed else FREED_WITHIN_S
-    before = None if standing.observation is None else standing.observation.available
-    at_s, signal = now.monotonic_s, standing.threshold.signal
+    before = None if status.observation is None else status.observation.available
+    at_s, signal = now.monotonic_s, status.threshold.signal
     return OutstandingEffect(step.text, shortage, signal, before, predicted, at_s, at_s + within_s, confirmed=confirmed)
 
 
@@ -311,7 +311,7 @@ def _amount(footprint: Footprint | None, unit: Unit) -> int | None:
     return footprint.used_inodes if unit is Unit.INODES else footprint.used_bytes
 
 
-def _is_negligible(predicted: int | None, cause: Standing | None) -> bool:
+def _is_negligible(predicted: int | None, cause: ThresholdStatus | None) -> bool:
     """Return whether an amount is a negligible part of the shortfall; an unknown one is not."""
     if predicted is None or cause is None or cause.observation is None:
         return False

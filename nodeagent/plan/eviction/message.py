@@ -11,7 +11,7 @@ from nodeagent.plan.eviction.signals import MEANINGS, Unit
 if TYPE_CHECKING:
     from nodeagent.model.pressure import ContainerFacts, PodFacts
     from nodeagent.plan.eviction.local_storage import Violation
-    from nodeagent.plan.eviction.state import Standing
+    from nodeagent.plan.eviction.state import ThresholdStatus
 
 _SUFFIXES = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 
@@ -44,16 +44,16 @@ def _share(container: ContainerFacts, resource: Resource) -> Offender | None:
     return None
 
 
-def pressure_message(standing: Standing, resource: Resource, over: tuple[Offender, ...]) -> str:
+def pressure_message(status: ThresholdStatus, resource: Resource, over: tuple[Offender, ...]) -> str:
     """Return the message for a pod evicted because a threshold is met, with its closing blank.
 
     Source: kubelet ``evictionMessage``.
     """
     parts = [f"The node was low on resource: {resource}. "]
-    reading, limit = standing.observation, standing.limit
+    reading, limit = status.observation, status.limit
     if reading is not None and limit is not None:
         signal = reading.signal
-        quantity, available = format_reading(standing, limit), format_reading(standing, reading.available)
+        quantity, available = format_reading(status, limit), format_reading(status, reading.available)
         stalled = MEANINGS[signal].unit is Unit.STALL_PERCENT
         parts.append(
             f"Threshold: {signal} above {quantity}, observed: {available}. "
@@ -82,9 +82,9 @@ def limit_message(violation: Violation) -> str:
     return f'Container {violation.name} exceeded its local ephemeral storage limit "{limit}". '
 
 
-def format_reading(standing: Standing, number: float) -> str:
+def format_reading(status: ThresholdStatus, number: float) -> str:
     """Return a number of a threshold's signal, in the unit of that signal."""
-    unit = MEANINGS[standing.threshold.signal].unit
+    unit = MEANINGS[status.threshold.signal].unit
     if unit is Unit.STALL_PERCENT:
         return f"{number:.2f}%"
     return format_quantity(int(number)) if unit is Unit.BYTES else str(int(number))

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.pressure import Resource
-from nodeagent.plan.decision import NOTHING_SET_ASIDE, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
-from nodeagent.plan.eviction.cause import find_cause
+from nodeagent.plan.decision import NO_FAILURES, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
 from nodeagent.plan.eviction.local_storage import find_violation
 from nodeagent.plan.eviction.message import limit_message, offenders, pressure_message
 from nodeagent.plan.eviction.protection import Protection
 from nodeagent.plan.eviction.ranking import rank_pods
 from nodeagent.plan.eviction.reclaim import reclaim_steps
+from nodeagent.plan.eviction.selected_threshold import select_threshold
 from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.plan.eviction.state import recent_evictions
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
     from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, PodFacts
     from nodeagent.plan.decision import Detail
-    from nodeagent.plan.eviction.cause import Cause
     from nodeagent.plan.eviction.local_storage import Violation
     from nodeagent.plan.eviction.message import Offender
     from nodeagent.plan.eviction.policy import EvictionPolicy
     from nodeagent.plan.eviction.ranking import RankedPod
     from nodeagent.plan.eviction.reclaim import ReclaimStep
-    from nodeagent.plan.eviction.state import Evaluation, Standing
+    from nodeagent.plan.eviction.selected_threshold import SelectedThreshold
+    from nodeagent.plan.eviction.state import Evaluation, ThresholdStatus
     from nodeagent.plan.eviction.thresholds import Threshold
 
 DEFAULT_TERMINATION_GRACE_S: Final = 30.0
@@ -42,7 +42,7 @@ class Eviction:
     Attributes:
         signal: the signal, or the storage limit, as the kubelet labels its metric.
         starved: what is short.
-        standing: the threshold acted on, with the reading decided by; ``None`` for a storage limit.
+        status: the threshold acted on, with the reading decided by; ``None`` for a storage limit.
         ranked: its place and numbers; ``None`` for a storage limit.
         grace_s: how long its containers have to end; 0 for none.
         message: for the pod's status, in the kubelet's form.
@@ -53,7 +53,7 @@ class Eviction:
     reason: Reason
     signal: str
     starved: Resource
-    standing: Standing | None
+    status: ThresholdStatus | None
     ranked: RankedPod | None
     grace_s: float
     message: str
@@ -76,7 +76,7 @@ class EvictionPlan:
     """
 
     plan: Plan
-    cause: Standing | None = None
+    cause: ThresholdStatus | None = None
     reclaim: tuple[ReclaimStep, ...] = ()
     pods_may_be_chosen: bool = False
     ranking: tuple[RankedPod, ...] = ()
@@ -93,7 +93,7 @@ def plan_eviction(  # noqa: PLR0913 - what one pass carries from round to round
     now: Moment,
     observations: Iterable[Observation] | None = None,
     reclaimed: AbstractSet[ReclaimStep] = frozenset(),
-    set_aside: Mapping[str, str] = NOTHING_SET_ASIDE,
+    set_aside: Mapping[str, str] = NO_FAILURES,
 ) -> EvictionPlan:
     """Choose at most one pod to evict; neither the order of pods nor that of thresholds matters.
 
@@ -124,7 +124,7 @@ def plan_eviction(  # noqa: PLR0913 - what one pass carries from round to round
     over = pass_.over_their_limits()
     if over and pass_.limited is None:
         return pass_.evict_for_limit(*over[0])
-    cause = find_cause(evaluation, observations, policy, layout=layout, now=now, reclaimed=reclaimed)
+    cause = select_threshold(evaluation, observations, policy, layout=layout, now=now, reclaimed=reclaimed)
     return pass_.act_on(cause, reclaimed)
 
 
@@ -181,37 +181,37 @@ class _Pass:
             reason=violation.reason,
             signal=violation.limit.value,
             starved=Resource.EPHEMERAL_STORAGE,
-            standing=None,
+            status=None,
             ranked=None,
             grace_s=effective_grace_s(None, pod, self._policy),
             message=limit_message(violation),
         )
-        others = Reason(ReasonCode.ANOTHER_POD_GOES, {"victim": _name(pod)})
+        others = Reason(ReasonCode.ANOTHER_POD_EVICTED, {"victim": _name(pod)})
         decisions = [
             Decision(ItemKind.POD, pod.uid, _name(pod), Verdict.REMOVE, victim.reason, violation.usage_bytes),
             *(self._keep(each, others) for each in self._pods if each is not pod),
         ]
         return EvictionPlan(self._plan(decisions), pods_may_be_chosen=True, victim=victim)
 
-    def act_on(self, cause: Cause, reclaimed: AbstractSet[ReclaimStep]) -> EvictionPlan:
+    def act_on(self, cause: SelectedThreshold, reclaimed: AbstractSet[ReclaimStep]) -> EvictionPlan:
         """Return the plan that reclaims for a cause, or evicts, or does neither."""
-        standing = cause.standing
-        if standing is None:
+        status = cause.status
+        if status is None:
             decisions = [self._keep(pod, cause.reason) for pod in self._pods]
             return EvictionPlan(self._plan(decisions, blocked=cause.blocked), withheld=cause.withheld)
-        signal = standing.threshold.signal
+        signal = status.threshold.signal
         steps = tuple(step for step in reclaim_steps(signal, self._layout) if step not in reclaimed)
         ranking = rank_pods(self._pods, signal, self._layout)
         everyone = self.limited
         if steps:
             texts = tuple(step.text for step in steps)
-            everyone = Reason(ReasonCode.RECLAIM_FIRST, {"threshold": standing.threshold.text, "steps": texts})
+            everyone = Reason(ReasonCode.RECLAIM_FIRST, {"threshold": status.threshold.text, "steps": texts})
         if everyone is not None:
             decisions = [self._keep(pod, everyone) for pod in self._by_rank(ranking)]
-            return EvictionPlan(self._plan(decisions), standing, steps, ranking=ranking, withheld=cause.withheld)
-        return replace(self._choose(standing, cause.reason, ranking), withheld=cause.withheld)
+            return EvictionPlan(self._plan(decisions), status, steps, ranking=ranking, withheld=cause.withheld)
+        return replace(self._choose(status, cause.reason, ranking), withheld=cause.withheld)
 
-    def _choose(self, standing: Standing, reason: Reason, ranking: tuple[RankedPod, ...]) -> EvictionPlan:
+    def _choose(self, status: ThresholdStatus, reason: Reason, ranking: tuple[RankedPod, ...]) -> EvictionPlan:
         """Return the plan that evicts the first in the ranking that may go."""
         kept = self._kept | {
             id(each.pod): why
@@ -220,7 +220,7 @@ class _Pass:
         }
         first = next((each for each in ranking if id(each.pod) not in kept), None)
         ranked_by_pod = {id(each.pod): each for each in ranking}
-        victim = None if first is None else self._victim(standing, reason, first)
+        victim = None if first is None else self._victim(status, reason, first)
         decisions, warnings = [], []
         for pod in self._by_rank(ranking):
             ranked = ranked_by_pod.get(id(pod))
@@ -232,21 +232,21 @@ class _Pass:
                 later = Reason(ReasonCode.RANKED_LATER, {**_numbers(ranked), "of": len(ranking)})
                 decisions.append(_decide(ranked, Verdict.KEEP, later))
         if victim is None:
-            warnings.append(f"{standing.threshold.text} is met, and no pod may be evicted")
+            warnings.append(f"{status.threshold.text} is met, and no pod may be evicted")
         plan = self._plan(decisions, warnings)
-        return EvictionPlan(plan, standing, pods_may_be_chosen=True, ranking=ranking, victim=victim)
+        return EvictionPlan(plan, status, pods_may_be_chosen=True, ranking=ranking, victim=victim)
 
-    def _victim(self, standing: Standing, reason: Reason, ranked: RankedPod) -> Eviction:
+    def _victim(self, status: ThresholdStatus, reason: Reason, ranked: RankedPod) -> Eviction:
         over = offenders(ranked.pod, ranked.resource)
         return Eviction(
             pod=ranked.pod,
             reason=Reason(reason.code, {**reason.details, **_numbers(ranked)}),
-            signal=standing.threshold.signal.value,
+            signal=status.threshold.signal.value,
             starved=ranked.resource,
-            standing=standing,
+            status=status,
             ranked=ranked,
-            grace_s=effective_grace_s(standing.threshold, ranked.pod, self._policy),
-            message=pressure_message(standing, ranked.resource, over),
+            grace_s=effective_grace_s(status.threshold, ranked.pod, self._policy),
+            message=pressure_message(status, ranked.resource, over),
             offenders=over,
         )
 
@@ -268,7 +268,7 @@ class _Pass:
     def _keep(self, pod: PodFacts, otherwise: Reason) -> Decision:
         """Return the decision to keep a pod, for a reason of its own if it has one."""
         reason = self._kept.get(id(pod), otherwise)
-        verdict = Verdict.COULD_NOT if reason.code is ReasonCode.FAILED_EARLIER else Verdict.KEEP
+        verdict = Verdict.FAILED if reason.code is ReasonCode.FAILED_EARLIER else Verdict.KEEP
         return Decision(ItemKind.POD, pod.uid, _name(pod), verdict, reason)
 
     def _by_rank(self, ranking: tuple[RankedPod, ...]) -> list[PodFacts]:
@@ -282,9 +282,9 @@ class _Pass:
 
     def _warnings(self) -> Iterator[str]:
         yield from (refusal.sentence for refusal in self._evaluation.refusals)
-        for standing in self._evaluation.acting:
-            if MEANINGS[standing.threshold.signal].resource is None:
-                yield f"{standing.threshold.text} is met, but no pod is evicted for it"
+        for status in self._evaluation.acting:
+            if MEANINGS[status.threshold.signal].resource is None:
+                yield f"{status.threshold.text} is met, but no pod is evicted for it"
         if self.limited is not None:
             yield f"no pod is evicted: {self.limited.sentence}"
 

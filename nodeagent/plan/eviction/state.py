@@ -52,7 +52,7 @@ class EvictionState:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ThresholdStatus:
     """How one threshold stands.
 
     Attributes:
@@ -106,26 +106,26 @@ class Evaluation:
     Attributes:
         at: the instant that was decided at.
         state: to be handed to the next pass.
-        standings: one for each threshold, in the order in which they are acted on.
+        statuses: one for each threshold, in the order in which they are acted on.
         conditions: all node conditions.
         refusals: readings that decided nothing, of signals without a threshold too.
     """
 
     at: Moment
     state: EvictionState
-    standings: tuple[Standing, ...]
+    statuses: tuple[ThresholdStatus, ...]
     conditions: tuple[ConditionStatus, ...]
     refusals: tuple[Refusal, ...]
 
     @property
-    def met(self) -> tuple[Standing, ...]:
+    def met(self) -> tuple[ThresholdStatus, ...]:
         """The thresholds that are met, whether or not their grace is over."""
-        return tuple(each for each in self.standings if each.met)
+        return tuple(each for each in self.statuses if each.met)
 
     @property
-    def acting(self) -> tuple[Standing, ...]:
+    def acting(self) -> tuple[ThresholdStatus, ...]:
         """The thresholds to act on in this pass, the most urgent first."""
-        return tuple(each for each in self.standings if each.acting)
+        return tuple(each for each in self.statuses if each.acting)
 
 
 def evaluate(
@@ -158,17 +158,17 @@ def evaluate(
     """
     readings = judge(observations, now, policy.max_observation_age_s)
     now_s = now.monotonic_s
-    standings, first_met_s, acted_on = [], {}, set()
+    statuses, first_met_s, acted_on = [], {}, set()
     for threshold in in_order(thresholds):
-        standing = _stand(previous, threshold, readings.trusted.get(threshold.signal), now_s)
+        status = _stand(previous, threshold, readings.trusted.get(threshold.signal), now_s)
         refusal = readings.refused.get(threshold.signal)
-        standings.append(replace(standing, refusal=refusal))
-        if standing.met or (refusal is not None and threshold in previous.first_met_s):
+        statuses.append(replace(status, refusal=refusal))
+        if status.met or (refusal is not None and threshold in previous.first_met_s):
             first_met_s[threshold] = _since(previous, threshold, now_s)
-        if standing.due or (refusal is not None and threshold in previous.acted_on):
+        if status.due or (refusal is not None and threshold in previous.acted_on):
             acted_on.add(threshold)
     last_read_s = {signal: each.observed_at.monotonic_s for signal, each in readings.trusted.items()}
-    conditions, seen_s = _conditions(previous, standings, policy.pressure_transition_period_s, now_s)
+    conditions, seen_s = _conditions(previous, statuses, policy.pressure_transition_period_s, now_s)
     state = EvictionState(
         first_met_s=first_met_s,
         condition_seen_s=seen_s,
@@ -179,7 +179,7 @@ def evaluate(
         outstanding=previous.outstanding,
         victims=previous.victims,
     )
-    return Evaluation(now, state, tuple(standings), conditions, tuple(readings.refused.values()))
+    return Evaluation(now, state, tuple(statuses), conditions, tuple(readings.refused.values()))
 
 
 def recent_evictions(state: EvictionState, policy: EvictionPolicy, now: Moment) -> tuple[float, ...]:
@@ -217,34 +217,34 @@ def _since(previous: EvictionState, threshold: Threshold, now_s: float) -> float
     return min(previous.first_met_s.get(threshold, now_s), now_s)
 
 
-def _stand(previous: EvictionState, threshold: Threshold, reading: Observation | None, now_s: float) -> Standing:
+def _stand(previous: EvictionState, threshold: Threshold, reading: Observation | None, now_s: float) -> ThresholdStatus:
     """Return how a threshold stands by a trusted reading."""
     latched = threshold in previous.acted_on
     if reading is None:
-        return Standing(threshold, latched=latched)
+        return ThresholdStatus(threshold, latched=latched)
     limit = threshold.limit(reading.capacity)
     if not threshold.met_by(reading.available, reading.capacity, with_reclaim=latched):
-        return Standing(threshold, reading, limit=limit, latched=latched)
+        return ThresholdStatus(threshold, reading, limit=limit, latched=latched)
     held_s = now_s - _since(previous, threshold, now_s)
     due = held_s >= threshold.grace_s
     last_s = previous.last_read_s.get(threshold.signal)
     anew = last_s is None or reading.observed_at.monotonic_s > last_s
-    return Standing(
+    return ThresholdStatus(
         threshold, reading, limit=limit, met=True, latched=latched, held_s=held_s, due=due, acting=due and anew
     )
 
 
 def _conditions(
-    previous: EvictionState, standings: Iterable[Standing], transition_s: float, now_s: float
+    previous: EvictionState, statuses: Iterable[ThresholdStatus], transition_s: float, now_s: float
 ) -> tuple[tuple[ConditionStatus, ...], dict[NodeCondition, float]]:
     """Return all conditions, and when each was last observed."""
-    observed = {MEANINGS[each.threshold.signal].condition for each in standings if each.met}
+    observed = {MEANINGS[each.threshold.signal].condition for each in statuses if each.met}
     seen_s = {condition: min(at_s, now_s) for condition, at_s in previous.condition_seen_s.items()}
     seen_s.update(dict.fromkeys((each for each in observed if each is not None), now_s))
-    statuses = []
+    conditions = []
     for condition in NodeCondition:
         lasts_s = transition_s - (now_s - seen_s[condition]) if condition in seen_s else 0.0
         holds = condition in observed or lasts_s > 0
         changed = holds is not (condition in previous.reported)
-        statuses.append(ConditionStatus(condition, holds, condition in observed, changed, max(0.0, lasts_s)))
-    return tuple(statuses), seen_s
+        conditions.append(ConditionStatus(condition, holds, condition in observed, changed, max(0.0, lasts_s)))
+    return tuple(conditions), seen_s

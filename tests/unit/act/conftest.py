@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from nodeagent.act.collect import Collector
-from nodeagent.act.logs import HostLogs
-from nodeagent.daemon.agent import actors_for
+from nodeagent.act.agent import actors_for
+from nodeagent.act.gc.collector import Collector
+from nodeagent.act.gc.log_removal import HostLogs
 from nodeagent.model import ImageUseRecord, Role
-from nodeagent.observe import Observer, ObserverSettings
-from nodeagent.plan.container_gc import ContainerGCPolicy
-from nodeagent.plan.gc import GCPolicy
+from nodeagent.observe.node_snapshot import Observer, ObserverSettings
+from nodeagent.plan.gc.containers import ContainerGCPolicy
+from nodeagent.plan.gc.planner import GCPolicy
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient
-from nodeagent.runtime.layers import LayerCache
+from nodeagent.runtime.storage_graph import LayerCache
 from nodeagent.sim.filesystem import SimFilesystem
 from nodeagent.sim.scenario import believable_node
 from nodeagent.sim.server import SimServer
@@ -98,7 +98,7 @@ def rig(tmp_path: Path) -> Opener:
                 booted_at=node.now - timedelta(days=30),
             )
             logs = HostLogs(settings.pod_log_root, settings.container_log_root)
-            actors = actors_for(cri, containerd, logs, node.clock, read_holds, observer.find_loose, bulk=bulk)
+            actors = actors_for(cri, containerd, logs, node.clock, read_holds, observer.find_unreferenced, bulk=bulk)
             collector = Collector(observer, actors, policy, clock=node.clock, read_filesystem=read, dry_run=dry_run)
             yield Rig(node, server, observer, collector, tmp_path)
 

@@ -100,7 +100,7 @@ def test_answers_in_every_form(config: Path, tmp_path: Path) -> None:
         once = nodeagent("run", "--once", "--dry-run", "--config", str(config))
         events = [json.loads(line)["event"] for line in once.stderr.splitlines()]
         assert (events[0], events[-1]) == ("agent_started", "agent_stopped")
-        assert "pass_done" in events
+        assert "pass_finished" in events
 
 
 def test_the_demonstration_proves_itself() -> None:

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent._proto.control.v1 import control_pb2 as api
-from nodeagent.cli import gc, status, told
-from nodeagent.cli.asking import AgentRefusedError
+from nodeagent.cli import control_answers as told
+from nodeagent.cli import gc, status
+from nodeagent.cli.control_client import DaemonRefusedError
 from nodeagent.cli.exit_codes import guarded
 from nodeagent.config.control import DEFAULT_SOCKET
 from nodeagent.errors import PassBusyError
-from nodeagent.host.lock import pass_lock
+from nodeagent.host.lock import process_lock
 from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.plan.decision import Accounting, Plan
-from nodeagent.plan.image_gc import ImageGCPolicy
+from nodeagent.plan.gc.images import ImageGCPolicy
 from nodeagent.store.history import Retention
 from tests.unit.control_node import MEMBER, STRANGER, Node, say, serving
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
     async with serving(tmp_path) as made:
-        made.station.board.waiting("images", 60, 60)
+        made.context.loop_statuses.waiting("images", 60, 60)
         monkeypatch.setattr(status, "find_socket", lambda config: made.path if config is None else config)
         monkeypatch.setenv("COLUMNS", "200")
         yield made
@@ -57,7 +58,7 @@ async def test_status_shows_one_screen(capsys: pytest.CaptureFixture[str]) -> No
 async def test_status_shows_for_how_long_image_use_has_been_observed(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    agent = node.station.agent
+    agent = node.context.agent
     assert agent is not None
     assert "image use" not in (await say(capsys, "status"))[1]
     policy = replace(agent.settings.policy, images=ImageGCPolicy(maximum_unused_age_s=14 * 86_400))
@@ -69,7 +70,7 @@ async def test_status_shows_for_how_long_image_use_has_been_observed(
 
 
 async def test_status_is_not_green_while_it_cannot_work(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
-    node.station.agent = None
+    node.context.agent = None
     code, out, _ = await say(capsys, "status")
     assert (code, "not ready: the agent is not composed" in out) == (1, True)
 
@@ -150,8 +151,8 @@ async def test_a_member_previews_through_the_agent(as_member: Node, capsys: pyte
 async def test_a_member_that_may_act_collects_through_the_agent(
     as_member: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = as_member.station.settings
-    as_member.station.settings = replace(settings, control=replace(settings.control, group_may_act=True))
+    settings = as_member.context.settings
+    as_member.context.settings = replace(settings, control=replace(settings.control, group_may_act=True))
     code, out, _ = await say(capsys, "gc", "containers", "--yes")
     assert (code, "complete: removed 2 of 2" in out) == (0, True)
     assert len(as_member.sim.containers) == 0
@@ -161,8 +162,8 @@ async def test_a_member_that_may_act_collects_through_the_agent(
 
 @pytest.fixture
 def as_actor(as_member: Node) -> Node:
-    settings = as_member.station.settings
-    as_member.station.settings = replace(settings, control=replace(settings.control, group_may_act=True))
+    settings = as_member.context.settings
+    as_member.context.settings = replace(settings, control=replace(settings.control, group_may_act=True))
     return as_member
 
 
@@ -180,14 +181,14 @@ async def test_a_pass_that_is_refused_is_a_failure_with_its_reason(
     def refused(snapshot: NodeSnapshot, *_: object, **__: object) -> Plan:
         return Plan("images", snapshot.observed_at, (), Accounting.UPPER_BOUND, blocked="it cannot be told")
 
-    monkeypatch.setattr("nodeagent.act.collect.plan_image_gc", refused)
+    monkeypatch.setattr("nodeagent.act.gc.collector.plan_image_gc", refused)
     for source in ((), ("--config", str(as_actor.config))):
         code, out, _ = await say(capsys, "gc", "images", "--yes", *source)
         assert (code, "it cannot be told" in out) == (1, True)
 
 
 async def test_another_pass_has_an_exit_code_of_its_own(as_actor: Node, capsys: pytest.CaptureFixture[str]) -> None:
-    with pass_lock(as_actor.station.settings.state_directory / "pass.lock"):
+    with process_lock(as_actor.context.settings.state_directory / "pass.lock"):
         code, _, err = await say(capsys, "gc", "containers", "--yes")
     assert (code, "another pass is running" in err) == (5, True)
 
@@ -201,7 +202,7 @@ def test_another_pass_has_it_without_an_agent_too() -> None:
 async def test_a_member_s_history_tells_how_the_node_went_down(
     as_member: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    agent, now = as_member.station.agent, as_member.station.clock.now()
+    agent, now = as_member.context.agent, as_member.context.clock.now()
     assert agent is not None
     stop = NodeStop("b" * 32, StopKind.UNCLEAN, now, end=StopEnd.UNKNOWN, pods=(StoppedPod("u", "default", "web"),))
     agent.history.add_stop(stop, Retention(timedelta(days=30), 1 << 20), now)
@@ -263,7 +264,7 @@ async def test_an_answer_of_another_version_is_no_traceback(
     node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert node.path.exists()
-    monkeypatch.setattr("nodeagent.daemon.control.status_document", lambda *_: _nothing())
+    monkeypatch.setattr("nodeagent.daemon.control.service.status_document", lambda *_: _nothing())
     code, _, err = await say(capsys, "status")
     assert (code, "it may be of another version" in err) == (1, True)
 
@@ -273,9 +274,9 @@ async def _nothing() -> dict[str, str]:
 
 
 async def test_who_collects_while_the_daemon_is_paused_is_told(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
-    gc._tell_pause(node.station.settings)
+    gc._tell_pause(node.context.settings)
     await say(capsys, "pause", "--for", "10m", "--why", "looking")
-    gc._tell_pause(node.station.settings)
+    gc._tell_pause(node.context.settings)
     assert "root paused the daemon until" in capsys.readouterr().err
 
 
@@ -283,7 +284,7 @@ async def test_a_stranger_sees_the_pressure_that_anybody_can_read(
     as_member: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def closed(*_: object) -> None:
-        raise AgentRefusedError("not for you")
+        raise DaemonRefusedError("not for you")
 
     assert as_member.path.exists()
     monkeypatch.setattr(told, "connected", closed)

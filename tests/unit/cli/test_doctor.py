@@ -14,7 +14,7 @@ from nodeagent.config.control import ControlSettings
 from nodeagent.config.loading import load
 from nodeagent.config.policies import settings
 from nodeagent.errors import ConfigError
-from nodeagent.plan.checkup import Verdict
+from nodeagent.plan.node_checks import Verdict
 from tests.support.kubelet_tree import add_process, make_node
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from nodeagent.act.outcomes import Outcome, PassEnd
+from nodeagent.act.gc.outcomes import Outcome, PassEnd
 from nodeagent.cli import status
 from nodeagent.cli.exit_codes import ExitCode, pass_exit_code
-from nodeagent.config.handing import checked
+from nodeagent.config.handoff import checked
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.supervisor import supervise
 from nodeagent.model import ContainerState
@@ -91,7 +91,7 @@ async def filled(tmp_path: Path, case: Case, head: str = "") -> AsyncIterator[No
         made.sim.capacity_bytes = 40 * GIB
         made.sim.fill_to(case.used_percent)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("nodeagent.daemon.agent.read_filesystem", SimFilesystem(made.sim).read_filesystem)
+            patch.setattr("nodeagent.act.agent.read_filesystem", SimFilesystem(made.sim).read_filesystem)
             patch.setattr(status, "find_socket", lambda config: made.path if config is None else config)
             for each in ("add_signal_handler", "remove_signal_handler"):  # only for the main thread
                 patch.setattr(f"asyncio.SelectorEventLoop.{each}", lambda *_: None)
@@ -113,8 +113,8 @@ def become_member(node: Node, patch: pytest.MonkeyPatch) -> None:
     """Have every command asked by a member of the group, who may act."""
     node.peer[0] = MEMBER
     patch.setattr("os.geteuid", lambda: 4711)
-    settings = node.station.settings
-    node.station.settings = replace(settings, control=replace(settings.control, group_may_act=True))
+    settings = node.context.settings
+    node.context.settings = replace(settings, control=replace(settings.control, group_may_act=True))
 
 
 ROUTES = ("directly", "as a member")
@@ -206,9 +206,9 @@ async def test_one_pass_of_the_daemon_exits_with_the_same_code_as_its_dry_run(
     node: Node, case: Case, dry_run: bool
 ) -> None:
     settings = checked(Origin(node.config, (), dry_run))
-    end = await supervise(settings, node.station.logger, once=True)
+    end = await supervise(settings, node.context.logger, once=True)
     assert pass_exit_code(end) == case.code
-    assert sum(each["planned"] for each in node.told("pass_done")) == case.removes
+    assert sum(each["planned"] for each in node.told("pass_finished")) == case.removes
 
 
 async def test_dry_run_of_a_saved_plan_exits_with_the_code_of_applying_it(

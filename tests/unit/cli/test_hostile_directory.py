@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.config.handing import checked
+from nodeagent.config.handoff import checked
 from nodeagent.config.settings import Origin
-from nodeagent.daemon.service import read_again
+from nodeagent.daemon.service_manager import read_again
 from nodeagent.host.processes import DEFAULT_PATH, child_environment, run, start_python
 from tests.support.reclaim import poll
 
@@ -129,7 +129,7 @@ def test_run_once_executes_nothing_of_the_working_directory_and_takes_a_relative
     with served(hostile):
         ended = hostile.run("run", "--once", "--dry-run", "--config", "config.toml")
     assert ended.returncode == 0, ended.stderr
-    assert "pass_done" in ended.stdout + ended.stderr
+    assert "pass_finished" in ended.stdout + ended.stderr
     assert hostile.executed() == []
 
 
@@ -153,7 +153,7 @@ def test_reload_executes_nothing_of_the_working_directory_and_reads_a_relative_c
             return [row for row in rows if row["event"] == event]
 
         try:
-            poll("a pass has finished", lambda: bool(logged("pass_done")), timeout_s=60)
+            poll("a pass has finished", lambda: bool(logged("pass_finished")), timeout_s=60)
             assert Path(f"/proc/{daemon.pid}/cwd").readlink() == Path("/")
             config.write_text(f"{config.read_text()}[image_gc]\nhigh_threshold_percent = 91\n")
             daemon.send_signal(signal.SIGHUP)

@@ -58,7 +58,9 @@ def daemon(node: Path) -> Iterator[Path]:
     with (node / "log").open("wb") as log, subprocess.Popen(words, cwd=ROOT, stderr=log) as process:
         try:
             poll(
-                "the agent has made its passes", lambda: (node / "log").read_text().count("pass_done") > 1, timeout_s=60
+                "the agent has made its passes",
+                lambda: (node / "log").read_text().count("pass_finished") > 1,
+                timeout_s=60,
             )
             yield node
         finally:
@@ -263,5 +265,5 @@ def test_the_log_of_a_pass_holds_no_control_characters(own_node: Path, form: str
     again = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert again.returncode in (0, 3), again.stderr
     if form == "json":
-        (warned,) = [json.loads(each) for each in again.stderr.splitlines() if "pass_done" in each]
+        (warned,) = [json.loads(each) for each in again.stderr.splitlines() if "pass_finished" in each]
         assert warned["failed"] == 0

@@ -11,7 +11,7 @@ import pytest
 
 from nodeagent.cli.manual import pages
 from nodeagent.config.models import Config
-from nodeagent.config.writing import settings_of
+from nodeagent.config.toml_writer import settings_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.cli import status
-from nodeagent.config.handing import checked
+from nodeagent.config.handoff import checked
 from nodeagent.config.settings import Origin
-from nodeagent.daemon import control
-from nodeagent.daemon.service import ReloadDuty
+from nodeagent.daemon.control import service as control
+from nodeagent.daemon.service_manager import ReloadTask
 from nodeagent.host.notify import Notifier
 from nodeagent.model import ContainerState
 from tests.unit.control_node import GROUP_NAME, IMAGE, MEMBER, STRANGER, Node, say, serving
@@ -30,7 +30,7 @@ DRY, ACTIVE = "dry_run = true\n", "dry_run = false\n"
 async def reloading(node: Node) -> AsyncIterator[None]:
     """Have reloads carried out."""
     stop = asyncio.Event()
-    running = asyncio.ensure_future(ReloadDuty(node.station, Notifier({})).run(stop))
+    running = asyncio.ensure_future(ReloadTask(node.context, Notifier({})).run(stop))
     yield
     stop.set()
     await running
@@ -43,7 +43,7 @@ async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         monkeypatch.setattr(status, "find_socket", lambda config: made.path if config is None else config)
         made.config.write_text(DRY + made.config.read_text() + '[eviction]\nenabled = "off"\n')
         settings = checked(Origin(made.config))
-        made.station.settings = replace(settings, control=replace(settings.control, group=GROUP_NAME))
+        made.context.settings = replace(settings, control=replace(settings.control, group=GROUP_NAME))
         yield made
 
 
@@ -61,7 +61,7 @@ async def test_reload_prints_changes_effect_and_wait(node: Node, capsys: pytest.
     assert third.startswith("Next passes remove: 2 containers")
     assert len(items) == 2
     assert last == "Removals starting in 1m; 'nodeagent pause --for 30m --why TEXT' stops it"
-    assert node.station.grace.pending
+    assert node.context.grace.pending
 
 
 async def test_reload_as_json_is_one_document(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,15 +79,15 @@ async def test_dry_run_prints_the_same_effect_and_changes_nothing(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(node, DRY, ACTIVE)
-    before, logged = node.station.newest, node.log.getvalue()
+    before, logged = node.context.newest, node.log.getvalue()
     code, out, _ = await say(capsys, "reload", "--dry-run")
     assert code == 0
     assert out.startswith("Configuration not reloaded (--dry-run): 1 setting would change\n  dry_run: true -> false\n")
     assert "Next passes would remove: 2 containers" in out
     assert out.endswith("Removals would start in 1m\n")
-    assert node.station.newest is before
-    assert not node.station.renew.is_set()
-    assert not node.station.grace.pending
+    assert node.context.newest is before
+    assert not node.context.renew.is_set()
+    assert not node.context.grace.pending
     assert node.told("config_reloaded") == []
     assert "reload" not in node.log.getvalue()[len(logged) :]
     preview = json.loads((await say(capsys, "reload", "--dry-run", "-o", "json"))[1])
@@ -104,16 +104,16 @@ async def test_member_previews_and_only_an_actor_reloads(node: Node, capsys: pyt
     assert (code, "control.group_may_act = true" in err) == (1, True)
     node.peer[0] = STRANGER
     assert (await say(capsys, "reload", "--dry-run"))[0] == 1
-    assert not node.station.renew.is_set()
+    assert not node.context.renew.is_set()
 
 
 async def test_faulty_configuration_is_refused_either_way(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     write(node, DRY, "dry_run = 1\n")
     code, _, err = await say(capsys, "reload", "--dry-run")
-    assert (code, "must be true or false" in err, node.station.config_problem) == (2, True, "")
+    assert (code, "must be true or false" in err, node.context.config_problem) == (2, True, "")
     code, _, err = await say(capsys, "reload")
     assert (code, "must be true or false" in err) == (2, True)
-    assert node.station.config_problem
+    assert node.context.config_problem
 
 
 async def test_unknown_effect_is_named_and_still_waits(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,7 +123,7 @@ async def test_unknown_effect_is_named_and_still_waits(node: Node, capsys: pytes
     assert (code, "Effect unknown: " in out) == (3, True)
     code, out, _ = await say(capsys, "reload")
     assert (code, "Effect unknown: " in out, "Removals starting in 1m" in out) == (0, True, True)
-    assert node.station.grace.pending
+    assert node.context.grace.pending
 
 
 async def test_unchanged_configuration_is_named(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,7 +148,7 @@ async def test_change_without_effect_says_so(node: Node, capsys: pytest.CaptureF
 async def test_wider_removal_without_a_switch_is_printed(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     write(node, DRY, ACTIVE)
     write(node, "max_per_pod_container = 0", "max_per_pod_container = 9")
-    node.station.settings = checked(Origin(node.config))
+    node.context.settings = checked(Origin(node.config))
     write(node, "max_per_pod_container = 9", "max_per_pod_container = 0")
     code, out, _ = await say(capsys, "reload")
     assert (code, "Next passes remove in addition: 2 containers" in out, "starting" in out) == (0, True, False)
@@ -156,7 +156,7 @@ async def test_wider_removal_without_a_switch_is_printed(node: Node, capsys: pyt
 
 async def test_change_in_a_dry_run_removes_nothing(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     write(node, "max_per_pod_container = 0", "max_per_pod_container = 9")
-    node.station.settings = checked(Origin(node.config))
+    node.context.settings = checked(Origin(node.config))
     write(node, "max_per_pod_container = 9", "max_per_pod_container = 0")
     _, out, _ = await say(capsys, "reload")
     assert "Next passes would remove in addition: 2 containers" in out
@@ -184,7 +184,7 @@ async def test_older_daemon_is_never_reloaded_by_a_dry_run(
     monkeypatch.delitem(control.RIGHTS, "PreviewReload")
     code, _, err = await say(capsys, "reload", "--dry-run")
     assert (code, "older than this command" in err) == (1, True)
-    assert not node.station.renew.is_set()
+    assert not node.context.renew.is_set()
 
 
 async def test_reload_during_a_pause_waits_from_its_end(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,22 +215,22 @@ async def test_members_removal_is_refused_during_the_wait(
     monkeypatch.setattr("os.geteuid", lambda: 4711)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("nodeagent.cli.gc.agreed", lambda _: True)
-    settings = node.station.settings
-    node.station.settings = replace(settings, control=replace(settings.control, group_may_act=True))
-    node.station.renew.clear()
+    settings = node.context.settings
+    node.context.settings = replace(settings, control=replace(settings.control, group_may_act=True))
+    node.context.renew.clear()
     code, _, err = await say(capsys, "gc", "containers", *words)
     assert (code, "reload grace period" in err) == (2, True)
     assert len(node.sim.containers) == 2
 
 
 async def test_trigger_of_a_dry_run_is_marked(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
-    board, wake = node.station.board, asyncio.Event()
-    node.station.wake["images"] = wake
-    agent: Any = node.station.agent
-    node.station.agent = replace(agent, dry_run=True)
-    board.waiting("images", 600, 600)
+    loop_statuses, wake = node.context.loop_statuses, asyncio.Event()
+    node.context.wake["images"] = wake
+    agent: Any = node.context.agent
+    node.context.agent = replace(agent, dry_run=True)
+    loop_statuses.waiting("images", 600, 600)
     said = asyncio.ensure_future(say(capsys, "trigger", "images", "--wait"))
     await asyncio.wait_for(wake.wait(), 20)
-    board.running("images", 60)
-    board.ended("images", "complete")
+    loop_statuses.running("images", 60)
+    loop_statuses.ended("images", "complete")
     assert (await said)[1] == "images: complete (dry run)\n"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nodeagent.config.loading import load
 from nodeagent.config.models import Config
 from nodeagent.config.policies import policies
-from nodeagent.config.writing import reference, to_toml
+from nodeagent.config.toml_writer import reference, to_toml
 from nodeagent.errors import ConfigError
 
 

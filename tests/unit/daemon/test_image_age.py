@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.outcomes import Outcome
+from nodeagent.act.agent import open_agent
+from nodeagent.act.gc.outcomes import Outcome
 from nodeagent.config.loading import load
 from nodeagent.config.policies import settings
-from nodeagent.daemon.agent import open_agent
 from nodeagent.plan.decision import Verdict
-from nodeagent.plan.scope import Scope
+from nodeagent.plan.gc.scope import Scope
 from nodeagent.sim.content import Layer
 from nodeagent.sim.node import SimNode
 from nodeagent.sim.server import SimServer
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from nodeagent.daemon.agent import Agent
+    from nodeagent.act.agent import Agent
     from nodeagent.plan.decision import Plan
 
 MAXIMUM_S = 1800.0
@@ -223,7 +223,7 @@ async def test_use_that_ended_while_the_agent_was_down_shortly_counts_until_it_i
     place.node.advance(1)
     async with place.agent() as agent:
         await place.observe(agent, MAXIMUM_S - 1)
-        assert await verdict(place, agent) == "kept: threshold-off"
+        assert await verdict(place, agent) == "kept: threshold-disabled"
         place.node.advance(1)
         assert await verdict(place, agent) == REMOVED
 
@@ -232,7 +232,7 @@ async def test_reboot_begins_the_observation_again(place: Place, monkeypatch: py
     async with place.agent() as agent:
         await place.observe(agent, 2 * MAXIMUM_S)
         assert await verdict(place, agent) == REMOVED
-    monkeypatch.setattr("nodeagent.daemon.agent.boot_id", lambda: "another boot")
+    monkeypatch.setattr("nodeagent.act.agent.boot_id", lambda: "another boot")
     async with place.agent() as agent:
         assert await verdict(place, agent) == KEPT
 
@@ -319,7 +319,7 @@ async def test_image_missing_from_one_listing_is_not_old_when_it_is_back(place: 
         place.node.images[place.image] = hidden
         assert await verdict(place, agent) == "kept: too-young"
         place.node.advance(INTERVAL_S)
-        assert await verdict(place, agent) == "kept: threshold-off"
+        assert await verdict(place, agent) == "kept: threshold-disabled"
 
 
 @pytest.mark.parametrize("maximum_s", [0.0, MAXIMUM_S])

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.collect import Preview
-from nodeagent.act.outcomes import PassEnd, PassReport
+from nodeagent.act.gc.collector import Preview
+from nodeagent.act.gc.outcomes import PassEnd, PassReport
 from nodeagent.clock import SystemClock
-from nodeagent.daemon import log
-from nodeagent.daemon.board import Board
+from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.loops import Loop, RuntimeWatch
-from nodeagent.daemon.turns import Pause, Turns
+from nodeagent.daemon.pass_lock import PassLock, Pause
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeUnavailableError
 from nodeagent.model import NodeSnapshot, RuntimeInfo
-from nodeagent.plan.scope import Scope
+from nodeagent.plan.gc.scope import Scope
+from nodeagent.telemetry import logging as log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,15 +68,15 @@ def events(stream: io.StringIO) -> list[str]:
 
 
 def loop(
-    passes: Passes, logger: FilteringBoundLogger, *, turns: Turns | None = None, scope: Scope = Scope.IMAGES
+    passes: Passes, logger: FilteringBoundLogger, *, pass_lock: PassLock | None = None, scope: Scope = Scope.IMAGES
 ) -> Loop:
     clock = SystemClock()
     return Loop(
         scope,
         300.0,
         passes,
-        turns=turns or Turns(clock),
-        board=Board(clock),
+        pass_lock=pass_lock or PassLock(clock),
+        loop_statuses=LoopStatuses(clock),
         logger=logger,
         jitter=lambda: 0.5,
         wake=asyncio.Event(),
@@ -90,7 +90,7 @@ async def test_a_runtime_away_is_retried_with_back_off_and_logged_once(
     made = loop(Passes(*[away] * 8, PassEnd.NOTHING_TO_DO, away), logger)
     waits = [await made.turn() for _ in range(10)]
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 300, 1]
-    assert events(stream) == ["runtime_unavailable", "runtime_available", "pass_done", "runtime_unavailable"]
+    assert events(stream) == ["runtime_unavailable", "runtime_available", "pass_finished", "runtime_unavailable"]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ async def test_a_failed_pass_is_logged_and_tried_again(
 ) -> None:
     made = loop(Passes(error, PassEnd.COMPLETE), logger)
     assert [await made.turn(), await made.turn()] == [300, 300]
-    assert events(stream) == [event, "pass_done"]
+    assert events(stream) == [event, "pass_finished"]
 
 
 async def test_a_warning_is_logged_once_for_as_long_as_it_stands(
@@ -132,20 +132,20 @@ async def test_waits_end_at_once_when_told_to_stop(logger: FilteringBoundLogger)
 
 
 async def test_loops_share_one_turn(logger: FilteringBoundLogger) -> None:
-    passes, turns = Passes(*[PassEnd.COMPLETE] * 2), Turns(SystemClock())
-    both = [loop(passes, logger, turns=turns, scope=scope) for scope in (Scope.IMAGES, Scope.CONTAINERS)]
+    passes, pass_lock = Passes(*[PassEnd.COMPLETE] * 2), PassLock(SystemClock())
+    both = [loop(passes, logger, pass_lock=pass_lock, scope=scope) for scope in (Scope.IMAGES, Scope.CONTAINERS)]
     await asyncio.gather(*(each.turn() for each in both))
 
 
 async def test_a_paused_loop_makes_no_pass(logger: FilteringBoundLogger, stream: io.StringIO) -> None:
-    turns = Turns(SystemClock())
-    made = loop(Passes(PassEnd.COMPLETE), logger, turns=turns)
-    turns.hold(Pause("operator", "maintenance"))
+    pass_lock = PassLock(SystemClock())
+    made = loop(Passes(PassEnd.COMPLETE), logger, pass_lock=pass_lock)
+    pass_lock.hold(Pause("operator", "maintenance"))
     await made.turn()
     assert events(stream) == []
-    turns.lift("operator")
+    pass_lock.lift("operator")
     await made.turn()
-    assert events(stream) == ["pass_done"]
+    assert events(stream) == ["pass_finished"]
 
 
 def test_jitter_stays_within_a_tenth(logger: FilteringBoundLogger) -> None:

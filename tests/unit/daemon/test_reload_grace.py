@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nodeagent.config.handing import checked
+from nodeagent.config.handoff import checked
 from nodeagent.config.settings import Origin
-from nodeagent.daemon.pausing import pause, resume
+from nodeagent.daemon.pass_lock import PassLock, Pause
+from nodeagent.daemon.pause import pause, resume
 from nodeagent.daemon.reload_grace import ReloadGrace, grace_needed_s
-from nodeagent.daemon.turns import Pause, Turns
 from nodeagent.plan.eviction.effects import FREED_WITHIN_S
 from nodeagent.sim.clock import SimClock
 from tests.unit.daemon_node import GRACE_S, IMAGE, Daemon, daemon, place, refused
@@ -28,13 +28,13 @@ def clock() -> SimClock:
 
 
 @pytest.fixture
-def turns(clock: SimClock) -> Turns:
-    return Turns(clock)
+def pass_lock(clock: SimClock) -> PassLock:
+    return PassLock(clock)
 
 
 @pytest.fixture
-def grace(clock: SimClock, turns: Turns) -> ReloadGrace:
-    made = ReloadGrace(clock, turns)
+def grace(clock: SimClock, pass_lock: PassLock) -> ReloadGrace:
+    made = ReloadGrace(clock, pass_lock)
     made.begin(60, "test")
     made.announce()
     return made
@@ -43,8 +43,8 @@ def grace(clock: SimClock, turns: Turns) -> ReloadGrace:
 # ---- the period
 
 
-def test_nothing_is_pending_at_first(clock: SimClock, turns: Turns) -> None:
-    made = ReloadGrace(clock, turns)
+def test_nothing_is_pending_at_first(clock: SimClock, pass_lock: PassLock) -> None:
+    made = ReloadGrace(clock, pass_lock)
     assert (made.pending, made.over(), made.left_s(), made.until()) == (False, False, 0.0, None)
     made.announce()
     assert not made.pending
@@ -60,8 +60,8 @@ def test_period_runs_out(grace: ReloadGrace, clock: SimClock) -> None:
     assert not grace.over()
 
 
-def test_period_does_not_end_before_the_effect_is_announced(clock: SimClock, turns: Turns) -> None:
-    made = ReloadGrace(clock, turns)
+def test_period_does_not_end_before_the_effect_is_announced(clock: SimClock, pass_lock: PassLock) -> None:
+    made = ReloadGrace(clock, pass_lock)
     made.begin(60, "test")
     clock.advance(1000)
     assert (made.over(), made.left_s(), made.until()) == (False, 60, None)
@@ -69,41 +69,43 @@ def test_period_does_not_end_before_the_effect_is_announced(clock: SimClock, tur
     assert (made.over(), made.left_s()) == (False, 60)
 
 
-def test_period_starts_again_at_resume(grace: ReloadGrace, clock: SimClock, turns: Turns) -> None:
+def test_period_starts_again_at_resume(grace: ReloadGrace, clock: SimClock, pass_lock: PassLock) -> None:
     clock.advance(50)
-    turns.hold(HELD)
+    pass_lock.hold(HELD)
     clock.advance(1000)
     assert (grace.over(), grace.left_s(), grace.until()) == (False, 60, None)
-    turns.lift("operator")
+    pass_lock.lift("operator")
     clock.advance(59)
     assert not grace.over()
     clock.advance(1)
     assert grace.over()
 
 
-def test_period_starts_again_when_a_pause_lapses_unnoticed(grace: ReloadGrace, clock: SimClock, turns: Turns) -> None:
-    turns.hold(replace(HELD, until_s=clock.monotonic_s() + 100))
+def test_period_starts_again_when_a_pause_lapses_unnoticed(
+    grace: ReloadGrace, clock: SimClock, pass_lock: PassLock
+) -> None:
+    pass_lock.hold(replace(HELD, until_s=clock.monotonic_s() + 100))
     clock.advance(130)
     assert (grace.over(), grace.left_s()) == (False, 30)
 
 
-def test_pause_before_the_switch_counts_from_its_end(clock: SimClock, turns: Turns) -> None:
-    made = ReloadGrace(clock, turns)
-    turns.hold(HELD)
+def test_pause_before_the_switch_counts_from_its_end(clock: SimClock, pass_lock: PassLock) -> None:
+    made = ReloadGrace(clock, pass_lock)
+    pass_lock.hold(HELD)
     made.begin(60, "test")
     made.announce()
     clock.advance(100)
-    turns.lift("operator")
+    pass_lock.lift("operator")
     assert made.left_s() == 60
 
 
-def test_last_of_several_pauses_counts(grace: ReloadGrace, clock: SimClock, turns: Turns) -> None:
-    turns.hold(HELD)
-    turns.hold(replace(HELD, who="shutdown"))
-    turns.lift("operator")
+def test_last_of_several_pauses_counts(grace: ReloadGrace, clock: SimClock, pass_lock: PassLock) -> None:
+    pass_lock.hold(HELD)
+    pass_lock.hold(replace(HELD, who="shutdown"))
+    pass_lock.lift("operator")
     clock.advance(100)
     assert not grace.over()
-    turns.lift("shutdown")
+    pass_lock.lift("shutdown")
     assert grace.left_s() == 60
 
 
@@ -234,7 +236,7 @@ async def test_bad_configuration_during_the_wait_changes_nothing() -> None:
         (made.place.directory / "config.toml").write_text("dry_run = 1\n")
         with pytest.raises(Exception, match="must be true or false"):
             await made.reload()
-        assert made.station.grace.left_s() == 30
+        assert made.context.grace.left_s() == 30
 
 
 async def test_zero_disables_the_wait() -> None:
@@ -307,10 +309,10 @@ async def test_apply_during_the_wait_is_refused() -> None:
 async def test_metrics_and_control_see_one_dry_run() -> None:
     async with daemon() as made:
         await made.set(dry_run=False)
-        assert made.station.dry_run
-        assert not made.station.settings.dry_run
+        assert made.context.dry_run
+        assert not made.context.settings.dry_run
         await made.advance(60)
-        assert not made.station.dry_run
+        assert not made.context.dry_run
 
 
 async def test_eviction_waits_at_a_hard_threshold_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,7 +425,7 @@ async def test_mode_that_cannot_be_kept_is_logged_and_stops_nothing() -> None:
     async with place() as here:
         (here.directory / "state").write_text("in the way")
         async with here.daemon() as made:
-            assert "mode.json" in made.logged("mode_not_kept")[0]["error"]
+            assert "mode.json" in made.logged("mode_write_failed")[0]["error"]
             await made.set(dry_run=False)
             await made.advance(59)
             assert here.removed == []
@@ -559,22 +561,22 @@ async def storm(steps: list[str]) -> None:
             match step.split():
                 case ["reload", how]:
                     made.place.write(dry_run=how == "dry")
-                    made.station.reload.set()
+                    made.context.reload.set()
                 case ["pause"]:
                     under_way.append(
-                        asyncio.ensure_future(pause(made.station, by="root", why="", seconds=60, is_root=True))
+                        asyncio.ensure_future(pause(made.context, by="root", why="", seconds=60, is_root=True))
                     )
                 case ["resume"]:
-                    under_way.append(asyncio.ensure_future(resume(made.station, by="root", is_root=True)))
+                    under_way.append(asyncio.ensure_future(resume(made.context, by="root", is_root=True)))
                 case ["trigger", loop]:
-                    made.station.wake[loop].set()
+                    made.context.wake[loop].set()
                 case ["apply"]:
                     under_way.append(asyncio.ensure_future(made.apply("containers")))
                 case ["yield", times]:
                     for _ in range(int(times)):
                         await asyncio.sleep(0)
         await asyncio.gather(*under_way, return_exceptions=True)
-        await resume(made.station, by="root", is_root=True)
+        await resume(made.context, by="root", is_root=True)
         await made.reload()
         await made.settle()
         assert made.place.removed == []

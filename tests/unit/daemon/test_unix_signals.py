@@ -102,7 +102,7 @@ def test_a_stop_asked_for_during_the_start_is_orderly(
         assert process.wait(60) == code, log.read_text()
         assert '"agent_stopped"' in log.read_text()
         assert "Traceback" not in log.read_text()
-        assert "pass_done" not in log.read_text()
+        assert "pass_finished" not in log.read_text()
 
 
 def test_a_hangup_ends_a_single_pass_like_a_stop(config: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_single_pass_under_nohup_ignores_hangups(config: Path) -> None:
         while process.poll() is None:
             process.send_signal(signal.SIGHUP)
         assert process.returncode == 0
-        assert "pass_done" in log.read_text()
+        assert "pass_finished" in log.read_text()
 
 
 HELD_THEN_HANDLED = """

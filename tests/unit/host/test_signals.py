@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.host.signals import MemorySource, SignalPaths, read_signals
-from nodeagent.model.pressure import Signal
+from nodeagent.host.signals import SignalPaths, read_signals
+from nodeagent.model.pressure import MemorySource, Signal
 
 if TYPE_CHECKING:
     from pathlib import Path

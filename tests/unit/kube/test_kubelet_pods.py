@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent.errors import ConfigError, ObservationError
-from nodeagent.kube.kubelet_pods import KubeletAccess, KubeletPods
+from nodeagent.kube.kubelet_pods import KubeletPods
+from nodeagent.model.kubelet_access import KubeletAccess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -28,11 +28,11 @@ from nodeagent.errors import (
     RuntimeUnsupportedError,
 )
 from nodeagent.model import ContainerState
-from nodeagent.plan.accounting import LayerLedger
+from nodeagent.plan.gc.accounting import LayerLedger
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient
-from nodeagent.runtime.layers import LayerCache
+from nodeagent.runtime.storage_graph import LayerCache
 from nodeagent.sim.content import Layer
 from nodeagent.sim.node import PAUSE, SimNode
 from nodeagent.sim.profiles import PROFILES

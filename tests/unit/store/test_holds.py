@@ -9,7 +9,7 @@ import pytest
 
 from nodeagent.errors import StoreError
 from nodeagent.model import ALL_IMAGES, Hold
-from nodeagent.plan.image_gc import ImageGCPolicy, plan_image_gc
+from nodeagent.plan.gc.images import ImageGCPolicy, plan_image_gc
 from nodeagent.store import HoldFile
 from tests.unit.builders import NOW, ago, codes, filesystem, image, removed, snapshot, used
 

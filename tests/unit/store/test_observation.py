@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.plan.image_gc import ImageGCPolicy, plan_image_gc
+from nodeagent.plan.gc.images import ImageGCPolicy, plan_image_gc
 from nodeagent.store import ClockReading, GapLimits, Store, gap_limits
 from nodeagent.store.clock_jumps import TOLERANCE_S
 from tests.unit.builders import container, image, snapshot

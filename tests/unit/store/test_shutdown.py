@@ -10,7 +10,7 @@ import pytest
 
 from nodeagent.errors import StoreError
 from nodeagent.model import PodOutcome
-from nodeagent.model.node_stop import BootRecord, NodeStop, Presence, StopEnd, StopKind, StoppedPod
+from nodeagent.model.node_stop import BootRecord, LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.store.history import History, Retention
 from nodeagent.store.shutdown import BOOT_FILE, STOP_FILE, ShutdownFiles
 
@@ -37,7 +37,7 @@ def test_what_is_written_is_read_by_the_next_process(tmp_path: Path) -> None:
     assert ShutdownFiles(tmp_path / "state").read_stop() == STOP
     files.write_stop(ended)
     assert ShutdownFiles(tmp_path / "state").read_stop() == ended
-    record = BootRecord("b1", Presence.WATCHING, T0, (StoppedPod("u1", "shop", "web"),))
+    record = BootRecord("b1", LastActivity.WATCHING, T0, (StoppedPod("u1", "shop", "web"),))
     files.write_boot(record)
     assert ShutdownFiles(tmp_path / "state").read_boot() == record
     assert sorted(each.name for each in (tmp_path / "state").iterdir()) == [BOOT_FILE, STOP_FILE]

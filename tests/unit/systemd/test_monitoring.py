@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nodeagent.daemon.tally import METRICS, Kind
+from nodeagent.telemetry.counters import METRICS, Kind
 
 HERE = Path(__file__).parent
 SYSTEMD = Path(__file__).parents[3] / "systemd"
@@ -77,8 +77,8 @@ def test_the_dashboard_shows_every_metric_or_says_why_not() -> None:
         "kubelet_graceful_shutdown_end_time_seconds": "likewise",
         "nodeagent_pass_end_timestamp_seconds": "the end of each duty's last run",
         "nodeagent_threshold_limit": "the distance",
-        "nodeagent_duty_enabled": "an alert on what is off would be one on the configuration",
-        "nodeagent_duty_runs_total": "passes",
+        "nodeagent_task_enabled": "an alert on what is off would be one on the configuration",
+        "nodeagent_task_runs_total": "passes",
     }
     shown = {re.sub(r"_(bucket|sum|count)$", "", each) for query in queries() for each in _NAME.findall(query)}
     assert shown | set(left_out) == set(METRICS)

@@ -217,7 +217,7 @@ def test_nobody_goes_without_a_cause(
     found: Evaluation, listed: tuple[PodFacts, ...], policy: EvictionPolicy, layout: FilesystemLayout, reclaimed: Any
 ) -> None:
     made = plan(found, listed, policy, layout, reclaimed)
-    if made.victim and made.victim.standing is None:
+    if made.victim and made.victim.status is None:
         assert policy.local_storage_isolation
         assert find_violation(made.victim.pod, layout)
         return
@@ -294,8 +294,8 @@ def test_the_order_of_thresholds_and_readings_changes_nothing(
     shuffler.shuffle(observed)
     second = evaluate(NOTHING_YET, observed, mixed, policy, now=at(0))
     assert second == first
-    assert [each.threshold.minimum_reclaim for each in second.standings] == [
-        each.threshold.minimum_reclaim for each in first.standings
+    assert [each.threshold.minimum_reclaim for each in second.statuses] == [
+        each.threshold.minimum_reclaim for each in first.statuses
     ]
 
 
@@ -304,7 +304,7 @@ def test_the_order_of_thresholds_and_readings_changes_nothing(
 def test_the_same_readings_are_acted_on_once(
     found: Evaluation, thresholds: tuple[Threshold, ...], policy: EvictionPolicy
 ) -> None:
-    observed = [each.observation for each in found.standings if each.observation is not None]
+    observed = [each.observation for each in found.statuses if each.observation is not None]
     assert not evaluate(found.state, observed, thresholds, policy, now=found.at).acting
 
 

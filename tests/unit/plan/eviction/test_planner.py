@@ -186,7 +186,7 @@ def test_one_pod_goes_and_every_pod_has_a_decision_with_its_numbers() -> None:
 def test_a_pod_set_aside_is_passed_over() -> None:
     plan = planned([pod("hog", memory=900), pod("next")], set_aside={"uid-hog": "StopContainer failed"})
     assert victim(plan) == "next"
-    assert plan.plan.decisions[1].verdict is Verdict.COULD_NOT
+    assert plan.plan.decisions[1].verdict is Verdict.FAILED
     assert plan.plan.decisions[1].reason.sentence.endswith("StopContainer failed")
 
 
@@ -206,17 +206,17 @@ SOFT = thresholds("", soft="memory.available<100Mi", soft_grace_period="memory.a
         ),
         pytest.param(
             planned([pod()], read(), seconds=0.5, state=evaluated(read()).state),
-            "not-read-anew",
+            "no-new-reading",
             "by a reading that was acted on before",
             id="same reading",
         ),
         pytest.param(
-            planned([pod()], read(available=-1)), "reading-refused", "-1 of 1048576000 is below zero", id="impossible"
+            planned([pod()], read(available=-1)), "reading-rejected", "-1 of 1048576000 is below zero", id="impossible"
         ),
-        pytest.param(planned([pod()], read(), seconds=1.5), "reading-refused", "it was read 2s ago", id="old"),
+        pytest.param(planned([pod()], read(), seconds=1.5), "reading-rejected", "it was read 2s ago", id="old"),
         pytest.param(
             planned([pod()], read("io.psi.full", available=99.0, capacity=100), limits=thresholds("io.psi.full>50")),
-            "no-pod-helps",
+            "not-relieved-by-eviction",
             "io.psi.full>50% is met, but it names nothing",
             id="stalled on I/O",
         ),
@@ -226,7 +226,7 @@ SOFT = thresholds("", soft="memory.available<100Mi", soft_grace_period="memory.a
             "memory.available<100Mi is no longer met, with 150Mi of 1000Mi against 100Mi",
             id="came back by itself",
         ),
-        pytest.param(planned([pod()], observations=[]), "reading-refused", "was not read again", id="not read again"),
+        pytest.param(planned([pod()], observations=[]), "reading-rejected", "was not read again", id="not read again"),
     ],
 )
 def test_why_no_pod_goes(plan: EvictionPlan, code: str, words: str) -> None:
@@ -294,8 +294,8 @@ def test_the_node_gives_back_first(layout: FilesystemLayout, signal: str, expect
         pytest.param(90, ALL_STEPS, "low-on-resource", 0, id="all run in vain"),
         pytest.param(120, ALL_STEPS, "low-on-resource", 0, id="back, but not by the minimum"),
         pytest.param(149.9, ALL_STEPS, "low-on-resource", 0, id="back by less than the minimum"),
-        pytest.param(151, ALL_STEPS, "reclaim-sufficed", 0, id="back"),
-        pytest.param(151, steps("dead-containers"), "reclaim-sufficed", 0, id="back after the first"),
+        pytest.param(151, ALL_STEPS, "reclaim-sufficient", 0, id="back"),
+        pytest.param(151, steps("dead-containers"), "reclaim-sufficient", 0, id="back after the first"),
     ],
 )
 def test_pods_go_only_if_that_did_not_suffice(
@@ -341,7 +341,7 @@ def test_minimum_reclaim_is_not_asked_of_what_nothing_was_reclaimed_for() -> Non
     before = [read("nodefs.available", 90), read("pid.available", available=5, capacity=1000)]
     after = [read("nodefs.available", 500), read("pid.available", available=200, capacity=1000)]
     plan = planned([pod()], *before, limits=limits, observations=after, reclaimed=ALL_STEPS)
-    assert reasons(plan) == {"web": "reclaim-sufficed"}
+    assert reasons(plan) == {"web": "reclaim-sufficient"}
 
 
 def test_memory_goes_before_disk_and_hard_before_soft() -> None:
@@ -436,7 +436,7 @@ def test_a_pod_over_its_own_storage_limit_goes_without_pressure(
     plan = planned([OVER[which], pod("other")], read(available_mib=900))
     assert plan.victim is not None
     assert (plan.victim.signal, plan.victim.message, plan.victim.grace_s) == (signal, message, 0)
-    assert reasons(plan) == {"greedy": code, "other": "another-pod-goes"}
+    assert reasons(plan) == {"greedy": code, "other": "another-pod-evicted"}
     off = EvictionPolicy(local_storage_isolation=False)
     assert planned([OVER[which]], read(available_mib=900), policy=off).victim is None
 
@@ -470,7 +470,7 @@ def test_storage_limits_come_before_pressure_one_pod_at_a_time() -> None:
     ]
     plan = planned(pods)
     assert victim(plan) == "much"
-    assert set(reasons(plan).values()) == {"empty-dir-over-limit", "another-pod-goes"}
+    assert set(reasons(plan).values()) == {"empty-dir-over-limit", "another-pod-evicted"}
 
 
 @pytest.mark.parametrize(

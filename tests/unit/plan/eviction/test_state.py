@@ -186,9 +186,9 @@ def test_what_signals_mean(signal: str, condition: str | None, resource: str | N
 
 def test_a_standing_tells_how_far_it_is() -> None:
     start = evaluated(read(), limits=SOFT)
-    (standing,) = evaluated(read(seconds=30), state=start.state, limits=SOFT, seconds=30).standings
-    assert (standing.limit, standing.held_s, standing.grace_left_s) == (100 * 2**20, 30, 60)
-    assert (standing.met, standing.due, standing.acting) == (True, False, False)
+    (status,) = evaluated(read(seconds=30), state=start.state, limits=SOFT, seconds=30).statuses
+    assert (status.limit, status.held_s, status.grace_left_s) == (100 * 2**20, 30, 60)
+    assert (status.met, status.due, status.acting) == (True, False, False)
 
 
 def test_thresholds_taken_out_of_the_configuration_are_forgotten() -> None:

@@ -1,0 +1,164 @@
+"""What the node gives back before any pod has to go, by the removers of garbage collection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from nodeagent.act.gc.collector import Preview
+from nodeagent.act.gc.outcomes import Outcome
+from nodeagent.errors import NodeAgentError, RuntimeUnsupportedError
+from nodeagent.plan.decision import ItemKind
+from nodeagent.plan.eviction.reclaim import ReclaimAction
+from nodeagent.plan.gc.images import plan_image_gc
+from nodeagent.plan.gc.planner import plan_containers
+from nodeagent.plan.gc.scope import Scope
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+
+    from nodeagent.act.gc.outcomes import PassReport
+    from nodeagent.model import NodeSnapshot, Sandbox
+    from nodeagent.plan.eviction.reclaim import ReclaimStep
+    from nodeagent.plan.gc.planner import GCPolicy
+
+
+_SMALL = frozenset({ItemKind.SANDBOX, ItemKind.CONTAINER_LOG_LINK})
+"""Kinds whose removal frees a negligible amount."""
+
+
+class RunPreview(Protocol):
+    """Carries out a preview as a pass of its own."""
+
+    async def __call__(self, preview: Preview, stop: asyncio.Event) -> PassReport:
+        """Carry out exactly what the preview lists.
+
+        Raises:
+            PassBusyError: another process acts on this node.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaimed:
+    """What one step brought.
+
+    Attributes:
+        report: of the pass it was; ``None`` where there was nothing to remove.
+        confirmed: whether the removed items are verified to occupy no space any more.
+    """
+
+    step: ReclaimStep
+    report: PassReport | None
+    confirmed: bool = False
+
+    def freed(self, *, inodes: bool = False) -> int | None:
+        """Return the predicted bytes, or inodes, of the removed items; ``None`` if that of any is unknown."""
+        if self.report is None:
+            return 0
+        total = 0 if inodes else self.report.collected_bytes
+        for result in self.report.results:
+            if result.outcome is not Outcome.DONE or result.decision.kind in _SMALL:
+                continue
+            part = result.decision.frees_inodes if inodes else result.freed_bytes or result.decision.frees_bytes
+            if part is None:
+                return None
+            total += part
+        return total
+
+
+class Reclaimer:
+    """Runs the steps of node-level reclaim."""
+
+    def __init__(
+        self,
+        observe: Callable[[Scope], Awaitable[NodeSnapshot]],
+        policy: GCPolicy,
+        run: RunPreview,
+        *,
+        evicted: Callable[[], Mapping[str, Collection[str]]] = dict,
+        collect_garbage: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Compose a reclaimer.
+
+        Args:
+            observe: reads the node.
+            policy: of garbage collection.
+            run: carries out a plan.
+            evicted: returns the pods evicted by this agent: UID to the ids of their sandboxes. Their remaining
+                containers, sandboxes and logs are removed, unless a pod of that UID was created again.
+            collect_garbage: runs the runtime's garbage collection and waits for it; ``None`` where there is no call
+                for it.
+        """
+        self._observe = observe
+        self._policy = policy
+        self._run = run
+        self._evicted = evicted
+        self._collect_garbage = collect_garbage
+
+    async def run(self, step: ReclaimStep, stop: asyncio.Event) -> Reclaimed:
+        """Observe, plan and carry out one step.
+
+        Raises:
+            RuntimeUnavailableError: the runtime does not answer.
+            PassBusyError: another process acts on this node.
+            NodeAgentError: the node could not be observed.
+        """
+        preview = await self.preview(step)
+        if not preview.acts:
+            return Reclaimed(step, None)
+        report = await self._run(preview, stop)
+        removed = any(each.outcome is Outcome.DONE for each in report.results)
+        confirmed = step.action is not ReclaimAction.DEAD_CONTAINERS or (removed and await self._collected())
+        return Reclaimed(step, report, confirmed)
+
+    async def _collected(self) -> bool:
+        """Run the runtime's garbage collection; return whether it succeeded.
+
+        containerd removes the snapshots of removed containers asynchronously. Removal of images waits for that by
+        itself.
+        """
+        if self._collect_garbage is None:
+            return False
+        try:
+            await self._collect_garbage()
+        except RuntimeUnsupportedError:  # not containerd: RemoveContainer removed the layer before it answered
+            return True
+        except NodeAgentError:
+            return False
+        return True
+
+    async def preview(self, step: ReclaimStep) -> Preview:
+        """Return what a step would remove.
+
+        Raises:
+            NodeAgentError: the node could not be observed.
+        """
+        if step.action is ReclaimAction.UNUSED_IMAGES:
+            snapshot = await self._observe(Scope.IMAGES)
+            return Preview(
+                Scope.IMAGES, snapshot, (plan_image_gc(snapshot, self._policy.images, remove_all_unused=True),)
+            )
+        snapshot = await self._observe(Scope.CONTAINERS)
+        evicted = _still_evicted(self._evicted(), snapshot.sandboxes)
+        made = plan_containers(snapshot, self._policy, evict_non_deleted_pods=True, evicted=evicted)
+        if step.action is ReclaimAction.DEAD_CONTAINERS:
+            return Preview(Scope.CONTAINERS, snapshot, (made.containers, made.sandboxes))
+        # An evicted pod's log directory is removed after its sandboxes, which no other step removes for nodefs alone.
+        ids = {each.id for each in snapshot.sandboxes if each.uid in evicted}
+        own = replace(made.sandboxes, decisions=tuple(each for each in made.sandboxes.decisions if each.id in ids))
+        return Preview(Scope.CONTAINERS, snapshot, (own, made.logs) if ids else (made.logs,))
+
+
+def _still_evicted(evicted: Mapping[str, Collection[str]], sandboxes: Iterable[Sandbox]) -> frozenset[str]:
+    """Return the UIDs of evicted pods without a sandbox newer than the eviction."""
+    newest: dict[str, Sandbox] = {}
+    for each in sandboxes:
+        if each.uid not in evicted:
+            continue
+        known = newest.setdefault(each.uid, each)
+        if each.created_at is None or known.created_at is None:
+            newest[each.uid] = known if known.created_at is None else each  # the order is unknown
+        elif each.created_at > known.created_at:
+            newest[each.uid] = each
+    return frozenset(uid for uid, each in newest.items() if each.created_at is not None and each.id in evicted[uid])

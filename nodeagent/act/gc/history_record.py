@@ -1,0 +1,51 @@
+"""A pass as the history keeps it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nodeagent.plan.decision import ItemKind
+from nodeagent.store.history import PastAction, PastPass
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodeagent.act.gc.outcomes import PassReport, Result
+    from nodeagent.model import NodeSnapshot
+
+
+def past_pass(report: PassReport, snapshot: NodeSnapshot, plan_id: str) -> PastPass:
+    """Return a pass with every planned removal; ``snapshot`` tells the names of its images."""
+    names = {image.id: image.references for image in snapshot.images}
+    return PastPass(
+        id=report.id,
+        started_at=report.started_at,
+        duration_s=report.duration_s,
+        trigger=report.trigger,
+        scope=report.scope,
+        plan_id=plan_id,
+        dry_run=report.dry_run,
+        result=report.end.value,
+        detail=report.end_detail,
+        predicted_bytes=report.predicted_bytes,
+        freed_bytes=report.freed_bytes,
+        percent_before=report.before.used_percent if report.before else None,
+        percent_after=report.after.used_percent if report.after else None,
+        actions=tuple(_past_action(result, names) for result in report.results),
+    )
+
+
+def _past_action(result: Result, names: Mapping[str, tuple[str, ...]]) -> PastAction:
+    decision = result.decision
+    return PastAction(
+        kind=decision.kind.value,
+        item_id=decision.id,
+        name=decision.name,
+        references=names.get(decision.id, ()) if decision.kind is ItemKind.IMAGE else (),
+        outcome=result.outcome.value,
+        detail=result.detail,
+        reason=decision.reason.code.value,
+        sentence=decision.reason.sentence,
+        frees_bytes=decision.frees_bytes,
+        duration_s=result.duration_s,
+    )

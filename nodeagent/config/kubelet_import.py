@@ -1,0 +1,360 @@
+"""From a kubelet's configuration to ours: what has a counterpart is converted, all else is named with the reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic import ValidationError
+
+from nodeagent.config.loading import sentence_of
+from nodeagent.config.models import Config
+from nodeagent.config.toml_writer import toml_value
+from nodeagent.errors import ConfigError
+from nodeagent.plan.eviction.thresholds import DEFAULT_HARD
+
+KIND: Final = "KubeletConfiguration"
+_GROUP: Final = "kubelet.config.k8s.io/"
+_LARGEST_CHARACTERS: Final = 1 << 20
+_SIGNAL: Final = re.compile(r"[A-Za-z][A-Za-z.]{0,60}")
+_AMOUNT: Final = re.compile(r"[0-9A-Za-z.%+-]{1,40}")
+_LOCAL: Final = ("", "0.0.0.0", "::", "127.0.0.1", "::1", "localhost")  # noqa: S104 - compared, not bound
+_SHOWN: Final = 80
+
+_NOT_OURS: Final = "the kubelet's own work; the agent does none of it"
+_REASONS: Final[Mapping[str, str]] = {
+    "kernelMemcgNotification": "the agent is woken by stalls: eviction.memory_stall",
+    "enforceNodeAllocatable": "the agent sets up no cgroups; it reads those that are there",
+    "systemReserved": "the agent sets up no cgroups; it reads those that are there",
+    "kubeReserved": "the agent sets up no cgroups; it reads those that are there",
+    "reservedMemory": "the agent sets up no cgroups; it reads those that are there",
+    "runtimeRequestTimeout": "the agent tells reading from removing calls: runtime.timeout, runtime.removal_timeout",
+    "imageServiceEndpoint": "the agent asks one socket for both: runtime.endpoint",
+    "port": "its list of pods is read with credentials of yours: kubelet.url, kubelet.token_file",
+    "volumeStatsAggPeriod": "the agent measures when it decides",
+    "nodeStatusUpdateFrequency": "the agent reports to no API server",
+    "nodeStatusReportFrequency": "the agent reports to no API server",
+    "containerLogMaxSize": "the agent removes logs of pods that are gone; rotating those of others is the kubelet's",
+    "containerLogMaxFiles": "the agent removes logs of pods that are gone; rotating those of others is the kubelet's",
+    "featureGates": "gates of the kubelet say nothing of the agent",
+    "logging": "the agent's log is set in [log]",
+    "staticPodURL": "static pods are read from files alone: kubelet.manifests",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class UnconvertedField:
+    """A field that was not taken over.
+
+    Attributes:
+        faulty: whether it has a counterpart and its value could not be used.
+    """
+
+    field: str
+    reason: str
+    faulty: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedField:
+    """A setting, its value, and the fields it was made from."""
+
+    key: str
+    value: object
+    fields: str
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What became of a kubelet's configuration. Every field of it is in one of the two.
+
+    Attributes:
+        notes: what else there is to know.
+    """
+
+    taken: tuple[ConvertedField, ...]
+    left: tuple[UnconvertedField, ...]
+    notes: tuple[str, ...] = ()
+
+    def to_toml(self, *, dry_run: bool = True, because: str = "default of an imported configuration") -> str:
+        """Return the settings as a file of ours, each with the field it comes from, ``dry_run`` always among them.
+
+        Args:
+            dry_run: the value to state, so that no default of the loader decides.
+            because: its reason, one printable line.
+        """
+        lines = [
+            "# From a kubelet's configuration, by nodeagent config import.",
+            "",
+            f"dry_run = {toml_value(dry_run)}  # {because}",
+        ]
+        section = ""
+        for each in self.taken:
+            above, _, name = each.key.rpartition(".")
+            if above != section:
+                lines += ["", f"[{above}]"]
+                section = above
+            lines.append(f"{name} = {toml_value(each.value)}  # {each.fields}")
+        return "\n".join(lines) + "\n"
+
+
+def read_kubelet(text: str) -> Mapping[str, object]:
+    """Return the fields of the kubelet's configuration in a YAML or JSON text.
+
+    Raises:
+        ConfigError: there is none in it, or more than one.
+    """
+    import yaml  # noqa: PLC0415 - only who imports pays for it
+
+    if len(text) > _LARGEST_CHARACTERS:
+        raise ConfigError(f"longer than {_LARGEST_CHARACTERS} characters")
+    try:
+        documents = [each for each in yaml.safe_load_all(text) if each is not None]
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        problem = " ".join(str(error).split())
+        raise ConfigError(f"neither YAML nor JSON: {problem or 'nested too deeply'}") from error
+    found = [each for each in documents if isinstance(each, dict) and each.get("kind") == KIND]
+    if len(found) != 1:
+        kinds = sorted({_shown(each.get("kind") if isinstance(each, dict) else each) for each in documents})
+        told = f"; it has: {', '.join(kinds)}" if kinds else "; it is empty"
+        raise ConfigError(f"{len(found)} documents of kind {KIND}, where one is wanted{told}")
+    version = found[0].get("apiVersion", "")
+    if not str(version).startswith(_GROUP):
+        raise ConfigError(f"apiVersion = {_shown(version)}: must begin with {_GROUP}")
+    return {str(key): value for key, value in found[0].items() if key not in ("kind", "apiVersion")}
+
+
+def import_kubelet(fields: Mapping[str, object]) -> Imported:
+    """Return what the fields of a kubelet's configuration become.
+
+    Fields that only make sense together (a soft threshold and its grace) are taken over together or not at all.
+    """
+    left = {name: UnconvertedField(name, _REASONS.get(name, _NOT_OURS)) for name in fields if name not in _CONVERTED}
+    taken: list[ConvertedField] = []
+    for names, convert in _GROUPS:
+        given = {name: fields[name] for name in names if fields.get(name) not in (None, [])}
+        left |= {
+            name: UnconvertedField(name, "it has no value") for name in names if name in fields and name not in given
+        }
+        if not given:
+            continue
+        try:
+            made = [each for each in convert(given) if each.key not in {other.key for other in taken}]
+            _check([*taken, *made])
+        except ValueError as error:
+            left |= {
+                name: UnconvertedField(name, f"{_shown(value)}: {error}", faulty=True) for name, value in given.items()
+            }
+            continue
+        except _NotTakenError as reason:
+            left |= {name: UnconvertedField(name, str(reason)) for name in given}
+            continue
+        taken += made
+    order = {name: position for position, name in enumerate(Config.model_fields)}
+    taken.sort(key=lambda each: order[each.key.partition(".")[0]])
+    return Imported(tuple(taken), tuple(left[name] for name in fields if name in left), tuple(_notes(fields)))
+
+
+class _NotTakenError(Exception):
+    """A field is fine and yet not taken over; the text says why."""
+
+
+def _check(taken: Iterable[ConvertedField]) -> None:
+    """Raise ValueError if the settings cannot be used together."""
+    document: dict[str, dict[str, object]] = {}
+    for each in taken:
+        section, _, name = each.key.partition(".")
+        document.setdefault(section, {})[name] = each.value
+    try:
+        Config.model_validate(document)
+    except ValidationError as error:
+        raise ValueError("; ".join(dict.fromkeys(sentence_of(each) for each in error.errors()))) from error
+
+
+def _notes(fields: Mapping[str, object]) -> Iterable[str]:
+    periods = ("shutdownGracePeriod", "shutdownGracePeriodByPodPriority")
+    if not any(fields.get(name) for name in periods):
+        yield (
+            "no shutdownGracePeriod is set: the kubelet stops no pods in order when the node goes down; the agent does "
+            'on a node without a kubelet, unless [shutdown] has enabled = "off"'
+        )
+
+
+Given = Mapping[str, object]
+
+
+def _plain(key: str) -> Callable[[Given], Iterable[ConvertedField]]:
+    def convert(given: Given) -> Iterable[ConvertedField]:
+        ((name, value),) = given.items()
+        yield ConvertedField(key, value, name)
+
+    return convert
+
+
+def _period(key: str, *, for_zero: str) -> Callable[[Given], Iterable[ConvertedField]]:
+    """Convert a duration, for which the kubelet reads zero as its default."""
+
+    def convert(given: Given) -> Iterable[ConvertedField]:
+        ((name, value),) = given.items()
+        zero = re.fullmatch(r"(0+(\.0*)?[a-zµ]*)+", str(value)) is not None
+        yield ConvertedField(key, for_zero if zero else value, name)
+
+    return convert
+
+
+def _image_thresholds(given: Given) -> Iterable[ConvertedField]:
+    keys = {
+        "imageGCHighThresholdPercent": "image_gc.high_threshold_percent",
+        "imageGCLowThresholdPercent": "image_gc.low_threshold_percent",
+    }
+    for name, value in given.items():
+        yield ConvertedField(keys[name], value, name)
+
+
+def _ages(given: Given) -> Iterable[ConvertedField]:
+    if "imageMinimumGCAge" in given:
+        age = {"imageMinimumGCAge": given["imageMinimumGCAge"]}
+        yield from _period("image_gc.minimum_age", for_zero="2m")(age)
+    if "imageMaximumGCAge" in given:
+        yield ConvertedField("image_gc.maximum_unused_age", given["imageMaximumGCAge"], "imageMaximumGCAge")
+
+
+def _hard(given: Given) -> Iterable[ConvertedField]:
+    """Convert the hard thresholds. Source: kubelet ``mergeDefaultEvictionSettings``, ``SetDefaults``."""
+    named = _amounts(given.get("evictionHard", {}))
+    merge = given.get("mergeDefaultEvictionSettings", False)
+    if not isinstance(merge, bool):
+        raise ValueError("mergeDefaultEvictionSettings must be true or false")  # noqa: TRY004 - one kind of fault
+    if not named:
+        if "evictionHard" not in given:
+            raise _NotTakenError("without evictionHard the defaults hold, here as there")
+        raise _NotTakenError("it names no signal, so the defaults hold, here as there")
+    defaults = {str(signal): amount for signal, amount in DEFAULT_HARD.items()} if merge else {}
+    yield ConvertedField("eviction.hard", _joined({**defaults, **named}, "<"), " and ".join(given))
+
+
+def _soft(given: Given) -> Iterable[ConvertedField]:
+    keys = {
+        "evictionSoft": ("eviction.soft", "<"),
+        "evictionSoftGracePeriod": ("eviction.soft_grace_period", "="),
+    }
+    for name, value in given.items():
+        key, sign = keys[name]
+        yield ConvertedField(key, _joined(_amounts(value), sign), name)
+
+
+def _reclaim(given: Given) -> Iterable[ConvertedField]:
+    ((name, value),) = given.items()
+    yield ConvertedField("eviction.minimum_reclaim", _joined(_amounts(value), "="), name)
+
+
+def _pod_grace(given: Given) -> Iterable[ConvertedField]:
+    ((name, value),) = given.items()
+    yield ConvertedField("eviction.max_pod_grace_period", f"{_whole(value)}s", name)
+
+
+def _shutdown(given: Given) -> Iterable[ConvertedField]:
+    """Convert the grace periods. Source: kubelet ``nodeshutdown`` ``migrateConfig``; it sorts the list."""
+    bands = given.get("shutdownGracePeriodByPodPriority")
+    if bands is not None:
+        if any(str(given.get(name, "0s")) not in ("0", "0s") for name in _PERIODS):
+            raise ValueError("the list and the two periods exclude each other")
+        if not isinstance(bands, list):
+            raise ValueError("must be a list of {priority, shutdownGracePeriodSeconds}")
+        yield ConvertedField(
+            "shutdown.by_priority", tuple(sorted(map(_band, bands), key=_priority)), " and ".join(given)
+        )
+        return
+    total = given.get("shutdownGracePeriod", "0s")
+    critical = given.get("shutdownGracePeriodCriticalPods", "0s")
+    yield ConvertedField("shutdown.grace_period", total, "shutdownGracePeriod")
+    yield ConvertedField("shutdown.grace_period_critical", critical, "shutdownGracePeriodCriticalPods")
+
+
+def _band(band: object) -> dict[str, object]:
+    if not isinstance(band, dict) or set(band) - {"priority", "shutdownGracePeriodSeconds"}:
+        raise ValueError("must be a list of {priority, shutdownGracePeriodSeconds}")
+    seconds = _whole(band.get("shutdownGracePeriodSeconds", 0))
+    return {"min_priority": _whole(band.get("priority", 0), negative=True), "seconds": float(seconds)}
+
+
+def _priority(band: Mapping[str, object]) -> int:
+    priority = band["min_priority"]
+    return priority if isinstance(priority, int) else 0
+
+
+def _pods_url(given: Given) -> Iterable[ConvertedField]:
+    port, address = given.get("readOnlyPort"), str(given.get("address", ""))
+    if port is None or port == 0:
+        raise _NotTakenError("without a read-only port, pods are read with credentials of yours: kubelet.url")
+    if address not in _LOCAL:
+        raise _NotTakenError(
+            "the agent reaches this machine's own addresses alone: set kubelet.url, and the unit to it"
+        )
+    host = "[::1]" if address == "::1" else "127.0.0.1"
+    yield ConvertedField("kubelet.url", f"http://{host}:{_whole(port)}", " and ".join(given))
+
+
+def _endpoint(given: Given) -> Iterable[ConvertedField]:
+    ((name, value),) = given.items()
+    if value == "":
+        raise _NotTakenError("it is empty, so the kubelet's flag or default holds; here the socket is looked for")
+    yield ConvertedField("runtime.endpoint", value, name)
+
+
+def _amounts(value: object) -> dict[str, str]:
+    """Return signals and their amounts, as far as they can stand in a list."""
+    if not isinstance(value, dict):
+        raise ValueError('must be a mapping such as {"memory.available": "100Mi"}')  # noqa: TRY004 - one kind of fault
+    found = {str(signal): str(amount).strip() for signal, amount in value.items()}
+    for signal, amount in found.items():
+        if not _SIGNAL.fullmatch(signal) or not _AMOUNT.fullmatch(amount):
+            raise ValueError(f"{_shown(signal)}: {_shown(amount)} is not a signal and its amount")
+    return found
+
+
+def _joined(amounts: Mapping[str, str], sign: str) -> str:
+    return ",".join(f"{signal}{sign}{amount}" for signal, amount in amounts.items())
+
+
+def _whole(value: object, *, negative: bool = False) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or (value < 0 and not negative):
+        raise ValueError(f"{_shown(value)} is not a whole number{'' if negative else ' from 0 up'}")
+    return value
+
+
+def _shown(value: object) -> str:
+    """Return a value on one line and not longer than fits one."""
+    if isinstance(value, str):
+        text = value
+    elif isinstance(value, Mapping):
+        text = ", ".join(
+            f"{key}: {each}" for key, each in list(value.items())[:8] if isinstance(each, str | int | float)
+        )
+    elif isinstance(value, list):
+        text = f"a list of {len(value)}"
+    else:
+        text = str(value)
+    text = "".join(each if each.isprintable() else "?" for each in text)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+_PERIODS: Final = ("shutdownGracePeriod", "shutdownGracePeriodCriticalPods")
+_GROUPS: Final[tuple[tuple[tuple[str, ...], Callable[[Given], Iterable[ConvertedField]]], ...]] = (
+    (("containerRuntimeEndpoint",), _endpoint),
+    (("imageGCHighThresholdPercent", "imageGCLowThresholdPercent"), _image_thresholds),
+    (("imageMinimumGCAge", "imageMaximumGCAge"), _ages),
+    (("podLogsDir",), _plain("container_gc.pod_log_root")),
+    (("evictionHard", "mergeDefaultEvictionSettings"), _hard),
+    (("evictionSoft", "evictionSoftGracePeriod"), _soft),
+    (("evictionMinimumReclaim",), _reclaim),
+    (("evictionPressureTransitionPeriod",), _period("eviction.pressure_transition_period", for_zero="5m")),
+    (("evictionMaxPodGracePeriod",), _pod_grace),
+    (("localStorageCapacityIsolation",), _plain("eviction.local_storage_isolation")),
+    (("readOnlyPort", "address"), _pods_url),
+    (("staticPodPath",), _plain("kubelet.manifests")),
+    ((*_PERIODS, "shutdownGracePeriodByPodPriority"), _shutdown),
+)
+_CONVERTED: Final = frozenset(name for names, _ in _GROUPS for name in names)

@@ -1,0 +1,230 @@
+"""Composition of the eviction task: readers, reclaim, evictor and records, for as long as no kubelet is found."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING
+
+from nodeagent.act.eviction.container_removal import CriClearer
+from nodeagent.act.eviction.evictor import CriEvictor, EvictionOutcome
+from nodeagent.act.eviction.reclaimer import Reclaimer
+from nodeagent.act.gc.outcomes import PassEnd
+from nodeagent.api.eviction_document import describe_plan
+from nodeagent.daemon.eviction.loop import NAME, EvictionLoop, PassRecord
+from nodeagent.daemon.eviction.oom_kills import OomKillMonitor
+from nodeagent.daemon.eviction.outstanding_effects import OutstandingEffects
+from nodeagent.daemon.loops import log_result, wait_for_any
+from nodeagent.daemon.memory import lock_memory
+from nodeagent.host.cgroups import read_processes
+from nodeagent.host.psi_triggers import Wakes
+from nodeagent.host.writable_layers import find_upper_directories, snapshotter_of
+from nodeagent.model import Role
+from nodeagent.observe.eviction_signals import PressureReader
+from nodeagent.observe.node_role import ROLE_POLL_S
+from nodeagent.observe.pods import PodSettings, PodWatcher
+from nodeagent.plan.decision import ItemKind
+from nodeagent.plan.eviction.state import EvictionState
+from nodeagent.store.evictions import EvictionFile
+from nodeagent.store.history import PastAction, PastPass, Retention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from nodeagent.act.agent import Agent
+    from nodeagent.act.gc.collector import Preview
+    from nodeagent.act.gc.outcomes import PassReport, Result
+    from nodeagent.daemon.context import DaemonContext, DaemonTask
+    from nodeagent.model.pods import PodInventory
+    from nodeagent.runtime.containerd import ContainerdClient
+
+_ENDS = {
+    EvictionOutcome.EVICTED: PassEnd.COMPLETE,
+    EvictionOutcome.GONE: PassEnd.NOTHING_TO_DO,
+    EvictionOutcome.DRY_RUN: PassEnd.COMPLETE,
+}
+
+
+def make_watcher(agent: Agent) -> PodWatcher:
+    """Return what gathers the pods of an agent's node."""
+    settings = agent.settings
+    return PodWatcher(
+        agent.cri,
+        settings=PodSettings(
+            agent.role,
+            node_name=settings.kubelet.node_name,
+            pod_log_root=settings.pod_log_root,
+            kubelet=settings.kubelet.access,
+            manifests=settings.kubelet.manifests,
+        ),
+        clock=agent.clock,
+        role=lambda: agent.role,
+    )
+
+
+def eviction_tasks(context: DaemonContext, agent: Agent) -> Sequence[DaemonTask]:
+    """Return the task that evicts pods; none where eviction is disabled whatever the role."""
+    off = agent.settings.eviction.off_because(Role.STANDALONE)
+    if off:
+        context.loop_statuses.off(NAME, off)
+        context.logger.info("loop_disabled", loop=NAME, because=off)
+        return ()
+    return (EvictionTask(context, agent, partial(_make_duty, context, agent)),)
+
+
+class EvictionTask:
+    """Runs the eviction loop while the agent manages the node alone, and none beside a kubelet."""
+
+    def __init__(self, context: DaemonContext, agent: Agent, make: Callable[[], DaemonTask]) -> None:
+        """Prepare the task; ``make`` returns an eviction loop that ends once evictions are refused."""
+        self._context = context
+        self._agent = agent
+        self._make = make
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run until told to stop."""
+        logged = False
+        while not stop.is_set():
+            if off := await refusal(self._agent):
+                self._disable(off, log=not logged)
+                logged = True
+                await wait_for_any(ROLE_POLL_S, stop)
+                continue
+            logged = False
+            await self._make().run(stop)
+
+    def _disable(self, off: str, *, log: bool) -> None:
+        """Note that no pod is evicted, and forget since when thresholds are met, as nobody watches them now."""
+        self._context.loop_statuses.off(NAME, off)
+        self._context.eviction = EvictionState(evicted_s=self._context.eviction.evicted_s)
+        if log:
+            refused = self._agent.settings.eviction.refused(self._agent.role)
+            level = self._context.logger.warning if refused else self._context.logger.info
+            level("loop_disabled", loop=NAME, because=off)
+
+
+async def refusal(agent: Agent) -> str:
+    """Return why no pod is evicted on this node now; empty if pods are."""
+    role = await agent.evaluate_role()
+    return agent.settings.eviction.off_because(role.role, role.reason)
+
+
+def _make_duty(context: DaemonContext, agent: Agent) -> EvictionLoop:
+    settings = agent.settings.eviction
+    if why_not := lock_memory():
+        context.logger.warning("memory_not_locked", because=why_not)
+    watcher = make_watcher(agent)
+    reader = PressureReader(settings, agent.clock)
+
+    async def run(preview: Preview, stop: asyncio.Event) -> PassReport:
+        def tell(result: Result) -> None:
+            log_result(context.logger, result, dry_run=agent.dry_run)
+
+        return await agent.run(preview, trigger="eviction", stop=stop, max_rounds=1, on_result=tell)
+
+    async def gather(with_disk: bool) -> PodInventory:  # noqa: FBT001 - a choice of what to read
+        return await watcher.gather(with_disk=with_disk)
+
+    async def note(record: PassRecord) -> None:
+        if agent.record:
+            retention = Retention(timedelta(seconds=agent.settings.history_age_s), agent.settings.history_bytes)
+            await asyncio.to_thread(agent.history.add, past_eviction(record), retention)
+
+    containerd = agent.containerd
+    collect_garbage = None if containerd is None else partial(containerd.collect_garbage, agent.clock)
+    effects = OutstandingEffects(
+        context,
+        CriClearer(agent.cri, collect_garbage, None if containerd is None else partial(_remove_orphans, containerd)),
+        find_layers=find_upper_directories,
+        file=EvictionFile(agent.settings.state_directory) if agent.record else None,
+        logger=context.logger.bind(loop=NAME),
+    )
+
+    def evicted() -> dict[str, tuple[str, ...]]:
+        return {each.uid: each.sandbox_ids for each in context.eviction.victims}
+
+    duty = EvictionLoop(
+        context,
+        settings,
+        refused=partial(refusal, agent),
+        dry_run=agent.dry_run,
+        reader=reader,
+        survey=partial(reader.survey, agent.cri, agent.settings.imagefs_path),
+        gather=gather,
+        evictor=CriEvictor(
+            agent.cri,
+            partial(watcher.gather, with_usage=False, quick=True),
+            settings.policy,
+            clock=agent.clock,
+            read_processes=read_processes,
+            verify_s=settings.verify_s,
+        ),
+        reclaimer=Reclaimer(
+            agent.observer.observe, agent.settings.policy, run, evicted=evicted, collect_garbage=collect_garbage
+        ),
+        effects=effects,
+        wakes=Wakes(lambda name: duty.wake(name)),  # noqa: PLW0108 - the duty is made right now
+        oom=OomKillMonitor(context.logger),
+        note=note,
+    )
+    return duty
+
+
+async def _remove_orphans(containerd: ContainerdClient, layers: Collection[str]) -> None:
+    """Remove the directories of these writable layers, of snapshots that no longer exist.
+
+    Raises:
+        NodeAgentError: a snapshotter refused, or has no such call.
+    """
+    for snapshotter in sorted({snapshotter_of(each) for each in layers} - {""}):
+        await containerd.clean_up_snapshotter(snapshotter)
+
+
+def past_eviction(record: PassRecord) -> PastPass:
+    """Return an eviction as the history keeps it."""
+    eviction, result = record.eviction, record.result
+    gained = record.after - record.before if record.after is not None and record.before is not None else None
+    frees = eviction.ranked.usage if eviction.ranked is not None else None
+    return PastPass(
+        id=f"{record.started_at:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}",
+        started_at=record.started_at,
+        duration_s=result.took_s,
+        trigger="eviction",
+        scope="pods",
+        plan_id="",
+        dry_run=record.dry_run,
+        result=_ENDS.get(result.outcome, PassEnd.SHORTFALL).value,
+        detail=result.detail,
+        predicted_bytes=0,
+        freed_bytes=None,
+        percent_before=None,
+        percent_after=None,
+        actions=(
+            PastAction(
+                kind=ItemKind.POD.value,
+                item_id=eviction.pod.uid,
+                name=f"{eviction.pod.namespace}/{eviction.pod.name}",
+                references=(),
+                outcome="done" if result.outcome is EvictionOutcome.EVICTED else result.outcome.value,
+                detail=result.detail,
+                reason=eviction.reason.code.value,
+                sentence=eviction.reason.sentence,
+                frees_bytes=frees,
+                duration_s=result.took_s,
+            ),
+        ),
+        eviction=json.dumps(
+            {
+                **describe_plan(record.plan),
+                "signal": eviction.signal,
+                "outcome": result.outcome.value,
+                "hurried": result.hurried,
+                "available_before": record.before,
+                "available_after": record.after,
+                "gained": gained,
+            }
+        ),
+    )

@@ -1,0 +1,314 @@
+"""Tracking of outstanding effects: recorded before an eviction, measured in every pass, logged when they end.
+
+The state is part of the station and so outlives a reload; a file keeps it over a restart. Containers of evicted pods
+are removed in the background, since the runtime may take minutes and memory must be watched meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.errors import NodeAgentError, StoreError
+from nodeagent.host.node import boot_id
+from nodeagent.model.pressure import Resource, Signal
+from nodeagent.plan.eviction.effects import (
+    FREED_WITHIN_S,
+    UNVERIFIED_VICTIM_S,
+    VICTIM_KEPT_S,
+    EffectEnd,
+    OutstandingEffect,
+    Shortage,
+    Victim,
+    confirm,
+    restarted,
+    settle,
+)
+from nodeagent.plan.eviction.state import begin_eviction, drop_eviction, update_victim
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from structlog.typing import FilteringBoundLogger
+
+    from nodeagent.act.eviction.container_removal import Cleared, Clearer
+    from nodeagent.daemon.context import DaemonContext
+    from nodeagent.model.pods import PodHandle
+    from nodeagent.model.pressure import Moment
+    from nodeagent.observe.eviction_signals import SignalReadings
+    from nodeagent.plan.eviction.effects import EndedEffect
+    from nodeagent.plan.eviction.planner import Eviction
+    from nodeagent.store.evictions import EvictionFile
+
+_RECORD_WITHIN_S: Final = 0.2
+_CLOSE_WITHIN_S: Final = 2.0
+_RETRY_S: Final = 2.0
+_LAST_RETRY_S: Final = 10.0
+_DISKS: Final = {Shortage.NODEFS: Signal.NODEFS_AVAILABLE, Shortage.IMAGEFS: Signal.IMAGEFS_AVAILABLE}
+_WITH_THE_PROCESSES: Final = (Shortage.MEMORY, Shortage.MEMORY_STALL, Shortage.PIDS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Retry:
+    """The retry of a victim's clean-up.
+
+    Attributes:
+        at_s: monotonic time of the next attempt.
+        wait_s: the delay after that attempt.
+        detail: the last failure.
+    """
+
+    at_s: float = 0.0
+    wait_s: float = _RETRY_S
+    detail: str = ""
+
+
+class OutstandingEffects:
+    """The outstanding effects of one agent. Used by the eviction loop only."""
+
+    def __init__(
+        self,
+        context: DaemonContext,
+        clearer: Clearer,
+        *,
+        find_layers: Callable[[Collection[str]], Mapping[str, str]],
+        file: EvictionFile | None,
+        logger: FilteringBoundLogger,
+    ) -> None:
+        """Compose it; nothing is read yet.
+
+        Args:
+            context: holds the state.
+            clearer: removes the containers of victims.
+            find_layers: returns the directories of writable layers by container id, where known; blocking.
+            file: keeps the state over a restart; ``None`` to keep none.
+            logger: of the loop.
+        """
+        self._context = context
+        self._clearer = clearer
+        self._find_layers = find_layers
+        self._file = file
+        self._logger = logger
+        self._clearing: dict[str, asyncio.Future[Cleared]] = {}
+        self._retries: dict[str, _Retry] = {}
+        self._restored: frozenset[str] = frozenset()
+        self._writing: asyncio.Future[None] | None = None
+        self._unwritten = False
+        self._problem = ""
+
+    async def restore(self) -> None:
+        """Restore the outstanding effects of an earlier process, once per process."""
+        if self._context.evictions_restored or self._file is None:
+            return
+        self._context.evictions_restored = True
+        now_s = self._context.clock.monotonic_s()
+        try:
+            effects, victims = await asyncio.to_thread(self._file.read, boot_id())
+        except StoreError as error:
+            self._logger.warning("eviction_warning", warning=str(error))
+            effects, victims = tuple(_unknown_effects(now_s)), ()
+        victims = tuple(each for each in victims if _still_counts(each, now_s))
+        self._restored = frozenset(each.uid for each in victims)
+        effects = tuple(
+            replace(each, until_s=min(now_s + FREED_WITHIN_S, max(each.until_s, now_s)))
+            if each.confirmed or each.ineffective
+            else replace(each, until_s=now_s + FREED_WITHIN_S)
+            for each in effects
+            if each.uid in {"", *self._restored} and each.shortage in _DISKS
+        )
+        self._context.eviction = replace(self._context.eviction, outstanding=effects, victims=victims)
+        for each in victims:
+            if not each.cleared:
+                self._logger.warning(
+                    "eviction_resumed", pod_uid=each.uid, pod_namespace=each.namespace, pod_name=each.name
+                )
+
+    async def begin(self, eviction: Eviction, handle: PodHandle, effects: Iterable[OutstandingEffect]) -> None:
+        """Record an eviction before it starts."""
+        pod = eviction.pod
+        layers = await asyncio.to_thread(self._find_layers, handle.container_ids)
+        victim = Victim(
+            pod.uid,
+            pod.namespace,
+            pod.name,
+            handle.sandbox_ids,
+            tuple(sorted(layers.values())),
+            self._context.clock.monotonic_s(),
+        )
+        self._context.eviction = begin_eviction(self._context.eviction, victim, effects)
+        self._restored -= {pod.uid}
+        urgent = eviction.starved in {Resource.MEMORY, Resource.PIDS}
+        await self._write(0 if urgent else _RECORD_WITHIN_S)
+
+    async def drop(self, uid: str) -> None:
+        """Discard an eviction that was not carried out."""
+        self._context.eviction = drop_eviction(self._context.eviction, uid)
+        await self._write(0)
+
+    async def unknown(self, uid: str, now: Moment) -> None:
+        """Record a failed eviction whose processes may still end."""
+        state = self._context.eviction
+        victims = tuple(replace(each, at_s=now.monotonic_s) if each.uid == uid else each for each in state.victims)
+        self._context.eviction = replace(state, outstanding=restarted(state.outstanding, uid, now), victims=victims)
+        await self._write(0)
+
+    async def evicted(self, uid: str, now: Moment) -> None:
+        """Record that the processes of a pod ended, and start the removal of its containers."""
+        state = self._context.eviction
+        effects = confirm(restarted(state.outstanding, uid, now), uid, _WITH_THE_PROCESSES, now)
+        self._context.eviction = replace(state, outstanding=effects)
+        for victim in state.victims:
+            if victim.uid == uid:
+                self._context.eviction = update_victim(self._context.eviction, replace(victim, verified=True))
+                self._begin_clearing(replace(victim, verified=True))
+        await self._write(0)
+
+    async def add(self, effect: OutstandingEffect) -> None:
+        """Record the effect of a reclaim step."""
+        state = self._context.eviction
+        self._context.eviction = replace(state, outstanding=(*state.outstanding, effect))
+        await self._write(0)
+
+    async def follow(self, seen: SignalReadings, *, may_act: bool) -> None:
+        """Update all effects by readings taken now; with ``may_act`` retry failed removals of containers."""
+        before = self._context.eviction
+        for uid in [each for each, work in self._clearing.items() if work.done()]:
+            self._end_clearing(uid, self._clearing.pop(uid), seen.at)
+        state = self._context.eviction
+        verified = {each.uid for each in state.victims if each.verified}
+        left, ended = settle(state.outstanding, seen.observations, seen.at, verified=verified)
+        now_s = seen.at.monotonic_s
+        victims = tuple(each for each in state.victims if _still_counts(each, now_s))
+        self._context.eviction = replace(state, outstanding=left, victims=victims)
+        for each in ended:
+            self._log_end(each)
+        self._retries = {uid: each for uid, each in self._retries.items() if uid in {one.uid for one in victims}}
+        if may_act:
+            for victim in victims:
+                if not victim.cleared and victim.uid not in self._clearing and now_s >= self._retry_of(victim.uid).at_s:
+                    self._begin_clearing(victim)
+        if self._context.eviction != before:
+            await self._write(0)
+
+    def outstanding(self, shortage: Shortage | None) -> bool:
+        """Return whether an effect is outstanding that withholds everything for a shortage."""
+        return any(each.shortage is shortage and not each.ineffective for each in self._context.eviction.outstanding)
+
+    def arrived(self, shortage: Shortage | None) -> None:
+        """End the effects on memory or PIDs whose threshold is cleared: with the processes, all of it is freed."""
+        if shortage in {Shortage.MEMORY, Shortage.PIDS}:
+            state = self._context.eviction
+            left = tuple(each for each in state.outstanding if each.shortage is not shortage)
+            self._context.eviction = replace(state, outstanding=left)
+
+    async def close(self) -> None:
+        """Cancel removals in progress and write the state, which remains recorded."""
+        for work in self._clearing.values():
+            work.cancel()
+        self._clearing.clear()
+        await self._write(_CLOSE_WITHIN_S)
+
+    # ---- clearing
+
+    def _begin_clearing(self, victim: Victim) -> None:
+        earlier = self._clearing.pop(victim.uid, None)
+        if earlier is not None:
+            earlier.cancel()
+        self._clearing[victim.uid] = asyncio.ensure_future(self._clearer.clear(victim))
+
+    def _end_clearing(self, uid: str, work: asyncio.Future[Cleared], now: Moment) -> None:
+        victim = next((each for each in self._context.eviction.victims if each.uid == uid), None)
+        error = None if work.cancelled() else work.exception()
+        if victim is None or work.cancelled():
+            return
+        detail = ""
+        if error is not None:
+            if not isinstance(error, NodeAgentError):
+                raise error
+            detail = str(error)
+        else:
+            cleared = work.result()
+            if cleared.running and uid in self._restored:  # the earlier process ended before the stop
+                self._context.eviction = drop_eviction(self._context.eviction, uid)
+                return
+            detail = cleared.detail
+            if cleared.confirmed:
+                state = update_victim(self._context.eviction, replace(victim, verified=True, cleared=True))
+                effects = confirm(state.outstanding, uid, Shortage, now)
+                self._context.eviction = replace(state, outstanding=effects)
+        before = self._retry_of(uid)
+        wait_s = min(_LAST_RETRY_S, 2 * before.wait_s)
+        self._retries[uid] = _Retry(now.monotonic_s + before.wait_s, wait_s, detail)
+        if detail and before.detail != detail:
+            self._logger.warning(
+                "eviction_cleanup_failed",
+                pod_uid=uid,
+                pod_namespace=victim.namespace,
+                pod_name=victim.name,
+                detail=detail,
+            )
+
+    def _retry_of(self, uid: str) -> _Retry:
+        return self._retries.get(uid, _Retry())
+
+    def _log_end(self, ended: EndedEffect) -> None:
+        effect = ended.effect
+        if effect.shortage not in _DISKS:
+            return
+        fields = {
+            **effect.details,
+            "gained": ended.gained,
+            "waited_s": round(ended.waited_s, 3),
+            "end": ended.end.value,
+            "pod_uid": effect.uid,
+        }
+        if ended.end is not EffectEnd.MISSING:
+            self._logger.info("effect_measured", **fields)
+        elif effect.uid:
+            self._logger.error("eviction_ineffective", **fields, pause_s=FREED_WITHIN_S)
+        else:
+            self._logger.warning("effect_missing", **fields)
+
+    # ---- the file
+
+    async def _write(self, within_s: float) -> None:
+        """Write the latest state in a thread, and wait for it for up to ``within_s``."""
+        if self._file is None:
+            return
+        self._unwritten = True
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.ensure_future(self._write_latest(self._file))
+        if within_s:
+            await asyncio.wait({self._writing}, timeout=within_s)
+
+    async def _write_latest(self, file: EvictionFile) -> None:
+        while self._unwritten:
+            self._unwritten = False
+            state = self._context.eviction
+            try:
+                await asyncio.to_thread(file.write, boot_id(), state.outstanding, state.victims)
+            except StoreError as error:
+                if self._problem != str(error):
+                    self._logger.warning("eviction_warning", warning=f"{error}; a restart does not complete evictions")
+                self._problem = str(error)
+            else:
+                self._problem = ""
+
+
+def _still_counts(victim: Victim, now_s: float) -> bool:
+    """Return whether a victim is still tracked; an unverified one for ``UNVERIFIED_VICTIM_S`` only."""
+    age_s = now_s - victim.at_s
+    return 0 <= age_s < (VICTIM_KEPT_S if victim.verified else UNVERIFIED_VICTIM_S)
+
+
+def _unknown_effects(now_s: float) -> Iterable[OutstandingEffect]:
+    """Return effects that pause evictions for disk pressure, where the recorded ones are unreadable."""
+    for shortage, signal in _DISKS.items():
+        until_s = now_s + FREED_WITHIN_S
+        yield OutstandingEffect(
+            "an eviction before the restart", shortage, signal, None, None, now_s, until_s, ineffective=True
+        )
+
+
+__all__ = ["OutstandingEffects"]

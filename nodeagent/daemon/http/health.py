@@ -1,0 +1,28 @@
+"""Whether the agent is alive and ready, in sentences: for probes, for metrics and for the service manager's status."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nodeagent.daemon.context import DaemonContext
+
+
+def not_alive(context: DaemonContext) -> tuple[str, ...]:
+    """Return why the agent had better be started anew: duties without progress. A runtime that is away is no reason."""
+    return tuple(f"no progress: {name}" for name in context.loop_statuses.stuck())
+
+
+def not_ready(context: DaemonContext) -> tuple[str, ...]:
+    """Return why the agent cannot do its work now."""
+    found = list(not_alive(context))
+    if context.stop.is_set():
+        found.append("the agent is stopping")
+    if context.agent is None:
+        found.append("the agent is not composed: it starts, reloads, or there is no container runtime")
+    elif context.counters.runtime_down:
+        found.append("the container runtime does not answer")
+    pause = context.pass_lock.pause_of("shutdown")
+    if pause is not None:
+        found.append(pause.text)
+    return tuple(found)

@@ -1,0 +1,298 @@
+"""The effect of a reload: the removals and evictions that follow from it, computed before the first pass."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.act.agent import open_agent
+from nodeagent.act.gc.collector import plans_for
+from nodeagent.api import documents as document
+from nodeagent.daemon.eviction.composition import make_watcher
+from nodeagent.errors import NodeAgentError
+from nodeagent.observe.eviction_signals import PressureReader
+from nodeagent.plan.decision import ItemKind
+from nodeagent.plan.eviction.local_storage import has_limit
+from nodeagent.plan.eviction.preview import first_victim, pods_over_limits
+from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.plan.eviction.state import EvictionState, evaluate
+from nodeagent.plan.gc.scope import Scope
+from nodeagent.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+    from datetime import datetime
+
+    from structlog.typing import FilteringBoundLogger
+
+    from nodeagent.act.agent import Agent
+    from nodeagent.api.documents import Json
+    from nodeagent.config.settings import Settings
+    from nodeagent.daemon.context import DaemonContext
+    from nodeagent.observe.eviction_signals import SignalLayout
+    from nodeagent.plan.decision import Decision, Plan
+    from nodeagent.plan.eviction.preview import PodEviction
+    from nodeagent.plan.eviction.state import Evaluation, ThresholdStatus
+
+_NAMED: Final = 10
+_WITHIN_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What passes do under new settings beyond what they did under the earlier ones.
+
+    Attributes:
+        dry_run: whether the new settings are a dry run, so that all of this is only logged.
+        removals: items, in order of execution.
+        thresholds: eviction thresholds that are met now and are acted on, or acted on sooner.
+        pods: the pods evicted first.
+        problem: why part of it is unknown; empty if all is known.
+    """
+
+    dry_run: bool
+    removals: tuple[Decision, ...] = ()
+    thresholds: tuple[ThresholdStatus, ...] = ()
+    pods: tuple[PodEviction, ...] = ()
+    problem: str = ""
+
+    @property
+    def frees_bytes(self) -> int:
+        """The bytes that the removals are expected to free."""
+        return sum(each.frees_bytes or 0 for each in self.removals)
+
+    @property
+    def summary(self) -> str:
+        """The effect in one line, such as ``2 containers, 1 image (3.00 GiB); thresholds met: none``."""
+        counts = Counter(each.kind for each in self.removals)
+        items = ", ".join(kind.counted(count) for kind, count in counts.items())
+        parts = [f"{items} ({format_bytes(self.frees_bytes)})" if items else "no items"]
+        if self.thresholds:
+            parts.append(f"thresholds met: {', '.join(map(threshold_text, self.thresholds))}")
+        if self.pods:
+            parts.append(f"pods: {', '.join(f'{each.namespace}/{each.name}' for each in self.pods[:_NAMED])}")
+        if self.problem:
+            parts.append(f"effect unknown: {self.problem}")
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """The outcome of a reload, or of its preview.
+
+    Attributes:
+        changes: settings that differ, each in one line.
+        dry_run: whether the new settings are a dry run.
+        effect: ``None`` where nothing changed.
+        grace_s: seconds until the first destructive pass; 0 if none waits.
+        until: the wall time of that; ``None`` if none waits, or while a pause holds it.
+        applied: whether the settings are in force.
+    """
+
+    changes: tuple[str, ...]
+    dry_run: bool
+    effect: Effect | None = None
+    grace_s: float = 0.0
+    until: datetime | None = None
+    applied: bool = True
+
+
+@dataclass(slots=True)
+class _Finding:
+    """The parts of an effect, filled in one after the other, so that a late one costs none of the others."""
+
+    removals: tuple[Decision, ...] = ()
+    thresholds: tuple[ThresholdStatus, ...] = ()
+    pods: tuple[PodEviction, ...] = ()
+    problems: list[str] = field(default_factory=list)
+
+
+async def find_effect(agent: Agent, earlier: Settings) -> Effect:
+    """Return the effect of an agent's settings, within a bounded time. It changes nothing and raises nothing."""
+    return await _bounded(agent.settings, lambda found: _find(agent, earlier, found))
+
+
+async def preview_effect(settings: Settings, earlier: Settings, context: DaemonContext) -> Effect:
+    """Return the effect of settings that may not be in force, from an agent of its own; as ``find_effect``."""
+
+    async def find(found: _Finding) -> None:
+        opened = open_agent(
+            settings, record=False, dry_run=True, clock=context.clock, observer_of_calls=context.counters.call
+        )
+        async with opened as agent:
+            await _find(agent, earlier, found)
+
+    return await _bounded(settings, find)
+
+
+async def log_reload_effect(
+    agent: Agent, earlier: Settings, logger: FilteringBoundLogger, stop: asyncio.Event
+) -> Effect | None:
+    """Log what the next passes remove or evict that they would not have under the settings before.
+
+    Nobody watches the node meanwhile, so it takes a bounded while, and ends with the agent.
+
+    Returns:
+        The effect; ``None`` if it was told to stop before.
+    """
+    effect = await until_stopped(find_effect(agent, earlier), stop)
+    if effect is not None:
+        log_effect(effect, logger)
+    return effect
+
+
+async def until_stopped(finding: Awaitable[Effect], stop: asyncio.Event) -> Effect | None:
+    """Return an effect; ``None`` if ``stop`` is set before it is known."""
+    work, stopped = asyncio.ensure_future(finding), asyncio.ensure_future(stop.wait())
+    try:
+        done, _ = await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work in done else None
+    finally:
+        work.cancel()
+        stopped.cancel()
+        await asyncio.wait({work, stopped})
+
+
+def log_effect(effect: Effect, logger: FilteringBoundLogger) -> None:
+    """Log an effect: what is removed, the thresholds acted on, and why part of it is unknown."""
+    if effect.removals:
+        logger.warning(
+            "reload_removes_more",
+            items=len(effect.removals),
+            frees_bytes=effect.frees_bytes,
+            names=[each.name for each in effect.removals[:_NAMED]],
+            dry_run=effect.dry_run,
+        )
+    if effect.thresholds or effect.pods:
+        logger.warning(
+            "reload_evicts_more",
+            thresholds=[threshold_text(each) for each in effect.thresholds],
+            pods=[f"{each.namespace}/{each.name}" for each in effect.pods[:_NAMED]],
+            dry_run=effect.dry_run,
+        )
+    if effect.problem:
+        logger.warning("reload_effect_unknown", error=effect.problem)
+
+
+def threshold_text(status: ThresholdStatus) -> str:
+    """Return a threshold with its grace period, for people."""
+    grace_s = status.threshold.grace_s
+    return f"{status.threshold.text} ({f'after {grace_s:g} s' if grace_s else 'at once'})"
+
+
+def reload_document(value: Reloaded) -> dict[str, Json]:
+    """Return the outcome of a reload: schema ``nodeagent/reload/v1``."""
+    waits = value.grace_s > 0
+    return {
+        "schema": "nodeagent/reload/v1",
+        "applied": value.applied,
+        "changes": list(value.changes),
+        "dry_run": value.dry_run,
+        "effect": None if value.effect is None else _described(value.effect),
+        "grace": {"seconds": round(value.grace_s, 3), "until": document.time_text(value.until)} if waits else None,
+    }
+
+
+def _described(effect: Effect) -> dict[str, Json]:
+    by_kind: dict[ItemKind, list[Decision]] = {}
+    for each in effect.removals:
+        by_kind.setdefault(each.kind, []).append(each)
+    return {
+        "known": not effect.problem,
+        "problem": effect.problem,
+        "items": len(effect.removals),
+        "frees_bytes": effect.frees_bytes,
+        "kinds": [
+            {"kind": kind.value, "items": len(found), "frees_bytes": sum(each.frees_bytes or 0 for each in found)}
+            for kind, found in by_kind.items()
+        ],
+        "first": [document.decision(each) for each in effect.removals[:_NAMED]],
+        "thresholds": [
+            {"text": each.threshold.text, "hard": each.threshold.hard, "grace_s": each.threshold.grace_s}
+            for each in effect.thresholds
+        ],
+        "pods": [
+            {"uid": each.uid, "namespace": each.namespace, "name": each.name, "reason": document.reason(each.reason)}
+            for each in effect.pods
+        ],
+    }
+
+
+async def _bounded(settings: Settings, find: Callable[[_Finding], Awaitable[None]]) -> Effect:
+    """Return what was found in time, and why the rest is unknown."""
+    found = _Finding()
+    try:
+        async with asyncio.timeout(_WITHIN_S):
+            await find(found)
+    except TimeoutError:
+        found.problems.append(f"the node was not read within {_WITHIN_S:g} s")
+    except NodeAgentError as error:
+        found.problems.append(str(error))
+    except Exception as error:  # noqa: BLE001 - a bug in a preview must not end the daemon, nor loop at its start
+        found.problems.append(f"internal error: {error!r}")
+    return Effect(settings.dry_run, found.removals, found.thresholds, found.pods, "; ".join(found.problems))
+
+
+async def _find(agent: Agent, earlier: Settings, found: _Finding) -> None:
+    """Fill in every part; nothing counts as done before if passes were a dry run and are not any more."""
+    armed = earlier.dry_run and not agent.settings.dry_run
+    preview = await agent.collector.preview(Scope.ALL)
+    found.problems += [f"{plan.kind}: {plan.blocked}" for plan in preview.plans if plan.blocked]
+    before = set()
+    if not armed:
+        plans = plans_for(Scope.ALL, preview.snapshot, earlier.policy)
+        before = {each.id for each in _removals(plans, earlier)}
+    found.removals = tuple(each for each in _removals(preview.plans, agent.settings) if each.id not in before)
+    await _find_evictions(agent, None if armed else earlier, found)
+
+
+def _removals(plans: Iterable[Plan], settings: Settings) -> Iterable[Decision]:
+    """Yield the removals of the loops that are enabled."""
+    for plan in plans:
+        for each in plan.removals:
+            interval_s = settings.image_interval_s if each.kind is ItemKind.IMAGE else settings.container_interval_s
+            if interval_s is not None:
+                yield each
+
+
+async def _find_evictions(agent: Agent, earlier: Settings | None, found: _Finding) -> None:
+    """Fill in thresholds and pods; ``earlier`` is ``None`` if no pod was evicted before."""
+    settings = agent.settings.eviction
+    if settings.off_because(agent.role):
+        return
+    if earlier is not None and earlier.eviction.off_because(agent.role):
+        earlier = None
+    ground, evaluation = await _evaluated(agent, agent.settings)
+    met = evaluation.met
+    if earlier is not None:
+        _, before = await _evaluated(agent, earlier)
+        known = {each.threshold.text: each.threshold.grace_s for each in before.met}
+        met = tuple(each for each in met if each.threshold.grace_s < known.get(each.threshold.text, float("inf")))
+    found.thresholds = met
+    limits = settings.policy.local_storage_isolation
+    if earlier is not None and earlier.eviction.policy.local_storage_isolation:
+        limits = False
+    if not met and not limits:
+        return
+    watcher = make_watcher(agent)
+    try:
+        pods = await watcher.gather(with_disk=False)
+        on_disk = any(MEANINGS[each.threshold.signal].filesystem is not None for each in met)
+        if on_disk or (limits and any(map(has_limit, pods.facts))):
+            pods = await watcher.gather(with_disk=True)
+    finally:
+        await watcher.close()
+    over = pods_over_limits(pods.facts, settings.policy, ground.layout) if limits else ()
+    first = first_victim(evaluation, pods.facts, settings.policy, ground.layout) if met else None
+    found.pods = over if first is None else (*over, first)
+
+
+async def _evaluated(agent: Agent, settings: Settings) -> tuple[SignalLayout, Evaluation]:
+    """Return the thresholds of some settings, evaluated now."""
+    reader = PressureReader(settings.eviction, agent.clock)
+    ground = await reader.survey(agent.cri, settings.imagefs_path)
+    seen = await reader.look(ground)
+    policy = settings.eviction.policy
+    return ground, evaluate(EvictionState(), seen.observations, ground.thresholds, policy, now=seen.at)

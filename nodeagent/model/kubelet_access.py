@@ -1,0 +1,57 @@
+"""Address and credentials of the kubelet API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from nodeagent.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletAccess:
+    """Address and credentials of the kubelet API.
+
+    Attributes:
+        url: ``https://HOST:10250``, or ``http://HOST:10255`` for the read-only port, to which no credentials go.
+        token_file: bearer token; read for each request, since such tokens are rotated.
+        certificate_file: client certificate in PEM form, with or without its key.
+        key_file: key of the client certificate; ``None`` if the certificate file contains it.
+        ca_file: CA of the serving certificate; ``None`` for the system's CAs.
+        server_name: name in the serving certificate, if it differs from the URL's host.
+        insecure: skip TLS verification.
+        timeout_s: deadline of the whole response.
+        max_bytes: limit of the response body.
+    """
+
+    url: str = "https://127.0.0.1:10250"
+    token_file: Path | None = None
+    certificate_file: Path | None = None
+    key_file: Path | None = None
+    ca_file: Path | None = None
+    server_name: str = ""
+    insecure: bool = False
+    timeout_s: float = 5.0
+    max_bytes: int = 32 << 20
+
+    def __post_init__(self) -> None:
+        """Check the fields against each other.
+
+        Raises:
+            ConfigError: the URL has neither form, or credentials would be sent over plain HTTP.
+        """
+        try:
+            parts = urlsplit(self.url)
+            known = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        except ValueError:
+            known = False
+        if not known or parts.path not in ("", "/") or parts.query or parts.username:
+            raise ConfigError(f"kubelet url = {self.url!r}: expected https://HOST:10250 or http://HOST:10255")
+        if parts.scheme == "http" and (self.token_file or self.certificate_file):
+            raise ConfigError(f"kubelet url = {self.url!r}: credentials are not sent over plain http; use https")
+        if self.key_file and not self.certificate_file:
+            raise ConfigError("kubelet key_file is set without certificate_file")

@@ -1,0 +1,133 @@
+"""Role of the agent on this node, read anew by every pass."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, Protocol
+
+from nodeagent.clock import SystemClock
+from nodeagent.host.kubelet_detection import KubeletTraceReader, read_kubelet_traces
+from nodeagent.model import KubeletTraces, Role, RoleBasis, RoleDecision, RoleMemory
+from nodeagent.plan.node_role import decide_role, settle_role
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from structlog.typing import FilteringBoundLogger
+
+    from nodeagent.clock import Clock
+
+ROLE_POLL_S: Final = 10.0
+"""How often a task that waits for the role to change reads it."""
+
+FRESH_S: Final = 2.0
+_READ_WITHIN_S: Final = 0.25
+_STALE_S: Final = 60.0
+_UNDECIDED: Final = RoleDecision(Role.BESIDE_KUBELET, RoleBasis.UNREADABLE, "unknown: traces of a kubelet not read yet")
+
+
+class TraceReader(Protocol):
+    """Reads the traces of a kubelet; blocking."""
+
+    def read(self, *, arguments: bool = True) -> KubeletTraces:
+        """Return the traces; without ``arguments`` nothing is read that a process can block."""
+
+
+class RoleWatch:
+    """Role of the agent, for all tasks of one process.
+
+    Every pass evaluates it. The node is read at most every ``FRESH_S`` seconds, so that a loop that runs five times
+    a second under pressure pays for one reading in ten. It outlives reloads, as does its hysteresis.
+
+    Attributes:
+        current: the role evaluated last; beside a kubelet before the first evaluation.
+    """
+
+    def __init__(
+        self, clock: Clock, logger: FilteringBoundLogger | None = None, *, reader: TraceReader | None = None
+    ) -> None:
+        """Prepare to read; nothing is read yet.
+
+        Args:
+            clock: its monotonic time counts for the hysteresis.
+            logger: gets an event for each change of the role; ``None`` for no events.
+            reader: of the traces; that of this node unless given.
+        """
+        self._clock = clock
+        self._logger = logger
+        self._reader = KubeletTraceReader(clock) if reader is None else reader
+        self._lock = asyncio.Lock()
+        self._traces = KubeletTraces()
+        self._read_s: float | None = None
+        self._complete_s: float | None = None
+        self._readings: dict[bool, asyncio.Future[KubeletTraces]] = {}
+        self._memory = RoleMemory()
+        self._evaluated = False
+        self.current = _UNDECIDED
+
+    async def evaluate(self, configured: Role | None, *, max_age_s: float = FRESH_S) -> RoleDecision:
+        """Return the role now.
+
+        Args:
+            configured: the role in the configuration; ``None`` for automatic detection.
+            max_age_s: up to which age an earlier reading of the traces is used.
+        """
+        async with self._lock:
+            now_s = self._clock.monotonic_s()
+            if self._read_s is None or not 0 <= now_s - self._read_s < max_age_s:
+                self._traces = await self._read()
+                self._read_s = now_s = self._clock.monotonic_s()
+            decision = decide_role(self._traces, configured)
+            decision, self._memory = settle_role(decision, self._traces, self._memory, now_s)
+            before, self.current = self.current, decision
+            self._log(before, decision)
+            return decision
+
+    async def _read(self) -> KubeletTraces:
+        """Read the node in a thread. While a reading hangs, only what no process can block is read."""
+        for arguments in (True, False):
+            earlier = self._readings.get(arguments)
+            if earlier is not None and not earlier.done():
+                continue
+            reading = asyncio.ensure_future(asyncio.to_thread(self._reader.read, arguments=arguments))
+            self._readings[arguments] = reading
+            done, _ = await asyncio.wait({reading}, timeout=_READ_WITHIN_S)
+            if done:
+                return self._traces_of(reading)
+        # A node that stalls needs eviction most: the last reading holds for a while.
+        if self._complete_s is not None and self._clock.monotonic_s() - self._complete_s < _STALE_S:
+            return self._traces
+        return KubeletTraces(unreadable=(f"traces of a kubelet not read within {_READ_WITHIN_S:g} s",))
+
+    def _traces_of(self, reading: asyncio.Future[KubeletTraces]) -> KubeletTraces:
+        """Return what a reading found. An error is a bug; it leaves the role unknown, so nothing is stopped."""
+        error = reading.exception()
+        if error is None:
+            self._complete_s = self._clock.monotonic_s()
+            return reading.result()
+        failed = KubeletTraces(unreadable=(f"traces of a kubelet not read: {error!r}",))
+        if self._logger is not None and failed != self._traces:
+            self._logger.error("role_unknown", error=repr(error), exc_info=error)
+        return failed
+
+    def _log(self, before: RoleDecision, now: RoleDecision) -> None:
+        """Log a change of the role, and a contradiction once for as long as it lasts."""
+        changed, self._evaluated = self._evaluated and before.role is not now.role, True
+        if self._logger is None:
+            return
+        if changed:
+            self._logger.warning(
+                "role_changed", role=now.role.value, before=before.role.value, because=now.reason, basis=now.basis.value
+            )
+        if now.warning and not before.warning:
+            self._logger.warning("role_contradiction", warning=now.warning)
+
+
+def read_role(configured: Role | None, root: Path | None = None) -> RoleDecision:
+    """Return the role that one reading gives, without hysteresis; blocking.
+
+    Args:
+        configured: the role in the configuration; ``None`` for automatic detection.
+        root: where the node's files are; this node unless given.
+    """
+    return decide_role(read_kubelet_traces(SystemClock(), root), configured)

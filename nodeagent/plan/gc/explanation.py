@@ -1,0 +1,303 @@
+"""Why an item stays or goes, and when that would change.
+
+Everything is taken from the plan that the next pass would carry out, so an explanation cannot differ from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.plan.decision import ItemKind, ReasonCode, Verdict
+from nodeagent.plan.gc.image_references import ImageIndex
+from nodeagent.plan.gc.image_users import find_users
+from nodeagent.plan.gc.images import order_of_use, unused_since, why_images_stay
+from nodeagent.plan.pods.deletion import PodDeletionStatus, check_pods
+from nodeagent.plan.pods.names import container_name, sandbox_name
+from nodeagent.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from nodeagent.model import Container, Image, NodeSnapshot, Sandbox, StorageGraph
+    from nodeagent.plan.decision import Decision, Plan, Reason
+    from nodeagent.plan.gc.images import ImageGCPolicy
+    from nodeagent.plan.gc.planner import GCPolicy
+
+_SHORTEST_ID: Final = 4
+_BY_USE: Final = frozenset({ReasonCode.BELOW_HIGH_THRESHOLD, ReasonCode.ENOUGH_FREED})
+_BY_USE_LATER: Final = _BY_USE | {ReasonCode.AGE_NOT_OBSERVED}
+_THEN_BY_THRESHOLD: Final = {
+    ReasonCode.IN_USE_BY_CONTAINER: "once nothing refers to it any more",
+    ReasonCode.IN_USE_BY_SANDBOX: "once nothing refers to it any more",
+    ReasonCode.TOO_YOUNG: "once it is old enough",
+    ReasonCode.HELD: "once the hold ends",
+}
+_FIXED: Final = {
+    ReasonCode.PINNED: "not while the runtime pins it",
+    ReasonCode.SANDBOX_IMAGE: "not while it is the sandbox image",
+    ReasonCode.PROTECTED: "not while the rule stands in protect.images",
+    ReasonCode.NEWEST_TAGS: "once newer images of its repository are there",
+    ReasonCode.THRESHOLD_DISABLED: "not while collection by threshold is off",
+    ReasonCode.LIMIT_IMAGES_PER_PASS: "in a later pass, as this one is at its limit",
+    ReasonCode.LIMIT_BYTES_PER_PASS: "in a later pass, as this one is at its limit",
+    ReasonCode.FILESYSTEM_UNREADABLE: "once the image filesystem can be read",
+    ReasonCode.USE_UNKNOWN: "once it can be told what is in use",
+    ReasonCode.GAIN_TOO_SMALL: "once it frees more, as images that share with it go, or minimum_gain is lowered",
+    ReasonCode.RUNNING: "once it has exited",
+    ReasonCode.STATE_UNKNOWN: "once the runtime knows that it has exited",
+    ReasonCode.NOT_KUBELET_MANAGED: "not unless include_unlabelled is set",
+    ReasonCode.WITHIN_LIMITS: "once newer instances of it have died, or its pod is gone",
+    ReasonCode.SANDBOX_UNKNOWN: "once its labels and its sandbox agree",
+    ReasonCode.AGE_UNKNOWN: "once the runtime tells when it was created",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How much of an image others hold too.
+
+    Attributes:
+        unique_bytes: what no other image, nor anybody else, holds.
+        shared_bytes: the rest.
+        with_images: name and bytes in common of each other image, most first.
+        held_by: who besides images holds pieces of it, such as ``container``.
+    """
+
+    unique_bytes: int
+    shared_bytes: int
+    with_images: tuple[tuple[str, int], ...]
+    held_by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why one item stays or goes.
+
+    Attributes:
+        decision: what the next pass would do to it, with the reason.
+        names: everything it is called.
+        also: further rules that keep it, were the first not there.
+        when: when it would go, in words.
+        eligible_at: from when on time alone allows it to go, if time alone is what it lacks; aware UTC.
+        users: containers and sandboxes that refer to it, for images.
+        position: its place in the order of use, from 1, for images; 0 for others.
+        positions: how many places there are.
+        first_detected: when an image was first seen or pulled.
+        last_used: when an image was last seen in use.
+        size_bytes: what the runtime says of an image's size.
+        sharing: for images whose layers are known.
+        pod: how its pod stands, for containers, sandboxes and pods.
+    """
+
+    decision: Decision
+    names: tuple[str, ...] = ()
+    also: tuple[Reason, ...] = ()
+    when: str = ""
+    eligible_at: datetime | None = None
+    users: tuple[str, ...] = ()
+    position: int = 0
+    positions: int = 0
+    first_detected: datetime | None = None
+    last_used: datetime | None = None
+    size_bytes: int | None = None
+    sharing: Sharing | None = None
+    pod: PodDeletionStatus | None = None
+
+
+def explain(snapshot: NodeSnapshot, policy: GCPolicy, plans: Iterable[Plan], asked: str) -> tuple[Explanation, ...]:
+    """Return an explanation for everything that ``asked`` names; empty if it names nothing.
+
+    An image is named by reference, digest or id; a container by id, name, ``pod/name`` or ``namespace/pod/name``; a
+    pod by UID, name or ``namespace/name``, which stands for all its containers, sandboxes and logs. Ids may be
+    shortened to their first ``_SHORTEST_ID`` digits.
+    """
+    decided = {(each.kind, each.id): each for plan in plans for each in plan.decisions}
+    finder = _Explainer(snapshot, policy, decided)
+    return (*finder.images(asked), *finder.workload(asked))
+
+
+class _Explainer:
+    def __init__(
+        self, snapshot: NodeSnapshot, policy: GCPolicy, decided: Mapping[tuple[ItemKind, str], Decision]
+    ) -> None:
+        self._snapshot = snapshot
+        self._policy = policy
+        self._decided = decided
+        self._standings = check_pods(snapshot, policy.containers.deleted_pod_grace_s)
+
+    def images(self, asked: str) -> list[Explanation]:
+        """Return an explanation of each image that is meant."""
+        snapshot = self._snapshot
+        meant = set(ImageIndex(snapshot.images).resolve(asked))
+        found = [
+            image for image in snapshot.images if image.id in meant and (ItemKind.IMAGE, image.id) in self._decided
+        ]
+        if not found:
+            return []
+        order = order_of_use(snapshot)
+        users, reasons = find_users(snapshot), why_images_stay(snapshot, self._policy.images, meant)
+        explained = []
+        for image in found:
+            decision, usage = self._decided[ItemKind.IMAGE, image.id], snapshot.image_usage.get(image.id)
+            containers = [
+                f"container {container_name(each)} ({each.state.value})" for each in users.containers.get(image.id, ())
+            ]
+            sandboxes = [f"sandbox {sandbox_name(each)}" for each in users.sandboxes.get(image.id, ())]
+            explained.append(
+                Explanation(
+                    decision,
+                    names=(*image.references, image.id),
+                    also=tuple(each for each in reasons[image.id] if each != decision.reason),
+                    when=self._image_when(image, decision, order),
+                    eligible_at=self._image_eligible_at(image, decision),
+                    users=(*containers, *sandboxes),
+                    position=order.index(image.id) + 1,
+                    positions=len(order),
+                    first_detected=usage.first_detected if usage else None,
+                    last_used=usage.last_used if usage else None,
+                    size_bytes=image.size_bytes,
+                    sharing=_sharing(snapshot.storage, image, snapshot.images),
+                )
+            )
+        return explained
+
+    def workload(self, asked: str) -> list[Explanation]:
+        """Return an explanation of each container that is meant, and of all that belongs to each pod."""
+        snapshot = self._snapshot
+        pods = {each.uid for each in snapshot.sandboxes if asked in _pod_names(each)}
+        pods |= {each.pod_uid for each in snapshot.containers if asked in _pod_names_of(each)}
+        pods.discard("")
+        containers = [
+            self._other(ItemKind.CONTAINER, each.id, container_name(each), each.pod_uid)
+            for each in snapshot.containers
+            if each.pod_uid in pods or asked in _container_names(each) or _is_id(asked, each.id)
+        ]
+        sandboxes = [
+            self._other(ItemKind.SANDBOX, each.id, sandbox_name(each), each.uid)
+            for each in snapshot.sandboxes
+            if each.uid in pods or _is_id(asked, each.id)
+        ]
+        logs = [
+            self._other(ItemKind.POD_LOG_DIRECTORY, each.name, each.name, each.name.rpartition("_")[2])
+            for each in snapshot.pod_log_directories
+            if each.name == asked or each.name.rpartition("_")[2] in pods
+        ]
+        return [each for each in (*containers, *sandboxes, *logs) if each is not None]
+
+    def _other(self, kind: ItemKind, item_id: str, name: str, uid: str) -> Explanation | None:
+        decision = self._decided.get((kind, item_id))
+        if decision is None:
+            return None
+        code, details = decision.reason.code, decision.reason.details
+        eligible_at = None
+        if code in (ReasonCode.CREATED_RECENTLY, ReasonCode.MODIFIED_RECENTLY):
+            age_s, minimum_s = details.get("age_s"), details.get("minimum_s")
+            if isinstance(age_s, int | float) and isinstance(minimum_s, int | float):
+                eligible_at = self._snapshot.observed_at + timedelta(seconds=minimum_s - age_s)
+        when = "in the next pass" if decision.verdict is Verdict.REMOVE else _FIXED.get(code, "")
+        if eligible_at is not None:
+            when = "once it is old enough, if nothing else keeps it then"
+        return Explanation(
+            decision, names=(name, item_id), when=when, eligible_at=eligible_at, pod=self._standings.get(uid)
+        )
+
+    def _image_when(self, image: Image, decision: Decision, order: Sequence[str]) -> str:
+        policy, code = self._policy.images, decision.reason.code
+        if decision.verdict is Verdict.REMOVE:
+            removals = [key[1] for key, each in self._decided.items() if key[0] is ItemKind.IMAGE and _goes(each)]
+            return f"in the next pass, as number {removals.index(image.id) + 1} of {len(removals)}"
+        if code in _THEN_BY_THRESHOLD:
+            return f"{_THEN_BY_THRESHOLD[code]}; {_by_threshold(policy)}"
+        if code in _BY_USE:
+            return self._by_use(image, order)
+        if code is ReasonCode.AGE_NOT_OBSERVED:
+            maximum = format_duration(policy.maximum_unused_age_s)
+            observed = f"once image use has been observed for {maximum} without a gap, if it is not used until then"
+            return observed if policy.high_threshold_percent >= 100 else f"{observed}; or {self._by_use(image, order)}"
+        return _FIXED.get(code, "")
+
+    def _by_use(self, image: Image, order: Sequence[str]) -> str:
+        """Say how much has to be wanted before an image's turn comes."""
+        ahead = []
+        for image_id in order[: order.index(image.id)]:
+            decision = self._decided.get((ItemKind.IMAGE, image_id))
+            if decision is not None and (decision.reason.code in _BY_USE_LATER or _goes(decision)):
+                ahead.append(decision)
+        frees = sum(each.frees_bytes or 0 for each in ahead)
+        observed, policy = self._snapshot.image_filesystem, self._policy.images
+        words = f"once imagefs is {policy.high_threshold_percent}% full"
+        if observed is not None:
+            high_bytes = observed.capacity_bytes * policy.high_threshold_percent // 100
+            missing = high_bytes - (observed.capacity_bytes - observed.available_bytes)
+            if missing > 0:
+                words += f", {format_bytes(missing)} more than now"
+        if not ahead:
+            return f"{words}; it would be the first to go"
+        return f"{words}, and removing the {len(ahead)} unused less recently ({format_bytes(frees)}) is not enough"
+
+    def _image_eligible_at(self, image: Image, decision: Decision) -> datetime | None:
+        if decision.verdict is Verdict.REMOVE:
+            return None
+        details = decision.reason.details
+        for key in ("eligible_at", "until_at"):
+            at = details.get(key)
+            if isinstance(at, datetime):
+                return at
+        usage, maximum_s = self._snapshot.image_usage.get(image.id), self._policy.images.maximum_unused_age_s
+        observed_since = self._snapshot.image_use_observed_since
+        if maximum_s > 0 and usage is not None and observed_since is not None and decision.reason.code in _BY_USE:
+            return unused_since(usage, observed_since) + timedelta(seconds=maximum_s)
+        return None
+
+
+def _by_threshold(policy: ImageGCPolicy) -> str:
+    if policy.high_threshold_percent >= 100:
+        return "then not by usage, as collection by threshold is off"
+    return f"then when imagefs is {policy.high_threshold_percent}% full, in order of use"
+
+
+def _goes(decision: Decision) -> bool:
+    return decision.verdict is Verdict.REMOVE
+
+
+def _sharing(storage: StorageGraph | None, image: Image, images: Iterable[Image]) -> Sharing | None:
+    indexes = storage.by_image.get(image.id) if storage is not None else None
+    if storage is None or indexes is None:
+        return None
+    mine, common = set(indexes), {}
+    names = {each.id: each.name for each in images}
+    shared: set[int] = set()
+    for other, theirs in storage.by_image.items():
+        if other == image.id:
+            continue
+        both = mine.intersection(theirs)
+        if both:
+            shared |= both
+            common[names.get(other, other)] = sum(storage.pieces[index].size_bytes for index in both)
+    held = {holder.value for index in mine for holder in storage.pieces[index].holders}
+    shared |= {index for index in mine if storage.pieces[index].holders}
+    return Sharing(
+        unique_bytes=sum(storage.pieces[index].size_bytes for index in mine - shared),
+        shared_bytes=sum(storage.pieces[index].size_bytes for index in shared),
+        with_images=tuple(sorted(common.items(), key=lambda each: (-each[1], each[0]))),
+        held_by=tuple(sorted(held)),
+    )
+
+
+def _is_id(asked: str, item_id: str) -> bool:
+    return len(asked) >= _SHORTEST_ID and item_id.startswith(asked)
+
+
+def _pod_names(sandbox: Sandbox) -> tuple[str, ...]:
+    return sandbox.uid, sandbox.name, f"{sandbox.namespace}/{sandbox.name}"
+
+
+def _pod_names_of(container: Container) -> tuple[str, ...]:
+    return container.pod_uid, container.pod_name, f"{container.pod_namespace}/{container.pod_name}"
+
+
+def _container_names(container: Container) -> tuple[str, ...]:
+    pod = f"{container.pod_name}/{container.name}"
+    return container.name, pod, f"{container.pod_namespace}/{pod}"

@@ -1,0 +1,225 @@
+"""Images that an operator wants to keep: by glob, regular expression or digest, and the newest of each repository.
+
+These rules are independent of what the runtime pins, since pins get lost. Rules are compiled once per set of rules,
+and all globs are tried as one expression, so that a hundred thousand images take a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from fnmatch import translate
+from functools import lru_cache
+from heapq import nlargest
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.plan.decision import Reason, ReasonCode
+from nodeagent.plan.gc.image_references import bare_id, repository_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from nodeagent.model import Image, ImageUsage
+
+RULE_FORM: Final = (
+    "a pattern such as registry.example/team/*, regex: and a regular expression, or sha256: and 64 hexadecimal digits"
+)
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
+_NEVER: Final = datetime.min.replace(tzinfo=UTC)
+_LATEST: Final = datetime.max.replace(tzinfo=UTC)
+
+
+class RuleKind(StrEnum):
+    """How a rule is matched."""
+
+    GLOB = "glob"
+    REGEX = "regex"
+    DIGEST = "digest"
+
+
+@dataclass(frozen=True, slots=True)
+class ProtectionRule:
+    """One rule.
+
+    Attributes:
+        text: the rule as it was written, to be shown.
+        kind: how it is matched.
+        value: the pattern, the expression or the digest itself.
+    """
+
+    text: str
+    kind: RuleKind
+    value: str
+
+    def matched_by(self, image: Image) -> str:
+        """Return the reference of ``image`` that this rule matches, or its id; empty if none does."""
+        if self.kind is RuleKind.DIGEST:
+            return _digest_match(image, _both_forms((self.value,)))
+        if self.kind is RuleKind.REGEX:
+            search = _compiled(self.value).search
+            return next((each for each in image.references if search(each)), "")
+        match = _compiled(_translated(self.value)).match
+        return next((each for each in image.references if match(each)), "")
+
+
+def parse_rule(text: str) -> ProtectionRule:
+    """Return the rule that a text stands for.
+
+    - ``regex:EXPRESSION`` is searched for in every reference, as the runtime lists it; anchor it with ``^`` and ``$``.
+    - ``sha256:DIGEST`` or ``digest:sha256:DIGEST`` is an image id or the digest of any of its references.
+    - Anything else is a pattern with ``*``, ``?`` and ``[...]``, case-sensitive, where ``*`` also stands for slashes.
+      It has to match the whole of one of: the reference (``registry.k8s.io/pause:3.9``), the reference without tag
+      and digest (``registry.k8s.io/pause``), or, for Docker Hub, either of these as Docker shows it (``nginx:1.27``,
+      ``nginx``). So ``registry.k8s.io/pause`` and ``*/pause`` protect all tags, and ``pause`` alone only Docker Hub's.
+
+    Raises:
+        ValueError: the text is none of these; the message says which form is allowed.
+    """
+    stripped = text.strip()
+    if stripped.startswith("regex:"):
+        return _regex_rule(stripped)
+    if stripped.startswith(("sha256:", "sha512:", "digest:")):
+        digest = stripped.removeprefix("digest:")
+        if _DIGEST.fullmatch(digest) is None:
+            raise ValueError(f"{text!r} is not a whole digest: write {RULE_FORM}")
+        return ProtectionRule(stripped, RuleKind.DIGEST, digest)
+    if not stripped:
+        raise ValueError(f"an empty text protects nothing: write {RULE_FORM}")
+    return ProtectionRule(stripped, RuleKind.GLOB, stripped)
+
+
+def _regex_rule(text: str) -> ProtectionRule:
+    expression = text.removeprefix("regex:")
+    if not expression:
+        raise ValueError(f"{text!r} has no expression: write {RULE_FORM}")
+    try:
+        re.compile(expression)
+    except (re.error, OverflowError, RecursionError) as error:  # "unbalanced parenthesis at position 3"
+        raise ValueError(f"{expression!r} is not a regular expression: {error}: write {RULE_FORM}") from error
+    return ProtectionRule(text, RuleKind.REGEX, expression)
+
+
+@dataclass(frozen=True, slots=True)
+class ProtectionPolicy:
+    """What is kept whatever its age.
+
+    Attributes:
+        rules: tried in order; the first that matches stands in the reason.
+        keep_last_n_tags_per_repository: how many images of each repository are kept, newest first; 0 for none.
+    """
+
+    rules: tuple[ProtectionRule, ...] = ()
+    keep_last_n_tags_per_repository: int = 0
+
+    def reasons(self, images: Sequence[Image], usage: Mapping[str, ImageUsage]) -> dict[str, Reason]:
+        """Return the id of every protected image with the reason; a rule goes before being among the newest."""
+        found = self._newest(images, usage) if self.keep_last_n_tags_per_repository > 0 else {}
+        if self.rules:
+            match = _Matcher.of(self.rules).match
+            for image in images:
+                matched = match(image)
+                if matched is not None:
+                    rule, reference = matched
+                    found[image.id] = Reason(ReasonCode.PROTECTED, {"rule": rule.text, "matched": reference})
+        return found
+
+    def _newest(self, images: Sequence[Image], usage: Mapping[str, ImageUsage]) -> dict[str, Reason]:
+        """Return the newest images of each repository.
+
+        An image belongs to every repository that a tag or digest of it names. Newest by first detection (the pull,
+        where the runtime tells), then by last use, then by id.
+        """
+        keep = self.keep_last_n_tags_per_repository
+        members: defaultdict[str, list[Image]] = defaultdict(list)
+        for image in images:
+            named: list[str] = []
+            for reference in image.references:
+                repository = repository_of(reference)
+                if repository not in named:
+                    named.append(repository)
+                    members[repository].append(image)
+
+        def age(image: Image) -> tuple[datetime, datetime, str]:
+            known = usage.get(image.id)
+            if known is None:
+                return _LATEST, _NEVER, image.id
+            return known.first_detected, known.last_used or _NEVER, image.id
+
+        found: dict[str, Reason] = {}
+        for repository in sorted(members):
+            newest = members[repository]
+            if len(newest) > keep:
+                newest = nlargest(keep, newest, key=age)
+            reason = Reason(ReasonCode.NEWEST_TAGS, {"keep": keep, "repository": repository})
+            for image in newest:
+                found.setdefault(image.id, reason)
+        return found
+
+
+class _Matcher:
+    """A set of rules made ready to be tried on many images."""
+
+    def __init__(self, rules: tuple[ProtectionRule, ...]) -> None:
+        self._rules = rules
+        globs = [_translated(rule.value) for rule in rules if rule.kind is RuleKind.GLOB]
+        self._any_glob = re.compile("|".join(globs)).match if globs else None
+        self._searches = [re.compile(rule.value).search for rule in rules if rule.kind is RuleKind.REGEX]
+        self._digests = _both_forms(rule.value for rule in rules if rule.kind is RuleKind.DIGEST)
+
+    @staticmethod
+    @lru_cache(maxsize=8)
+    def of(rules: tuple[ProtectionRule, ...]) -> _Matcher:
+        """Return the matcher for ``rules``, made once."""
+        return _Matcher(rules)
+
+    def match(self, image: Image) -> tuple[ProtectionRule, str] | None:
+        """Return the first rule that matches with what it matched."""
+        if not self._possible(image):
+            return None
+        for rule in self._rules:
+            matched = rule.matched_by(image)
+            if matched:
+                return rule, matched
+        return None
+
+    def _possible(self, image: Image) -> bool:
+        if self._digests and _digest_match(image, self._digests):
+            return True
+        glob = self._any_glob
+        for reference in image.references:
+            if glob is not None and glob(reference):
+                return True
+            for search in self._searches:
+                if search(reference):
+                    return True
+        return False
+
+
+def _translated(pattern: str) -> str:
+    """Return a pattern as an expression that also takes Docker Hub's name before it, and tag and digest after it.
+
+    ``translate`` ends its expression with an end of text, two characters that have to come later here.
+    """
+    return rf"(?:(?:docker\.io/(?:library/)?)?{translate(pattern)[:-2]}(?::[^/@:]*)?(?:@[^/]*)?\Z)"
+
+
+def _digest_match(image: Image, digests: frozenset[str]) -> str:
+    if image.id in digests:
+        return image.id
+    for reference in image.repo_digests:
+        if reference[reference.find("@") + 1 :] in digests:
+            return reference
+    return ""
+
+
+def _both_forms(digests: Iterable[str]) -> frozenset[str]:
+    """Return the digests with and without ``sha256:``, as image ids are written either way."""
+    return frozenset(form for digest in digests for form in (digest, bare_id(digest)))
+
+
+@lru_cache(maxsize=1024)
+def _compiled(expression: str) -> re.Pattern[str]:
+    return re.compile(expression)

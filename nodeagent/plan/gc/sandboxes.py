@@ -1,0 +1,138 @@
+"""Which pod sandboxes go."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nodeagent.plan.decision import NO_FAILURES, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
+from nodeagent.plan.pods.names import sandbox_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    from nodeagent.model import NodeSnapshot, Sandbox
+    from nodeagent.plan.pods.deletion import PodDeletionStatus
+
+# Members used for every sandbox are looked up once; in their class that takes ten times as long.
+_SANDBOX, _KEEP, _COULD_NOT, _FAILED = ItemKind.SANDBOX, Verdict.KEEP, Verdict.FAILED, ReasonCode.FAILED_EARLIER
+
+_READY = Reason(ReasonCode.SANDBOX_READY)
+_UNMANAGED = Reason(ReasonCode.NOT_KUBELET_MANAGED)
+_AGE_UNKNOWN = Reason(ReasonCode.AGE_UNKNOWN)
+_SUPERSEDED = Reason(ReasonCode.SANDBOX_SUPERSEDED)
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxGCPolicy:
+    """What sandboxes are kept.
+
+    Attributes:
+        minimum_age_s: grace for just-created ones, counted from creation; the kubelet has none.
+        include_unlabelled: also collect what carries no kubelet labels.
+    """
+
+    minimum_age_s: float = 60.0
+    include_unlabelled: bool = False
+
+
+def plan_sandbox_gc(  # noqa: PLR0913 - what the plans before it leave
+    snapshot: NodeSnapshot,
+    policy: SandboxGCPolicy,
+    *,
+    statuses: Mapping[str, PodDeletionStatus],
+    containers_gone: frozenset[str] = frozenset(),
+    set_aside: Mapping[str, str] = NO_FAILURES,
+    evict_non_deleted_pods: bool = False,
+) -> Plan:
+    """Choose the sandboxes to remove: inactive ones, all of gone pods and all but the newest of others.
+
+    A sandbox is active while it is ready or any container is left in it. The newest of a pod is spared whether it
+    is active or not. Removals come oldest first, ties by attempt, then by id.
+
+    Args:
+        snapshot: the node.
+        policy: what is kept.
+        statuses: as ``check_pods`` answers for this snapshot.
+        containers_gone: ids of containers that go before, so that their sandboxes count as empty.
+        set_aside: sandbox id to why it could not be removed earlier in this pass.
+        evict_non_deleted_pods: also remove the sandboxes of pods that still exist but have finished.
+
+    Source: kubelet ``containerGC.evictSandboxes``.
+    """
+    held = Counter([each.sandbox_id for each in snapshot.containers if each.id not in containers_gone])
+    removed: list[tuple[Sandbox, Reason]] = []
+    kept: list[Decision] = []
+    spare: list[Sandbox] = []
+    for sandbox in snapshot.sandboxes:
+        reason = _kept_because(sandbox, snapshot, policy, held[sandbox.id], set_aside)
+        if reason is not None:
+            kept.append(_decision(sandbox, _COULD_NOT if reason.code is _FAILED else _KEEP, reason))
+            continue
+        reason = _pod_over(statuses.get(sandbox.uid), finished_too=evict_non_deleted_pods)
+        if reason is not None:
+            removed.append((sandbox, reason))
+        else:
+            spare.append(sandbox)
+    newest = _newest_of_each_pod(snapshot) if spare else frozenset()
+    for sandbox in spare:
+        if sandbox.id not in newest:
+            removed.append((sandbox, _SUPERSEDED))
+            continue
+        status = statuses.get(sandbox.uid)
+        note = f" ({status.how})" if status is not None else ""
+        kept.append(_decision(sandbox, Verdict.KEEP, Reason(ReasonCode.NEWEST_OF_POD, {"note": note})))
+    removed.sort(key=lambda entry: _age_key(entry[0]))
+    kept.sort(key=lambda decision: f"{decision.name}\0{decision.id}")
+    decisions = [_decision(sandbox, Verdict.REMOVE, reason) for sandbox, reason in removed]
+    return Plan("sandboxes", snapshot.observed_at, (*decisions, *kept))
+
+
+def _kept_because(  # noqa: PLR0911 - one for each rule
+    sandbox: Sandbox, snapshot: NodeSnapshot, policy: SandboxGCPolicy, held: int, set_aside: Mapping[str, str]
+) -> Reason | None:
+    """Return why a sandbox stays whatever becomes of its pod."""
+    if sandbox.ready:
+        return _READY
+    if held:
+        return Reason(ReasonCode.SANDBOX_HAS_CONTAINERS, {"count": held})
+    if not sandbox.has_kubelet_labels and not policy.include_unlabelled:
+        return _UNMANAGED
+    if sandbox.id in set_aside:
+        return Reason(ReasonCode.FAILED_EARLIER, {"detail": set_aside[sandbox.id]})
+    if sandbox.created_at is None:
+        return _AGE_UNKNOWN
+    age_s = (snapshot.observed_at - sandbox.created_at).total_seconds()
+    if age_s < policy.minimum_age_s:
+        details = {"age_s": max(0.0, age_s), "minimum_s": policy.minimum_age_s}
+        return Reason(ReasonCode.CREATED_RECENTLY, details)
+    return None
+
+
+def _pod_over(status: PodDeletionStatus | None, *, finished_too: bool) -> Reason | None:
+    if status is not None and status.gone:
+        return Reason(ReasonCode.POD_DELETED, {"how": status.how})
+    if status is not None and finished_too and status.finished:
+        return Reason(ReasonCode.POD_FINISHED, {"how": status.how})
+    return None
+
+
+def _newest_of_each_pod(snapshot: NodeSnapshot) -> frozenset[str]:
+    """Return the ids of the newest sandbox of each pod, of those whose creation is known."""
+    pods: defaultdict[str, list[Sandbox]] = defaultdict(list)
+    for sandbox in snapshot.sandboxes:
+        if sandbox.created_at is not None:
+            pods[sandbox.uid or sandbox.id].append(sandbox)
+    return frozenset(max(members, key=_age_key).id for members in pods.values())
+
+
+def _age_key(sandbox: Sandbox) -> tuple[datetime, int, str]:
+    if sandbox.created_at is None:  # the callers have sorted these out
+        raise ValueError(sandbox.id)
+    return sandbox.created_at, sandbox.attempt, sandbox.id
+
+
+def _decision(sandbox: Sandbox, verdict: Verdict, reason: Reason) -> Decision:
+    return Decision(_SANDBOX, sandbox.id, sandbox_name(sandbox), verdict, reason)

@@ -1,0 +1,204 @@
+"""What fills a filesystem, piece by piece, so that nobody has to guess why collection did not free enough."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from nodeagent.model import Holder
+from nodeagent.plan.gc.image_users import find_users
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from nodeagent.model import FsObservation, NodeSnapshot, StorageGraph, UnreferencedPiece
+
+
+class Part(StrEnum):
+    """A part of what fills the image filesystem. The values are part of the JSON output."""
+
+    IMAGES_IN_USE = "images-in-use"
+    IMAGES_UNUSED = "images-unused"
+    HELD_OTHERWISE = "held-otherwise"
+    NOT_HELD = "not-held"
+    WRITABLE_RUNNING = "writable-layers-running"
+    WRITABLE_DEAD = "writable-layers-dead"
+    POD_LOGS = "pod-logs"
+    POD_VOLUMES = "pod-volumes"
+    OTHER = "not-container-data"
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """What a directory tree occupies.
+
+    Attributes:
+        path: its root.
+        size_bytes: what its files occupy on its own filesystem.
+        complete: whether all of it could be read in time.
+    """
+
+    path: str
+    size_bytes: int
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured besides the snapshot.
+
+    Attributes:
+        loose: blobs and snapshots that nothing holds.
+        writable_bytes: container id to what its writable layer occupies.
+        logs: the pod log root, ``None`` when it lies on another filesystem.
+        volumes: pod volume directories on this filesystem.
+        largest: the largest directories on this filesystem that belong to no container runtime.
+    """
+
+    loose: Sequence[UnreferencedPiece] = ()
+    writable_bytes: Mapping[str, int] | None = None
+    logs: Walk | None = None
+    volumes: Sequence[Walk] = ()
+    largest: Sequence[Walk] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One part, with what it is made up of, largest first."""
+
+    part: Part
+    size_bytes: int
+    members: tuple[tuple[str, int], ...] = ()
+    exact: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """What fills a filesystem; the shares add up to what is used.
+
+    Attributes:
+        filesystem: its reading.
+        shares: the parts, in a fixed order.
+        exact: whether layers are known; else images are counted by the sizes the runtime tells.
+    """
+
+    filesystem: FsObservation
+    shares: tuple[Share, ...]
+    exact: bool
+
+
+def break_down(snapshot: NodeSnapshot, filesystem: FsObservation, measured: Measured) -> Breakdown:
+    """Return what fills the image filesystem.
+
+    A layer that an image in use holds counts there, even if unused images hold it too. What is left of the usage is
+    not container data; its members are the largest directories, which need not make up all of it. Where the parts
+    come to more than is used, as with sizes that are upper bounds, nothing is left for it.
+    """
+    users = find_users(snapshot)
+    storage = snapshot.storage
+    shares = (
+        _image_shares(snapshot, storage, users.images, users_by_image(snapshot))
+        if storage is not None
+        else _image_shares_by_size(snapshot, users.images)
+    )
+    loose_bytes = sum(each.piece.size_bytes for each in measured.loose if not each.piece.holders)
+    members = [(each.piece.key, each.piece.size_bytes) for each in measured.loose if not each.piece.holders]
+    shares.append(Share(Part.NOT_HELD, loose_bytes, _largest(members)))
+    shares += _writable_shares(snapshot, measured.writable_bytes or {})
+    if measured.logs is not None:
+        shares.append(Share(Part.POD_LOGS, measured.logs.size_bytes, exact=measured.logs.complete))
+    if measured.volumes:
+        shares.append(_of_walks(Part.POD_VOLUMES, measured.volumes))
+    used_bytes = filesystem.capacity_bytes - filesystem.available_bytes
+    rest = max(0, used_bytes - sum(share.size_bytes for share in shares))
+    members = [(each.path, each.size_bytes) for each in measured.largest]
+    shares.append(Share(Part.OTHER, rest, _largest(members), all(each.complete for each in measured.largest)))
+    return Breakdown(filesystem, tuple(shares), exact=storage is not None)
+
+
+def users_by_image(snapshot: NodeSnapshot) -> dict[str, str]:
+    """Return image id to the pods that use it, in one line."""
+    users = find_users(snapshot)
+    told = {}
+    for image in snapshot.images:
+        containers, sandboxes = users.containers.get(image.id, ()), users.sandboxes.get(image.id, ())
+        pods = {f"{each.pod_namespace}/{each.pod_name}" if each.pod_name else each.name for each in containers}
+        pods |= {f"{each.namespace}/{each.name}" for each in sandboxes}
+        if pods:
+            named = sorted(pods)
+            told[image.id] = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
+    return told
+
+
+def _image_shares(
+    snapshot: NodeSnapshot, storage: StorageGraph, in_use: frozenset[str], users: Mapping[str, str]
+) -> list[Share]:
+    """Count each piece once: for images in use, for others, or for whoever else holds it."""
+    names = {image.id: image.name for image in snapshot.images}
+    counted: set[int] = set()
+    shares = []
+    for part, wanted in ((Part.IMAGES_IN_USE, True), (Part.IMAGES_UNUSED, False)):
+        members = []
+        total = 0
+        for image_id, indexes in storage.by_image.items():
+            if (image_id in in_use) is not wanted:
+                continue
+            mine = [index for index in indexes if index not in counted]
+            size = sum(storage.pieces[index].size_bytes for index in mine)
+            counted.update(mine)
+            total += size
+            name = names.get(image_id, image_id)
+            members.append((f"{name} ({users[image_id]})" if image_id in users else name, size))
+        shares.append(Share(part, total, _largest(members)))
+    others = [
+        (", ".join(holder.value for holder in piece.holders), piece.size_bytes)
+        for index, piece in enumerate(storage.pieces)
+        if index not in counted and piece.holders and set(piece.holders) != {Holder.CONTAINER}
+    ]
+    shares.append(Share(Part.HELD_OTHERWISE, sum(size for _, size in others), _largest(others)))
+    return shares
+
+
+def _image_shares_by_size(snapshot: NodeSnapshot, in_use: frozenset[str]) -> list[Share]:
+    shares = []
+    for part, wanted in ((Part.IMAGES_IN_USE, True), (Part.IMAGES_UNUSED, False)):
+        members = [(image.name, image.size_bytes or 0) for image in snapshot.images if (image.id in in_use) is wanted]
+        shares.append(Share(part, sum(size for _, size in members), _largest(members), exact=False))
+    return shares
+
+
+def _writable_shares(snapshot: NodeSnapshot, writable_bytes: Mapping[str, int]) -> list[Share]:
+    known = {each.id: each for each in snapshot.containers}
+    running: list[tuple[str, int]] = []
+    dead: list[tuple[str, int]] = []
+    for container_id, size in writable_bytes.items():
+        container = known.get(container_id)
+        if container is None:
+            running.append((container_id[:12], size))  # a sandbox, or a container CRI does not list
+            continue
+        name = (
+            f"{container.pod_namespace}/{container.pod_name}/{container.name}" if container.pod_name else container.name
+        )
+        (running if container.state.value == "running" else dead).append((name, size))
+    return [
+        Share(Part.WRITABLE_RUNNING, sum(size for _, size in running), _largest(running)),
+        Share(Part.WRITABLE_DEAD, sum(size for _, size in dead), _largest(dead)),
+    ]
+
+
+def _of_walks(part: Part, walks: Sequence[Walk]) -> Share:
+    members = [(each.path, each.size_bytes) for each in walks]
+    return Share(part, sum(each.size_bytes for each in walks), _largest(members), all(each.complete for each in walks))
+
+
+def _largest(members: Iterable[tuple[str, int]], count: int = 20) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(members, key=lambda each: (-each[1], each[0]))[:count])
+
+
+def describe(breakdown: Breakdown) -> dict[str, int]:
+    """Return part to bytes, for a log line; parts of nothing are left out."""
+    return {share.part.value: share.size_bytes for share in breakdown.shares if share.size_bytes}
+
+
+__all__ = ["Breakdown", "Measured", "Part", "Share", "Walk", "break_down", "describe"]

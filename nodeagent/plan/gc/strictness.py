@@ -1,0 +1,107 @@
+"""The stricter of two garbage collection policies, field by field.
+
+A saved plan carries the policy that it was made under. The plan is data that may be old or come from a caller with
+fewer rights than the operator who wrote the configuration, so its policy may only restrict the policy in force: every
+field takes the value that keeps more. A field without a declared rule is an error, never a default, so that a new
+setting cannot be overridden by a plan unnoticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from typing import Any, Final, TypeVar
+
+from nodeagent.plan.gc.containers import ContainerGCPolicy
+from nodeagent.plan.gc.image_protection import ProtectionPolicy
+from nodeagent.plan.gc.images import ImageGCPolicy
+from nodeagent.plan.gc.planner import GCPolicy
+from nodeagent.plan.gc.pod_logs import PodLogPolicy
+from nodeagent.plan.gc.sandboxes import SandboxGCPolicy
+
+_Policy = TypeVar("_Policy")
+Rule = Callable[[Any, Any], Any]
+"""Takes the plan's value, then the value in force; returns the one that keeps more."""
+
+
+def stricter(saved: GCPolicy, current: GCPolicy) -> GCPolicy:
+    """Return the policy whose every field keeps at least what ``saved`` and ``current`` keep.
+
+    Raises:
+        TypeError: a field of a policy has no rule in ``STRICTNESS``.
+    """
+    return _stricter(saved, current)
+
+
+def _stricter(saved: _Policy, current: _Policy) -> _Policy:
+    rules = STRICTNESS.get(type(current), {})
+    chosen = {}
+    for each in fields(current):  # type: ignore[arg-type] # a policy is a dataclass
+        rule = rules.get(each.name)
+        if rule is None:
+            raise TypeError(f"{type(current).__name__}.{each.name} has no strictness rule")
+        chosen[each.name] = rule(getattr(saved, each.name), getattr(current, each.name))
+    return replace(current, **chosen)  # type: ignore[type-var] # likewise
+
+
+def _larger(saved: float, current: float) -> float:
+    """Return the larger value; the one in force, which comes first, where they cannot be compared (NaN)."""
+    return max(current, saved)
+
+
+def _smaller_limit(saved: int, current: int) -> int:
+    """Return the smaller limit on removals, where 0 means no limit."""
+    limits = [each for each in (saved, current) if each > 0]
+    return min(limits, default=0)
+
+
+def _larger_keep_limit(saved: int, current: int) -> int:
+    """Return the larger number of items kept, where a negative one means that all are kept."""
+    return -1 if saved < 0 or current < 0 else max(saved, current)
+
+
+def _larger_or_off(saved: float, current: float) -> float:
+    """Return the larger maximum age, where 0 means that age alone removes nothing."""
+    return _larger(saved, current) if saved > 0 and current > 0 else 0.0
+
+
+def _only_if_both(saved: bool, current: bool) -> bool:  # noqa: FBT001 - values of a setting, not flags
+    return saved and current
+
+
+def _union(saved: tuple[object, ...], current: tuple[object, ...]) -> tuple[object, ...]:
+    return tuple(dict.fromkeys((*saved, *current)))
+
+
+STRICTNESS: Final[Mapping[type, Mapping[str, Rule]]] = {
+    GCPolicy: dict.fromkeys(("images", "containers", "sandboxes", "logs"), _stricter),
+    ImageGCPolicy: {
+        "high_threshold_percent": _larger,
+        "low_threshold_percent": _larger,
+        "minimum_age_s": _larger,
+        "maximum_unused_age_s": _larger_or_off,
+        "minimum_gain_bytes": _larger,
+        "max_images_per_pass": _smaller_limit,
+        "max_bytes_per_pass": _smaller_limit,
+        "protection": _stricter,
+    },
+    ProtectionPolicy: {
+        "rules": _union,
+        "keep_last_n_tags_per_repository": _larger,
+    },
+    ContainerGCPolicy: {
+        "minimum_age_s": _larger,
+        "max_per_pod_container": _larger_keep_limit,
+        "max_containers": _larger_keep_limit,
+        "deleted_pod_grace_s": _larger,
+        "include_unlabelled": _only_if_both,
+    },
+    SandboxGCPolicy: {
+        "minimum_age_s": _larger,
+        "include_unlabelled": _only_if_both,
+    },
+    PodLogPolicy: {
+        "minimum_age_s": _larger,
+    },
+}
+"""For each policy type, the rule of each of its fields."""

@@ -1,0 +1,253 @@
+"""Which pods are stopped when, and how long each may take, while the node goes down.
+
+One function serves the rehearsal, the shutdown itself and its continuation after a restart of the agent: what
+differs is how much time is over and which pods are done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.plan.shutdown.phases import CRITICAL_PRIORITY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from nodeagent.model import PodProgress, ShutdownPod
+    from nodeagent.plan.shutdown.phases import PhaseBudget, ShutdownBudget
+
+SYSTEM_NAMESPACE: Final = "kube-system"
+NO_PROGRESS: Final[Mapping[str, PodProgress]] = MappingProxyType({})
+
+
+class PlacedBy(StrEnum):
+    """Why a pod is in its phase. The values are part of the JSON output: they are added to, never changed."""
+
+    PRIORITY = "priority"
+    BELOW_ALL = "below-all"
+    PRIORITY_ASSUMED = "priority-assumed"
+    STATIC = "static"
+    NODE_CRITICAL = "node-critical"
+    SYSTEM_UNKNOWN = "system-unknown"
+    SELECTOR = "selector"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The phase of one pod.
+
+    Attributes:
+        phase: position among the phases.
+        why: in words, without a full stop; names the source of each fact used.
+    """
+
+    phase: int
+    by: PlacedBy
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class PodStop:
+    """How one pod is to be stopped.
+
+    Attributes:
+        grace_ms: how long it may take from the begin of its phase: what it asks for, less what it already had, at
+            most what the phase has left. 0 kills at once.
+        capped: whether the pod asks for more than that.
+    """
+
+    pod: ShutdownPod
+    placement: Placement
+    grace_ms: int
+    capped: bool
+
+    @property
+    def timeout_s(self) -> int:
+        """The grace in whole seconds, rounded up; the phase's end cuts off what that adds.
+
+        Source: CRI ``StopContainerRequest.timeout``.
+        """
+        return -(-self.grace_ms // 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPhase:
+    """One phase with its pods.
+
+    Attributes:
+        starts_ms: when it begins if every pod before it takes all its grace; counted from the begin of the shutdown.
+        ends_ms: when its last pod is gone in that case; never after its deadline, except for a phase that is late
+            already, which begins and ends at once.
+        stops: its pods, highest grace first, ties by namespace, name and uid. All are told at once.
+    """
+
+    budget: PhaseBudget
+    starts_ms: int
+    ends_ms: int
+    stops: tuple[PodStop, ...]
+
+    @property
+    def seconds(self) -> float:
+        """How long it takes at most."""
+        return (self.ends_ms - self.starts_ms) / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownPlan:
+    """What is left to be done of a shutdown.
+
+    Attributes:
+        phases: all phases in order, those without pods too: they take no time.
+        elapsed_ms: how long the shutdown has been going on when this was planned.
+        ended: uids of pods that are done already.
+    """
+
+    budget: ShutdownBudget
+    phases: tuple[PlannedPhase, ...]
+    elapsed_ms: int = 0
+    ended: tuple[str, ...] = ()
+
+    @property
+    def left_ms(self) -> int:
+        """What is left of the whole time."""
+        return max(0, self.budget.granted_ms - self.elapsed_ms)
+
+    @property
+    def ends_ms(self) -> int:
+        """When the last pod is gone at the latest, counted from the begin of the shutdown."""
+        return max((phase.ends_ms for phase in self.phases), default=self.elapsed_ms)
+
+
+def plan_shutdown(
+    budget: ShutdownBudget,
+    pods: Iterable[ShutdownPod],
+    *,
+    elapsed_ms: int = 0,
+    progress: Mapping[str, PodProgress] = NO_PROGRESS,
+) -> ShutdownPlan:
+    """Put every pod into one phase and give it its time.
+
+    A phase begins when the one before it has ended, at its deadline at the latest, so time left over passes on. With
+    ``elapsed_ms`` it is the continuation of a shutdown: pods that ended are left out, pods that were told to stop
+    have used up part of their grace, and what belongs to a phase whose deadline is over is killed at once, which
+    takes nothing from the phases after it.
+
+    Args:
+        budget: the phases; with none nothing is planned.
+        pods: the pods that run now; order does not matter. Of two with the same uid the first in order of names
+            counts.
+        elapsed_ms: milliseconds since the shutdown began.
+        progress: pod uid to what is remembered of it.
+
+    Source: kubelet ``podManager.killPods`` in ``nodeshutdown`` for grouping and the cap on the grace period; passing
+    time on and continuing are this agent's own.
+    """
+    elapsed_ms = max(0, elapsed_ms)
+    ended = {uid for uid, record in progress.items() if record.outcome.ended}
+    members: list[list[tuple[ShutdownPod, Placement]]] = [[] for _ in budget.phases]
+    seen = set(ended)
+    for pod in sorted(pods, key=lambda each: (each.namespace, each.name, each.uid)):
+        if pod.uid in seen or not budget.phases:
+            continue
+        seen.add(pod.uid)
+        placement = place(pod, budget.phases)
+        members[placement.phase].append((pod, placement))
+    phases, now_ms = [], elapsed_ms
+    for share, placed in zip(budget.phases, members, strict=True):
+        stops = _stops(share, placed, now_ms, progress)
+        ends_ms = now_ms + max((stop.grace_ms for stop in stops), default=0)
+        phases.append(PlannedPhase(share, now_ms, ends_ms, stops))
+        now_ms = ends_ms
+    return ShutdownPlan(budget, tuple(phases), elapsed_ms, tuple(sorted(ended)))
+
+
+def elapsed_since(started_s: float, now_s: float) -> int:
+    """Return the milliseconds between two readings of a clock that counts from boot; 0 if the first is later.
+
+    Such a clock outlives a restart of the agent and no change of the wall time touches it. That both readings are
+    of the same boot is for the caller to check.
+    """
+    return max(0, round((now_s - started_s) * 1000))
+
+
+def begin_phase(
+    phase: PlannedPhase, *, elapsed_ms: int, progress: Mapping[str, PodProgress] = NO_PROGRESS
+) -> tuple[PodStop, ...]:
+    """Return the stops of a phase that begins now, with the time there really is: more where others ended early."""
+    placed = [(stop.pod, stop.placement) for stop in phase.stops]
+    return _stops(phase.budget, placed, max(0, elapsed_ms), progress)
+
+
+def _stops(
+    share: PhaseBudget,
+    placed: Sequence[tuple[ShutdownPod, Placement]],
+    now_ms: int,
+    progress: Mapping[str, PodProgress],
+) -> tuple[PodStop, ...]:
+    left_ms = max(0, share.deadline_ms - now_ms)
+    stops = []
+    for pod, placement in placed:
+        record = progress.get(pod.uid)
+        if record is not None and record.outcome.ended:
+            continue
+        grace_ms, capped = left_ms, False
+        if pod.termination_grace_s is not None:
+            had_ms = max(0, now_ms - record.asked_ms) if record is not None else 0
+            own_ms = max(0, round(pod.termination_grace_s * 1000) - had_ms)
+            grace_ms, capped = min(own_ms, left_ms), own_ms > left_ms
+        stops.append(PodStop(pod, placement, grace_ms, capped))
+    stops.sort(key=lambda stop: (-stop.grace_ms, stop.pod.namespace, stop.pod.name, stop.pod.uid))
+    return tuple(stops)
+
+
+def place(pod: ShutdownPod, phases: Sequence[PhaseBudget]) -> Placement:
+    """Return the phase of a pod; ``phases`` is not empty and one of them has a minimum priority.
+
+    By priority first: the phase with the highest minimum that is not above the pod's, below all of them the lowest.
+    Static and node-critical pods, and pods of unknown priority in ``kube-system``, take the last of these phases
+    whatever their priority says. A selector of a later phase then moves the pod there; where several match, the
+    last one counts.
+
+    Source: kubelet ``groupByPriority``; an unknown priority counts as 0 there too.
+    """
+    bands = [
+        (share.phase.min_priority, index) for index, share in enumerate(phases) if share.phase.min_priority is not None
+    ]
+    placement = _by_priority(pod, bands)
+    for index in range(len(phases) - 1, placement.phase, -1):
+        for selector in phases[index].phase.selectors:
+            if selector.matches(pod):
+                return Placement(index, PlacedBy.SELECTOR, f"selected by {selector}")
+    return placement
+
+
+def _by_priority(pod: ShutdownPod, bands: Sequence[tuple[int, int]]) -> Placement:
+    last = bands[-1][1]
+    if pod.static:
+        return Placement(last, PlacedBy.STATIC, f"a static pod{_told_by(pod.static_source)}")
+    if pod.node_critical:
+        return Placement(last, PlacedBy.NODE_CRITICAL, f"critical to the node{_told_by(pod.node_critical_source)}")
+    if pod.priority is None:
+        if pod.namespace == SYSTEM_NAMESPACE:
+            return Placement(last, PlacedBy.SYSTEM_UNKNOWN, f"priority not known, and it is in {SYSTEM_NAMESPACE}")
+        return Placement(_band(0, bands), PlacedBy.PRIORITY_ASSUMED, "priority not known, taken as 0")
+    by = PlacedBy.PRIORITY if pod.priority >= bands[0][0] else PlacedBy.BELOW_ALL
+    critical = ", critical" if pod.priority >= CRITICAL_PRIORITY else ""
+    below = f", below the lowest phase's {bands[0][0]}" if by is PlacedBy.BELOW_ALL else ""
+    why = f"priority {pod.priority}{critical}{below}{_told_by(pod.priority_source)}"
+    return Placement(_band(pod.priority, bands), by, why)
+
+
+def _band(priority: int, bands: Sequence[tuple[int, int]]) -> int:
+    found = bands[0][1]
+    for minimum, index in bands:
+        if minimum <= priority:
+            found = index
+    return found
+
+
+def _told_by(source: str) -> str:
+    return f" ({source})" if source else ""

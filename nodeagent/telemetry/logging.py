@@ -1,0 +1,133 @@
+"""Structured logging: a fixed event name and keys, rendered for a console or as JSON lines.
+
+Sentences are never assembled from values; an operator greps for event names and keys. Values are chosen by whoever
+runs containers; each renderer escapes what could control a terminal or cannot be encoded.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+from collections.abc import Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, cast
+
+from nodeagent.host.journal import Journal, is_connected_to_stderr
+from nodeagent.telemetry.event_bus import publish
+from nodeagent.telemetry.event_catalogue import journal_fields
+from nodeagent.text import escape, escape_lines, to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+    from typing import TextIO
+
+    from structlog.typing import FilteringBoundLogger
+
+
+@contextmanager
+def _without_rich() -> Iterator[None]:
+    """Let structlog take its plain tracebacks: it would load rich, 5 MiB, for coloured ones that nobody sees here."""
+    if "rich" in sys.modules:
+        yield
+        return
+    sys.modules["rich"] = cast("ModuleType", None)  # import statements take this for "not installed"
+    try:
+        yield
+    finally:
+        del sys.modules["rich"]
+
+
+with _without_rich():
+    import structlog
+
+
+class _JournalRenderer:
+    """Sends events to journald; one that it does not take goes on as a line of JSON, as everywhere else."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._line = structlog.processors.JSONRenderer(serializer=to_json)
+
+    def __call__(
+        self, logger: object, name: str, values: structlog.typing.EventDict
+    ) -> str | bytes | structlog.typing.EventDict:
+        if self._journal.send(journal_fields(values)):
+            raise structlog.DropEvent
+        return self._line(logger, name, values)
+
+
+class _EventPublisher:
+    """Tells the taps of an event, and lets it go on to the log if it is severe enough."""
+
+    def __init__(self, level: int) -> None:
+        self._level = level
+
+    def __call__(self, logger: object, name: str, values: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        del logger
+        publish(values)
+        if _LEVELS["error" if name == "exception" else name] < self._level:
+            raise structlog.DropEvent
+        return values
+
+
+def _escape_values(logger: object, name: str, values: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Return an event whose values are safe on a terminal; the renderer adds colours of its own afterwards."""
+    del logger, name
+    return {key: value if key == "exc_info" else _escaped(value) for key, value in values.items()}
+
+
+def _escaped(value: object) -> object:
+    if value is None or isinstance(value, int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {str(_escaped(key)): _escaped(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_escaped(each) for each in value]
+    return escape(value if isinstance(value, str) else repr(value))
+
+
+def _write_traceback(stream: TextIO, exc_info: structlog.typing.ExcInfo) -> None:
+    text = io.StringIO()
+    structlog.dev.plain_traceback(text, exc_info)
+    stream.write(escape_lines(text.getvalue()))
+
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def configure(form: str, level: str, stream: TextIO | None = None) -> FilteringBoundLogger:
+    """Set up logging to ``stream`` (standard error by default) and return the agent's logger.
+
+    Args:
+        form: ``console``, ``json``, ``journal``, or ``auto`` for console on a terminal, the journal where standard
+            error goes there, and JSON elsewhere.
+        level: ``debug``, ``info``, ``warning`` or ``error``.
+        stream: where lines go.
+    """
+    out = stream if stream is not None else sys.stderr
+    console = form == "console" or (form == "auto" and out.isatty())
+    renderer: structlog.typing.Processor
+    if form == "journal" or (form == "auto" and stream is None and is_connected_to_stderr()):
+        renderer = _JournalRenderer(Journal())
+    elif console:
+        renderer = structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=_write_traceback)
+    else:
+        renderer = structlog.processors.JSONRenderer(serializer=to_json)
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *([] if console else [structlog.processors.format_exc_info]),
+            _EventPublisher(_LEVELS[level]),
+            *([_escape_values] if console else []),
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(min(_LEVELS[level], logging.INFO)),
+        logger_factory=structlog.WriteLoggerFactory(file=out),
+        cache_logger_on_first_use=False,
+    )
+    logger: FilteringBoundLogger = structlog.get_logger()
+    return logger

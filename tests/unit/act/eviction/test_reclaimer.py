@@ -1,0 +1,160 @@
+"""What the node gives back, step by step."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.act.eviction.reclaimer import Reclaimer
+from nodeagent.act.gc.outcomes import Outcome, PassEnd, PassReport, Result
+from nodeagent.errors import RuntimeRequestError, RuntimeUnsupportedError
+from nodeagent.model import NodeSnapshot, Role
+from nodeagent.model.pressure import FilesystemRole
+from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
+from nodeagent.plan.gc.images import ImageGCPolicy
+from nodeagent.plan.gc.planner import GCPolicy
+from nodeagent.plan.gc.scope import Scope
+from tests.unit.builders import NOW, RUNTIME, ago, container, image, log_directory, sandbox, used
+
+if TYPE_CHECKING:
+    from nodeagent.act.gc.collector import Preview
+    from nodeagent.model import Sandbox
+
+POLICY = GCPolicy(images=ImageGCPolicy(minimum_age_s=0.0))
+SNAPSHOT = NodeSnapshot(
+    NOW, RUNTIME, images=(image("old"), image("older")), image_usage={"old": used(9), "older": used(99)}
+)
+
+
+class Node:
+    def __init__(self, snapshot: NodeSnapshot = SNAPSHOT, outcome: Outcome = Outcome.DONE) -> None:
+        self.snapshot = snapshot
+        self.outcome = outcome
+        self.observed: list[Scope] = []
+        self.run_: list[Preview] = []
+        self.collections = 0
+        self.collect_error: Exception | None = None
+
+    async def observe(self, scope: Scope) -> NodeSnapshot:
+        self.observed.append(scope)
+        return self.snapshot
+
+    async def run(self, preview: Preview, stop: asyncio.Event) -> PassReport:
+        assert not stop.is_set()
+        self.run_.append(preview)
+        results = tuple(Result(each, self.outcome) for each in preview.removals)
+        return PassReport(
+            "id", preview.scope.value, "eviction", NOW, 0.1, False, preview.plans, results, PassEnd.COMPLETE
+        )
+
+    async def collect_garbage(self) -> None:
+        self.collections += 1
+        if self.collect_error is not None:
+            raise self.collect_error
+
+
+def step(action: ReclaimAction) -> ReclaimStep:
+    return ReclaimStep(action, FilesystemRole.IMAGEFS)
+
+
+async def test_all_unused_images_go_whatever_the_thresholds() -> None:
+    node = Node()
+    done = await Reclaimer(node.observe, POLICY, node.run).run(step(ReclaimAction.UNUSED_IMAGES), asyncio.Event())
+    assert done.report is not None
+    (preview,) = node.run_
+    assert node.observed == [Scope.IMAGES]
+    assert [each.id for each in preview.removals] == ["older", "old"]
+
+
+async def test_a_step_with_nothing_to_remove_runs_nothing() -> None:
+    node = Node()
+    reclaimer = Reclaimer(node.observe, POLICY, node.run)
+    for action in (ReclaimAction.DEAD_CONTAINERS, ReclaimAction.LOGS):
+        done = await reclaimer.run(step(action), asyncio.Event())
+        assert done.report is None
+    assert node.observed == [Scope.CONTAINERS] * 2
+    assert node.run_ == []
+
+
+async def test_each_step_has_its_own_plans() -> None:
+    reclaimer = Reclaimer(Node().observe, POLICY, Node().run)
+    kinds = {action: [plan.kind for plan in (await reclaimer.preview(step(action))).plans] for action in ReclaimAction}
+    assert kinds == {
+        ReclaimAction.DEAD_CONTAINERS: ["containers", "sandboxes"],
+        ReclaimAction.LOGS: ["logs"],
+        ReclaimAction.UNUSED_IMAGES: ["images"],
+    }
+
+
+DEAD = replace(
+    SNAPSHOT,
+    containers=(container("c", finished_s=1),),
+    sandboxes=(sandbox(created_s=7200),),
+    pod_log_directories=(log_directory("uid-web"),),
+    role=Role.STANDALONE,
+    booted_at=ago(9000),
+)
+EVICTED = {"uid-web": ("sb-web",)}
+
+
+@pytest.mark.parametrize(
+    ("error", "confirmed"),
+    [
+        (None, True),
+        (RuntimeUnsupportedError("leases.Create", "", "UNIMPLEMENTED", "not containerd"), True),
+        (RuntimeRequestError("leases.Delete", "", "DEADLINE_EXCEEDED", "busy"), False),
+    ],
+    ids=["collected", "not-containerd", "busy"],
+)
+async def test_removed_containers_are_confirmed_by_a_garbage_collection(
+    error: Exception | None, confirmed: bool
+) -> None:
+    node = Node(DEAD)
+    node.collect_error = error
+    reclaimer = Reclaimer(node.observe, POLICY, node.run, evicted=lambda: EVICTED, collect_garbage=node.collect_garbage)
+    done = await reclaimer.run(step(ReclaimAction.DEAD_CONTAINERS), asyncio.Event())
+    assert (done.confirmed, node.collections) == (confirmed, 1)
+    assert done.freed() is None  # containerd tells no size of a dead container's layer
+
+
+async def test_nothing_removed_is_not_confirmed_and_not_collected() -> None:
+    node = Node(DEAD, Outcome.CHANGED)
+    reclaimer = Reclaimer(node.observe, POLICY, node.run, evicted=lambda: EVICTED, collect_garbage=node.collect_garbage)
+    done = await reclaimer.run(step(ReclaimAction.DEAD_CONTAINERS), asyncio.Event())
+    assert (done.confirmed, node.collections, done.freed()) == (False, 0, 0)
+
+
+async def test_runtime_that_cannot_be_asked_leaves_the_removal_unconfirmed() -> None:
+    node = Node(DEAD)
+    reclaimer = Reclaimer(node.observe, POLICY, node.run, evicted=lambda: EVICTED)
+    assert not (await reclaimer.run(step(ReclaimAction.DEAD_CONTAINERS), asyncio.Event())).confirmed
+
+
+async def test_images_are_confirmed_by_their_removal() -> None:
+    node = Node()
+    done = await Reclaimer(node.observe, POLICY, node.run).run(step(ReclaimAction.UNUSED_IMAGES), asyncio.Event())
+    assert done.confirmed
+
+
+@pytest.mark.parametrize(
+    ("evicted", "sandboxes", "containers", "logs"),
+    [
+        pytest.param({}, (), [], [], id="nobody"),
+        pytest.param(EVICTED, (), ["container", "sandbox"], ["sandbox", "pod-log-directory"], id="this-pod"),
+        pytest.param({"another": ("sb-web",)}, (), [], [], id="another-pod"),
+        pytest.param(EVICTED, (sandbox(sandbox_id="sb-new", created_s=90),), [], [], id="pod-created-again"),
+        pytest.param(EVICTED, (sandbox(sandbox_id="sb-new", created_s=None),), [], [], id="order-of-sandboxes-unknown"),
+    ],
+)
+async def test_evicted_pod_leaves_its_containers_sandbox_and_logs_without_grace(
+    evicted: dict[str, tuple[str, ...]], sandboxes: tuple[Sandbox, ...], containers: list[str], logs: list[str]
+) -> None:
+    for order in (1, -1):
+        found = replace(DEAD, sandboxes=(*DEAD.sandboxes, *sandboxes)[::order])
+        reclaimer = Reclaimer(Node(found).observe, POLICY, Node().run, evicted=lambda: evicted)
+        for action, kinds in ((ReclaimAction.DEAD_CONTAINERS, containers), (ReclaimAction.LOGS, logs)):
+            preview = await reclaimer.preview(step(action))
+            assert [each.kind.value for each in preview.removals] == kinds, (order, action)

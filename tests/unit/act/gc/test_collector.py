@@ -1,0 +1,321 @@
+"""Whole passes on a simulated node: what is shown is what runs, and nothing goes that came into use."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.act.gc import collector as collect
+from nodeagent.act.gc.executor import BATCH
+from nodeagent.act.gc.outcomes import Outcome, PassEnd
+from nodeagent.errors import StoreError
+from nodeagent.model import Hold
+from nodeagent.plan.decision import Accounting, ItemKind
+from nodeagent.plan.gc.scope import Scope
+from tests.unit.act.conftest import POLICY
+
+if TYPE_CHECKING:
+    from nodeagent.act.gc.outcomes import PassReport
+    from tests.unit.act.conftest import Opener, Rig
+
+CHANGING = (
+    "RemoveImage",
+    "RemoveContainer",
+    "StopContainer",
+    "RemovePodSandbox",
+    "StopPodSandbox",
+    "Images.Delete",
+)
+
+
+async def run(rig: Rig, scope: Scope = Scope.IMAGES, *, max_rounds: int = 5) -> PassReport:
+    preview = await rig.collector.preview(scope)
+    return await rig.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=max_rounds)
+
+
+def outcomes(report: PassReport) -> dict[str, Outcome]:
+    return {result.decision.id: result.outcome for result in report.results}
+
+
+@pytest.mark.parametrize("profile", ["1.6", "1.7", "2.1"])
+async def test_a_run_removes_what_the_preview_names_and_a_second_nothing(rig: Opener, profile: str) -> None:
+    async with rig(profile=profile) as made:
+        preview = await made.collector.preview(Scope.ALL)
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
+        assert {each.decision.id for each in report.removed} == {each.id for each in preview.removals}
+        assert {each.kind for each in preview.removals} >= {ItemKind.IMAGE, ItemKind.CONTAINER, ItemKind.SANDBOX}
+        assert report.end is PassEnd.COMPLETE
+        assert report.after is not None
+        assert report.after.used_percent <= 80
+        assert (await made.collector.preview(Scope.ALL)).removals == ()
+
+
+async def test_a_dry_run_changes_nothing(rig: Opener) -> None:
+    async with rig(dry_run=True) as made:
+        report = await run(made, Scope.ALL)
+        assert {each.outcome for each in report.results} == {Outcome.DRY_RUN}
+        assert report.results
+        assert sum(made.server.faults.count(method) for method in CHANGING) == 0
+        assert report.freed_bytes is None
+
+
+async def test_an_image_that_comes_into_use_survives(rig: Opener) -> None:
+    async with rig() as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        victim = preview.removals[0]
+        made.node.start_container(victim.name)
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
+        assert outcomes(report)[victim.id] is Outcome.CHANGED
+        assert made.node.resolve_image(victim.name) == victim.id
+        assert report.end is PassEnd.COMPLETE
+
+
+async def test_one_that_comes_into_use_while_the_guard_looks_survives(rig: Opener) -> None:
+    async with rig() as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        victim = preview.removals[0]
+        made.server.faults.before("ImageStatus", lambda: made.node.start_container(victim.name), times=1)
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
+        assert outcomes(report)[victim.id] is Outcome.CHANGED
+
+
+async def test_an_image_already_gone_is_no_failure(rig: Opener) -> None:
+    async with rig() as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        made.node.remove_image(preview.removals[0].name)
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
+        assert outcomes(report)[preview.removals[0].id] is Outcome.GONE
+        assert report.failed == ()
+
+
+async def test_a_stuck_image_does_not_starve_the_rest(rig: Opener) -> None:
+    async with rig() as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        stuck = max(preview.removals, key=lambda each: each.frees_bytes or 0)
+        made.server.faults.fail("RemoveImage", stuck.id, times=99, status="INTERNAL", detail="busy")
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
+        assert outcomes(report)[stuck.id] is Outcome.FAILED
+        assert report.end is PassEnd.COMPLETE
+        assert {each.decision.id for each in report.removed} > {each.id for each in preview.removals} - {stuck.id}
+        assert made.server.faults.count("RemoveImage", stuck.id) == 1
+
+
+async def test_one_round_removes_nothing_that_was_not_shown(rig: Opener) -> None:
+    async with rig() as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        stuck = max(preview.removals, key=lambda each: each.frees_bytes or 0)
+        made.server.faults.fail("RemoveImage", stuck.id, times=99, status="INTERNAL", detail="busy")
+        stop = asyncio.Event()
+        report = await made.collector.run(preview, trigger="test", stop=stop, max_rounds=1)
+        assert {each.decision.id for each in report.removed} == {each.id for each in preview.removals} - {stuck.id}
+        assert report.end is PassEnd.SHORTFALL
+
+
+async def test_a_hung_removal_ends_by_its_deadline_and_is_looked_at_again(rig: Opener) -> None:
+    async with rig(deadlines={"RemoveImage": 0.2}) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        made.server.faults.delay("RemoveImage", None, times=1)
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
+        (failed,) = report.failed
+        assert "DEADLINE_EXCEEDED" in failed.detail
+        assert len(report.removed) >= len(preview.removals) - 1
+
+
+async def test_a_runtime_that_goes_away_ends_the_pass(rig: Opener) -> None:
+    async with rig() as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        second = preview.removals[1]
+        made.server.faults.fail("RemoveImage", second.id, times=1, status="UNAVAILABLE", detail="closing")
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
+        assert report.end is PassEnd.RUNTIME_LOST
+        assert [each.outcome for each in report.results[:3]] == [Outcome.DONE, Outcome.FAILED, Outcome.NOT_ATTEMPTED]
+
+
+async def test_told_to_stop_it_ends_between_two_items(rig: Opener) -> None:
+    async with rig() as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        stop = asyncio.Event()
+        report = await made.collector.run(preview, trigger="test", stop=stop, on_result=lambda _: stop.set())
+        assert report.end is PassEnd.CANCELLED
+        assert len(report.removed) == 1
+        assert {each.outcome for each in report.results[1:]} == {Outcome.NOT_ATTEMPTED}
+
+
+async def test_limits_per_pass_hold_over_all_rounds(rig: Opener) -> None:
+    policy = replace(POLICY, images=replace(POLICY.images, max_images_per_pass=2))
+    async with rig(policy=policy) as made:
+        report = await run(made)
+        assert len(report.removed) == 2
+        assert report.end is PassEnd.SHORTFALL
+        assert "limit-images-per-pass" in report.end_detail
+
+
+async def test_without_layers_the_measurement_ends_the_pass(rig: Opener) -> None:
+    async with rig(profile="cri-o") as made:
+        first = await made.collector.preview(Scope.IMAGES)
+        assert first.removals == ()  # this runtime does not tell when an image was pulled: all are new
+        made.node.advance(600)
+        preview = await made.collector.preview(Scope.IMAGES)
+        assert preview.plans[0].accounting is Accounting.UPPER_BOUND
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
+        assert report.after is not None
+        assert report.after.used_percent <= 80
+        needless = [each for each in report.results if each.outcome is Outcome.NOT_NEEDED]
+        assert all(each.decision.kind is ItemKind.IMAGE for each in needless)
+
+
+async def test_the_logs_of_a_removed_container_go_and_the_newest_stay(rig: Opener) -> None:
+    async with rig() as made:
+        preview = await made.collector.preview(Scope.CONTAINERS)
+        dead = {each.id for each in preview.removals if each.kind is ItemKind.CONTAINER}
+        await made.collector.run(preview, trigger="test", stop=asyncio.Event())
+        assert dead
+        links = [link for link in (made.logs / "containers").iterdir() if not link.exists()]
+        assert not [link for link in links if link.name.removesuffix(".log").rpartition("-")[2] in dead]
+
+
+@pytest.mark.parametrize("profile", ["1.6", "1.7", "2.1"])
+async def test_a_bulk_removal_does_the_same_with_one_collection(rig: Opener, profile: str) -> None:
+    async with rig(profile=profile, bulk=True) as made:
+        preview = await made.collector.preview(Scope.ALL)
+        images = {each.id for each in preview.removals if each.kind is ItemKind.IMAGE}
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
+        assert {each.decision.id for each in report.removed} == {each.id for each in preview.removals}
+        assert report.end is PassEnd.COMPLETE
+        assert made.server.faults.count("RemoveImage") == 0
+        assert made.server.faults.count("Leases.Delete") == 1
+        assert made.server.faults.count("Images.Delete") > len(images)
+        assert report.freed_bytes is not None
+        assert report.freed_bytes >= report.predicted_bytes > 0
+        assert (await made.collector.preview(Scope.ALL)).removals == ()
+
+
+async def test_in_bulk_an_image_that_comes_into_use_survives(rig: Opener) -> None:
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        victim = preview.removals[-1]
+        made.node.start_container(victim.name)
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
+        assert outcomes(report)[victim.id] is Outcome.CHANGED
+        assert made.node.resolve_image(victim.name) == victim.id
+
+
+async def test_a_name_that_cannot_be_deleted_sends_the_rest_through_cri(rig: Opener) -> None:
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        made.server.faults.fail("Images.Delete", None, times=1, status="INTERNAL", detail="busy")
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
+        assert {each.decision.id for each in report.removed} == {each.id for each in preview.removals}
+        assert made.server.faults.count("RemoveImage") >= 1
+
+
+async def test_a_collection_that_fails_is_told_and_nothing_is_lost(rig: Opener) -> None:
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        made.server.faults.fail("Leases.Create", None, times=9, status="INTERNAL", detail="busy")
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
+        assert {each.outcome for each in report.results} == {Outcome.DONE}
+        assert all("not confirmed" in each.detail for each in report.results)
+
+
+async def test_in_bulk_a_pass_told_to_stop_still_collects_what_it_began(rig: Opener) -> None:
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        stop = asyncio.Event()
+        assert len(preview.removals) > BATCH
+        report = await made.collector.run(preview, trigger="test", stop=stop, on_result=lambda _: stop.set())
+        assert report.end is PassEnd.CANCELLED
+        expected = [Outcome.DONE] * BATCH + [Outcome.NOT_ATTEMPTED] * (len(preview.removals) - BATCH)
+        assert [each.outcome for each in report.results] == expected
+        assert made.server.faults.count("Leases.Delete") == 1
+        assert report.freed_bytes == report.predicted_bytes
+
+
+async def test_in_bulk_a_runtime_that_goes_away_before_the_collection_ends_the_pass(rig: Opener) -> None:
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        made.server.faults.fail("Leases.Create", None, times=1, status="UNAVAILABLE", detail="closing")
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
+        assert report.end is PassEnd.RUNTIME_LOST
+        assert len(report.results) == len(preview.removals)
+
+
+async def test_a_hold_placed_after_the_plan_is_honoured(rig: Opener) -> None:
+    holds: list[Hold] = []
+    async with rig(bulk=True, read_holds=lambda: tuple(holds)) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        victim = preview.removals[0]
+        now = made.node.clock.now()
+        holds.append(Hold("1", victim.name, "why", "me", now, now + timedelta(hours=1)))
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
+        held = next(each for each in report.results if each.decision.id == victim.id)
+        assert (held.outcome, "hold 1" in held.detail) == (Outcome.CHANGED, True)
+
+
+async def test_holds_that_cannot_be_read_keep_every_image(rig: Opener) -> None:
+    def unreadable() -> tuple[Hold, ...]:
+        raise StoreError("holds.json: holds cannot be read: input/output error")
+
+    async with rig(read_holds=unreadable) as made:
+        (plan,) = (await made.collector.preview(Scope.IMAGES)).plans
+        assert plan.removals == ()
+        assert any("holds cannot be read" in warning for warning in plan.warnings)
+
+
+async def test_in_bulk_users_that_cannot_be_read_fail_the_items_and_not_the_pass(
+    rig: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect, "SETTLE_WITHIN_S", 0.0)  # what failed shares layers with the rest
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        made.server.faults.fail("ListPodSandbox", None, times=1, status="INTERNAL", detail="busy")
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
+        assert [each.outcome for each in report.results[:BATCH]] == [Outcome.FAILED] * BATCH
+        assert {each.outcome for each in report.results[BATCH:]} == {Outcome.DONE}
+
+
+async def test_in_bulk_an_image_that_is_given_a_name_meanwhile_stays(
+    rig: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect, "SETTLE_WITHIN_S", 0.0)
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        victim = preview.removals[0]
+        another = replace(made.node.store.names[victim.name], name="registry.example.com/late:v1")
+
+        def give_name() -> None:
+            made.node._set_name(another)
+
+        made.server.faults.before("Images.Delete", give_name, target=victim.id, times=1)
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
+        assert made.node.resolve_image(another.name) == victim.id
+        assert outcomes(report)[victim.id] is Outcome.CHANGED
+
+
+async def test_looks_at_the_same_time_take_nothing_from_each_other(rig: Opener) -> None:
+    async with rig(profile="2.1") as made:
+        node, faults = made.node, made.server.faults
+        image = next(iter(node.images.values()))
+        reference = image.repo_tags[0]
+        listed, go_on, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        faults.after("ListContainers", listed.set)
+        faults.delay("ListPodSandbox", go_on)
+        earlier = asyncio.ensure_future(made.observer.observe(Scope.IMAGES))
+        await asyncio.wait_for(listed.wait(), 20)
+        pod = node.add_pod("serving")
+        mounting = node.add_container(pod, "model", reference, volume_images=[reference])
+        slow = node.add_container(pod, "slow", reference)
+        faults.delay("ContainerStatus", ended, target=slow.id)
+        later = asyncio.ensure_future(made.observer.observe(Scope.IMAGES))
+        async with asyncio.timeout(20):
+            while mounting.id not in made.observer._details:  # noqa: ASYNC110 - nothing else tells
+                await asyncio.sleep(0)
+        go_on.set()
+        await earlier
+        ended.set()
+        found = {each.id: each for each in (await later).containers}
+        assert found[mounting.id].volume_images

@@ -1,0 +1,330 @@
+"""Stopping pods phase by phase, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodeagent.act.shutdown.executor import RunningPod, ShutdownRun
+from nodeagent.errors import RuntimeRequestError, RuntimeUnavailableError
+from nodeagent.model import PodOutcome, ShutdownPod
+from nodeagent.model.node_stop import StoppedPod
+from nodeagent.plan.shutdown.phases import Phase, fit_phases, two_bands
+from tests.support.virtual_time import now_ms, play
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nodeagent.plan.shutdown.phases import ShutdownBudget
+
+CRITICAL = 2_000_000_000
+TEN_AND_FIVE = two_bands(15, 5)
+
+
+def pod(name: str, priority: int = 0, *containers: str, grace_s: float | None = None) -> RunningPod:
+    ids = containers or (f"{name}-c",)
+    known = ShutdownPod(name, "shop", name, priority, container_ids=ids, termination_grace_s=grace_s)
+    return RunningPod(known, (f"{name}-s",))
+
+
+@dataclass
+class Runtime:
+    """Ends containers after so many seconds of TERM, ``None`` for never, and notes what it was told when.
+
+    Attributes:
+        up: what is listed; ``lists`` overrides that answer by answer.
+        deaf: containers for which no call is ever answered.
+        away_until_ms: before this no call gets through.
+    """
+
+    up: list[RunningPod] = field(default_factory=list)
+    takes_s: dict[str, float | None] = field(default_factory=dict)
+    deaf: set[str] = field(default_factory=set)
+    away_until_ms: int = 0
+    refuses: dict[str, int] = field(default_factory=dict)
+    stops: list[tuple[int, str, int]] = field(default_factory=list)
+    sandboxes: list[str] = field(default_factory=list)
+    ended: dict[str, int] = field(default_factory=dict)
+    on_list: Callable[[], None] = lambda: None
+
+    async def stop_container(self, container_id: str, timeout_s: int) -> None:
+        self._reach()
+        self.stops.append((now_ms(), container_id, timeout_s))
+        if self.refuses.get(container_id, 0):
+            self.refuses[container_id] -= 1
+            raise RuntimeRequestError("StopContainer", container_id, "UNKNOWN", "cannot")
+        if container_id in self.deaf:
+            await asyncio.Event().wait()
+        takes_s = self.takes_s.get(container_id, 0.0)
+        await asyncio.sleep(timeout_s if takes_s is None else min(takes_s, timeout_s))
+        self.ended.setdefault(container_id, now_ms())
+
+    async def stop_sandbox(self, sandbox_id: str) -> None:
+        self._reach()
+        self.sandboxes.append(sandbox_id)
+
+    async def list_pods(self) -> Sequence[RunningPod]:
+        self._reach()
+        self.on_list()
+        return [
+            replace(up, pod=replace(up.pod, container_ids=left))
+            for up in self.up
+            if (left := tuple(each for each in up.pod.container_ids if each not in self.ended))
+        ]
+
+    def _reach(self) -> None:
+        if now_ms() < self.away_until_ms:
+            raise RuntimeUnavailableError("gone")
+
+
+@dataclass
+class SignalReadings:
+    ended_ms: int
+    pods: dict[str, StoppedPod]
+    phases: list[tuple[int, str]]
+    run: ShutdownRun
+
+
+def run_down(
+    runtime: Runtime,
+    budget: ShutdownBudget | None = None,
+    *,
+    warm: Sequence[RunningPod] | None = None,
+    before: Sequence[StoppedPod] = (),
+    elapsed_ms: int = 0,
+) -> SignalReadings:
+    async def work() -> SignalReadings:
+        phases: list[tuple[int, str]] = []
+        run = ShutdownRun(
+            budget or fit_phases(TEN_AND_FIVE, 30_000_000),
+            runtime,
+            lambda: now_ms() + elapsed_ms,
+            runtime.list_pods,
+            on_phase=lambda name, _: phases.append((now_ms(), name)),
+            before={each.uid: each for each in before},
+        )
+        await run.carry_out(runtime.up if warm is None else warm)
+        ended_ms = now_ms()
+        await run.end_sandboxes(1.0)
+        return SignalReadings(ended_ms, {each.name: each for each in run.pods}, phases, run)
+
+    return play(work())
+
+
+def test_lower_priorities_go_first_and_leave_their_time_over() -> None:
+    runtime = Runtime([pod("web"), pod("dns", CRITICAL)], takes_s={"web-c": 2.0, "dns-c": 1.5})
+    seen = run_down(runtime)
+    assert seen.phases == [(0, "ordinary"), (2000, "critical")]
+    assert runtime.stops == [(0, "web-c", 10), (2000, "dns-c", 13)]
+    assert seen.ended_ms == 3500
+    assert {name: (each.outcome, each.took_ms) for name, each in seen.pods.items()} == {
+        "web": (PodOutcome.STOPPED, 2000),
+        "dns": (PodOutcome.STOPPED, 1500),
+    }
+    assert sorted(runtime.sandboxes) == ["dns-s", "web-s"]
+
+
+def test_a_pod_that_ignores_the_signal_is_killed_and_takes_nothing_from_the_next_phase() -> None:
+    runtime = Runtime([pod("stubborn"), pod("dns", CRITICAL)], takes_s={"stubborn-c": None, "dns-c": 4.0})
+    seen = run_down(runtime)
+    assert seen.phases == [(0, "ordinary"), (10_000, "critical")]
+    assert (seen.pods["stubborn"].outcome, seen.pods["stubborn"].took_ms) == (PodOutcome.KILLED, 10_000)
+    assert (10_000, "dns-c", 5) in runtime.stops
+    assert seen.pods["dns"].outcome is PodOutcome.STOPPED
+    assert seen.ended_ms == 14_000
+
+
+def test_a_pod_s_own_grace_is_kept_within_the_phase() -> None:
+    runtime = Runtime([pod("brief", grace_s=3)], takes_s={"brief-c": None})
+    seen = run_down(runtime)
+    assert runtime.stops == [(0, "brief-c", 3)]
+    assert (seen.pods["brief"].outcome, seen.ended_ms) == (PodOutcome.KILLED, 3000)
+
+
+def test_containers_of_a_pod_are_told_side_by_side() -> None:
+    runtime = Runtime([pod("web", 0, "a", "b", "c")], takes_s={"a": 1.0, "b": 2.0, "c": 3.0})
+    seen = run_down(runtime)
+    assert sorted(runtime.stops) == [(0, "a", 10), (0, "b", 10), (0, "c", 10)]
+    assert seen.ended_ms == 3000
+
+
+def test_scaled_phases_kill_between_whole_seconds() -> None:
+    budget = fit_phases(TEN_AND_FIVE, 5_000_000, reserve_ms=500)
+    runtime = Runtime([pod("stubborn"), pod("dns", CRITICAL)], takes_s={"stubborn-c": None, "dns-c": None})
+    seen = run_down(runtime, budget)
+    assert budget.granted_ms == 4500
+    assert runtime.stops == [(0, "stubborn-c", 3), (3000, "dns-c", 2), (4500, "dns-c", 0)]
+    assert seen.ended_ms <= budget.granted_ms
+
+
+def test_what_the_runtime_does_not_answer_is_given_up_before_the_limit() -> None:
+    budget = fit_phases(TEN_AND_FIVE, 10_000_000, reserve_ms=500)
+    runtime = Runtime([pod("web"), pod("hung", CRITICAL)], deaf={"hung-c"})
+    seen = run_down(runtime, budget)
+    assert seen.pods["web"].outcome is PodOutcome.STOPPED
+    assert seen.pods["hung"].outcome is PodOutcome.FAILED
+    assert "not known" in seen.pods["hung"].detail
+    assert budget.granted_ms <= seen.ended_ms < 10_000
+
+
+def test_a_hang_in_one_phase_does_not_hold_up_the_next() -> None:
+    runtime = Runtime([pod("hung"), pod("dns", CRITICAL)], deaf={"hung-c"})
+    seen = run_down(runtime)
+    assert (10_000, "dns-c", 5) in runtime.stops
+    assert seen.pods["dns"].outcome is PodOutcome.STOPPED
+    assert seen.pods["hung"].outcome is PodOutcome.FAILED
+
+
+def test_a_runtime_that_comes_back_in_time_is_asked_again() -> None:
+    runtime = Runtime([pod("web"), pod("dns", CRITICAL)], away_until_ms=3000)
+    seen = run_down(runtime)
+    assert {each.outcome for each in seen.pods.values()} == {PodOutcome.STOPPED}
+    assert 3000 <= seen.ended_ms <= 3500
+    assert all(at >= 3000 for at, _, _ in runtime.stops)
+
+
+def test_a_runtime_that_stays_away_costs_the_granted_time_at_most() -> None:
+    runtime = Runtime([pod("web"), pod("dns", CRITICAL)], away_until_ms=10**9)
+    seen = run_down(runtime)
+    assert {each.outcome for each in seen.pods.values()} == {PodOutcome.FAILED}
+    assert seen.ended_ms <= 17_000
+    assert seen.run.list_problem == "gone"
+
+
+def test_a_runtime_that_is_away_with_no_pod_known_is_given_up_soon() -> None:
+    seen = run_down(Runtime(away_until_ms=10**9), warm=())
+    assert (seen.pods, seen.ended_ms) == ({}, 2000)
+
+
+def test_a_refused_stop_is_tried_again() -> None:
+    runtime = Runtime([pod("web")], refuses={"web-c": 2})
+    seen = run_down(runtime)
+    assert seen.pods["web"].outcome is PodOutcome.STOPPED
+    assert [at for at, _, _ in runtime.stops] == [0, 200, 400]
+
+
+def test_a_pod_that_was_not_known_is_told_as_soon_as_it_is_listed() -> None:
+    runtime = Runtime([pod("old"), pod("new"), pod("dns", CRITICAL)], takes_s={"old-c": 1.0, "new-c": 2.0})
+    seen = run_down(runtime, warm=[pod("old")])
+    assert (0, "new-c", 10) in runtime.stops
+    assert [at for at, each, _ in runtime.stops if each == "dns-c"] == [2000]
+    assert {each.outcome for each in seen.pods.values()} == {PodOutcome.STOPPED}
+
+
+def test_containers_that_were_started_again_are_stopped_again() -> None:
+    runtime = Runtime([pod("web", 0, "web-1"), pod("dns", CRITICAL)], takes_s={"dns-c": 1.0})
+
+    def restart() -> None:
+        if "web-1" in runtime.ended and len(runtime.up) == 2:
+            runtime.up.append(pod("web", 0, "web-2"))
+
+    runtime.on_list = restart
+    seen = run_down(runtime)
+    assert "web-2" in runtime.ended
+    assert seen.pods["web"].outcome is PodOutcome.STOPPED
+
+
+def test_what_has_gone_meanwhile_counts_as_stopped() -> None:
+    runtime = Runtime([])
+    seen = run_down(runtime, warm=[pod("gone")])
+    assert seen.pods["gone"].outcome is PodOutcome.STOPPED
+
+
+def test_a_pod_without_containers_loses_its_sandbox() -> None:
+    bare = RunningPod(ShutdownPod("bare", "shop", "bare", 0), ("bare-s",))
+    runtime = Runtime([])
+    seen = run_down(runtime, warm=[bare])
+    assert (seen.pods["bare"].outcome, runtime.sandboxes, runtime.stops) == (PodOutcome.STOPPED, ["bare-s"], [])
+
+
+def test_it_goes_on_with_what_is_left_of_the_time() -> None:
+    before = [
+        StoppedPod("done", "shop", "done", "ordinary", outcome=PodOutcome.STOPPED, took_ms=900),
+        StoppedPod("slow", "shop", "slow", "ordinary", outcome=PodOutcome.STOPPING, asked_ms=0),
+    ]
+    runtime = Runtime([pod("slow", grace_s=8), pod("dns", CRITICAL)], takes_s={"slow-c": None, "dns-c": 1.0})
+    seen = run_down(runtime, before=before, elapsed_ms=6000)
+    assert runtime.stops[0] == (0, "slow-c", 2)
+    assert [stop for stop in runtime.stops if stop[1] == "dns-c"] == [(2000, "dns-c", 7)]
+    assert seen.pods["done"] == before[0]
+    assert (seen.pods["slow"].outcome, seen.pods["slow"].took_ms) == (PodOutcome.KILLED, 8000)
+
+
+def test_a_phase_whose_time_is_over_is_killed_at_once() -> None:
+    runtime = Runtime([pod("late"), pod("dns", CRITICAL)], takes_s={"dns-c": 1.0})
+    seen = run_down(runtime, elapsed_ms=11_000)
+    assert (0, "late-c", 0) in runtime.stops
+    assert (0, "dns-c", 4) in runtime.stops
+    assert seen.pods["late"].outcome is PodOutcome.KILLED
+    assert seen.ended_ms == 1000
+
+
+def test_cancelled_it_leaves_alone_what_was_not_told() -> None:
+    async def work() -> tuple[Runtime, dict[str, StoppedPod]]:
+        runtime = Runtime([pod("web"), pod("dns", CRITICAL)], takes_s={"web-c": 5.0})
+        run = ShutdownRun(fit_phases(TEN_AND_FIVE, None), runtime, now_ms, runtime.list_pods)
+        task = asyncio.ensure_future(run.carry_out(runtime.up))
+        await asyncio.sleep(1.0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(60.0)
+        return runtime, {each.name: each for each in run.pods}
+
+    runtime, pods = play(work())
+    assert [stop[1] for stop in runtime.stops] == ["web-c"]
+    assert (pods["web"].outcome, pods["dns"].outcome) == (PodOutcome.STOPPING, None)
+
+
+@given(
+    pods=st.lists(
+        st.tuples(
+            st.sampled_from([-5, 0, 500, 1000, CRITICAL]),
+            st.one_of(st.none(), st.floats(0, 40)),
+            st.one_of(st.none(), st.integers(0, 30)),
+            st.booleans(),
+        ),
+        max_size=12,
+    ),
+    seconds=st.lists(st.integers(0, 12), min_size=3, max_size=3),
+    limit_s=st.one_of(st.none(), st.integers(0, 40)),
+    elapsed_ms=st.integers(0, 30_000),
+    known=st.integers(0, 12),
+)
+@settings(max_examples=300, deadline=None)
+def test_order_and_time_hold_whatever_pods_do(
+    pods: list[tuple[int, float | None, int | None, bool]],
+    seconds: list[int],
+    limit_s: int | None,
+    elapsed_ms: int,
+    known: int,
+) -> None:
+    phases = tuple(
+        Phase(str(minimum), each, minimum) for minimum, each in zip((0, 1000, CRITICAL), seconds, strict=True)
+    )
+    budget = fit_phases(phases, None if limit_s is None else limit_s * 10**6, reserve_ms=500)
+    up = [pod(f"p{index}", priority, grace_s=grace) for index, (priority, _, grace, _) in enumerate(pods)]
+    runtime = Runtime(up, {f"p{index}-c": takes for index, (_, takes, _, _) in enumerate(pods)})
+    runtime.deaf = {f"p{index}-c" for index, (*_, deaf) in enumerate(pods) if deaf}
+    seen = run_down(runtime, budget, warm=up[:known], elapsed_ms=elapsed_ms)
+    phase_of = {
+        f"p{index}-c": sum(priority >= each for each in (1000, CRITICAL)) for index, (priority, *_) in enumerate(pods)
+    }
+    first: dict[str, int] = {}
+    for at, each, _ in runtime.stops:
+        first.setdefault(each, at)
+    for each, at in first.items():
+        begun = seen.phases[phase_of[each]][0]
+        assert at >= begun
+        for other, other_at in first.items():
+            if phase_of[other] < phase_of[each]:
+                assert other_at <= at
+    assert set(seen.pods) == {f"p{index}" for index in range(len(pods))}
+    assert seen.ended_ms + elapsed_ms <= seen.run.ends_ms
+    for each_pod in seen.pods.values():
+        assert each_pod.outcome is not PodOutcome.STOPPING

@@ -1,0 +1,216 @@
+"""A kubelet's configuration becomes ours, and nothing of it is lost in silence."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.config.kubelet_import import Imported, import_kubelet, read_kubelet
+from nodeagent.config.loading import load
+from nodeagent.config.models import Config
+from nodeagent.config.policies import settings
+from nodeagent.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEAD = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+WHOLE = """\
+authentication: {anonymous: {enabled: false}}
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+evictionHard:
+  memory.available: 200Mi
+  nodefs.available: "0%"
+  nodefs.inodesFree: 5000
+evictionSoft: {memory.available: 500Mi}
+evictionSoftGracePeriod: {memory.available: 1m30s}
+evictionMinimumReclaim: {imagefs.available: 2Gi}
+evictionPressureTransitionPeriod: 0s
+evictionMaxPodGracePeriod: 60
+imageGCHighThresholdPercent: 70
+imageGCLowThresholdPercent: 60
+imageMinimumGCAge: 0s
+imageMaximumGCAge: 168h0m0s
+localStorageCapacityIsolation: false
+podLogsDir: /srv/pods
+readOnlyPort: 10255
+shutdownGracePeriod: 45s
+staticPodPath: /srv/manifests
+systemReserved: {cpu: 100m}
+"""
+
+
+def of(text: str) -> Imported:
+    return import_kubelet(read_kubelet(HEAD + text))
+
+
+def values(imported: Imported) -> dict[str, object]:
+    return {each.key: each.value for each in imported.taken}
+
+
+def reasons(imported: Imported) -> dict[str, str]:
+    return {each.field: each.reason for each in imported.left}
+
+
+def test_everything_with_a_counterpart_is_taken_over() -> None:
+    imported = of(WHOLE)
+    assert values(imported) == {
+        "runtime.endpoint": "unix:///run/containerd/containerd.sock",
+        "image_gc.high_threshold_percent": 70,
+        "image_gc.low_threshold_percent": 60,
+        "image_gc.minimum_age": "2m",
+        "image_gc.maximum_unused_age": "168h0m0s",
+        "container_gc.pod_log_root": "/srv/pods",
+        "eviction.hard": "memory.available<200Mi,nodefs.available<0%,nodefs.inodesFree<5000",
+        "eviction.soft": "memory.available<500Mi",
+        "eviction.soft_grace_period": "memory.available=1m30s",
+        "eviction.minimum_reclaim": "imagefs.available=2Gi",
+        "eviction.pressure_transition_period": "5m",
+        "eviction.max_pod_grace_period": "60s",
+        "eviction.local_storage_isolation": False,
+        "kubelet.url": "http://127.0.0.1:10255",
+        "kubelet.manifests": "/srv/manifests",
+        "shutdown.grace_period": "45s",
+        "shutdown.grace_period_critical": "0s",
+    }
+    assert set(reasons(imported)) == {"authentication", "systemReserved"}
+    assert not any(each.faulty for each in imported.left)
+
+
+def test_what_is_written_can_be_loaded_and_means_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(of(WHOLE).to_toml())
+    made = settings(load(path, {}, {}).config)
+    hard = [each.text for each in made.eviction.thresholds if each.hard]
+    assert hard == ["memory.available<200Mi", "nodefs.inodesFree<5000", "allocatableMemory.available<200Mi"]
+    assert [phase.seconds for phase in made.shutdown.phases] == [45.0, 0.0]
+
+
+def test_json_is_taken_as_well() -> None:
+    document = {
+        "kind": "KubeletConfiguration",
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "evictionHard": {"memory.available": "5%"},
+        "mergeDefaultEvictionSettings": True,
+    }
+    imported = import_kubelet(read_kubelet(json.dumps(document)))
+    assert values(imported)["eviction.hard"] == (
+        "memory.available<5%,nodefs.available<10%,nodefs.inodesFree<5%,imagefs.available<15%,imagefs.inodesFree<5%"
+    )
+
+
+def test_phases_by_priority_are_sorted() -> None:
+    imported = of(
+        "shutdownGracePeriod: 0s\nshutdownGracePeriodByPodPriority:\n"
+        "- {priority: 2000000000, shutdownGracePeriodSeconds: 10}\n- {priority: 0, shutdownGracePeriodSeconds: 60}\n"
+    )
+    assert values(imported) == {
+        "shutdown.by_priority": (
+            {"min_priority": 0, "seconds": 60.0},
+            {"min_priority": 2_000_000_000, "seconds": 10.0},
+        )
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "words"),
+    [
+        ("imageGCHighThresholdPercent: 50", "imageGCHighThresholdPercent", "must be below"),
+        ("imageGCHighThresholdPercent: '50'", "imageGCHighThresholdPercent", "must be a whole number"),
+        ("evictionHard: {memory.available: lots}", "evictionHard", "lots"),
+        ("evictionHard: {memory.available<1,x: 5}", "evictionHard", "is not a signal"),
+        ("evictionHard: [memory.available]", "evictionHard", "must be a mapping"),
+        ("evictionHard: {memory.free: 5%}", "evictionHard", "memory.free"),
+        ("evictionSoft: {memory.available: 1Gi}", "evictionSoft", "no grace period"),
+        ("evictionMaxPodGracePeriod: -1", "evictionMaxPodGracePeriod", "from 0 up"),
+        ("shutdownGracePeriod: 10s\nshutdownGracePeriodCriticalPods: 20s", "shutdownGracePeriod", "cannot be more"),
+        ("shutdownGracePeriodByPodPriority: [{prio: 1}]", "shutdownGracePeriodByPodPriority", "must be a list"),
+        ("containerRuntimeEndpoint: tcp://x", "containerRuntimeEndpoint", "must be a unix socket"),
+        ("staticPodPath: manifests", "staticPodPath", "must be an absolute path"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_named(text: str, field: str, words: str) -> None:
+    imported = of(f"podLogsDir: /srv/pods\n{text}\n")
+    assert words in reasons(imported)[field]
+    assert next(each for each in imported.left if each.field == field).faulty
+    assert values(imported) == {"container_gc.pod_log_root": "/srv/pods"}
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "words"),
+    [
+        ("evictionHard: {}", "evictionHard", "the defaults hold"),
+        ("readOnlyPort: 0", "readOnlyPort", "kubelet.url"),
+        ("readOnlyPort: 10255\naddress: 192.0.2.1", "address", "own addresses"),
+        ("containerRuntimeEndpoint: ''", "containerRuntimeEndpoint", "is looked for"),
+        ("evictionSoft:", "evictionSoft", "has no value"),
+        ("noSuchField: 1", "noSuchField", "kubelet's own work"),
+        ("runtimeRequestTimeout: 2m0s", "runtimeRequestTimeout", "runtime.removal_timeout"),
+    ],
+)
+def test_what_has_no_counterpart_is_named_with_the_reason(text: str, field: str, words: str) -> None:
+    imported = of(text)
+    assert words in reasons(imported)[field]
+    assert not any(each.faulty for each in imported.left)
+    assert values(imported) == {}
+
+
+def test_a_shutdown_without_a_grace_period_is_remarked_upon() -> None:
+    assert "shutdownGracePeriod" in of("").notes[0]
+    assert of("shutdownGracePeriod: 30s").notes == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "it is empty"),
+        ("kind: Pod", "it has: Pod"),
+        ("- 1", "it has: a list of 1"),
+        (f"{HEAD}---\n{HEAD}", "2 documents"),
+        ("kind: KubeletConfiguration\napiVersion: v1", "apiVersion = v1: must begin with"),
+        ("{", "neither YAML nor JSON"),
+        ("a: !!python/object:os.system {}", "neither YAML nor JSON"),
+        ("[" * 5000, "neither YAML nor JSON"),
+        ("# " + "x" * (1 << 20), "longer than"),
+    ],
+)
+def test_what_is_no_kubelet_configuration_is_refused(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_kubelet(text)
+
+
+FIELDS = sorted(
+    {line.partition(":")[0] for line in WHOLE.splitlines() if not line.startswith(" ")}
+    | {"shutdownGracePeriodByPodPriority", "shutdownGracePeriodCriticalPods", "mergeDefaultEvictionSettings", "address"}
+)
+ATOMS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | st.sampled_from(["5%", "1m"])
+VALUES = st.recursive(
+    ATOMS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["memory.available", "priority"]) | st.text(max_size=9), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=9), VALUES, max_size=6))
+def test_every_field_is_taken_over_or_named_and_the_rest_is_good(fields: dict[str, object]) -> None:
+    imported = import_kubelet(fields)
+    sources = {name for each in imported.taken for name in each.fields.split(" and ")}
+    assert set(fields) <= sources | {each.field for each in imported.left}
+    Config.model_validate(tomllib.loads(imported.to_toml()))
+
+
+@given(st.text(max_size=300) | st.text(max_size=300).map(lambda text: HEAD + text))
+def test_any_text_is_taken_or_refused_in_words(text: str) -> None:
+    try:
+        fields = read_kubelet(text)
+    except ConfigError:
+        return
+    import_kubelet(fields)

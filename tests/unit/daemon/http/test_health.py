@@ -1,0 +1,103 @@
+"""When the agent counts as alive and as ready, and the reasons that are given where it does not."""
+
+from __future__ import annotations
+
+import io
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from nodeagent.config.handoff import checked
+from nodeagent.config.settings import Origin
+from nodeagent.daemon.context import DaemonContext
+from nodeagent.daemon.http.health import not_alive, not_ready
+from nodeagent.daemon.loop_status import LoopStatuses
+from nodeagent.daemon.pass_lock import PassLock, Pause
+from nodeagent.telemetry import logging as log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nodeagent.act.agent import Agent
+
+
+class Clock:
+    at_s = 0.0
+
+    def now(self) -> datetime:
+        return datetime(2026, 1, 10, tzinfo=UTC)
+
+    def monotonic_s(self) -> float:
+        return self.at_s
+
+
+def healthy() -> tuple[DaemonContext, Clock]:
+    clock = Clock()
+    made = DaemonContext(
+        checked(Origin()), log.configure("json", "info", io.StringIO()), clock, LoopStatuses(clock), PassLock(clock)
+    )
+    made.agent = cast("Agent", object())
+    made.loop_statuses.waiting("images", 60, 10)
+    return made, clock
+
+
+def lose_runtime(context: DaemonContext, _: Clock) -> None:
+    context.counters.count_event({"event": "runtime_unavailable", "loop": "images"})
+
+
+def lose_and_find_runtime(context: DaemonContext, clock: Clock) -> None:
+    lose_runtime(context, clock)
+    context.counters.count_event({"event": "runtime_available", "loop": "images"})
+
+
+def take_agent(context: DaemonContext, _: Clock) -> None:
+    context.agent = None
+
+
+def take_agent_and_runtime(context: DaemonContext, clock: Clock) -> None:
+    take_agent(context, clock)
+    lose_runtime(context, clock)
+
+
+def stick(context: DaemonContext, clock: Clock) -> None:
+    del context
+    clock.at_s = 71
+
+
+def pause(*askers: str) -> Callable[[DaemonContext, Clock], None]:
+    def hold(context: DaemonContext, _: Clock) -> None:
+        for who in askers:
+            context.pass_lock.hold(Pause(who, "why"))
+
+    return hold
+
+
+@pytest.mark.parametrize(
+    ("happens", "alive", "ready"),
+    [
+        (lambda *_: None, (), ()),
+        (lose_runtime, (), ("the container runtime does not answer",)),
+        (lose_and_find_runtime, (), ()),
+        (take_agent, (), ("the agent is not composed: it starts, reloads, or there is no container runtime",)),
+        (
+            take_agent_and_runtime,
+            (),
+            ("the agent is not composed: it starts, reloads, or there is no container runtime",),
+        ),
+        (stick, ("no progress: images",), ("no progress: images",)),
+        (pause("shutdown"), (), ("shutdown: why",)),
+        (pause("operator"), (), ()),
+        (pause("operator", "shutdown"), (), ("shutdown: why",)),
+        (lambda context, _: context.stop.set(), (), ("the agent is stopping",)),
+        (lambda context, _: context.loop_statuses.off("images", "not enabled"), (), ()),
+    ],
+    ids=["well", "lost", "found", "no-agent", "neither", "stuck", "shutdown", "paused", "both", "stopping", "off"],
+)
+async def test_reasons(
+    happens: Callable[[DaemonContext, Clock], None], alive: tuple[str, ...], ready: tuple[str, ...]
+) -> None:
+    made, clock = healthy()
+    happens(made, clock)
+    assert not_alive(made) == alive
+    assert not_ready(made) == ready

@@ -1,0 +1,311 @@
+"""What is told to Prometheus: every declared metric, in both forms, as another reader understands them."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import parser
+from prometheus_client.openmetrics import parser as openmetrics_parser
+
+from nodeagent.act.agent import open_agent
+from nodeagent.config.eviction import EvictionSettings
+from nodeagent.config.handoff import checked
+from nodeagent.config.settings import Origin
+from nodeagent.daemon.context import DaemonContext
+from nodeagent.daemon.http.metrics import OPENMETRICS, Exposition, SignalReader
+from nodeagent.daemon.loop_status import LoopStatuses
+from nodeagent.daemon.pass_lock import PassLock, Pause
+from nodeagent.host.signals import SignalPaths
+from nodeagent.model.pressure import FilesystemLayout, Moment, NodeCondition, Observation, Signal
+from nodeagent.observe.eviction_signals import SignalLayout, SignalReadings
+from nodeagent.plan.eviction.grammar import parse_thresholds
+from nodeagent.plan.eviction.state import EvictionState
+from nodeagent.sim.node import SimNode
+from nodeagent.sim.server import SimServer
+from nodeagent.telemetry import logging as log
+from nodeagent.telemetry.counters import METRICS, Kind
+from tests.unit.telemetry.test_counters import CALLS, CASES
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from prometheus_client.metrics_core import Metric as Family
+
+    from nodeagent.act.agent import Agent
+
+T0 = datetime(2026, 1, 10, tzinfo=UTC)
+GIB = float(1 << 30)
+
+
+class Clock:
+    at_s = 0.0
+
+    def now(self) -> datetime:
+        return T0
+
+    def monotonic_s(self) -> float:
+        return self.at_s
+
+
+def context(clock: Clock | None = None) -> DaemonContext:
+    clock = clock or Clock()
+    return DaemonContext(
+        checked(Origin()), log.configure("json", "info", io.StringIO()), clock, LoopStatuses(clock), PassLock(clock)
+    )
+
+
+def looked(
+    *observed: tuple[Signal, float, float],
+) -> Callable[[], Awaitable[tuple[SignalLayout, SignalReadings] | None]]:
+    """Return a look at a node with these readings."""
+    thresholds = parse_thresholds(
+        hard="memory.available<1Gi,nodefs.available<10%,memory.psi.full>20",
+        soft="memory.available<3Gi",
+        soft_grace_period="memory.available=1m",
+        minimum_reclaim="",
+    )
+    ground = SignalLayout(SignalPaths("/"), FilesystemLayout.SINGLE, thresholds)
+    at = Moment(T0, 0.0)
+
+    async def look() -> tuple[SignalLayout, SignalReadings]:
+        return ground, SignalReadings(tuple(Observation(*each, at) for each in observed), (), at)
+
+    return look
+
+
+async def nothing() -> None:
+    return None
+
+
+def read(kind: str, body: bytes) -> dict[str, Family]:
+    """Return the metrics of a text, as the library's parsers understand it."""
+    if kind.startswith(OPENMETRICS):
+        families = list(openmetrics_parser.text_string_to_metric_families(body.decode()))  # type: ignore[no-untyped-call]
+    else:
+        families = list(parser.text_string_to_metric_families(body.decode()))
+    assert len({each.name for each in families}) == len(families)
+    return {each.name: each for each in families}
+
+
+async def values(
+    made: DaemonContext, look: Callable[[], Awaitable[tuple[SignalLayout, SignalReadings] | None]] = nothing
+) -> dict[str, float]:
+    """Return every sample by its name and label values."""
+    kind, body = await Exposition(made, look).render("")
+    return {
+        " ".join((sample.name, *sample.labels.values())): sample.value
+        for family in read(kind, body).values()
+        for sample in family.samples
+    }
+
+
+def full() -> DaemonContext:
+    """Return a station at which everything has happened."""
+    made = context()
+    for case in CASES:
+        for each in case[0]:
+            made.counters.count_event(each)
+    for call in CALLS:
+        for one in call[0]:
+            made.counters.call(*one)
+    made.loop_statuses.ended("images", "complete")
+    made.lock_held = True
+    made.agent = cast("Agent", _Agent())
+    return made
+
+
+class _Agent:
+    """What of an agent is asked how well it remembers."""
+
+    class store:  # noqa: N801 - stands for the attribute
+        class health:  # noqa: N801
+            persistent = True
+
+    class history:  # noqa: N801
+        problem = "disk full"
+
+
+EVERYTHING = looked((Signal.MEMORY_AVAILABLE, 2 * GIB, 8 * GIB), (Signal.MEMORY_PSI_FULL, 30.0, 100.0))
+
+
+@pytest.mark.parametrize("accepts", ["", "text/plain", f"{OPENMETRICS};version=1.0.0;q=0.8,text/plain;q=0.5"])
+async def test_everything_declared_is_told(accepts: str) -> None:
+    kind, body = await Exposition(full(), EVERYTHING).render(accepts)
+    assert kind.startswith(OPENMETRICS if OPENMETRICS in accepts else "text/plain; version=0.0.4")
+    found = read(kind, body)
+    ours = {name: each for name, each in found.items() if not name.startswith("process_")}
+    assert set(ours) == {name.removesuffix("_total") for name in METRICS}
+    assert {"process_cpu_seconds", "process_resident_memory_bytes"} <= set(found)
+    for name, metric in METRICS.items():
+        family = ours[name.removesuffix("_total")]
+        assert (family.documentation, family.type) == (metric.text, metric.kind), name
+        assert all({*sample.labels} - {"le"} == {*metric.labels} for sample in family.samples), name
+        if metric.kind is not Kind.HISTOGRAM:
+            assert {sample.name for sample in family.samples} == {name}
+
+
+async def test_both_forms_tell_the_same() -> None:
+    made = Exposition(full(), EVERYTHING)
+
+    def samples(families: dict[str, Family]) -> set[tuple[str, tuple[tuple[str, str], ...], float]]:
+        return {
+            (each.name, tuple(sorted(each.labels.items())), each.value)
+            for name, family in families.items()
+            if not name.startswith("process_")
+            for each in family.samples
+        }
+
+    assert samples(read(*await made.render(""))) == samples(read(*await made.render(OPENMETRICS)))
+
+
+async def test_a_fresh_daemon_tells_counters_as_0_and_nothing_it_does_not_know() -> None:
+    found = await values(context())
+    assert found["nodeagent_ready"] == 0
+    assert found["nodeagent_runtime_up"] == 0
+    assert found["nodeagent_unclean_stops_total"] == 0
+    assert found["nodeagent_evictions_withheld_total no-pod"] == 0
+    assert not any(each.startswith(("nodeagent_memory_persistent", "nodeagent_signal")) for each in found)
+    assert "nodeagent_inhibitor_lock_held" not in found
+    assert "kubelet_graceful_shutdown_start_time_seconds" not in found
+
+
+async def test_the_state_of_the_agent() -> None:
+    made = full()
+    made.counters.runtime_down.clear()
+    found = await values(made)
+    assert found["nodeagent_ready"] == found["nodeagent_runtime_up"] == found["nodeagent_config_ok"] == 1
+    assert found["nodeagent_memory_persistent images"] == 1
+    assert found["nodeagent_memory_persistent history"] == 0
+    assert found["nodeagent_inhibitor_lock_held"] == 1
+    assert found["nodeagent_dry_run"] == found["nodeagent_paused"] == 0
+    made.counters.runtime_down.add("images")
+    made.config_problem, made.lock_held = "bad", False
+    made.settings = replace(made.settings, dry_run=True)
+    made.pass_lock.hold(Pause("operator", "why"))
+    found = await values(made)
+    assert found["nodeagent_ready"] == found["nodeagent_runtime_up"] == found["nodeagent_config_ok"] == 0
+    assert found["nodeagent_inhibitor_lock_held"] == 0
+    assert found["nodeagent_dry_run"] == found["nodeagent_paused"] == 1
+
+
+async def test_duties_are_told_one_by_one() -> None:
+    clock = Clock()
+    made = context(clock)
+    made.loop_statuses.off("eviction", "not enabled")
+    made.loop_statuses.ended("images", "complete")
+    made.loop_statuses.ended("images", "crashed", failed=True)
+    made.loop_statuses.running("images", 10)
+    clock.at_s = 11
+    found = await values(made)
+    assert (found["nodeagent_task_enabled eviction"], found["nodeagent_task_enabled images"]) == (0, 1)
+    assert "nodeagent_task_runs_total eviction" not in found
+    assert (found["nodeagent_task_runs_total images"], found["nodeagent_task_failures_total images"]) == (2, 1)
+    assert found["nodeagent_task_stuck images"] == 1
+    assert found["nodeagent_task_end_timestamp_seconds images"] == T0.timestamp()
+
+
+async def test_thresholds_and_their_distances() -> None:
+    made = context()
+    made.eviction = EvictionState(reported=frozenset({NodeCondition.MEMORY_PRESSURE}))
+    found = await values(made, EVERYTHING)
+    hard, soft, stall = (
+        f"{text} {signal} {kind}"
+        for text, signal, kind in (
+            ("memory.available<1Gi", "memory.available", "hard"),
+            ("memory.available<3Gi", "memory.available", "soft"),
+            ("memory.psi.full>20%", "memory.psi.full", "hard"),
+        )
+    )
+    assert [found[f"nodeagent_threshold_met {each}"] for each in (hard, soft, stall)] == [0, 1, 1]
+    assert [found[f"nodeagent_threshold_distance {each}"] for each in (hard, soft, stall)] == [GIB, -GIB, -10]
+    assert [found[f"nodeagent_threshold_limit {each}"] for each in (hard, soft, stall)] == [GIB, 3 * GIB, 20]
+    assert not any("nodefs" in each for each in found)  # it was not read
+    assert found["nodeagent_signal_available memory.available"] == 2 * GIB
+    assert found["nodeagent_signal_capacity memory.available"] == 8 * GIB
+    assert found["nodeagent_pressure_stall_percent memory full"] == 30
+    assert found["nodeagent_node_condition MemoryPressure"] == 1
+    assert found["nodeagent_node_condition DiskPressure"] == 0
+
+
+async def test_a_histogram_adds_up() -> None:
+    made = context()
+    for took_s in (0.3, 0.6, 1e9):
+        made.counters.count_event({"event": "evicted", "signal": "s", "outcome": "evicted", "took_s": took_s})
+    found = await values(made)
+    name = "nodeagent_eviction_duration_seconds"
+    assert [found[f"{name}_bucket {bound}"] for bound in ("0.25", "0.5", "1.0", "300.0", "+Inf")] == [0, 1, 2, 2, 3]
+    assert (found[f"{name}_count"], found[f"{name}_sum"]) == (3, 1e9 + 0.9)
+
+
+@given(st.text(max_size=20))
+async def test_any_label_value_is_told_as_it_is(text: str) -> None:
+    made = context()
+    made.counters.count_event({"event": "reclaimed", "threshold": text or "x"})
+    for accepts in ("", OPENMETRICS):
+        kind, body = await Exposition(made, nothing).render(accepts)
+        (sample,) = (each for each in read(kind, body)["nodeagent_reclaims"].samples if each.name.endswith("_total"))
+        assert sample.labels == {"threshold": text or "x"}
+
+
+async def test_the_signals_of_a_node_are_read_whether_pods_are_evicted_or_not(tmp_path: Path) -> None:
+    clock = Clock()
+    made = context(clock)
+    look = SignalReader(made)
+    assert await look.look() is None
+    async with SimServer(SimNode(), tmp_path / "s") as server:
+        made.settings = replace(
+            made.settings,
+            endpoint=server.endpoint,
+            state_directory=tmp_path / "state",
+            imagefs_path=str(tmp_path),
+            eviction=EvictionSettings(enabled=False),
+        )
+        async with open_agent(made.settings, record=False, dry_run=True, clock=clock) as agent:
+            made.agent = agent
+            first = await look.look()
+            assert first is not None
+            assert first[0].paths.imagefs == str(tmp_path)
+            assert Signal.MEMORY_AVAILABLE in {each.signal for each in first[1].observations}
+    clock.at_s = 1e6  # it was surveyed, so the runtime that is gone is not asked again
+    again = await look.look()
+    assert again is not None
+    assert again[0] is first[0]
+
+
+async def test_without_a_runtime_the_rest_is_read(tmp_path: Path) -> None:
+    made = context()
+    made.settings = replace(made.settings, endpoint=f"unix://{tmp_path}/none", state_directory=tmp_path / "state")
+    async with open_agent(made.settings, record=False, dry_run=True, clock=Clock()) as agent:
+        made.agent = agent
+        found = await SignalReader(made).look()
+    assert found is not None
+    signals = {each.signal for each in found[1].observations}
+    assert Signal.NODEFS_AVAILABLE in signals
+    assert Signal.IMAGEFS_AVAILABLE not in signals
+
+
+def test_of_the_library_only_what_is_used_is_loaded() -> None:
+    program = (
+        "import sys; from nodeagent.daemon import metrics; loaded = set(sys.modules); import prometheus_client; "
+        "prometheus_client.start_http_server; print(*sorted(loaded))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=Path(__file__).parents[4],
+    )
+    loaded = set(ended.stdout.split())
+    assert "prometheus_client.registry" in loaded
+    assert not loaded & {"prometheus_client", "prometheus_client.exposition", "http.server", "wsgiref", "pydantic"}

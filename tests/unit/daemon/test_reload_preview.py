@@ -1,0 +1,160 @@
+"""What a reload is told to change, on a simulated node's runtime and this machine's own signals."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nodeagent.act.agent import open_agent
+from nodeagent.config.handoff import checked
+from nodeagent.config.settings import Origin
+from nodeagent.daemon.reload_preview import log_reload_effect
+from nodeagent.errors import RuntimeUnavailableError
+from nodeagent.model import ContainerState
+from nodeagent.sim.content import Layer
+from nodeagent.sim.node import SimNode
+from nodeagent.sim.server import SimServer
+from nodeagent.telemetry import logging as log
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodeagent.config.settings import Settings
+
+IMAGE = "registry.example/app:v1"
+ALWAYS_MET = "nodefs.available<99.9999%"
+QUIET: dict[str, str | int] = {"eviction.enabled": "off"}
+KEEPS_ALL: dict[str, str | int] = {"container_gc.max_per_pod_container": 9}
+KEEPS_NONE: dict[str, str | int] = {"container_gc.max_per_pod_container": 0}
+
+
+def evicting(hard: str, soft: str = "", grace: str = "") -> dict[str, str | int]:
+    return {
+        "eviction.enabled": "on",
+        "eviction.hard": hard,
+        "eviction.soft": soft,
+        "eviction.soft_grace_period": grace,
+    }
+
+
+def made(tmp_path: Path, change: dict[str, str | int]) -> Settings:
+    path = tmp_path / "config.toml"
+    path.write_text(
+        f'role = "standalone"\n[container_gc]\nminimum_age = "0s"\npod_log_root = "{tmp_path}/pods"\n'
+        f'container_log_root = "{tmp_path}/containers"\n'
+    )
+    words = {"runtime.endpoint": f"unix://{tmp_path}/cri.sock", "state.directory": str(tmp_path / "state")}
+    return checked(Origin(path, tuple({**words, **change}.items())))
+
+
+async def effect(
+    tmp_path: Path,
+    earlier: dict[str, str | int],
+    later: dict[str, str | int],
+    *,
+    slow: bool = False,
+    stop: asyncio.Event | None = None,
+) -> list[dict[str, Any]]:
+    """Return what is logged of a reload from one to the other, at a runtime that answers or takes its time."""
+    sim = SimNode()
+    sim.root_path = str(tmp_path)
+    sim.add_image(IMAGE, layers=[Layer("base", 1 << 20)])
+    sandbox = sim.add_pod("web")
+    for number in range(2):
+        sim.add_container(sandbox, "app", IMAGE, state=ContainerState.EXITED, age_s=3600 + number)
+    stream = io.StringIO()
+    logger = log.configure("json", "info", stream)
+    settings = made(tmp_path, later)
+    async with (
+        SimServer(sim, tmp_path / "cri.sock") as server,
+        open_agent(settings, record=False, dry_run=settings.dry_run) as agent,
+    ):
+        if slow:
+            server.faults.delay("ListContainers")
+        await asyncio.wait_for(log_reload_effect(agent, made(tmp_path, earlier), logger, stop or asyncio.Event()), 5)
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "items"),
+    [
+        (KEEPS_ALL, KEEPS_ALL, None),
+        (KEEPS_ALL, KEEPS_NONE, 2),
+        (KEEPS_NONE, KEEPS_ALL, None),
+        (KEEPS_NONE, KEEPS_NONE, None),
+        ({**KEEPS_NONE, "dry_run": True}, KEEPS_NONE, 2),
+        (KEEPS_NONE, {**KEEPS_NONE, "dry_run": True}, None),
+        ({**KEEPS_ALL, "dry_run": True}, KEEPS_ALL, None),
+        ({**KEEPS_NONE, "container_gc.enabled": False}, KEEPS_NONE, 2),
+        ({**KEEPS_NONE, "dry_run": True}, {**KEEPS_NONE, "container_gc.enabled": False}, None),
+    ],
+)
+async def test_what_goes_now_and_did_not_before_is_told(
+    tmp_path: Path, earlier: dict[str, str | int], later: dict[str, str | int], items: int | None
+) -> None:
+    found = await effect(tmp_path, QUIET | earlier, QUIET | later)
+    assert [(each["event"], each["items"]) for each in found] == (
+        [] if items is None else [("reload_removes_more", items)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "told"),
+    [
+        (QUIET, evicting(ALWAYS_MET), [f"{ALWAYS_MET} (at once)"]),
+        (QUIET, evicting("nodefs.available<1Ki"), None),
+        (evicting(ALWAYS_MET), evicting(ALWAYS_MET), None),
+        (evicting(ALWAYS_MET), QUIET, None),
+        ({**evicting(ALWAYS_MET), "dry_run": True}, evicting(ALWAYS_MET), [f"{ALWAYS_MET} (at once)"]),
+        (
+            evicting("", ALWAYS_MET, "nodefs.available=2m"),
+            evicting(ALWAYS_MET, "", ""),
+            [f"{ALWAYS_MET} (at once)"],
+        ),
+        (
+            evicting("nodefs.available<1Ki"),
+            evicting("nodefs.available<1Ki", ALWAYS_MET, "nodefs.available=2m"),
+            [f"{ALWAYS_MET} (after 120 s)"],
+        ),
+    ],
+)
+async def test_thresholds_that_are_met_only_now_are_told(
+    tmp_path: Path, earlier: dict[str, str | int], later: dict[str, str | int], told: list[str] | None
+) -> None:
+    found = await effect(tmp_path, KEEPS_ALL | earlier, KEEPS_ALL | later)
+    evicts = [each["thresholds"] for each in found if each["event"] == "reload_evicts_more"]
+    assert evicts == ([] if told is None else [told])
+
+
+async def test_a_slow_runtime_holds_up_no_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodeagent.daemon.reload_preview._WITHIN_S", 0.05, raising=False)
+    (told,) = await effect(tmp_path, KEEPS_ALL, KEEPS_NONE, slow=True)
+    assert (told["event"], told["error"]) == ("reload_effect_unknown", "the node was not read within 0.05 s")
+
+
+async def test_the_end_waits_for_no_telling(tmp_path: Path) -> None:
+    stop = asyncio.Event()
+    stop.set()
+    assert await effect(tmp_path, KEEPS_ALL, KEEPS_NONE, slow=True, stop=stop) == []
+
+
+async def test_bug_in_a_preview_is_an_unknown_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug(*_: object) -> None:
+        raise KeyError("bug")
+
+    monkeypatch.setattr("nodeagent.daemon.reload_preview.plans_for", bug)
+    (told,) = await effect(tmp_path, KEEPS_ALL, KEEPS_NONE)
+    assert (told["event"], told["error"]) == ("reload_effect_unknown", "internal error: KeyError('bug')")
+
+
+async def test_runtime_lost_halfway_leaves_the_known_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away(*_: object) -> None:
+        raise RuntimeUnavailableError("no socket")
+
+    monkeypatch.setattr("nodeagent.daemon.reload_preview._evaluated", away)
+    found = await effect(tmp_path, KEEPS_ALL, KEEPS_NONE | evicting(ALWAYS_MET))
+    assert [each["event"] for each in found] == ["reload_removes_more", "reload_effect_unknown"]

@@ -1,0 +1,73 @@
+"""Walking trees: links are not followed, names of one file count once, mounts are not crossed."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from nodeagent.host.disk_usage import TreeReader, mount_point
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def reader(path: Path, seconds: float = 60) -> TreeReader:
+    return TreeReader(path.stat().st_dev, time.monotonic() + seconds)
+
+
+def fill(path: Path, size_bytes: int) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(os.urandom(size_bytes))
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return path.stat().st_blocks * 512
+
+
+def test_files_with_several_names_count_once_and_links_not_at_all(tmp_path: Path) -> None:
+    size = fill(tmp_path / "a/b/file", 100_000)
+    (tmp_path / "a/other").hardlink_to(tmp_path / "a/b/file")
+    outside = tmp_path / "outside"
+    fill(outside / "big", 900_000)
+    (tmp_path / "a/link").symlink_to(outside)
+    (tmp_path / "a/loop").symlink_to(tmp_path / "a")
+    tree = reader(tmp_path).measure(str(tmp_path / "a"))
+    assert tree.complete
+    assert size <= tree.size_bytes < size + 50_000
+
+
+def test_another_filesystem_is_left_out(tmp_path: Path) -> None:
+    fill(tmp_path / "file", 100_000)
+    other = TreeReader(tmp_path.stat().st_dev + 1, time.monotonic() + 60)
+    assert other.measure(str(tmp_path)).size_bytes == 0
+
+
+def test_what_is_skipped_or_gone_does_not_count(tmp_path: Path) -> None:
+    fill(tmp_path / "keep/file", 10_000)
+    fill(tmp_path / "skip/file", 500_000)
+    assert reader(tmp_path).measure(str(tmp_path), [str(tmp_path / "skip")]).size_bytes < 100_000
+    gone = reader(tmp_path).measure(str(tmp_path / "none"))
+    assert (gone.size_bytes, gone.complete) == (0, True)
+
+
+def test_it_ends_when_the_time_is_over(tmp_path: Path) -> None:
+    for number in range(600):
+        (tmp_path / f"{number}").touch()
+    assert not reader(tmp_path, -1).measure(str(tmp_path)).complete
+
+
+def test_the_largest_are_told_as_deep_as_it_helps(tmp_path: Path) -> None:
+    fill(tmp_path / "var/lib/database/data", 800_000)
+    fill(tmp_path / "var/lib/runtime/layers", 900_000)
+    fill(tmp_path / "opt/one", 300_000)
+    fill(tmp_path / "opt/two/x", 200_000)
+    fill(tmp_path / "home/small", 1_000)
+    skip = [str(tmp_path / "var/lib/runtime")]
+    found = reader(tmp_path).largest(str(tmp_path), skip, 2)
+    assert [each.path.removeprefix(f"{tmp_path}/") for each in found] == ["var/lib/database", "opt"]
+    assert found[1].size_bytes >= 500_000
+
+
+def test_the_mount_point_of_a_path(tmp_path: Path) -> None:
+    assert mount_point("/") == "/"
+    assert os.path.ismount(mount_point(str(tmp_path)))

@@ -1,0 +1,226 @@
+"""Which dead containers go."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+
+from nodeagent.model import ContainerState, Role
+from nodeagent.plan.decision import Verdict
+from nodeagent.plan.gc.containers import ContainerGCPolicy, plan_container_gc
+from tests.unit.builders import codes, container, decided, removed, sandbox, snapshot
+
+LIVE = (sandbox(ready=True),)
+
+
+def attempts(count: int, name: str = "app", pod: str = "web", start: int = 0) -> tuple[Any, ...]:
+    """Return dead attempts, the highest number being the newest."""
+    return tuple(
+        container(f"{name}{n}", name=name, pod=pod, attempt=n, created_s=5000 - 100 * n, finished_s=4000)
+        for n in range(start, start + count)
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        (-1, []),
+        (0, ["app0", "app1", "app2", "app3"]),
+        (1, ["app0", "app1", "app2"]),
+        (2, ["app0", "app1"]),
+        (4, []),
+        (9, []),
+    ],
+)
+def test_the_newest_of_each_container_stay(limit: int, expected: list[str]) -> None:
+    policy = ContainerGCPolicy(max_per_pod_container=limit)
+    assert removed(plan_container_gc(snapshot(containers=attempts(4), sandboxes=LIVE), policy)) == expected
+
+
+def test_reasons_name_rank_and_limit() -> None:
+    plan = plan_container_gc(snapshot(containers=attempts(2), sandboxes=LIVE), ContainerGCPolicy())
+    assert (
+        decided(plan, "app0").reason.sentence == "number 2 of shop/web/app, newest first; the limit per container is 1"
+    )
+    assert decided(plan, "app1").reason.sentence == (
+        "number 1 of shop/web/app, newest first; within the limits, and its pod is not known to be gone "
+        "(its sandbox is ready)"
+    )
+
+
+def test_containers_of_one_pod_are_counted_apart() -> None:
+    containers = (*attempts(2, "app"), *attempts(2, "init"))
+    assert removed(plan_container_gc(snapshot(containers=containers, sandboxes=LIVE), ContainerGCPolicy())) == [
+        "app0",
+        "init0",
+    ]
+
+
+def test_the_running_attempt_does_not_count() -> None:
+    containers = (*attempts(2), container("now", state=ContainerState.RUNNING))
+    plan = plan_container_gc(snapshot(containers=containers, sandboxes=LIVE), ContainerGCPolicy())
+    assert removed(plan) == ["app0"]
+    assert decided(plan, "now").reason.sentence == "running"
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        pytest.param({"state": ContainerState.RUNNING}, "running", id="running"),
+        pytest.param({"state": ContainerState.UNKNOWN}, "state-unknown", id="unknown"),
+        pytest.param({"state": ContainerState.CREATED}, "over-per-container-limit", id="created is a candidate"),
+        pytest.param({"labelled": False}, "not-kubelet-managed", id="unlabelled"),
+        pytest.param({"uid": ""}, "not-kubelet-managed", id="empty uid label"),
+        pytest.param({"created_s": None}, "age-unknown", id="no creation time"),
+        pytest.param({"created_s": 99.999}, "created-recently", id="younger than the minimum"),
+        pytest.param({"created_s": 100}, "over-per-container-limit", id="exactly the minimum age"),
+        pytest.param({"created_s": -5}, "created-recently", id="created in the future"),
+        pytest.param({"sandbox_id": "not-listed"}, "over-per-container-limit", id="an orphan has limits too"),
+        pytest.param({"uid": "uid-other"}, "sandbox-unknown", id="contradicts its sandbox"),
+    ],
+)
+def test_what_counts(fields: dict[str, Any], code: str) -> None:
+    policy = ContainerGCPolicy(minimum_age_s=100, max_per_pod_container=0)
+    plan = plan_container_gc(snapshot(containers=(container("c", **fields),), sandboxes=LIVE), policy)
+    assert codes(plan) == {"c": code}
+    assert plan.decisions[0].reason.sentence
+
+
+def test_a_future_creation_is_kept_without_a_minimum_age_too() -> None:
+    policy = ContainerGCPolicy(max_per_pod_container=0)
+    assert codes(plan_container_gc(snapshot(containers=(container("c", created_s=-1),)), policy)) == {
+        "c": "created-recently"
+    }
+
+
+class TestGonePods:
+    def test_all_go_oldest_first_before_any_surplus(self) -> None:
+        containers = (*attempts(2), *attempts(2, "job", pod="gone"))
+        plan = plan_container_gc(
+            snapshot(containers=containers, sandboxes=(*LIVE, sandbox("gone"))),
+            ContainerGCPolicy(max_per_pod_container=1),
+        )
+        assert removed(plan) == ["job0", "job1", "app0"]
+        assert decided(plan, "job1").reason.sentence.startswith("its pod is gone: no ready sandbox, nothing running")
+
+    def test_but_not_before_the_minimum_age(self) -> None:
+        containers = (container("c", created_s=1000, finished_s=900),)
+        plan = plan_container_gc(snapshot(containers=containers), ContainerGCPolicy(minimum_age_s=1001))
+        assert codes(plan) == {"c": "created-recently"}
+
+    def test_never_beside_a_kubelet_without_its_list(self) -> None:
+        plan = plan_container_gc(snapshot(containers=attempts(2), role=Role.BESIDE_KUBELET), ContainerGCPolicy())
+        assert removed(plan) == ["app0"]
+        assert "its pod list is not available" in decided(plan, "app1").reason.sentence
+
+    def test_their_units_do_not_share_the_total(self) -> None:
+        containers = (*attempts(2, "job", pod="gone"), *attempts(2))
+        plan = plan_container_gc(
+            snapshot(containers=containers, sandboxes=LIVE),
+            ContainerGCPolicy(max_per_pod_container=-1, max_containers=2),
+        )
+        assert removed(plan) == ["job0", "job1"]
+
+
+class TestFinishedPods:
+    FIELDS: ClassVar[dict[str, Any]] = {"containers": attempts(1), "live_pod_uids": frozenset({"uid-web"})}
+
+    def test_stay_normally(self) -> None:
+        assert not plan_container_gc(snapshot(**self.FIELDS), ContainerGCPolicy()).removals
+
+    def test_go_when_space_is_wanted(self) -> None:
+        plan = plan_container_gc(snapshot(**self.FIELDS), ContainerGCPolicy(), evict_non_deleted_pods=True)
+        assert plan.removals[0].reason.sentence.startswith("space is wanted and its pod has finished: in the pod list")
+
+    def test_but_not_while_anything_is_doubtful(self) -> None:
+        fields = self.FIELDS | {"live_pod_uids": None, "role": Role.BESIDE_KUBELET}
+        assert not plan_container_gc(snapshot(**fields), ContainerGCPolicy(), evict_non_deleted_pods=True).removals
+
+
+class TestTotal:
+    NODE: ClassVar[dict[str, Any]] = {
+        "containers": (*attempts(5, "a"), *attempts(3, "b"), *attempts(1, "c")),
+        "sandboxes": LIVE,
+    }
+
+    @pytest.mark.parametrize(
+        ("limit", "expected"),
+        [
+            pytest.param(-1, [], id="no limit"),
+            pytest.param(9, [], id="not exceeded"),
+            pytest.param(8, ["a0", "b0", "a1", "a2"], id="shared out: two each"),
+            pytest.param(6, ["a0", "b0", "a1", "a2"], id="two each are few enough"),
+            pytest.param(5, ["a0", "b0", "a1", "b1", "a2", "a3"], id="one each"),
+            pytest.param(2, ["a0", "b0", "a1", "b1", "a2", "a3", "c0"], id="at least one each, then the oldest"),
+            pytest.param(0, ["a0", "b0", "a1", "b1", "a2", "a3", "c0", "b2", "a4"], id="none"),
+        ],
+    )
+    def test_is_shared_out_then_taken_from_the_oldest(self, limit: int, expected: list[str]) -> None:
+        policy = ContainerGCPolicy(max_per_pod_container=-1, max_containers=limit)
+        plan = plan_container_gc(snapshot(**self.NODE), policy)
+        assert removed(plan) == expected
+        for decision in plan.removals:
+            assert decision.reason.sentence == f"9 dead containers, the limit is {limit}; oldest first"
+
+    def test_comes_after_the_limit_of_each(self) -> None:
+        policy = ContainerGCPolicy(max_per_pod_container=2, max_containers=4)
+        plan = plan_container_gc(snapshot(**self.NODE), policy)
+        assert removed(plan) == ["a0", "b0", "a1", "a2", "b1", "a3"]
+        assert codes(plan)["b1"] == "over-total-limit"
+
+    def test_zero_with_zero_each(self) -> None:
+        policy = ContainerGCPolicy(max_per_pod_container=0, max_containers=0)
+        assert len(plan_container_gc(snapshot(**self.NODE), policy).removals) == 9
+
+
+class TestSetAside:
+    def test_counts_as_removed(self) -> None:
+        plan = plan_container_gc(
+            snapshot(containers=attempts(3), sandboxes=LIVE),
+            ContainerGCPolicy(max_per_pod_container=2),
+            set_aside={"app0": "busy"},
+        )
+        assert not plan.removals
+        assert decided(plan, "app0").verdict is Verdict.FAILED
+
+
+class TestUnlabelled:
+    POLICY = ContainerGCPolicy(include_unlabelled=True)
+
+    def test_belong_to_the_pod_of_their_sandbox(self) -> None:
+        containers = (
+            container("old", labelled=False, created_s=900),
+            container("new", labelled=False, created_s=800),
+        )
+        assert removed(plan_container_gc(snapshot(containers=containers, sandboxes=LIVE), self.POLICY)) == ["old"]
+
+    def test_else_to_their_sandbox_by_id(self) -> None:
+        containers = (
+            container("a-old", labelled=False, sandbox_id="a", created_s=900),
+            container("a-new", labelled=False, sandbox_id="a", created_s=800),
+            container("b", labelled=False, sandbox_id="b", created_s=950),
+        )
+        assert removed(plan_container_gc(snapshot(containers=containers), self.POLICY)) == ["a-old"]
+
+    def test_are_shown_by_their_own_name(self) -> None:
+        plan = plan_container_gc(snapshot(containers=(container("x", labelled=False),)), ContainerGCPolicy())
+        assert plan.decisions[0].name == "app"
+
+
+def test_frees_what_is_known_of_the_writable_layer() -> None:
+    plan = plan_container_gc(
+        snapshot(containers=attempts(3), sandboxes=LIVE, writable_bytes={"app0": 7, "app2": 5}), ContainerGCPolicy()
+    )
+    assert [each.frees_bytes for each in plan.removals] == [7, None]
+    assert decided(plan, "app2").frees_bytes == 5
+
+
+def test_ties_go_by_attempt_then_id() -> None:
+    containers = (
+        container("b", attempt=1, created_s=500),
+        container("a", attempt=1, created_s=500),
+        container("z", attempt=0, created_s=500),
+    )
+    plan = plan_container_gc(snapshot(containers=containers, sandboxes=LIVE), ContainerGCPolicy())
+    assert removed(plan) == ["z", "a"]

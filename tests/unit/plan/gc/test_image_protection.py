@@ -1,0 +1,141 @@
+"""Rules that protect images."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.model import Image, ImageUsage
+from nodeagent.plan.gc.image_protection import ProtectionPolicy, RuleKind, parse_rule
+from tests.unit.builders import ago, used
+
+HEX = "0123456789abcdef" * 4
+PAUSE = Image("sha256:" + HEX, ("registry.k8s.io/pause:3.9",), (f"registry.k8s.io/pause@sha256:{'f' * 64}",))
+HUB = Image("sha256:" + "1" * 64, ("docker.io/library/nginx:1.27", "docker.io/team/app:2"))
+PORT = Image("sha256:" + "2" * 64, ("reg.example:5000/team/app:v1",))
+UNTAGGED = Image("3" * 64)
+
+
+@pytest.mark.parametrize(
+    ("rule", "image", "matched"),
+    [
+        pytest.param("registry.k8s.io/pause:3.9", PAUSE, "registry.k8s.io/pause:3.9", id="whole reference"),
+        pytest.param("registry.k8s.io/pause", PAUSE, "registry.k8s.io/pause:3.9", id="all tags of a repository"),
+        pytest.param("*/pause", PAUSE, "registry.k8s.io/pause:3.9", id="any registry"),
+        pytest.param("registry.k8s.io/*", PAUSE, "registry.k8s.io/pause:3.9", id="star also stands for tags"),
+        pytest.param("registry.k8s.io/pause:3.?", PAUSE, "registry.k8s.io/pause:3.9", id="one character"),
+        pytest.param("registry.k8s.io/pause:[0-4].9", PAUSE, "registry.k8s.io/pause:3.9", id="a class"),
+        pytest.param("registry.k8s.io/paus", PAUSE, "", id="the end counts"),
+        pytest.param("pause", PAUSE, "", id="a bare name means Docker Hub"),
+        pytest.param("Registry.k8s.io/pause", PAUSE, "", id="case counts"),
+        pytest.param("registry.k8s.io", PAUSE, "", id="a registry alone is no repository"),
+        pytest.param("*@sha256:ffff*", PAUSE, f"registry.k8s.io/pause@sha256:{'f' * 64}", id="digest reference"),
+        pytest.param("nginx", HUB, "docker.io/library/nginx:1.27", id="bare name"),
+        pytest.param("nginx:1.*", HUB, "docker.io/library/nginx:1.27", id="bare name with tag"),
+        pytest.param("docker.io/library/nginx", HUB, "docker.io/library/nginx:1.27", id="Docker Hub in full"),
+        pytest.param("team/app", HUB, "docker.io/team/app:2", id="Docker Hub without registry"),
+        pytest.param("team/*", PORT, "", id="not another registry's"),
+        pytest.param("reg.example:5000/team/app", PORT, "reg.example:5000/team/app:v1", id="a port is no tag"),
+        pytest.param("reg.example", PORT, "", id="what follows the port is no tag"),
+        pytest.param("reg.example*/app", PORT, "reg.example:5000/team/app:v1", id="star stands for slashes"),
+        pytest.param(r"regex:^reg\.example", PORT, "reg.example:5000/team/app:v1", id="regex is searched"),
+        pytest.param("regex:team/(a|b)pp:v[0-9]$", PORT, "reg.example:5000/team/app:v1", id="regex anywhere"),
+        pytest.param("regex:^team", PORT, "", id="regex anchored"),
+        pytest.param(f"sha256:{HEX}", PAUSE, PAUSE.id, id="image id"),
+        pytest.param(f"digest:sha256:{HEX}", PAUSE, PAUSE.id, id="image id, prefixed"),
+        pytest.param(f"sha256:{'f' * 64}", PAUSE, f"registry.k8s.io/pause@sha256:{'f' * 64}", id="repo digest"),
+        pytest.param(f"sha256:{'3' * 64}", UNTAGGED, UNTAGGED.id, id="id listed without sha256"),
+        pytest.param("*", UNTAGGED, "", id="an image without a name matches no pattern"),
+    ],
+)
+def test_matches(rule: str, image: Image, matched: str) -> None:
+    parsed = parse_rule(rule)
+    assert parsed.matched_by(image) == matched
+    reasons = ProtectionPolicy((parsed,)).reasons((image,), {})
+    assert bool(reasons) == bool(matched)
+    if matched:
+        assert reasons[image.id].sentence == f"protected by {rule}, which matches {matched}"
+
+
+def test_the_first_matching_rule_stands_in_the_reason() -> None:
+    policy = ProtectionPolicy(tuple(map(parse_rule, ("nothing/*", "regex:pause", "*/pause"))))
+    (reason,) = policy.reasons((PAUSE, HUB), {}).values()
+    assert reason.details["rule"] == "regex:pause"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "an empty text protects nothing: write "),
+        ("  ", "an empty text protects nothing"),
+        ("regex:", "has no expression: write "),
+        ("regex:a(b", r"'a\(b' is not a regular expression: missing \), unterminated subpattern at position 1: write "),
+        ("regex:*", "nothing to repeat at position 0"),
+        ("regex:a{99999999999}", "is not a regular expression"),
+        ("sha256:abc", "'sha256:abc' is not a whole digest: write a pattern such as"),
+        ("digest:nginx", "is not a whole digest"),
+        ("sha256:" + "G" * 64, "is not a whole digest"),
+    ],
+)
+def test_a_bad_rule_is_refused_with_the_allowed_form(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_rule(text)
+
+
+def test_rules_are_values() -> None:
+    assert parse_rule(" nginx ") == parse_rule("nginx")
+    assert parse_rule("regex:x").kind is RuleKind.REGEX
+    assert len({parse_rule("a"), parse_rule("a"), parse_rule("b")}) == 2
+
+
+def tagged(image_id: str, *references: str) -> Image:
+    return Image(image_id, tuple(r for r in references if "@" not in r), tuple(r for r in references if "@" in r))
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"),
+    [
+        (0, set()),
+        (1, {"new", "other"}),
+        (2, {"new", "mid", "other", "both"}),
+        (9, {"new", "mid", "old", "other", "both"}),
+    ],
+)
+def test_the_newest_images_of_each_repository_are_kept(keep: int, kept: set[str]) -> None:
+    images = (
+        tagged("old", "r.io:5000/app:1"),
+        tagged("mid", "r.io:5000/app:2"),
+        tagged("new", "r.io:5000/app@sha256:3"),
+        tagged("other", "r.io:5000/web:1"),
+        tagged("both", "r.io:5000/web:0", "r.io:5000/app:0"),
+    )
+    ages = {"old": 400, "mid": 300, "new": 200, "other": 100, "both": 500}
+    usage = {image_id: used(seen_s=age) for image_id, age in ages.items()}
+    reasons = ProtectionPolicy(keep_last_n_tags_per_repository=keep).reasons(images, usage)
+    assert set(reasons) == kept
+    if keep == 1:
+        assert reasons["new"].sentence == "among the newest 1 image(s) of r.io:5000/app"
+
+
+def test_newest_goes_by_detection_then_use_then_id() -> None:
+    images = tuple(tagged(name, "r/app:" + name) for name in ("a", "b", "c", "d"))
+    same = ago(50)
+    usage = {
+        "a": ImageUsage(same),
+        "b": ImageUsage(same, ago(10)),
+        "c": ImageUsage(same, ago(10)),
+        "d": ImageUsage(ago(60), ago(1)),
+    }
+    policy = ProtectionPolicy(keep_last_n_tags_per_repository=2)
+    assert set(policy.reasons(images, usage)) == {"b", "c"}
+    assert set(ProtectionPolicy(keep_last_n_tags_per_repository=1).reasons(images[::-1], usage)) == {"c"}
+
+
+def test_an_image_without_memory_is_the_newest() -> None:
+    images = (tagged("known", "r/app:1"), tagged("unknown", "r/app:2"))
+    policy = ProtectionPolicy(keep_last_n_tags_per_repository=1)
+    assert set(policy.reasons(images, {"known": used(seen_s=1)})) == {"unknown"}
+
+
+def test_a_rule_goes_before_being_among_the_newest() -> None:
+    policy = ProtectionPolicy((parse_rule("*/pause"),), keep_last_n_tags_per_repository=1)
+    assert policy.reasons((PAUSE,), {})[PAUSE.id].code.value == "protected"

@@ -1,0 +1,620 @@
+"""Which images go: one case for each rule, with its boundaries."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nodeagent.model import ContainerState, Image, NodeSnapshot
+from nodeagent.plan.decision import Accounting, ReasonCode, Verdict
+from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
+from nodeagent.plan.gc.images import ImageGCPolicy, Spent, images_in_use, plan_image_gc
+from tests.unit.builders import (
+    DAY_S,
+    MIB,
+    NOW,
+    ago,
+    codes,
+    container,
+    decided,
+    filesystem,
+    graph,
+    image,
+    piece,
+    removed,
+    sandbox,
+    snapshot,
+    used,
+)
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from nodeagent.plan.decision import Plan
+
+POLICY = ImageGCPolicy()
+
+
+def aged(image_id: str, last_s: float | None, *, size_mib: int = 100, seen_s: float = DAY_S) -> tuple[Image, object]:
+    return image(image_id, size_mib=size_mib), used(last_s, seen_s=seen_s)
+
+
+def node(*images: object, **fields: object) -> NodeSnapshot:
+    return snapshot(*images, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("available_bytes", "expected"),
+    [
+        pytest.param(160, [], id="84% is below"),
+        pytest.param(159, ["a"], id="84.1% counts as 85%"),
+        pytest.param(150, ["a"], id="exactly 85%"),
+        pytest.param(149, ["a", "b"], id="51 wanted, 50 each"),
+    ],
+)
+def test_collection_starts_at_the_high_threshold(available_bytes: int, expected: list[str]) -> None:
+    fs = filesystem(capacity_mib=1, available_bytes=0)
+    fs = replace(fs, capacity_bytes=1000, available_bytes=available_bytes)
+    images = [(Image(name, (f"r/{name}:1",), (), 50), used(age)) for name, age in (("c", 1), ("b", 2), ("a", 3))]
+    plan = plan_image_gc(node(*images, image_filesystem=fs), POLICY)
+    assert removed(plan) == expected
+
+
+@pytest.mark.parametrize(
+    ("capacity", "available", "low", "wanted"),
+    [
+        pytest.param(1000, 100, 80, 100, id="to the low threshold"),
+        pytest.param(999, 100, 80, 99, id="the target truncates"),
+        pytest.param(1000, 0, 0, 1000, id="everything"),
+        pytest.param(10, 1, 89, 0, id="truncated to nothing"),
+    ],
+)
+def test_what_is_wanted(capacity: int, available: int, low: int, wanted: int) -> None:
+    fs = replace(filesystem(), capacity_bytes=capacity, available_bytes=available)
+    policy = replace(POLICY, high_threshold_percent=90, low_threshold_percent=low)
+    plan = plan_image_gc(node(Image("a", (), (), 10), image_filesystem=fs), policy)
+    assert plan.wanted_bytes == wanted
+    assert bool(plan.removals) == (wanted > 0)
+
+
+def test_least_recently_used_first_never_used_before_all() -> None:
+    images = [
+        aged("new", 100),
+        aged("old", 5000),
+        aged("never-late", None, seen_s=500),
+        aged("never-early", None, seen_s=900),
+        aged("same-b", 3000, seen_s=DAY_S),
+        aged("same-a", 3000, seen_s=DAY_S),
+        aged("same-early", 3000, seen_s=2 * DAY_S),
+    ]
+    plan = plan_image_gc(node(*images), POLICY, remove_all_unused=True)
+    assert removed(plan) == ["never-early", "never-late", "old", "same-early", "same-a", "same-b", "new"]
+    assert {each.reason.code for each in plan.removals} == {ReasonCode.ALL_UNUSED}
+
+
+def test_stops_as_soon_as_enough_is_freed() -> None:
+    images = [aged("a", 400, size_mib=60), aged("b", 300, size_mib=40), aged("c", 200, size_mib=1), aged("d", 100)]
+    plan = plan_image_gc(node(*images, image_filesystem=filesystem(90)), POLICY)
+    assert plan.wanted_bytes == 100 * MIB
+    assert removed(plan) == ["a", "b"]
+    assert codes(plan)["c"] == "enough-freed"
+    assert plan.shortfall_bytes == 0
+    assert plan.removals[0].reason.sentence == "least recently used; imagefs is 90% full, to come down to 80%"
+
+
+def test_says_what_is_missing_when_it_is_not_enough() -> None:
+    plan = plan_image_gc(node(aged("a", 400, size_mib=60), image_filesystem=filesystem(90)), POLICY)
+    assert plan.shortfall_bytes == 40 * MIB
+
+
+def test_between_low_and_high_nothing_happens() -> None:
+    plan = plan_image_gc(node(aged("a", 400), image_filesystem=filesystem(82)), POLICY)
+    assert codes(plan) == {"a": "below-high-threshold"}
+    assert plan.wanted_bytes == 0
+    assert decided(plan, "a").reason.sentence == "imagefs is 82% full, below the high threshold 85%"
+
+
+def test_high_threshold_100_is_off_even_on_a_full_filesystem() -> None:
+    policy = replace(POLICY, high_threshold_percent=100)
+    plan = plan_image_gc(node(aged("a", 400), image_filesystem=filesystem(100)), policy)
+    assert codes(plan) == {"a": "threshold-disabled"}
+    assert not plan.warnings
+
+
+@pytest.mark.parametrize(
+    ("seen_s", "expected"),
+    [
+        pytest.param(119.999999, "too-young", id="just younger"),
+        pytest.param(120, "all-unused", id="exactly the minimum age is old enough"),
+        pytest.param(-3600, "too-young", id="detected in the future counts as now"),
+    ],
+)
+def test_minimum_age(seen_s: float, expected: str) -> None:
+    plan = plan_image_gc(node(aged("a", None, seen_s=seen_s)), POLICY, remove_all_unused=True)
+    assert codes(plan) == {"a": expected}
+
+
+def test_too_young_says_when_it_will_be_eligible() -> None:
+    plan = plan_image_gc(node(aged("a", None, seen_s=30)), POLICY, remove_all_unused=True)
+    assert decided(plan, "a").reason.sentence == (
+        "first seen 30s ago, less than the minimum age 2m; eligible from 2026-03-01T12:01:30Z"
+    )
+
+
+def test_an_image_without_memory_was_first_seen_now() -> None:
+    plan = plan_image_gc(node(aged("a", None), image_usage={}), POLICY, remove_all_unused=True)
+    assert codes(plan) == {"a": "too-young"}
+
+
+@pytest.mark.parametrize("minimum_age_s", [1e12, 1e300])
+def test_an_age_beyond_the_calendar_keeps(minimum_age_s: float) -> None:
+    policy = replace(POLICY, minimum_age_s=minimum_age_s, maximum_unused_age_s=minimum_age_s)
+    plan = plan_image_gc(node(aged("a", None), image_filesystem=filesystem(99)), policy)
+    assert codes(plan) == {"a": "too-young"}
+    assert decided(plan, "a").reason.sentence
+
+
+class TestMaximumAge:
+    POLICY = ImageGCPolicy(maximum_unused_age_s=1000, minimum_age_s=10**6)
+
+    @pytest.mark.parametrize(
+        ("last_s", "seen_s", "expected"),
+        [
+            pytest.param(1000, DAY_S, "too-young", id="exactly the maximum stays"),
+            pytest.param(1000.000001, DAY_S, "unused-too-long", id="just more goes, whatever the minimum age"),
+            pytest.param(None, 1001, "unused-too-long", id="never used counts from first detection"),
+            pytest.param(None, 1000, "too-young", id="never used, exactly the maximum"),
+            pytest.param(10, DAY_S, "too-young", id="used lately"),
+        ],
+    )
+    def test_boundaries(self, last_s: float | None, seen_s: float, expected: str) -> None:
+        plan = plan_image_gc(node(aged("a", last_s, seen_s=seen_s)), self.POLICY)
+        assert codes(plan) == {"a": expected}
+
+    def test_goes_first_and_counts_towards_what_is_wanted(self) -> None:
+        policy = replace(self.POLICY, minimum_age_s=0)
+        images = [aged("expired", 2000, size_mib=40), aged("old", 900, size_mib=60), aged("new", 100)]
+        plan = plan_image_gc(node(*images, image_filesystem=filesystem(90)), policy)
+        assert removed(plan) == ["expired", "old"]
+        assert [each.reason.code.value for each in plan.removals] == ["unused-too-long", "least-recently-used"]
+        assert plan.wanted_bytes == 100 * MIB
+        assert plan.shortfall_bytes == 0
+
+    def test_may_bring_usage_below_high_so_that_nothing_else_goes(self) -> None:
+        policy = replace(self.POLICY, minimum_age_s=0)
+        images = [aged("expired", 2000, size_mib=60), aged("old", 900, size_mib=60)]
+        plan = plan_image_gc(node(*images, image_filesystem=filesystem(90)), policy)
+        assert codes(plan) == {"expired": "unused-too-long", "old": "below-high-threshold"}
+        assert plan.wanted_bytes == 0
+
+    def test_needs_no_filesystem(self) -> None:
+        fields = {"image_filesystem": None, "image_filesystem_error": "no such file"}
+        images = [aged("expired", 2000), aged("old", 900)]
+        plan = plan_image_gc(node(*images, **fields), replace(self.POLICY, minimum_age_s=0))
+        assert codes(plan) == {"expired": "unused-too-long", "old": "filesystem-unreadable"}
+        assert not plan.blocked
+        (warning,) = plan.warnings
+        assert "no such file" in warning
+
+    def test_ignores_the_minimum_gain(self) -> None:
+        policy = replace(self.POLICY, minimum_gain_bytes=10**12)
+        assert removed(plan_image_gc(node(aged("a", 2000)), policy)) == ["a"]
+
+    def test_plays_no_part_when_all_unused_goes(self) -> None:
+        plan = plan_image_gc(node(aged("a", 2000)), replace(self.POLICY, minimum_age_s=0), remove_all_unused=True)
+        assert codes(plan) == {"a": "all-unused"}
+
+    def test_respects_the_limits(self) -> None:
+        policy = replace(self.POLICY, max_images_per_pass=1)
+        plan = plan_image_gc(node(aged("a", 2000), aged("b", 1900)), policy)
+        assert codes(plan) == {"a": "unused-too-long", "b": "limit-images-per-pass"}
+
+    @pytest.mark.parametrize(
+        ("observed_s", "expected"),
+        [
+            pytest.param(None, "age-not-observed", id="not observed"),
+            pytest.param(0, "age-not-observed", id="first detection"),
+            pytest.param(1000, "age-not-observed", id="exactly the maximum"),
+            pytest.param(1000.000001, "unused-too-long", id="just longer"),
+        ],
+    )
+    def test_image_is_removed_only_after_use_was_observed_for_longer_than_the_maximum(
+        self, observed_s: float | None, expected: str
+    ) -> None:
+        since = None if observed_s is None else ago(observed_s)
+        plan = plan_image_gc(node(aged("a", 20 * DAY_S), image_use_observed_since=since), self.POLICY)
+        assert codes(plan) == {"a": expected}
+
+    def test_reason_names_the_observed_time_and_the_pass_warns(self) -> None:
+        policy = replace(self.POLICY, maximum_unused_age_s=14 * DAY_S)
+        images = [aged("old", 20 * DAY_S, seen_s=30 * DAY_S), aged("lately", 10)]
+        plan = plan_image_gc(node(*images, image_use_observed_since=ago(7200)), policy)
+        assert codes(plan) == {"old": "age-not-observed", "lately": "too-young"}
+        reason = decided(plan, "old").reason
+        assert reason.sentence == (
+            "unused for 20d, more than the allowed 14d, but image use has been observed only for 2h"
+        )
+        assert reason.details["eligible_at"] == ago(7200 - 14 * DAY_S)
+        assert plan.warnings == ("no image is removed by age before image use has been observed for 14d without a gap",)
+
+    def test_reason_and_warning_name_an_unavailable_state_database(self) -> None:
+        plan = plan_image_gc(node(aged("a", 2000), image_use_observed_since=None), self.POLICY)
+        assert decided(plan, "a").reason.sentence == (
+            "unused for 33m20s, more than the allowed 16m40s, but image use is not observed: state database unavailable"
+        )
+        assert plan.warnings == (
+            "no image is removed by age: image use is not observed, as the state database is unavailable",
+        )
+
+    def test_unused_age_counts_from_the_begin_of_the_observation(self) -> None:
+        plan = plan_image_gc(node(aged("a", DAY_S), image_use_observed_since=ago(2000)), self.POLICY)
+        assert decided(plan, "a").reason.details["unused_s"] == 2000
+
+    def test_pull_counts_as_use(self) -> None:
+        plan = plan_image_gc(node(aged("a", DAY_S, seen_s=1000)), self.POLICY)
+        assert codes(plan) == {"a": "too-young"}
+
+    @pytest.mark.parametrize("since", [None, ago(0)])
+    def test_removal_by_threshold_and_of_all_unused_needs_no_observation(self, since: datetime | None) -> None:
+        policy = replace(self.POLICY, minimum_age_s=0)
+        images = [aged("old", 2000, size_mib=60), aged("new", 900, size_mib=60), aged("newest", 100)]
+        fields = {"image_use_observed_since": since, "image_filesystem": filesystem(90)}
+        plan = plan_image_gc(node(*images, **fields), policy)
+        assert [(each.id, each.reason.code.value) for each in plan.removals] == [
+            ("old", "least-recently-used"),
+            ("new", "least-recently-used"),
+        ]
+        plan = plan_image_gc(node(*images, **fields), policy, remove_all_unused=True)
+        assert set(codes(plan).values()) == {"all-unused"}
+
+    def test_limit_of_a_pass_is_named_rather_than_the_observation(self) -> None:
+        policy = replace(self.POLICY, minimum_age_s=0, max_images_per_pass=1)
+        fields = {"image_use_observed_since": ago(0), "image_filesystem": filesystem(99)}
+        plan = plan_image_gc(node(aged("a", 2000), aged("b", 1900), **fields), policy)
+        assert codes(plan) == {"a": "least-recently-used", "b": "limit-images-per-pass"}
+
+
+def test_an_unreadable_filesystem_without_a_word_still_has_a_reason() -> None:
+    plan = plan_image_gc(node(aged("a", 1), image_filesystem=None), POLICY)
+    assert decided(plan, "a").reason.sentence == "the image filesystem cannot be judged: there is no reading"
+
+
+class TestInUse:
+    HEX = "ab" * 32
+    DIGEST = "sha256:" + "cd" * 32
+
+    def plan(self, **fields: object) -> Plan:
+        listed = Image(f"sha256:{self.HEX}", ("docker.io/library/app:1",), (f"docker.io/library/app@{self.DIGEST}",), 1)
+        return plan_image_gc(node(listed, **fields), POLICY, remove_all_unused=True)
+
+    @pytest.mark.parametrize(
+        "how",
+        [
+            pytest.param({"image_ref": f"sha256:{HEX}"}, id="ref is an id"),
+            pytest.param({"image_ref": HEX}, id="ref is an id without sha256"),
+            pytest.param({"image_ref": HEX[:12]}, id="ref is a short id"),
+            pytest.param({"image_ref": f"docker.io/library/app@{DIGEST}"}, id="ref is a digest"),
+            pytest.param({"image_ref": f"mirror/other@{DIGEST}"}, id="digest under another name"),
+            pytest.param({"image_id": f"sha256:{HEX}"}, id="image id"),
+            pytest.param({"image_name": "docker.io/library/app:1"}, id="name"),
+            pytest.param({"image_name": "app:1"}, id="short name"),
+            pytest.param({"volume_images": ("app:1",)}, id="mounted as a volume"),
+            pytest.param({"image_ref": "gone", "image_name": "app:1"}, id="one of several"),
+        ],
+    )
+    @pytest.mark.parametrize("state", list(ContainerState))
+    def test_by_a_container_in_any_state(self, how: dict[str, Any], state: ContainerState) -> None:
+        plan = self.plan(containers=(container("c", state=state, **how),))
+        assert codes(plan) == {f"sha256:{self.HEX}": "in-use-by-container"}
+
+    @pytest.mark.parametrize("ready", [True, False])
+    def test_by_a_sandbox(self, ready: bool) -> None:
+        plan = self.plan(sandboxes=(sandbox(ready=ready, image="app:1"),))
+        (decision,) = plan.decisions
+        assert decision.reason.sentence == "in use by 1 sandbox(es): shop/web"
+
+    def test_a_reference_to_nothing_is_passed_over(self) -> None:
+        plan = self.plan(containers=(container("c", image_ref="sha256:" + "0" * 64, image_name=""),))
+        assert len(plan.removals) == 1
+
+    def test_names_three_and_marks_the_dead(self) -> None:
+        states = [ContainerState.EXITED, ContainerState.RUNNING, ContainerState.CREATED, ContainerState.UNKNOWN]
+        users = tuple(
+            container(f"c{n}", name=f"app{n}", state=state, image_name="app:1") for n, state in enumerate(states)
+        )
+        (decision,) = self.plan(containers=users).decisions
+        assert decision.reason.sentence == (
+            "in use by 4 container(s): shop/web/app1, shop/web/app0 (dead), shop/web/app2 (created) and 1 more"
+        )
+
+    def test_says_when_only_dead_containers_hold_it(self) -> None:
+        (decision,) = self.plan(containers=(container("c", image_name="app:1"),)).decisions
+        assert decision.reason.sentence == (
+            "in use by 1 container(s): shop/web/app (dead); none of them runs, so it can go once they are collected"
+        )
+
+    def test_of_unknown_state_may_run(self) -> None:
+        (decision,) = self.plan(
+            containers=(container("c", image_name="app:1", state=ContainerState.UNKNOWN),)
+        ).decisions
+        assert decision.reason.sentence.endswith("shop/web/app (state unknown)")
+
+    def test_many_sandboxes_are_counted(self) -> None:
+        sandboxes = tuple(sandbox(f"p{n}", image="app:1") for n in range(5))
+        (decision,) = self.plan(sandboxes=sandboxes).decisions
+        assert decision.reason.sentence == "in use by 5 sandbox(es): shop/p0, shop/p1, shop/p2 and 2 more"
+
+    def test_a_moved_tag_keeps_both_images(self) -> None:
+        old, new = Image("old", (), (), 1), Image("new", ("r.io/app:1",), (), 1)
+        using = container("c", image_ref="old", image_name="r.io/app:1")
+        assert images_in_use(node(old, new, Image("other"), containers=(using,))) == {"old", "new"}
+
+
+class TestSandboxImage:
+    def test_configured(self) -> None:
+        plan = plan_image_gc(
+            node(image("a", "r.io/infra:1"), sandbox_images=frozenset({"r.io/infra:1"})), POLICY, remove_all_unused=True
+        )
+        assert decided(plan, "a").reason.sentence == "the runtime's sandbox image (configured in the runtime)"
+
+    def test_named(self) -> None:
+        plan = plan_image_gc(node(image("a", "rancher/mirrored-pause:3.6")), POLICY, remove_all_unused=True)
+        assert decided(plan, "a").reason.sentence == "the runtime's sandbox image (named like a pause image)"
+
+    def test_named_by_digest_only(self) -> None:
+        listed = Image("a", (), ("registry.k8s.io/pause@sha256:1",), 1)
+        assert codes(plan_image_gc(node(listed), POLICY, remove_all_unused=True)) == {"a": "sandbox-image"}
+
+    @pytest.mark.parametrize(
+        ("fields", "expected"),
+        [
+            pytest.param({}, "use-unknown", id="nothing tells"),
+            pytest.param({"sandboxes_unread": frozenset()}, "all-unused", id="all sandboxes were read"),
+            pytest.param({"sandbox_images": frozenset({"r.io/infra:1"})}, "all-unused", id="the runtime tells"),
+            pytest.param({"sandboxes": (sandbox(image="r.io/infra:1"),)}, "all-unused", id="another sandbox tells"),
+            pytest.param({"sandboxes": (sandbox(),)}, "use-unknown", id="a sandbox that does not tell"),
+        ],
+    )
+    def test_unread_sandboxes_keep_everything_unless_their_image_is_known(
+        self, fields: dict[str, object], expected: str
+    ) -> None:
+        given: dict[str, object] = {"sandboxes_unread": frozenset({"sb"})}
+        plan = plan_image_gc(node(image("a"), **(given | fields)), POLICY, remove_all_unused=True)
+        assert codes(plan) == {"a": expected}
+        assert bool(plan.warnings) == (expected == "use-unknown")
+
+    @pytest.mark.parametrize("known", [image("p", pinned=True), image("p", "registry.k8s.io/pause:3")])
+    def test_a_pin_or_a_name_tells_too(self, known: Image) -> None:
+        plan = plan_image_gc(
+            node(image("a"), known, sandboxes_unread=frozenset({"sb"})), POLICY, remove_all_unused=True
+        )
+        assert removed(plan) == ["a"]
+
+
+def test_precedence_of_what_keeps() -> None:
+    """Each image is kept by the rule after which it is named and by every rule below it."""
+    rules = (parse_rule("r.io/*"),)
+    policy = ImageGCPolicy(protection=ProtectionPolicy(rules, keep_last_n_tags_per_repository=9))
+    images = [
+        (image("container", "r.io/pause:1", pinned=True), used()),
+        (image("sandbox", "r.io/pause:2", pinned=True), used()),
+        (image("pinned", "r.io/pause:3", pinned=True), used()),
+        (image("configured", "r.io/x:4"), used()),
+        (image("protected", "r.io/app:5"), used()),
+        (image("newest", "q.io/app:6"), used()),
+        (Image("failed", (), (), 1), used(seen_s=1)),
+        (Image("future", (), (), 1), used(-60, seen_s=1)),
+        (Image("young", (), (), 1), used(seen_s=1)),
+    ]
+    everything = {each.id: "busy" for each, _ in images if each.id not in ("future", "young")}
+    plan = plan_image_gc(
+        node(
+            *images,
+            containers=(container("c", image_ref="container"),),
+            sandboxes=(sandbox(image="container"), sandbox("b", image="sandbox")),
+            sandbox_images=frozenset({"r.io/x:4"}),
+            image_filesystem=filesystem(99),
+        ),
+        policy,
+        set_aside=everything,
+    )
+    assert codes(plan) == {
+        "container": "in-use-by-container",
+        "sandbox": "in-use-by-sandbox",
+        "pinned": "pinned",
+        "configured": "sandbox-image",
+        "protected": "protected",
+        "newest": "newest-tags",
+        "failed": "failed-earlier",
+        "future": "used-this-pass",
+        "young": "too-young",
+    }
+    assert decided(plan, "failed").verdict is Verdict.FAILED
+    assert decided(plan, "failed").reason.sentence == "could not be removed in this pass: busy"
+
+
+def test_used_at_this_very_instant_is_last_but_may_go() -> None:
+    plan = plan_image_gc(node(aged("now", 0), aged("before", 1)), POLICY, remove_all_unused=True)
+    assert removed(plan) == ["before", "now"]
+
+
+class TestSetAside:
+    def test_another_goes_instead(self) -> None:
+        images = [aged("stuck", 900), aged("next", 800), aged("last", 700)]
+        fields = {"image_filesystem": filesystem(90)}
+        assert removed(plan_image_gc(node(*images, **fields), POLICY)) == ["stuck"]
+        plan = plan_image_gc(node(*images, **fields), POLICY, set_aside={"stuck": "still referenced"})
+        assert removed(plan) == ["next"]
+        assert decided(plan, "stuck").verdict is Verdict.FAILED
+
+    def test_holds_for_the_maximum_age_too(self) -> None:
+        policy = ImageGCPolicy(maximum_unused_age_s=10)
+        plan = plan_image_gc(node(aged("stuck", 900)), policy, set_aside={"stuck": "x"})
+        assert codes(plan) == {"stuck": "failed-earlier"}
+
+
+class TestLimits:
+    IMAGES = (aged("a", 900, size_mib=40), aged("b", 800, size_mib=40), aged("c", 700, size_mib=1))
+
+    @pytest.mark.parametrize(
+        ("limits", "spent", "expected"),
+        [
+            pytest.param({}, Spent(9, 10**12), ["a", "b", "c"], id="no limit"),
+            pytest.param({"max_images_per_pass": 2}, Spent(), ["a", "b"], id="images"),
+            pytest.param({"max_images_per_pass": 2}, Spent(1), ["a"], id="images, one spent"),
+            pytest.param({"max_images_per_pass": 2}, Spent(5), [], id="images, overspent"),
+            pytest.param({"max_bytes_per_pass": 80 * MIB}, Spent(), ["a", "b"], id="bytes, exactly"),
+            pytest.param({"max_bytes_per_pass": 79 * MIB}, Spent(), ["a"], id="bytes: nothing smaller goes instead"),
+            pytest.param({"max_bytes_per_pass": 80 * MIB}, Spent(1, 40 * MIB), ["a"], id="bytes, some spent"),
+            pytest.param({"max_bytes_per_pass": 10 * MIB}, Spent(), ["a"], id="larger than the limit, first and alone"),
+            pytest.param({"max_bytes_per_pass": 10 * MIB}, Spent(1, 1), [], id="larger than the limit, not the first"),
+        ],
+    )
+    def test_per_pass(self, limits: dict[str, int], spent: Spent, expected: list[str]) -> None:
+        policy = replace(POLICY, **limits)  # type: ignore[arg-type]
+        plan = plan_image_gc(node(*self.IMAGES), policy, spent=spent, remove_all_unused=True)
+        assert removed(plan) == expected
+        for decision in plan.decisions:
+            assert decision.reason.sentence
+
+    def test_kept_ones_say_which_limit(self) -> None:
+        plan = plan_image_gc(node(*self.IMAGES), replace(POLICY, max_bytes_per_pass=MIB), remove_all_unused=True)
+        assert codes(plan)["c"] == "limit-bytes-per-pass"
+        assert decided(plan, "c").reason.sentence == "would take this pass over its limit of 1.00 MiB"
+
+
+class TestMinimumGain:
+    def test_small_ones_are_passed_over(self) -> None:
+        images = [aged("small", 900, size_mib=4), aged("exact", 800, size_mib=5), aged("big", 700, size_mib=500)]
+        policy = replace(POLICY, minimum_gain_bytes=5 * MIB)
+        plan = plan_image_gc(node(*images, image_filesystem=filesystem(90)), policy)
+        assert removed(plan) == ["exact", "big"]
+        assert decided(plan, "small").reason.sentence == "would free only 4.00 MiB, less than the minimum gain 5.00 MiB"
+
+    def test_an_unknown_gain_is_not_small(self) -> None:
+        policy = replace(POLICY, minimum_gain_bytes=5 * MIB)
+        plan = plan_image_gc(node(image("a", size_mib=None)), policy, remove_all_unused=True)
+        assert removed(plan) == ["a"]
+        (warning,) = plan.warnings
+        assert warning.startswith("it is not known what 1 of the images to remove free")
+
+
+class TestAccounting:
+    def test_without_storage_sizes_are_upper_bounds(self) -> None:
+        plan = plan_image_gc(node(aged("a", 1, size_mib=7)), POLICY)
+        assert plan.accounting is Accounting.UPPER_BOUND
+        assert (plan.decisions[0].frees_bytes, plan.decisions[0].frees_inodes) == (7 * MIB, None)
+
+    def stack(self, **fields: object) -> NodeSnapshot:
+        """Three images, each built on the one before, as in the report of sums that free nothing."""
+        pieces = [piece("base", 400, inodes=40), piece("middle", 50, inodes=5), piece("top", 10, inodes=1)]
+        held = {"base": ["base"], "middle": ["base", "middle"], "top": ["base", "middle", "top"]}
+        images = [
+            aged("base", 900, size_mib=400),
+            aged("middle", 800, size_mib=450),
+            aged("top", 700, size_mib=460),
+        ]
+        return node(*images, storage=graph(pieces, held), **fields)
+
+    def test_a_base_frees_nothing_while_what_is_built_on_it_stays(self) -> None:
+        plan = plan_image_gc(self.stack(image_filesystem=filesystem(90)), POLICY)
+        assert plan.accounting is Accounting.LAYERS
+        assert removed(plan) == ["base", "middle", "top"]
+        assert [each.frees_bytes for each in plan.removals] == [0, 0, 460 * MIB]
+        assert [each.frees_inodes for each in plan.removals] == [0, 0, 46]
+        assert plan.frees_bytes == 460 * MIB
+
+    def test_with_a_minimum_gain_a_base_goes_after_what_is_built_on_it(self) -> None:
+        policy = replace(POLICY, minimum_gain_bytes=1)
+        plan = plan_image_gc(self.stack(image_filesystem=filesystem(90)), policy)
+        assert [(each.id, each.frees_bytes) for each in plan.removals] == [
+            ("top", 10 * MIB),
+            ("middle", 50 * MIB),
+            ("base", 400 * MIB),
+        ]
+
+    def test_with_a_minimum_gain_it_stops_as_soon_as_enough_is_freed(self) -> None:
+        policy = replace(POLICY, minimum_gain_bytes=1, low_threshold_percent=84)
+        plan = plan_image_gc(self.stack(image_filesystem=filesystem(90)), policy)
+        assert removed(plan) == ["top", "middle"]
+        assert codes(plan)["base"] == "enough-freed"
+
+    def test_what_frees_too_little_to_the_end_says_so(self) -> None:
+        policy = replace(POLICY, minimum_gain_bytes=20 * MIB)
+        plan = plan_image_gc(self.stack(image_filesystem=filesystem(90)), policy)
+        assert codes(plan) == dict.fromkeys(("base", "middle", "top"), "gain-too-small")
+
+    def test_kept_ones_show_what_they_would_free_after_the_removals(self) -> None:
+        using = container("c", image_ref="middle")
+        plan = plan_image_gc(self.stack(containers=(using,)), POLICY, remove_all_unused=True)
+        assert [each.frees_bytes for each in plan.removals] == [0, 10 * MIB]
+        assert decided(plan, "middle").frees_bytes == 450 * MIB
+
+    def test_what_others_hold_is_never_freed(self) -> None:
+        from nodeagent.model import Holder  # noqa: PLC0415
+
+        storage = graph([piece("x", 5, holders=[Holder.CONTAINER]), piece("y", 3)], {"a": ["x", "y"]})
+        plan = plan_image_gc(node(image("a"), storage=storage), POLICY, remove_all_unused=True)
+        assert plan.removals[0].frees_bytes == 3 * MIB
+
+    def test_images_that_only_the_graph_knows_hold_their_pieces(self) -> None:
+        storage = graph([piece("x", 5)], {"a": ["x"], "unlisted": ["x"]})
+        plan = plan_image_gc(node(image("a"), storage=storage), POLICY, remove_all_unused=True)
+        assert plan.removals[0].frees_bytes == 0
+
+    def test_an_image_the_graph_does_not_know_counts_as_nothing(self) -> None:
+        images = [aged("unknown", 900), aged("known", 800)]
+        storage = graph([piece("x", 100)], {"known": ["x"]})
+        plan = plan_image_gc(node(*images, storage=storage, image_filesystem=filesystem(90)), POLICY)
+        assert [(each.id, each.frees_bytes) for each in plan.removals] == [("unknown", None), ("known", 100 * MIB)]
+        assert len(plan.warnings) == 1
+
+
+def test_kept_images_come_in_order_of_use_after_the_removals() -> None:
+    images = [aged("c", 100), aged("b", 200), aged("a", 300)]
+    fields = {"image_filesystem": filesystem(90), "containers": (container("x", image_ref="b"),)}
+    plan = plan_image_gc(node(*images, **fields), POLICY)
+    assert [each.id for each in plan.decisions] == ["a", "b", "c"]
+    assert plan.made_at == NOW
+    assert plan.kind == "images"
+
+
+def test_names_are_the_first_tag() -> None:
+    plan = plan_image_gc(node(Image("a", ("x:1", "y:2")), Image("b")), POLICY)
+    assert {each.id: each.name for each in plan.decisions} == {"a": "x:1", "b": "b"}
+
+
+def test_records_in_the_future_sort_as_the_newest() -> None:
+    images = [aged("future", -50), aged("recent", 10), aged("old", 100)]
+    plan = plan_image_gc(node(*images), POLICY, remove_all_unused=True)
+    assert removed(plan) == ["old", "recent"]
+    assert decided(plan, "future").reason.details["last_used_at"] == ago(-50)
+
+
+@pytest.mark.parametrize(
+    ("pending", "wanted", "expected"),
+    [
+        pytest.param(0, 100, ["a", "b"], id="none"),
+        pytest.param(40, 60, ["a", "b"], id="some: two of 50 for 60"),
+        pytest.param(60, 40, ["a"], id="more"),
+        pytest.param(100, 0, [], id="just enough"),
+        pytest.param(5000, 0, [], id="too much"),
+    ],
+)
+def test_what_the_runtime_has_still_to_collect_counts(pending: int, wanted: int, expected: list[str]) -> None:
+    fs = replace(filesystem(), capacity_bytes=1000 * MIB, available_bytes=100 * MIB)
+    images = [(Image(name, (f"r/{name}:1",), (), 1), used(age)) for name, age in (("b", 2), ("a", 3))]
+    pieces = graph([piece("pa", 50), piece("pb", 50)], {"a": ["pa"], "b": ["pb"]})
+    storage = replace(pieces, pending_bytes=pending * MIB)
+    plan = plan_image_gc(node(*images, image_filesystem=fs, storage=storage), POLICY)
+    assert (plan.wanted_bytes, plan.pending_bytes, removed(plan)) == (wanted * MIB, pending * MIB, expected)
+    assert (ReasonCode.COLLECTION_PENDING in codes(plan).values()) == (not expected)
+
+
+def test_only_what_a_saved_plan_lists_may_go() -> None:
+    images = [(Image(name, (f"r/{name}:1",), (), 50 * MIB), used(age)) for name, age in (("c", 1), ("b", 2), ("a", 3))]
+    plan = plan_image_gc(node(*images), POLICY, remove_all_unused=True, only=frozenset({"b", "other"}))
+    assert removed(plan) == ["b"]
+    assert codes(plan)["a"] == codes(plan)["c"] == ReasonCode.NOT_IN_PLAN

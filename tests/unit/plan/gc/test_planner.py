@@ -1,0 +1,150 @@
+"""The plans together, and the node as they leave it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nodeagent.plan.gc.images import ImageGCPolicy, plan_image_gc
+from nodeagent.plan.gc.planner import GCPolicy, plan_all, plan_containers
+from nodeagent.plan.gc.projection import project
+from tests.unit.builders import (
+    DAY_S,
+    MIB,
+    NOW,
+    ago,
+    container,
+    decided,
+    filesystem,
+    graph,
+    image,
+    log_directory,
+    log_link,
+    piece,
+    removed,
+    sandbox,
+    snapshot,
+    used,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nodeagent.model import FsObservation, NodeSnapshot
+    from nodeagent.plan.gc.planner import GCPlan
+
+POLICY = GCPolicy(images=ImageGCPolicy(minimum_age_s=0))
+NODE: dict[str, Any] = {
+    "containers": (
+        container("dead", pod="gone", image_ref="held"),
+        container("live", pod="web", image_ref="shared"),
+        container("old", pod="gone", name="side", image_ref="shared"),
+    ),
+    "sandboxes": (sandbox("gone", image="infra"), sandbox(ready=True)),
+    "pod_log_directories": (log_directory("uid-gone", pod="gone"), log_directory("uid-web")),
+    "dead_log_links": (log_link("dead"),),
+    "writable_bytes": {"dead": 10 * MIB, "live": 7 * MIB},
+    "image_filesystem": filesystem(95),
+}
+IMAGES = (
+    (image("held"), used(50)),
+    (image("shared"), used(50)),
+    (image("idle", size_mib=5), used(900)),
+    (image("infra"), used(9)),
+)
+
+
+def test_each_plan_is_made_on_what_the_one_before_leaves() -> None:
+    made = plan_all(snapshot(*IMAGES, **NODE), POLICY)
+    assert [plan.kind for plan in made.plans] == ["containers", "sandboxes", "logs", "images"]
+    assert removed(made.containers) == ["dead", "old"]
+    assert removed(made.sandboxes) == ["sb-gone"]
+    assert removed(made.logs) == ["shop_gone_uid-gone", "web_shop_app-dead.log"]
+    assert made.images is not None
+    assert removed(made.images) == ["idle", "held", "infra"]
+    assert decided(made.images, "shared").reason.code.value == "in-use-by-container"
+    assert [each.id for each in made.removals] == [each.id for plan in made.plans for each in plan.removals]
+
+
+def test_containers_alone_say_nothing_of_images() -> None:
+    made = plan_containers(snapshot(*IMAGES, **NODE), POLICY)
+    assert made.images is None
+    assert len(made.plans) == 3
+
+
+def test_images_count_on_the_space_of_writable_layers() -> None:
+    made = plan_all(snapshot(*IMAGES, **NODE), POLICY)
+    assert made.images is not None
+    assert made.images.wanted_bytes == 140 * MIB
+
+
+def test_failed_items_of_every_kind_are_set_aside() -> None:
+    made = plan_all(snapshot(*IMAGES, **NODE), POLICY, set_aside={"dead": "x", "idle": "y"})
+    assert "dead" not in removed(made.containers)
+    assert removed(made.sandboxes) == []
+    assert "shop_gone_uid-gone" not in removed(made.logs)
+    assert made.images is not None
+    assert decided(made.images, "idle").reason.code.value == "failed-earlier"
+    assert decided(made.images, "held").reason.code.value == "in-use-by-container"
+
+
+def test_all_unused_and_finished_pods_on_request() -> None:
+    fields = NODE | {"live_pod_uids": frozenset({"uid-gone", "uid-web"}), "image_filesystem": filesystem(10)}
+    made = plan_all(snapshot(*IMAGES, **fields), POLICY, evict_non_deleted_pods=True, remove_all_unused=True)
+    assert removed(made.containers) == ["dead", "old"]
+    assert removed(made.sandboxes) == ["sb-gone"]
+    assert made.images is not None
+    assert removed(made.images) == ["idle", "held", "infra"]
+
+
+class TestProjection:
+    def project(self, **fields: Any) -> NodeSnapshot:
+        return project(snapshot(*IMAGES, **(NODE | fields)), frozenset({"dead", "old"}), frozenset({"sb-gone"}))
+
+    def test_drops_what_goes(self) -> None:
+        after = self.project(sandboxes_unread=frozenset({"sb-gone", "sb-web"}))
+        assert [each.id for each in after.containers] == ["live"]
+        assert [each.id for each in after.sandboxes] == ["sb-web"]
+        assert after.sandboxes_unread == {"sb-web"}
+        assert after.writable_bytes == {"live": 7 * MIB}
+
+    def test_adds_the_space_up_to_the_capacity(self) -> None:
+        def after(writable_bytes: dict[str, int]) -> FsObservation:
+            observed = self.project(writable_bytes=writable_bytes).image_filesystem
+            assert observed is not None
+            return observed
+
+        assert after({"dead": 10 * MIB, "live": 7 * MIB}).available_bytes == 60 * MIB
+        assert after({"dead": 10**12}).available_bytes == after({}).capacity_bytes
+        assert self.project(image_filesystem=None).image_filesystem is None
+
+    def test_images_that_lose_their_last_user_were_used_now(self) -> None:
+        usage = self.project().image_usage
+        assert usage["held"].last_used == usage["infra"].last_used == NOW
+        assert usage["held"].first_detected == ago(DAY_S)
+        assert usage["shared"].last_used == ago(50)
+
+    def test_without_memory_they_were_first_seen_now(self) -> None:
+        assert self.project(image_usage={}).image_usage["held"].first_detected == NOW
+
+    def test_storage_stays_held(self) -> None:
+        storage = graph([piece("x")], {"held": ["x"]})
+        assert self.project(storage=storage).storage is storage
+
+    def test_changes_nothing_when_nothing_goes(self) -> None:
+        before = snapshot(*IMAGES, **NODE)
+        assert project(before, frozenset(), frozenset()) is before
+        assert project(before, frozenset({"live"}), frozenset()).image_usage is before.image_usage
+
+    def test_a_plan_on_it_takes_the_released_last(self) -> None:
+        assert removed(plan_image_gc(self.project(), POLICY.images, remove_all_unused=True)) == [
+            "idle",
+            "held",
+            "infra",
+        ]
+
+
+@pytest.mark.parametrize("scope", [plan_all, plan_containers])
+def test_an_empty_node_has_empty_plans(scope: Callable[[NodeSnapshot, GCPolicy], GCPlan]) -> None:
+    assert {plan.decisions for plan in scope(snapshot(), POLICY).plans} == {()}

@@ -1,0 +1,120 @@
+"""Which pod log directories and dead links go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nodeagent.model import ContainerState, Role
+from nodeagent.plan.gc.pod_logs import PodLogPolicy, plan_pod_logs
+from nodeagent.plan.pods.deletion import check_pods
+from tests.unit.builders import codes, container, decided, log_directory, log_link, removed, sandbox, snapshot
+
+if TYPE_CHECKING:
+    from nodeagent.plan.decision import Plan
+
+CID = "c0ffee" + "0" * 58
+ALL_GOES: dict[str, Any] = {"containers_gone": frozenset({"c"}), "sandboxes_gone": frozenset({"sb-web"})}
+KNOWN: dict[str, Any] = {"containers": (container("c"),), "sandboxes": (sandbox(),)}
+
+
+def plan_for(fields: dict[str, Any], **rest: Any) -> Plan:
+    node = snapshot(**fields)
+    return plan_pod_logs(node, PodLogPolicy(minimum_age_s=300), statuses=check_pods(node, 300), **rest)
+
+
+@pytest.mark.parametrize(
+    ("directory", "fields", "rest", "code"),
+    [
+        pytest.param({}, KNOWN, ALL_GOES, "pod-deleted", id="gone, and all that is left of it goes"),
+        pytest.param({}, KNOWN, {"containers_gone": frozenset({"c"})}, "pod-present", id="its sandbox stays"),
+        pytest.param({}, KNOWN, {"sandboxes_gone": frozenset({"sb-web"})}, "pod-present", id="its container stays"),
+        pytest.param({}, {"sandboxes": (sandbox(ready=True),)}, {}, "pod-present", id="alive"),
+        pytest.param({}, {}, {}, "pod-deleted", id="unknown to the runtime"),
+        pytest.param({"modified_s": 300}, {}, {}, "pod-deleted", id="exactly the minimum age"),
+        pytest.param({"modified_s": 299}, {}, {}, "modified-recently", id="changed lately"),
+        pytest.param({"modified_s": -5}, {}, {}, "modified-recently", id="changed in the future"),
+        pytest.param({}, {"role": Role.BESIDE_KUBELET}, {}, "pod-present", id="unknown, beside a kubelet"),
+        pytest.param(
+            {},
+            {"role": Role.BESIDE_KUBELET, "live_pod_uids": frozenset()},
+            {},
+            "pod-deleted",
+            id="not in the kubelet's list",
+        ),
+        pytest.param({}, {"live_pod_uids": frozenset({"uid-web"})}, {}, "pod-present", id="in the list only"),
+        pytest.param({"is_directory": False}, KNOWN, ALL_GOES, "not-a-pod-log-directory", id="a symlink or a file"),
+        pytest.param({"uid": "", "name": "x"}, {}, {}, "not-a-pod-log-directory", id="no pod's name"),
+    ],
+)
+def test_directories(directory: dict[str, Any], fields: dict[str, Any], rest: dict[str, Any], code: str) -> None:
+    entry = log_directory(directory.pop("uid", "uid-web"), **directory)
+    plan = plan_for(fields | {"pod_log_directories": (entry,)}, **rest)
+    assert codes(plan) == {entry.name: code}
+    assert plan.decisions[0].reason.sentence
+
+
+def test_reasons_tell_how_a_pod_is_known_to_be_gone() -> None:
+    plan = plan_for({"pod_log_directories": (log_directory("uid-x"),)})
+    assert plan.removals[0].reason.sentence == "its pod is gone: the runtime knows nothing of it, last changed 1h ago"
+    assert plan.removals[0].frees_bytes == 4096
+
+
+@pytest.mark.parametrize(
+    ("link", "fields", "code"),
+    [
+        pytest.param({}, {}, "link-target-missing", id="container unknown, old"),
+        pytest.param({"modified_s": 299}, {}, "modified-recently", id="container unknown, young"),
+        pytest.param({"modified_s": 300}, {}, "link-target-missing", id="container unknown, exactly old enough"),
+        pytest.param({"modified_s": 1}, {"containers": (container(CID),)}, "link-target-missing", id="exited"),
+        *[
+            pytest.param({}, {"containers": (container(CID, state=state),)}, "container-present", id=state.value)
+            for state in (ContainerState.RUNNING, ContainerState.CREATED, ContainerState.UNKNOWN)
+        ],
+        pytest.param(
+            {"container_id": CID[:20]},
+            {"containers": (container(CID, state=ContainerState.RUNNING),)},
+            "container-present",
+            id="a cut id is found",
+        ),
+        pytest.param(
+            {"container_id": "c0ffee"},
+            {"containers": (container("c0ffee1"), container("c0ffee2", state=ContainerState.RUNNING))},
+            "container-present",
+            id="a cut id may mean several",
+        ),
+        pytest.param({"container_id": "", "name": "x.log"}, {}, "link-target-missing", id="no id, old"),
+        pytest.param(
+            {"container_id": "", "name": "x.log", "modified_s": 9},
+            {"containers": (container(CID),)},
+            "modified-recently",
+            id="no id, young",
+        ),
+    ],
+)
+def test_links(link: dict[str, Any], fields: dict[str, Any], code: str) -> None:
+    entry = log_link(**({"container_id": CID} | link))
+    plan = plan_for(fields | {"dead_log_links": (entry,)})
+    assert codes(plan) == {entry.name: code}
+    assert plan.decisions[0].reason.sentence
+
+
+def test_what_failed_is_set_aside() -> None:
+    directory, link = log_directory("uid-x"), log_link(CID)
+    plan = plan_for(
+        {"pod_log_directories": (directory,), "dead_log_links": (link,)},
+        set_aside={directory.name: "", link.name: "busy"},
+    )
+    assert codes(plan) == {directory.name: "failed-earlier", link.name: "failed-earlier"}
+    assert decided(plan, link.name).verdict.value == "failed"
+
+
+def test_removals_come_first_directories_before_links() -> None:
+    fields = {
+        "pod_log_directories": (log_directory("b"), log_directory("a"), log_directory("", name="0")),
+        "dead_log_links": (log_link(CID),),
+    }
+    plan = plan_for(fields)
+    assert removed(plan) == ["shop_web_a", "shop_web_b", f"web_shop_app-{CID}.log"]
+    assert [each.id for each in plan.decisions][-1] == "0"

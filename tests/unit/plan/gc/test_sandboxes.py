@@ -1,0 +1,105 @@
+"""Which sandboxes go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nodeagent.model import Role
+from nodeagent.plan.gc.sandboxes import SandboxGCPolicy, plan_sandbox_gc
+from nodeagent.plan.pods.deletion import check_pods
+from tests.unit.builders import codes, container, decided, removed, sandbox, snapshot
+
+if TYPE_CHECKING:
+    from nodeagent.plan.decision import Plan
+
+BESIDE: dict[str, Any] = {"role": Role.BESIDE_KUBELET}
+
+
+def plan_for(policy: SandboxGCPolicy | None = None, *, fields: dict[str, Any], **rest: Any) -> Plan:
+    node = snapshot(**fields)
+    return plan_sandbox_gc(node, policy or SandboxGCPolicy(), statuses=check_pods(node, 300), **rest)
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        pytest.param({}, "pod-deleted", id="gone"),
+        pytest.param({"ready": True}, "sandbox-ready", id="ready"),
+        pytest.param({"labelled": False}, "not-kubelet-managed", id="unlabelled"),
+        pytest.param({"created_s": None}, "age-unknown", id="no creation time"),
+        pytest.param({"created_s": 3999}, "created-recently", id="too young"),
+        pytest.param({"created_s": 4000}, "pod-deleted", id="exactly the minimum age"),
+        pytest.param({"created_s": -1}, "created-recently", id="created in the future"),
+    ],
+)
+def test_one_sandbox(change: dict[str, Any], code: str) -> None:
+    plan = plan_for(SandboxGCPolicy(minimum_age_s=4000), fields={"sandboxes": (sandbox(**change),)})
+    assert codes(plan) == {"sb-web": code}
+    assert plan.decisions[0].reason.sentence
+
+
+def test_a_container_in_any_state_keeps_it() -> None:
+    plan = plan_for(fields={"sandboxes": (sandbox(),), "containers": (container("c"),)})
+    assert decided(plan, "sb-web").reason.sentence == "still has 1 container(s)"
+
+
+def test_but_not_one_that_goes_before() -> None:
+    fields = {"sandboxes": (sandbox(),), "containers": (container("c"),)}
+    assert removed(plan_for(fields=fields, containers_gone=frozenset({"c"}))) == ["sb-web"]
+
+
+def test_the_newest_of_a_pod_is_spared_ready_or_not() -> None:
+    sandboxes = (
+        sandbox(sandbox_id="old", created_s=900),
+        sandbox(sandbox_id="mid", created_s=800),
+        sandbox(sandbox_id="new", created_s=700),
+    )
+    plan = plan_for(fields=BESIDE | {"sandboxes": sandboxes})
+    assert removed(plan) == ["old", "mid"]
+    assert codes(plan)["new"] == "newest-of-pod"
+    assert (
+        decided(plan, "old").reason.sentence == "not ready, without containers, and a newer sandbox of the pod exists"
+    )
+    ready = (*sandboxes[:2], replace(sandboxes[2], ready=True))
+    assert removed(plan_for(fields=BESIDE | {"sandboxes": ready})) == ["old", "mid"]
+
+
+def test_an_older_ready_one_does_not_make_the_newest_go() -> None:
+    sandboxes = (sandbox(sandbox_id="old", ready=True, created_s=900), sandbox(sandbox_id="new", created_s=800))
+    assert codes(plan_for(fields={"sandboxes": sandboxes})) == {"old": "sandbox-ready", "new": "newest-of-pod"}
+
+
+def test_one_of_unknown_creation_does_not_count_as_newer() -> None:
+    sandboxes = (sandbox(sandbox_id="known"), sandbox(sandbox_id="unknown", created_s=None))
+    assert codes(plan_for(fields={"sandboxes": sandboxes})) == {"known": "newest-of-pod", "unknown": "age-unknown"}
+
+
+def test_finished_pods_lose_theirs_only_when_space_is_wanted() -> None:
+    fields = {"sandboxes": (sandbox(),), "live_pod_uids": frozenset({"uid-web"})}
+    assert codes(plan_for(fields=fields)) == {"sb-web": "newest-of-pod"}
+    assert codes(plan_for(fields=fields, evict_non_deleted_pods=True)) == {"sb-web": "pod-finished"}
+
+
+def test_what_failed_is_set_aside() -> None:
+    plan = plan_for(fields={"sandboxes": (sandbox(),)}, set_aside={"sb-web": "stop failed"})
+    assert decided(plan, "sb-web").verdict.value == "failed"
+
+
+def test_unlabelled_ones_can_be_included() -> None:
+    plan = plan_for(SandboxGCPolicy(include_unlabelled=True), fields={"sandboxes": (sandbox(labelled=False),)})
+    assert removed(plan) == ["sb-web"]
+
+
+def test_one_without_pod_is_the_newest_of_its_own() -> None:
+    lone = replace(sandbox(labelled=False), uid="", name="")
+    plan = plan_for(SandboxGCPolicy(include_unlabelled=True), fields={"sandboxes": (lone,)})
+    assert codes(plan) == {"sb-web": "newest-of-pod"}
+    assert plan.decisions[0].name == "sb-web"
+
+
+def test_removals_come_oldest_first() -> None:
+    sandboxes = (sandbox("a", created_s=500), sandbox("b", created_s=900), sandbox("c", created_s=700))
+    assert removed(plan_for(fields={"sandboxes": sandboxes})) == ["sb-b", "sb-c", "sb-a"]

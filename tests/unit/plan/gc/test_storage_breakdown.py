@@ -1,0 +1,83 @@
+"""The breakdown adds up, and counts every piece once; the sharing tree puts images on what they are built on."""
+
+from __future__ import annotations
+
+from nodeagent.model import ContainerState, Holder, UnreferencedPiece
+from nodeagent.plan.gc.layer_sharing import sharing_tree
+from nodeagent.plan.gc.storage_breakdown import Measured, Part, Walk, break_down
+from tests.unit.builders import MIB, container, filesystem, graph, image, piece, snapshot, used
+
+PIECES = [
+    piece("base", 30),
+    piece("own-a", 5),
+    piece("own-b", 7),
+    piece("leased", 2, holders=[Holder.LEASE]),
+]
+
+
+def test_shares_add_up_to_what_is_used() -> None:
+    fs = filesystem(60)
+    seen = snapshot(
+        (image("a", "r/a:1"), used(1)),
+        (image("b", "r/b:1"), used(2)),
+        containers=(
+            container("run", state=ContainerState.RUNNING, image_ref="a"),
+            container("dead", pod="job", image_ref="a"),
+        ),
+        storage=graph(PIECES, {"a": ["base", "own-a"], "b": ["base", "own-b"]}),
+        image_filesystem=fs,
+    )
+    measured = Measured(
+        loose=[UnreferencedPiece(piece("lost", 11), "overlayfs", None)],
+        writable_bytes={"run": 3 * MIB, "dead": 4 * MIB, "0123456789abcdef": 1 * MIB},
+        logs=Walk("/var/log/pods", 13 * MIB),
+        volumes=[Walk("/pods/x", 17 * MIB, complete=False)],
+        largest=[Walk("/opt", 100 * MIB), Walk("/usr", 200 * MIB)],
+    )
+    found = break_down(seen, fs, measured)
+    sizes = {share.part: share.size_bytes // MIB for share in found.shares}
+    rest = 600 - (35 + 7 + 2 + 11 + 4 + 4 + 13 + 17)
+    assert sizes == {
+        Part.IMAGES_IN_USE: 35,
+        Part.IMAGES_UNUSED: 7,
+        Part.HELD_OTHERWISE: 2,
+        Part.NOT_HELD: 11,
+        Part.WRITABLE_RUNNING: 4,
+        Part.WRITABLE_DEAD: 4,
+        Part.POD_LOGS: 13,
+        Part.POD_VOLUMES: 17,
+        Part.OTHER: rest,
+    }
+    members = {share.part: share.members for share in found.shares}
+    assert members[Part.IMAGES_IN_USE] == (("r/a:1 (shop/job, shop/web)", 35 * MIB),)
+    assert [name for name, _ in members[Part.OTHER]] == ["/usr", "/opt"]
+    assert {share.part for share in found.shares if not share.exact} == {Part.POD_VOLUMES}
+
+
+def test_sizes_that_are_upper_bounds_are_marked_and_never_exceed_what_is_left() -> None:
+    fs = filesystem(10)
+    seen = snapshot((image("a", "r/a:1", size_mib=900), used(1)), image_filesystem=fs)
+    found = break_down(seen, fs, Measured())
+    assert not found.exact
+    assert {share.part: share.size_bytes for share in found.shares}[Part.OTHER] == 0
+
+
+def test_images_stand_on_what_they_share() -> None:
+    pieces = [piece(name, size) for name, size in (("l1", 10), ("l2", 20), ("l3", 5), ("a", 1), ("b", 2), ("x", 9))]
+    held = {
+        "base": ["l2", "l1"],
+        "app-a": ["a", "l3", "l2", "l1"],
+        "app-b": ["b", "l3", "l2", "l1"],
+        "alone": ["x"],
+        "twin": ["x"],
+    }
+    images = [image(name, f"r/{name}:1") for name in (*held, "artifact")]
+    stacks, unknown = sharing_tree(images, graph(pieces, held))
+    assert [each.id for each in unknown] == ["artifact"]
+    base, alone = stacks
+    assert ([each.id for each in base.images], base.layers, base.size_bytes) == (["base"], 2, 30 * MIB)
+    assert ([each.id for each in alone.images], alone.layers) == (["alone", "twin"], 1)
+    (shared,) = base.derived
+    assert (shared.images, shared.layers, shared.image_count) == ([], 1, 2)
+    assert [stack.images[0].id for stack in shared.derived] == ["app-b", "app-a"]
+    assert base.image_count == 3

@@ -1,0 +1,540 @@
+"""Facts of pods merged from all their sources."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nodeagent.model import Container, ContainerState, Sandbox
+from nodeagent.model.pods import EmptyDirSpec, PodReading, PodSpec
+from nodeagent.model.pressure import (
+    UNKNOWN,
+    EmptyDirFacts,
+    Fact,
+    FactSource,
+    Footprint,
+    PodFacts,
+    PodLifecycle,
+    QosClass,
+)
+from nodeagent.plan.eviction.policy import EvictionPolicy
+from nodeagent.plan.eviction.protection import CRITICAL_PRIORITY, Protection
+from nodeagent.plan.pods.facts import SpecIndex, merge_facts, shutdown_pods
+from nodeagent.plan.pods.groups import group_pods
+from tests.unit.builders import MIB, ago
+from tests.unit.plan.pod_cases import API, UID, container_spec, merged, runtime_pod, spec, traits
+
+K, M, C, I, A = (  # noqa: E741 - one letter for each source in tables
+    FactSource.KUBELET,
+    FactSource.MANIFEST,
+    FactSource.CRI,
+    FactSource.INFERRED,
+    FactSource.ASSUMED,
+)
+FILE = {"kubernetes.io/config.source": "file"}
+
+
+def kept(facts: PodFacts, **policy: Any) -> str | None:
+    """Return the code of the rule that keeps a pod."""
+    reason = Protection([facts], EvictionPolicy(**policy)).why_kept(facts)
+    return None if reason is None else reason.code.value
+
+
+# ---- from the runtime alone ----
+
+
+def test_an_ordinary_pod_of_a_node_without_a_kubelet_may_go() -> None:
+    facts = merged(runtime_pod(traits(999)))
+    assert facts.priority == Fact(0, A)
+    assert facts.static == Fact(value=False, source=C)
+    assert facts.mirror == Fact(value=False, source=C)
+    assert facts.critical == Fact(value=False, source=I)
+    assert facts.qos == Fact(QosClass.BURSTABLE, FactSource.CGROUP)
+    assert facts.ephemeral_request_bytes == Fact(0, A)
+    assert facts.termination_grace_s == Fact(30.0, C)
+    assert facts.lifecycle is PodLifecycle.ACTIVE
+    assert facts.usage is None
+    assert kept(facts) is None
+
+
+def test_a_pod_made_by_hand_may_go_too() -> None:
+    facts = merged(runtime_pod(traits(0), annotations={}, cgroup_parent="", container_annotations={}))
+    assert facts.static == Fact(value=False, source=A)
+    assert facts.memory_request_bytes == Fact(0, A)
+    assert facts.qos == UNKNOWN
+    assert facts.termination_grace_s == UNKNOWN
+    assert kept(facts) is None
+
+
+def test_beside_a_kubelet_the_runtime_alone_is_not_enough() -> None:
+    facts = merged(runtime_pod(traits(999)), assume=False)
+    assert facts.priority == UNKNOWN
+    assert facts.ephemeral_request_bytes == UNKNOWN
+    assert kept(facts) == "facts-missing"
+
+
+@pytest.mark.parametrize(
+    ("pod", "rule"),
+    [
+        pytest.param({"annotations": FILE}, "static-pod", id="static"),
+        pytest.param({"annotations": {"kubernetes.io/config.source": "http"}}, "static-pod", id="from a URL"),
+        pytest.param({"annotations": {**API, "kubernetes.io/config.mirror": "x"}}, "mirror-pod", id="mirror"),
+        pytest.param({"annotations": {"kubernetes.io/config.source": "?"}}, "facts-contradictory", id="odd source"),
+        pytest.param({"annotations": {**API, "nodeagent.dev/priority": "2e9"}}, "facts-contradictory", id="no number"),
+        pytest.param(
+            {"annotations": {**API, "nodeagent.dev/priority": str(2**31)}}, "facts-contradictory", id="too large"
+        ),
+        pytest.param(
+            {"annotations": {**API, "nodeagent.dev/priority": str(CRITICAL_PRIORITY)}}, "critical-pod", id="annotated"
+        ),
+        pytest.param(
+            {"cgroup_parent": "/kubepods/burstable/pod" + "a" * 32}, "facts-contradictory", id="other's cgroup"
+        ),
+        pytest.param({"namespace": "kube-system"}, "protected-namespace", id="namespace"),
+        pytest.param({"ready": False}, "pod-not-active", id="its sandbox ends"),
+    ],
+)
+def test_doubtful_pods_are_kept(pod: dict[str, Any], rule: str) -> None:
+    assert kept(merged(runtime_pod(traits(999), **pod))) == rule
+
+
+@pytest.mark.parametrize(
+    ("containers", "qos", "rule"),
+    [
+        ((traits(-997),), "burstable", "critical-pod"),
+        ((traits(-997),), "besteffort", "critical-pod"),
+        ((traits(-997, 64),), "guaranteed", None),
+        ((traits(-997, 0),), "guaranteed", "critical-pod"),
+        ((traits(999), None), "burstable", "facts-missing"),
+        ((traits(900),), "guaranteed", "facts-contradictory"),
+        ((traits(900),), "besteffort", "facts-contradictory"),
+        ((), "burstable", "facts-missing"),
+    ],
+)
+def test_scores_keep_what_they_do_not_clear(containers: tuple[Any, ...], qos: str, rule: str | None) -> None:
+    assert kept(merged(runtime_pod(*containers, qos=qos))) == rule
+
+
+def test_a_shielded_pod_counts_as_node_critical() -> None:
+    assert merged(runtime_pod(traits(-997))).priority == Fact(2_000_001_000, I)
+
+
+@pytest.mark.parametrize(("text", "priority"), [("-5", -5), ("1000", 1000), ("0", 0), ("-2147483648", -(2**31))])
+def test_the_annotation_is_the_priority(text: str, priority: int) -> None:
+    pod = runtime_pod(traits(), annotations={**API, "nodeagent.dev/priority": text})
+    assert merged(pod).priority == Fact(priority, C)
+    assert merged(pod, assume=False).priority == UNKNOWN
+    assert merged(pod, kubelet=[spec(priority=7)]).priority == Fact(7, K)
+
+
+def test_a_request_is_the_sum_of_what_runs() -> None:
+    facts = merged(runtime_pod(traits(900, 100), traits(0, 50)))
+    assert facts.memory_request_bytes == Fact(150 * MIB, I)
+    assert [(each.name, each.memory_request_bytes) for each in facts.containers] == [
+        ("c0", 100 * MIB),
+        ("c1", 50 * MIB),
+    ]
+
+
+def test_what_the_cgroup_guarantees_is_exact() -> None:
+    assert merged(runtime_pod(traits(900), memory_min=77)).memory_request_bytes == Fact(77 * MIB, FactSource.CGROUP)
+
+
+def test_of_several_graces_the_longest_counts() -> None:
+    pod = runtime_pod(traits(), traits())
+    longer = replace(pod.containers[0], annotations={"io.kubernetes.pod.terminationGracePeriod": "90"})
+    senseless = replace(pod.containers[1], annotations={"io.kubernetes.pod.terminationGracePeriod": "-1"})
+    assert merged(replace(pod, containers=(*pod.containers, longer))).termination_grace_s == Fact(90.0, C)
+    assert merged(replace(pod, containers=(senseless,))).termination_grace_s == UNKNOWN
+
+
+def test_a_pod_made_while_it_was_deleted_is_ending() -> None:
+    pod = runtime_pod(traits(), container_annotations={"io.kubernetes.pod.deletionGracePeriod": "30"})
+    assert merged(pod).lifecycle is PodLifecycle.ENDING
+
+
+# ---- with the kubelet ----
+
+
+def test_the_kubelets_facts_come_first() -> None:
+    listed = spec(
+        priority=100,
+        priority_class="high",
+        qos=QosClass.BURSTABLE,
+        memory_request_bytes=5 * MIB,
+        ephemeral_request_bytes=6 * MIB,
+        ephemeral_limit_bytes=7 * MIB,
+        termination_grace_s=45.0,
+        containers=(container_spec("c0", 5, ephemeral_limit=7),),
+        empty_dirs=(EmptyDirSpec("cache", 9 * MIB), EmptyDirSpec("rest")),
+        phase="Running",
+    )
+    reading = PodReading(memory_bytes=1, empty_dir_bytes={"cache": 3, "other": 4}, container_logs_bytes={"c0": 2})
+    facts = merged(runtime_pod(traits(900)), kubelet=[listed], reading=reading, assume=False)
+    assert {facts.priority.source, facts.static.source, facts.mirror.source, facts.critical.source} == {K}
+    assert (facts.priority.value, facts.priority_class, facts.qos) == (100, "high", Fact(QosClass.BURSTABLE, K))
+    assert (facts.memory_request_bytes, facts.ephemeral_request_bytes) == (Fact(5 * MIB, K), Fact(6 * MIB, K))
+    assert (facts.ephemeral_limit_bytes, facts.termination_grace_s) == (7 * MIB, Fact(45.0, K))
+    (container,) = facts.containers
+    assert (container.memory_request_bytes, container.ephemeral_limit_bytes) == (5 * MIB, 7 * MIB)
+    assert container.logs_bytes == 2
+    assert facts.empty_dirs == (
+        EmptyDirFacts("cache", 3, 9 * MIB),
+        EmptyDirFacts("other", 4, None),
+        EmptyDirFacts("rest", None, None),
+    )
+    assert kept(facts) is None
+
+
+@pytest.mark.parametrize(
+    ("pod", "listed", "contradiction"),
+    [
+        pytest.param({}, {"qos": QosClass.GUARANTEED}, "the kubelet says Guaranteed, its cgroup Burstable", id="class"),
+        pytest.param(
+            {}, {"annotations": FILE}, "the kubelet and the runtime disagree on whether it is static", id="static"
+        ),
+        pytest.param({}, {"name": "db"}, "the kubelet calls it shop/db, the runtime shop/web", id="name"),
+        pytest.param({}, {"uid": "other"}, "the kubelet does not list it", id="not listed"),
+    ],
+)
+def test_what_the_kubelet_and_the_runtime_disagree_on_keeps_the_pod(
+    pod: dict[str, Any], listed: dict[str, Any], contradiction: str
+) -> None:
+    facts = merged(runtime_pod(traits(999), **pod), kubelet=[spec(**{"priority": 0, **listed})])
+    assert contradiction in facts.contradictions
+    assert kept(facts) in {"facts-contradictory", "static-pod"}
+
+
+def test_a_shielded_pod_with_an_ordinary_priority_is_contradictory() -> None:
+    facts = merged(runtime_pod(traits(-997)), kubelet=[spec(priority=0)])
+    assert facts.contradictions == ("its oom_score_adj is that of a critical pod, its priority is not",)
+
+
+def test_a_uid_listed_twice_is_contradictory() -> None:
+    assert kept(merged(runtime_pod(traits()), kubelet=[spec(priority=0), spec(priority=0)])) == "facts-contradictory"
+
+
+def test_a_list_out_of_date_still_tells_of_the_pods_in_it() -> None:
+    old = [spec(priority=3)]
+    assert merged(runtime_pod(traits()), kubelet=old, complete=False, assume=False).priority == Fact(3, K)
+    unlisted = merged(runtime_pod(traits(), uid="new"), kubelet=old, complete=False, assume=False)
+    assert unlisted.contradictions == ()
+    assert kept(unlisted) == "facts-missing"
+
+
+@pytest.mark.parametrize(
+    ("listed", "lifecycle"),
+    [
+        ({"deleting": True}, PodLifecycle.ENDING),
+        ({"phase": "Failed"}, PodLifecycle.ENDING),
+        ({"phase": "Running"}, PodLifecycle.ACTIVE),
+    ],
+)
+def test_the_kubelet_tells_how_far_a_pod_has_come(listed: dict[str, Any], lifecycle: PodLifecycle) -> None:
+    assert merged(runtime_pod(traits()), kubelet=[spec(**listed)]).lifecycle is lifecycle
+
+
+def test_a_finished_pod_runs_nothing() -> None:
+    pod = runtime_pod(traits(), state=ContainerState.EXITED)
+    assert merged(pod, kubelet=[spec(phase="Succeeded")]).lifecycle is PodLifecycle.FINISHED
+
+
+@pytest.mark.parametrize(
+    ("listed", "priority"),
+    [({}, Fact(0, K)), ({"priority_class": "custom"}, UNKNOWN), ({"priority": -3}, Fact(-3, K))],
+    ids=["none", "a class whose number is not told", "a number"],
+)
+def test_a_listed_pod_without_priority_has_none(listed: dict[str, Any], priority: Fact[int | None]) -> None:
+    assert merged(runtime_pod(traits()), kubelet=[spec(**listed)]).priority == priority
+
+
+@pytest.mark.parametrize("priority_class", ["system-node-critical", "system-cluster-critical"])
+def test_a_critical_class_is_critical(priority_class: str) -> None:
+    facts = merged(runtime_pod(traits()), kubelet=[spec(priority_class=priority_class)])
+    assert facts.critical == Fact(value=True, source=K)
+    assert kept(facts) == "critical-pod"
+
+
+def test_a_static_pod_is_found_by_the_hash_of_its_mirror() -> None:
+    uid = "ab" * 16
+    mirror = spec(
+        "etcd-node-1",
+        uid="mirror-uid",
+        annotations={"kubernetes.io/config.mirror": uid, "kubernetes.io/config.hash": uid},
+    )
+    pod = runtime_pod(traits(), uid=uid, name="etcd-node-1", annotations={**FILE, "kubernetes.io/config.hash": uid})
+    facts = merged(pod, kubelet=[mirror])
+    assert facts.mirror == Fact(value=True, source=K)
+    assert facts.static == Fact(value=True, source=C)
+    assert facts.contradictions == ()
+
+
+# ---- with manifests ----
+
+
+@pytest.mark.parametrize("annotations", [FILE, {}], ids=["told", "not told"])
+@pytest.mark.parametrize("name", ["etcd-node-1", "etcd"])
+def test_a_manifest_makes_a_pod_static(annotations: dict[str, str], name: str) -> None:
+    defined = spec("etcd", uid="", annotations={}, priority=2_000_001_000, memory_request_bytes=MIB)
+    facts = merged(runtime_pod(traits(), name=name, annotations=annotations), manifests=[defined], node_name="Node-1")
+    assert facts.static == Fact(value=True, source=M)
+    assert facts.priority == Fact(2_000_001_000, M)
+    assert facts.memory_request_bytes == Fact(MIB, M)
+    assert kept(facts) == "static-pod"
+
+
+def test_a_pod_of_the_api_server_is_no_static_pod_whatever_its_name() -> None:
+    facts = merged(runtime_pod(traits(), name="etcd-node-1"), manifests=[spec("etcd", annotations={}, priority=5)])
+    assert facts.static == Fact(value=False, source=C)
+    assert facts.priority == Fact(0, A)
+
+
+def test_a_source_that_nobody_knows_is_doubt_whoever_tells_it() -> None:
+    strange = {"kubernetes.io/config.source": "?"}
+    for facts in (
+        merged(runtime_pod(traits()), kubelet=[spec("web", annotations=strange)]),
+        merged(runtime_pod(traits(), annotations=strange)),
+    ):
+        assert kept(facts) == "facts-contradictory"
+        assert any("kubernetes.io/config.source is '?'" in each for each in facts.contradictions)
+
+
+def test_the_kubelet_comes_before_the_manifest() -> None:
+    facts = merged(
+        runtime_pod(traits(), name="etcd-node-1", annotations=FILE),
+        kubelet=[spec("etcd-node-1", annotations=FILE, priority=1)],
+        manifests=[spec("etcd", annotations={}, priority=2, termination_grace_s=9.0)],
+    )
+    assert facts.priority == Fact(1, K)
+    assert facts.termination_grace_s == Fact(9.0, M)
+
+
+# ---- the runtime's lists ----
+
+
+def sandbox(key: str, uid: str = UID, *, ready: bool = True, created_s: float = 100, name: str = "web") -> Sandbox:
+    return Sandbox(key, name, "shop", uid, ready, created_at=ago(created_s))
+
+
+def container(key: str, home: str, *, state: ContainerState = ContainerState.RUNNING, uid: str = UID) -> Container:
+    return Container(key, key, home, state, created_at=ago(50), labels={"io.kubernetes.pod.uid": uid})
+
+
+def grouped(sandboxes: list[Sandbox], containers: list[Container]) -> Any:
+    return group_pods(sandboxes, containers, cgroup_parents={}, traits={}, memory_min_bytes={})
+
+
+def test_only_pods_with_something_up_are_told() -> None:
+    exited = container("c", "down", state=ContainerState.EXITED)
+    assert grouped([sandbox("down", ready=False)], [exited]) == ()
+    for state in (ContainerState.RUNNING, ContainerState.UNKNOWN):
+        (pod,) = grouped([sandbox("down", ready=False)], [container("c", "down", state=state)])
+        assert pod.sandbox_ids == ()
+    (pod,) = grouped([sandbox("up")], [])
+    assert pod.sandbox_ids == ("up",)
+
+
+def test_the_newest_ready_sandbox_stands_for_the_pod() -> None:
+    (pod,) = grouped([sandbox("old", ready=False, created_s=10), sandbox("up", created_s=99)], [])
+    assert (pod.sandbox.id, pod.contradictions) == ("up", ())
+    (pod,) = grouped([sandbox("older", created_s=99), sandbox("newer", created_s=1)], [])
+    assert (pod.sandbox.id, pod.sandbox_ids) == ("newer", ("newer", "older"))
+    assert pod.contradictions == ("it has more than one ready sandbox",)
+
+
+def test_a_pod_without_uid_goes_by_its_sandbox_and_is_kept() -> None:
+    (pod,) = grouped([sandbox("s", uid="")], [])
+    assert (pod.uid, pod.contradictions) == ("s", ("its sandbox has no pod UID",))
+
+
+def test_a_container_labelled_as_anothers_makes_both_contradictory() -> None:
+    first, second = grouped(
+        [sandbox("s1", uid="u1"), sandbox("s2", uid="u2", name="db")], [container("c", "s1", uid="u2")]
+    )
+    assert first.contradictions == second.contradictions
+    assert "labelled as of pod u2" in first.contradictions[0]
+
+
+def test_containers_without_a_listed_sandbox_are_nobodys() -> None:
+    assert grouped([], [container("c", "gone")]) == ()
+
+
+# ---- for a shutdown ----
+
+
+def test_a_shutdown_is_told_who_says_so() -> None:
+    pod = runtime_pod(traits(), traits(), labels={"app": "web"}, annotations={**API, "nodeagent.dev/priority": "5"})
+    (told,) = shutdown_pods([merged(pod)], [pod])
+    assert (told.priority, told.priority_source) == (5, "annotation nodeagent.dev/priority")
+    assert (told.static, told.node_critical, told.labels) == (False, False, {"app": "web"})
+    assert told.container_ids == (f"c1-{UID}", f"c0-{UID}")
+    assert told.termination_grace_s == 30
+
+
+def test_an_assumed_priority_is_told_as_unknown() -> None:
+    pod = runtime_pod(traits())
+    (told,) = shutdown_pods([merged(pod)], [pod])
+    assert (told.priority, told.priority_source) == (None, "")
+
+
+def test_the_kubelets_word_and_labels_go_with_it() -> None:
+    pod = runtime_pod(traits(), labels={"app": "old"})
+    listed = [spec(priority=9, labels={"app": "new"})]
+    (told,) = shutdown_pods([merged(pod, kubelet=listed)], [pod], SpecIndex(listed))
+    assert (told.priority, told.priority_source, told.labels) == (9, "kubelet /pods", {"app": "new"})
+
+
+def test_static_and_critical_are_told_with_their_source() -> None:
+    pod = runtime_pod(traits(-997), annotations=FILE)
+    (told,) = shutdown_pods([merged(pod)], [pod])
+    assert (told.static_source, told.node_critical_source) == (
+        "annotation kubernetes.io/config.source",
+        "oom_score_adj",
+    )
+    assert told.priority is None
+    assert shutdown_pods([merged(pod)], []) == ()
+
+
+# ---- of all pods ----
+
+SCORES = st.none() | st.builds(
+    traits,
+    st.none() | st.sampled_from([-1000, -997, -1, 0, 2, 3, 500, 999, 1000]),
+    st.none() | st.sampled_from([0, 64]),
+)
+SOURCES = st.sampled_from([None, "api", "file", "http", "?"])
+PARENTS = st.sampled_from(
+    [
+        "",
+        "/x",
+        f"/kubepods/pod{UID}",
+        f"/kubepods/burstable/pod{UID}",
+        f"/kubepods/besteffort/pod{UID}",
+        "/kubepods/pod" + "a" * 32,
+    ]
+)
+
+
+@st.composite
+def pod_annotations(draw: st.DrawFn) -> dict[str, str]:
+    made = {}
+    if (source := draw(SOURCES)) is not None:
+        made["kubernetes.io/config.source"] = source
+    if draw(st.booleans()):
+        made["nodeagent.dev/priority"] = draw(st.sampled_from(["0", "-7", "5000", "2000000000", "x", ""]))
+    if draw(st.integers(0, 5)) == 0:
+        made["kubernetes.io/config.mirror"] = "h"
+    return made
+
+
+@st.composite
+def runtime_pods(draw: st.DrawFn) -> Any:
+    return runtime_pod(
+        *draw(st.lists(SCORES, max_size=3)),
+        annotations=draw(pod_annotations()),
+        cgroup_parent=draw(PARENTS),
+        state=draw(st.sampled_from([ContainerState.RUNNING, ContainerState.EXITED])),
+        memory_min=draw(st.sampled_from([0, 10])),
+    )
+
+
+@st.composite
+def specs(draw: st.DrawFn, name: str = "web") -> PodSpec:
+    source = draw(SOURCES)
+    return spec(
+        name,
+        annotations={} if source is None else {"kubernetes.io/config.source": source},
+        priority=draw(st.none() | st.sampled_from([-7, 0, 5000, CRITICAL_PRIORITY])),
+        priority_class=draw(st.sampled_from(["", "custom", "system-node-critical"])),
+        qos=draw(st.none() | st.sampled_from(list(QosClass))),
+        memory_request_bytes=draw(st.sampled_from([0, MIB])),
+        termination_grace_s=draw(st.none() | st.sampled_from([0.0, 30.0])),
+        deleting=draw(st.booleans()),
+        phase=draw(st.sampled_from(["", "Running", "Failed"])),
+    )
+
+
+LISTS = st.none() | st.lists(specs(), max_size=2)
+MANY = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+
+
+def told(facts: PodFacts) -> dict[str, Fact[Any]]:
+    """Return every fact by its name."""
+    values = {each.name: getattr(facts, each.name) for each in fields(facts)}
+    return {name: value for name, value in values.items() if isinstance(value, Fact)}
+
+
+@MANY
+@given(pod=runtime_pods(), kubelet=LISTS, manifests=st.lists(specs(), max_size=1), assume=st.booleans())
+def test_every_fact_has_its_source(pod: Any, kubelet: Any, manifests: Any, assume: bool) -> None:
+    facts = merged(pod, kubelet=kubelet, manifests=manifests, assume=assume)
+    for name, fact in told(facts).items():
+        assert (fact.value is None) == (fact.source is FactSource.MISSING), name
+        if fact.source is A:
+            assert assume, name
+        if fact.source is K:
+            assert kubelet, name
+        if fact.source is M:
+            assert manifests, name
+
+
+@MANY
+@given(pod=runtime_pods(), listed=specs(), manifests=st.lists(specs(), max_size=1), assume=st.booleans())
+def test_what_the_kubelet_tells_counts(pod: Any, listed: PodSpec, manifests: Any, assume: bool) -> None:
+    facts = merged(pod, kubelet=[listed], manifests=manifests, assume=assume)
+    if listed.priority is not None:
+        assert facts.priority == Fact(listed.priority, K)
+    if listed.qos is not None:
+        assert facts.qos == Fact(listed.qos, K)
+    assert facts.memory_request_bytes == Fact(listed.memory_request_bytes, K)
+    if listed.annotations.get("kubernetes.io/config.source") in {"api", "file", "http"}:
+        assert facts.static.source is K
+
+
+@MANY
+@given(pod=runtime_pods(), kubelet=LISTS, manifests=st.lists(specs(), max_size=1), assume=st.booleans())
+def test_doubt_keeps_a_pod(pod: Any, kubelet: Any, manifests: Any, assume: bool) -> None:
+    facts = merged(pod, kubelet=kubelet, manifests=manifests, assume=assume)
+    if facts.contradictions or facts.lifecycle is not PodLifecycle.ACTIVE:
+        assert kept(facts) is not None
+    if kept(facts) is None:
+        assert facts.static.value is False
+        assert facts.mirror.value is False
+        assert facts.critical.value is False
+        assert facts.priority.value is not None
+        assert facts.priority.value < CRITICAL_PRIORITY
+        sources = {each.annotations.get("kubernetes.io/config.source", "api") for each in kubelet or [pod.sandbox]}
+        assert sources == {"api"}
+        if not assume:
+            assert facts.priority.source in {K, C}
+
+
+@MANY
+@given(pod=runtime_pods(), kubelet=LISTS, manifests=st.lists(specs(), max_size=1))
+def test_assuming_only_fills_gaps(pod: Any, kubelet: Any, manifests: Any) -> None:
+    without = merged(pod, kubelet=kubelet, manifests=manifests, assume=False)
+    with_ = merged(pod, kubelet=kubelet, manifests=manifests, assume=True)
+    annotated = "nodeagent.dev/priority" in pod.sandbox.annotations  # which counts only where nobody knows better
+    assert {*without.contradictions} <= {*with_.contradictions}
+    for name, fact in told(without).items():
+        if fact.value is not None and not (name == "priority" and annotated):
+            assert told(with_)[name] == fact
+
+
+def test_order_does_not_matter_and_uids_do() -> None:
+    pods = [runtime_pod(traits(), uid=uid) for uid in ("b", "a", "c")]
+    specs_ = SpecIndex()
+    first = merge_facts(pods, specs_, {}, memory_capacity_bytes=None, assume=True)
+    assert [each.uid for each in first] == ["a", "b", "c"]
+    assert first == merge_facts(pods[::-1], specs_, {}, memory_capacity_bytes=None, assume=True)
+
+
+def test_a_reading_of_nothing_is_no_usage() -> None:
+    assert merged(runtime_pod(traits()), reading=PodReading()).usage is None
+    usage = merged(runtime_pod(traits()), reading=PodReading(pids=3, logs=Footprint(1, 2))).usage
+    assert usage is not None
+    assert (usage.pids, usage.memory_bytes, usage.logs, usage.writable) == (3, None, Footprint(1, 2), Footprint())

@@ -1,0 +1,113 @@
+"""Judging what a checkup saw."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeagent.plan.node_checks import (
+    Finding,
+    Verdict,
+    check_agent,
+    check_cgroups,
+    check_clock,
+    check_control_group,
+    check_delay,
+    check_image_use,
+    check_kubelet,
+    check_lock,
+    check_sandbox_image,
+    check_snapshotter,
+    check_split,
+    check_stalls,
+    check_state,
+    check_stores,
+)
+from nodeagent.plan.shutdown.phases import fit_phases, two_bands
+from tests.unit.builders import NOW, ago
+
+OK, WARNING, PROBLEM, SKIPPED = Verdict.OK, Verdict.WARNING, Verdict.PROBLEM, Verdict.SKIPPED
+PHASES = two_bands(30.0, 10.0)
+
+
+def delay(limit_s: float | None, off: str = "") -> Finding:
+    limit_us = None if limit_s is None else round(limit_s * 1e6)
+    return check_delay(fit_phases(PHASES, limit_us), off=off, set_by="/etc/x.conf")
+
+
+@pytest.mark.parametrize(
+    ("finding", "verdict", "words"),
+    [
+        (check_stalls(["memory", "io"]), OK, "memory and io"),
+        (check_stalls([]), WARNING, "io and memory"),
+        (check_cgroups(["cpu", "memory", "pids"]), OK, "cgroup v2"),
+        (check_cgroups(["cpu"]), PROBLEM, "without memory, pids"),
+        (check_cgroups(None), WARNING, "not cgroup v2"),
+        (delay(60), OK, "allows 1m (/etc/x.conf), the phases want 30s"),
+        (delay(5), WARNING, "/etc/x.conf"),
+        (delay(0), WARNING, "allows 0s (/etc/x.conf), the phases want 30s: too short: no pod is stopped at the signal"),
+        (delay(5, off="a kubelet"), SKIPPED, "a kubelet"),
+        (check_lock(True, "listed", off=""), OK, "listed"),
+        (check_lock(False, "not listed", off=""), WARNING, "not listed"),
+        (check_lock(False, "", off="off"), SKIPPED, "off"),
+        (check_sandbox_image(None, False, False), SKIPPED, "does not tell"),
+        (check_sandbox_image("pause", False, False), PROBLEM, "no pod can start"),
+        (check_sandbox_image("pause", True, False), OK, "not pinned"),
+        (check_sandbox_image("pause", True, True), OK, "is pinned"),
+        (check_state("/x", "", 1 << 40), OK, "can be written"),
+        (check_state("/x", "", 1 << 20), WARNING, "1.00 MiB left"),
+        (check_state("/x", "Read-only file system", None), PROBLEM, "Read-only"),
+        (check_state("/x", "", 1 << 40, 0o770), WARNING, "mode 0770"),
+        (check_snapshotter("overlayfs"), OK, "overlayfs"),
+        (check_snapshotter("stargz"), WARNING, "when they are read"),
+        (check_snapshotter(None), SKIPPED, "does not tell"),
+        (check_split({"imagefs": 1, "containerfs": 1, "nodefs": 1}, 1), OK, "are one"),
+        (check_split({"imagefs": 1, "containerfs": 2, "nodefs": 2}, 1), OK, "apart: imagefs; containerfs and nodefs"),
+        (check_split({"imagefs": None, "containerfs": 1, "nodefs": 1}, 1), WARNING, "of imagefs cannot be read"),
+        (check_split({"imagefs": 1, "containerfs": 1, "nodefs": 1}, 2), WARNING, "2 filesystems of images"),
+        (check_stores({}, ["a.db", "b.db"]), OK, "a.db, b.db: sound"),
+        (check_stores({}, []), OK, "none yet"),
+        (check_stores({"/x/a.db": "malformed"}, ["b.db"]), WARNING, "/x/a.db: malformed"),
+        (check_agent("", (), 7), OK, "at work, process 7"),
+        (check_agent("no agent listens", (), None), WARNING, "no agent listens"),
+        (check_agent("", ("no progress: images",), 7), PROBLEM, "no progress: images"),
+        (check_control_group("nodeagent", True), OK, "members of group nodeagent"),
+        (check_control_group("ops", False), WARNING, "there is no group ops"),
+        (check_image_use(None, NOW, 0), SKIPPED, "no image is removed by age"),
+        (check_image_use(None, NOW, 60), WARNING, "state database is unavailable"),
+        (check_image_use(ago(60), NOW, 60), OK, "(1m): no image is removed by age before 1m"),
+        (check_image_use(ago(61), NOW, 60), OK, "observed since 2026-03-01T11:58:59.000Z (1m1s)"),
+        (check_clock(None, True), OK, "synchronised"),
+        (check_clock(-10, None), OK, "future"),
+        (check_clock(60, True), WARNING, "1m in the future"),
+        (check_clock(None, False), WARNING, "not synchronised"),
+    ],
+)
+def test_each_reading_has_its_verdict(finding: Finding, verdict: Verdict, words: str) -> None:
+    assert finding.verdict is verdict
+    assert words in finding.evidence
+    if verdict is PROBLEM:
+        assert finding.fix
+
+
+@pytest.mark.parametrize(
+    ("found", "work", "expected"),
+    [
+        ({}, (True, True, 85), {"kubelet-overlap": SKIPPED}),
+        ({"kind": "x"}, (False, False, None), {"kubelet-overlap": OK}),
+        ({"kind": "x"}, (False, False, 85), {"kubelet-overlap-images": WARNING}),
+        ({"kind": "x"}, (False, False, 84), {"kubelet-overlap": OK}),
+        ({"imageGCHighThresholdPercent": "95"}, (False, False, 85), {"kubelet-overlap": OK}),
+        ({"imageGCHighThresholdPercent": "70"}, (False, False, 85), {"kubelet-overlap-images": WARNING}),
+        ({"imageGCHighThresholdPercent": "much"}, (False, False, 85), {"kubelet-overlap-images": WARNING}),
+        ({"imageGCHighThresholdPercent": "100"}, (False, False, 85), {"kubelet-overlap": OK}),
+        ({"kind": "x"}, (True, False, None), {"kubelet-overlap-eviction": WARNING}),
+        ({"shutdownGracePeriod": "30s"}, (False, True, None), {"kubelet-overlap-shutdown": PROBLEM}),
+        ({"shutdownGracePeriod": "0s"}, (False, True, None), {"kubelet-overlap": OK}),
+    ],
+)
+def test_work_done_twice_is_told(
+    found: dict[str, str], work: tuple[bool, bool, int | None], expected: dict[str, Verdict]
+) -> None:
+    evicts, stops, collects_from = work
+    findings = check_kubelet(found, evicts=evicts, stops=stops, collects_from=collects_from)
+    assert {each.check: each.verdict for each in findings} == expected

@@ -1,0 +1,388 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
+from nodeagent.errors import RuntimeRequestError
+from nodeagent.model import Holder, Image, StorageGraph
+from nodeagent.runtime.containerd import ContainerdClient, SnapshotUsage, Stamp
+from nodeagent.runtime.metadata_graph import CONTENT, SNAPSHOTS, Node, references
+from nodeagent.runtime.storage_graph import DiskFormat, LayerCache, disk_format
+from tests.unit.runtime.conftest import REF, FakeContainerd, Store, serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Collection, Mapping
+    from pathlib import Path
+
+    from nodeagent.runtime.connection import RuntimeConnection
+
+A = Image("sha256:a", ("a:1",))
+B = Image("sha256:b", ("b:1",))
+
+
+@pytest.fixture
+def store() -> Store:
+    """Two images on one base: blobs of 1000, 500 and 300 bytes, snapshots of 8192 bytes and 3 inodes."""
+    store = Store()
+    store.image("a", "base", "a1")
+    store.image("b", "base", "b1")
+    return store
+
+
+@pytest.fixture
+async def client(socket: Path, store: Store, connection: RuntimeConnection) -> AsyncIterator[ContainerdClient]:
+    async with serving(socket, *FakeContainerd(store).handlers()):
+        yield ContainerdClient(connection)
+
+
+def keys(graph: StorageGraph, image: Image) -> set[str]:
+    return {graph.pieces[index].key for index in graph.by_image[image.id]}
+
+
+def held(graph: StorageGraph) -> dict[str, tuple[Holder, ...]]:
+    return {piece.key: piece.holders for piece in graph.pieces if piece.holders}
+
+
+async def test_each_image_has_its_blobs_and_its_chain_of_snapshots(client: ContainerdClient) -> None:
+    graph = await LayerCache().build(client, [A, B])
+    assert keys(graph, A) == {"m-a", "sha256:a", "l-base", "l-a1", "base", "base/a1"}
+    assert keys(graph, B) == {"m-b", "sha256:b", "l-base", "l-b1", "base", "base/b1"}
+    assert len(graph.pieces) == len({piece.key for piece in graph.pieces}) == 10
+    assert held(graph) == {}
+    assert graph.records[A.id].names == ("a:1", "sha256:a")
+    assert graph.records[A.id].complete
+    assert graph.records[A.id].pulled_at == datetime(2023, 11, 14, 22, 14, 20, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("disk", "blob", "snapshot"),
+    [
+        (None, 4096, 8192 + 8192),
+        (disk_format("xfs"), 4096, 8192),
+        (disk_format("btrfs"), 4096, 8192),
+        (DiskFormat(512, 0), 1024, 8192),
+    ],
+    ids=["ext4", "xfs", "btrfs", "small-blocks"],
+)
+async def test_sizes_are_what_the_filesystem_gives_back(
+    client: ContainerdClient, disk: DiskFormat | None, blob: int, snapshot: int
+) -> None:
+    graph = await LayerCache(disk).build(client, [A])
+    sizes = {piece.key: (piece.size_bytes, piece.inodes) for piece in graph.pieces}
+    assert sizes["l-base"] == (blob, 1)
+    assert sizes["base"] == (snapshot, 5)
+
+
+@pytest.mark.parametrize(
+    ("filesystem", "inodes", "size"),
+    [
+        ("xfs", 61, 8192),
+        ("xfs", 62, 8192 + 64 * 512),
+        ("xfs", 190, 8192 + 3 * 64 * 512),
+        ("btrfs", 190, 8192),
+        ("ext4", 190, 8192 + 8192),
+    ],
+)
+async def test_only_xfs_gives_back_whole_chunks_of_inodes(
+    client: ContainerdClient, store: Store, filesystem: str, inodes: int, size: int
+) -> None:
+    store.inodes["base"] = inodes
+    graph = await LayerCache(disk_format(filesystem)).build(client, [A])
+    (base,) = (piece for piece in graph.pieces if piece.key == "base")
+    assert (base.size_bytes, base.inodes) == (size, inodes + 2)
+
+
+def _container(store: Store) -> None:
+    store.snapshots["overlayfs"]["running"] = ("base/a1", {})
+    store.containers["c"] = "running"
+
+
+def _lease(store: Store) -> None:
+    store.leases["l"] = ({}, [("content", "sha256:a")])
+
+
+def _flat_lease(store: Store) -> None:
+    store.leases["l"] = ({"containerd.io/gc.flat": "t"}, [("content", "m-a")])
+
+
+def _snapshot_lease(store: Store) -> None:
+    store.leases["l"] = ({}, [("snapshots/overlayfs", "base/a1"), ("ingests", "x")])
+
+
+def _expired_lease(store: Store) -> None:
+    store.leases["l"] = ({"containerd.io/gc.expire": "2020-01-01T00:00:00Z"}, [("content", "m-a")])
+
+
+def _senseless_lease(store: Store) -> None:
+    store.leases["l"] = ({"containerd.io/gc.expire": "soon"}, [("content", "l-a1")])
+
+
+def _other_namespace(store: Store) -> None:
+    store.others = {"moby": ["l-base", "elsewhere"], "empty": []}
+
+
+def _ingest(store: Store) -> None:
+    store.expected = ["l-a1", "not-yet-there"]
+
+
+def _rooted_child(store: Store) -> None:
+    store.snapshots["overlayfs"]["kept"] = ("base", {"containerd.io/gc.root": "2024"})
+
+
+def _rooted(store: Store) -> None:
+    store.snapshots["overlayfs"]["base/a1"] = ("base", {"containerd.io/gc.root": "2024"})
+
+
+def _orphan_child(store: Store) -> None:
+    store.snapshots["overlayfs"]["orphan"] = ("base/a1", {})
+    store.kinds["orphan"] = snapshots_pb2.ACTIVE
+
+
+def _unlisted(store: Store) -> None:
+    store.image("chart", "base")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (_container, {"base/a1": (Holder.CONTAINER,), "base": (Holder.CONTAINER,)}),
+        (_lease, dict.fromkeys(("sha256:a", "base/a1", "base"), (Holder.LEASE,))),
+        (_flat_lease, {"m-a": (Holder.LEASE,)}),
+        (_snapshot_lease, dict.fromkeys(("base/a1", "base"), (Holder.LEASE,))),
+        (_expired_lease, {}),
+        (_senseless_lease, {"l-a1": (Holder.LEASE,)}),
+        (_other_namespace, {"l-base": (Holder.OTHER_NAMESPACE,)}),
+        (_ingest, {"l-a1": (Holder.INGEST,)}),
+        (_rooted_child, {"base": (Holder.SNAPSHOT_CHILD,)}),
+        (_rooted, {"base/a1": (Holder.LEASE,), "base": (Holder.SNAPSHOT_CHILD,)}),
+        (_orphan_child, {}),
+        (_unlisted, dict.fromkeys(("l-base", "base"), (Holder.UNLISTED_IMAGE,))),
+    ],
+)
+async def test_holders(
+    client: ContainerdClient, store: Store, change: Callable[[Store], None], expected: dict[str, tuple[Holder, ...]]
+) -> None:
+    change(store)
+    cache = LayerCache()
+    assert held(await cache.build(client, [A, B])) == expected
+    assert held(await cache.build(client, [A, B])) == expected
+
+
+async def test_an_image_with_several_tags_and_digests_is_one_record(client: ContainerdClient, store: Store) -> None:
+    store.images.update({"a:2": "m-a", "a@m-a": "m-a", "unparsable NAME": "m-a"})
+    listed = Image("sha256:a", ("a:1", "a:2"), ("a@m-a",))
+    graph = await LayerCache().build(client, [listed])
+    assert graph.records[A.id].names == ("a:1", "a:2", "a@m-a", "sha256:a", "unparsable NAME")
+
+
+async def test_an_index_without_the_other_platforms_is_complete(client: ContainerdClient, store: Store) -> None:
+    labels = {f"{REF}content.m.0": "m-a", f"{REF}content.m.1": "m-arm64"}
+    store.blobs["i"] = (200, labels)
+    store.images["a:1"] = store.images["sha256:a"] = "i"
+    graph = await LayerCache().build(client, [A])
+    assert "i" in keys(graph, A)
+    assert graph.records[A.id].complete
+
+
+@pytest.mark.parametrize("gone", ["l-a1", "m-a", "sha256:a"])
+async def test_a_missing_blob_makes_it_incomplete_not_unresolved(
+    client: ContainerdClient, store: Store, gone: str
+) -> None:
+    del store.blobs[gone]
+    graph = await LayerCache().build(client, [A, B])
+    assert not graph.records[A.id].complete
+    assert graph.records[B.id].complete
+    assert gone not in keys(graph, A)
+
+
+async def test_an_image_that_was_never_unpacked(client: ContainerdClient, store: Store) -> None:
+    store.image("c", "base", "c1", unpacked=False)
+    graph = await LayerCache().build(client, [Image("sha256:c", ("c:1",))])
+    assert {piece.key for piece in graph.pieces} == {"m-c", "sha256:c", "l-base", "l-c1"}
+    assert not graph.records["sha256:c"].complete
+
+
+async def test_discarded_layer_blobs_are_not_missed(client: ContainerdClient, store: Store) -> None:
+    store.blobs["m-a"] = (500, {f"{REF}content.config": "sha256:a"})
+    del store.blobs["l-a1"]
+    graph = await LayerCache().build(client, [A])
+    assert graph.records[A.id].complete
+    assert keys(graph, A) == {"m-a", "sha256:a", "base", "base/a1"}
+
+
+async def test_an_artifact_has_blobs_only(client: ContainerdClient, store: Store) -> None:
+    store.blobs.update({"m-t": (100, {f"{REF}content.config": "empty", f"{REF}content.0": "t"})})
+    store.blobs.update({"empty": (2, {}), "t": (9, {})})
+    store.images["t:1"] = "m-t"
+    graph = await LayerCache().build(client, [Image("empty", ("t:1",))])
+    assert graph.records["empty"].complete
+    assert {piece.key for piece in graph.pieces} == {"m-t", "empty", "t"}
+
+
+async def test_an_unknown_image_has_no_entry(client: ContainerdClient) -> None:
+    graph = await LayerCache().build(client, [A, Image("sha256:new", ("new:1",))])
+    assert set(graph.by_image) == set(graph.records) == {A.id}
+
+
+async def test_a_second_snapshotter_counts_and_an_absent_one_does_not_matter(
+    client: ContainerdClient, store: Store
+) -> None:
+    store.snapshots["stargz"] = {"base": ("", {})}
+    store.blobs["sha256:a"] = (
+        300,
+        {
+            f"{REF}snapshot.overlayfs": "base/a1",
+            f"{REF}snapshot.stargz/x": "base",
+            f"{REF}snapshot.gone": "base",
+        },
+    )
+    graph = await LayerCache().build(client, [A])
+    assert {"base", "stargz/base"} <= keys(graph, A)
+
+
+async def test_the_configured_snapshotter_must_answer(client: ContainerdClient) -> None:
+    with pytest.raises(RuntimeRequestError, match="snapshotter not loaded"):
+        await LayerCache().build(client, [A], snapshotter="nydus")
+
+
+async def test_usage_that_cannot_be_read_leaves_the_image_out_but_what_it_shares_held(
+    client: ContainerdClient, store: Store
+) -> None:
+    store.broken = {"base/a1"}
+    cache = LayerCache()
+    graph = await cache.build(client, [A, B])
+    assert set(graph.by_image) == {B.id}
+    assert graph.records[A.id].names
+    assert held(graph) == dict.fromkeys(("l-base", "base"), (Holder.UNLISTED_IMAGE,))
+    store.broken = set()
+    assert set((await cache.build(client, [A, B])).by_image) == {A.id, B.id}
+
+
+async def test_a_snapshot_that_went_meanwhile_occupies_nothing(client: ContainerdClient, store: Store) -> None:
+    store.gone = {"base/a1"}
+    graph = await LayerCache().build(client, [A])
+    assert [piece.size_bytes for piece in graph.pieces if piece.key == "base/a1"] == [0]
+
+
+async def test_a_second_build_reads_only_what_is_new(client: ContainerdClient, store: Store) -> None:
+    cache = LayerCache()
+    first = await cache.build(client, [A])
+    assert sorted(store.usage_calls) == ["base", "base/a1"]
+    store.usage_calls.clear()
+    assert await cache.build(client, [A]) == first
+    assert store.usage_calls == []
+    await cache.build(client, [A, B])
+    assert store.usage_calls == ["base/b1"]
+
+
+class Notes:
+    def __init__(self) -> None:
+        self.kept: dict[Node, tuple[Stamp, SnapshotUsage]] = {}
+
+    def read(self) -> dict[Node, tuple[Stamp, SnapshotUsage]]:
+        return dict(self.kept)
+
+    def write(self, learned: Mapping[Node, tuple[Stamp, SnapshotUsage]], gone: Collection[Node]) -> None:
+        self.kept.update(learned)
+        for node in gone:
+            del self.kept[node]
+
+
+async def test_what_was_noted_is_not_read_again_unless_it_is_of_an_earlier_snapshot(
+    client: ContainerdClient, store: Store
+) -> None:
+    notes = Notes()
+    first = await LayerCache(notes=notes).build(client, [A])
+    assert {node.id for node in notes.kept} == {"base", "base/a1"}
+    store.usage_calls.clear()
+    assert await LayerCache(notes=notes).build(client, [A]) == first
+    assert store.usage_calls == []
+    node = Node(SNAPSHOTS + "overlayfs", "base/a1")
+    notes.kept[node] = (Stamp(1, 1), notes.kept[node][1])
+    assert await LayerCache(notes=notes).build(client, [A]) == first
+    assert store.usage_calls == ["base/a1"]
+    del store.images["a:1"], store.images["sha256:a"], store.snapshots["overlayfs"]["base/a1"]
+    await LayerCache(notes=notes).build(client, [B])
+    assert {node.id for node in notes.kept} == {"base", "base/b1"}
+
+
+async def test_changes_between_builds_are_seen(client: ContainerdClient, store: Store) -> None:
+    cache = LayerCache()
+    await cache.build(client, [A, B])
+    del store.images["b:1"], store.images["sha256:b"]
+    del store.blobs["l-b1"], store.snapshots["overlayfs"]["base/b1"]
+    graph = await cache.build(client, [A, B])
+    assert set(graph.by_image) == {A.id}
+    store.image("a", "base", "a1", "a2")
+    assert {"base/a1/a2", "l-a2"} <= keys(await cache.build(client, [A]), A)
+
+
+async def test_loose_pieces_are_those_that_nothing_else_keeps(client: ContainerdClient, store: Store) -> None:
+    _container(store)
+    _rooted_child(store)
+    _other_namespace(store)
+    store.blobs.update({"loose": (10, {}), "elsewhere": (10, {}), "coming": (10, {})})
+    store.expected = ["coming"]
+    store.snapshots["overlayfs"]["orphan"] = ("base", {})
+    found = await LayerCache().find_unreferenced(client)
+    assert {each.piece.key: (each.piece.holders, each.rooted) for each in found} == {
+        "loose": ((), False),
+        "orphan": ((), False),
+        "elsewhere": ((Holder.OTHER_NAMESPACE,), False),
+        "kept": ((), True),
+    }
+    assert {each.snapshotter for each in found if each.piece.key in ("orphan", "kept")} == {"overlayfs"}
+
+
+async def test_what_nothing_holds_is_pending_until_it_is_collected(client: ContainerdClient, store: Store) -> None:
+    cache = LayerCache()
+    assert (await cache.build(client, [A, B])).pending_bytes == 0
+    _rooted_child(store)
+    store.snapshots["overlayfs"]["orphan"] = ("base", {})
+    store.blobs["loose"] = (10, {})
+    graph = await cache.build(client, [A, B])
+    assert graph.pending_bytes == 8192 + 2 * 4096 + 4096
+    assert graph.pending_inodes == 3 + 2 + 1
+
+
+async def test_deleting_a_name_that_is_gone_is_no_error(client: ContainerdClient) -> None:
+    assert await client.delete_image("a:1", sync=False)
+    assert not await client.delete_image("a:1", sync=True)
+
+
+@pytest.mark.parametrize(("limit", "data"), [(100, b"abcdef"), (3, b"abc"), (4, b"abcd")])
+async def test_reads_content_up_to_a_limit(client: ContainerdClient, limit: int, data: bytes) -> None:
+    assert await client.read_content("m-a", limit_bytes=limit) == data
+
+
+@pytest.mark.parametrize(
+    ("label", "node"),
+    [
+        (f"{REF}content", Node(CONTENT, "v")),
+        (f"{REF}content.0", Node(CONTENT, "v")),
+        (f"{REF}content/x", Node(CONTENT, "v")),
+        (f"{REF}content.config", Node(CONTENT, "v")),
+        (f"{REF}snapshot.overlayfs", Node(SNAPSHOTS + "overlayfs", "v")),
+        (f"{REF}snapshot.overlayfs/linux", Node(SNAPSHOTS + "overlayfs", "v")),
+        (f"{REF}image.x", Node("images", "v")),
+        (f"{REF}contents", None),
+        (f"{REF}mount.x", None),
+        ("containerd.io/distribution.source.docker.io", None),
+    ],
+)
+def test_labels_name_what_is_kept(label: str, node: Node | None) -> None:
+    assert references({label: "v"}).to == ((node,) if node else ())
+
+
+def test_back_references_let_a_piece_attach_itself(store: Store) -> None:
+    del store
+    said = references({"containerd.io/gc.bref.content.x": "m-a", "containerd.io/gc.bref.unknown": "y"})
+    assert said.back == (Node(CONTENT, "m-a"),)
+
+
+async def test_back_references_are_followed(client: ContainerdClient, store: Store) -> None:
+    store.blobs["signature"] = (10, {"containerd.io/gc.bref.content": "m-a"})
+    assert "signature" in keys(await LayerCache().build(client, [A]), A)
