@@ -23,7 +23,7 @@ from nodeagent._proto.containerd.services.namespaces.v1 import namespaces_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent._proto.containerd.services.version.v1 import version_pb2
 from nodeagent._proto.containerd.types.descriptor_pb2 import Descriptor
-from nodeagent.errors import RuntimeNotFoundError
+from nodeagent.errors import RuntimeNotFoundError, RuntimeUnsupportedError
 from nodeagent.runtime.connection import Method
 
 if TYPE_CHECKING:
@@ -122,6 +122,14 @@ _REMOVE_SNAPSHOT = Method(
     snapshots_pb2.RemoveSnapshotRequest,
     Empty,
     "snapshots.Remove",
+    _DELETE_S,
+    changes=True,
+)
+_PREPARE_SNAPSHOT = Method(
+    _SERVICES + "snapshots.v1.Snapshots/Prepare",
+    snapshots_pb2.PrepareSnapshotRequest,
+    snapshots_pb2.PrepareSnapshotResponse,
+    "snapshots.Prepare",
     _DELETE_S,
     changes=True,
 )
@@ -459,14 +467,21 @@ class ContainerdClient:
             return False
         return True
 
-    async def clean_up_snapshotter(self, snapshotter: str) -> None:
-        """Let a snapshotter remove directories that nothing refers to.
+    async def remove_orphaned_directories(self, snapshotter: str, clock: Clock) -> None:
+        """Make a snapshotter remove the directories of snapshots whose removal failed before.
 
-        Raises:
-            RuntimeUnsupportedError: this snapshotter has nothing of the kind.
+        containerd retries such a removal in the garbage collection after the removal of another snapshot only. Where
+        there is no call for it (containerd 1.6 answers UNIMPLEMENTED), an empty snapshot is created and removed.
         """
         request = snapshots_pb2.CleanupRequest(snapshotter=snapshotter)
-        await self._connection.unary(_CLEANUP, request, target=snapshotter, metadata=self._metadata())
+        try:
+            await self._connection.unary(_CLEANUP, request, target=snapshotter, metadata=self._metadata())
+        except RuntimeUnsupportedError:
+            key = f"nodeagent-{secrets.token_hex(6)}"
+            prepare = snapshots_pb2.PrepareSnapshotRequest(snapshotter=snapshotter, key=key)
+            await self._connection.unary(_PREPARE_SNAPSHOT, prepare, target=key, metadata=self._metadata())
+            await self.remove_snapshot(snapshotter, key)
+            await self.collect_garbage(clock)
 
     async def list_containers(self) -> tuple[StoredContainer, ...]:
         """Return every container record, those of sandboxes included."""

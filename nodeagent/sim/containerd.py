@@ -78,6 +78,7 @@ class ContainerdServices:
                 "Stat": self.stat_snapshot,
                 "List": self.list_snapshots,
                 "Usage": self.snapshot_usage,
+                "Prepare": self.prepare_snapshot,
                 "Remove": self.remove_snapshot,
                 "Cleanup": self.clean_up,
             },
@@ -216,10 +217,20 @@ class ContainerdServices:
         self._store.remove_snapshot(self._snapshot(request, namespace).key)
         return Empty()
 
-    def clean_up(self, request: snapshots_pb2.CleanupRequest, _namespace: str) -> Empty:
-        """Do what there is to do after removals: nothing here."""
+    def prepare_snapshot(
+        self, request: snapshots_pb2.PrepareSnapshotRequest, _namespace: str
+    ) -> snapshots_pb2.PrepareSnapshotResponse:
+        """Create an empty writable snapshot without parent."""
         _check_snapshotter(request.snapshotter)
-        return Empty()
+        if request.key in self._store.snapshots:
+            raise RefusedError("ALREADY_EXISTS", f"snapshot {request.key}: already exists")
+        self._store.put_snapshot(Snapshot(request.key, "", SnapshotKind.ACTIVE, 0, 0, self._node.now))
+        return snapshots_pb2.PrepareSnapshotResponse()
+
+    def clean_up(self, request: snapshots_pb2.CleanupRequest, _namespace: str) -> Empty:
+        """Refuse, as containerd 1.6 does."""
+        _check_snapshotter(request.snapshotter)
+        raise RefusedError("UNIMPLEMENTED", "snapshotter does not implement Cleanup method: not implemented")
 
     def create_lease(self, request: leases_pb2.CreateRequest, _namespace: str) -> leases_pb2.CreateResponse:
         """Make a lease; without an id it gets one."""

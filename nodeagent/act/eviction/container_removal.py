@@ -123,8 +123,6 @@ class CriClearer:
         if present and not left and self._remove_orphans is not None:
             try:
                 await self._remove_orphans(present)
-            except RuntimeUnsupportedError:
-                pass
             except NodeAgentError as error:
                 errors.append(f"orphaned snapshots not removed: {error}")
             present = await asyncio.to_thread(_present, present)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from nodeagent.act.agent import Agent
     from nodeagent.act.gc.collector import Preview
     from nodeagent.act.gc.outcomes import PassReport, Result
+    from nodeagent.clock import Clock
     from nodeagent.daemon.context import DaemonContext, DaemonTask
     from nodeagent.model.pods import PodInventory
     from nodeagent.runtime.containerd import ContainerdClient
@@ -135,9 +136,10 @@ def _make_duty(context: DaemonContext, agent: Agent) -> EvictionLoop:
 
     containerd = agent.containerd
     collect_garbage = None if containerd is None else partial(containerd.collect_garbage, agent.clock)
+    remove_orphans = None if containerd is None else partial(_remove_orphans, containerd, agent.clock)
     effects = OutstandingEffects(
         context,
-        CriClearer(agent.cri, collect_garbage, None if containerd is None else partial(_remove_orphans, containerd)),
+        CriClearer(agent.cri, collect_garbage, remove_orphans),
         find_layers=find_upper_directories,
         file=EvictionFile(agent.settings.state_directory) if agent.record else None,
         logger=context.logger.bind(loop=NAME),
@@ -173,14 +175,14 @@ def _make_duty(context: DaemonContext, agent: Agent) -> EvictionLoop:
     return duty
 
 
-async def _remove_orphans(containerd: ContainerdClient, layers: Collection[str]) -> None:
-    """Remove the directories of these writable layers, of snapshots that no longer exist.
+async def _remove_orphans(containerd: ContainerdClient, clock: Clock, layers: Collection[str]) -> None:
+    """Remove the directories of these writable layers, whose snapshots no longer exist.
 
     Raises:
-        NodeAgentError: a snapshotter refused, or has no such call.
+        NodeAgentError: the runtime failed or refused the call.
     """
     for snapshotter in sorted({snapshotter_of(each) for each in layers} - {""}):
-        await containerd.clean_up_snapshotter(snapshotter)
+        await containerd.remove_orphaned_directories(snapshotter, clock)
 
 
 def past_eviction(record: PassRecord) -> PastPass:

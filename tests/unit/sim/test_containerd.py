@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from nodeagent.clock import SystemClock
 from nodeagent.errors import RuntimeRequestError
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
@@ -52,7 +53,15 @@ async def test_single_records(node: SimNode, client: ContainerdClient) -> None:
     assert snapshot is not None
     assert snapshot.parent == LAYERS[0].diff_id
     assert await client.get_snapshot("overlayfs", "nothing") is None
-    await client.clean_up_snapshotter("overlayfs")
+
+
+async def test_removal_of_orphaned_directories_collects_garbage_and_leaves_no_snapshot(
+    node: SimNode, client: ContainerdClient
+) -> None:
+    before, collections = dict(node.store.snapshots), node.store.collections
+    await client.remove_orphaned_directories("overlayfs", SystemClock())
+    assert node.store.snapshots == before
+    assert node.store.collections > collections
 
 
 async def test_a_name_that_moved_is_not_deleted(node: SimNode, client: ContainerdClient) -> None:
