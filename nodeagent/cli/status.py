@@ -31,7 +31,7 @@ _BAR: Final = 30
 _PASSES: Final = 5
 _PODS: Final = 40
 _STALLS: Final = ".psi."
-_STYLES: Final[Mapping[str, str]] = {"off": "dim", "paused": "yellow", "running": "cyan", "waiting": ""}
+_STYLES: Final[Mapping[str, str]] = {"disabled": "dim", "paused": "yellow", "running": "cyan", "waiting": ""}
 
 
 def show_status(config: Path | None, form: str, *, watch_s: float | None) -> None:

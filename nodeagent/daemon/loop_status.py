@@ -18,7 +18,7 @@ class Activity(StrEnum):
     WAITING = "waiting"
     RUNNING = "running"
     PAUSED = "paused"
-    OFF = "off"
+    DISABLED = "disabled"
 
 
 @dataclass(slots=True)
@@ -60,10 +60,10 @@ class LoopStatuses:
         """Every duty."""
         return tuple(self._lines.values())
 
-    def off(self, name: str, why: str) -> None:
+    def disabled(self, name: str, why: str) -> None:
         """Note that a duty is not done at all."""
         line = self._line(name)
-        line.activity, line.why, line.due_s, line.silent_until_s = Activity.OFF, why, None, None
+        line.activity, line.why, line.due_s, line.silent_until_s = Activity.DISABLED, why, None, None
 
     def paused(self, name: str, why: str, within_s: float) -> None:
         """Note that a duty does nothing for now; it looks again within so many seconds."""

@@ -291,7 +291,7 @@ def _loops(context: DaemonContext, agent: Agent) -> list[Loop]:
     made = []
     for scope, interval_s in wanted:
         if interval_s is None:
-            context.loop_statuses.off(scope.value, "not enabled")
+            context.loop_statuses.disabled(scope.value, "not enabled")
             context.logger.info("loop_disabled", loop=scope.value)
             continue
         loop = Loop(

@@ -147,11 +147,11 @@ METRICS: Final[Mapping[str, Metric]] = {
     "nodeagent_config_reloads_total": Metric(
         Kind.COUNTER, "Reloads of the configuration.", ("result",), known=(("done",), ("refused",))
     ),
-    "nodeagent_task_enabled": Metric(Kind.GAUGE, "1 if a duty is done on this node.", ("duty",)),
-    "nodeagent_task_stuck": Metric(Kind.GAUGE, "1 while a duty makes no progress.", ("duty",)),
-    "nodeagent_task_runs_total": Metric(Kind.COUNTER, "Runs of a duty that ended.", ("duty",)),
-    "nodeagent_task_failures_total": Metric(Kind.COUNTER, "Those that ended badly.", ("duty",)),
-    "nodeagent_task_end_timestamp_seconds": Metric(Kind.GAUGE, "When a duty's last run ended.", ("duty",)),
+    "nodeagent_task_enabled": Metric(Kind.GAUGE, "1 if the task is enabled on this node.", ("task",)),
+    "nodeagent_task_stuck": Metric(Kind.GAUGE, "1 while the task makes no progress.", ("task",)),
+    "nodeagent_task_runs_total": Metric(Kind.COUNTER, "Finished runs of the task.", ("task",)),
+    "nodeagent_task_failures_total": Metric(Kind.COUNTER, "Failed runs of the task.", ("task",)),
+    "nodeagent_task_end_timestamp_seconds": Metric(Kind.GAUGE, "End time of the task's last run.", ("task",)),
     "nodeagent_memory_persistent": Metric(
         Kind.GAUGE, "1 while what the agent remembers is on disk, by part.", ("part",)
     ),

@@ -224,7 +224,7 @@ interval = "1s"
             connection.connect(str(self._metrics_socket))
             connection.sendall(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
             answer = b"".join(iter(lambda: connection.recv(1 << 16), b"")).decode()
-        found = re.search(r'^nodeagent_task_runs_total\{duty="eviction"\} (\d+)', answer, re.MULTILINE)
+        found = re.search(r'^nodeagent_task_runs_total\{task="eviction"\} (\d+)', answer, re.MULTILINE)
         return int(found[1]) if found else 0
 
     def _with_nodefs(self) -> list[str]:

@@ -251,8 +251,8 @@ class ControlService:
         """Have a loop run now."""
         lines = {line.name: line for line in self._context.loop_statuses.lines}
         line, wake = lines.get(request.loop), self._context.wake.get(request.loop)
-        if line is None or wake is None or line.activity is Activity.OFF:
-            on = {name for name, each in lines.items() if each.activity is not Activity.OFF}
+        if line is None or wake is None or line.activity is Activity.DISABLED:
+            on = {name for name, each in lines.items() if each.activity is not Activity.DISABLED}
             known = ", ".join(sorted(self._context.wake.keys() & on))
             why = f": {line.why}" if line is not None and line.why else ""
             raise UsageError(f"loop {_text(request.loop, 'loop')!r} does not run here{why}; those that do: {known}")
@@ -261,7 +261,9 @@ class ControlService:
         ends = line.runs + (2 if line.activity is Activity.RUNNING else 1)
         wake.set()
         if request.wait:
-            await self._until(lambda: line.runs >= ends or line.activity is Activity.OFF, f"{request.loop} did not end")
+            await self._until(
+                lambda: line.runs >= ends or line.activity is Activity.DISABLED, f"{request.loop} did not end"
+            )
             if line.runs < ends:
                 raise UsageError(f"loop {request.loop!r} does not run here: {line.why}")
         return _made(

@@ -70,7 +70,7 @@ def eviction_tasks(context: DaemonContext, agent: Agent) -> Sequence[DaemonTask]
     """Return the task that evicts pods; none where eviction is disabled whatever the role."""
     off = agent.settings.eviction.off_because(Role.STANDALONE)
     if off:
-        context.loop_statuses.off(NAME, off)
+        context.loop_statuses.disabled(NAME, off)
         context.logger.info("loop_disabled", loop=NAME, because=off)
         return ()
     return (EvictionTask(context, agent, partial(_make_duty, context, agent)),)
@@ -99,7 +99,7 @@ class EvictionTask:
 
     def _disable(self, off: str, *, log: bool) -> None:
         """Note that no pod is evicted, and forget since when thresholds are met, as nobody watches them now."""
-        self._context.loop_statuses.off(NAME, off)
+        self._context.loop_statuses.disabled(NAME, off)
         self._context.eviction = EvictionState(evicted_s=self._context.eviction.evicted_s)
         if log:
             refused = self._agent.settings.eviction.refused(self._agent.role)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent import __version__
 from nodeagent.daemon.http.health import not_ready
+from nodeagent.daemon.loop_status import Activity
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.signals import SignalPaths
 from nodeagent.model.pressure import NodeCondition
@@ -167,9 +168,9 @@ class Exposition(Collector):
         loop_statuses = self._context.loop_statuses
         stuck = loop_statuses.stuck()
         for line in loop_statuses.lines:
-            off = line.activity.value == "off"
-            now.set("nodeagent_task_enabled", not off, line.name)
-            if off:
+            disabled = line.activity is Activity.DISABLED
+            now.set("nodeagent_task_enabled", not disabled, line.name)
+            if disabled:
                 continue
             now.set("nodeagent_task_stuck", line.name in stuck, line.name)
             now.set("nodeagent_task_runs_total", line.runs, line.name)

@@ -105,7 +105,7 @@ class MetricsServer:
         while not stop.is_set():
             listen = self._wanted
             if listen is None:
-                self._loop_statuses.off(NAME, "not enabled")
+                self._loop_statuses.disabled(NAME, "not enabled")
                 self._logger.info("loop_disabled", loop=NAME, because="not enabled")
                 await self._while_wanted(None, stop)
                 continue

@@ -127,13 +127,13 @@ class InhibitorTask:
                     self._logger.exception("inhibitor_task_crashed")
                     await wait_for_any(_LOOK_S, stop)
                 continue
-            self._context.loop_statuses.off(NAME, off)
+            self._context.loop_statuses.disabled(NAME, off)
             level = self._logger.warning if self._refused else self._logger.info
             level("shutdown_disabled", because=off)
             self._give_up_adopted()
             await asyncio.to_thread(self._leave)
             while not stop.is_set() and (off := await self._off_because(max_age_s=ROLE_POLL_S)):
-                self._context.loop_statuses.off(NAME, off)
+                self._context.loop_statuses.disabled(NAME, off)
                 await wait_for_any(_LOOK_S, stop)
 
     # ---- holding the lock

@@ -79,7 +79,7 @@ async def test_the_end_is_for_good(clock: StillClock) -> None:
 
 def test_the_board_tells_what_is_stuck(clock: StillClock) -> None:
     loop_statuses = LoopStatuses(clock)
-    loop_statuses.off("images", "not enabled")
+    loop_statuses.disabled("images", "not enabled")
     loop_statuses.running("containers", within_s=10.0)
     clock.monotonic += 9
     loop_statuses.beat("containers", within_s=10.0)

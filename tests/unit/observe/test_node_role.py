@@ -200,7 +200,7 @@ async def test_eviction_stops_when_a_kubelet_joins_and_resumes_after_it_left(wat
     await asyncio.wait_for(made.running.wait(), 20)
     watched.kubelet.set(KUBELET)
     await made.until(lambda: made.context.loop_statuses.lines)
-    assert made.line()[0] is Activity.OFF
+    assert made.line()[0] is Activity.DISABLED
     assert "kubelet process 812 (kubelet)" in made.line()[1]
     assert made.context.eviction == EvictionState(evicted_s=(1.0,))
     watched.kubelet.set(NO_KUBELET)
@@ -233,7 +233,7 @@ async def test_eviction_configured_on_is_refused_beside_a_kubelet(watched: Watch
 async def test_eviction_configured_off_makes_no_task(watched: Watched) -> None:
     made = Evicting(watched, enabled=False)
     assert eviction_tasks(made.context, cast("Agent", made)) == ()
-    assert made.line() == (Activity.OFF, "it is not enabled")
+    assert made.line() == (Activity.DISABLED, "it is not enabled")
 
 
 # --- collection

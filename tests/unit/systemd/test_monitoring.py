@@ -75,9 +75,9 @@ def test_the_dashboard_shows_every_metric_or_says_why_not() -> None:
         "kubelet_runtime_operations_errors_total": "errors by status",
         "kubelet_graceful_shutdown_start_time_seconds": "lost with the node that goes down",
         "kubelet_graceful_shutdown_end_time_seconds": "likewise",
-        "nodeagent_pass_end_timestamp_seconds": "the end of each duty's last run",
+        "nodeagent_pass_end_timestamp_seconds": "the end of each task's last run",
         "nodeagent_threshold_limit": "the distance",
-        "nodeagent_task_enabled": "an alert on what is off would be one on the configuration",
+        "nodeagent_task_enabled": "an alert on what is disabled would be one on the configuration",
         "nodeagent_task_runs_total": "passes",
     }
     shown = {re.sub(r"_(bucket|sum|count)$", "", each) for query in queries() for each in _NAME.findall(query)}

@@ -653,7 +653,7 @@ async def test_a_trigger_wakes_its_loop_and_waits(node: Node) -> None:
 
 async def test_trigger_of_eviction_beside_a_kubelet_is_refused_with_the_reason(node: Node) -> None:
     node.context.wake["eviction"] = asyncio.Event()
-    node.context.loop_statuses.off("eviction", "a kubelet manages this node")
+    node.context.loop_statuses.disabled("eviction", "a kubelet manages this node")
     code, why = await node.refused("Trigger", api.TriggerRequest(loop="eviction", wait=True))
     assert (code, "does not run here: a kubelet manages this node" in why) == ("INVALID_ARGUMENT", True)
     assert "those that do: eviction" not in why
@@ -664,7 +664,7 @@ async def test_trigger_that_waits_is_refused_when_its_loop_is_disabled_meanwhile
     node.context.loop_statuses.waiting("eviction", 600, 600)
     asked = asyncio.ensure_future(node.refused("Trigger", api.TriggerRequest(loop="eviction", wait=True)))
     await asyncio.wait_for(node.context.wake["eviction"].wait(), 20)
-    node.context.loop_statuses.off("eviction", "a kubelet manages this node")
+    node.context.loop_statuses.disabled("eviction", "a kubelet manages this node")
     code, why = await asked
     assert (code, "does not run here: a kubelet manages this node" in why) == ("INVALID_ARGUMENT", True)
 

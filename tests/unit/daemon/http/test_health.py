@@ -90,7 +90,7 @@ def pause(*askers: str) -> Callable[[DaemonContext, Clock], None]:
         (pause("operator"), (), ()),
         (pause("operator", "shutdown"), (), ("shutdown: why",)),
         (lambda context, _: context.stop.set(), (), ("the agent is stopping",)),
-        (lambda context, _: context.loop_statuses.off("images", "not enabled"), (), ()),
+        (lambda context, _: context.loop_statuses.disabled("images", "not enabled"), (), ()),
     ],
     ids=["well", "lost", "found", "no-agent", "neither", "stuck", "shutdown", "paused", "both", "stopping", "off"],
 )

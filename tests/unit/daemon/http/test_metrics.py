@@ -200,7 +200,7 @@ async def test_the_state_of_the_agent() -> None:
 async def test_duties_are_told_one_by_one() -> None:
     clock = Clock()
     made = context(clock)
-    made.loop_statuses.off("eviction", "not enabled")
+    made.loop_statuses.disabled("eviction", "not enabled")
     made.loop_statuses.ended("images", "complete")
     made.loop_statuses.ended("images", "crashed", failed=True)
     made.loop_statuses.running("images", 10)
@@ -295,7 +295,7 @@ async def test_without_a_runtime_the_rest_is_read(tmp_path: Path) -> None:
 
 def test_of_the_library_only_what_is_used_is_loaded() -> None:
     program = (
-        "import sys; from nodeagent.daemon import metrics; loaded = set(sys.modules); import prometheus_client; "
+        "import sys; from nodeagent.daemon.http import metrics; loaded = set(sys.modules); import prometheus_client; "
         "prometheus_client.start_http_server; print(*sorted(loaded))"
     )
     ended = subprocess.run(

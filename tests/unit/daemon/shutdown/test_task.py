@@ -557,7 +557,7 @@ async def test_it_is_off_where_it_is_not_wanted_and_gives_up_a_lock_that_waits(p
     async with daemon_on(place, settings=place.settings(enabled="off"), adopted=writer) as daemon:
         await daemon.until("shutdown_disabled")
         (line,) = daemon.context.loop_statuses.lines
-        assert (line.activity, line.why) == (Activity.OFF, "it is not enabled")
+        assert (line.activity, line.why) == (Activity.DISABLED, "it is not enabled")
         assert os.read(reader, 1) == b""
         assert place.login1.calls == []
     os.close(reader)
@@ -598,7 +598,7 @@ async def test_lock_is_released_when_a_kubelet_joins_and_taken_again_after_it_le
         (event,) = daemon.events("inhibitor_lock_released")
         assert "kubelet process 812" in event["because"]
         (line,) = daemon.context.loop_statuses.lines
-        assert (line.activity, "kubelet process 812" in line.why) == (Activity.OFF, True)
+        assert (line.activity, "kubelet process 812" in line.why) == (Activity.DISABLED, True)
         kubelet.set(NO_KUBELET)
         kubelet.set(NO_KUBELET, 5)
         assert len(daemon.events("inhibitor_lock_acquired")) == 1
