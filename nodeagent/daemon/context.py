@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.daemon.reload_grace import BY_RELOAD, ReloadGrace, grace_needed_s
 from nodeagent.observe.node_role import RoleWatch
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from nodeagent.daemon.loop_status import LoopStatuses
     from nodeagent.daemon.pass_lock import PassLock
     from nodeagent.daemon.reload_preview import Reloaded
+
+_NO_ANSWER: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
 
 
 class DaemonTask(Protocol):
@@ -53,6 +55,7 @@ class DaemonContext:
         reload: set to have the configuration read again.
         config_problem: why the configuration on disk is not in force; empty if it is.
         counters: what is counted of all that happens.
+        runtime_answered: whether the runtime answered a call of the agent in force.
         lock_held: whether logind holds our delay lock; ``None`` where none is wanted.
         roles: the role on this node, for all tasks.
         started_at: when the daemon began.
@@ -76,6 +79,7 @@ class DaemonContext:
     reload: asyncio.Event = field(default_factory=asyncio.Event)
     config_problem: str = ""
     lock_held: bool | None = None
+    runtime_answered: bool = False
 
     def __post_init__(self) -> None:
         self.renew = asyncio.Event()
@@ -108,6 +112,18 @@ class DaemonContext:
     def dry_run(self) -> bool:
         """Whether nothing may be removed now, by the settings in force or as passes wait for the grace period."""
         return self.settings.dry_run or self.grace.pending
+
+    def observe_call(self, method: str, took_s: float, status: str) -> None:
+        """Count a finished call to the runtime; any status but those of a missing answer shows that the runtime is up.
+
+        Args:
+            method: name of the call, such as ``ListImages``.
+            took_s: seconds until it finished.
+            status: name of its gRPC status.
+        """
+        self.counters.call(method, took_s, status)
+        if status not in _NO_ANSWER:
+            self.runtime_answered = True
 
     def take_next(self) -> Settings | None:
         """Put the settings in force that were swapped in; return those before, ``None`` if none were."""

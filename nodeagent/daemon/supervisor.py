@@ -144,12 +144,13 @@ async def _one_agent(context: DaemonContext) -> None:
         context.logger.warning("reload_grace_ended", dry_run=False)
     settings, dry_run = context.settings, context.dry_run  # at one instant: a reload may come at any await
     await keep_mode(context, dry_run=dry_run)
+    context.runtime_answered = False  # by an earlier agent, perhaps over another endpoint
     async with open_agent(
         settings,
         record=True,
         dry_run=dry_run,
         clock=context.clock,
-        observer_of_calls=context.counters.call,
+        observer_of_calls=context.observe_call,
         roles=context.roles,
     ) as agent:
         _tell_start(agent, context.logger)

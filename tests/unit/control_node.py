@@ -146,7 +146,9 @@ async def serving(
         stack.enter_context(mock.patch.object(control_socket, "group_number", number_of))
         stack.enter_context(mock.patch.object(control, "group_number", number_of))
         server = await stack.enter_async_context(SimServer(sim, directory / "cri.sock"))
-        context.agent = await stack.enter_async_context(open_agent(made, record=True, dry_run=made.dry_run))
+        context.agent = await stack.enter_async_context(
+            open_agent(made, record=True, dry_run=made.dry_run, observer_of_calls=context.observe_call)
+        )
         node.faults = server.faults
         stop = asyncio.Event()
         running = asyncio.ensure_future(ControlServer(context).run(stop))

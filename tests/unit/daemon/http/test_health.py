@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from nodeagent.config.eviction import EvictionSettings
 from nodeagent.config.handoff import checked
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.http.health import not_alive, not_ready
 from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.pass_lock import PassLock, Pause
+from nodeagent.model import Role
 from nodeagent.telemetry import logging as log
+from tests.unit.daemon_node import place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +44,7 @@ def healthy() -> tuple[DaemonContext, Clock]:
     )
     made.agent = cast("Agent", object())
     made.loop_statuses.waiting("images", 60, 10)
+    made.observe_call("Version", 0.01, "OK")
     return made, clock
 
 
@@ -71,6 +77,55 @@ def pause(*askers: str) -> Callable[[DaemonContext, Clock], None]:
             context.pass_lock.hold(Pause(who, "why"))
 
     return hold
+
+
+NO_LOOPS = {"image_interval_s": None, "container_interval_s": None, "eviction": EvictionSettings(enabled=False)}
+NOT_ANSWERED = ("the container runtime has not answered yet",)
+
+
+@pytest.mark.parametrize(
+    ("settings", "pauses", "ready"),
+    [
+        ({}, (), NOT_ANSWERED),
+        ({**NO_LOOPS, "container_interval_s": 60.0}, (), NOT_ANSWERED),
+        ({**NO_LOOPS, "eviction": EvictionSettings(enabled=True)}, (), NOT_ANSWERED),
+        (NO_LOOPS, (), ()),
+        ({}, ("operator",), ()),
+        ({}, ("shutdown",), (*NOT_ANSWERED, "shutdown: why")),
+    ],
+    ids=["all loops", "container GC only", "eviction only", "no loop", "paused by the operator", "shutting down"],
+)
+async def test_readiness_requires_an_answer_of_the_runtime_if_a_loop_calls_it(
+    settings: dict[str, Any], pauses: tuple[str, ...], ready: tuple[str, ...]
+) -> None:
+    made, clock = healthy()
+    made.settings, made.runtime_answered = replace(made.settings, **settings), False
+    made.roles.current = replace(made.roles.current, role=Role.STANDALONE)
+    pause(*pauses)(made, clock)
+    assert not_ready(made) == ready
+
+
+@pytest.mark.parametrize(
+    ("status", "answered"),
+    [("OK", True), ("UNKNOWN", True), ("NOT_FOUND", True), ("UNAVAILABLE", False), ("DEADLINE_EXCEEDED", False)],
+)
+async def test_call_without_an_answer_does_not_make_the_agent_ready(status: str, answered: bool) -> None:
+    made, _ = healthy()
+    made.runtime_answered = False
+    made.observe_call("Version", 0.01, status)
+    assert not_ready(made) == (() if answered else NOT_ANSWERED)
+
+
+async def test_daemon_without_a_runtime_is_not_ready_before_the_first_call() -> None:
+    async with place() as here:
+        await here.server.stop()
+        async with here.daemon(settled=False) as made, asyncio.timeout(30):
+            while not made.logged("runtime_unavailable"):
+                assert not_ready(made.context)
+                await asyncio.sleep(0)
+            await here.server.start()
+            await made.settle()
+            assert not_ready(made.context) == ()
 
 
 @pytest.mark.parametrize(

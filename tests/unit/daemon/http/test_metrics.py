@@ -116,7 +116,7 @@ def full() -> DaemonContext:
             made.counters.count_event(each)
     for call in CALLS:
         for one in call[0]:
-            made.counters.call(*one)
+            made.observe_call(*one)
     made.loop_statuses.ended("images", "complete")
     made.lock_held = True
     made.agent = cast("Agent", _Agent())
