@@ -119,7 +119,12 @@ async def preview_effect(settings: Settings, earlier: Settings, context: DaemonC
 
     async def find(found: _Finding) -> None:
         opened = open_agent(
-            settings, record=False, dry_run=True, clock=context.clock, observer_of_calls=context.counters.call
+            settings,
+            record=False,
+            dry_run=True,
+            clock=context.clock,
+            observer_of_calls=context.counters.call,
+            roles=context.roles.detached(),
         )
         async with opened as agent:
             await _find(agent, earlier, found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.clock import SystemClock
@@ -82,6 +83,16 @@ class RoleWatch:
             before, self.current = self.current, decision
             self._log(before, decision)
             return decision
+
+    def detached(self) -> RoleWatch:
+        """Return a watch that starts with this reading and hysteresis, logs nothing and does not change this one.
+
+        For a preview under other settings: with this watch, their configured role would become the role of the
+        running agent.
+        """
+        made = copy.copy(self)
+        made._logger = None  # noqa: SLF001 - a copy of its own class
+        return made
 
     async def _read(self) -> KubeletTraces:
         """Read the node in a thread. While a reading hangs, only what no process can block is read."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,13 +13,19 @@ import pytest
 from nodeagent.act.agent import open_agent
 from nodeagent.config.handoff import checked
 from nodeagent.config.settings import Origin
-from nodeagent.daemon.reload_preview import log_reload_effect
+from nodeagent.daemon.context import DaemonContext
+from nodeagent.daemon.loop_status import LoopStatuses
+from nodeagent.daemon.pass_lock import PassLock
+from nodeagent.daemon.reload_preview import log_reload_effect, preview_effect
 from nodeagent.errors import RuntimeUnavailableError
-from nodeagent.model import ContainerState
+from nodeagent.model import ContainerState, Role
+from nodeagent.observe.node_role import RoleWatch
+from nodeagent.plan.node_role import ABSENT_S
 from nodeagent.sim.content import Layer
 from nodeagent.sim.node import SimNode
 from nodeagent.sim.server import SimServer
 from nodeagent.telemetry import logging as log
+from tests.unit.kubelet_double import KUBELET, NO_KUBELET, KubeletDouble
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -128,6 +135,39 @@ async def test_thresholds_that_are_met_only_now_are_told(
     found = await effect(tmp_path, KEEPS_ALL | earlier, KEEPS_ALL | later)
     evicts = [each["thresholds"] for each in found if each["event"] == "reload_evicts_more"]
     assert evicts == ([] if told is None else [told])
+
+
+@pytest.mark.parametrize(("absent_s", "met"), [(1.0, False), (ABSENT_S, True)])
+async def test_preview_keeps_the_role_of_a_kubelet_that_stopped_recently(
+    tmp_path: Path, absent_s: float, met: bool
+) -> None:
+    kubelet = KubeletDouble(KUBELET)
+    clock = kubelet.clock
+    settings = replace(made(tmp_path, evicting(ALWAYS_MET)), role=None)
+    context = DaemonContext(
+        settings, log.configure("json", "info", io.StringIO()), clock, LoopStatuses(clock), PassLock(clock)
+    )
+    context.roles = RoleWatch(clock, reader=kubelet)
+    await context.roles.evaluate(None)
+    kubelet.set(NO_KUBELET)
+    await context.roles.evaluate(None)
+    clock.seconds += absent_s
+    async with SimServer(SimNode(), tmp_path / "cri.sock"):
+        found = await preview_effect(settings, replace(settings, dry_run=True), context)
+    assert [each.threshold.text for each in found.thresholds] == ([ALWAYS_MET] if met else [])
+
+
+async def test_preview_of_another_role_leaves_the_role_in_force(tmp_path: Path) -> None:
+    kubelet, stream = KubeletDouble(), io.StringIO()
+    clock, logger = kubelet.clock, log.configure("json", "info", stream)
+    settings = made(tmp_path, KEEPS_ALL)
+    context = DaemonContext(settings, logger, clock, LoopStatuses(clock), PassLock(clock))
+    context.roles = RoleWatch(clock, logger, reader=kubelet)
+    before = await context.roles.evaluate(Role.STANDALONE)
+    async with SimServer(SimNode(), tmp_path / "cri.sock"):
+        await preview_effect(replace(settings, role=Role.BESIDE_KUBELET), settings, context)
+    assert context.roles.current == before
+    assert stream.getvalue() == ""
 
 
 async def test_a_slow_runtime_holds_up_no_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
