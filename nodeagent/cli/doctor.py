@@ -124,7 +124,7 @@ def _all(settings: Settings, root: Path) -> Iterator[Finding]:
 def _agent(settings: Settings) -> Iterator[Finding]:
     """Yield what the running agent says of itself, and who may ask it."""
     from nodeagent.cli.control_client import DaemonRefusedError, DaemonUnavailableError, line  # noqa: PLC0415 - not for every command
-    from nodeagent.daemon.control.socket import group_number  # noqa: PLC0415
+    from nodeagent.host.peer import group_number  # noqa: PLC0415
 
     control = settings.control
     if control.socket is None:

@@ -7,10 +7,10 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from nodeagent.act.pod_watcher import make_watcher
 from nodeagent.api import documents as document
 from nodeagent.api.eviction_document import Plain, describe_facts, describe_plan, describe_status
 from nodeagent.cli.session import load_settings, open_for_command, run_async
-from nodeagent.daemon.eviction.composition import make_watcher
 from nodeagent.errors import StoreError, UsageError
 from nodeagent.host.node import boot_id
 from nodeagent.model.pressure import Signal

@@ -6,14 +6,12 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
-from nodeagent.daemon.reload_grace import BY_RELOAD, ReloadGrace, grace_needed_s
+from nodeagent.daemon.reload_grace import BY_RELOAD, ReloadGrace, StoredMode, grace_needed_s
 from nodeagent.observe.node_role import RoleWatch
 from nodeagent.plan.eviction.state import EvictionState
 from nodeagent.telemetry.counters import Counters
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from structlog.typing import FilteringBoundLogger
 
     from nodeagent.act.agent import Agent
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from nodeagent.config.settings import Settings
     from nodeagent.daemon.loop_status import LoopStatuses
     from nodeagent.daemon.pass_lock import PassLock
-    from nodeagent.daemon.reload_preview import Reloaded
+    from nodeagent.daemon.reload_effect import Reloaded
 
 _NO_ANSWER: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
 
@@ -62,7 +60,7 @@ class DaemonContext:
         awaiting_reload: those who wait for the outcome of the next reload.
         announced: cleared while the effect of a reload is computed; no loop starts before.
         grace: the wait between a switch from dry run to active and the first destructive pass.
-        kept_mode: the mode in the state directory, and that directory; ``None`` if not written yet.
+        stored_mode: the mode in the state directory.
         pausing: held while a pause begins or ends, so that what is in force and what is kept are the same.
     """
 
@@ -88,7 +86,7 @@ class DaemonContext:
         self.announced = asyncio.Event()
         self.announced.set()
         self.grace = ReloadGrace(self.clock, self.pass_lock)
-        self.kept_mode: tuple[Path, bool] | None = None
+        self.stored_mode = StoredMode(self.logger)
         self.pausing = asyncio.Lock()
         self.counters = Counters(self.clock)
         self.roles = RoleWatch(self.clock, self.logger)

@@ -15,10 +15,12 @@ from nodeagent.store.mode import ModeFile
 
 if TYPE_CHECKING:
     from datetime import datetime
+    from pathlib import Path
+
+    from structlog.typing import FilteringBoundLogger
 
     from nodeagent.clock import Clock
     from nodeagent.config.settings import Settings
-    from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.pass_lock import PassLock
 
 BY_RELOAD = "dry_run was true before the reload"
@@ -101,26 +103,33 @@ class ReloadGrace:
         return self.deadline_s() is not None and not self.left_s()
 
 
-def restore_grace(context: DaemonContext) -> None:
-    """Begin to wait if the daemon before this one was a dry run and this one is not.
+def restore_grace(grace: ReloadGrace, settings: Settings) -> None:
+    """Begin to wait if the mode was dry run before the restart and is active now.
 
-    A mode that cannot be read counts as a dry run. Without one, as at the first start, nothing was switched.
+    A mode that cannot be read counts as dry run. Without a stored mode, as at the first start, nothing was switched.
     """
     try:
-        kept, reason = ModeFile(context.settings.state_directory).read(), BY_RESTART
+        was_dry, reason = ModeFile(settings.state_directory).read(), BY_RESTART
     except StoreError as error:
-        kept, reason = True, str(error)
-    if kept and not context.settings.dry_run:
-        context.grace.begin(context.settings.reload_grace_s, reason)
+        was_dry, reason = True, str(error)
+    if was_dry and not settings.dry_run:
+        grace.begin(settings.reload_grace_s, reason)
 
 
-async def keep_mode(context: DaemonContext, *, dry_run: bool) -> None:
-    """Keep in the state directory whether the daemon is a dry run, for the next one."""
-    if context.kept_mode == (context.settings.state_directory, dry_run):
-        return
-    try:
-        await asyncio.to_thread(ModeFile(context.settings.state_directory).write, dry_run=dry_run)
-    except StoreError as error:
-        context.logger.warning("mode_write_failed", error=str(error))
-        return
-    context.kept_mode = context.settings.state_directory, dry_run
+class StoredMode:
+    """The mode, dry run or active, in the state directory: the next process needs it, as a restart can be a switch."""
+
+    def __init__(self, logger: FilteringBoundLogger) -> None:
+        self._logger = logger
+        self._written: tuple[Path, bool] | None = None
+
+    async def write(self, state_directory: Path, *, dry_run: bool) -> None:
+        """Write the mode if it or the directory changed; a failure is logged and the next call tries again."""
+        if self._written == (state_directory, dry_run):
+            return
+        try:
+            await asyncio.to_thread(ModeFile(state_directory).write, dry_run=dry_run)
+        except StoreError as error:
+            self._logger.warning("mode_write_failed", error=str(error))
+            return
+        self._written = state_directory, dry_run

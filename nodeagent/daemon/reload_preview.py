@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.agent import open_agent
 from nodeagent.act.gc.collector import plans_for
+from nodeagent.act.pod_watcher import make_watcher
 from nodeagent.api import documents as document
-from nodeagent.daemon.eviction.composition import make_watcher
+from nodeagent.daemon.reload_effect import SHOWN, Effect, threshold_text
 from nodeagent.errors import NodeAgentError
 from nodeagent.observe.eviction_signals import PressureReader
 from nodeagent.plan.decision import ItemKind
@@ -19,11 +19,9 @@ from nodeagent.plan.eviction.preview import first_victim, pods_over_limits
 from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.plan.eviction.state import EvictionState, evaluate
 from nodeagent.plan.gc.scope import Scope
-from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
-    from datetime import datetime
 
     from structlog.typing import FilteringBoundLogger
 
@@ -31,72 +29,13 @@ if TYPE_CHECKING:
     from nodeagent.api.documents import Json
     from nodeagent.config.settings import Settings
     from nodeagent.daemon.context import DaemonContext
+    from nodeagent.daemon.reload_effect import Reloaded
     from nodeagent.observe.eviction_signals import SignalLayout
     from nodeagent.plan.decision import Decision, Plan
     from nodeagent.plan.eviction.preview import PodEviction
     from nodeagent.plan.eviction.state import Evaluation, ThresholdStatus
 
-_NAMED: Final = 10
 _WITHIN_S: Final = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Effect:
-    """What passes do under new settings beyond what they did under the earlier ones.
-
-    Attributes:
-        dry_run: whether the new settings are a dry run, so that all of this is only logged.
-        removals: items, in order of execution.
-        thresholds: eviction thresholds that are met now and are acted on, or acted on sooner.
-        pods: the pods evicted first.
-        problem: why part of it is unknown; empty if all is known.
-    """
-
-    dry_run: bool
-    removals: tuple[Decision, ...] = ()
-    thresholds: tuple[ThresholdStatus, ...] = ()
-    pods: tuple[PodEviction, ...] = ()
-    problem: str = ""
-
-    @property
-    def frees_bytes(self) -> int:
-        """The bytes that the removals are expected to free."""
-        return sum(each.frees_bytes or 0 for each in self.removals)
-
-    @property
-    def summary(self) -> str:
-        """The effect in one line, such as ``2 containers, 1 image (3.00 GiB); thresholds met: none``."""
-        counts = Counter(each.kind for each in self.removals)
-        items = ", ".join(kind.counted(count) for kind, count in counts.items())
-        parts = [f"{items} ({format_bytes(self.frees_bytes)})" if items else "no items"]
-        if self.thresholds:
-            parts.append(f"thresholds met: {', '.join(map(threshold_text, self.thresholds))}")
-        if self.pods:
-            parts.append(f"pods: {', '.join(f'{each.namespace}/{each.name}' for each in self.pods[:_NAMED])}")
-        if self.problem:
-            parts.append(f"effect unknown: {self.problem}")
-        return "; ".join(parts)
-
-
-@dataclass(frozen=True, slots=True)
-class Reloaded:
-    """The outcome of a reload, or of its preview.
-
-    Attributes:
-        changes: settings that differ, each in one line.
-        dry_run: whether the new settings are a dry run.
-        effect: ``None`` where nothing changed.
-        grace_s: seconds until the first destructive pass; 0 if none waits.
-        until: the wall time of that; ``None`` if none waits, or while a pause holds it.
-        applied: whether the settings are in force.
-    """
-
-    changes: tuple[str, ...]
-    dry_run: bool
-    effect: Effect | None = None
-    grace_s: float = 0.0
-    until: datetime | None = None
-    applied: bool = True
 
 
 @dataclass(slots=True)
@@ -167,24 +106,18 @@ def log_effect(effect: Effect, logger: FilteringBoundLogger) -> None:
             "reload_removes_more",
             items=len(effect.removals),
             frees_bytes=effect.frees_bytes,
-            names=[each.name for each in effect.removals[:_NAMED]],
+            names=[each.name for each in effect.removals[:SHOWN]],
             dry_run=effect.dry_run,
         )
     if effect.thresholds or effect.pods:
         logger.warning(
             "reload_evicts_more",
             thresholds=[threshold_text(each) for each in effect.thresholds],
-            pods=[f"{each.namespace}/{each.name}" for each in effect.pods[:_NAMED]],
+            pods=[f"{each.namespace}/{each.name}" for each in effect.pods[:SHOWN]],
             dry_run=effect.dry_run,
         )
     if effect.problem:
         logger.warning("reload_effect_unknown", error=effect.problem)
-
-
-def threshold_text(status: ThresholdStatus) -> str:
-    """Return a threshold with its grace period, for people."""
-    grace_s = status.threshold.grace_s
-    return f"{status.threshold.text} ({f'after {grace_s:g} s' if grace_s else 'at once'})"
 
 
 def reload_document(value: Reloaded) -> dict[str, Json]:
@@ -213,7 +146,7 @@ def _described(effect: Effect) -> dict[str, Json]:
             {"kind": kind.value, "items": len(found), "frees_bytes": sum(each.frees_bytes or 0 for each in found)}
             for kind, found in by_kind.items()
         ],
-        "first": [document.decision(each) for each in effect.removals[:_NAMED]],
+        "first": [document.decision(each) for each in effect.removals[:SHOWN]],
         "thresholds": [
             {"text": each.threshold.text, "hard": each.threshold.hard, "grace_s": each.threshold.grace_s}
             for each in effect.thresholds

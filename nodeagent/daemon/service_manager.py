@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.daemon.loops import wait_for_any
+from nodeagent.daemon.reload_effect import Effect, Reloaded
 from nodeagent.daemon.reload_grace import grace_needed_s
-from nodeagent.daemon.reload_preview import Effect, Reloaded, log_effect, preview_effect, until_stopped
+from nodeagent.daemon.reload_preview import log_effect, preview_effect, until_stopped
 from nodeagent.errors import ConfigError
 from nodeagent.host.processes import start_python
 

@@ -8,10 +8,10 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent import __version__
+from nodeagent.act.pod_watcher import make_watcher
 from nodeagent.api import documents as document
 from nodeagent.api.eviction_document import describe_facts
-from nodeagent.daemon.eviction.composition import make_watcher
-from nodeagent.daemon.http.health import not_ready
+from nodeagent.daemon.health import not_ready
 from nodeagent.errors import NodeAgentError, ObservationError, StoreError
 from nodeagent.host.filesystems import read_filesystem
 from nodeagent.host.node import boot_id

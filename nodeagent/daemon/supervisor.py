@@ -20,7 +20,7 @@ from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.loops import SILENCE_S, Loop, RuntimeWatch, log_report, log_result, wait_for_any
 from nodeagent.daemon.pass_lock import PassLock
 from nodeagent.daemon.pause import restore_pause
-from nodeagent.daemon.reload_grace import keep_mode, restore_grace
+from nodeagent.daemon.reload_grace import restore_grace
 from nodeagent.daemon.reload_preview import log_reload_effect
 from nodeagent.daemon.service_manager import WEDGE, ReloadTask, WatchdogTask, WedgeDuty, announce_grace
 from nodeagent.daemon.shutdown.task import InhibitorTask
@@ -83,7 +83,7 @@ async def supervise(settings: Settings, logger: FilteringBoundLogger, *, once: b
                     _tell_start(agent, logger)
                     return await _once(_passes(agent, logger, "once"), logger, context)
             restore_pause(context)
-            restore_grace(context)
+            restore_grace(context.grace, context.settings)
             await _all_duties(context)
             return PassEnd.COMPLETE
     finally:
@@ -143,7 +143,7 @@ async def _one_agent(context: DaemonContext) -> None:
         context.grace.end()
         context.logger.warning("reload_grace_ended", dry_run=False)
     settings, dry_run = context.settings, context.dry_run  # at one instant: a reload may come at any await
-    await keep_mode(context, dry_run=dry_run)
+    await context.stored_mode.write(settings.state_directory, dry_run=dry_run)
     context.runtime_answered = False  # by an earlier agent, perhaps over another endpoint
     async with open_agent(
         settings,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import pwd
 import socket
 import struct
@@ -50,6 +51,14 @@ def nobody_listens(path: str) -> bool:
         except ConnectionRefusedError:
             return True
     return False
+
+
+def group_number(name: str) -> int | None:
+    """Return the number of a group; ``None`` if no group has that name. It blocks where a directory service answers."""
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        return None
 
 
 def read_peer(connection: socket.socket) -> Peer:

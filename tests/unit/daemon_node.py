@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from nodeagent.config.settings import Settings
-    from nodeagent.daemon.reload_preview import Reloaded
+    from nodeagent.daemon.reload_effect import Reloaded
 
 IMAGE = "registry.example/app:v1"
 REMOVING = (
@@ -194,7 +194,7 @@ class Place:
             return checked(settings.origin)  # without a process of its own, to be quick
 
         restore_pause(context)
-        restore_grace(context)
+        restore_grace(context.grace, context.settings)
         with (
             mock.patch.object(supervisor, "GRACE_POLL_S", 0.001),
             mock.patch.object(service, "read_again", read),

@@ -26,7 +26,7 @@ from nodeagent._proto.control.v1 import control_pb2 as api
 from nodeagent.act.agent import open_agent
 from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.api import documents as document
-from nodeagent.daemon.control.socket import Access, access_of, group_number
+from nodeagent.daemon.control.access import Access, access_of
 from nodeagent.daemon.loop_status import Activity
 from nodeagent.daemon.loops import log_report, log_result, wait_for_any
 from nodeagent.daemon.pause import LONGEST_S, pause, resume
@@ -42,6 +42,7 @@ from nodeagent.errors import (
     UsageError,
 )
 from nodeagent.host.node import node_identity
+from nodeagent.host.peer import group_number
 from nodeagent.model import LONGEST_HOLD_S, Hold
 from nodeagent.plan.gc.image_protection import parse_rule
 from nodeagent.plan.gc.saved_plan import refusal_of, unseal
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
     from nodeagent.api.documents import Json
     from nodeagent.config.settings import Settings
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.daemon.reload_preview import Reloaded
+    from nodeagent.daemon.reload_effect import Reloaded
     from nodeagent.host.peer import Peer
     from nodeagent.plan.gc.saved_plan import SavedPlan
 

@@ -8,7 +8,6 @@ each: by it the service knows whom it answers. Nothing of the service is loaded 
 from __future__ import annotations
 
 import asyncio
-import grp
 import os
 import secrets
 import shutil
@@ -16,14 +15,13 @@ import socket
 import stat
 import tempfile
 from contextlib import suppress
-from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.config.control import DEFAULT_SOCKET
 from nodeagent.daemon.loops import wait_for_any
 from nodeagent.errors import NodeAgentError
-from nodeagent.host.peer import nobody_listens, read_peer
+from nodeagent.host.peer import group_number, nobody_listens, read_peer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -42,31 +40,6 @@ _CHUNK_BYTES: Final = 1 << 16
 _BACKLOG: Final = 64
 _LONGEST_PATH: Final = 107
 """Source: unix(7), ``sun_path``."""
-
-
-class Access(IntEnum):
-    """What somebody may do; each includes those before it."""
-
-    NOTHING = 0
-    READ = 1
-    ACT = 2
-
-
-def access_of(peer: Peer, settings: ControlSettings, group: int | None) -> Access:
-    """Return what the process at the other end may do; ``group`` is the number of the configured group, if it is."""
-    if peer.uid == 0:
-        return Access.ACT
-    if group is None or group not in peer.groups:
-        return Access.NOTHING
-    return Access.ACT if settings.group_may_act else Access.READ
-
-
-def group_number(name: str) -> int | None:
-    """Return the number of a group; ``None`` where there is none of that name."""
-    try:
-        return grp.getgrnam(name).gr_gid
-    except KeyError:
-        return None
 
 
 class Service(Protocol):

@@ -13,6 +13,7 @@ from nodeagent.act.eviction.container_removal import CriClearer
 from nodeagent.act.eviction.evictor import CriEvictor, EvictionOutcome
 from nodeagent.act.eviction.reclaimer import Reclaimer
 from nodeagent.act.gc.outcomes import PassEnd
+from nodeagent.act.pod_watcher import make_watcher
 from nodeagent.api.eviction_document import describe_plan
 from nodeagent.daemon.eviction.loop import NAME, EvictionLoop, PassRecord
 from nodeagent.daemon.eviction.oom_kills import OomKillMonitor
@@ -25,7 +26,6 @@ from nodeagent.host.writable_layers import find_upper_directories, snapshotter_o
 from nodeagent.model import Role
 from nodeagent.observe.eviction_signals import PressureReader
 from nodeagent.observe.node_role import ROLE_POLL_S
-from nodeagent.observe.pods import PodSettings, PodWatcher
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.eviction.state import EvictionState
 from nodeagent.store.evictions import EvictionFile
@@ -47,23 +47,6 @@ _ENDS = {
     EvictionOutcome.GONE: PassEnd.NOTHING_TO_DO,
     EvictionOutcome.DRY_RUN: PassEnd.COMPLETE,
 }
-
-
-def make_watcher(agent: Agent) -> PodWatcher:
-    """Return what gathers the pods of an agent's node."""
-    settings = agent.settings
-    return PodWatcher(
-        agent.cri,
-        settings=PodSettings(
-            agent.role,
-            node_name=settings.kubelet.node_name,
-            pod_log_root=settings.pod_log_root,
-            kubelet=settings.kubelet.access,
-            manifests=settings.kubelet.manifests,
-        ),
-        clock=agent.clock,
-        role=lambda: agent.role,
-    )
 
 
 def eviction_tasks(context: DaemonContext, agent: Agent) -> Sequence[DaemonTask]:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from nodeagent import __version__
-from nodeagent.daemon.http.health import not_ready
+from nodeagent.daemon.health import not_ready
 from nodeagent.daemon.loop_status import Activity
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.signals import SignalPaths

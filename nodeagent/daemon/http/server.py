@@ -16,7 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from nodeagent.daemon.http.health import not_alive, not_ready
+from nodeagent.daemon.health import not_alive, not_ready
 from nodeagent.daemon.loops import wait_for_any
 from nodeagent.host.peer import nobody_listens
 from nodeagent.text import escape_lines

@@ -22,7 +22,7 @@ from nodeagent.daemon import supervisor
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.pass_lock import PassLock
-from nodeagent.daemon.reload_preview import Effect
+from nodeagent.daemon.reload_effect import Effect
 from nodeagent.daemon.service_manager import ReloadTask, WatchdogTask, differences, read_again
 from nodeagent.errors import ConfigError, RuntimeUnavailableError
 from nodeagent.host.notify import Notifier
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.config.settings import Settings
-    from nodeagent.daemon.reload_preview import Reloaded
+    from nodeagent.daemon.reload_effect import Reloaded
 
 
 class Clock:

@@ -32,11 +32,10 @@ from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.control import service as control
 from nodeagent.daemon.control import socket as control_socket
+from nodeagent.daemon.control.access import Access, access_of
 from nodeagent.daemon.control.service import RIGHTS
 from nodeagent.daemon.control.socket import (
-    Access,
     ControlUnavailableError,
-    access_of,
     make_inner,
     open_socket,
     who_may_connect,
@@ -47,7 +46,7 @@ from nodeagent.daemon.pause import restore_pause
 from nodeagent.daemon.service_manager import ReloadTask
 from nodeagent.errors import ObservationError
 from nodeagent.host.notify import Notifier
-from nodeagent.host.peer import Peer, read_peer
+from nodeagent.host.peer import Peer, group_number, read_peer
 from nodeagent.host.signals import read_signals
 from nodeagent.observe.node_role import RoleWatch
 from nodeagent.plan.gc.saved_plan import unseal
@@ -618,7 +617,7 @@ async def test_what_may_take_long_holds_nothing_else_up(node: Node, monkeypatch:
         return ask
 
     monkeypatch.setattr("pwd.getpwuid", asked(pwd.getpwuid))
-    monkeypatch.setattr(control, "group_number", asked(control_socket.group_number))
+    monkeypatch.setattr(control, "group_number", asked(group_number))
     monkeypatch.setattr(document, "history", asked(document.history))
     await node.ask("History")
     node.peer[0] = STRANGER

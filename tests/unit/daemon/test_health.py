@@ -14,7 +14,7 @@ from nodeagent.config.eviction import EvictionSettings
 from nodeagent.config.handoff import checked
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
-from nodeagent.daemon.http.health import not_alive, not_ready
+from nodeagent.daemon.health import not_alive, not_ready
 from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.pass_lock import PassLock, Pause
 from nodeagent.model import Role

@@ -1,0 +1,33 @@
+"""Access rights of a caller of the control API."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nodeagent.config.control import ControlSettings
+    from nodeagent.host.peer import Peer
+
+
+class Access(IntEnum):
+    """Access right; each includes those before it."""
+
+    NOTHING = 0
+    READ = 1
+    ACT = 2
+
+
+def access_of(peer: Peer, settings: ControlSettings, group: int | None) -> Access:
+    """Return the access right of the process at the other end of a connection.
+
+    Args:
+        peer: the process, as it was when it connected.
+        settings: whether members of the group may act.
+        group: number of the configured group; ``None`` if the node has no such group.
+    """
+    if peer.uid == 0:
+        return Access.ACT
+    if group is None or group not in peer.groups:
+        return Access.NOTHING
+    return Access.ACT if settings.group_may_act else Access.READ

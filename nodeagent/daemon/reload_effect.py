@@ -1,0 +1,84 @@
+"""Values of a reload: its effect on removals and evictions, and its outcome."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.units import format_bytes
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from nodeagent.plan.decision import Decision
+    from nodeagent.plan.eviction.preview import PodEviction
+    from nodeagent.plan.eviction.state import ThresholdStatus
+
+SHOWN: Final = 10
+"""Maximum number of items or pods named in a log line or a document."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What passes do under new settings beyond what they did under the earlier ones.
+
+    Attributes:
+        dry_run: whether the new settings are a dry run, so that all of this is only logged.
+        removals: items, in order of execution.
+        thresholds: eviction thresholds that are met now and are acted on, or acted on sooner.
+        pods: the pods evicted first.
+        problem: why part of it is unknown; empty if all is known.
+    """
+
+    dry_run: bool
+    removals: tuple[Decision, ...] = ()
+    thresholds: tuple[ThresholdStatus, ...] = ()
+    pods: tuple[PodEviction, ...] = ()
+    problem: str = ""
+
+    @property
+    def frees_bytes(self) -> int:
+        """The bytes that the removals are expected to free."""
+        return sum(each.frees_bytes or 0 for each in self.removals)
+
+    @property
+    def summary(self) -> str:
+        """The effect in one line, such as ``2 containers, 1 image (3.00 GiB); thresholds met: none``."""
+        counts = Counter(each.kind for each in self.removals)
+        items = ", ".join(kind.counted(count) for kind, count in counts.items())
+        parts = [f"{items} ({format_bytes(self.frees_bytes)})" if items else "no items"]
+        if self.thresholds:
+            parts.append(f"thresholds met: {', '.join(map(threshold_text, self.thresholds))}")
+        if self.pods:
+            parts.append(f"pods: {', '.join(f'{each.namespace}/{each.name}' for each in self.pods[:SHOWN])}")
+        if self.problem:
+            parts.append(f"effect unknown: {self.problem}")
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """The outcome of a reload, or of its preview.
+
+    Attributes:
+        changes: settings that differ, each in one line.
+        dry_run: whether the new settings are a dry run.
+        effect: ``None`` where nothing changed.
+        grace_s: seconds until the first destructive pass; 0 if none waits.
+        until: the wall time of that; ``None`` if none waits, or while a pause holds it.
+        applied: whether the settings are in force.
+    """
+
+    changes: tuple[str, ...]
+    dry_run: bool
+    effect: Effect | None = None
+    grace_s: float = 0.0
+    until: datetime | None = None
+    applied: bool = True
+
+
+def threshold_text(status: ThresholdStatus) -> str:
+    """Return a threshold with its grace period, for people."""
+    grace_s = status.threshold.grace_s
+    return f"{status.threshold.text} ({f'after {grace_s:g} s' if grace_s else 'at once'})"
