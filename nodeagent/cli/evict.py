@@ -14,12 +14,12 @@ from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.errors import StoreError, UsageError
 from nodeagent.host.node import boot_id
 from nodeagent.model.pressure import Signal
-from nodeagent.observe.eviction_signals import PressureReader
+from nodeagent.observe.eviction_signals import EvictionSignalReader
 from nodeagent.plan.decision import Verdict
 from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.eviction.planner import plan_eviction
 from nodeagent.plan.eviction.signals import MEANINGS
-from nodeagent.plan.eviction.state import EvictionState, evaluate
+from nodeagent.plan.eviction.state import EvictionState
 from nodeagent.store.evictions import EvictionFile
 from nodeagent.units import format_bytes, format_duration
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from nodeagent.config.settings import Settings
     from nodeagent.model.pods import PodInventory
     from nodeagent.model.pressure import Observation, PodFacts
-    from nodeagent.observe.eviction_signals import SignalLayout, SignalReadings
+    from nodeagent.observe.eviction_signals import SignalLayout
     from nodeagent.plan.eviction.effects import OutstandingEffect
     from nodeagent.plan.eviction.planner import EvictionPlan
     from nodeagent.plan.eviction.ranking import RankedPod
@@ -65,16 +65,16 @@ def preview(config: Path | None, overrides: Mapping[str, str | int], form: str, 
         UsageError: what is to be simulated cannot be understood, or has no reading on this node.
         RuntimeUnavailableError: no runtime answers.
     """
-    supposed = _suppositions(simulate)
+    amounts = _parse_simulated(simulate)
     settings = load_settings(config, overrides)
-    answer = run_async(_ask(settings, supposed))
+    answer = run_async(_ask(settings, amounts))
     if form != "table":
         sys.stdout.write(document.dumps(_document(answer, simulate), form))
         return
     _print(answer, simulate)
 
 
-def _suppositions(texts: Sequence[str]) -> dict[Signal, Amount]:
+def _parse_simulated(texts: Sequence[str]) -> dict[Signal, Amount]:
     """Return what each signal is supposed to be."""
     found = {}
     for text in texts:
@@ -97,34 +97,29 @@ def _suppositions(texts: Sequence[str]) -> dict[Signal, Amount]:
     return found
 
 
-async def _ask(settings: Settings, supposed: Mapping[Signal, Amount]) -> _Answer:
+async def _ask(settings: Settings, amounts: Mapping[Signal, Amount]) -> _Answer:
     async with open_for_command(settings, record=False) as agent:
-        return await _answer(agent, settings, supposed)
+        return await _answer(agent, settings, amounts)
 
 
-async def _answer(agent: Agent, settings: Settings, supposed: Mapping[Signal, Amount]) -> _Answer:
+async def _answer(agent: Agent, settings: Settings, amounts: Mapping[Signal, Amount]) -> _Answer:
     eviction = settings.eviction
-    reader = PressureReader(eviction, agent.clock)
-    ground = await reader.survey(agent.cri, settings.imagefs_path)
+    reader = EvictionSignalReader(eviction, agent.clock)
+    layout = await reader.read_layout(agent.cri, settings.imagefs_path)
     watcher = make_watcher(agent)
     try:
         pods = await watcher.gather(with_disk=True)
     finally:
         await watcher.close()
-    seen = await reader.look(ground)
-    observations = _supposed(seen, supposed)
-    # What is supposed has lasted: a soft threshold's grace is over.
-    lasted = {each: -_LONG_AGO_S for each in ground.thresholds if each.signal in supposed}
+    measured = await reader.read(layout)
+    readings = replace(measured, observations=_simulated(measured.observations, amounts))
+    # A simulated amount has lasted: the grace period of a soft threshold is over.
+    first_met_s = {each: -_LONG_AGO_S for each in layout.thresholds if each.signal in amounts}
     outstanding, unread = await asyncio.to_thread(_outstanding, settings)
-    evaluation = evaluate(
-        EvictionState(first_met_s=lasted, outstanding=outstanding),
-        observations,
-        ground.thresholds,
-        eviction.policy,
-        now=seen.at,
-    )
-    first, then = _plans(evaluation, pods, settings, ground, observations)
-    warnings = (*ground.warnings, *seen.unread, *pods.warnings, *unread)
+    state = EvictionState(first_met_s=first_met_s, outstanding=outstanding)
+    evaluation = reader.evaluate_readings(layout, readings, state).evaluation
+    first, then = _plans(evaluation, pods, settings, layout, readings.observations)
+    warnings = (*layout.warnings, *readings.unread, *pods.warnings, *unread)
     role = await agent.evaluate_role()
     off = eviction.off_because(role.role, role.reason)
     return _Answer(first, then, evaluation, pods, warnings, off)
@@ -138,14 +133,19 @@ def _outstanding(settings: Settings) -> tuple[tuple[OutstandingEffect, ...], tup
         return (), (str(error),)
 
 
-def _supposed(seen: SignalReadings, supposed: Mapping[Signal, Amount]) -> tuple[Observation, ...]:
-    there = {each.signal for each in seen.observations}
-    for signal in supposed:
-        if signal not in there:
-            raise UsageError(f"--simulate {signal}: this node has no reading of it")
+def _simulated(observations: tuple[Observation, ...], amounts: Mapping[Signal, Amount]) -> tuple[Observation, ...]:
+    """Return the observations with the simulated amounts.
+
+    Raises:
+        UsageError: this node has no reading of a simulated signal.
+    """
+    read = {each.signal for each in observations}
+    for signal in amounts:
+        if signal not in read:
+            raise UsageError(f"--simulate {signal}: this node has no reading of the signal")
     return tuple(
-        replace(each, available=supposed[each.signal].of(each.capacity)) if each.signal in supposed else each
-        for each in seen.observations
+        replace(each, available=amounts[each.signal].of(each.capacity)) if each.signal in amounts else each
+        for each in observations
     )
 
 
@@ -153,7 +153,7 @@ def _plans(
     evaluation: Evaluation,
     pods: PodInventory,
     settings: Settings,
-    ground: SignalLayout,
+    layout: SignalLayout,
     observations: tuple[Observation, ...],
 ) -> tuple[EvictionPlan, EvictionPlan]:
     """Return the plan of the pass, and that which follows if all reclaim on the node was of no use."""
@@ -164,7 +164,7 @@ def _plans(
             evaluation,
             pods.facts,
             policy,
-            layout=ground.layout,
+            layout=layout.layout,
             now=evaluation.at,
             observations=observations,
             reclaimed=reclaimed,  # type: ignore[arg-type]

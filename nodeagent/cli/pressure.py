@@ -14,12 +14,11 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, UsageError
-from nodeagent.host.signals import SignalPaths
 from nodeagent.model.pressure import Signal
-from nodeagent.observe.eviction_signals import KUBELET_ROOT, PressureReader, contradictions
+from nodeagent.observe.eviction_signals import EvictionSignalReader
 from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.eviction.signals import MEANINGS, Unit
-from nodeagent.plan.eviction.state import EvictionState, evaluate
+from nodeagent.plan.eviction.state import EvictionState
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from nodeagent.config.eviction import EvictionSettings
     from nodeagent.config.settings import Settings
     from nodeagent.model.pressure import MemorySource
-    from nodeagent.observe.eviction_signals import SignalReadings
+    from nodeagent.observe.eviction_signals import SignalLayout, SignalReadings
 
     Shown = Mapping[str, Any]
 
@@ -89,22 +88,20 @@ def _follow(agent: ControlConnection, form: str, watch_s: float | None) -> bool:
 async def _show(settings: Settings, chosen: EvictionSettings, form: str, watch_s: float | None) -> bool:
     """Look and print, again and again if asked to; return whether a threshold was met at the last look."""
     clock = SystemClock()
-    reader = PressureReader(chosen, clock)
-    paths, warnings = await _paths(settings)
-    ground = await reader.ground(paths)
+    reader = EvictionSignalReader(chosen, clock)
+    ground, problem = await _read_layout(settings, reader)
     earlier: SignalReadings | None = None
     state = EvictionState()
     screen = _Screen(form)
     while True:
-        seen = await reader.look(ground)
-        found = evaluate(state, seen.observations, ground.thresholds, chosen.policy, now=seen.at)
-        state = found.state
-        first = contradictions(ground, seen)
-        told = (*warnings, *ground.warnings, *first, *seen.unread, *(each.sentence for each in found.refusals))
-        screen.show(document.pressure(ground, seen, found, told, earlier), again=watch_s is not None)
+        found = await reader.evaluate(ground, state)
+        state = found.evaluation.state
+        warnings = (*((problem,) if problem else ()), *found.warnings)
+        shown = document.pressure(ground, found.readings, found.evaluation, warnings, earlier)
+        screen.show(shown, again=watch_s is not None)
         if watch_s is None:
-            return bool(found.met)
-        earlier = seen
+            return bool(found.evaluation.met)
+        earlier = found.readings
         await asyncio.sleep(watch_s)
 
 
@@ -129,15 +126,13 @@ class _Screen:
         _print(self._console, shown)
 
 
-async def _paths(settings: Settings) -> tuple[SignalPaths, tuple[str, ...]]:
-    nodefs = str(KUBELET_ROOT if await asyncio.to_thread(KUBELET_ROOT.is_dir) else "/")
+async def _read_layout(settings: Settings, reader: EvictionSignalReader) -> tuple[SignalLayout, str]:
+    """Return the layout, and a warning if no runtime reports it."""
     try:
         async with open_for_command(settings, record=False) as agent:
-            info = await agent.cri.image_fs_info()
+            return await reader.read_layout_or_nodefs(agent.cri, settings.imagefs_path)
     except NodeAgentError as error:
-        return SignalPaths(nodefs), (f"the image filesystem is left out: {error}",)
-    image = next(iter(info.image_mountpoints), None)
-    return SignalPaths(nodefs, settings.imagefs_path or image, next(iter(info.container_mountpoints), image)), ()
+        return await reader.nodefs_layout(), f"image filesystem unknown: {error}"
 
 
 def _print(console: Console, shown: Shown) -> None:

@@ -12,12 +12,12 @@ from nodeagent.act.pod_watcher import make_watcher
 from nodeagent.api import documents as document
 from nodeagent.daemon.reload_effect import SHOWN, Effect, threshold_text
 from nodeagent.errors import NodeAgentError
-from nodeagent.observe.eviction_signals import PressureReader
+from nodeagent.observe.eviction_signals import EvictionSignalReader
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.eviction.local_storage import has_limit
 from nodeagent.plan.eviction.preview import first_victim, pods_over_limits
 from nodeagent.plan.eviction.signals import MEANINGS
-from nodeagent.plan.eviction.state import EvictionState, evaluate
+from nodeagent.plan.eviction.state import EvictionState
 from nodeagent.plan.gc.scope import Scope
 
 if TYPE_CHECKING:
@@ -229,8 +229,6 @@ async def _find_evictions(agent: Agent, earlier: Settings | None, found: _Findin
 
 async def _evaluated(agent: Agent, settings: Settings) -> tuple[SignalLayout, Evaluation]:
     """Return the thresholds of some settings, evaluated now."""
-    reader = PressureReader(settings.eviction, agent.clock)
-    ground = await reader.survey(agent.cri, settings.imagefs_path)
-    seen = await reader.look(ground)
-    policy = settings.eviction.policy
-    return ground, evaluate(EvictionState(), seen.observations, ground.thresholds, policy, now=seen.at)
+    reader = EvictionSignalReader(settings.eviction, agent.clock)
+    found = await reader.evaluate(await reader.read_layout(agent.cri, settings.imagefs_path), EvictionState())
+    return found.layout, found.evaluation

@@ -15,12 +15,11 @@ from nodeagent.daemon.health import not_ready
 from nodeagent.errors import NodeAgentError, ObservationError, StoreError
 from nodeagent.host.filesystems import read_filesystem
 from nodeagent.host.node import boot_id
-from nodeagent.host.signals import SignalPaths
 from nodeagent.model.pressure import FilesystemLayout, Signal
-from nodeagent.observe.eviction_signals import KUBELET_ROOT, PressureReader, contradictions
+from nodeagent.observe.eviction_signals import EvictionSignalReader
 from nodeagent.plan.eviction.protection import Protection
 from nodeagent.plan.eviction.ranking import rank_pods
-from nodeagent.plan.eviction.state import EvictionState, evaluate
+from nodeagent.plan.eviction.state import EvictionState
 from nodeagent.store import ClockReading, HoldFile
 
 if TYPE_CHECKING:
@@ -53,9 +52,8 @@ class StatusReader:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._reader = PressureReader(agent.settings.eviction, agent.clock)
+        self._reader = EvictionSignalReader(agent.settings.eviction, agent.clock)
         self._ground: SignalLayout | None = None
-        self._problem = ""
         self._one_at_a_time = asyncio.Lock()
         self._filesystems: asyncio.Future[list[Json]] | None = None
         self._pods: PodWatcher | None = None
@@ -67,18 +65,10 @@ class StatusReader:
         Without a runtime the image filesystem is left out.
         """
         async with self._one_at_a_time:
-            ground = await self._survey()
-            seen = await self._reader.look(ground)
-        policy = self._agent.settings.eviction.policy
-        found = evaluate(state, seen.observations, ground.thresholds, policy, now=seen.at)
-        warnings = (
-            *((self._problem,) if self._problem else ()),
-            *ground.warnings,
-            *contradictions(ground, seen),
-            *seen.unread,
-            *(each.sentence for each in found.refusals),
-        )
-        return ground, seen, found, warnings
+            ground, problem = await self._read_layout()
+            found = await self._reader.evaluate(ground, state)
+        warnings = (*((problem,) if problem else ()), *found.warnings)
+        return ground, found.readings, found.evaluation, warnings
 
     async def pods(self) -> PodInventory:
         """Return the pods and what they keep on disk; one look at a time.
@@ -101,18 +91,13 @@ class StatusReader:
         late = f"not read: a filesystem does not answer within {_READ_WITHIN_S:g} s"
         return [{**each, "problem": late} for each in places]
 
-    async def _survey(self) -> SignalLayout:
+    async def _read_layout(self) -> tuple[SignalLayout, str]:
+        """Return the layout, and a warning as long as the runtime did not report it."""
         if self._ground is not None:
-            return self._ground
-        try:
-            async with asyncio.timeout(_RUNTIME_WITHIN_S):
-                self._ground = await self._reader.survey(self._agent.cri, self._agent.settings.imagefs_path)
-        except (NodeAgentError, TimeoutError) as error:
-            self._problem = f"the image filesystem is left out: {str(error) or 'the runtime does not answer'}"
-            nodefs = str(KUBELET_ROOT if await asyncio.to_thread(KUBELET_ROOT.is_dir) else "/")
-            return await self._reader.ground(SignalPaths(nodefs))
-        self._problem = ""
-        return self._ground
+            return self._ground, ""
+        layout, problem = await self._reader.read_layout_or_nodefs(self._agent.cri, self._agent.settings.imagefs_path)
+        self._ground = None if problem else layout
+        return layout, problem
 
 
 async def pressure_document(look: StatusReader, state: EvictionState | None = None) -> dict[str, Json]:

@@ -1,4 +1,7 @@
-"""The signals of this node: where they are read, what thresholds stand on them, and how they are now."""
+"""The eviction signal reader: filesystem layout, signal readings, and their evaluation against the thresholds.
+
+The eviction loop, the status and metrics documents, the reload preview and the commands read signals through it only.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +10,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.errors import NodeAgentError
 from nodeagent.host.signals import SignalPaths, device_of, read_signals
 from nodeagent.model.pressure import FilesystemLayout, Moment
+from nodeagent.plan.eviction.state import evaluate
 from nodeagent.plan.eviction.thresholds import find_contradictions, for_layout
 
 if TYPE_CHECKING:
     from nodeagent.clock import Clock
     from nodeagent.config.eviction import EvictionSettings
     from nodeagent.model.pressure import Observation
+    from nodeagent.plan.eviction.state import Evaluation, EvictionState
     from nodeagent.plan.eviction.thresholds import Threshold
     from nodeagent.runtime.cri import CriClient
 
 KUBELET_ROOT: Final = Path("/var/lib/kubelet")
 _READ_WITHIN_S: Final = 2.0
+_RUNTIME_WITHIN_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class SignalLayout:
-    """What does not change while an agent runs.
+    """Filesystems and thresholds of a node, constant while an agent runs.
 
     Attributes:
-        layout: which filesystems are one.
-        thresholds: with those on containerfs derived.
-        warnings: what of the thresholds has no effect on this node.
+        layout: which of nodefs, imagefs and containerfs share a device.
+        thresholds: the configured thresholds and the derived ones on containerfs.
+        warnings: thresholds without effect on this node.
     """
 
     paths: SignalPaths
@@ -40,11 +47,11 @@ class SignalLayout:
 
 @dataclass(frozen=True, slots=True)
 class SignalReadings:
-    """One look.
+    """One reading of every signal.
 
     Attributes:
-        unread: what could not be read, in sentences.
-        at: after the last reading.
+        unread: sentences on the signals that could not be read.
+        at: the time after the last reading.
     """
 
     observations: tuple[Observation, ...]
@@ -52,46 +59,81 @@ class SignalReadings:
     at: Moment
 
 
-class PressureReader:
-    """Reads all signals, look after look. A filesystem that does not answer holds nothing else up."""
+@dataclass(frozen=True, slots=True)
+class EvaluatedSignals:
+    """Signal readings with their evaluation.
+
+    Attributes:
+        warnings: thresholds without effect on this node, unread signals and rejected readings.
+    """
+
+    layout: SignalLayout
+    readings: SignalReadings
+    evaluation: Evaluation
+    warnings: tuple[str, ...]
+
+
+class EvictionSignalReader:
+    """Reads all signals of the node. A filesystem that hangs delays no signal outside it."""
 
     def __init__(self, settings: EvictionSettings, clock: Clock, *, root: Path = Path("/")) -> None:
+        """Compose a reader; nothing is read yet. ``root`` is the parent of ``proc`` and ``sys``."""
         self._settings = settings
         self._clock = clock
         self._root = root
         self._hung: asyncio.Future[tuple[tuple[Observation, ...], tuple[str, ...]]] | None = None
 
-    async def survey(self, cri: CriClient, imagefs_path: str) -> SignalLayout:
-        """Find out where the filesystems are, and what the thresholds come to there.
+    async def read_layout(self, cri: CriClient, imagefs_path: str) -> SignalLayout:
+        """Return the layout of the node's filesystems.
+
+        Args:
+            cri: reports the image filesystem.
+            imagefs_path: configured path on imagefs; empty for the path that the runtime reports.
 
         Raises:
             RuntimeUnavailableError: the runtime does not answer.
-            RuntimeRequestError: it does not tell where its images are.
+            RuntimeRequestError: the runtime refused ``ImageFsInfo``.
         """
         info = await cri.image_fs_info()
         image = next(iter(info.image_mountpoints), None)
         container = next(iter(info.container_mountpoints), image)
-        nodefs = str(await asyncio.to_thread(_nodefs))
-        return await self.ground(SignalPaths(nodefs, imagefs_path or image, container))
+        return await self.resolve_layout(SignalPaths(await _nodefs(), imagefs_path or image, container))
 
-    async def ground(self, paths: SignalPaths) -> SignalLayout:
-        """Return what the thresholds come to where the filesystems are known."""
+    async def read_layout_or_nodefs(self, cri: CriClient, imagefs_path: str) -> tuple[SignalLayout, str]:
+        """Return the layout, and a warning if the runtime does not report it within two seconds.
+
+        The layout then has no imagefs and no containerfs. The warning is empty otherwise.
+        """
+        try:
+            async with asyncio.timeout(_RUNTIME_WITHIN_S):
+                return await self.read_layout(cri, imagefs_path), ""
+        except (NodeAgentError, TimeoutError) as error:
+            cause = str(error) or f"no answer from the runtime within {_RUNTIME_WITHIN_S:g} s"
+            return await self.nodefs_layout(), f"image filesystem unknown: {cause}"
+
+    async def nodefs_layout(self) -> SignalLayout:
+        """Return the layout of a node whose image filesystem is unknown."""
+        return await self.resolve_layout(SignalPaths(await _nodefs()))
+
+    async def resolve_layout(self, paths: SignalPaths) -> SignalLayout:
+        """Return the layout of known filesystem paths, with the thresholds that apply to it."""
         layout = await asyncio.to_thread(layout_of, paths)
         thresholds, warnings = for_layout(self._settings.thresholds, layout)
         return SignalLayout(paths, layout, thresholds, warnings)
 
-    async def look(self, ground: SignalLayout) -> SignalReadings:
-        """Read every signal; those of filesystems only as long as they answer."""
-        paths, late = ground.paths, ""
+    async def read(self, layout: SignalLayout) -> SignalReadings:
+        """Return readings of all signals; without those of filesystems while one of them hangs."""
+        paths, late = layout.paths, ""
         if self._hung is not None and not self._hung.done():
-            paths, late = SignalPaths(None), "a filesystem still does not answer; its signals are not read"
+            paths, late = SignalPaths(None), "filesystem signals not read: a filesystem still hangs"
         reading = asyncio.ensure_future(
             asyncio.to_thread(read_signals, paths, self._clock, source=self._settings.memory_source, root=self._root)
         )
         done, _ = await asyncio.wait({reading}, timeout=_READ_WITHIN_S)
         if not done:
+            # A thread in statfs on a dead mount never returns. It is kept, so that at most one thread is lost.
             self._hung = reading
-            late = f"a filesystem does not answer within {_READ_WITHIN_S:g} s; its signals are not read"
+            late = f"filesystem signals not read: no answer from a filesystem within {_READ_WITHIN_S:g} s"
             reading = asyncio.ensure_future(
                 asyncio.to_thread(
                     read_signals, SignalPaths(None), self._clock, source=self._settings.memory_source, root=self._root
@@ -100,25 +142,43 @@ class PressureReader:
         observations, unread = await reading
         return SignalReadings(observations, (*unread, late) if late else unread, self.now())
 
+    async def evaluate(self, layout: SignalLayout, state: EvictionState) -> EvaluatedSignals:
+        """Return readings taken now, evaluated against the thresholds.
+
+        Args:
+            layout: filesystems and thresholds.
+            state: the state of the pass before; empty for none.
+        """
+        return self.evaluate_readings(layout, await self.read(layout), state)
+
+    def evaluate_readings(
+        self, layout: SignalLayout, readings: SignalReadings, state: EvictionState
+    ) -> EvaluatedSignals:
+        """Return given readings, evaluated against the thresholds."""
+        found = evaluate(state, readings.observations, layout.thresholds, self._settings.policy, now=readings.at)
+        capacities = {each.signal: each.capacity for each in readings.observations}
+        warnings = (
+            *layout.warnings,
+            *find_contradictions(layout.thresholds, capacities),
+            *readings.unread,
+            *(each.sentence for each in found.refusals),
+        )
+        return EvaluatedSignals(layout, readings, found, warnings)
+
     def now(self) -> Moment:
-        """Return this instant."""
+        """Return the current instant."""
         return Moment(self._clock.now(), self._clock.monotonic_s())
 
 
 def layout_of(paths: SignalPaths) -> FilesystemLayout:
-    """Return which filesystems are one, by their devices. Source: kubelet ``HasDedicatedImageFs``."""
+    """Return which filesystems share a device. Source: kubelet ``HasDedicatedImageFs``."""
     node, image, container = (device_of(each) for each in (paths.nodefs, paths.imagefs, paths.containerfs))
     if image is None or image == node:
         return FilesystemLayout.SINGLE
-    apart = container is not None and container != image
-    return FilesystemLayout.SPLIT if apart else FilesystemLayout.DEDICATED_IMAGEFS
+    separate = container is not None and container != image
+    return FilesystemLayout.SPLIT if separate else FilesystemLayout.DEDICATED_IMAGEFS
 
 
-def contradictions(ground: SignalLayout, seen: SignalReadings) -> tuple[str, ...]:
-    """Return which soft thresholds are of no use on this node, now that its capacities are known."""
-    return find_contradictions(ground.thresholds, {each.signal: each.capacity for each in seen.observations})
-
-
-def _nodefs() -> Path:
-    """Return the kubelet's root, or where it would be."""
-    return KUBELET_ROOT if KUBELET_ROOT.is_dir() else Path("/")
+async def _nodefs() -> str:
+    """Return the kubelet's root directory, or ``/`` on a node without one."""
+    return str(KUBELET_ROOT if await asyncio.to_thread(KUBELET_ROOT.is_dir) else "/")

@@ -17,8 +17,8 @@ import time
 from nodeagent.clock import SystemClock
 from nodeagent.config.eviction import EvictionSettings
 from nodeagent.host.signals import SignalPaths
-from nodeagent.observe.eviction_signals import PressureReader
-from nodeagent.plan.eviction.state import EvictionState, evaluate
+from nodeagent.observe.eviction_signals import EvictionSignalReader
+from nodeagent.plan.eviction.state import EvictionState
 
 RUNS = 300
 BUDGET_MS = 100.0
@@ -29,8 +29,8 @@ _SPIN = "while True: pass"
 async def measure(runs: int) -> list[float]:
     """Return the milliseconds from each wake to its decision."""
     settings, clock = EvictionSettings(), SystemClock()
-    reader = PressureReader(settings, clock)
-    ground = await reader.ground(SignalPaths("/", "/", "/"))
+    reader = EvictionSignalReader(settings, clock)
+    layout = await reader.resolve_layout(SignalPaths("/", "/", "/"))
     reading, writing = os.pipe()
     woken = asyncio.Event()
     sent_s = 0.0
@@ -51,8 +51,7 @@ async def measure(runs: int) -> list[float]:
         woken.clear()
         threading.Timer(_BETWEEN_S, wake).start()
         await woken.wait()
-        seen = await reader.look(ground)
-        evaluate(EvictionState(), seen.observations, ground.thresholds, settings.policy, now=seen.at)
+        await reader.evaluate(layout, EvictionState())
         taken_ms.append((time.perf_counter() - sent_s) * 1000)
     return sorted(taken_ms)
 

@@ -24,7 +24,7 @@ from nodeagent.host.cgroups import read_processes
 from nodeagent.host.psi_triggers import Wakes
 from nodeagent.host.writable_layers import find_upper_directories, snapshotter_of
 from nodeagent.model import Role
-from nodeagent.observe.eviction_signals import PressureReader
+from nodeagent.observe.eviction_signals import EvictionSignalReader
 from nodeagent.observe.node_role import ROLE_POLL_S
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.eviction.state import EvictionState
@@ -101,7 +101,7 @@ def _make_duty(context: DaemonContext, agent: Agent) -> EvictionLoop:
     if why_not := lock_memory():
         context.logger.warning("memory_not_locked", because=why_not)
     watcher = make_watcher(agent)
-    reader = PressureReader(settings, agent.clock)
+    reader = EvictionSignalReader(settings, agent.clock)
 
     async def run(preview: Preview, stop: asyncio.Event) -> PassReport:
         def tell(result: Result) -> None:
@@ -137,7 +137,7 @@ def _make_duty(context: DaemonContext, agent: Agent) -> EvictionLoop:
         refused=partial(refusal, agent),
         dry_run=agent.dry_run,
         reader=reader,
-        survey=partial(reader.survey, agent.cri, agent.settings.imagefs_path),
+        survey=partial(reader.read_layout, agent.cri, agent.settings.imagefs_path),
         gather=gather,
         evictor=CriEvictor(
             agent.cri,

@@ -18,7 +18,6 @@ from nodeagent.act.eviction.reclaimer import Reclaimed
 from nodeagent.daemon.loops import RuntimeWatch, wait_for_any
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError
 from nodeagent.host.psi_triggers import MEMORY_EVENTS
-from nodeagent.observe.eviction_signals import contradictions
 from nodeagent.plan.decision import ReasonCode, Verdict
 from nodeagent.plan.eviction.effects import (
     FREED_WITHIN_S,
@@ -31,7 +30,7 @@ from nodeagent.plan.eviction.local_storage import has_limit
 from nodeagent.plan.eviction.planner import plan_eviction
 from nodeagent.plan.eviction.poll_interval import SOONEST_S, WHILE_MET_S, next_poll_s
 from nodeagent.plan.eviction.signals import MEANINGS, Unit
-from nodeagent.plan.eviction.state import evaluate, record_eviction
+from nodeagent.plan.eviction.state import record_eviction
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from nodeagent.daemon.eviction.outstanding_effects import OutstandingEffects
     from nodeagent.host.psi_triggers import Wakes
     from nodeagent.model.pods import PodInventory
-    from nodeagent.observe.eviction_signals import PressureReader, SignalLayout, SignalReadings
+    from nodeagent.observe.eviction_signals import EvictionSignalReader, SignalLayout, SignalReadings
     from nodeagent.plan.eviction.effects import OutstandingEffect
     from nodeagent.plan.eviction.planner import Eviction, EvictionPlan
     from nodeagent.plan.eviction.reclaim import ReclaimStep
@@ -100,7 +99,7 @@ class EvictionLoop:
         *,
         refused: Callable[[], Awaitable[str]],
         dry_run: bool,
-        reader: PressureReader,
+        reader: EvictionSignalReader,
         survey: Callable[[], Awaitable[SignalLayout]],
         gather: Callable[[bool], Awaitable[PodInventory]],
         evictor: Evictor,
@@ -226,7 +225,7 @@ class EvictionLoop:
         if self._ground is None:
             self._ground = await self._survey()
         ground = self._ground
-        seen = await self._reader.look(ground)
+        seen = await self._reader.read(ground)
         await self._effects.follow(seen, may_act=self._may_act())
         evaluation = self._evaluate(seen, ground)
         if not evaluation.acting:
@@ -271,15 +270,12 @@ class EvictionLoop:
         return pods
 
     def _evaluate(self, seen: SignalReadings, ground: SignalLayout) -> Evaluation:
-        found = evaluate(
-            self._context.eviction, seen.observations, ground.thresholds, self._settings.policy, now=seen.at
-        )
+        evaluated = self._reader.evaluate_readings(ground, seen, self._context.eviction)
+        found = evaluated.evaluation
         self._context.eviction = found.state
-        first = contradictions(ground, seen) if self._last is None else ()
         self._earlier, self._last = self._last, found
         self._tell_changes(found)
-        refused = [each.sentence for each in found.refusals]
-        self._tell_faults([*ground.warnings, *first, *seen.unread, *refused])
+        self._tell_faults(evaluated.warnings)
         return found
 
     def _may_act(self) -> bool:
@@ -338,7 +334,7 @@ class EvictionLoop:
             pods = await (self._measure_pods(ground) if on_disk else self._look_at_pods(on_disk=False))
             if pods is None:
                 return "urgent"
-            seen = await self._reader.look(ground)
+            seen = await self._reader.read(ground)
             plan = self._plan(evaluation, ground, seen, pods, reclaimed, set_aside)
             if plan.victim is None:
                 self._tell_no_victim(plan)
@@ -396,7 +392,7 @@ class EvictionLoop:
     ) -> EvictionPlan:
         """Run what the node can give back, one step at a time, measuring after each; return what remains to do."""
         while True:
-            seen = await self._reader.look(ground)
+            seen = await self._reader.read(ground)
             plan = self._plan(evaluation, ground, seen, None, reclaimed, {})
             if not plan.reclaim or plan.cause is None or stop.is_set():
                 return plan
@@ -476,7 +472,7 @@ class EvictionLoop:
             done, _ = await asyncio.wait({work}, timeout=WATCH_S)
             if done:
                 return False
-            found = self._evaluate(await self._reader.look(ground), ground)
+            found = self._evaluate(await self._reader.read(ground), ground)
             if any(MEANINGS[each.threshold.signal].filesystem is None and each.threshold.hard for each in found.acting):
                 return True
 
@@ -538,7 +534,7 @@ class EvictionLoop:
                 return
             if eviction.grace_s <= 0 or hurry.is_set():
                 continue
-            found = self._evaluate(await self._reader.look(ground), ground)
+            found = self._evaluate(await self._reader.read(ground), ground)
             for status in found.acting:
                 if status.threshold.hard and MEANINGS[status.threshold.signal].resource is eviction.starved:
                     self._logger.warning(
@@ -558,7 +554,7 @@ class EvictionLoop:
         threshold, ends_s = plan.cause.threshold, self._context.clock.monotonic_s() + VISIBLE_WITHIN_S
         shortage = shortage_of(threshold.signal, ground.layout)
         while True:
-            seen = await self._reader.look(ground)
+            seen = await self._reader.read(ground)
             await self._effects.follow(seen, may_act=self._may_act())
             reading = next((each for each in seen.observations if each.signal is threshold.signal), None)
             if reading is None:

@@ -17,10 +17,8 @@ from typing import TYPE_CHECKING, Final
 from nodeagent import __version__
 from nodeagent.daemon.health import not_ready
 from nodeagent.daemon.loop_status import Activity
-from nodeagent.errors import NodeAgentError
-from nodeagent.host.signals import SignalPaths
 from nodeagent.model.pressure import NodeCondition
-from nodeagent.observe.eviction_signals import PressureReader
+from nodeagent.observe.eviction_signals import EvictionSignalReader
 from nodeagent.plan.eviction.signals import MEANINGS, Operator, Unit
 from nodeagent.telemetry.counters import METRICS, Counters, Kind
 
@@ -61,9 +59,7 @@ with _without_servers():
 
 OPENMETRICS: Final = "application/openmetrics-text"
 _PLAIN: Final = "text/plain; version=0.0.4; charset=utf-8"
-_SURVEY_WITHIN_S: Final = 2.0
 _SURVEY_AGAIN_S: Final = 60.0
-_NODEFS: Final = "/"
 
 
 class SignalReader:
@@ -72,7 +68,7 @@ class SignalReader:
     def __init__(self, context: DaemonContext) -> None:
         self._context = context
         self._of: Agent | None = None
-        self._reader: PressureReader | None = None
+        self._reader: EvictionSignalReader | None = None
         self._ground: SignalLayout | None = None
         self._surveyed = False
         self._again_s = 0.0
@@ -84,23 +80,19 @@ class SignalReader:
             return None
         if agent is not self._of or self._reader is None:
             self._of, self._surveyed, self._again_s = agent, False, now_s
-            self._reader = PressureReader(agent.settings.eviction, agent.clock)
-            self._ground = await self._reader.ground(SignalPaths(_NODEFS))
+            self._reader = EvictionSignalReader(agent.settings.eviction, agent.clock)
+            self._ground = await self._reader.nodefs_layout()
         if self._context.counters.runtime_down:
             self._again_s = now_s  # it is asked as soon as it is back
         elif not self._surveyed and now_s >= self._again_s:
             self._again_s = now_s + _SURVEY_AGAIN_S
-            try:
-                async with asyncio.timeout(_SURVEY_WITHIN_S):
-                    self._ground = await self._reader.survey(agent.cri, agent.settings.imagefs_path)
-            except (NodeAgentError, TimeoutError):
-                pass  # with what was known before
-            else:
-                self._surveyed = True
+            layout, problem = await self._reader.read_layout_or_nodefs(agent.cri, agent.settings.imagefs_path)
+            if not problem:
+                self._ground, self._surveyed = layout, True
         ground = self._ground
         if ground is None:
             return None
-        return ground, await self._reader.look(ground)
+        return ground, await self._reader.read(ground)
 
 
 class Exposition(Collector):

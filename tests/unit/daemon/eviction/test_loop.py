@@ -27,7 +27,7 @@ from nodeagent.host.node import boot_id
 from nodeagent.host.signals import SignalPaths
 from nodeagent.model.pods import PodHandle, PodInventory
 from nodeagent.model.pressure import FilesystemLayout, FilesystemRole, Moment, Observation, PodFacts
-from nodeagent.observe.eviction_signals import SignalLayout, SignalReadings
+from nodeagent.observe.eviction_signals import EvaluatedSignals, EvictionSignalReader, SignalLayout, SignalReadings
 from nodeagent.plan.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
 from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from nodeagent.plan.eviction.effects import Victim
     from nodeagent.plan.eviction.planner import Eviction
+    from nodeagent.plan.eviction.state import EvictionState
 
 EASE = read(available_mib=900)
 LOW = read(available_mib=50)
@@ -94,11 +95,17 @@ class Node:
         logger = log.configure("json", "info", self.stream)
         self.context = DaemonContext(None, logger, self.clock, LoopStatuses(self.clock), PassLock(self.clock))  # type: ignore[arg-type]
 
-    async def look(self, ground: SignalLayout) -> SignalReadings:
-        del ground
+    async def read(self, layout: SignalLayout) -> SignalReadings:
+        del layout
         self.clock.seconds += 0.1
         moment = Moment(self.clock.now(), self.clock.monotonic_s())
         return SignalReadings(tuple(replace(each, observed_at=moment) for each in self.readings()), (), moment)
+
+    def evaluate_readings(
+        self, layout: SignalLayout, readings: SignalReadings, state: EvictionState
+    ) -> EvaluatedSignals:
+        reader = EvictionSignalReader(EvictionSettings(policy=self.policy), self.clock)
+        return reader.evaluate_readings(layout, readings, state)
 
     def now(self) -> Moment:
         return Moment(self.clock.now(), self.clock.monotonic_s())
