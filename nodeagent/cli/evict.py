@@ -7,7 +7,6 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from nodeagent.act.pod_watcher import make_watcher
 from nodeagent.api import documents as document
 from nodeagent.api.eviction_document import Plain, describe_facts, describe_plan, describe_status
 from nodeagent.cli.session import load_settings, open_for_command, run_async
@@ -15,6 +14,7 @@ from nodeagent.errors import StoreError, UsageError
 from nodeagent.host.node import boot_id
 from nodeagent.model.pressure import Signal
 from nodeagent.observe.eviction_signals import EvictionSignalReader
+from nodeagent.observe.pods import make_pod_reader
 from nodeagent.plan.decision import Verdict
 from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.eviction.planner import plan_eviction
@@ -106,11 +106,11 @@ async def _answer(agent: Agent, settings: Settings, amounts: Mapping[Signal, Amo
     eviction = settings.eviction
     reader = EvictionSignalReader(eviction, agent.clock)
     layout = await reader.read_layout(agent.cri, settings.imagefs_path)
-    watcher = make_watcher(agent)
+    pod_reader = make_pod_reader(agent.cri, agent.settings, agent.clock, lambda: agent.role)
     try:
-        pods = await watcher.gather(with_disk=True)
+        pods = await pod_reader.read(with_disk=True)
     finally:
-        await watcher.close()
+        await pod_reader.close()
     measured = await reader.read(layout)
     readings = replace(measured, observations=_simulated(measured.observations, amounts))
     # A simulated amount has lasted: the grace period of a soft threshold is over.

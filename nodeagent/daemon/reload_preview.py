@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.agent import open_agent
 from nodeagent.act.gc.collector import plans_for
-from nodeagent.act.pod_watcher import make_watcher
 from nodeagent.api import documents as document
 from nodeagent.daemon.reload_effect import SHOWN, Effect, threshold_text
 from nodeagent.errors import NodeAgentError
 from nodeagent.observe.eviction_signals import EvictionSignalReader
+from nodeagent.observe.pods import make_pod_reader
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.eviction.local_storage import has_limit
 from nodeagent.plan.eviction.preview import first_victim, pods_over_limits
@@ -214,14 +214,14 @@ async def _find_evictions(agent: Agent, earlier: Settings | None, found: _Findin
         limits = False
     if not met and not limits:
         return
-    watcher = make_watcher(agent)
+    pod_reader = make_pod_reader(agent.cri, agent.settings, agent.clock, lambda: agent.role)
     try:
-        pods = await watcher.gather(with_disk=False)
+        pods = await pod_reader.read(with_disk=False)
         on_disk = any(MEANINGS[each.threshold.signal].filesystem is not None for each in met)
         if on_disk or (limits and any(map(has_limit, pods.facts))):
-            pods = await watcher.gather(with_disk=True)
+            pods = await pod_reader.read(with_disk=True)
     finally:
-        await watcher.close()
+        await pod_reader.close()
     over = pods_over_limits(pods.facts, settings.policy, ground.layout) if limits else ()
     first = first_victim(evaluation, pods.facts, settings.policy, ground.layout) if met else None
     found.pods = over if first is None else (*over, first)

@@ -8,7 +8,6 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent import __version__
-from nodeagent.act.pod_watcher import make_watcher
 from nodeagent.api import documents as document
 from nodeagent.api.eviction_document import describe_facts
 from nodeagent.daemon.health import not_ready
@@ -17,6 +16,7 @@ from nodeagent.host.filesystems import read_filesystem
 from nodeagent.host.node import boot_id
 from nodeagent.model.pressure import FilesystemLayout, Signal
 from nodeagent.observe.eviction_signals import EvictionSignalReader
+from nodeagent.observe.pods import make_pod_reader
 from nodeagent.plan.eviction.protection import Protection
 from nodeagent.plan.eviction.ranking import rank_pods
 from nodeagent.plan.eviction.state import EvictionState
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from nodeagent.model import RoleDecision
     from nodeagent.model.pods import PodInventory
     from nodeagent.observe.eviction_signals import SignalLayout, SignalReadings
-    from nodeagent.observe.pods import PodWatcher
+    from nodeagent.observe.pods import PodReader
     from nodeagent.plan.eviction.ranking import RankedPod
     from nodeagent.plan.eviction.state import Evaluation
 
@@ -56,7 +56,7 @@ class StatusReader:
         self._ground: SignalLayout | None = None
         self._one_at_a_time = asyncio.Lock()
         self._filesystems: asyncio.Future[list[Json]] | None = None
-        self._pods: PodWatcher | None = None
+        self._pods: PodReader | None = None
         self.earlier: SignalReadings | None = None
 
     async def look(self, state: EvictionState) -> tuple[SignalLayout, SignalReadings, Evaluation, tuple[str, ...]]:
@@ -76,8 +76,9 @@ class StatusReader:
         Raises:
             RuntimeUnavailableError: the runtime does not answer.
         """
-        self._pods = self._pods or make_watcher(self._agent)
-        return await self._pods.gather(with_disk=True)
+        agent = self._agent
+        self._pods = self._pods or make_pod_reader(agent.cri, agent.settings, agent.clock, lambda: agent.role)
+        return await self._pods.read(with_disk=True)
 
     async def filesystems(self, ground: SignalLayout) -> list[Json]:
         """Return how full each filesystem is, or why that is not known."""

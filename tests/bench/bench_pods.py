@@ -25,7 +25,7 @@ from nodeagent.clock import SystemClock
 from nodeagent.host.signals import SignalPaths, read_signals
 from nodeagent.model import Role
 from nodeagent.model.pressure import FilesystemLayout, Moment, Signal
-from nodeagent.observe.pods import PodSettings, PodWatcher
+from nodeagent.observe.pods import PodReader, PodSettings
 from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.eviction.planner import plan_eviction
 from nodeagent.plan.eviction.policy import EvictionPolicy
@@ -76,9 +76,9 @@ async def measure(socket: Path, root: Path, runs: int) -> tuple[float, list[floa
     """Return the CPU milliseconds of the first look and of the later ones, and the wall time of these."""
     async with RuntimeConnection(str(socket)) as connection:
         settings = PodSettings(Role.STANDALONE, pod_log_root=root / "pods", kubelet_root=root / "kubelet")
-        watcher = PodWatcher(CriClient(connection), settings=settings, clock=SystemClock(), root=root)
+        watcher = PodReader(CriClient(connection), settings=settings, clock=SystemClock(), root=root)
         began = time.process_time()
-        seen = await watcher.gather()
+        seen = await watcher.read()
         first_ms = (time.process_time() - began) * 1000
         assert len(seen.facts) == PODS
         assert not seen.warnings
@@ -93,7 +93,7 @@ async def measure(socket: Path, root: Path, runs: int) -> tuple[float, list[floa
         return first_ms, cpu_ms, wall_ms
 
 
-async def decide(watcher: PodWatcher) -> None:
+async def decide(watcher: PodReader) -> None:
     """Make one pass under memory pressure, up to the victim."""
     clock, policy = SystemClock(), EvictionPolicy()
     observations, _ = read_signals(SignalPaths("/"), clock)
@@ -102,7 +102,7 @@ async def decide(watcher: PodWatcher) -> None:
     )
     now = Moment(clock.now(), clock.monotonic_s())
     evaluation = evaluate(EvictionState(), observations, parse_thresholds(), policy, now=now)
-    seen = await watcher.gather()
+    seen = await watcher.read()
     plan = plan_eviction(
         evaluation, seen.facts, policy, layout=FilesystemLayout.SINGLE, now=now, observations=observations
     )

@@ -17,7 +17,7 @@ from nodeagent.clock import SystemClock
 from nodeagent.host.signals import read_memory_capacity
 from nodeagent.model import Role
 from nodeagent.model.pressure import Fact, FactSource, QosClass
-from nodeagent.observe.pods import PodSettings, PodWatcher
+from nodeagent.observe.pods import PodReader, PodSettings
 from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.plan.eviction.protection import Protection
 from nodeagent.runtime.connection import RuntimeConnection
@@ -68,10 +68,10 @@ def look(containerd: Containerd, tmp_path: Path, **wanted: bool) -> tuple[PodInv
     async def gather() -> PodInventory:
         async with RuntimeConnection(str(containerd.socket), observer=observe) as connection:
             settings = PodSettings(Role.STANDALONE, pod_log_root=tmp_path / "none", kubelet_root=tmp_path / "kubelet")
-            watcher = PodWatcher(CriClient(connection), settings=settings, clock=SystemClock())
-            await watcher.gather(**wanted)
+            watcher = PodReader(CriClient(connection), settings=settings, clock=SystemClock())
+            await watcher.read(**wanted)
             calls.clear()
-            return await watcher.gather(**wanted)
+            return await watcher.read(**wanted)
 
     return asyncio.run(gather()), calls
 

@@ -13,7 +13,6 @@ from nodeagent.act.eviction.container_removal import CriClearer
 from nodeagent.act.eviction.evictor import CriEvictor, EvictionOutcome
 from nodeagent.act.eviction.reclaimer import Reclaimer
 from nodeagent.act.gc.outcomes import PassEnd
-from nodeagent.act.pod_watcher import make_watcher
 from nodeagent.api.eviction_document import describe_plan
 from nodeagent.daemon.eviction.loop import NAME, EvictionLoop, PassRecord
 from nodeagent.daemon.eviction.oom_kills import OomKillMonitor
@@ -26,6 +25,7 @@ from nodeagent.host.writable_layers import find_upper_directories, snapshotter_o
 from nodeagent.model import Role
 from nodeagent.observe.eviction_signals import EvictionSignalReader
 from nodeagent.observe.node_role import ROLE_POLL_S
+from nodeagent.observe.pods import make_pod_reader
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.eviction.state import EvictionState
 from nodeagent.store.evictions import EvictionFile
@@ -100,7 +100,7 @@ def _make_duty(context: DaemonContext, agent: Agent) -> EvictionLoop:
     settings = agent.settings.eviction
     if why_not := lock_memory():
         context.logger.warning("memory_not_locked", because=why_not)
-    watcher = make_watcher(agent)
+    pods = make_pod_reader(agent.cri, agent.settings, agent.clock, lambda: agent.role)
     reader = EvictionSignalReader(settings, agent.clock)
 
     async def run(preview: Preview, stop: asyncio.Event) -> PassReport:
@@ -110,7 +110,7 @@ def _make_duty(context: DaemonContext, agent: Agent) -> EvictionLoop:
         return await agent.run(preview, trigger="eviction", stop=stop, max_rounds=1, on_result=tell)
 
     async def gather(with_disk: bool) -> PodInventory:  # noqa: FBT001 - a choice of what to read
-        return await watcher.gather(with_disk=with_disk)
+        return await pods.read(with_disk=with_disk)
 
     async def note(record: PassRecord) -> None:
         if agent.record:
@@ -141,7 +141,7 @@ def _make_duty(context: DaemonContext, agent: Agent) -> EvictionLoop:
         gather=gather,
         evictor=CriEvictor(
             agent.cri,
-            partial(watcher.gather, with_usage=False, quick=True),
+            partial(pods.read, with_usage=False, quick=True),
             settings.policy,
             clock=agent.clock,
             read_processes=read_processes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nodeagent.act.shutdown.executor import RunningPod
-from nodeagent.observe.pods import PodSettings, PodWatcher
+from nodeagent.observe.pods import make_pod_reader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,15 +26,7 @@ class PodCache:
     """
 
     def __init__(self, cri: CriClient, settings: Settings, clock: Clock, role: Callable[[], Role]) -> None:
-        kubelet = settings.kubelet
-        told = PodSettings(
-            role(),
-            node_name=kubelet.node_name,
-            pod_log_root=settings.pod_log_root,
-            kubelet=kubelet.access,
-            manifests=kubelet.manifests,
-        )
-        self._watcher = PodWatcher(cri, settings=told, clock=clock, role=role)
+        self._reader = make_pod_reader(cri, settings, clock, role)
         self.pods: tuple[RunningPod, ...] = ()
         self.known = False
 
@@ -44,7 +36,7 @@ class PodCache:
         Raises:
             NodeAgentError: the runtime does not answer.
         """
-        found = self._take(await self._watcher.gather(with_usage=False))
+        found = self._take(await self._reader.read(with_usage=False))
         self.known = True
         return found
 
@@ -54,11 +46,11 @@ class PodCache:
         Raises:
             NodeAgentError: the runtime does not answer.
         """
-        return self._take(await self._watcher.gather(with_usage=False, quick=True))
+        return self._take(await self._reader.read(with_usage=False, quick=True))
 
     async def close(self) -> None:
         """Stop what is still being asked for."""
-        await self._watcher.close()
+        await self._reader.close()
 
     def _take(self, seen: PodInventory) -> tuple[RunningPod, ...]:
         self.pods = tuple(RunningPod(each, seen.handles[each.uid].sandbox_ids) for each in seen.shutdown)

@@ -1,0 +1,149 @@
+"""Cgroups of pods and containers: their directories, looked up once, and the usage read from them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.errors import ObservationError
+from nodeagent.host.cgroups import (
+    Cgroups,
+    CgroupUsage,
+    expand_parent,
+    read_memory_min,
+    read_usage,
+    read_working_sets,
+)
+from nodeagent.host.signals import read_memory_capacity
+from nodeagent.model.pods import ContainerHandle, PodHandle, PodReading
+from nodeagent.plan.pods.inference import qos_of_cgroup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from nodeagent.model.pods import RuntimePod
+
+_WITHIN_S: Final = 5.0
+
+
+class PodCgroups:
+    """Usage of pods by their cgroups."""
+
+    def __init__(self, root: Path) -> None:
+        """Compose it; nothing is read yet. ``root`` is the parent of ``proc`` and ``sys``."""
+        self._root = root
+        self._cgroups = Cgroups(root)
+        self._directories: dict[str, str] = {}
+        self._memory_min: dict[str, int] = {}
+        self._capacity_bytes: int | None = None
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether the kernel reports memory usage of cgroups."""
+        return self._cgroups.has_memory
+
+    @property
+    def memory_min_bytes(self) -> Mapping[str, int]:
+        """``memory.min`` of pod cgroups read so far, by sandbox id."""
+        return self._memory_min
+
+    def memory_capacity_bytes(self, warnings: list[str]) -> int | None:
+        """Return the memory of the node; ``None``, with a warning added, if it cannot be read."""
+        if self._capacity_bytes is None:
+            try:
+                self._capacity_bytes = read_memory_capacity(self._root)
+            except ObservationError as error:
+                warnings.append(f"memory requests cannot be inferred: {error}")
+        return self._capacity_bytes
+
+    def drop_removed(self, listed: set[str]) -> None:
+        """Drop the entries of sandboxes and containers that are not listed any more."""
+        for removed in self._memory_min.keys() - listed:
+            del self._memory_min[removed]
+        for removed in self._directories.keys() - listed:
+            del self._directories[removed]
+
+    def find_handles(self, pods: Sequence[RuntimePod]) -> dict[str, PodHandle]:
+        """Return sandboxes, containers and existing cgroups of each pod, by UID."""
+        shared = Counter(expand_parent(pod.cgroup_parent) for pod in pods)
+        return {pod.uid: self._handle(pod, shared) for pod in pods}
+
+    async def read(
+        self, pods: Sequence[RuntimePod], handles: Mapping[str, PodHandle], warnings: list[str]
+    ) -> dict[str, PodReading]:
+        """Return memory, swap and PIDs of each pod, by UID; empty, with a warning added, after a timeout."""
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(self._read_all, pods, handles), _WITHIN_S)
+        except TimeoutError:
+            warnings.append(f"cannot read the cgroups of pods: no answer within {_WITHIN_S:g} s")
+            return {}
+
+    def _handle(self, pod: RuntimePod, shared: Mapping[str, int]) -> PodHandle:
+        pod_cgroup = None
+        # A parent that several pods share, or that belongs to no pod, would count usage of others.
+        if shared[expand_parent(pod.cgroup_parent)] == 1 and _is_of_pod(pod):
+            pod_cgroup = self._directory(pod.sandbox.id, partial(self._cgroups.find, pod.cgroup_parent))
+        containers = []
+        for each in pod.running:
+            traits = pod.traits.get(each.id)
+            cgroups_path = traits.cgroups_path if traits else ""
+            find = partial(self._cgroups.find_container, cgroups_path, each.id, pod_cgroup)
+            directory = self._directory(each.id, find)
+            containers.append(ContainerHandle(each.id, each.name, directory, traits.pid if traits else None))
+        return PodHandle(pod.uid, pod.sandbox_ids, tuple(containers), pod_cgroup)
+
+    def _directory(self, key: str, find: Callable[[], str | None]) -> str | None:
+        """Return the cgroup directory of a sandbox or container, searched until it is found."""
+        directory = self._directories.get(key)
+        if directory is None:
+            directory = find()
+            if directory is not None:
+                self._directories[key] = directory
+        return directory
+
+    def _read_all(self, pods: Sequence[RuntimePod], handles: Mapping[str, PodHandle]) -> dict[str, PodReading]:
+        return {pod.uid: self._read_pod(pod, handles[pod.uid]) for pod in pods}
+
+    def _read_pod(self, pod: RuntimePod, handle: PodHandle) -> PodReading:
+        directories = {each.id: each.cgroup for each in handle.containers if each.cgroup is not None}
+        memory = read_working_sets(directories)
+        if handle.cgroup is not None:
+            usage = read_usage(handle.cgroup)
+            if pod.memory_min_bytes is None and usage is not None:
+                self._memory_min[pod.sandbox.id] = read_memory_min(handle.cgroup) or 0
+        else:
+            usage = _total_usage(directories, len(handle.containers))
+        if usage is None:
+            return PodReading(container_memory_bytes=memory)
+        return PodReading(usage.memory_bytes, usage.swap_bytes, usage.pids, memory)
+
+
+def _is_of_pod(pod: RuntimePod) -> bool:
+    """Return whether a pod's cgroup parent is for that pod alone, by its name."""
+    last = pod.cgroup_parent.rstrip("/").rpartition("/")[2]
+    return qos_of_cgroup(pod.cgroup_parent)[0] is not None or pod.uid in last or pod.uid.replace("-", "_") in last
+
+
+def _total_usage(directories: Mapping[str, str], count: int) -> CgroupUsage | None:
+    """Return the sum over ``count`` containers; ``None`` unless each of them could be read."""
+    usages = [usage for each in directories.values() if (usage := read_usage(each)) is not None]
+    if not usages or len(usages) < count:
+        return None
+    return CgroupUsage(
+        total(each.memory_bytes for each in usages),
+        total(each.swap_bytes for each in usages),
+        total(each.pids for each in usages),
+    )
+
+
+def total(parts: Iterable[int | None]) -> int | None:
+    """Return the sum; ``None`` if a part is ``None``."""
+    result = 0
+    for part in parts:
+        if part is None:
+            return None
+        result += part
+    return result

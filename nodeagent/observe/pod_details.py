@@ -1,0 +1,133 @@
+"""CRI status of sandboxes and containers, read once each.
+
+The cgroup parent, the log directory and the container traits cannot change while a container runs, so that a pass on an
+idle node costs the runtime two list calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError
+from nodeagent.model import ContainerState
+from nodeagent.plan.pods.inference import qos_of_cgroup
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+
+    from nodeagent.model import Container, Sandbox
+    from nodeagent.model.pods import ContainerTraits
+    from nodeagent.runtime.cri import CriClient, SandboxDetails
+
+_CONCURRENCY: Final = 16
+_WITHIN_S: Final = 10.0
+_MAYBE_RUNNING: Final = frozenset({ContainerState.RUNNING, ContainerState.UNKNOWN})
+
+
+class RuntimeDetails:
+    """Status of the active sandboxes and their containers, by id."""
+
+    def __init__(self, cri: CriClient) -> None:
+        self._cri = cri
+        self._sandboxes: dict[str, SandboxDetails] = {}
+        self._traits: dict[str, ContainerTraits] = {}
+
+    @property
+    def traits(self) -> Mapping[str, ContainerTraits]:
+        """Traits of the containers whose status was read, by container id."""
+        return self._traits
+
+    @property
+    def cgroup_parents(self) -> dict[str, str]:
+        """Cgroup of the pod by sandbox id; empty where unknown."""
+        return {sandbox_id: _cgroup_parent(details) for sandbox_id, details in self._sandboxes.items()}
+
+    @property
+    def log_directories(self) -> dict[str, str | None]:
+        """Log directory of the pod by sandbox id; ``None`` where unknown."""
+        return {sandbox_id: details.sandbox.log_directory for sandbox_id, details in self._sandboxes.items()}
+
+    async def read_missing(
+        self, sandboxes: Sequence[Sandbox], containers: Sequence[Container], warnings: list[str]
+    ) -> None:
+        """Read the status of active sandboxes and their containers where it is unknown; drop that of removed ones.
+
+        Args:
+            sandboxes: all sandboxes of the node.
+            containers: all containers of the node.
+            warnings: receives a sentence if a status could not be read; the facts of its pod remain unknown.
+        """
+        self._drop_removed({each.id for each in sandboxes} | {each.id for each in containers})
+        active = active_sandboxes(sandboxes, containers)
+        slots = asyncio.Semaphore(_CONCURRENCY)
+        failed: list[str] = []
+
+        async def attempt(read: Callable[[], Awaitable[None]]) -> None:
+            async with slots:
+                try:
+                    await read()
+                except RuntimeNotFoundError:
+                    return
+                except RuntimeRequestError as error:
+                    failed.append(str(error))
+
+        missing = [
+            *(self._sandbox_reader(each) for each in sandboxes if each.id in active and each.id not in self._sandboxes),
+            *(
+                self._container_reader(each)
+                for each in containers
+                if each.sandbox_id in active and each.id not in self._traits
+            ),
+        ]
+        if not missing:
+            return
+        try:
+            await asyncio.wait_for(asyncio.gather(*map(attempt, missing)), _WITHIN_S)
+        except TimeoutError:
+            failed.append(f"no answer in {_WITHIN_S:g} s")
+        if failed:
+            warnings.append(
+                f"cannot read {len(failed)} of {len(missing)} sandboxes and containers: {min(failed)}; "
+                "their pods are kept"
+            )
+
+    def _drop_removed(self, listed: set[str]) -> None:
+        for removed in self._sandboxes.keys() - listed:
+            del self._sandboxes[removed]
+        for removed in self._traits.keys() - listed:
+            del self._traits[removed]
+
+    def _sandbox_reader(self, sandbox: Sandbox) -> Callable[[], Awaitable[None]]:
+        async def read() -> None:
+            self._sandboxes[sandbox.id] = await self._cri.sandbox_details(sandbox.id)
+
+        return read
+
+    def _container_reader(self, container: Container) -> Callable[[], Awaitable[None]]:
+        async def read() -> None:
+            details = await self._cri.container_details(container.id, verbose=True)
+            # A created container has no process and no PID yet; reading it now would cache that for its lifetime.
+            if details.container.state in (ContainerState.RUNNING, ContainerState.EXITED):
+                self._traits[container.id] = details.traits
+
+        return read
+
+
+def active_sandboxes(sandboxes: Iterable[Sandbox], containers: Iterable[Container]) -> frozenset[str]:
+    """Return the ids of the sandboxes that are ready or have a container that may be running."""
+    return frozenset(
+        (
+            *(each.id for each in sandboxes if each.ready),
+            *(each.sandbox_id for each in containers if each.state in _MAYBE_RUNNING),
+        )
+    )
+
+
+def _cgroup_parent(details: SandboxDetails) -> str:
+    """Return the pod's cgroup: the configured parent, else the parent of the sandbox's cgroup if it is a pod's."""
+    if details.cgroup_parent:
+        return details.cgroup_parent
+    path = details.cgroups_path
+    parent = path.partition(":")[0] if path.count(":") == 2 else path.rpartition("/")[0]
+    return parent if qos_of_cgroup(parent)[0] is not None else ""
