@@ -1,5 +1,11 @@
 """The eviction loop: composition, passes, outstanding effects, and OOM kills of the kernel.
 
-The loop reads signals at an interval that depends on their distance to the thresholds, and earlier when a PSI trigger
-fires. It evicts at most one pod per pass, and no second one for a resource with an outstanding effect.
+``composition`` makes the loop. ``loop`` schedules passes, at an interval that depends on the distance to the
+thresholds and at once when a PSI trigger fires. ``eviction_pass`` is one pass: it evicts at most one pod, and no second
+one for a resource with an outstanding effect. ``signal_monitor`` and ``pod_monitor`` observe, ``reporting`` logs.
 """
+
+from typing import Final
+
+LOOP_NAME: Final = "eviction"
+"""Name of the loop in status, metrics and logs."""

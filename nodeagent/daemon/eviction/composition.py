@@ -14,9 +14,14 @@ from nodeagent.act.eviction.evictor import CriEvictor, EvictionOutcome
 from nodeagent.act.eviction.reclaimer import Reclaimer
 from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.api.eviction_document import describe_plan
-from nodeagent.daemon.eviction.loop import NAME, EvictionLoop, PassRecord
+from nodeagent.daemon.eviction import LOOP_NAME
+from nodeagent.daemon.eviction.eviction_pass import Monitors, PassActions
+from nodeagent.daemon.eviction.loop import EvictionLoop
 from nodeagent.daemon.eviction.oom_kills import OomKillMonitor
 from nodeagent.daemon.eviction.outstanding_effects import OutstandingEffects
+from nodeagent.daemon.eviction.pod_monitor import PodMonitor
+from nodeagent.daemon.eviction.reporting import EvictionReporter
+from nodeagent.daemon.eviction.signal_monitor import SignalMonitor
 from nodeagent.daemon.loops import log_result, wait_for_any
 from nodeagent.daemon.memory import lock_memory
 from nodeagent.host.cgroups import read_processes
@@ -32,13 +37,14 @@ from nodeagent.store.evictions import EvictionFile
 from nodeagent.store.history import PastAction, PastPass, Retention
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Sequence
 
     from nodeagent.act.agent import Agent
     from nodeagent.act.gc.collector import Preview
     from nodeagent.act.gc.outcomes import PassReport, Result
     from nodeagent.clock import Clock
     from nodeagent.daemon.context import DaemonContext, DaemonTask
+    from nodeagent.daemon.eviction.pass_result import EvictionRecord
     from nodeagent.model.pods import PodInventory
     from nodeagent.runtime.containerd import ContainerdClient
 
@@ -50,13 +56,13 @@ _ENDS = {
 
 
 def eviction_tasks(context: DaemonContext, agent: Agent) -> Sequence[DaemonTask]:
-    """Return the task that evicts pods; none where eviction is disabled whatever the role."""
+    """Return the eviction task; none where eviction is disabled in any role."""
     off = agent.settings.eviction.off_because(Role.STANDALONE)
     if off:
-        context.loop_statuses.disabled(NAME, off)
-        context.logger.info("loop_disabled", loop=NAME, because=off)
+        context.loop_statuses.disabled(LOOP_NAME, off)
+        context.logger.info("loop_disabled", loop=LOOP_NAME, because=off)
         return ()
-    return (EvictionTask(context, agent, partial(_make_duty, context, agent)),)
+    return (EvictionTask(context, agent, partial(_make_loop, context, agent)),)
 
 
 class EvictionTask:
@@ -69,7 +75,7 @@ class EvictionTask:
         self._make = make
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until told to stop."""
+        """Run until ``stop`` is set."""
         logged = False
         while not stop.is_set():
             if off := await refusal(self._agent):
@@ -81,13 +87,13 @@ class EvictionTask:
             await self._make().run(stop)
 
     def _disable(self, off: str, *, log: bool) -> None:
-        """Note that no pod is evicted, and forget since when thresholds are met, as nobody watches them now."""
-        self._context.loop_statuses.disabled(NAME, off)
+        """Report the loop as disabled and reset grace periods, since no signal is evaluated any more."""
+        self._context.loop_statuses.disabled(LOOP_NAME, off)
         self._context.eviction = EvictionState(evicted_s=self._context.eviction.evicted_s)
         if log:
             refused = self._agent.settings.eviction.refused(self._agent.role)
             level = self._context.logger.warning if refused else self._context.logger.info
-            level("loop_disabled", loop=NAME, because=off)
+            level("loop_disabled", loop=LOOP_NAME, because=off)
 
 
 async def refusal(agent: Agent) -> str:
@@ -96,66 +102,78 @@ async def refusal(agent: Agent) -> str:
     return agent.settings.eviction.off_because(role.role, role.reason)
 
 
-def _make_duty(context: DaemonContext, agent: Agent) -> EvictionLoop:
+def _make_loop(context: DaemonContext, agent: Agent) -> EvictionLoop:
     settings = agent.settings.eviction
     if why_not := lock_memory():
         context.logger.warning("memory_not_locked", because=why_not)
-    pods = make_pod_reader(agent.cri, agent.settings, agent.clock, lambda: agent.role)
-    reader = EvictionSignalReader(settings, agent.clock)
-
-    async def run(preview: Preview, stop: asyncio.Event) -> PassReport:
-        def tell(result: Result) -> None:
-            log_result(context.logger, result, dry_run=agent.dry_run)
-
-        return await agent.run(preview, trigger="eviction", stop=stop, max_rounds=1, on_result=tell)
-
-    async def gather(with_disk: bool) -> PodInventory:  # noqa: FBT001 - a choice of what to read
-        return await pods.read(with_disk=with_disk)
-
-    async def note(record: PassRecord) -> None:
-        if agent.record:
-            retention = Retention(timedelta(seconds=agent.settings.history_age_s), agent.settings.history_bytes)
-            await asyncio.to_thread(agent.history.add, past_eviction(record), retention)
-
+    logger = context.logger.bind(loop=LOOP_NAME)
+    reporter = EvictionReporter(logger)
+    pod_reader = make_pod_reader(agent.cri, agent.settings, agent.clock, lambda: agent.role)
+    signal_reader = EvictionSignalReader(settings, agent.clock)
+    read_layout = partial(signal_reader.read_layout, agent.cri, agent.settings.imagefs_path)
     containerd = agent.containerd
     collect_garbage = None if containerd is None else partial(containerd.collect_garbage, agent.clock)
     remove_orphans = None if containerd is None else partial(_remove_orphans, containerd, agent.clock)
-    effects = OutstandingEffects(
+
+    async def read_pods(with_disk: bool) -> PodInventory:  # noqa: FBT001 - the only choice of the call
+        return await pod_reader.read(with_disk=with_disk)
+
+    loop = EvictionLoop(
         context,
-        CriClearer(agent.cri, collect_garbage, remove_orphans),
-        find_layers=find_upper_directories,
-        file=EvictionFile(agent.settings.state_directory) if agent.record else None,
-        logger=context.logger.bind(loop=NAME),
+        settings,
+        PassActions(
+            refused=partial(refusal, agent),
+            evictor=CriEvictor(
+                agent.cri,
+                partial(pod_reader.read, with_usage=False, quick=True),
+                settings.policy,
+                clock=agent.clock,
+                read_processes=read_processes,
+                verify_s=settings.verify_s,
+            ),
+            reclaimer=_make_reclaimer(context, agent, collect_garbage),
+            effects=OutstandingEffects(
+                context,
+                CriClearer(agent.cri, collect_garbage, remove_orphans),
+                find_layers=find_upper_directories,
+                file=EvictionFile(agent.settings.state_directory) if agent.record else None,
+                logger=logger,
+            ),
+            record=partial(_record, agent),
+            dry_run=agent.dry_run,
+        ),
+        Monitors(
+            SignalMonitor(context, signal_reader, read_layout, reporter),
+            PodMonitor(read_pods, OomKillMonitor(context.logger), reporter, context.clock),
+            reporter,
+        ),
+        Wakes(lambda name: loop.wake(name)),  # noqa: PLW0108 - the loop does not exist yet
     )
+    return loop
+
+
+def _make_reclaimer(
+    context: DaemonContext, agent: Agent, collect_garbage: Callable[[], Awaitable[None]] | None
+) -> Reclaimer:
+    async def run(preview: Preview, stop: asyncio.Event) -> PassReport:
+        def log(result: Result) -> None:
+            log_result(context.logger, result, dry_run=agent.dry_run)
+
+        return await agent.run(preview, trigger="eviction", stop=stop, max_rounds=1, on_result=log)
 
     def evicted() -> dict[str, tuple[str, ...]]:
         return {each.uid: each.sandbox_ids for each in context.eviction.victims}
 
-    duty = EvictionLoop(
-        context,
-        settings,
-        refused=partial(refusal, agent),
-        dry_run=agent.dry_run,
-        reader=reader,
-        survey=partial(reader.read_layout, agent.cri, agent.settings.imagefs_path),
-        gather=gather,
-        evictor=CriEvictor(
-            agent.cri,
-            partial(pods.read, with_usage=False, quick=True),
-            settings.policy,
-            clock=agent.clock,
-            read_processes=read_processes,
-            verify_s=settings.verify_s,
-        ),
-        reclaimer=Reclaimer(
-            agent.observer.observe, agent.settings.policy, run, evicted=evicted, collect_garbage=collect_garbage
-        ),
-        effects=effects,
-        wakes=Wakes(lambda name: duty.wake(name)),  # noqa: PLW0108 - the duty is made right now
-        oom=OomKillMonitor(context.logger),
-        note=note,
+    return Reclaimer(
+        agent.observer.observe, agent.settings.policy, run, evicted=evicted, collect_garbage=collect_garbage
     )
-    return duty
+
+
+async def _record(agent: Agent, record: EvictionRecord) -> None:
+    """Add an eviction to the history, unless nothing is recorded."""
+    if agent.record:
+        retention = Retention(timedelta(seconds=agent.settings.history_age_s), agent.settings.history_bytes)
+        await asyncio.to_thread(agent.history.add, past_eviction(record), retention)
 
 
 async def _remove_orphans(containerd: ContainerdClient, clock: Clock, layers: Collection[str]) -> None:
@@ -168,8 +186,8 @@ async def _remove_orphans(containerd: ContainerdClient, clock: Clock, layers: Co
         await containerd.remove_orphaned_directories(snapshotter, clock)
 
 
-def past_eviction(record: PassRecord) -> PastPass:
-    """Return an eviction as the history keeps it."""
+def past_eviction(record: EvictionRecord) -> PastPass:
+    """Return the history entry of an eviction."""
     eviction, result = record.eviction, record.result
     gained = record.after - record.before if record.after is not None and record.before is not None else None
     frees = eviction.ranked.usage if eviction.ranked is not None else None

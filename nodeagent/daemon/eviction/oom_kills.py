@@ -28,7 +28,7 @@ class OomKillMonitor:
         self._logger = logger
         self._counts: dict[str, int] | None = None
 
-    async def look(self, seen: PodInventory) -> None:
+    async def check(self, seen: PodInventory) -> None:
         """Tell every kill in these pods since the last look."""
         directories = _directories(seen)
         counts = await asyncio.to_thread(_read, directories)

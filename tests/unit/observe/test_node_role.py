@@ -1,4 +1,4 @@
-"""Role at run time: a kubelet that joins and leaves, as seen by the watch, the eviction task and collection."""
+"""Role at run time: a kubelet that starts and stops, with the role watch, the eviction task and garbage collection."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ IMAGE = "registry.test/app:v1"
 
 
 class Watched:
-    """A watch on a kubelet's double, and what it logged."""
+    """A role watch on a fake kubelet, with its log."""
 
     def __init__(self, traces: KubeletTraces = NO_KUBELET) -> None:
         self.kubelet = KubeletDouble(traces)
@@ -62,7 +62,7 @@ def watched() -> Watched:
     return Watched()
 
 
-# --- the watch
+# --- role watch
 
 
 async def test_role_before_the_first_reading_is_beside_a_kubelet(watched: Watched) -> None:
@@ -123,7 +123,7 @@ async def test_reading_that_hangs_is_replaced_by_one_that_no_process_can_block(
     watched.kubelet.released.set()
 
 
-async def test_role_holds_for_a_while_when_nothing_can_be_read(
+async def test_role_is_kept_for_a_while_when_no_trace_can_be_read(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_role, "_READ_WITHIN_S", 0.05)
@@ -149,7 +149,7 @@ async def test_bug_in_the_reader_means_beside_a_kubelet(watched: Watched) -> Non
 
 
 class Evicting:
-    """An eviction task whose loop does nothing but end when evictions are refused."""
+    """An eviction task with a fake loop, which ends when evictions are refused."""
 
     def __init__(self, watched: Watched, configured: Role | None = None, *, enabled: bool | None = None) -> None:
         clock = watched.kubelet.clock
@@ -171,7 +171,7 @@ class Evicting:
         return await self.watched.roles.evaluate(self.settings.role)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Stand for the loop: one look after the other until refused."""
+        """Run as the loop until refused."""
         self.loops += 1
         while not stop.is_set() and not await refusal(cast("Agent", self)):
             self.running.set()
@@ -182,9 +182,9 @@ class Evicting:
         (line,) = self.context.loop_statuses.lines
         return line.activity, line.why
 
-    async def until(self, what: Callable[[], object]) -> None:
+    async def wait_until(self, condition: Callable[[], object]) -> None:
         async with asyncio.timeout(20):
-            while not what():  # noqa: ASYNC110 - the board has no waiters
+            while not condition():  # noqa: ASYNC110 - the loop status has no event
                 await asyncio.sleep(0)
 
 
@@ -193,21 +193,21 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nodeagent.daemon.eviction.composition.ROLE_POLL_S", 0.0)
 
 
-async def test_eviction_stops_when_a_kubelet_joins_and_resumes_after_it_left(watched: Watched) -> None:
+async def test_eviction_stops_beside_a_kubelet_and_resumes_without_it(watched: Watched) -> None:
     made = Evicting(watched)
     made.context.eviction = EvictionState(reported=frozenset({NodeCondition.MEMORY_PRESSURE}), evicted_s=(1.0,))
     running = asyncio.ensure_future(made.task.run(made.stop))
     await asyncio.wait_for(made.running.wait(), 20)
     watched.kubelet.set(KUBELET)
-    await made.until(lambda: made.context.loop_statuses.lines)
+    await made.wait_until(lambda: made.context.loop_statuses.lines)
     assert made.line()[0] is Activity.DISABLED
     assert "kubelet process 812 (kubelet)" in made.line()[1]
     assert made.context.eviction == EvictionState(evicted_s=(1.0,))
     watched.kubelet.set(NO_KUBELET)
-    await made.until(lambda: "absent for" in made.line()[1])
+    await made.wait_until(lambda: "absent for" in made.line()[1])
     assert made.loops == 1
     watched.kubelet.set(NO_KUBELET, ABSENT_S)
-    await made.until(lambda: made.loops == 2)
+    await made.wait_until(lambda: made.loops == 2)
     made.stop.set()
     await asyncio.wait_for(running, 20)
     assert len(watched.events("loop_disabled")) == 1
@@ -218,7 +218,7 @@ async def test_eviction_configured_on_is_refused_beside_a_kubelet(watched: Watch
     watched.kubelet.set(KUBELET)
     made = Evicting(watched, configured, enabled=True)
     running = asyncio.ensure_future(made.task.run(made.stop))
-    await made.until(lambda: made.context.loop_statuses.lines)
+    await made.wait_until(lambda: made.context.loop_statuses.lines)
     made.stop.set()
     await asyncio.wait_for(running, 20)
     assert made.loops == 0
@@ -236,7 +236,7 @@ async def test_eviction_configured_off_makes_no_task(watched: Watched) -> None:
     assert made.line() == (Activity.DISABLED, "it is not enabled")
 
 
-# --- collection
+# --- garbage collection
 
 
 def configured(tmp_path: Path, **more: str | int) -> Settings:
@@ -254,7 +254,7 @@ def configured(tmp_path: Path, **more: str | int) -> Settings:
 
 @pytest.fixture
 async def job(tmp_path: Path) -> AsyncIterator[SimNode]:
-    """Serve a node with one pod that has run to its end, with logs."""
+    """Serve a node with one finished pod and its logs."""
     node = SimNode()
     node.root_path = str(tmp_path)
     node.add_image(IMAGE, layers=[Layer("base", 1 << 20)])
@@ -266,13 +266,13 @@ async def job(tmp_path: Path) -> AsyncIterator[SimNode]:
 
 
 async def collect(agent: Agent) -> list[str]:
-    """Make one pass; return the kinds of what was removed."""
+    """Run one pass; return the kinds of the removed items."""
     preview = await agent.collector.preview(Scope.CONTAINERS)
     report = await agent.run(preview, trigger="test", stop=asyncio.Event())
     return sorted(each.decision.kind.value for each in report.removed)
 
 
-async def test_pass_after_a_kubelet_joined_keeps_a_finished_pod(watched: Watched, job: SimNode, tmp_path: Path) -> None:
+async def test_pass_beside_a_kubelet_keeps_a_finished_pod(watched: Watched, job: SimNode, tmp_path: Path) -> None:
     async with open_agent(configured(tmp_path), record=False, dry_run=False, roles=watched.roles) as agent:
         first = await agent.collector.preview(Scope.CONTAINERS)
         assert {each.kind.value for each in first.removals} == {"container", "sandbox", "pod-log-directory"}
@@ -288,7 +288,7 @@ async def test_pass_after_a_kubelet_joined_keeps_a_finished_pod(watched: Watched
     assert job.containers == {}
 
 
-async def test_preview_from_before_a_kubelet_joined_is_not_carried_out(
+async def test_preview_made_before_a_kubelet_started_is_not_carried_out(
     watched: Watched, job: SimNode, tmp_path: Path
 ) -> None:
     async with open_agent(configured(tmp_path), record=False, dry_run=False, roles=watched.roles) as agent:

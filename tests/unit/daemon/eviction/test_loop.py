@@ -1,4 +1,4 @@
-"""The duty that evicts: what it reads, reclaims, chooses and tells, over scripted readings."""
+"""Eviction passes over scripted readings: reclaim, choice of the pod, eviction, effects and log events."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ from nodeagent.act.gc.outcomes import Outcome, PassEnd, PassReport, Result
 from nodeagent.config.eviction import EvictionSettings
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.eviction.composition import past_eviction
-from nodeagent.daemon.eviction.loop import EvictionLoop, PassRecord
+from nodeagent.daemon.eviction.eviction_pass import Monitors, PassActions
+from nodeagent.daemon.eviction.loop import EvictionLoop
 from nodeagent.daemon.eviction.oom_kills import OomKillMonitor
 from nodeagent.daemon.eviction.outstanding_effects import OutstandingEffects
+from nodeagent.daemon.eviction.pod_monitor import PodMonitor
+from nodeagent.daemon.eviction.reporting import EvictionReporter
+from nodeagent.daemon.eviction.signal_monitor import SignalMonitor
 from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.pass_lock import PassLock, Pause
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError
@@ -40,19 +44,13 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
+    from nodeagent.daemon.eviction.pass_result import EvictionRecord
     from nodeagent.plan.eviction.effects import Victim
     from nodeagent.plan.eviction.planner import Eviction
     from nodeagent.plan.eviction.state import EvictionState
 
-EASE = read(available_mib=900)
+NO_PRESSURE = read(available_mib=900)
 LOW = read(available_mib=50)
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time passes with the looks."""
-    monkeypatch.setattr("nodeagent.daemon.eviction.loop.SETTLE_STEP_S", 0.0)
-    monkeypatch.setattr("nodeagent.daemon.eviction.loop.WATCH_S", 0.001)
 
 
 class Clock:
@@ -68,10 +66,10 @@ class Clock:
 
 @dataclass
 class Node:
-    """What the duty sees and does; time passes with each look."""
+    """Fake readings and actions of the loop; each reading advances the clock."""
 
     clock: Clock = field(default_factory=Clock)
-    readings: Callable[[], tuple[Observation, ...]] = lambda: (EASE,)
+    readings: Callable[[], tuple[Observation, ...]] = lambda: (NO_PRESSURE,)
     pods: tuple[PodFacts, ...] = ()
     outcomes: dict[str, EvictionOutcome] = field(default_factory=dict)
     evicted: list[str] = field(default_factory=list)
@@ -80,8 +78,8 @@ class Node:
     reclaim_error: Exception | None = None
     cleared: list[str] = field(default_factory=list)
     clears: Callable[[], Cleared] = lambda: Cleared(confirmed=True)
-    gather_error: Exception | None = None
-    records: list[PassRecord] = field(default_factory=list)
+    pods_error: Exception | None = None
+    records: list[EvictionRecord] = field(default_factory=list)
     limits: str = "memory.available<100Mi"
     soft: dict[str, str] = field(default_factory=dict)
     policy: EvictionPolicy = field(default_factory=EvictionPolicy)
@@ -89,6 +87,7 @@ class Node:
     dry_run: bool = False
     refusal: str = ""
     file: EvictionFile | None = None
+    effects: OutstandingEffects = field(init=False)
 
     def __post_init__(self) -> None:
         self.stream = io.StringIO()
@@ -110,15 +109,15 @@ class Node:
     def now(self) -> Moment:
         return Moment(self.clock.now(), self.clock.monotonic_s())
 
-    async def survey(self) -> SignalLayout:
+    async def read_layout(self) -> SignalLayout:
         return SignalLayout(SignalPaths("/"), self.layout, thresholds(self.limits, **self.soft))
 
-    async def gather(self, on_disk: bool) -> PodInventory:
-        del on_disk
-        if self.gather_error is not None:
-            raise self.gather_error
-        here = tuple(each for each in self.pods if each.uid not in {f"uid-{name}" for name in self.evicted})
-        return PodInventory(here, (), {each.uid: PodHandle(each.uid, ("s",)) for each in here}, self.now())
+    async def read_pods(self, with_disk: bool) -> PodInventory:
+        del with_disk
+        if self.pods_error is not None:
+            raise self.pods_error
+        remaining = tuple(each for each in self.pods if each.uid not in {f"uid-{name}" for name in self.evicted})
+        return PodInventory(remaining, (), {each.uid: PodHandle(each.uid, ("s",)) for each in remaining}, self.now())
 
     async def refused(self) -> str:
         return self.refusal
@@ -136,7 +135,7 @@ class Node:
         if self.reclaim_error is not None:
             raise self.reclaim_error
         if stop.is_set():
-            raise NodeAgentError("told to stop")
+            raise NodeAgentError("stopped")
         self.reclaimed.append(step.text)
         return self.reclaims.get(step.text, lambda: Reclaimed(step, None))()
 
@@ -144,29 +143,36 @@ class Node:
         self.cleared.append(victim.name)
         return self.clears()
 
-    async def note(self, record: PassRecord) -> None:
+    async def record(self, record: EvictionRecord) -> None:
         self.records.append(record)
 
-    def duty(self) -> EvictionLoop:
+    def loop(self) -> EvictionLoop:
+        reporter = EvictionReporter(self.context.logger)
+        settings = EvictionSettings(enabled=True, policy=self.policy, thresholds=thresholds(self.limits, **self.soft))
+        self.effects = OutstandingEffects(
+            self.context, self, find_layers=lambda _: {}, file=self.file, logger=self.context.logger
+        )
         return EvictionLoop(
             self.context,
-            EvictionSettings(enabled=True, policy=self.policy, thresholds=thresholds(self.limits, **self.soft)),
-            refused=self.refused,
-            dry_run=self.dry_run,
-            reader=self,  # type: ignore[arg-type]
-            survey=self.survey,
-            gather=self.gather,
-            evictor=self,
-            reclaimer=self,  # type: ignore[arg-type]
-            effects=OutstandingEffects(
-                self.context, self, find_layers=lambda _: {}, file=self.file, logger=self.context.logger
+            settings,
+            PassActions(
+                refused=self.refused,
+                evictor=self,
+                reclaimer=self,
+                effects=self.effects,
+                record=self.record,
+                dry_run=self.dry_run,
+                settle_step_s=0.0,
+            ),
+            Monitors(
+                SignalMonitor(self.context, self, self.read_layout, reporter, watch_s=0.001),
+                PodMonitor(self.read_pods, OomKillMonitor(self.context.logger), reporter, self.clock),
+                reporter,
             ),
             wakes=None,  # type: ignore[arg-type]
-            oom=OomKillMonitor(self.context.logger),
-            note=self.note,
         )
 
-    def told(self, name: str = "") -> list[dict[str, Any]]:
+    def events(self, name: str = "") -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in self.stream.getvalue().splitlines()]
         return [each for each in lines if not name or each["event"] == name]
 
@@ -174,25 +180,25 @@ class Node:
         return self.context.loop_statuses.lines[0].result
 
 
-async def turn(node: Node, duty: EvictionLoop | None = None) -> float:
-    return await (duty or node.duty()).turn(asyncio.Event())
+async def run_pass(node: Node, loop: EvictionLoop | None = None) -> float:
+    return await (loop or node.loop()).run_pass(asyncio.Event())
 
 
-async def test_a_node_at_ease_is_left_alone() -> None:
+async def test_pass_without_pressure_does_nothing() -> None:
     node = Node(pods=(pod(),))
-    assert await turn(node) > 1
-    assert (node.evicted, node.result(), node.told()) == ([], "no-pressure", [])
+    assert await run_pass(node) > 1
+    assert (node.evicted, node.result(), node.events()) == ([], "no-pressure", [])
 
 
-async def test_one_pod_goes_in_a_pass_and_the_next_looks_again() -> None:
+async def test_pass_evicts_one_pod_and_the_next_one_reads_the_signals_again() -> None:
     node = Node(pods=(pod("small", memory=10), pod("big", memory=500)))
-    node.readings = lambda: (LOW,) if not node.evicted else (EASE,)
-    duty = node.duty()
-    await turn(node, duty)
+    node.readings = lambda: (LOW,) if not node.evicted else (NO_PRESSURE,)
+    loop = node.loop()
+    await run_pass(node, loop)
     assert node.evicted == ["big"]
-    await turn(node, duty)
+    await run_pass(node, loop)
     assert node.evicted == ["big"]
-    assert [each["event"] for each in node.told()] == [
+    assert [each["event"] for each in node.events()] == [
         "condition_changed",
         "threshold_met",
         "eviction_started",
@@ -200,152 +206,152 @@ async def test_one_pod_goes_in_a_pass_and_the_next_looks_again() -> None:
         "threshold_cleared",
     ]
     (record,) = node.records
-    assert (record.eviction.pod.name, record.after) == ("big", EASE.available)
-    past = past_eviction(record)
-    document = json.loads(past.eviction)
+    assert (record.eviction.pod.name, record.after) == ("big", NO_PRESSURE.available)
+    entry = past_eviction(record)
+    document = json.loads(entry.eviction)
     assert [each["name"] for each in document["ranking"]] == ["shop/big", "shop/small"]
     assert document["available_before"] == LOW.available
 
 
 @pytest.mark.parametrize("outcome", [EvictionOutcome.FAILED, EvictionOutcome.CHANGED])
-async def test_a_pod_that_cannot_go_gives_way_to_the_next(outcome: EvictionOutcome) -> None:
+async def test_next_pod_is_evicted_after_a_failed_eviction(outcome: EvictionOutcome) -> None:
     node = Node(pods=(pod("stuck", memory=500), pod("next", memory=400)), readings=lambda: (LOW,))
     node.outcomes["stuck"] = outcome
-    await turn(node)
+    await run_pass(node)
     assert node.evicted == ["next"]
-    assert [each["outcome"] for each in node.told("eviction_failed")] == [outcome.value]
+    assert [each["outcome"] for each in node.events("eviction_failed")] == [outcome.value]
 
 
-async def test_a_pod_that_went_by_itself_ends_the_pass() -> None:
-    node = Node(pods=(pod("gone", memory=500), pod("next", memory=400)), readings=lambda: (LOW,))
-    node.outcomes["gone"] = EvictionOutcome.GONE
-    await turn(node)
+async def test_pod_that_ended_by_itself_ends_the_pass() -> None:
+    node = Node(pods=(pod("ended", memory=500), pod("next", memory=400)), readings=lambda: (LOW,))
+    node.outcomes["ended"] = EvictionOutcome.GONE
+    await run_pass(node)
     assert (node.evicted, node.result()) == ([], "gone")
 
 
-async def test_protected_pods_stay_and_that_nobody_goes_is_told_once() -> None:
+async def test_protected_pods_are_kept_and_logged_once() -> None:
     node = Node(pods=(pod(namespace="kube-system"), pod("static", static=known(value=True))))
     node.readings = lambda: (LOW,)
-    duty = node.duty()
-    assert await turn(node, duty) == 10.0
-    await turn(node, duty)
+    loop = node.loop()
+    assert await run_pass(node, loop) == 10.0
+    await run_pass(node, loop)
     assert node.evicted == []
-    (told,) = node.told("no_evictable_pod")
-    assert told["because"] == "1 protected-namespace, 1 static-pod"
+    (event,) = node.events("no_evictable_pod")
+    assert event["because"] == "1 protected-namespace, 1 static-pod"
 
 
-async def test_the_node_gives_back_first_and_pods_only_go_if_that_is_not_enough() -> None:
+async def test_pod_is_evicted_only_after_insufficient_node_level_reclaim() -> None:
     node = Node(
         limits="nodefs.available<10%",
         pods=(pod("writer", writable=disk(300)),),
         readings=lambda: (read("nodefs.available", 50),),
     )
-    await turn(node)
+    await run_pass(node)
     assert node.reclaimed == ["dead-containers on nodefs", "logs on nodefs", "unused-images on nodefs"]
     assert node.evicted == ["writer"]
 
     enough = Node(limits="nodefs.available<10%", pods=(pod("writer", writable=disk(300)),))
     enough.readings = lambda: (read("nodefs.available", 50 if len(enough.reclaimed) < 2 else 500),)
-    await turn(enough)
+    await run_pass(enough)
     assert enough.reclaimed == ["dead-containers on nodefs", "logs on nodefs"]
     assert (enough.evicted, enough.result()) == ([], "reclaimed")
 
 
-async def test_while_another_process_reclaims_no_pod_goes() -> None:
+async def test_no_pod_is_evicted_while_another_pass_runs() -> None:
     node = Node(
         limits="nodefs.available<10%",
         pods=(pod("writer", writable=disk(300)),),
         readings=lambda: (read("nodefs.available", 50),),
         reclaim_error=PassBusyError("another pass is running"),
     )
-    assert await turn(node) <= 1
+    assert await run_pass(node) <= 1
     assert (node.evicted, node.result()) == ([], "reclaiming")
 
 
-async def test_a_step_that_fails_does_not_keep_pods_for_ever() -> None:
+async def test_pod_is_evicted_after_failed_reclaim_steps() -> None:
     node = Node(
         limits="nodefs.available<10%",
         pods=(pod("writer", writable=disk(300)),),
         readings=lambda: (read("nodefs.available", 50),),
         reclaim_error=NodeAgentError("no snapshot"),
     )
-    await turn(node)
+    await run_pass(node)
     assert node.evicted == ["writer"]
-    assert len(node.told("reclaim_failed")) == 3
+    assert len(node.events("reclaim_failed")) == 3
 
 
-async def test_a_dry_run_tells_once_and_touches_nothing() -> None:
+async def test_dry_run_logs_the_eviction_once_and_evicts_nothing() -> None:
     node = Node(pods=(pod(),), readings=lambda: (LOW,), dry_run=True)
-    duty = node.duty()
-    await turn(node, duty)
-    await turn(node, duty)
+    loop = node.loop()
+    await run_pass(node, loop)
+    await run_pass(node, loop)
     assert node.evicted == []
-    (told,) = node.told("would_evict")
-    assert told["pod_name"] == "web"
+    (event,) = node.events("would_evict")
+    assert event["pod_name"] == "web"
     assert [each.dry_run for each in node.records] == [True]
 
 
-async def test_the_limit_of_evictions_stops_and_is_told() -> None:
+async def test_eviction_limit_stops_evictions_and_is_logged() -> None:
     node = Node(
         pods=tuple(pod(f"p{number}") for number in range(4)),
         readings=lambda: (LOW,),
         policy=EvictionPolicy(max_evictions_per_window=2),
     )
-    duty = node.duty()
+    loop = node.loop()
     for _ in range(4):
-        await turn(node, duty)
+        await run_pass(node, loop)
     assert len(node.evicted) == 2
-    (told,) = node.told("eviction_limit_reached")
-    assert told["level"] == "error"
+    (event,) = node.events("eviction_limit_reached")
+    assert event["level"] == "error"
 
 
-async def test_while_paused_nobody_goes() -> None:
+async def test_no_pod_is_evicted_during_a_pause() -> None:
     node = Node(pods=(pod(),), readings=lambda: (LOW,))
-    node.context.pass_lock.hold(Pause("shutdown", "the node goes down"))
-    await turn(node)
+    node.context.pass_lock.hold(Pause("shutdown", "the node shuts down"))
+    await run_pass(node)
     assert (node.evicted, node.result()) == ([], "pressure")
 
 
 @pytest.mark.parametrize("end", ["pause", "stop"])
-async def test_nobody_goes_who_was_chosen_as_a_pause_or_the_end_came(end: str) -> None:
+async def test_chosen_pod_is_not_evicted_after_a_pause_or_stop(end: str) -> None:
     stop = asyncio.Event()
 
-    class Late(Node):
-        async def gather(self, on_disk: bool) -> PodInventory:
+    class Interrupted(Node):
+        async def read_pods(self, with_disk: bool) -> PodInventory:
             if end == "pause":
-                self.context.pass_lock.hold(Pause("operator", "looking"))
+                self.context.pass_lock.hold(Pause("operator", "debugging"))
             else:
                 stop.set()
-            return await super().gather(on_disk)
+            return await super().read_pods(with_disk)
 
-    node = Late(readings=lambda: (LOW,), pods=(pod("hog", memory=500),))
-    await node.duty().turn(stop)
+    node = Interrupted(readings=lambda: (LOW,), pods=(pod("hog", memory=500),))
+    await node.loop().run_pass(stop)
     assert node.evicted == []
     assert node.context.loop_statuses.lines[0].failures == 0
 
 
-async def test_a_hard_threshold_cuts_a_soft_grace_short() -> None:
+async def test_hard_threshold_shortens_the_grace_period_of_a_soft_eviction() -> None:
     node = Node(
         pods=(pod("slow", memory=500),),
         limits="memory.available<100Mi",
         soft={"soft": "memory.available<300Mi", "soft_grace_period": "memory.available=50ms"},
     )
-    looks = 0
+    reads = 0
 
     def readings() -> tuple[Observation, ...]:
-        nonlocal looks
-        looks += 1
-        return (read(available_mib=200 if looks < 6 else 50),)
+        nonlocal reads
+        reads += 1
+        return (read(available_mib=200 if reads < 6 else 50),)
 
     node.readings = readings
-    duty = node.duty()
+    loop = node.loop()
     for _ in range(3):
-        await turn(node, duty)
+        await run_pass(node, loop)
         if node.evicted:
             break
     assert node.evicted == ["slow"]
     assert node.records[0].result.hurried
-    assert len(node.told("eviction_grace_shortened")) == 1
+    assert len(node.events("eviction_grace_shortened")) == 1
 
 
 @pytest.mark.parametrize(
@@ -356,64 +362,64 @@ async def test_a_hard_threshold_cuts_a_soft_grace_short() -> None:
         (KeyError("bug"), "crashed"),
     ],
 )
-async def test_what_fails_ends_the_pass_and_the_next_goes_on(error: Exception, result: str) -> None:
-    node = Node(pods=(pod(),), readings=lambda: (LOW,), gather_error=error)
-    duty = node.duty()
-    await turn(node, duty)
+async def test_pass_after_a_failed_one_evicts(error: Exception, result: str) -> None:
+    node = Node(pods=(pod(),), readings=lambda: (LOW,), pods_error=error)
+    loop = node.loop()
+    await run_pass(node, loop)
     assert (node.evicted, node.result()) == ([], result)
-    node.gather_error = None
-    await turn(node, duty)
+    node.pods_error = None
+    await run_pass(node, loop)
     assert node.evicted == ["web"]
 
 
-async def test_a_pod_over_its_own_storage_limit_goes_without_any_pressure() -> None:
+async def test_pod_over_its_storage_limit_is_evicted_without_pressure() -> None:
     over = pod("greedy", writable=disk(300), ephemeral_limit_bytes=200 << 20)
     over = replace(over, usage=replace(over.usage, ephemeral_bytes=300 << 20))  # type: ignore[type-var]
     node = Node(pods=(pod("modest"), over))
-    await turn(node)
+    await run_pass(node)
     assert node.evicted == ["greedy"]
 
 
-async def test_memory_that_runs_out_while_disks_are_measured_comes_first() -> None:
+async def test_memory_pressure_interrupts_the_measurement_of_disk_usage() -> None:
     node = Node(
         limits="memory.available<100Mi,nodefs.available<10%",
         pods=(pod("writer", writable=disk(300), memory=1), pod("eater", memory=500)),
     )
     measuring = asyncio.Event()
 
-    async def gather(on_disk: bool) -> PodInventory:
-        if on_disk:
+    async def read_pods(with_disk: bool) -> PodInventory:
+        if with_disk:
             measuring.set()
             await asyncio.Event().wait()
-        return await Node.gather(node, on_disk)
+        return await Node.read_pods(node, with_disk)
 
-    node.gather = gather  # type: ignore[method-assign]
+    node.read_pods = read_pods  # type: ignore[method-assign]
     node.readings = lambda: (
         read("nodefs.available", 50),
         read(available_mib=50 if measuring.is_set() and not node.evicted else 900),
     )
-    duty = node.duty()
-    await turn(node, duty)
+    loop = node.loop()
+    await run_pass(node, loop)
     assert (node.evicted, node.result()) == ([], "urgent")
-    await turn(node, duty)
+    await run_pass(node, loop)
     assert node.evicted == ["eater"]
 
 
-async def test_kubelet_that_starts_during_a_pass_calls_the_eviction_off() -> None:
+async def test_eviction_is_called_off_when_a_kubelet_starts_during_the_pass() -> None:
     node = Node(pods=(pod(),), readings=lambda: (LOW,))
 
-    async def gather(on_disk: bool) -> PodInventory:
+    async def read_pods(with_disk: bool) -> PodInventory:
         node.refusal = "a kubelet manages this node"
-        return await Node.gather(node, on_disk)
+        return await Node.read_pods(node, with_disk)
 
-    node.gather = gather  # type: ignore[method-assign]
-    await turn(node)
+    node.read_pods = read_pods  # type: ignore[method-assign]
+    await run_pass(node)
     assert (node.evicted, node.result()) == ([], "called-off")
 
 
-def test_what_is_remembered_outlives_the_duty() -> None:
+def test_eviction_state_outlives_the_loop() -> None:
     node = Node(pods=(pod(),), readings=lambda: (LOW,))
-    asyncio.run(turn(node))
+    asyncio.run(run_pass(node))
     assert len(node.context.eviction.evicted_s) == 1
 
 
@@ -423,7 +429,7 @@ DISK = "imagefs.available<100Mi"
 
 
 def disk_node(**fields: Any) -> Node:
-    """Return a node whose imagefs lies apart, with one writer of 300 MiB among five bystanders of 1 MiB."""
+    """Return a node with a dedicated imagefs, one writer of 300 MiB and five bystanders of 1 MiB."""
     values: dict[str, Any] = {
         "limits": DISK,
         "layout": FilesystemLayout.DEDICATED_IMAGEFS,
@@ -433,71 +439,71 @@ def disk_node(**fields: Any) -> Node:
     return Node(**(values | fields))
 
 
-async def pass_lock(node: Node, duty: EvictionLoop, seconds: float) -> None:
-    """Make passes for so long, one each second."""
+async def run_passes(node: Node, loop: EvictionLoop, seconds: float) -> None:
+    """Run a pass each second for that many seconds."""
     ends_s = node.clock.seconds + seconds
     while node.clock.seconds < ends_s:
-        await turn(node, duty)
-        await asyncio.sleep(0)  # what goes on in the background
+        await run_pass(node, loop)
+        await asyncio.sleep(0)  # lets the removal of containers run
         node.clock.seconds += 1.0
 
 
-async def test_no_second_pod_is_evicted_before_the_first_ones_bytes_are_back() -> None:
+async def test_no_second_pod_is_evicted_before_the_bytes_of_the_first_are_freed() -> None:
     node = disk_node(clears=lambda: Cleared(confirmed=False, detail="snapshot still on the disk"))
-    duty = node.duty()
-    await pass_lock(node, duty, 25)
+    loop = node.loop()
+    await run_passes(node, loop, 25)
     assert node.evicted == ["writer"]
     assert len(node.cleared) > 1
-    (withheld,) = node.told("eviction_withheld")
+    (withheld,) = node.events("eviction_withheld")
     assert (withheld["reason"], withheld["action"]) == ("effect-outstanding", "eviction of shop/writer")
-    assert [each["detail"] for each in node.told("eviction_cleanup_failed")] == ["snapshot still on the disk"]
+    assert [each["detail"] for each in node.events("eviction_cleanup_failed")] == ["snapshot still on the disk"]
     node.clears = lambda: Cleared(confirmed=True)
     node.readings = lambda: (read("imagefs.available", 350),)
-    await pass_lock(node, duty, 15)
+    await run_passes(node, loop, 15)
     assert node.evicted == ["writer"]
-    (measured,) = node.told("effect_measured")
+    (measured,) = node.events("effect_measured")
     assert measured["end"] == "measured"
     assert node.context.eviction.outstanding == ()
 
 
-async def test_another_pod_is_evicted_once_the_first_ones_effect_is_verified_and_does_not_suffice() -> None:
+async def test_another_pod_is_evicted_after_a_verified_and_insufficient_effect() -> None:
     node = disk_node()
-    duty = node.duty()
-    await turn(node, duty)
+    loop = node.loop()
+    await run_pass(node, loop)
     assert node.evicted == ["writer"]
-    await turn(node, duty)
+    await run_pass(node, loop)
     assert node.evicted == ["writer", "quiet-0"]
-    assert node.told("effect_measured")[0]["end"] == "confirmed"
+    assert node.events("effect_measured")[0]["end"] == "confirmed"
 
 
 async def test_eviction_that_frees_nothing_pauses_evictions_and_not_reclaim() -> None:
     node = disk_node(clears=lambda: Cleared(confirmed=False, detail="busy"))
-    duty = node.duty()
-    await pass_lock(node, duty, 29)
+    loop = node.loop()
+    await run_passes(node, loop, 29)
     before = len(node.reclaimed)
-    await pass_lock(node, duty, 25)
+    await run_passes(node, loop, 25)
     assert node.evicted == ["writer"]
     assert len(node.reclaimed) > before
-    (ineffective,) = node.told("eviction_ineffective")
+    (ineffective,) = node.events("eviction_ineffective")
     assert (ineffective["level"], ineffective["end"]) == ("error", "missing")
-    await pass_lock(node, duty, 15)
+    await run_passes(node, loop, 15)
     assert node.evicted == ["writer", "quiet-0"]
 
 
-async def test_eviction_predicted_to_free_nothing_there_leaves_reclaim_to_go_on_and_no_pod() -> None:
+async def test_eviction_predicted_to_free_nothing_withholds_pods_and_not_reclaim() -> None:
     node = disk_node(
         limits="nodefs.available<100Mi",
         pods=(pod("chatty", logs=disk(300), writable=disk(2)), pod("quiet", logs=disk(1))),
         readings=lambda: (read("nodefs.available", 50),),
     )
-    duty = node.duty()
-    await turn(node, duty)
+    loop = node.loop()
+    await run_pass(node, loop)
     before = len(node.reclaimed)
-    await pass_lock(node, duty, 20)
+    await run_passes(node, loop, 20)
     assert node.evicted == ["chatty"]
     assert len(node.reclaimed) > before
-    (told,) = node.told("eviction_ineffective")
-    assert (told["predicted_bytes"], told["logs_bytes"]) == (0, 300 << 20)
+    (event,) = node.events("eviction_ineffective")
+    assert (event["predicted_bytes"], event["logs_bytes"]) == (0, 300 << 20)
 
 
 async def test_reclaim_is_measured_before_the_next_step() -> None:
@@ -505,32 +511,32 @@ async def test_reclaim_is_measured_before_the_next_step() -> None:
         return Reclaimed(ReclaimStep(ReclaimAction.DEAD_CONTAINERS, FilesystemRole.IMAGEFS), report(500 << 20))
 
     node = disk_node(reclaims={"dead-containers on imagefs": reclaimed})
-    duty = node.duty()
-    await turn(node, duty)
+    loop = node.loop()
+    await run_pass(node, loop)
     node.reclaims.clear()
-    await pass_lock(node, duty, 20)
+    await run_passes(node, loop, 20)
     assert (node.reclaimed, node.evicted) == (["dead-containers on imagefs"], [])
     node.readings = lambda: (read("imagefs.available", 550),)
-    await pass_lock(node, duty, 20)
+    await run_passes(node, loop, 20)
     assert (node.reclaimed, node.evicted) == (["dead-containers on imagefs"], [])
 
 
-async def test_reclaim_whose_effect_is_missing_at_its_bound_gives_way_to_the_next_step() -> None:
+async def test_next_reclaim_step_follows_a_missing_effect_at_its_bound() -> None:
     def reclaimed() -> Reclaimed:
         return Reclaimed(ReclaimStep(ReclaimAction.DEAD_CONTAINERS, FilesystemRole.IMAGEFS), report(500 << 20))
 
     node = disk_node(reclaims={"dead-containers on imagefs": reclaimed})
-    duty = node.duty()
-    await turn(node, duty)
+    loop = node.loop()
+    await run_pass(node, loop)
     node.reclaims.clear()
-    await pass_lock(node, duty, 35)
+    await run_passes(node, loop, 35)
     assert node.reclaimed[:3] == [
         "dead-containers on imagefs",
         "dead-containers on imagefs",
         "unused-images on imagefs",
     ]
     assert node.evicted[:1] == ["writer"]
-    assert [each["action"] for each in node.told("effect_missing")] == ["dead-containers on imagefs"]
+    assert [each["action"] for each in node.events("effect_missing")] == ["dead-containers on imagefs"]
 
 
 async def test_pods_of_two_filesystems_are_evicted_while_one_effect_is_outstanding() -> None:
@@ -544,7 +550,7 @@ async def test_pods_of_two_filesystems_are_evicted_while_one_effect_is_outstandi
         readings=lambda: (read("imagefs.available", 50), read("nodefs.available", 50)),
         clears=lambda: Cleared(confirmed=False, detail="busy"),
     )
-    await pass_lock(node, node.duty(), 25)
+    await run_passes(node, node.loop(), 25)
     assert sorted(node.evicted) == ["chatty"]  # its own layer on imagefs is outstanding as well
 
     node = disk_node(
@@ -553,159 +559,159 @@ async def test_pods_of_two_filesystems_are_evicted_while_one_effect_is_outstandi
         readings=lambda: (read("imagefs.available", 50), read("pid.available", available=50, capacity=1000)),
         clears=lambda: Cleared(confirmed=False, detail="busy"),
     )
-    await pass_lock(node, node.duty(), 20)
+    await run_passes(node, node.loop(), 20)
     assert sorted(node.evicted) == ["forks", "writer"]
 
 
-async def test_pod_that_could_not_be_stopped_for_disk_space_is_tried_again_before_another_one() -> None:
+async def test_pod_that_was_not_stopped_is_retried_before_another_pod_is_evicted() -> None:
     node = disk_node()
     node.outcomes["writer"] = EvictionOutcome.FAILED
     node.clears = lambda: Cleared(confirmed=False, running=True, detail="running: app")
-    duty = node.duty()
-    await turn(node, duty)
+    loop = node.loop()
+    await run_pass(node, loop)
     assert (node.evicted, node.result()) == ([], "failed")
-    await pass_lock(node, duty, 25)
-    assert len(node.told("eviction_failed")) == 1
-    await pass_lock(node, duty, 30)
-    assert (node.evicted, len(node.told("eviction_failed"))) == ([], 2)
-    await pass_lock(node, duty, 15)
+    await run_passes(node, loop, 25)
+    assert len(node.events("eviction_failed")) == 1
+    await run_passes(node, loop, 30)
+    assert (node.evicted, len(node.events("eviction_failed"))) == ([], 2)
+    await run_passes(node, loop, 15)
     assert node.evicted[:1] == ["quiet-0"]
 
 
-async def test_pod_that_ends_late_is_cleared_and_no_other_one_is_evicted() -> None:
+async def test_late_end_of_a_pod_is_cleaned_up_and_no_other_pod_is_evicted() -> None:
     node = disk_node()
     node.outcomes["writer"] = EvictionOutcome.FAILED
     node.clears = lambda: Cleared(confirmed=False, running=True, detail="running: app")
-    duty = node.duty()
-    await pass_lock(node, duty, 10)
+    loop = node.loop()
+    await run_passes(node, loop, 10)
     node.clears = lambda: Cleared(confirmed=True)
     node.readings = lambda: (read("imagefs.available", 350),)
-    await pass_lock(node, duty, 20)
+    await run_passes(node, loop, 20)
     assert (node.evicted, node.context.eviction.outstanding) == ([], ())
-    assert [each["end"] for each in node.told("effect_measured")] == ["measured"]
+    assert [each["end"] for each in node.events("effect_measured")] == ["measured"]
 
 
 @pytest.mark.parametrize("outcome", [EvictionOutcome.GONE, EvictionOutcome.CHANGED])
-async def test_eviction_that_was_not_carried_out_leaves_nothing_outstanding(outcome: EvictionOutcome) -> None:
+async def test_eviction_not_carried_out_has_no_outstanding_effect(outcome: EvictionOutcome) -> None:
     node = disk_node(pods=(pod("writer", writable=disk(300)),))
     node.outcomes["writer"] = outcome
-    await turn(node)
+    await run_pass(node)
     assert (node.context.eviction.outstanding, node.context.eviction.victims) == ((), ())
 
 
 async def test_restarted_daemon_completes_the_eviction_and_evicts_no_other_pod(tmp_path: Path) -> None:
     node = disk_node(file=EvictionFile(tmp_path), clears=lambda: Cleared(confirmed=False, detail="busy"))
-    duty = node.duty()
-    await turn(node, duty)
-    await duty._effects.close()
+    loop = node.loop()
+    await run_pass(node, loop)
+    await node.effects.close()
     assert node.evicted == ["writer"]
 
     again = disk_node(file=EvictionFile(tmp_path), clock=node.clock, pods=node.pods[1:])
     again.clears = lambda: Cleared(confirmed=False, detail="busy")
-    duty = again.duty()
-    await duty._effects.restore()
-    await pass_lock(again, duty, 25)
+    loop = again.loop()
+    await again.effects.restore()
+    await run_passes(again, loop, 25)
     assert again.evicted == []
     assert set(again.cleared) == {"writer"}
-    assert [each["pod_name"] for each in again.told("eviction_resumed")] == ["writer"]
+    assert [each["pod_name"] for each in again.events("eviction_resumed")] == ["writer"]
     again.clears = lambda: Cleared(confirmed=True)
     again.readings = lambda: (read("imagefs.available", 350),)
-    await pass_lock(again, duty, 15)
+    await run_passes(again, loop, 15)
     assert (again.evicted, again.context.eviction.outstanding) == ([], ())
-    await duty._effects.close()
+    await again.effects.close()
     assert EvictionFile(tmp_path).read(boot_id())[1][0].cleared
 
 
-async def test_eviction_cut_off_before_it_stopped_anything_is_forgotten_after_a_restart(tmp_path: Path) -> None:
+async def test_interrupted_eviction_that_stopped_nothing_is_dropped_after_a_restart(tmp_path: Path) -> None:
     node = disk_node(file=EvictionFile(tmp_path))
 
-    async def lost(*_: object) -> EvictionResult:
-        raise RuntimeUnavailableError("gone")
+    async def disconnect(*_: object) -> EvictionResult:
+        raise RuntimeUnavailableError("no connection")
 
-    node.evict = lost  # type: ignore[method-assign,assignment]
-    duty = node.duty()
-    await turn(node, duty)
-    await duty._effects.close()
+    node.evict = disconnect  # type: ignore[method-assign,assignment]
+    loop = node.loop()
+    await run_pass(node, loop)
+    await node.effects.close()
     assert EvictionFile(tmp_path).read(boot_id())[1]
 
     again = disk_node(file=EvictionFile(tmp_path), clock=node.clock)
     again.clears = lambda: Cleared(confirmed=False, running=True)
-    duty = again.duty()
-    await duty._effects.restore()
-    await pass_lock(again, duty, 4)
+    loop = again.loop()
+    await again.effects.restore()
+    await run_passes(again, loop, 4)
     assert again.evicted == ["writer"]
 
 
 async def test_unreadable_record_pauses_evictions_for_disk_space_after_a_restart(tmp_path: Path) -> None:
     (tmp_path / "evictions.json").write_text("{")
     node = disk_node(file=EvictionFile(tmp_path))
-    duty = node.duty()
-    await duty._effects.restore()
-    await pass_lock(node, duty, 25)
+    loop = node.loop()
+    await node.effects.restore()
+    await run_passes(node, loop, 25)
     assert (node.evicted, bool(node.reclaimed)) == ([], True)
-    await pass_lock(node, duty, 10)
+    await run_passes(node, loop, 10)
     assert node.evicted[:1] == ["writer"]
-    assert "outstanding evictions unknown" in node.told("eviction_warning")[0]["warning"]
+    assert "outstanding evictions unknown" in node.events("eviction_warning")[0]["warning"]
 
 
-async def test_record_that_cannot_be_written_stops_no_eviction(tmp_path: Path) -> None:
+async def test_unwritable_record_does_not_stop_evictions(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     node = disk_node(file=EvictionFile(tmp_path / "file"))
-    duty = node.duty()
-    await turn(node, duty)
-    await duty._effects.close()
+    loop = node.loop()
+    await run_pass(node, loop)
+    await node.effects.close()
     assert node.evicted == ["writer"]
-    assert len(node.told("eviction_warning")) == 1
+    assert len(node.events("eviction_warning")) == 1
 
 
-async def test_reload_goes_on_with_what_is_outstanding() -> None:
+async def test_outstanding_effects_outlive_a_reload() -> None:
     node = disk_node(clears=lambda: Cleared(confirmed=False, detail="busy"))
-    duty = node.duty()
-    await turn(node, duty)
-    await duty._effects.close()
-    await pass_lock(node, node.duty(), 25)
+    loop = node.loop()
+    await run_pass(node, loop)
+    await node.effects.close()
+    await run_passes(node, node.loop(), 25)
     assert node.evicted == ["writer"]
 
 
 @pytest.mark.parametrize("end", ["pause", "dry-run"])
 async def test_containers_are_not_removed_in_a_pause_or_dry_run(end: str) -> None:
     node = disk_node(clears=lambda: Cleared(confirmed=False, detail="busy"))
-    await pass_lock(node, node.duty(), 3)
-    tried = len(node.cleared)
+    await run_passes(node, node.loop(), 3)
+    attempts = len(node.cleared)
     if end == "pause":
-        node.context.pass_lock.hold(Pause("operator", "looking"))
+        node.context.pass_lock.hold(Pause("operator", "debugging"))
     node.dry_run = end == "dry-run"
-    await pass_lock(node, node.duty(), 20)
-    assert len(node.cleared) == tried
+    await run_passes(node, node.loop(), 20)
+    assert len(node.cleared) == attempts
 
 
-async def test_memory_that_runs_short_again_after_an_eviction_is_acted_on_at_once() -> None:
+async def test_new_memory_pressure_after_an_eviction_is_acted_on_at_once() -> None:
     node = Node(pods=(pod("one", memory=500), pod("two", memory=400)))
-    looks = 0
+    reads = 0
 
     def readings() -> tuple[Observation, ...]:
-        nonlocal looks
-        looks += 1 if node.evicted == ["one"] else 0
-        return (EASE,) if looks == 1 else (LOW,)
+        nonlocal reads
+        reads += 1 if node.evicted == ["one"] else 0
+        return (NO_PRESSURE,) if reads == 1 else (LOW,)
 
     node.readings = readings
-    duty = node.duty()
-    await turn(node, duty)
+    loop = node.loop()
+    await run_pass(node, loop)
     assert node.evicted == ["one"]
-    await turn(node, duty)
+    await run_pass(node, loop)
     assert node.evicted == ["one", "two"]
 
 
-async def test_stall_that_outlasts_an_eviction_costs_no_second_pod_within_its_window() -> None:
+async def test_no_second_pod_is_evicted_for_a_stall_within_its_averaging_window() -> None:
     node = Node(
         pods=(pod("one", memory=500), pod("two", memory=400)),
         limits="memory.psi.full>10%",
-        readings=lambda: (read("memory.psi.full", available=50, capacity=100), EASE),
+        readings=lambda: (read("memory.psi.full", available=50, capacity=100), NO_PRESSURE),
     )
-    duty = node.duty()
-    await pass_lock(node, duty, 8)
+    loop = node.loop()
+    await run_passes(node, loop, 8)
     assert node.evicted == ["one"]
-    await pass_lock(node, duty, 5)
+    await run_passes(node, loop, 5)
     assert node.evicted == ["one", "two"]
 
 

@@ -43,7 +43,7 @@ def count(tree: Path, *, web: int = 0, app: int = 0, proxy: int = 0) -> None:
 async def told(tree: Path, watch: OomKillMonitor, stream: io.StringIO) -> list[tuple[str, str, int]]:
     stream.truncate(0)
     stream.seek(0)
-    await watch.look(seen(tree))
+    await watch.check(seen(tree))
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     return [(each["pod_name"], each["container"], each["processes"]) for each in lines]
 
@@ -62,7 +62,7 @@ async def test_a_container_that_went_with_its_cgroup_is_named(tree: Path) -> Non
     stream = io.StringIO()
     watch = OomKillMonitor(log.configure("json", "info", stream))
     count(tree)
-    await watch.look(seen(tree))
+    await watch.check(seen(tree))
     count(tree, web=1)
     shutil.rmtree(tree / "sys/fs/cgroup/web/app")
     assert await told(tree, watch, stream) == [("web", "app", 1)]
@@ -72,7 +72,7 @@ async def test_a_kill_that_no_container_shows_is_told_of_the_pod(tree: Path) -> 
     stream = io.StringIO()
     watch = OomKillMonitor(log.configure("json", "info", stream))
     count(tree)
-    await watch.look(seen(tree))
+    await watch.check(seen(tree))
     count(tree, web=2)
     assert await told(tree, watch, stream) == [("web", "", 2)]
 
@@ -80,7 +80,7 @@ async def test_a_kill_that_no_container_shows_is_told_of_the_pod(tree: Path) -> 
 async def test_a_pod_that_comes_later_began_with_none(tree: Path) -> None:
     stream = io.StringIO()
     watch = OomKillMonitor(log.configure("json", "info", stream))
-    await watch.look(PodInventory((), (), {}, at(0)))
+    await watch.check(PodInventory((), (), {}, at(0)))
     count(tree, web=1, app=1)
     assert await told(tree, watch, stream) == [("web", "app", 1)]
 
@@ -89,7 +89,7 @@ async def test_a_count_that_cannot_be_read_for_once_is_not_told_again(tree: Path
     stream = io.StringIO()
     watch = OomKillMonitor(log.configure("json", "info", stream))
     count(tree, web=3, app=3)
-    await watch.look(seen(tree))
+    await watch.check(seen(tree))
     for name in ("web", "web/app"):
         (tree / "sys/fs/cgroup" / name / "memory.events").unlink()
     assert await told(tree, watch, stream) == []

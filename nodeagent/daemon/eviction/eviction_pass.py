@@ -1,0 +1,349 @@
+"""One eviction pass: node-level reclaim, the choice of a pod, its eviction, and the wait for the effect."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from nodeagent.act.eviction.evictor import EvictionOutcome, EvictionResult
+from nodeagent.daemon.eviction import LOOP_NAME
+from nodeagent.daemon.eviction.node_reclaim import NodeReclaim
+from nodeagent.daemon.eviction.pass_result import EvictionRecord, PassResult
+from nodeagent.daemon.eviction.reporting import eviction_fields
+from nodeagent.plan.decision import ReasonCode
+from nodeagent.plan.eviction.effects import VISIBLE_WITHIN_S, effects_of_eviction, shortage_of
+from nodeagent.plan.eviction.planner import plan_eviction
+from nodeagent.plan.eviction.poll_interval import SOONEST_S
+from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.plan.eviction.state import record_eviction
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from datetime import datetime
+
+    from nodeagent.act.eviction.evictor import Evictor
+    from nodeagent.act.eviction.reclaimer import Reclaimed
+    from nodeagent.daemon.context import DaemonContext
+    from nodeagent.daemon.eviction.outstanding_effects import OutstandingEffects
+    from nodeagent.daemon.eviction.pod_monitor import PodMonitor
+    from nodeagent.daemon.eviction.reporting import EvictionReporter
+    from nodeagent.daemon.eviction.signal_monitor import SignalMonitor
+    from nodeagent.model.pods import PodInventory
+    from nodeagent.observe.eviction_signals import SignalReadings
+    from nodeagent.plan.eviction.planner import Eviction, EvictionPlan
+    from nodeagent.plan.eviction.policy import EvictionPolicy
+    from nodeagent.plan.eviction.reclaim import ReclaimStep
+    from nodeagent.plan.eviction.state import Evaluation
+
+SLACK_S: Final = 60.0
+SETTLE_STEP_S: Final = 0.1
+_MAX_FAILED: Final = 5
+_FAILED_KEPT_S: Final = 600.0
+_FAILED_ATTEMPTS: Final = 2
+_ENDS_THE_PASS: Final = frozenset({EvictionOutcome.EVICTED, EvictionOutcome.GONE, EvictionOutcome.DRY_RUN})
+
+
+class ReclaimAction(Protocol):
+    """Node-level reclaim; see :class:`Reclaimer`."""
+
+    async def run(self, step: ReclaimStep, stop: asyncio.Event) -> Reclaimed:
+        """Observe, plan and carry out one step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassActions:
+    """Actions of the eviction passes.
+
+    Attributes:
+        refused: returns why pods must not be evicted, as beside a kubelet; empty if they may.
+        evictor: evicts a pod.
+        reclaimer: runs steps of node-level reclaim.
+        effects: outstanding effects of evictions and reclaim.
+        record: adds an eviction to the history.
+        dry_run: whether evictions are logged only.
+        settle_step_s: interval of the readings after an action.
+    """
+
+    refused: Callable[[], Awaitable[str]]
+    evictor: Evictor
+    reclaimer: ReclaimAction
+    effects: OutstandingEffects
+    record: Callable[[EvictionRecord], Awaitable[None]]
+    dry_run: bool
+    settle_step_s: float = SETTLE_STEP_S
+
+
+class Monitors(NamedTuple):
+    """Observations of an eviction loop."""
+
+    signals: SignalMonitor
+    pods: PodMonitor
+    reporter: EvictionReporter
+
+
+@dataclass(slots=True)
+class Attempts:
+    """Earlier passes as far as they restrict the next one.
+
+    Attributes:
+        failed_s: pod UID to the monotonic times of its failed evictions.
+        dry_run_steps: reclaim steps logged by a dry run since a threshold was met.
+    """
+
+    failed_s: dict[str, list[float]] = field(default_factory=dict)
+    dry_run_steps: set[ReclaimStep] = field(default_factory=set)
+
+    def excluded(self, now_s: float) -> dict[str, str]:
+        """Return the pods whose eviction failed repeatedly in the last ten minutes, with the reason.
+
+        After the first failure the same pod is tried again, since a runtime that hung may answer by then; another
+        pod would be evicted in its place.
+        """
+        since_s = now_s - _FAILED_KEPT_S
+        recent = {uid: [at_s for at_s in times if at_s > since_s] for uid, times in self.failed_s.items()}
+        self.failed_s = {uid: times for uid, times in recent.items() if times}
+        return {
+            uid: f"not stopped in {len(times)} attempts"
+            for uid, times in self.failed_s.items()
+            if len(times) >= _FAILED_ATTEMPTS
+        }
+
+
+class EvictionPass:
+    """One pass that acts on an evaluation. It evicts at most one pod."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the loop's parts, and those of this pass
+        self,
+        context: DaemonContext,
+        policy: EvictionPolicy,
+        actions: PassActions,
+        monitors: Monitors,
+        attempts: Attempts,
+        stop: asyncio.Event,
+    ) -> None:
+        """Compose a pass; nothing is done yet. ``attempts`` is updated, ``stop`` ends the pass early."""
+        self._context = context
+        self._policy = policy
+        self._actions = actions
+        self._signals = monitors.signals
+        self._pods = monitors.pods
+        self._reporter = monitors.reporter
+        self._attempts = attempts
+        self._stop = stop
+        self._node_reclaim = NodeReclaim(context, actions, monitors)
+        self._reclaimed: set[ReclaimStep] = set()
+
+    async def run(self, evaluation: Evaluation) -> PassResult:
+        """Reclaim on the node, then evict at most one pod.
+
+        Raises:
+            NodeAgentError: the pods or the image filesystem could not be read.
+        """
+        if not evaluation.acting:  # pods over their own storage limits
+            return await self._evict_one(evaluation, with_disk=True)
+        plan = await self._reclaim(evaluation)
+        if plan.cause is None:
+            return self._withheld(plan) or (PassResult.RECLAIMED if self._reclaimed else PassResult.NO_PRESSURE)
+        if plan.reclaim:
+            return PassResult.RECLAIMING
+        if not plan.pods_may_be_chosen:
+            self._reporter.log_once("eviction_limit_reached", why="; ".join(plan.plan.warnings))
+            return PassResult.LIMITED
+        with_disk = MEANINGS[plan.cause.threshold.signal].filesystem is not None
+        return await self._evict_one(evaluation, with_disk=with_disk)
+
+    async def _reclaim(self, evaluation: Evaluation) -> EvictionPlan:
+        """Run the reclaim steps, each measured before the next; return the plan that remains."""
+        while True:
+            plan = await self._plan(evaluation, await self._signals.read(), None, {})
+            if not plan.reclaim or plan.cause is None or self._stop.is_set():
+                return plan
+            step = plan.reclaim[0]
+            if step not in self._attempts.dry_run_steps and not await self._node_reclaim.run_step(step, plan.cause):
+                return plan
+            self._reclaimed.add(step)
+            await self._settle(plan)
+            if self._actions.dry_run:
+                self._attempts.dry_run_steps.add(step)
+
+    async def _evict_one(self, evaluation: Evaluation, *, with_disk: bool) -> PassResult:
+        """Evict the first pod in eviction order that can be stopped."""
+        started_at = self._context.clock.now()
+        excluded = self._attempts.excluded(self._context.clock.monotonic_s())
+        for _ in range(_MAX_FAILED):
+            if self._stop.is_set():
+                break
+            pods = await (self._measure_pods() if with_disk else self._pods.read(with_disk=False))
+            if pods is None:
+                return PassResult.URGENT
+            readings = await self._signals.read()
+            plan = await self._plan(evaluation, readings, pods, excluded)
+            if plan.victim is None:
+                self._reporter.log_no_evictable_pod(plan)
+                if plan.pods_may_be_chosen:
+                    return PassResult.NO_POD
+                return self._withheld(plan) or PassResult.NO_PRESSURE
+            if await self._called_off():
+                return PassResult.CALLED_OFF
+            result = await self._evict(started_at, plan, plan.victim, pods, readings)
+            if result.outcome in _ENDS_THE_PASS:
+                return PassResult(result.outcome.value)
+            uid = plan.victim.pod.uid
+            excluded[uid] = result.detail
+            if result.outcome is EvictionOutcome.FAILED and _relieves_disk(plan.victim):
+                self._attempts.failed_s.setdefault(uid, []).append(self._context.clock.monotonic_s())
+                break  # it may still end, so its effect is outstanding; memory pressure leaves no time for that
+        return PassResult.FAILED
+
+    async def _called_off(self) -> bool:
+        """Return whether to give up the eviction, since reclaim and measurements may have taken minutes."""
+        return self._stop.is_set() or self._context.pass_lock.pause() is not None or bool(await self._actions.refused())
+
+    async def _measure_pods(self) -> PodInventory | None:
+        """Return the pods with their disk usage, which takes a while; ``None`` if memory or PIDs ran out meanwhile."""
+        work = asyncio.ensure_future(self._pods.read(with_disk=True))
+        try:
+            return None if await self._signals.shortage_before(work) else await work
+        finally:
+            work.cancel()
+
+    async def _plan(
+        self, evaluation: Evaluation, readings: SignalReadings, pods: PodInventory | None, excluded: dict[str, str]
+    ) -> EvictionPlan:
+        return plan_eviction(
+            replace(evaluation, state=self._context.eviction),
+            pods.facts if pods is not None else (),
+            self._policy,
+            layout=await self._signals.layout(),
+            now=readings.at,
+            observations=readings.observations,
+            reclaimed=frozenset(self._reclaimed),
+            set_aside=excluded,
+        )
+
+    def _withheld(self, plan: EvictionPlan) -> PassResult | None:
+        """Log an outstanding effect that withholds the pass; ``None`` if there is none."""
+        if plan.withheld is None:
+            return None
+        self._reporter.log_withheld(plan.withheld)
+        ineffective = plan.withheld.code is ReasonCode.EVICTION_INEFFECTIVE
+        return PassResult.INEFFECTIVE if ineffective else PassResult.WAITING
+
+    async def _evict(
+        self,
+        started_at: datetime,
+        plan: EvictionPlan,
+        eviction: Eviction,
+        pods: PodInventory,
+        readings: SignalReadings,
+    ) -> EvictionResult:
+        """Evict the chosen pod; log and record the result."""
+        before = _available(plan)
+        if self._actions.dry_run:
+            result = EvictionResult(EvictionOutcome.DRY_RUN)
+            if self._reporter.log_once("would_evict", **eviction_fields(plan, eviction)):
+                await self._actions.record(
+                    EvictionRecord(started_at, plan, eviction, result, before, None, dry_run=True)
+                )
+            return result
+        self._reporter.logger.warning("eviction_started", **eviction_fields(plan, eviction))
+        result = await self._carry_out(eviction, pods, readings)
+        after = await self._settle(plan, unrecorded_effect=result.outcome is EvictionOutcome.GONE)
+        logger = self._reporter.logger
+        level = logger.error if result.outcome is EvictionOutcome.FAILED else logger.warning
+        level(
+            "evicted" if result.outcome is EvictionOutcome.EVICTED else "eviction_failed",
+            **eviction_fields(plan, eviction),
+            outcome=result.outcome.value,
+            detail=result.detail,
+            took_s=round(result.took_s, 3),
+            hurried=result.hurried,
+            available_after=after,
+        )
+        await self._actions.record(EvictionRecord(started_at, plan, eviction, result, before, after, dry_run=False))
+        return result
+
+    async def _carry_out(self, eviction: Eviction, pods: PodInventory, readings: SignalReadings) -> EvictionResult:
+        """Evict a pod with its effects outstanding; return the result."""
+        uid, hurry = eviction.pod.uid, asyncio.Event()
+        outstanding = self._actions.effects
+        layout = await self._signals.layout()
+        effects = effects_of_eviction(eviction, readings.observations, layout, readings.at)
+        await outstanding.begin(eviction, pods.handles[uid], effects)
+        work = asyncio.ensure_future(self._actions.evictor.evict(eviction, pods.handles[uid], hurry))
+        try:
+            await self._watch_eviction(work, hurry, eviction)
+            result = await work
+        finally:
+            work.cancel()
+        now = self._signals.now()
+        if result.outcome is EvictionOutcome.EVICTED:
+            self._context.eviction = record_eviction(self._context.eviction, now)
+            await outstanding.evicted(uid, now)
+            self._reporter.log_ineffective(eviction, effects)
+        elif result.outcome is EvictionOutcome.FAILED and _relieves_disk(eviction):
+            await outstanding.unknown(uid, now)
+        else:
+            await outstanding.drop(uid)
+        return result
+
+    async def _watch_eviction(
+        self, work: asyncio.Future[EvictionResult], hurry: asyncio.Event, eviction: Eviction
+    ) -> None:
+        """Wait for an eviction; shorten its grace period when a hard threshold of the same resource is met."""
+        while True:
+            self._context.loop_statuses.beat(LOOP_NAME, SLACK_S)
+            done, _ = await asyncio.wait({work}, timeout=SOONEST_S if not hurry.is_set() else SLACK_S / 2)
+            if done:
+                return
+            if eviction.grace_s <= 0 or hurry.is_set():
+                continue
+            evaluation = await self._signals.evaluate()
+            for status in evaluation.acting:
+                if status.threshold.hard and MEANINGS[status.threshold.signal].resource is eviction.starved:
+                    self._reporter.logger.warning(
+                        "eviction_grace_shortened", pod_uid=eviction.pod.uid, threshold=status.threshold.text
+                    )
+                    hurry.set()
+                    break
+
+    async def _settle(self, plan: EvictionPlan, *, unrecorded_effect: bool = False) -> float | None:
+        """Wait up to ``VISIBLE_WITHIN_S`` for the effect of an action; return the amount available then.
+
+        An effect that takes longer remains outstanding for the next passes. A pod that ended by itself has an effect
+        too, which is not recorded: ``unrecorded_effect``.
+        """
+        if plan.cause is None:
+            return None
+        effects, clock = self._actions.effects, self._context.clock
+        threshold, ends_s = plan.cause.threshold, clock.monotonic_s() + VISIBLE_WITHIN_S
+        shortage = shortage_of(threshold.signal, await self._signals.layout())
+        while True:
+            readings = await self._signals.read()
+            await effects.follow(readings, may_act=may_act(self._context, self._actions))
+            reading = next((each for each in readings.observations if each.signal is threshold.signal), None)
+            if reading is None:
+                return None
+            cleared = not threshold.met_by(reading.available, reading.capacity, with_reclaim=True)
+            if cleared:
+                effects.arrived(shortage)
+            waiting = unrecorded_effect or effects.outstanding(shortage)
+            if cleared or not waiting or clock.monotonic_s() >= ends_s:
+                return reading.available
+            await asyncio.sleep(self._actions.settle_step_s)
+
+
+def may_act(context: DaemonContext, actions: PassActions) -> bool:
+    """Return whether containers may be removed: neither in a dry run nor while passes are paused."""
+    return not actions.dry_run and context.pass_lock.pause() is None
+
+
+def _relieves_disk(eviction: Eviction) -> bool:
+    """Return whether an eviction is for a filesystem threshold, rather than for memory, PIDs or a storage limit."""
+    return eviction.status is not None and MEANINGS[eviction.status.threshold.signal].filesystem is not None
+
+
+def _available(plan: EvictionPlan) -> float | None:
+    observation = plan.cause.observation if plan.cause is not None else None
+    return None if observation is None else observation.available

@@ -1,0 +1,73 @@
+"""Result of an eviction pass, and the record of an eviction for the history."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.act.eviction.evictor import EvictionOutcome
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from nodeagent.act.eviction.evictor import EvictionResult
+    from nodeagent.plan.eviction.planner import Eviction, EvictionPlan
+
+
+class PassResult(StrEnum):
+    """Result of an eviction pass. The values are part of the JSON output: they are added to, never changed."""
+
+    NO_PRESSURE = "no-pressure"
+    PRESSURE = "pressure"
+    """A threshold is met and not acted on: its grace period runs, or evictions are paused."""
+    RECLAIMED = "reclaimed"
+    """Node-level reclaim cleared the threshold."""
+    RECLAIMING = "reclaiming"
+    """Reclaim steps remain for the next pass."""
+    WAITING = "waiting"
+    """The effect of an earlier action is outstanding."""
+    INEFFECTIVE = "ineffective"
+    """Evictions are withheld since the last one freed too little."""
+    LIMITED = "limited"
+    """The limit of evictions is reached."""
+    NO_POD = "no-pod"
+    URGENT = "urgent"
+    """Memory or PIDs ran out during work on disk space."""
+    CALLED_OFF = "called-off"
+    """The agent stops, evictions are paused, or a kubelet manages the node now."""
+    EVICTED = EvictionOutcome.EVICTED.value
+    GONE = EvictionOutcome.GONE.value
+    DRY_RUN = EvictionOutcome.DRY_RUN.value
+    FAILED = "failed"
+    RUNTIME_UNAVAILABLE = "runtime-unavailable"
+    CRASHED = "crashed"
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a pass soon after would have the same result."""
+        return self in _REPEATING
+
+
+_REPEATING: Final = frozenset(
+    {PassResult.NO_POD, PassResult.LIMITED, PassResult.FAILED, PassResult.DRY_RUN, PassResult.INEFFECTIVE}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionRecord:
+    """One eviction, for the history.
+
+    Attributes:
+        plan: the plan it was chosen by.
+        before: available amount of its signal before the eviction; ``None`` for a storage limit or if unread.
+        after: the same after the eviction.
+    """
+
+    started_at: datetime
+    plan: EvictionPlan
+    eviction: Eviction
+    result: EvictionResult
+    before: float | None
+    after: float | None
+    dry_run: bool

@@ -1,0 +1,140 @@
+"""Log events of the eviction loop: thresholds and conditions that changed, warnings, and withheld evictions."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.plan.decision import ReasonCode, Verdict
+from nodeagent.plan.eviction.effects import FREED_WITHIN_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from structlog.typing import FilteringBoundLogger
+
+    from nodeagent.plan.decision import Reason
+    from nodeagent.plan.eviction.effects import OutstandingEffect
+    from nodeagent.plan.eviction.planner import Eviction, EvictionPlan
+    from nodeagent.plan.eviction.state import Evaluation, ThresholdStatus
+
+_MAX_WARNINGS: Final = 200
+_NUMBERS: Final = re.compile(r"[0-9.]+")
+
+
+class EvictionReporter:
+    """Logs changes, and each lasting state once.
+
+    Attributes:
+        logger: of the loop.
+    """
+
+    def __init__(self, logger: FilteringBoundLogger) -> None:
+        self.logger = logger
+        self._met: frozenset[str] = frozenset()
+        self._warnings: set[str] = set()
+        self._last_state = ""
+
+    def log_changes(self, evaluation: Evaluation) -> None:
+        """Log the node conditions and thresholds that changed since the last call."""
+        for condition in evaluation.conditions:
+            if condition.changed:
+                level = self.logger.warning if condition.holds else self.logger.info
+                level("condition_changed", condition=condition.condition.value, holds=condition.holds)
+        met = {each.threshold.text: each for each in evaluation.met}
+        for text in sorted(met.keys() - self._met):
+            self.logger.warning("threshold_met", **_threshold_fields(met[text]))
+        for text in sorted(self._met - met.keys()):
+            self.logger.info("threshold_cleared", threshold=text)
+        if self._met and not met:
+            self._last_state = ""
+        self._met = frozenset(met)
+
+    def log_warnings(self, warnings: Iterable[str]) -> None:
+        """Log each warning once; those that differ in numbers only count as one."""
+        if len(self._warnings) > _MAX_WARNINGS:
+            self._warnings.clear()
+        for warning in warnings:
+            key = _NUMBERS.sub("", warning)
+            if key not in self._warnings:
+                self._warnings.add(key)
+                self.logger.warning("eviction_warning", warning=warning)
+
+    def log_once(self, event: str, **fields: object) -> bool:
+        """Log a lasting state unless it was the last one logged; return whether it was logged."""
+        key = " ".join([event, *(str(fields.get(name, "")) for name in ("pod_uid", "threshold", "action"))])
+        if key == self._last_state:
+            return False
+        self._last_state = key
+        level = self.logger.error if event == "eviction_limit_reached" else self.logger.warning
+        level(event, **fields)
+        return True
+
+    def log_withheld(self, reason: Reason) -> None:
+        """Log that an outstanding effect withholds evictions, once."""
+        fields = {key: value for key, value in reason.details.items() if key != "left_s"}
+        self.log_once("eviction_withheld", reason=reason.code.value, why=reason.sentence, **fields)
+
+    def log_no_evictable_pod(self, plan: EvictionPlan) -> None:
+        """Log that all pods are kept although a threshold is met, with the count of each reason, once."""
+        if plan.cause is None or not plan.pods_may_be_chosen:
+            return
+        kept = Counter(each.reason.code.value for each in plan.plan.decisions if each.verdict is not Verdict.REMOVE)
+        self.log_once(
+            "no_evictable_pod",
+            threshold=plan.cause.threshold.text,
+            pods=len(plan.plan.decisions),
+            because=", ".join(f"{kept[code]} {code}" for code in sorted(kept)),
+            hint="nodeagent evict --dry-run lists the reason for each pod",
+        )
+
+    def log_ineffective(self, eviction: Eviction, effects: Iterable[OutstandingEffect]) -> None:
+        """Log an eviction predicted to free too little for its threshold, with the pod's usage by kind."""
+        found = next((each for each in effects if each.ineffective), None)
+        if found is None:
+            return
+        usage = eviction.pod.usage
+        parts = {} if usage is None else {"writable": usage.writable, "logs": usage.logs, "volumes": usage.volumes}
+        self.logger.warning(
+            "eviction_ineffective",
+            **found.details,
+            pod_uid=eviction.pod.uid,
+            **{f"{name}_bytes": each.used_bytes for name, each in parts.items()},
+            pause_s=FREED_WITHIN_S,
+        )
+
+
+def eviction_fields(plan: EvictionPlan, eviction: Eviction) -> dict[str, object]:
+    """Return the log fields of an eviction."""
+    status = eviction.status
+    reading = status.observation if status is not None else None
+    return {
+        "pod_uid": eviction.pod.uid,
+        "pod_namespace": eviction.pod.namespace,
+        "pod_name": eviction.pod.name,
+        "signal": eviction.signal,
+        "threshold": "" if status is None else status.threshold.text,
+        "available": None if reading is None else reading.available,
+        "limit": None if status is None else status.limit,
+        "starved": eviction.starved.value,
+        "grace_s": eviction.grace_s,
+        "reason": eviction.reason.code.value,
+        "why": eviction.reason.sentence,
+        "message": eviction.message,
+        "ranked": len(plan.ranking),
+        "kept": sum(1 for each in plan.plan.decisions if each.reason.code is not ReasonCode.RANKED_LATER) - 1,
+    }
+
+
+def _threshold_fields(status: ThresholdStatus) -> dict[str, object]:
+    reading, threshold = status.observation, status.threshold
+    return {
+        "threshold": threshold.text,
+        "signal": threshold.signal.value,
+        "available": None if reading is None else reading.available,
+        "capacity": None if reading is None else reading.capacity,
+        "limit": status.limit,
+        "hard": threshold.hard,
+        "grace_period_s": threshold.grace_s,
+    }

@@ -1,0 +1,136 @@
+"""Evaluation of the eviction signals, from pass to pass and while a pass waits."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from nodeagent.plan.eviction.poll_interval import WHILE_MET_S, next_poll_s
+from nodeagent.plan.eviction.signals import MEANINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from nodeagent.daemon.context import DaemonContext
+    from nodeagent.daemon.eviction.reporting import EvictionReporter
+    from nodeagent.model.pressure import FilesystemLayout, Moment
+    from nodeagent.observe.eviction_signals import EvaluatedSignals, SignalLayout, SignalReadings
+    from nodeagent.plan.eviction.state import Evaluation, EvictionState
+
+WATCH_S: Final = 0.5
+"""Interval of the readings while directories are walked or images removed."""
+
+
+class SignalReader(Protocol):
+    """Reads and evaluates the signals; see :class:`EvictionSignalReader`."""
+
+    async def read(self, layout: SignalLayout) -> SignalReadings:
+        """Return readings of all signals."""
+
+    def evaluate_readings(
+        self, layout: SignalLayout, readings: SignalReadings, state: EvictionState
+    ) -> EvaluatedSignals:
+        """Return given readings, evaluated against the thresholds."""
+
+    def now(self) -> Moment:
+        """Return the current instant."""
+
+
+class SignalMonitor:
+    """Signals of the node, with the last two evaluations.
+
+    The eviction state is in the daemon context, where it outlives a reload.
+    """
+
+    def __init__(
+        self,
+        context: DaemonContext,
+        reader: SignalReader,
+        read_layout: Callable[[], Awaitable[SignalLayout]],
+        reporter: EvictionReporter,
+        *,
+        watch_s: float = WATCH_S,
+    ) -> None:
+        """Compose a monitor; nothing is read yet.
+
+        Args:
+            context: has the eviction state.
+            reader: reads the signals.
+            read_layout: returns filesystems and thresholds; called once if it succeeds.
+            reporter: logs what changed.
+            watch_s: interval of the readings of :meth:`shortage_before`.
+        """
+        self._context = context
+        self._reader = reader
+        self._read_layout = read_layout
+        self._reporter = reporter
+        self._watch_s = watch_s
+        self._layout: SignalLayout | None = None
+        self._latest: Evaluation | None = None
+        self._previous: Evaluation | None = None
+
+    async def layout(self) -> FilesystemLayout:
+        """Return which filesystems share a device.
+
+        Raises:
+            NodeAgentError: the runtime does not report the image filesystem.
+        """
+        return (await self._signal_layout()).layout
+
+    async def read(self) -> SignalReadings:
+        """Return readings taken now.
+
+        Raises:
+            NodeAgentError: the runtime does not report the image filesystem.
+        """
+        return await self._reader.read(await self._signal_layout())
+
+    async def evaluate(self, readings: SignalReadings | None = None) -> Evaluation:
+        """Evaluate readings, log what changed, and keep the state for the next evaluation.
+
+        Args:
+            readings: the readings; ``None`` to take them now.
+
+        Raises:
+            NodeAgentError: the runtime does not report the image filesystem.
+        """
+        layout = await self._signal_layout()
+        readings = readings or await self._reader.read(layout)
+        evaluated = self._reader.evaluate_readings(layout, readings, self._context.eviction)
+        evaluation = evaluated.evaluation
+        self._context.eviction = evaluation.state
+        self._previous, self._latest = self._latest, evaluation
+        self._reporter.log_changes(evaluation)
+        self._reporter.log_warnings(evaluated.warnings)
+        return evaluation
+
+    async def shortage_before(self, work: asyncio.Future[Any]) -> bool:
+        """Evaluate until work on disk space is done; return whether memory or PIDs ran out before."""
+        while True:
+            done, _ = await asyncio.wait({work}, timeout=self._watch_s)
+            if done:
+                return False
+            evaluation = await self.evaluate()
+            if any(
+                each.threshold.hard and MEANINGS[each.threshold.signal].filesystem is None for each in evaluation.acting
+            ):
+                return True
+
+    def next_poll_s(self, interval_s: float) -> float:
+        """Return the seconds until the next reading, at most ``interval_s``."""
+        if self._latest is None:
+            return interval_s
+        return next_poll_s(self._latest, self._previous, interval_s=interval_s)
+
+    def is_near_threshold(self, interval_s: float) -> bool:
+        """Return whether a threshold may be met within a second."""
+        return self.next_poll_s(interval_s) < WHILE_MET_S
+
+    def now(self) -> Moment:
+        """Return the current instant."""
+        return self._reader.now()
+
+    async def _signal_layout(self) -> SignalLayout:
+        if self._layout is None:
+            self._layout = await self._read_layout()
+        return self._layout
