@@ -32,7 +32,7 @@ from nodeagent.observe.eviction_signals import EvictionSignalReader
 from nodeagent.observe.node_role import ROLE_POLL_S
 from nodeagent.observe.pods import make_pod_reader
 from nodeagent.plan.decision import ItemKind
-from nodeagent.plan.eviction.state import EvictionState
+from nodeagent.plan.eviction.state import suspended
 from nodeagent.store.evictions import EvictionFile
 from nodeagent.store.history import PastAction, PastPass, Retention
 
@@ -87,13 +87,26 @@ class EvictionTask:
             await self._make().run(stop)
 
     def _disable(self, off: str, *, log: bool) -> None:
-        """Report the loop as disabled and reset grace periods, since no signal is evaluated any more."""
+        """Report the loop as disabled and reset the thresholds' grace periods, since no signal is evaluated any more.
+
+        Evicted pods whose containers are not removed yet remain recorded, here and in the state directory, with their
+        effects: a kubelet removes the containers itself, and without one the removal resumes when evictions do.
+        """
         self._context.loop_statuses.disabled(LOOP_NAME, off)
-        self._context.eviction = EvictionState(evicted_s=self._context.eviction.evicted_s)
+        self._context.eviction = suspended(self._context.eviction, self._context.clock.monotonic_s())
         if log:
             refused = self._agent.settings.eviction.refused(self._agent.role)
             level = self._context.logger.warning if refused else self._context.logger.info
             level("loop_disabled", loop=LOOP_NAME, because=off)
+            for victim in self._context.eviction.victims:
+                if not victim.cleared:
+                    self._context.logger.warning(
+                        "eviction_cleanup_failed",
+                        pod_uid=victim.uid,
+                        pod_namespace=victim.namespace,
+                        pod_name=victim.name,
+                        detail=f"removal suspended: eviction is disabled: {off}",
+                    )
 
 
 async def refusal(agent: Agent) -> str:

@@ -207,6 +207,19 @@ def drop_eviction(state: EvictionState, uid: str) -> EvictionState:
     )
 
 
+def suspended(state: EvictionState, now_s: float) -> EvictionState:
+    """Return the state while evictions are disabled: without thresholds and conditions, which are not evaluated then.
+
+    Evictions of the window, victims and effects within their bound remain, so that an eviction in progress is neither
+    repeated nor lost when evictions resume.
+    """
+    return EvictionState(
+        evicted_s=state.evicted_s,
+        outstanding=tuple(each for each in state.outstanding if now_s < each.until_s),
+        victims=state.victims,
+    )
+
+
 def update_victim(state: EvictionState, victim: Victim) -> EvictionState:
     """Return the state with a victim replaced, by its UID."""
     return replace(state, victims=tuple(victim if each.uid == victim.uid else each for each in state.victims))

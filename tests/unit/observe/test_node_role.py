@@ -21,9 +21,10 @@ from nodeagent.daemon.pass_lock import PassLock
 from nodeagent.daemon.status import role_warnings
 from nodeagent.errors import NodeAgentError
 from nodeagent.model import ContainerState, KubeletTraces, Role, RoleBasis
-from nodeagent.model.pressure import NodeCondition
+from nodeagent.model.pressure import NodeCondition, Signal
 from nodeagent.observe import node_role
 from nodeagent.observe.node_role import RoleWatch
+from nodeagent.plan.eviction.effects import OutstandingEffect, Shortage, Victim
 from nodeagent.plan.eviction.state import EvictionState
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.plan.node_role import ABSENT_S
@@ -211,6 +212,26 @@ async def test_eviction_stops_beside_a_kubelet_and_resumes_without_it(watched: W
     made.stop.set()
     await asyncio.wait_for(running, 20)
     assert len(watched.events("loop_disabled")) == 1
+
+
+async def test_unfinished_eviction_is_kept_and_logged_when_a_kubelet_starts(watched: Watched) -> None:
+    made = Evicting(watched)
+    now_s = watched.kubelet.clock.monotonic_s()
+    victims = (Victim("uid-1", "shop", "web", verified=True), Victim("uid-2", "shop", "db", cleared=True))
+    effects = tuple(
+        OutstandingEffect(name, Shortage.IMAGEFS, Signal.IMAGEFS_AVAILABLE, None, None, now_s, until_s)
+        for name, until_s in (("outstanding", now_s + 3600), ("expired", now_s))
+    )
+    made.context.eviction = EvictionState(evicted_s=(1.0,), outstanding=effects, victims=victims)
+    watched.kubelet.set(KUBELET)
+    running = asyncio.ensure_future(made.task.run(made.stop))
+    await made.wait_until(lambda: made.context.loop_statuses.lines)
+    made.stop.set()
+    await asyncio.wait_for(running, 20)
+    assert made.context.eviction == EvictionState(evicted_s=(1.0,), outstanding=effects[:1], victims=victims)
+    (event,) = watched.events("eviction_cleanup_failed")
+    assert event["pod_name"] == "web"
+    assert event["detail"].startswith("removal suspended: eviction is disabled: ")
 
 
 @pytest.mark.parametrize("configured", [None, STANDALONE])

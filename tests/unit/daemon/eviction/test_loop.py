@@ -35,6 +35,7 @@ from nodeagent.observe.eviction_signals import EvaluatedSignals, EvictionSignalR
 from nodeagent.plan.decision import Decision, ItemKind, Reason, ReasonCode, Verdict
 from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
+from nodeagent.plan.eviction.state import suspended
 from nodeagent.store.evictions import EvictionFile
 from nodeagent.telemetry import logging as log
 from tests.unit.plan.eviction.cases import at, disk, known, pod, read, thresholds
@@ -671,6 +672,18 @@ async def test_outstanding_effects_outlive_a_reload() -> None:
     await node.effects.close()
     await run_passes(node, node.loop(), 25)
     assert node.evicted == ["writer"]
+
+
+async def test_eviction_suspended_beside_a_kubelet_is_completed_when_evictions_resume() -> None:
+    node = disk_node(clears=lambda: Cleared(confirmed=False, detail="busy"))
+    await run_pass(node)
+    await node.effects.close()
+    node.context.eviction = suspended(node.context.eviction, node.clock.monotonic_s())
+    node.clears = lambda: Cleared(confirmed=True)
+    node.readings = lambda: (read("imagefs.available", 350),)
+    await run_passes(node, node.loop(), 20)
+    assert (node.evicted, node.context.eviction.outstanding) == (["writer"], ())
+    assert [each.cleared for each in node.context.eviction.victims] == [True]
 
 
 @pytest.mark.parametrize("end", ["pause", "dry-run"])
