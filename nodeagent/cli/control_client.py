@@ -57,6 +57,8 @@ class ControlConnection:
         try:
             return _read(self._call(method, "unary_unary")(request or request_for(method), timeout=within_s))
         except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise NodeAgentError(self._unsupported(method)) from error
             raise _translated(error) from error
 
     def follow(self, method: str, request: Message | None = None) -> Iterator[dict[str, Any]]:
@@ -71,7 +73,20 @@ class ControlConnection:
             for each in self._call(method, "unary_stream")(request or request_for(method)):
                 yield _read(each)
         except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise NodeAgentError(self._unsupported(method)) from error
             raise _translated(error) from error
+
+    def _unsupported(self, method: str) -> str:
+        """Return the error text for a method that the daemon does not implement, with the daemon's version."""
+        import grpc  # noqa: PLC0415 - likewise
+
+        try:
+            answer = self._call("Status", "unary_unary")(request_for("Status"), timeout=ANSWER_WITHIN_S)
+            version = _read(answer)["agent"]["version"]
+        except (grpc.RpcError, KeyError, TypeError, ValueError):
+            version = "unknown"
+        return f"daemon version {version} does not support {method}, command version {__version__} does; restart it"
 
     def _call(self, method: str, kind: str) -> Any:  # noqa: ANN401 - of the library
         from google.protobuf import message_factory  # noqa: PLC0415 - likewise
@@ -179,7 +194,6 @@ def _translated(error: grpc.RpcError) -> NodeAgentError:
         codes.UNAUTHENTICATED: (DaemonRefusedError, details),
         codes.INVALID_ARGUMENT: (UsageError, details),
         codes.ABORTED: (PassBusyError, details),
-        codes.UNIMPLEMENTED: (NodeAgentError, "the running agent is older than this command; restart it"),
         codes.DEADLINE_EXCEEDED: (NodeAgentError, "the agent did not answer in time"),
         codes.UNAVAILABLE: (DaemonUnavailableError, f"the agent went away: {details}"),
         codes.CANCELLED: (DaemonUnavailableError, f"the agent went away: {details}"),

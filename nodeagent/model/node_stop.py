@@ -21,13 +21,19 @@ class StopKind(StrEnum):
 
 
 class StopEnd(StrEnum):
-    """How far it came. The values are part of the state on disk and of the JSON output."""
+    """Result of a stop of the node. The values are part of the state on disk and of the JSON output."""
 
     IN_PROGRESS = "in-progress"
     COMPLETE = "complete"
     CANCELLED = "cancelled"
     INCOMPLETE = "incomplete"
     UNKNOWN = "unknown"
+
+    @classmethod
+    def _missing_(cls, value: object) -> StopEnd | None:
+        """Return the member that version 0.1 stored under another value; its files and history stay readable."""
+        former = {"under-way": cls.IN_PROGRESS, "cut-short": cls.INCOMPLETE}
+        return former.get(value) if isinstance(value, str) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nodeagent import __version__
 from nodeagent.cli import status
 from nodeagent.config.handoff import checked
 from nodeagent.config.settings import Origin
@@ -183,7 +184,7 @@ async def test_older_daemon_is_never_reloaded_by_a_dry_run(
     write(node, DRY, ACTIVE)
     monkeypatch.delitem(control.RIGHTS, "PreviewReload")
     code, _, err = await say(capsys, "reload", "--dry-run")
-    assert (code, "older than this command" in err) == (1, True)
+    assert (code, f"daemon version {__version__} does not support PreviewReload" in err) == (1, True)
     assert not node.context.renew.is_set()
 
 

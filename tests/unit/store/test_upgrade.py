@@ -1,0 +1,135 @@
+"""Upgrade from 0.1: a state directory, a saved plan and a configuration written by version 0.1 (``tests/data``).
+
+The directory is that of a simulated node after collections of containers and images, one eviction, a hold, a pause and
+an interrupted shutdown.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from nodeagent.api import documents
+from nodeagent.config.loading import load
+from nodeagent.config.policies import settings
+from nodeagent.errors import ConfigError
+from nodeagent.model.node_stop import LastActivity, StopEnd
+from nodeagent.plan.gc.saved_plan import parse_plan, unseal
+from nodeagent.store import ClockReading, HoldFile, Store
+from nodeagent.store.evictions import EvictionFile
+from nodeagent.store.history import History, PastPass, Retention
+from nodeagent.store.mode import ModeFile
+from nodeagent.store.pause import PauseFile
+from nodeagent.store.plan_key import PlanKeyFile
+from nodeagent.store.shutdown import ShutdownFiles
+
+WRITTEN = Path(__file__).parents[2] / "data/state-0.1"
+NOW = datetime(2026, 11, 21, 20, tzinfo=UTC)
+STOP_ENDS = [StopEnd.IN_PROGRESS, StopEnd.INCOMPLETE, StopEnd.COMPLETE, StopEnd.UNKNOWN]
+"""Stored by 0.1 as under-way, cut-short, complete and unknown."""
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(WRITTEN, tmp_path / "state"))
+
+
+def test_history_of_0_1_is_read_with_its_reason_codes_as_recorded(state: Path) -> None:
+    passes = History(state).read(limit=1000, quiet=True)
+    assert len(passes) == 10
+    reasons = {action.reason for each in passes for action in each.actions}
+    assert reasons >= {"pod-gone", "link-target-gone", "least-recently-used", "low-on-resource"}
+    (evicted,) = (each for each in passes if each.eviction)
+    assert json.loads(evicted.eviction)["ranking"][0]["reason"] == "low-on-resource"
+
+
+def test_history_of_0_1_becomes_a_document(state: Path) -> None:
+    history = History(state)
+    document = documents.history(history.read(limit=1000, quiet=True), history.read_stops())
+    codes = {action["reason"]["code"] for each in document["passes"] for action in each["actions"]}  # type: ignore[index, union-attr, call-overload]
+    assert "pod-gone" in codes
+    assert [each["end"] for each in document["node_stops"]] == STOP_ENDS  # type: ignore[index, union-attr, call-overload]
+
+
+def test_history_of_0_1_is_continued(state: Path) -> None:
+    history, keep = History(state), Retention(timedelta(days=30), 16 << 20)
+    past = PastPass("new", NOW, 1.0, "interval", "images", "p", False, "shortfall", "", 0, 0, 90, 90, ())
+    history.add(past, keep)
+    assert (history.problem, history.take_notices()) == ("", ())
+    found = history.read(limit=1000, quiet=True)
+    assert found[0] == past
+    assert sum(len(each.actions) for each in found) == 63
+
+
+def test_node_stops_of_0_1_have_the_ends_of_today(state: Path) -> None:
+    assert [each.end for each in History(state).read_stops()] == STOP_ENDS
+
+
+def test_interrupted_shutdown_of_0_1_is_in_progress(state: Path) -> None:
+    files = ShutdownFiles(state)
+    stop, boot = files.read_stop(), files.read_boot()
+    assert stop is not None
+    assert boot is not None
+    assert (stop.end, stop.ended_at, len(stop.pods)) == (StopEnd.IN_PROGRESS, None, 2)
+    assert (boot.presence, len(boot.pods)) == (LastActivity.GOING_DOWN, 2)
+    files.write_stop(stop)
+    assert files.read_stop() == stop
+    assert '"in-progress"' in (state / "shutdown.json").read_text()
+
+
+def test_unknown_end_of_a_shutdown_is_refused() -> None:
+    with pytest.raises(ValueError, match="'elsewhere' is not a valid StopEnd"):
+        StopEnd("elsewhere")
+
+
+def test_hold_of_0_1_is_in_force(state: Path) -> None:
+    (hold,) = HoldFile(state).read()
+    assert (hold.id, hold.image, hold.why, hold.by) == ("1", "docker.io/library/*", "audit of the web images", "root")
+    assert hold.until > NOW
+
+
+def test_pause_of_0_1_is_in_force(state: Path) -> None:
+    pause = PauseFile(state).read()
+    assert pause is not None
+    assert (pause.by, pause.why, pause.until > NOW) == ("root", "kernel update", True)
+
+
+def test_image_usage_of_0_1_is_kept_and_its_observation_begins_with_the_first_detection(state: Path) -> None:
+    store = Store(state)
+    known = store.usage()
+    assert (len(known), store.health.problem, len(store.snapshot_usage())) == (16, "", 26)
+    now = ClockReading("another-boot", 60.0, NOW)
+    assert store.observed_since(now) is None
+    record = store.observe(dict.fromkeys(known), (), now)
+    assert record.observed_since == NOW
+    assert record.usage == known
+    assert Store(state).usage() == known
+
+
+def test_files_that_0_1_did_not_have_are_absent_and_no_error(state: Path) -> None:
+    assert ModeFile(state).read() is None
+    assert PlanKeyFile(state).read() is None
+    assert EvictionFile(state).read("boot") == ((), ())
+
+
+def test_saved_plan_of_0_1_is_shown_but_not_applied(state: Path) -> None:
+    text = (state / "plan.json").read_text(encoding="utf-8")
+    assert len(parse_plan(text).removals) == 30
+    with pytest.raises(ValueError, match=r"not signed: .*nodeagent 0\.1 made it; make a new plan"):
+        unseal(text, PlanKeyFile(state).read_or_create())
+
+
+def test_configuration_of_0_1_is_accepted(state: Path) -> None:
+    in_force = settings(load(state / "config.toml", environment={}).config)
+    assert in_force.policy.images.high_threshold_percent == 2
+
+
+def test_configuration_with_an_unknown_key_is_refused_with_key_and_reason(state: Path) -> None:
+    path = state / "config.toml"
+    path.write_text(path.read_text().replace("minimum_gain = ", "least_gain = "))
+    with pytest.raises(ConfigError, match=r'image_gc\.least_gain = "0": unknown key'):
+        load(path, environment={})
