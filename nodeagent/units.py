@@ -1,34 +1,32 @@
-"""Bytes, durations and times, from text to typed values and back.
+"""Bytes, durations and times: parsing and formatting.
 
-Quantities are written as Kubernetes does (``100Mi``, ``1.5Gi``, ``2G``, ``500k``), durations as Go does
-(``2h45m``, ``1m30s``, ``500ms``) with ``d`` for days added, because ages in days are what people think in.
+Quantities have the form of Kubernetes (``100Mi``, ``1.5Gi``, ``2G``, ``500k``), durations that of Go (``2h45m``,
+``1m30s``, ``500ms``) with ``d`` for days added, because image ages are configured in days.
 """
 
 from __future__ import annotations
 
 import re
-from decimal import ROUND_CEILING, Decimal
+from decimal import ROUND_CEILING, Context, Decimal
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-_SUFFIXES: Final[dict[str, int]] = {
-    "": 1,
-    "k": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "T": 10**12,
-    "P": 10**15,
-    "E": 10**18,
-    "Ki": 2**10,
-    "Mi": 2**20,
-    "Gi": 2**30,
-    "Ti": 2**40,
-    "Pi": 2**50,
-    "Ei": 2**60,
+_QUANTITY: Final = re.compile(
+    r"\+?(?P<number>\d+(?:\.\d*)?|\.\d+)(?:(?P<suffix>[numkMGTPE]|[KMGTPE]i)|[eE](?P<power>[+-]?\d{1,2}))?", re.ASCII
+)
+_SUFFIXES: Final = {
+    "n": Decimal("1e-9"),
+    "u": Decimal("1e-6"),
+    "m": Decimal("1e-3"),
+    **{suffix: Decimal(1000) ** power for power, suffix in enumerate(("", "k", "M", "G", "T", "P", "E"))},
+    **{suffix: Decimal(1024) ** power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)},
 }
-_QUANTITY = re.compile(r"(?P<number>\d+(?:\.\d+)?|\.\d+)(?P<suffix>[kMGTPE]|[KMGTPE]i)?", re.ASCII)
+_NANO: Final = Decimal("1e-9")
+_MAX_QUANTITY_CHARACTERS: Final = 64
+_EXACT: Final = Context(prec=256)
+"""The default context rounds to 28 digits, fewer than a quantity can have."""
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(ns|us|µs|ms|s|m|h|d)", re.ASCII)
 _DURATION_UNITS_S: Final[dict[str, Decimal]] = {
     "ns": Decimal("1e-9"),
@@ -45,19 +43,42 @@ QUANTITY_FORM: Final = "a number of bytes with an optional suffix k M G T P E or
 DURATION_FORM: Final = "numbers with the units d h m s ms, such as 2m, 1h30m or 7d; 0 for none"
 
 
-def parse_bytes(text: str) -> int:
-    """Return the bytes a quantity stands for; fractions round up to whole bytes.
+def parse_quantity(text: str) -> Decimal:
+    """Return the number of a resource quantity, rounded up to whole billionths.
+
+    Kubernetes caps a quantity at 2^63-1. It is returned as written here: a limit that was cut silently would be
+    compared with usage, so callers refuse numbers above their own maximum.
 
     Raises:
-        ValueError: the text is not a quantity; the message says which form is allowed.
+        ValueError: the text is not a quantity, is negative, or is longer than 64 characters.
 
-    Source: Kubernetes ``resource.Quantity``.
+    Source: Kubernetes ``resource.Quantity``: decimal suffixes n to E, binary suffixes Ki to Ei, or a decimal exponent.
     """
-    match = _QUANTITY.fullmatch(text.strip())
+    match = _QUANTITY.fullmatch(text) if len(text) <= _MAX_QUANTITY_CHARACTERS else None
     if match is None:
-        raise ValueError(f"{text!r} is not a size: write {QUANTITY_FORM}")
-    exact = Decimal(match["number"]) * _SUFFIXES[match["suffix"] or ""]
-    return int(exact.to_integral_value(rounding=ROUND_CEILING))
+        raise ValueError(f"{text[:_MAX_QUANTITY_CHARACTERS]!r} is not a quantity such as 500Mi")
+    scale = Decimal(10) ** int(match["power"]) if match["power"] else _SUFFIXES[match["suffix"] or ""]
+    number = _EXACT.multiply(Decimal(match["number"]), scale)
+    return number.quantize(_NANO, ROUND_CEILING, _EXACT)
+
+
+def parse_bytes(text: str) -> int:
+    """Return the bytes of a quantity that an operator wrote; fractions round up to whole bytes.
+
+    Surrounding spaces are ignored. A fraction of a byte written with a suffix (``500m``) is refused although
+    ``resource.Quantity`` allows it: m was written for M.
+
+    Raises:
+        ValueError: the text is not a quantity; the message states the allowed form.
+    """
+    stripped = text.strip()
+    try:
+        number = parse_quantity(stripped)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not a size: write {QUANTITY_FORM}") from error
+    if 0 < number < 1 and stripped[-1] in "num":
+        raise ValueError(f"{text!r} is less than a byte: write {QUANTITY_FORM}")
+    return int(number.to_integral_value(ROUND_CEILING))
 
 
 def parse_duration_s(text: str) -> float:

@@ -5,7 +5,6 @@ What is absent takes Kubernetes' default; what is there and malformed is refused
 
 from __future__ import annotations
 
-import re
 import reprlib
 from decimal import ROUND_CEILING, Decimal
 from typing import TYPE_CHECKING, Final
@@ -13,23 +12,13 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.errors import ObservationError
 from nodeagent.model.pods import ContainerSpec, EmptyDirSpec, PodSpec
 from nodeagent.model.pressure import QosClass
+from nodeagent.units import parse_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _Object = dict[str, object]
 
-_QUANTITY: Final = re.compile(
-    r"\+?(?P<number>\d+(?:\.\d*)?|\.\d+)(?:(?P<suffix>[numkMGTPE]|[KMGTPE]i)|[eE](?P<power>[+-]?\d{1,2}))?", re.ASCII
-)
-_SUFFIXES: Final = {
-    "n": Decimal("1e-9"),
-    "u": Decimal("1e-6"),
-    "m": Decimal("1e-3"),
-    **{suffix: Decimal(1000) ** power for power, suffix in enumerate(("", "k", "M", "G", "T", "P", "E"))},
-    **{suffix: Decimal(1024) ** power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)},
-}
-_LONGEST_TEXT: Final = 64
 _SHORT: Final = reprlib.Repr()
 _SHORT.maxlevel = 1
 _MOST_BYTES: Final = 2**63 - 1
@@ -95,22 +84,21 @@ def parse_pod(document: object, where: str) -> PodSpec:
     )
 
 
-def parse_quantity(value: object, where: str) -> Decimal:
-    """Return the number a resource quantity stands for.
+def parse_resource_quantity(value: object, where: str) -> Decimal:
+    """Return the number of a resource quantity, which JSON and YAML may hold as a number.
 
     Raises:
-        ObservationError: it is no quantity, negative, or beyond 64 bits.
+        ObservationError: not a quantity, negative, or above 64 bits.
 
-    Source: Kubernetes ``resource.Quantity``: decimal and binary suffixes, or an exponent.
+    Source: Kubernetes ``resource.Quantity``.
     """
     text = str(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else ""
-    match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST_TEXT else None
-    if match is None:
-        raise ObservationError(f"{where}: {_shown(value)} is no quantity, such as 500Mi")
-    scale = Decimal(10) ** int(match["power"]) if match["power"] else _SUFFIXES[match["suffix"] or ""]
-    number = Decimal(match["number"]) * scale
+    try:
+        number = parse_quantity(text)
+    except ValueError as error:
+        raise ObservationError(f"{where}: {_shown(value)} is not a quantity such as 500Mi") from error
     if number > _MOST_BYTES:
-        raise ObservationError(f"{where}: {_shown(value)} is more than 64 bits hold")
+        raise ObservationError(f"{where}: {_shown(value)} exceeds 64 bits")
     return number
 
 
@@ -143,7 +131,7 @@ def _resources(resources: _Object, where: str) -> tuple[dict[str, Decimal], dict
 
 
 def _quantities(values: _Object, where: str) -> dict[str, Decimal]:
-    return {name: parse_quantity(values[name], f"{where}.{name}") for name in _RESOURCES if name in values}
+    return {name: parse_resource_quantity(values[name], f"{where}.{name}") for name in _RESOURCES if name in values}
 
 
 def _pod_request(
@@ -196,7 +184,7 @@ def _empty_dirs(spec: _Object, where: str) -> tuple[EmptyDirSpec, ...]:
             continue
         source = _optional(fields, "emptyDir", place)
         limit = source.get("sizeLimit")
-        limit_bytes = None if limit is None else _whole(parse_quantity(limit, f"{place}.emptyDir.sizeLimit"))
+        limit_bytes = None if limit is None else _whole(parse_resource_quantity(limit, f"{place}.emptyDir.sizeLimit"))
         in_memory = _text(source, "medium", place) not in ("", "Default")
         found.append(EmptyDirSpec(_text(fields, "name", place), limit_bytes, in_memory))
     return tuple(found)

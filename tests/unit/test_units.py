@@ -1,12 +1,54 @@
-"""Bytes and durations, there and back."""
+"""Parsing and formatting of quantities, sizes and durations."""
 
 from __future__ import annotations
+
+from decimal import Decimal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.units import format_bytes, format_duration, parse_bytes, parse_duration_s
+from nodeagent.units import format_bytes, format_duration, parse_bytes, parse_duration_s, parse_quantity
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("0", 0),
+        ("1", 1),
+        ("100", 100),
+        ("1Ki", 1024),
+        ("1.5Gi", 3 << 29),
+        ("8Ei", 2**63),
+        ("2k", 2000),
+        ("1E", 10**18),
+        ("1E3", 1000),
+        ("12e6", 12_000_000),
+        ("1e-3", Decimal("0.001")),
+        ("100u", Decimal("0.0001")),
+        ("5n", Decimal("5e-9")),
+        ("0.1n", Decimal("1e-9")),
+        ("128974848000m", 128_974_848),
+        (".5", Decimal("0.5")),
+        ("1.", 1),
+        ("+1", 1),
+        ("9007199254740993.000000001", Decimal("9007199254740993.000000001")),
+    ],
+)
+def test_quantity_is_parsed_as_by_kubernetes(text: str, number: Decimal | int) -> None:
+    assert parse_quantity(text) == number
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "Mi", "-1", "1 Mi", " 1", "1mb", "1mi", "1Kib", "1e", "1e999", "1e3Mi", "9Ei1", "0x10", "1_000", "."),
+        *("\N{ARABIC-INDIC DIGIT ONE}", "1" * 65, "inf", "nan"),
+    ],
+)
+def test_text_that_is_not_a_quantity_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a quantity such as 500Mi"):
+        parse_quantity(text)
 
 
 @pytest.mark.parametrize(
@@ -24,17 +66,25 @@ from nodeagent.units import format_bytes, format_duration, parse_bytes, parse_du
         ("0.3", 1),
         ("8Ei", 2**63),
         ("1E", 10**18),
+        ("1e3", 1000),
+        ("1.", 1),
+        ("1500m", 2),
+        ("0m", 0),
     ],
 )
-def test_quantities_are_read_as_kubernetes_reads_them(text: str, size_bytes: int) -> None:
+def test_size_is_a_quantity_in_whole_bytes(text: str, size_bytes: int) -> None:
     assert parse_bytes(text) == size_bytes
 
 
-@pytest.mark.parametrize(
-    "text", ["", "Mi", "-1", "1 Mi", "1mb", "1Kib", "1e3", "0x10", "\N{ARABIC-INDIC DIGIT ONE}", "1."]
-)
-def test_what_is_no_quantity_is_refused_with_the_allowed_form(text: str) -> None:
+@pytest.mark.parametrize("text", ["", "Mi", "-1", "1 Mi", "1mb", "1Kib", "0x10", "\N{ARABIC-INDIC DIGIT ONE}"])
+def test_text_that_is_not_a_size_is_refused_with_the_allowed_form(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size: write a number of bytes"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["500m", "1u", "999999999n"])
+def test_size_below_a_byte_by_its_suffix_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is less than a byte: write a number of bytes"):
         parse_bytes(text)
 
 
