@@ -142,7 +142,7 @@ def _status_to_replace(path: Path, *, force: bool) -> os.stat_result | None:
 
 
 def _write(path: Path, text: str, like: os.stat_result | None) -> None:
-    from nodeagent.store.files import replace_file  # noqa: PLC0415 - only with --out
+    from nodeagent.files import replace_file  # noqa: PLC0415 - only with --out
 
     try:
         replace_file(path.resolve(), text, like=like, mode=_MODE)

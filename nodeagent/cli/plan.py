@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent import __version__
@@ -19,6 +15,7 @@ from nodeagent.cli.output import warn
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.clock import SystemClock
 from nodeagent.errors import StoreError, UsageError
+from nodeagent.files import replace_file
 from nodeagent.host.node import node_identity
 from nodeagent.plan.gc.saved_plan import compare, parse_plan, refusal_of, unseal
 from nodeagent.plan.gc.scope import Scope
@@ -28,6 +25,7 @@ from nodeagent.units import parse_duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from nodeagent.act.gc.collector import Preview
     from nodeagent.act.gc.outcomes import PassReport
@@ -195,15 +193,9 @@ def _read(path: Path) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    name = ""
     try:
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(name).replace(path)
+        replace_file(path, text)
     except OSError as error:
-        with suppress(OSError):
-            Path(name).unlink()
         raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import InstallError
+from nodeagent.files import replace_file
 from nodeagent.host import manifest as manifests
 from nodeagent.host.manifest import Manifest, is_inside, read_manifest, write_manifest
 from nodeagent.host.processes import python_command, run
@@ -273,12 +274,8 @@ def write_launcher(prefix: Path) -> None:
         InstallError: it cannot be written.
     """
     path = prefix / LAUNCHER
-    fresh = path.with_name(f".{path.name}.fresh")
     try:
-        fresh.unlink(missing_ok=True)
-        fresh.write_text(launcher(str(prefix)), encoding="utf-8")
-        fresh.chmod(0o755)
-        fresh.replace(path)
+        replace_file(path, launcher(str(prefix)), mode=0o755)
     except OSError as error:
         raise InstallError(f"cannot write {path}: {error.strerror or error}") from error
 

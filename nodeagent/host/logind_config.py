@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import re
 import stat
-import tempfile
-from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import InhibitorError
+from nodeagent.files import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -140,20 +139,10 @@ def write_drop_in(drop_in: DropIn) -> None:
     Raises:
         InhibitorError: it could not be written; what was there before stays.
     """
-    temporary = ""
     try:
         drop_in.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=drop_in.path.parent, prefix=".nodeagent-")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), 0o644)
-            file.write(drop_in.text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(drop_in.path)
+        replace_file(drop_in.path, drop_in.text, mode=0o644)
     except OSError as error:
-        if temporary:
-            with suppress(OSError):
-                Path(temporary).unlink()
         raise InhibitorError(f"{drop_in.path} cannot be written: {error.strerror or error}") from error
 
 

@@ -14,13 +14,13 @@ import hashlib
 import json
 import os
 import stat
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 from nodeagent import __version__
 from nodeagent.errors import InstallError
+from nodeagent.files import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -117,19 +117,9 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
         "environment": sorted(manifest.environment),
         "files": {str(each): sorted(manifest.files[each]) for each in sorted(manifest.files)},
     }
-    fresh = path.with_name(f".{NAME}.fresh")
     try:
-        fresh.unlink(missing_ok=True)
-        with fresh.open("x", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), 0o644)
-            json.dump(document, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
+        replace_file(path, json.dumps(document, indent=1) + "\n", mode=0o644)
     except OSError as error:
-        with suppress(OSError):
-            fresh.unlink(missing_ok=True)
         raise InstallError(f"cannot write {path}: {error.strerror or error}") from error
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import InstallError
+from nodeagent.files import replace_file, replace_link
 from nodeagent.host.manifest import content_fingerprint, fingerprint, link_fingerprint
 
 if TYPE_CHECKING:
@@ -204,14 +204,10 @@ def saved_versions(path: Path, root: Path) -> list[Path]:
 
 def _write(path: Path, part: Part) -> None:
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".nodeagent-") as directory:
-        fresh = Path(directory) / "fresh"
-        if part.link:
-            fresh.symlink_to(part.link)
-        else:
-            fresh.write_text(part.text, encoding="utf-8")
-            fresh.chmod(0o644)
-        fresh.replace(path)
+    if part.link:
+        replace_link(path, part.link)
+    else:
+        replace_file(path, part.text, mode=0o644)
 
 
 def remove(path: Path, root: Path) -> None:

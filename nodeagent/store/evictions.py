@@ -12,9 +12,9 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from nodeagent.errors import StoreError
+from nodeagent.files import replace_file
 from nodeagent.model.pressure import Signal
 from nodeagent.plan.eviction.effects import OutstandingEffect, Shortage, Victim
-from nodeagent.store.files import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -15,8 +15,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
+from nodeagent.files import replace_file
 from nodeagent.model import Hold
-from nodeagent.store.files import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
-from nodeagent.store.files import replace_file
+from nodeagent.files import replace_file
 
 if TYPE_CHECKING:
     from pathlib import Path

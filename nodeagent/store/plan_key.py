@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-import tempfile
-from contextlib import suppress
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
+from nodeagent.files import create_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FILE_NAME: Final = "plan.key"
 KEY_BYTES: Final = 32
@@ -60,7 +61,7 @@ class PlanKeyFile:
             return key
         try:
             self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            _create(self._path, secrets.token_bytes(KEY_BYTES))
+            create_file(self._path, f"{secrets.token_bytes(KEY_BYTES).hex()}\n")
         except OSError as error:
             raise StoreError(f"cannot create plan key {self._path}: {error.strerror or error}") from error
         key = self.read()
@@ -96,26 +97,3 @@ def _decode(path: Path, content: bytes) -> bytes:
             "new key"
         )
     return key
-
-
-def _create(path: Path, key: bytes) -> None:
-    """Write a key under its name unless there is one already; no reader ever sees part of it.
-
-    A link, unlike a rename, fails where the name exists, so that the first of two writers wins for both.
-    """
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)  # mode 0600
-    try:
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(f"{key.hex()}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        with suppress(FileExistsError):
-            os.link(name, path)
-    finally:
-        with suppress(OSError):
-            Path(name).unlink()
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

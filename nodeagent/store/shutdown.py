@@ -15,9 +15,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from nodeagent.errors import StoreError
+from nodeagent.files import replace_file
 from nodeagent.model.node_stop import BootRecord, LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.model.shutdown import PodOutcome
-from nodeagent.store.files import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -1,0 +1,90 @@
+"""Atomic writes: after a crash the old or the new file is there, complete.
+
+Each function writes a temporary file ``.NAME-XXXXXXXX`` beside its target and syncs file and directory.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def replace_file(path: Path, text: str, *, like: os.stat_result | None = None, mode: int = 0o600) -> None:
+    """Write a file, replacing the present one.
+
+    Args:
+        path: the file; a symbolic link is itself replaced.
+        text: its content.
+        like: status of the file whose owner, group and mode it gets.
+        mode: its mode without ``like``.
+
+    Raises:
+        OSError: it cannot be written; the present file is unchanged.
+    """
+    with _temporary_file(path, text, like, mode) as temporary:
+        temporary.replace(path)
+
+
+def create_file(path: Path, text: str, *, mode: int = 0o600) -> bool:
+    """Write a file unless the path exists; return whether it was written.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with _temporary_file(path, text, None, mode) as temporary:
+        try:
+            os.link(temporary, path)  # unlike a rename, fails where the name exists: the first of two writers wins
+        except FileExistsError:
+            return False
+    return True
+
+
+def replace_link(path: Path, target: str) -> None:
+    """Write a symbolic link, replacing the present file or link.
+
+    Raises:
+        OSError: it cannot be written; what was at the path is unchanged.
+    """
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as directory:
+        link = Path(directory) / "link"  # mkstemp makes no links
+        link.symlink_to(target)
+        link.replace(path)
+    _sync_directory(path.parent)
+
+
+@contextmanager
+def _temporary_file(path: Path, text: str, like: os.stat_result | None, mode: int) -> Iterator[Path]:
+    """Return a synced temporary file beside a path; it is removed unless the caller renames it."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            if like is not None and (like.st_uid, like.st_gid) != (os.geteuid(), os.getegid()):
+                os.fchown(file.fileno(), like.st_uid, like.st_gid)
+            os.fchmod(file.fileno(), mode if like is None else stat.S_IMODE(like.st_mode))
+            file.flush()
+            os.fsync(file.fileno())
+        yield temporary
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    with suppress(OSError):  # renamed
+        temporary.unlink()
+    _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,82 @@
+"""Atomic writes: complete content, the right mode, no temporary files left."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.files import create_file, replace_file, replace_link
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def mode_of(path: Path) -> int:
+    return path.stat().st_mode & 0o7777
+
+
+@pytest.mark.parametrize("umask", [0, 0o077])
+def test_file_is_replaced_with_the_given_mode(tmp_path: Path, umask: int) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    before = os.umask(umask)
+    try:
+        replace_file(path, "new\n", mode=0o644)
+    finally:
+        os.umask(before)
+    assert (path.read_text(), mode_of(path), list(tmp_path.iterdir())) == ("new\n", 0o644, [path])
+
+
+def test_file_gets_the_mode_of_the_one_it_replaces(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    path.chmod(0o640)
+    replace_file(path, "new", like=path.stat())
+    assert (path.read_text(), mode_of(path)) == ("new", 0o640)
+
+
+def test_link_is_itself_replaced_by_a_file(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("kept")
+    (tmp_path / "link").symlink_to("target")
+    replace_file(tmp_path / "link", "new")
+    assert not (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").read_text() == "kept"
+
+
+def test_failed_write_keeps_the_file_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    with pytest.raises(UnicodeEncodeError):
+        replace_file(path, "\ud800")
+    assert (path.read_text(), list(tmp_path.iterdir())) == ("old", [path])
+    (tmp_path / "directory/inner").mkdir(parents=True)
+    with pytest.raises(OSError, match="directory"):
+        replace_file(tmp_path / "directory", "new")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["directory", "file"]
+
+
+def test_existing_file_is_not_created_again(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    assert create_file(path, "first", mode=0o640)
+    assert not create_file(path, "second")
+    assert (path.read_text(), mode_of(path), list(tmp_path.iterdir())) == ("first", 0o640, [path])
+
+
+def test_one_of_many_concurrent_writers_creates_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with ThreadPoolExecutor(8) as threads:
+        created = list(threads.map(lambda number: create_file(path, f"{number:02}"), range(32)))
+    assert created.count(True) == 1
+    assert path.read_text() == f"{created.index(True):02}"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_link_replaces_a_file_or_a_link(tmp_path: Path) -> None:
+    path = tmp_path / "link"
+    path.write_text("a file")
+    for target in ("first", "/second"):
+        replace_link(path, target)
+        assert (os.readlink(path), list(tmp_path.iterdir())) == (target, [path])  # noqa: PTH115 - as text
