@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.errors import InstallError
 from nodeagent.files import replace_file
 from nodeagent.host import manifest as manifests
+from nodeagent.host.directories import list_entries
 from nodeagent.host.manifest import Manifest, is_inside, read_manifest, write_manifest
 from nodeagent.host.processes import python_command, run
 
@@ -98,7 +99,7 @@ def own_files(prefix: Path) -> frozenset[str]:
     """Return the files and links of an environment that venv, pip and the agent made, relative to the prefix."""
     packages = _Packages(prefix)
     found = {*packages.files(packages.own | (packages.names & _TOOLS))}
-    for path in (*_entries(prefix), *_entries(prefix / "bin")):
+    for path in (*list_entries(prefix), *list_entries(prefix / "bin")):
         name = str(path.relative_to(prefix))
         if _SKELETON.fullmatch(name) and (name != "lib64" or path.is_symlink()) and not _is_directory(path):
             found.add(name)
@@ -128,7 +129,7 @@ def admit(prefix: Path) -> Manifest | None:
     found = read_manifest(prefix)
     if found is not None:
         return found
-    if not _entries(prefix):
+    if not list_entries(prefix):
         return None
     reason = _not_ours(prefix)
     if reason:
@@ -355,7 +356,7 @@ def _remove_bytecode(module: Path) -> None:
     cache = module.with_name("__pycache__")
     if cache.is_symlink():
         return
-    for each in _entries(cache):
+    for each in list_entries(cache):
         found = _BYTECODE.fullmatch(each.name)
         if found is not None and found["module"] == module.stem:
             each.unlink(missing_ok=True)
@@ -368,23 +369,14 @@ def _behind_a_link(directory: Path, name: str) -> bool:
 def _walk(directory: Path) -> list[Path]:
     """Return everything below a directory but directories with something in them, without following links."""
     found: list[Path] = []
-    pending = _entries(directory)[::-1]
+    pending = list_entries(directory)[::-1]
     while pending:
         path = pending.pop()
-        inner = _entries(path) if _is_directory(path) else []
+        inner = list_entries(path) if _is_directory(path) else []
         pending += inner[::-1]
         if not inner:
             found.append(path)
     return found
-
-
-def _entries(directory: Path) -> list[Path]:
-    try:
-        return sorted(directory.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise InstallError(f"cannot read {directory}: {error.strerror or error}") from error
 
 
 def _is_directory(path: Path) -> bool:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import InstallError
 from nodeagent.files import replace_file, replace_link
+from nodeagent.host.directories import list_entries
 from nodeagent.host.manifest import content_fingerprint, fingerprint, link_fingerprint
 
 if TYPE_CHECKING:
@@ -193,13 +194,7 @@ def saved_versions(path: Path, root: Path) -> list[Path]:
         InstallError: the directory cannot be read.
     """
     form = re.compile(rf"{re.escape(path.name + OLD_SUFFIX)}(\.[0-9]+)?")
-    try:
-        names = sorted(each.name for each in below(root, path.parent).iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise InstallError(f"cannot read {path.parent}: {error.strerror or error}") from error
-    return [path.with_name(name) for name in names if form.fullmatch(name)]
+    return [path.with_name(each.name) for each in list_entries(below(root, path.parent)) if form.fullmatch(each.name)]
 
 
 def _write(path: Path, part: Part) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from nodeagent.errors import InstallError
+from nodeagent.host.directories import list_entries
 from nodeagent.host.logind_config import is_own_drop_in
 from nodeagent.host.placement import below
 
@@ -63,7 +64,7 @@ def find_leftovers(root: Path) -> list[Leftover]:
     for directory in (CONFIGURATION, STATE, RUNTIME):
         found += _inside(directory, directory, root)
     drop_ins = below(root, _LOGIND)
-    for path in _entries(drop_ins) if not drop_ins.is_symlink() else ():
+    for path in list_entries(drop_ins) if not drop_ins.is_symlink() else ():
         if path.name.endswith("nodeagent.conf"):
             own = _is_own_drop_in(path)
             found.append(Leftover(_LOGIND / path.name, own, "" if own else "not written by nodeagent"))
@@ -85,7 +86,9 @@ def purge(root: Path, leftovers: list[Leftover]) -> None:
     for directory in (CONFIGURATION, STATE, RUNTIME):
         place = below(root, directory)
         inner = [place / "config.d"] if directory == CONFIGURATION else []
-        inner += [path for path in _entries(place) if directory == RUNTIME and _SOCKET_DIRECTORY.fullmatch(path.name)]
+        inner += [
+            path for path in list_entries(place) if directory == RUNTIME and _SOCKET_DIRECTORY.fullmatch(path.name)
+        ]
         for path in (*inner, place):
             if not path.is_symlink():
                 with suppress(OSError):  # not empty, or already removed
@@ -98,7 +101,7 @@ def _inside(top: Path, directory: Path, root: Path) -> list[Leftover]:
     if place.is_symlink():
         return [Leftover(directory, own=False, reason=f"a symbolic link to {place.readlink()}, not followed")]
     found: list[Leftover] = []
-    for entry in _entries(place):
+    for entry in list_entries(place):
         path = directory / entry.name
         name = str(path.relative_to(top))
         mode = entry.lstat().st_mode
@@ -124,12 +127,3 @@ def _is_own_drop_in(path: Path) -> bool:
         return is_own_drop_in(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-
-
-def _entries(directory: Path) -> list[Path]:
-    try:
-        return sorted(directory.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise InstallError(f"cannot read {directory}: {error.strerror or error}") from error
