@@ -17,6 +17,7 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import warn
 from nodeagent.cli.session import open_for_command, run_async
 from nodeagent.errors import ConfigError, InhibitorError, NodeAgentError
+from nodeagent.host.kubelet_files import KUBELET_ROOT
 from nodeagent.host.processes import run
 from nodeagent.observe.node_role import read_role
 from nodeagent.plan.gc.scope import Scope
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from nodeagent.model import NodeSnapshot
     from nodeagent.runtime.cri import ImageFsInfo
 
-_KUBELET_CONFIG = "var/lib/kubelet/config.yaml"
+_KUBELET_CONFIG = KUBELET_ROOT.relative_to("/") / "config.yaml"
 _WANTED = ("imageGCHighThresholdPercent", "shutdownGracePeriod", "evictionHard")
 _STYLES = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "bold red", Verdict.SKIPPED: "dim"}
 _STA_UNSYNC = 0x0040  # Source: adjtimex(2)

@@ -8,18 +8,20 @@ from __future__ import annotations
 import errno
 import os
 import re
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
 _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR})
 _MAX_LEARNED: Final = 64
 _PATH: Final = re.compile(r"/+[\w@:+=,~.-][\w./@:+=,~-]*")
 
-_ROOTS: Final = ("var/lib/kubelet", "var/snap/microk8s/common/var/lib/kubelet", "var/lib/k0s/kubelet")
+KUBELET_ROOT: Final = Path("/var/lib/kubelet")
+"""The kubelet's root directory unless configured. Source: kubelet ``--root-dir``."""
+
+_ROOTS: Final = (str(KUBELET_ROOT).lstrip("/"), "var/snap/microk8s/common/var/lib/kubelet", "var/lib/k0s/kubelet")
 _STATE: Final = (
     "config.yaml",
     "kubeconfig",

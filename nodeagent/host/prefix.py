@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import InstallError, UsageError
+from nodeagent.host.kubelet_files import KUBELET_ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -28,7 +29,7 @@ _SYSTEM: Final = tuple(
     Path(name)
     for name in (
         *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/run", "/sbin", "/sys"),
-        *("/usr", "/var/lib/nodeagent", "/var/lib/dpkg", "/var/lib/kubelet", "/var/lib/containerd"),
+        *("/usr", "/var/lib/nodeagent", "/var/lib/dpkg", str(KUBELET_ROOT), "/var/lib/containerd"),
     )
 )
 _LOCAL: Final = Path("/usr/local")

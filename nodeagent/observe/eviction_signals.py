@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError
+from nodeagent.host.kubelet_files import KUBELET_ROOT
 from nodeagent.host.signals import SignalPaths, device_of, read_signals
 from nodeagent.model.pressure import FilesystemLayout, Moment
 from nodeagent.plan.eviction.state import evaluate
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.thresholds import Threshold
     from nodeagent.runtime.cri import CriClient
 
-KUBELET_ROOT: Final = Path("/var/lib/kubelet")
 _READ_WITHIN_S: Final = 2.0
 _RUNTIME_WITHIN_S: Final = 2.0
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.errors import RuntimeRequestError
+from nodeagent.host.kubelet_files import KUBELET_ROOT
 from nodeagent.kube.kubelet_pods import KubeletPods
 from nodeagent.kube.listing import KubeletListing
 from nodeagent.kube.manifests import ManifestReader
 from nodeagent.model import Role
 from nodeagent.model.pods import PodInventory, PodReading
 from nodeagent.model.pressure import Moment
-from nodeagent.observe.eviction_signals import KUBELET_ROOT
 from nodeagent.observe.pod_cgroups import PodCgroups
 from nodeagent.observe.pod_details import RuntimeDetails, active_sandboxes
 from nodeagent.observe.pod_disk_usage import DiskUsage, PodDiskReader, replace_layers, with_disk_usage, with_stats

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError
 from nodeagent.host.disk_usage import Tree, TreeReader, mount_point
+from nodeagent.host.kubelet_files import KUBELET_ROOT
 from nodeagent.plan.gc.storage_breakdown import Measured, Walk, break_down
 from nodeagent.runtime.metadata_graph import run_bounded
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.gc.storage_breakdown import Breakdown
     from nodeagent.runtime.containerd import ContainerdClient, StoredContainer
 
-POD_VOLUMES: Final = Path("/var/lib/kubelet/pods")
+POD_VOLUMES: Final = KUBELET_ROOT / "pods"
 LARGEST: Final = 10
 
 
