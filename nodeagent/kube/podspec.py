@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.errors import ObservationError
 from nodeagent.model.pods import ContainerSpec, EmptyDirSpec, PodSpec
 from nodeagent.model.pressure import QosClass
+from nodeagent.model.priority import CRITICAL_CLASS_PRIORITIES
 from nodeagent.units import parse_quantity
 
 if TYPE_CHECKING:
@@ -27,9 +28,6 @@ _MEMORY: Final = "memory"
 _CPU: Final = "cpu"
 _EPHEMERAL: Final = "ephemeral-storage"
 _RESOURCES: Final = (_CPU, _MEMORY, _EPHEMERAL)
-
-# What the two built-in classes mean where a manifest names only the class. Source: Kubernetes ``scheduling`` types.
-_CLASS_PRIORITIES: Final = {"system-node-critical": 2_000_001_000, "system-cluster-critical": 2_000_000_000}
 
 
 def parse_pod(document: object, where: str) -> PodSpec:
@@ -193,7 +191,7 @@ def _empty_dirs(spec: _Object, where: str) -> tuple[EmptyDirSpec, ...]:
 def _priority(spec: _Object, priority_class: str, where: str) -> int | None:
     priority = spec.get("priority")
     if priority is None:
-        return _CLASS_PRIORITIES.get(priority_class)
+        return CRITICAL_CLASS_PRIORITIES.get(priority_class)
     if isinstance(priority, bool) or not isinstance(priority, int) or priority not in _PRIORITIES:
         raise ObservationError(f"{where}: spec.priority is {_shown(priority)}, no 32-bit number")
     return priority

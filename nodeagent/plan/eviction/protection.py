@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from nodeagent.model.pressure import PodLifecycle, QosClass, Resource
+from nodeagent.model.priority import CRITICAL_CLASS_PRIORITIES, CRITICAL_PRIORITY
 from nodeagent.plan.decision import Reason, ReasonCode
 
 if TYPE_CHECKING:
@@ -14,11 +15,6 @@ if TYPE_CHECKING:
     from nodeagent.model.pressure import PodFacts
     from nodeagent.plan.eviction.policy import EvictionPolicy
     from nodeagent.plan.eviction.ranking import RankedPod
-
-CRITICAL_PRIORITY: Final = 2_000_000_000
-"""From this priority on a pod is critical. Source: Kubernetes ``SystemCriticalPriority``."""
-
-CRITICAL_CLASSES: Final = frozenset({"system-node-critical", "system-cluster-critical"})
 
 
 class Protection:
@@ -87,7 +83,7 @@ def _why_critical(pod: PodFacts) -> Reason | None:
     priority = pod.priority.value
     if priority is not None and priority >= CRITICAL_PRIORITY:
         how, source = f"priority {priority}", pod.priority.source
-    elif pod.priority_class in CRITICAL_CLASSES:
+    elif pod.priority_class in CRITICAL_CLASS_PRIORITIES:
         how, source = f"priority class {pod.priority_class}", pod.priority.source
     elif pod.critical.value:
         how, source = "marked so", pod.critical.source

@@ -27,11 +27,10 @@ from nodeagent.model.pressure import (
     PodUsage,
     QosClass,
 )
+from nodeagent.model.priority import CRITICAL_CLASS_PRIORITIES, CRITICAL_PRIORITY, NODE_CRITICAL_PRIORITY
 from nodeagent.model.shutdown import ShutdownPod
 from nodeagent.model.workload import ANNOTATION_SOURCE
-from nodeagent.plan.eviction.protection import CRITICAL_CLASSES, CRITICAL_PRIORITY
 from nodeagent.plan.pods.inference import (
-    NODE_CRITICAL_PRIORITY,
     inconsistencies,
     infer_critical,
     infer_qos,
@@ -283,7 +282,7 @@ class _Merger:
         if spec is None:
             return inferred
         source = FactSource.KUBELET if self._kubelet is not None else FactSource.MANIFEST
-        by_class = spec.priority_class in CRITICAL_CLASSES or (spec.priority or 0) >= CRITICAL_PRIORITY
+        by_class = spec.priority_class in CRITICAL_CLASS_PRIORITIES or (spec.priority or 0) >= CRITICAL_PRIORITY
         if inferred.value and not by_class:
             self._wrong.append("its oom_score_adj is that of a critical pod, its priority is not")
         return Fact(by_class, source)

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
     from nodeagent.model.pods import ContainerTraits, RuntimePod
 
-NODE_CRITICAL_PRIORITY: Final = 2_000_001_000
-"""What ``system-node-critical`` stands for. Source: Kubernetes ``scheduling.SystemCriticalPriority`` plus 1000."""
-
 _GUARANTEED_SCORE: Final = -997
 _BEST_EFFORT_SCORE: Final = 1000
 _LOWEST_BURSTABLE: Final = 3

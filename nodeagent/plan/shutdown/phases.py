@@ -9,15 +9,13 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.model.priority import CRITICAL_PRIORITY
 from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from nodeagent.model import ShutdownPod
-
-CRITICAL_PRIORITY: Final = 2_000_000_000
-"""From here on a pod is critical. Source: Kubernetes ``scheduling.SystemCriticalPriority``."""
 
 USEC_INFINITY: Final = 2**64 - 1
 """How systemd says "no limit" in a property of microseconds. Source: systemd.time(7), ``infinity``."""

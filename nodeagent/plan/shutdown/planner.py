@@ -11,7 +11,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.plan.shutdown.phases import CRITICAL_PRIORITY
+from nodeagent.model.priority import CRITICAL_PRIORITY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

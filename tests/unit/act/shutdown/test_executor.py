@@ -14,6 +14,7 @@ from nodeagent.act.shutdown.executor import RunningPod, ShutdownRun
 from nodeagent.errors import RuntimeRequestError, RuntimeUnavailableError
 from nodeagent.model import PodOutcome, ShutdownPod
 from nodeagent.model.node_stop import StoppedPod
+from nodeagent.model.priority import CRITICAL_PRIORITY as CRITICAL
 from nodeagent.plan.shutdown.phases import Phase, fit_phases, two_bands
 from tests.support.virtual_time import now_ms, play
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from nodeagent.plan.shutdown.phases import ShutdownBudget
 
-CRITICAL = 2_000_000_000
 TEN_AND_FIVE = two_bands(15, 5)
 
 

@@ -24,11 +24,11 @@ from nodeagent.model.pressure import (
     Resource,
     Signal,
 )
+from nodeagent.model.priority import CRITICAL_CLASS_PRIORITIES, CRITICAL_PRIORITY
 from nodeagent.plan.decision import Verdict
 from nodeagent.plan.eviction.local_storage import find_violation
 from nodeagent.plan.eviction.planner import plan_eviction
 from nodeagent.plan.eviction.policy import EvictionPolicy
-from nodeagent.plan.eviction.protection import CRITICAL_CLASSES, CRITICAL_PRIORITY
 from nodeagent.plan.eviction.ranking import rank_pods
 from nodeagent.plan.eviction.reclaim import reclaim_steps
 from nodeagent.plan.eviction.signals import MEANINGS
@@ -184,7 +184,7 @@ def test_the_protected_are_never_chosen(
     assert chosen.critical.value is False
     assert chosen.priority.value is not None
     assert chosen.priority.value < CRITICAL_PRIORITY
-    assert chosen.priority_class not in CRITICAL_CLASSES
+    assert chosen.priority_class not in CRITICAL_CLASS_PRIORITIES
     assert chosen.namespace
     assert chosen.namespace not in policy.protected_namespaces
     assert chosen.lifecycle is PodLifecycle.ACTIVE

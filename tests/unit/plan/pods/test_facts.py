@@ -21,8 +21,9 @@ from nodeagent.model.pressure import (
     PodLifecycle,
     QosClass,
 )
+from nodeagent.model.priority import CRITICAL_PRIORITY
 from nodeagent.plan.eviction.policy import EvictionPolicy
-from nodeagent.plan.eviction.protection import CRITICAL_PRIORITY, Protection
+from nodeagent.plan.eviction.protection import Protection
 from nodeagent.plan.pods.facts import SpecIndex, merge_facts, shutdown_pods
 from nodeagent.plan.pods.groups import group_pods
 from tests.unit.builders import MIB, ago

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.model import PodOutcome, PodProgress, ShutdownPod
+from nodeagent.model.priority import CRITICAL_PRIORITY, NODE_CRITICAL_PRIORITY
 from nodeagent.plan.shutdown.phases import (
-    CRITICAL_PRIORITY,
     USEC_INFINITY,
     Phase,
     Selector,
@@ -31,7 +31,6 @@ from nodeagent.plan.shutdown.planner import (
     plan_shutdown,
 )
 
-NODE_CRITICAL_PRIORITY = 2_000_001_000
 MANY_US = 3600 * 10**6
 FOUR = (
     Phase("batch", 5, -10),
