@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import pickle  # to and from our own child
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -25,12 +24,8 @@ if TYPE_CHECKING:
     Preview = Callable[[Settings, Settings, DaemonContext], Awaitable[Effect]]
     """Returns the effect of the first settings in place of the second; see ``preview_effect``."""
 
-WEDGE: Final = "NODEAGENT_TEST_WEDGE"
-"""For the test of the watchdog: a file; once it is there the loop is blocked for good."""
-
 _CHECK_WITHIN_S: Final = 30.0
 _LONG_S: Final = 3000.0
-_WEDGE_LOOK_S: Final = 0.2
 
 
 class WatchdogTask:
@@ -58,19 +53,6 @@ class WatchdogTask:
         elif stuck != self._told:
             self._context.logger.error("tasks_stuck", duties=list(stuck))
         self._told = stuck
-
-
-class WedgeDuty:
-    """Blocks the loop when a test asks for it."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    async def run(self, stop: asyncio.Event) -> None:
-        """Look for the file until told to stop."""
-        while not await wait_for_any(_WEDGE_LOOK_S, stop):
-            while os.path.exists(self._path):  # noqa: ASYNC240, PTH110 - to block is the purpose
-                pass
 
 
 class ReloadTask:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from contextlib import suppress
 from dataclasses import replace
@@ -22,7 +21,7 @@ from nodeagent.daemon.pass_lock import PassLock
 from nodeagent.daemon.pause import restore_pause
 from nodeagent.daemon.reload_grace import restore_grace
 from nodeagent.daemon.reload_preview import log_reload_effect
-from nodeagent.daemon.service_manager import WEDGE, ReloadTask, WatchdogTask, WedgeDuty, announce_grace
+from nodeagent.daemon.service_manager import ReloadTask, WatchdogTask, announce_grace
 from nodeagent.daemon.shutdown.task import InhibitorTask
 from nodeagent.daemon.unix_signals import handled
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
@@ -32,7 +31,7 @@ from nodeagent.plan.gc.storage_breakdown import describe
 from nodeagent.telemetry.event_bus import subscribe, unsubscribe
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from structlog.typing import FilteringBoundLogger
 
@@ -50,7 +49,25 @@ GRACE_POLL_S = 0.5
 _LONG_S = 3600.0
 
 
-async def supervise(settings: Settings, logger: FilteringBoundLogger, *, once: bool) -> PassEnd:
+def daemon_tasks(context: DaemonContext) -> Sequence[DaemonTask]:
+    """Return the tasks that run across reloads."""
+    notifier = Notifier()
+    return (
+        InhibitorTask(context),
+        WatchdogTask(context, notifier),
+        ReloadTask(context, notifier),
+        ControlServer(context),
+        MetricsServer(context),
+    )
+
+
+async def supervise(
+    settings: Settings,
+    logger: FilteringBoundLogger,
+    *,
+    once: bool,
+    lasting_tasks: Callable[[DaemonContext], Sequence[DaemonTask]] = daemon_tasks,
+) -> PassEnd:
     """Do all duties until SIGTERM or SIGINT; with ``once`` make one pass over everything instead.
 
     SIGHUP reloads the configuration; with ``once`` it ends the pass as SIGTERM does.
@@ -84,25 +101,11 @@ async def supervise(settings: Settings, logger: FilteringBoundLogger, *, once: b
                     return await _once(_passes(agent, logger, "once"), logger, context)
             restore_pause(context)
             restore_grace(context.grace, context.settings)
-            await _all_duties(context)
+            await _all_duties(context, lasting_tasks(context))
             return PassEnd.COMPLETE
     finally:
         logger.info("agent_stopped")
         unsubscribe(context.counters.count_event)
-
-
-def daemon_tasks(context: DaemonContext) -> Sequence[DaemonTask]:
-    """Return the duties that go on over reloads."""
-    notifier = Notifier()
-    wedge = os.environ.get(WEDGE)
-    return (
-        InhibitorTask(context),
-        WatchdogTask(context, notifier),
-        ReloadTask(context, notifier),
-        ControlServer(context),
-        MetricsServer(context),
-        *((WedgeDuty(wedge),) if wedge else ()),
-    )
 
 
 def agent_tasks(context: DaemonContext, agent: Agent) -> Sequence[DaemonTask]:
@@ -110,10 +113,10 @@ def agent_tasks(context: DaemonContext, agent: Agent) -> Sequence[DaemonTask]:
     return (*_loops(context, agent), *eviction_tasks(context, agent))
 
 
-async def _all_duties(context: DaemonContext) -> None:
+async def _all_duties(context: DaemonContext, lasting: Sequence[DaemonTask]) -> None:
     """Do the lasting duties, and those of one agent after the other."""
     async with asyncio.TaskGroup() as tasks:
-        for duty in daemon_tasks(context):
+        for duty in lasting:
             tasks.create_task(duty.run(context.stop))
         await serve_agents(context)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support import images, reclaim
+from tests.support.vm import HARNESS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +40,6 @@ def served(node: Node) -> Iterator[Node]:
     unit = (ROOT / "systemd/nodeagent.service").read_text()
     unit = unit.replace("Type=notify\n", "Type=notify-reload\n").replace("WatchdogSec=60s", "WatchdogSec=6s")
     unit = re.sub(r"^ExecReload=.*\n", "", unit, flags=re.MULTILINE)
-    unit = unit.replace("[Service]\n", "[Service]\nEnvironment=NODEAGENT_TEST_WEDGE=/run/wedge\n")
     node.put("/etc/systemd/system/nodeagent.service", unit)
     node.put("/usr/lib/systemd/catalog/nodeagent.catalog", ROOT / "systemd/nodeagent.catalog")
     node.run("mkdir -p /etc/nodeagent && systemctl daemon-reload && journalctl --update-catalog", timeout_s=120)
@@ -113,24 +113,29 @@ def test_a_slow_runtime_alone_starves_nobody(served: Node) -> None:
     assert served.run("systemctl show nodeagent -p MainPID --value").stdout == pid
 
 
-def test_a_wedged_loop_is_restarted(served: Node) -> None:
+def test_daemon_with_a_blocked_event_loop_is_restarted_by_the_watchdog(served: Node) -> None:
+    command = f"/opt/nodeagent/bin/python {HARNESS}/tests/support/stuck_daemon.py /etc/nodeagent/config.toml /run/stuck"
+    served.put("/run/systemd/system/nodeagent.service.d/stuck.conf", f"[Service]\nExecStart=\nExecStart={command}\n")
+    served.run("systemctl daemon-reload && systemctl restart nodeagent", timeout_s=120)
     pid = served.run("systemctl show nodeagent -p MainPID --value").stdout
-    served.run("touch /run/wedge; sleep 1")
+    served.run("touch /run/stuck; sleep 1")
     reclaim.poll(
-        "systemd gives it up",
+        "systemd restarts the daemon",
         lambda: served.run("systemctl show nodeagent -p NRestarts --value").stdout.strip() != "0",
         timeout_s=60,
         interval_s=0.5,
     )
-    served.run("rm /run/wedge")
+    served.run("rm /run/stuck")
     reclaim.poll(
-        "it is back",
+        "the daemon is active",
         lambda: served.run("systemctl is-active nodeagent", check=False).stdout.strip() == "active",
         timeout_s=60,
         interval_s=0.5,
     )
     assert served.run("systemctl show nodeagent -p MainPID --value").stdout != pid
     assert "Watchdog timeout" in served.run("journalctl -u nodeagent --no-pager").stdout
+    served.run("rm /run/systemd/system/nodeagent.service.d/stuck.conf && systemctl daemon-reload")
+    served.run("systemctl restart nodeagent", timeout_s=120)
 
 
 def test_it_is_as_hardened_as_told(served: Node) -> None:
