@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from datetime import datetime
 
+USEC_INFINITY: Final = 2**64 - 1
+"""systemd's "no limit" in a property of microseconds. Source: systemd.time(7), ``infinity``."""
 _QUANTITY: Final = re.compile(
     r"\+?(?P<number>\d+(?:\.\d*)?|\.\d+)(?:(?P<suffix>[numkMGTPE]|[KMGTPE]i)|[eE](?P<power>[+-]?\d{1,2}))?", re.ASCII
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import re
 import stat
@@ -250,17 +249,15 @@ def _stalls(root: Path) -> list[str]:
 
 
 def _shutdown(settings: Settings, root: Path) -> Iterator[Finding]:
-    from nodeagent.act.shutdown.executor import RESERVE_MS  # noqa: PLC0415 - not for every command
-    from nodeagent.cli.shutdown import lock_held, off_because, query_logind, set_by  # noqa: PLC0415 - with the bus
-    from nodeagent.host.logind_config import read_delay  # noqa: PLC0415
-    from nodeagent.plan.shutdown.phases import fit_phases  # noqa: PLC0415
+    from nodeagent.cli.shutdown import delay_limit, lock_held, off_because, query_logind  # noqa: PLC0415 - D-Bus
+    from nodeagent.host.logind_config import read_delay  # noqa: PLC0415 - not for every command
+    from nodeagent.plan.shutdown.budget import shutdown_budget  # noqa: PLC0415
 
     off = off_because(settings)
     delay = read_delay(root)
     facts, problem = (None, "") if off else query_logind()
-    limit_us = facts.limit_us if facts is not None else delay.delay_us
-    budget = fit_phases(settings.shutdown.phases, limit_us, reserve_ms=RESERVE_MS)
-    yield check_delay(budget, off=off, set_by=set_by(delay))
+    budget = shutdown_budget(settings.shutdown.phases, delay_limit(facts, delay))
+    yield check_delay(budget, off=off)
     yield check_lock(*lock_held(facts, problem), off=off)
     for warning in delay.warnings:
         yield Finding("logind-delay", Verdict.WARNING, warning)
@@ -268,21 +265,22 @@ def _shutdown(settings: Settings, root: Path) -> Iterator[Finding]:
 
 def _fix_logind(settings: Settings, root: Path = _ROOT) -> None:
     """Write the drop-in that gives the phases their time, unless they have it, and have logind read it."""
-    from nodeagent.cli.shutdown import off_because, set_by  # noqa: PLC0415 - with the bus
+    from nodeagent.cli.shutdown import off_because  # noqa: PLC0415 - not for every command
     from nodeagent.host.logind_config import own_drop_in, read_delay, write_drop_in  # noqa: PLC0415
+    from nodeagent.plan.shutdown.budget import required_delay_s  # noqa: PLC0415
 
     off = off_because(settings)
     if off:
         warn(f"nodeagent: logind is left as it is: pods are not stopped in order: {off}")
         return
-    wanted_s = math.ceil(sum(phase.wanted_ms for phase in settings.shutdown.phases) / 1000 * 1.1) + 1
+    delay_s = required_delay_s(settings.shutdown.phases)
     delay = read_delay(root)
-    if delay.delay_us >= wanted_s * 1_000_000:
-        warn(f"nodeagent: {set_by(delay)} allows {wanted_s} s and more already; logind reads it again")
+    if delay.delay_us >= delay_s * 1_000_000:
+        warn(f"nodeagent: {delay.set_by} allows {delay_s} s and more already; logind reads it again")
     else:
-        drop_in = own_drop_in(wanted_s, root)
+        drop_in = own_drop_in(delay_s, root)
         write_drop_in(drop_in)
-        warn(f"nodeagent: wrote {drop_in.path}: logind waits {wanted_s} s at most")
+        warn(f"nodeagent: wrote {drop_in.path}: logind waits {delay_s} s at most")
     if root == _ROOT:
         _reload_logind()
 

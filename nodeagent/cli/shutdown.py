@@ -11,7 +11,7 @@ from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.session import load_settings, run_async
 from nodeagent.errors import InhibitorError, StoreError
 from nodeagent.host.logind_config import LogindDelay, read_delay
-from nodeagent.units import format_duration
+from nodeagent.units import USEC_INFINITY, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from nodeagent.config.settings import Settings
     from nodeagent.host.login1 import LogindFacts
     from nodeagent.model.node_stop import NodeStop
+    from nodeagent.plan.shutdown.budget import DelayLimit
     from nodeagent.plan.shutdown.planner import PlannedPhase, PodStop, ShutdownPlan
 
 _WHO = "nodeagent"
@@ -36,18 +37,16 @@ def rehearse(config: Path | None, overrides: Mapping[str, str | int], form: str)
     Raises:
         RuntimeUnavailableError: the runtime does not answer.
     """
-    from nodeagent.act.shutdown.executor import RESERVE_MS  # noqa: PLC0415 - not for every command
-    from nodeagent.plan.shutdown.phases import USEC_INFINITY, fit_phases  # noqa: PLC0415
+    from nodeagent.plan.shutdown.budget import UNLIMITED, shutdown_budget  # noqa: PLC0415 - not for every command
     from nodeagent.plan.shutdown.planner import plan_shutdown  # noqa: PLC0415
 
     settings = load_settings(config, overrides)
     facts, problem = query_logind()
     delay = read_delay()
-    limit_us = facts.limit_us if facts is not None else delay.delay_us
-    budget = fit_phases(settings.shutdown.phases, limit_us, reserve_ms=RESERVE_MS, limit_set_by=set_by(delay))
-    left = budget.left_to_stop_command(set_by(delay))
-    # the stop command's time is known only to systemd while the node goes down; the phases as configured are shown
-    shown_budget = fit_phases(settings.shutdown.phases, USEC_INFINITY) if left else budget
+    budget = shutdown_budget(settings.shutdown.phases, delay_limit(facts, delay))
+    left = budget.delegated_because
+    # the time of the stop hook is known only to systemd during a shutdown; the phases as configured are shown
+    shown_budget = shutdown_budget(settings.shutdown.phases, UNLIMITED) if left else budget
     plan = plan_shutdown(shown_budget, [each.pod for each in run_async(_pods(settings))])
     warnings = [*((left,) if left else budget.notes), *delay.warnings]
     if problem:
@@ -60,7 +59,7 @@ def rehearse(config: Path | None, overrides: Mapping[str, str | int], form: str)
             "off_because": off,
             "dry_run": True,
             "limit": _limit(delay, facts),
-            "wanted_s": budget.wanted_ms / 1000,
+            "wanted_s": budget.requested_ms / 1000,
             "granted_s": budget.granted_ms / 1000,
             "scaled": budget.scaled,
             "stops_at_signal": budget.suffices_at_signal,
@@ -79,8 +78,7 @@ def status(config: Path | None, form: str, *, limit: int) -> None:
     Raises:
         StoreError: the history cannot be read.
     """
-    from nodeagent.act.shutdown.executor import RESERVE_MS  # noqa: PLC0415 - not for every command
-    from nodeagent.plan.shutdown.phases import fit_phases  # noqa: PLC0415
+    from nodeagent.plan.shutdown.budget import shutdown_budget  # noqa: PLC0415 - not for every command
     from nodeagent.store.history import History  # noqa: PLC0415
     from nodeagent.store.shutdown import ShutdownFiles  # noqa: PLC0415
 
@@ -88,9 +86,7 @@ def status(config: Path | None, form: str, *, limit: int) -> None:
     facts, problem = query_logind()
     delay = read_delay()
     off = off_because(settings)
-    limit_us = facts.limit_us if facts is not None else delay.delay_us
-    budget = fit_phases(settings.shutdown.phases, limit_us, reserve_ms=RESERVE_MS)
-    left = "" if off else budget.left_to_stop_command(set_by(delay))
+    left = "" if off else shutdown_budget(settings.shutdown.phases, delay_limit(facts, delay)).delegated_because
     warnings = [*((left,) if left else ()), *delay.warnings]
     held, because = lock_held(facts, problem)
     stops = list(History(settings.state_directory).read_stops(limit=limit))
@@ -192,9 +188,11 @@ def lock_held(facts: LogindFacts | None, problem: str) -> tuple[bool, str]:
     return False, "logind lists no lock of the agent; is the daemon running?"
 
 
-def set_by(delay: LogindDelay) -> str:
-    """Return what sets logind's limit: a file, or systemd's default."""
-    return str(delay.winner.path) if delay.winner is not None else "systemd's default"
+def delay_limit(facts: LogindFacts | None, delay: LogindDelay) -> DelayLimit:
+    """Return the limit that logind reports; without an answer that of its files."""
+    from nodeagent.plan.shutdown.budget import DelayLimit  # noqa: PLC0415 - not for every command
+
+    return DelayLimit.of_logind(None if facts is None else facts.limit_us, delay.delay_us, delay.set_by)
 
 
 def _limit(delay: LogindDelay, facts: LogindFacts | None) -> dict[str, Json]:
@@ -209,14 +207,12 @@ def _limit(delay: LogindDelay, facts: LogindFacts | None) -> dict[str, Json]:
 
 
 def _seconds(microseconds: int) -> float | None:
-    from nodeagent.host.logind_config import INFINITY_US  # noqa: PLC0415 - one number
-
-    return None if microseconds == INFINITY_US else microseconds / 1e6
+    return None if microseconds == USEC_INFINITY else microseconds / 1e6
 
 
 def _limit_text(delay: LogindDelay, facts: LogindFacts | None) -> str:
     seconds = _seconds(facts.limit_us if facts is not None else delay.delay_us)
-    text = f"{'no limit' if seconds is None else format_duration(seconds)}, set by {set_by(delay)}"
+    text = f"{'no limit' if seconds is None else format_duration(seconds)}, set by {delay.set_by}"
     if facts is not None and facts.limit_us != delay.delay_us:
         inside = _seconds(delay.delay_us)
         shown = "no limit" if inside is None else format_duration(inside)
@@ -267,7 +263,7 @@ def _print_plan(plan: ShutdownPlan, off: str, limit: str, warnings: Sequence[str
     console = render.make_console()
     if off:
         console.print(f"off: {off}; this is what would happen if it were on", style="yellow", markup=False)
-    wanted, granted = (format_duration(each / 1000) for each in (plan.budget.wanted_ms, plan.budget.granted_ms))
+    wanted, granted = (format_duration(each / 1000) for each in (plan.budget.requested_ms, plan.budget.granted_ms))
     get = f"get {granted}" if at_signal else "are left to the unit's stop command"
     console.print(f"logind waits {limit}; the phases want {wanted} and {get}", markup=False)
     for phase in plan.phases:

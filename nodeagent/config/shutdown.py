@@ -50,4 +50,4 @@ class ShutdownSettings:
 
     @property
     def _has_time(self) -> bool:
-        return any(phase.wanted_ms for phase in self.phases)
+        return any(phase.requested_ms for phase in self.phases)

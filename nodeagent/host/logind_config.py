@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import InhibitorError
 from nodeagent.files import replace_file
+from nodeagent.units import USEC_INFINITY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,8 +25,6 @@ _ROOT = Path("/")
 
 DEFAULT_DELAY_US: Final = 5_000_000
 """What logind waits when nothing is configured. Source: logind.conf(5), ``InhibitDelayMaxSec=``."""
-
-INFINITY_US: Final = 2**64 - 1
 
 _DIRECTORIES = ("etc/systemd", "run/systemd", "usr/local/lib/systemd", "usr/lib/systemd")
 _SECTION, _KEY = "Login", "InhibitDelayMaxSec"
@@ -56,7 +55,7 @@ class DelaySetting:
 
     Attributes:
         text: the value as written.
-        delay_us: in microseconds; ``INFINITY_US`` for no limit.
+        delay_us: in microseconds; ``USEC_INFINITY`` for no limit.
     """
 
     path: Path
@@ -77,6 +76,11 @@ class LogindDelay:
     winner: DelaySetting | None
     overridden: tuple[DelaySetting, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    @property
+    def set_by(self) -> str:
+        """The file that sets the delay, or systemd's default."""
+        return "systemd's default" if self.winner is None else str(self.winner.path)
 
     @property
     def delay_us(self) -> int:
@@ -147,7 +151,7 @@ def write_drop_in(drop_in: DropIn) -> None:
 
 
 def parse_span_us(text: str) -> int:
-    """Return the microseconds a time span stands for; ``INFINITY_US`` for ``infinity``.
+    """Return the microseconds a time span stands for; ``USEC_INFINITY`` for ``infinity``.
 
     Raises:
         ValueError: the text is no time span; the message quotes it.
@@ -156,7 +160,7 @@ def parse_span_us(text: str) -> int:
     """
     stripped = text.strip()
     if stripped == "infinity":
-        return INFINITY_US
+        return USEC_INFINITY
     total, position = Decimal(0), 0
     while position < len(stripped):
         part = _SPAN_PART.match(stripped, position)
@@ -167,7 +171,7 @@ def parse_span_us(text: str) -> int:
         position = part.end()
         while position < len(stripped) and stripped[position].isspace():
             position += 1
-    if position == 0 or total >= INFINITY_US:
+    if position == 0 or total >= USEC_INFINITY:
         raise ValueError(f"{text!r} is no time span")
     return int(total)
 

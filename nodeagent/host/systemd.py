@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import InhibitorError
-from nodeagent.host.logind_config import INFINITY_US, parse_span_us
+from nodeagent.host.logind_config import parse_span_us
 from nodeagent.host.processes import run
+from nodeagent.units import USEC_INFINITY
 
 if TYPE_CHECKING:
     import subprocess
@@ -49,7 +50,7 @@ def read_unit_stop(unit: str) -> UnitStop:
         timeout_us = parse_span_us(_ask("show", "--property=TimeoutStopUSec", "--value", unit))
     except ValueError:
         return UnitStop(state)
-    return UnitStop(state, None if timeout_us == INFINITY_US else timeout_us)
+    return UnitStop(state, None if timeout_us == USEC_INFINITY else timeout_us)
 
 
 class LogindUnit:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from nodeagent.model import RoleDecision
-    from nodeagent.plan.shutdown.phases import ShutdownBudget
+    from nodeagent.plan.shutdown.budget import ShutdownBudget
 
 _LITTLE_STATE_BYTES: Final = 64 << 20
 _MUCH_SKEW_S: Final = 5.0
@@ -79,18 +79,20 @@ def check_cgroups(controllers: Iterable[str] | None) -> Finding:
     return Finding("cgroups", Verdict.OK, "cgroup v2 with memory and pids")
 
 
-def check_delay(budget: ShutdownBudget, *, off: str, set_by: str) -> Finding:
-    """Judge logind's limit against what the phases of a shutdown want."""
+def check_delay(budget: ShutdownBudget, *, off: str) -> Finding:
+    """Compare logind's limit with the configured time of the shutdown phases."""
     if off:
         return Finding("logind-delay", Verdict.SKIPPED, f"pods are not stopped in order: {off}")
     limit = "no limit" if budget.limit_ms is None else format_duration(budget.limit_ms / 1000)
-    told = f"logind allows {limit} ({set_by}), the phases want {format_duration(budget.wanted_ms / 1000)}"
-    if budget.granted_ms >= budget.wanted_ms:
+    told = (
+        f"logind allows {limit} ({budget.limit.set_by}), the phases want {format_duration(budget.requested_ms / 1000)}"
+    )
+    if budget.granted_ms >= budget.requested_ms:
         return Finding("logind-delay", Verdict.OK, told)
     effect = (
         f"they are scaled to {format_duration(budget.granted_ms / 1000)}"
         if budget.suffices_at_signal
-        else "too short: no pod is stopped at the signal, only by the unit's stop command within TimeoutStopSec"
+        else "too short: no pod is stopped at the signal, only by the unit's stop hook within TimeoutStopSec"
     )
     return Finding(
         "logind-delay",

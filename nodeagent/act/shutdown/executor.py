@@ -20,17 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 
     from nodeagent.model import ShutdownPod
-    from nodeagent.plan.shutdown.phases import ShutdownBudget
+    from nodeagent.plan.shutdown.budget import ShutdownBudget
     from nodeagent.plan.shutdown.planner import Placement
 
-RESERVE_MS: Final = 500
-"""Kept back from logind's limit for the last kills and the release."""
-
-LAST_KILLS_MS: Final = 2000
-"""How long the kills of the last phase are waited for where the limit allows."""
-
-_MARGIN_MS: Final = 100
-_LATE_MS: Final = 500  # for killing what is left where all the time was over before the run began
 _RETRY_S: Final = 0.2
 _LIST_WITHIN_S: Final = 2.0
 _RUNTIME_KILLS_MS: Final = 250  # the runtime's own KILL is given this much before ours
@@ -126,12 +118,8 @@ class ShutdownRun:
 
     @property
     def ends_ms(self) -> int:
-        """When the run is over at the very latest, in milliseconds since the shutdown began."""
-        granted, limit = self.budget.granted_ms, self.budget.limit_ms
-        latest = granted + LAST_KILLS_MS
-        if limit is not None:
-            latest = max(granted, min(latest, limit - _MARGIN_MS))
-        return max(latest, self._begun_ms + _LATE_MS)
+        """Latest end of the run, in milliseconds since the shutdown began."""
+        return self.budget.latest_end_ms(self._begun_ms)
 
     @property
     def pods(self) -> tuple[StoppedPod, ...]:

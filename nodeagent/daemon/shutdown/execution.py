@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
     from nodeagent.config.settings import Settings
     from nodeagent.daemon.shutdown.pod_cache import PodCache
-    from nodeagent.plan.shutdown.phases import ShutdownBudget
+    from nodeagent.plan.shutdown.budget import ShutdownBudget
     from nodeagent.store.history import History
     from nodeagent.store.shutdown import ShutdownFiles
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.agent import READ_METHODS
-from nodeagent.act.shutdown.executor import RESERVE_MS
 from nodeagent.clock import SystemClock
 from nodeagent.daemon.shutdown.execution import ShutdownInProgress, ShutdownRecorder, rehearse, retention
 from nodeagent.daemon.shutdown.pod_cache import PodCache
@@ -17,7 +16,7 @@ from nodeagent.errors import NodeAgentError
 from nodeagent.host.node import boot_id
 from nodeagent.model.node_stop import LastActivity, StopEnd, StopKind
 from nodeagent.observe.node_role import RoleWatch
-from nodeagent.plan.shutdown.phases import USEC_INFINITY, fit_phases
+from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
 from nodeagent.runtime.connection import RuntimeConnection, discover_endpoint
 from nodeagent.runtime.cri import CriClient
 from nodeagent.store.history import History
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
     from nodeagent.config.settings import Settings
     from nodeagent.host.systemd import UnitStop
     from nodeagent.model import Role
+    from nodeagent.plan.shutdown.budget import ShutdownBudget
 
-_KEPT_BACK_S: Final = 10.0  # of the unit's time to stop: for our start and for the last words
 _SANDBOXES_S: Final = 3.0
 _LIST_WITHIN_S: Final = 5.0
 
@@ -58,9 +57,10 @@ async def stop_pods_at_unit_stop(
             book.seen(LastActivity.GOING_DOWN)
         return None
     begun_s = clock.monotonic_s()
-    limit_s = None if told.timeout_us is None else max(0.0, told.timeout_us / 1e6 - _KEPT_BACK_S)
-    wanted_s = sum(phase.seconds for phase in settings.shutdown.phases)
-    with files.claim(wanted_s if limit_s is None else limit_s) as ours:  # the daemon may be at it still
+    limit_ms = DelayLimit.of_unit_stop(told.timeout_us).limit_ms
+    if limit_ms is None:
+        limit_ms = sum(phase.requested_ms for phase in settings.shutdown.phases)
+    with files.claim(limit_ms / 1000) as ours:  # the daemon may still be stopping pods
         if not ours:
             logger.warning("shutdown_delegated", because="another process of the agent still stops the pods")
             return None
@@ -68,18 +68,11 @@ async def stop_pods_at_unit_stop(
         if last is not None and last.boot_id == book.boot_id and last.end is StopEnd.COMPLETE:
             logger.info("shutdown_already_done")
             return last.end
-        waited_s = clock.monotonic_s() - begun_s
-        limit_us = None if limit_s is None else max(0, round((limit_s - waited_s) * 1e6))
-        return await _stop_pods(settings, book, limit_us, role.role)
+        limit = DelayLimit.of_unit_stop(told.timeout_us, elapsed_s=clock.monotonic_s() - begun_s)
+        return await _stop_pods(settings, book, shutdown_budget(settings.shutdown.phases, limit), role.role)
 
 
-async def _stop_pods(settings: Settings, book: ShutdownRecorder, limit_us: int | None, role: Role) -> StopEnd | None:
-    budget = fit_phases(
-        settings.shutdown.phases,
-        USEC_INFINITY if limit_us is None else limit_us,
-        reserve_ms=RESERVE_MS,
-        limit_set_by="the unit's TimeoutStopSec",
-    )
+async def _stop_pods(settings: Settings, book: ShutdownRecorder, budget: ShutdownBudget, role: Role) -> StopEnd | None:
     if not budget.granted_ms:
         book.logger.warning("shutdown_delegated", because="TimeoutStopSec of the unit leaves no time to stop pods")
         return None

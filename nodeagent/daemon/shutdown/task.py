@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.act.agent import READ_METHODS
-from nodeagent.act.shutdown.executor import RESERVE_MS
 from nodeagent.daemon.loops import wait_for_any
 from nodeagent.daemon.pass_lock import Pause
 from nodeagent.daemon.shutdown.execution import ShutdownInProgress, ShutdownRecorder, rehearse, retention, running
@@ -27,7 +26,7 @@ from nodeagent.host.node import boot_id
 from nodeagent.host.systemd import LogindUnit
 from nodeagent.model.node_stop import LastActivity, StopEnd, StopKind
 from nodeagent.observe.node_role import FRESH_S, ROLE_POLL_S
-from nodeagent.plan.shutdown.phases import fit_phases
+from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
 from nodeagent.runtime.connection import RuntimeConnection, discover_endpoint
 from nodeagent.runtime.cri import CriClient
 from nodeagent.store.history import History
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.host.logind import LogindEvent, ShutdownInhibitor
     from nodeagent.model.node_stop import NodeStop, StoppedPod
-    from nodeagent.plan.shutdown.phases import ShutdownBudget
+    from nodeagent.plan.shutdown.budget import ShutdownBudget
 
 NAME: Final = "shutdown"
 REFRESH_S: Final = 30.0
@@ -218,7 +217,7 @@ class InhibitorTask:
             self._delay = await asyncio.to_thread(read_delay, self._root)
             self._tell_budget()
         if state.held:
-            left = self._budget().left_to_stop_command(self._limit_set_by)
+            left = self._budget().delegated_because
             if left:
                 self._context.loop_statuses.paused(NAME, left, REFRESH_S + _SLACK_S)
             else:
@@ -248,29 +247,21 @@ class InhibitorTask:
         budget = self._budget()
         self._logger.info(
             "shutdown_ready",
-            wanted_s=budget.wanted_ms / 1000,
+            wanted_s=budget.requested_ms / 1000,
             granted_s=budget.granted_ms / 1000,
             limit_s=None if budget.limit_ms is None else budget.limit_ms / 1000,
             phases={each.phase.name: each.granted_ms / 1000 for each in budget.phases},
             at_signal=budget.suffices_at_signal,
             dry_run=self._settings.dry_run,
         )
-        left = budget.left_to_stop_command(self._limit_set_by)
+        left = budget.delegated_because
         for note in (left,) if left else budget.notes:
             self._logger.warning("shutdown_warning", note=note, hint="nodeagent doctor --fix-logind")
 
     def _budget(self) -> ShutdownBudget:
-        limit_us = self._inhibitor.state.limit_us if self._inhibitor is not None else None
-        if limit_us is None:  # a signal came before logind had told
-            limit_us = self._delay.delay_us
-        return fit_phases(
-            self._settings.shutdown.phases, limit_us, reserve_ms=RESERVE_MS, limit_set_by=self._limit_set_by
-        )
-
-    @property
-    def _limit_set_by(self) -> str:
-        winner = self._delay.winner
-        return str(winner.path) if winner is not None else "systemd's default"
+        reported_us = self._inhibitor.state.limit_us if self._inhibitor is not None else None
+        limit = DelayLimit.of_logind(reported_us, self._delay.delay_us, self._delay.set_by)
+        return shutdown_budget(self._settings.shutdown.phases, limit)
 
     # ---- pods at hand
 
@@ -349,7 +340,7 @@ class InhibitorTask:
                 self._release(off)
                 self._news.set()
                 return
-            left = self._budget().left_to_stop_command(self._limit_set_by)
+            left = self._budget().delegated_because
             if left:
                 self._logger.warning("shutdown_delegated", because=left, hint="nodeagent doctor --fix-logind")
                 self._release("logind grants too little time to stop pods")

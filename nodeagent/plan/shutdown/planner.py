@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from nodeagent.model import PodProgress, ShutdownPod
-    from nodeagent.plan.shutdown.phases import PhaseBudget, ShutdownBudget
+    from nodeagent.plan.shutdown.budget import PhaseBudget, ShutdownBudget
 
 SYSTEM_NAMESPACE: Final = "kube-system"
 NO_PROGRESS: Final[Mapping[str, PodProgress]] = MappingProxyType({})

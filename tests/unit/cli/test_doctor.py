@@ -128,7 +128,7 @@ def test_the_drop_in_for_logind_is_written_where_it_is_needed(
 def test_what_the_daemon_keeps_back_counts_against_logind_s_limit(
     made: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed_s: int, verdict: Verdict
 ) -> None:
-    monkeypatch.setattr(shutdown, "ask_logind", lambda: (None, "no bus here"))
+    monkeypatch.setattr(shutdown, "query_logind", lambda: (None, "no bus here"))
     write(tmp_path, "etc/systemd/logind.conf", f"[Login]\nInhibitDelayMaxSec={allowed_s}\n")
     found = {each.check: each for each in doctor._shutdown(made, tmp_path)}
     assert found["logind-delay"].verdict is verdict

@@ -64,10 +64,10 @@ from nodeagent.errors import ConfigError
             "[shutdown]\nby_priority = [{min_priority = 5, seconds = -1}]",
             "shutdown.by_priority.0.seconds = -1: must be at least 0",
         ),
-        ('[shutdown]\nphases = [{name = "x", seconds = 1}]', "phases: shutdown phase 'x' takes no pods"),
+        ('[shutdown]\nphases = [{name = "x", seconds = 1}]', "phases: shutdown phase 'x' selects no pods"),
         (
             '[shutdown]\nphases = [{name = "x", seconds = 1, min_priority = 0, select = [{}]}]',
-            "a selector of shutdown phase 'x' is empty and would take every pod",
+            "a selector of shutdown phase 'x' is empty and would match every pod",
         ),
         (
             "[shutdown]\nby_priority = [{min_priority = 5, seconds = 1}]\nphases = [{name = 'x', seconds = 1}]",

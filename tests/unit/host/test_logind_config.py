@@ -10,12 +10,12 @@ import pytest
 from nodeagent.errors import InhibitorError
 from nodeagent.host.logind_config import (
     DEFAULT_DELAY_US,
-    INFINITY_US,
     own_drop_in,
     parse_span_us,
     read_delay,
     write_drop_in,
 )
+from nodeagent.units import USEC_INFINITY
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,7 +58,7 @@ def winner(root: Path) -> tuple[str, int]:
         ("1m", 60_000_000),
         ("7\u00b5s", 7),
         ("0", 0),
-        ("infinity", INFINITY_US),
+        ("infinity", USEC_INFINITY),
         (" 30 ", 30_000_000),
     ],
 )

@@ -22,7 +22,8 @@ from nodeagent.plan.node_checks import (
     check_state,
     check_stores,
 )
-from nodeagent.plan.shutdown.phases import fit_phases, two_bands
+from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
+from nodeagent.plan.shutdown.phases import two_bands
 from tests.unit.builders import NOW, ago
 
 OK, WARNING, PROBLEM, SKIPPED = Verdict.OK, Verdict.WARNING, Verdict.PROBLEM, Verdict.SKIPPED
@@ -31,7 +32,7 @@ PHASES = two_bands(30.0, 10.0)
 
 def delay(limit_s: float | None, off: str = "") -> Finding:
     limit_us = None if limit_s is None else round(limit_s * 1e6)
-    return check_delay(fit_phases(PHASES, limit_us), off=off, set_by="/etc/x.conf")
+    return check_delay(shutdown_budget(PHASES, DelayLimit(limit_us, "/etc/x.conf"), reserve_ms=0), off=off)
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,14 @@ from nodeagent.errors import RuntimeRequestError, RuntimeUnavailableError
 from nodeagent.model import PodOutcome, ShutdownPod
 from nodeagent.model.node_stop import StoppedPod
 from nodeagent.model.priority import CRITICAL_PRIORITY as CRITICAL
-from nodeagent.plan.shutdown.phases import Phase, fit_phases, two_bands
+from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
+from nodeagent.plan.shutdown.phases import Phase, two_bands
 from tests.support.virtual_time import now_ms, play
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from nodeagent.plan.shutdown.phases import ShutdownBudget
+    from nodeagent.plan.shutdown.budget import ShutdownBudget
 
 TEN_AND_FIVE = two_bands(15, 5)
 
@@ -101,7 +102,7 @@ def run_down(
     async def work() -> SignalReadings:
         phases: list[tuple[int, str]] = []
         run = ShutdownRun(
-            budget or fit_phases(TEN_AND_FIVE, 30_000_000),
+            budget or shutdown_budget(TEN_AND_FIVE, DelayLimit(30_000_000)),
             runtime,
             lambda: now_ms() + elapsed_ms,
             runtime.list_pods,
@@ -154,7 +155,7 @@ def test_containers_of_a_pod_are_told_side_by_side() -> None:
 
 
 def test_scaled_phases_kill_between_whole_seconds() -> None:
-    budget = fit_phases(TEN_AND_FIVE, 5_000_000, reserve_ms=500)
+    budget = shutdown_budget(TEN_AND_FIVE, DelayLimit(5_000_000))
     runtime = Runtime([pod("stubborn"), pod("dns", CRITICAL)], takes_s={"stubborn-c": None, "dns-c": None})
     seen = run_down(runtime, budget)
     assert budget.granted_ms == 4500
@@ -163,7 +164,7 @@ def test_scaled_phases_kill_between_whole_seconds() -> None:
 
 
 def test_what_the_runtime_does_not_answer_is_given_up_before_the_limit() -> None:
-    budget = fit_phases(TEN_AND_FIVE, 10_000_000, reserve_ms=500)
+    budget = shutdown_budget(TEN_AND_FIVE, DelayLimit(10_000_000))
     runtime = Runtime([pod("web"), pod("hung", CRITICAL)], deaf={"hung-c"})
     seen = run_down(runtime, budget)
     assert seen.pods["web"].outcome is PodOutcome.STOPPED
@@ -267,7 +268,7 @@ def test_a_phase_whose_time_is_over_is_killed_at_once() -> None:
 def test_cancelled_it_leaves_alone_what_was_not_told() -> None:
     async def work() -> tuple[Runtime, dict[str, StoppedPod]]:
         runtime = Runtime([pod("web"), pod("dns", CRITICAL)], takes_s={"web-c": 5.0})
-        run = ShutdownRun(fit_phases(TEN_AND_FIVE, None), runtime, now_ms, runtime.list_pods)
+        run = ShutdownRun(shutdown_budget(TEN_AND_FIVE, DelayLimit(None)), runtime, now_ms, runtime.list_pods)
         task = asyncio.ensure_future(run.carry_out(runtime.up))
         await asyncio.sleep(1.0)
         task.cancel()
@@ -307,7 +308,7 @@ def test_order_and_time_hold_whatever_pods_do(
     phases = tuple(
         Phase(str(minimum), each, minimum) for minimum, each in zip((0, 1000, CRITICAL), seconds, strict=True)
     )
-    budget = fit_phases(phases, None if limit_s is None else limit_s * 10**6, reserve_ms=500)
+    budget = shutdown_budget(phases, DelayLimit(None if limit_s is None else limit_s * 10**6))
     up = [pod(f"p{index}", priority, grace_s=grace) for index, (priority, _, grace, _) in enumerate(pods)]
     runtime = Runtime(up, {f"p{index}-c": takes for index, (_, takes, _, _) in enumerate(pods)})
     runtime.deaf = {f"p{index}-c" for index, (*_, deaf) in enumerate(pods) if deaf}

@@ -332,7 +332,7 @@ async def test_limit_too_short_for_the_phases_stops_nothing_at_the_signal(place:
         assert place.running() == {"web", "dns"}
         assert place.files.read_stop() is None
         (left,) = daemon.events("shutdown_delegated")
-        assert "the unit's stop command stops pods within TimeoutStopSec" in left["because"]
+        assert "the unit's stop hook stops pods within TimeoutStopSec" in left["because"]
 
         told = UnitStop(STOPPING, 60_000_000)
         ended = await stop_pods_at_unit_stop(daemon.context.settings, daemon.context.logger, told, this_boot=BOOT)

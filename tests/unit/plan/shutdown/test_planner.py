@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 
 from nodeagent.model import PodOutcome, PodProgress, ShutdownPod
 from nodeagent.model.priority import CRITICAL_PRIORITY, NODE_CRITICAL_PRIORITY
+from nodeagent.plan.shutdown.budget import DelayLimit, ShutdownBudget, shutdown_budget
 from nodeagent.plan.shutdown.phases import (
-    USEC_INFINITY,
     Phase,
     Selector,
-    ShutdownBudget,
     by_priority,
     check_phases,
-    fit_phases,
     two_bands,
 )
 from nodeagent.plan.shutdown.planner import (
@@ -30,6 +28,7 @@ from nodeagent.plan.shutdown.planner import (
     place,
     plan_shutdown,
 )
+from nodeagent.units import USEC_INFINITY
 
 MANY_US = 3600 * 10**6
 FOUR = (
@@ -48,8 +47,10 @@ def pod(uid: str = "a", **more: Any) -> ShutdownPod:
     return ShutdownPod(uid=uid, **{"namespace": "shop", "name": f"pod-{uid}", **more})
 
 
-def budget(phases: tuple[Phase, ...] = FOUR, limit_us: int | None = MANY_US, **more: Any) -> ShutdownBudget:
-    return fit_phases(phases, limit_us, **more)
+def budget(
+    phases: tuple[Phase, ...] = FOUR, limit_us: int | None = MANY_US, limit_set_by: str = "", **more: Any
+) -> ShutdownBudget:
+    return shutdown_budget(phases, DelayLimit(limit_us, limit_set_by), **{"reserve_ms": 0, **more})
 
 
 def uids(plan: ShutdownPlan) -> list[list[str]]:
@@ -98,8 +99,8 @@ def test_a_bad_pair_is_refused(total: float, critical: float, said: str) -> None
         ([(1000, 5), (0, 5)], "must ascend: 'priority-0' with min_priority 0 comes after 'priority-1000' with 1000"),
         ([(0, 5), (0, 6)], "both have min_priority 0"),
         ([(0, 5), (1, -6)], "'priority-1' is negative: -6 seconds"),
-        ([(2**31, 5)], "is no 32-bit number"),
-        ([(-(2**31) - 1, 5)], "is no 32-bit number"),
+        ([(2**31, 5)], "is not a 32-bit number"),
+        ([(-(2**31) - 1, 5)], "is not a 32-bit number"),
     ],
     ids=["descending", "duplicate", "negative", "too-high", "too-low"],
 )
@@ -112,11 +113,11 @@ def test_bad_pairs_are_refused(pairs: list[tuple[int, float]], said: str) -> Non
     ("phases", "said"),
     [
         ((Phase("a", 1, 0), Phase("b", 1, 0)), "'a' and 'b' both have min_priority 0"),
-        ((Phase("a", 1, 0), Phase("a", 1, 1)), "two shutdown phases are called 'a'"),
+        ((Phase("a", 1, 0), Phase("a", 1, 1)), "two shutdown phases have the name 'a'"),
         ((Phase("", 1, 0),), "empty name"),
-        ((Phase("a", 1),), "takes no pods"),
+        ((Phase("a", 1),), "selects no pods"),
         ((Phase("a", 1, None, (Selector(("x",)),)),), "no shutdown phase has a min_priority"),
-        ((Phase("a", 1, 0, (Selector(),)),), "would take every pod"),
+        ((Phase("a", 1, 0, (Selector(),)),), "would match every pod"),
         ((Phase("a", 1, 5), Phase("n", 1, None, (Selector(("x",)),)), Phase("b", 1, 4)), "must ascend"),
     ],
     ids=["duplicate", "name-twice", "no-name", "no-pods", "no-band", "empty-selector", "across-a-selector"],
@@ -173,7 +174,7 @@ def test_an_unread_limit_is_told() -> None:
     fitted = budget(limit_us=None)
     assert not fitted.scaled
     assert fitted.limit_ms is None
-    assert "could not be read" in fitted.notes[0]
+    assert "cannot read the limit" in fitted.notes[0]
 
 
 def test_a_phase_without_time_is_told() -> None:
@@ -201,19 +202,19 @@ def test_time_at_the_signal_suffices_from_two_seconds_on(
 ) -> None:
     fitted = budget(phases, limit_us, reserve_ms=500)
     assert fitted.suffices_at_signal is suffices
-    assert bool(fitted.left_to_stop_command("x.conf")) is not suffices
+    assert bool(fitted.delegated_because) is not suffices
 
 
 def test_time_that_does_not_suffice_is_explained() -> None:
-    assert budget(two_bands(30, 10), 0).left_to_stop_command("/etc/x.conf") == (
+    assert budget(two_bands(30, 10), 0, "/etc/x.conf").delegated_because == (
         "logind waits only 0s (InhibitDelayMaxSec, set by /etc/x.conf), too short for phases of 30s in total: no pod "
-        "is stopped at the signal; the unit's stop command stops pods within TimeoutStopSec"
+        "is stopped at the signal; the unit's stop hook stops pods within TimeoutStopSec"
     )
 
 
 @pytest.mark.parametrize(("limit_us", "reserve_ms"), [(-1, 0), (5, -1)])
 def test_a_senseless_limit_is_refused(limit_us: int, reserve_ms: int) -> None:
-    with pytest.raises(ValueError, match="senseless"):
+    with pytest.raises(ValueError, match="invalid limit"):
         budget(limit_us=limit_us, reserve_ms=reserve_ms)
 
 
@@ -329,7 +330,7 @@ def test_a_phase_that_begins_early_has_more_time() -> None:
 
 
 def test_without_phases_nothing_is_planned() -> None:
-    plan = plan_shutdown(fit_phases((), 5_000_000), [pod()])
+    plan = plan_shutdown(shutdown_budget((), DelayLimit(5_000_000)), [pod()])
     assert (plan.phases, plan.ends_ms, plan.left_ms) == ((), 0, 0)
 
 
@@ -413,13 +414,13 @@ def phase_lists(draw: st.DrawFn) -> tuple[Phase, ...]:
 
 @given(phase_lists(), st.integers(0, 2**64 - 1), st.integers(0, 5000))
 def test_the_time_granted_is_never_over_the_limit(phases: tuple[Phase, ...], limit_us: int, reserve_ms: int) -> None:
-    fitted = fit_phases(phases, limit_us, reserve_ms=reserve_ms)
+    fitted = budget(phases, limit_us, reserve_ms=reserve_ms)
     shares = [share.granted_ms for share in fitted.phases]
-    assert sum(shares) == fitted.granted_ms <= fitted.wanted_ms
+    assert sum(shares) == fitted.granted_ms <= fitted.requested_ms
     assert limit_us == USEC_INFINITY or fitted.granted_ms * 1000 <= limit_us
-    assert all(0 <= share.granted_ms <= share.phase.wanted_ms + 1 for share in fitted.phases)
+    assert all(0 <= share.granted_ms <= share.phase.requested_ms + 1 for share in fitted.phases)
     for share in fitted.phases:
-        exact = share.phase.wanted_ms * fitted.granted_ms / fitted.wanted_ms if fitted.wanted_ms else 0
+        exact = share.phase.requested_ms * fitted.granted_ms / fitted.requested_ms if fitted.requested_ms else 0
         assert abs(share.granted_ms - exact) <= 1.001
 
 
@@ -427,7 +428,7 @@ def test_the_time_granted_is_never_over_the_limit(phases: tuple[Phase, ...], lim
 def test_every_pod_is_in_one_phase_and_nothing_ends_late(
     phases: tuple[Phase, ...], pods: list[ShutdownPod], limit_us: int, elapsed_ms: int
 ) -> None:
-    plan = plan_shutdown(fit_phases(phases, limit_us), pods, elapsed_ms=elapsed_ms)
+    plan = plan_shutdown(budget(phases, limit_us), pods, elapsed_ms=elapsed_ms)
     assert sorted(chain.from_iterable(uids(plan))) == sorted(each.uid for each in pods)
     assert plan.ends_ms <= max(plan.budget.granted_ms, elapsed_ms)
     assert plan.ends_ms * 1000 <= max(limit_us, elapsed_ms * 1000)
@@ -445,7 +446,7 @@ def test_every_pod_is_in_one_phase_and_nothing_ends_late(
 def test_pods_go_in_order_of_priority_and_critical_ones_last(
     phases: tuple[Phase, ...], pods: list[ShutdownPod]
 ) -> None:
-    plan = plan_shutdown(fit_phases(phases, None), pods)
+    plan = plan_shutdown(budget(phases, None), pods)
     last = max(index for index, phase in enumerate(phases) if phase.min_priority is not None)
     highest_so_far = -(2**31)
     for index, phase in enumerate(plan.phases):
@@ -465,12 +466,10 @@ def test_pods_go_in_order_of_priority_and_critical_ones_last(
 def test_input_order_does_not_matter(phases: tuple[Phase, ...], pods: list[ShutdownPod], order: Any) -> None:
     shuffled = list(pods)
     order.shuffle(shuffled)
-    fitted = fit_phases(phases, 30_000_000)
+    fitted = budget(phases, 30_000_000)
     assert plan_shutdown(fitted, pods) == plan_shutdown(fitted, shuffled)
 
 
 @given(phase_lists(), PODS, st.integers(0, 10**8))
 def test_scaling_does_not_change_the_phase(phases: tuple[Phase, ...], pods: list[ShutdownPod], limit_us: int) -> None:
-    assert uids(plan_shutdown(fit_phases(phases, limit_us), pods)) == uids(
-        plan_shutdown(fit_phases(phases, None), pods)
-    )
+    assert uids(plan_shutdown(budget(phases, limit_us), pods)) == uids(plan_shutdown(budget(phases, None), pods))
