@@ -41,7 +41,8 @@ from nodeagent.plan.gc.leaks import plan_leaks
 from nodeagent.plan.gc.saved_plan import plan_id as make_plan_id
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.runtime.connection import RuntimeConnection, discover_endpoint
-from nodeagent.runtime.containerd import ContainerdClient, SnapshotUsage, Stamp
+from nodeagent.runtime.containerd import ContainerdClient
+from nodeagent.runtime.containerd_records import SnapshotUsage, Stamp
 from nodeagent.runtime.cri import CriClient
 from nodeagent.runtime.metadata_graph import SNAPSHOTS, Node
 from nodeagent.runtime.storage_graph import LayerCache, disk_format

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from nodeagent.api.documents import Json
     from nodeagent.config.settings import Settings
     from nodeagent.model import NodeSnapshot
-    from nodeagent.runtime.cri import ImageFsInfo
+    from nodeagent.runtime.cri_messages import ImageFsInfo
 
 _KUBELET_CONFIG = KUBELET_ROOT.relative_to("/") / "config.yaml"
 _WANTED = ("imageGCHighThresholdPercent", "shutdownGracePeriod", "evictionHard")

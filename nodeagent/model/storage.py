@@ -76,7 +76,6 @@ class StorageGraph:
         by_image: CRI image id to indexes into ``pieces``, each index once per image. An image without an entry
             could not be resolved; its size is not known here.
         pending_bytes: what pieces that nothing holds occupy; the runtime's next garbage collection frees it.
-        pending_inodes: likewise.
         records: CRI image id to what the image service says of it.
     """
 
@@ -84,7 +83,6 @@ class StorageGraph:
     by_image: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     records: Mapping[str, ImageRecord] = field(default_factory=dict)
     pending_bytes: int = 0
-    pending_inodes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,8 @@ if TYPE_CHECKING:
         UnreferencedPiece,
     )
     from nodeagent.runtime.containerd import ContainerdClient
-    from nodeagent.runtime.cri import CriClient, RuntimeStatus
+    from nodeagent.runtime.cri import CriClient
+    from nodeagent.runtime.cri_messages import RuntimeStatus
     from nodeagent.runtime.storage_graph import LayerCache
 
 T = TypeVar("T")

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from nodeagent.model import Container, Sandbox
     from nodeagent.model.pods import ContainerTraits
-    from nodeagent.runtime.cri import CriClient, SandboxDetails
+    from nodeagent.runtime.cri import CriClient
+    from nodeagent.runtime.cri_messages import SandboxDetails
 
 _CONCURRENCY: Final = 16
 _WITHIN_S: Final = 10.0

@@ -11,7 +11,7 @@ from nodeagent.host.pod_disk import deadline_in, read_pod_disk
 from nodeagent.host.writable_layers import find_upper_directories, measure_writable_layer
 from nodeagent.model.pressure import Footprint
 from nodeagent.observe.pod_cgroups import total
-from nodeagent.runtime.cri import ContainerUsage
+from nodeagent.runtime.cri_messages import ContainerUsage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

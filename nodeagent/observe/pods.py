@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from nodeagent.model import Container, Sandbox
     from nodeagent.model.kubelet_access import KubeletAccess
     from nodeagent.model.pods import PodHandle, PodSpec, RuntimePod
-    from nodeagent.runtime.cri import ContainerUsage, CriClient
+    from nodeagent.runtime.cri import CriClient
+    from nodeagent.runtime.cri_messages import ContainerUsage
 
 _MANIFESTS_S: Final = 5.0
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from nodeagent.model import FsObservation, NodeSnapshot, UnreferencedPiece
     from nodeagent.observe.node_snapshot import Observer
     from nodeagent.plan.gc.storage_breakdown import Breakdown
-    from nodeagent.runtime.containerd import ContainerdClient, StoredContainer
+    from nodeagent.runtime.containerd import ContainerdClient
+    from nodeagent.runtime.containerd_records import StoredContainer
 
 POD_VOLUMES: Final = KUBELET_ROOT / "pods"
 LARGEST: Final = 10

@@ -11,7 +11,6 @@ from datetime import datetime
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
-from uuid import UUID, uuid5
 
 from nodeagent.units import format_bytes, format_duration
 
@@ -22,8 +21,6 @@ Detail = str | int | float | bool | datetime | tuple[str, ...]
 
 NO_FAILURES: Final[Mapping[str, str]] = MappingProxyType({})
 """No item failed earlier in this pass."""
-
-_CATALOG_NAMESPACE = UUID("5ad9d1f2-6f3f-4c0e-9d0b-5e2f7a6b1c44")
 
 
 class ItemKind(StrEnum):
@@ -266,11 +263,6 @@ class Reason(NamedTuple):
     def sentence(self) -> str:
         """The reason in words, without a full stop."""
         return _SENTENCES[self.code].format_map({key: _shown(key, value) for key, value in self.details.items()})
-
-    @property
-    def catalog_id(self) -> str:
-        """A stable 128-bit id of the code as 32 hexadecimal digits, for a journal message catalog."""
-        return uuid5(_CATALOG_NAMESPACE, self.code.value).hex
 
 
 class Decision(NamedTuple):

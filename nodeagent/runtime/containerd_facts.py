@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from nodeagent.model import Image, Sandbox, StorageGraph
-    from nodeagent.runtime.containerd import ContainerdClient, StoredContainer, StoredImage
+    from nodeagent.runtime.containerd import ContainerdClient
+    from nodeagent.runtime.containerd_records import StoredContainer, StoredImage
 
 PINNED_LABEL = "io.cri-containerd.pinned"
 

@@ -18,14 +18,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from nodeagent.errors import RuntimeRequestError
-from nodeagent.runtime.containerd import GC_LABELS
+from nodeagent.runtime.containerd_records import GC_LABELS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-    from nodeagent.runtime.containerd import (
+    from nodeagent.runtime.containerd import ContainerdClient
+    from nodeagent.runtime.containerd_records import (
         Blob,
-        ContainerdClient,
         Lease,
         LeasedResource,
         Snapshot,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from nodeagent.clock import SystemClock
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeTimeoutError
 from nodeagent.model import Holder, ImageRecord, PieceKind, StorageGraph, StoredPiece, UnreferencedPiece
-from nodeagent.runtime.containerd import SnapshotKind, SnapshotUsage, Stamp
+from nodeagent.runtime.containerd_records import SnapshotKind, SnapshotUsage, Stamp
 from nodeagent.runtime.metadata_graph import (
     CONTENT,
     IMAGES,
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
     from nodeagent.clock import Clock
     from nodeagent.model import Image
-    from nodeagent.runtime.containerd import ContainerdClient, Snapshot, StoredImage
+    from nodeagent.runtime.containerd import ContainerdClient
+    from nodeagent.runtime.containerd_records import Snapshot, StoredImage
     from nodeagent.runtime.metadata_graph import Inventory, Stored
 
 # Directories of a snapshot beside the one its usage counts: its own, and overlay's work directory.
@@ -168,11 +169,7 @@ class LayerCache:
             for node in loose
             if node in usage or (node.kind == CONTENT and node.id not in inventory.foreign)
         ]
-        return replace(
-            _with_holders(layout, kept),
-            pending_bytes=sum(piece.size_bytes for piece in pending),
-            pending_inodes=sum(piece.inodes for piece in pending),
-        )
+        return replace(_with_holders(layout, kept), pending_bytes=sum(piece.size_bytes for piece in pending))
 
     async def find_unreferenced(
         self, client: ContainerdClient, *, snapshotter: str | None = None

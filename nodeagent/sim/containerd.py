@@ -15,7 +15,6 @@ from nodeagent._proto.containerd.services.images.v1 import images_pb2
 from nodeagent._proto.containerd.services.leases.v1 import leases_pb2
 from nodeagent._proto.containerd.services.namespaces.v1 import namespaces_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
-from nodeagent._proto.containerd.services.version.v1 import version_pb2
 from nodeagent._proto.containerd.types import descriptor_pb2
 from nodeagent.sim.messages import nanoseconds
 from nodeagent.sim.store import (
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _BATCH: Final = 100
-_CHUNK_BYTES: Final = 1 << 20
 _GO_ZERO_S: Final = -62135596800  # Go's zero time, the year 1
 _KINDS: Final = {
     SnapshotKind.ACTIVE: snapshots_pb2.ACTIVE,
@@ -60,7 +58,6 @@ class ContainerdServices:
     def methods(self) -> dict[str, dict[str, Callable[..., object]]]:
         """Return the methods by the service's full name and their own."""
         return {
-            "containerd.services.version.v1.Version": {"Version": self.version},
             "containerd.services.namespaces.v1.Namespaces": {"List": self.list_namespaces},
             "containerd.services.images.v1.Images": {
                 "Get": self.get_image,
@@ -71,11 +68,9 @@ class ContainerdServices:
                 "Info": self.blob_info,
                 "List": self.list_blobs,
                 "Delete": self.delete_blob,
-                "Read": self.read_blob,
                 "ListStatuses": self.list_ingests,
             },
             "containerd.services.snapshots.v1.Snapshots": {
-                "Stat": self.stat_snapshot,
                 "List": self.list_snapshots,
                 "Usage": self.snapshot_usage,
                 "Prepare": self.prepare_snapshot,
@@ -91,11 +86,6 @@ class ContainerdServices:
             },
             "containerd.services.containers.v1.Containers": {"List": self.list_containers},
         }
-
-    def version(self, _request: Empty, _namespace: str) -> version_pb2.VersionResponse:
-        """Tell the version."""
-        version = self._profile.runtime_version
-        return version_pb2.VersionResponse(version=version, revision=version)
 
     def list_namespaces(
         self, _request: namespaces_pb2.ListNamespacesRequest, _namespace: str
@@ -154,19 +144,6 @@ class ContainerdServices:
             del self._store.elsewhere[namespace][request.digest]
         return Empty()
 
-    def read_blob(
-        self, request: content_pb2.ReadContentRequest, namespace: str
-    ) -> Iterator[content_pb2.ReadContentResponse]:
-        """Read a blob in pieces; a layer's bytes are zeros."""
-        blob = self._blob(request.digest, namespace)
-        if request.offset > blob.size_bytes:
-            raise RefusedError("OUT_OF_RANGE", "read past object length: out of range")
-        end = min(blob.size_bytes, request.offset + request.size) if request.size else blob.size_bytes
-        for offset in range(request.offset, end, _CHUNK_BYTES):
-            size_bytes = min(_CHUNK_BYTES, end - offset)
-            data = bytes(size_bytes) if blob.data is None else blob.data[offset : offset + size_bytes]
-            yield content_pb2.ReadContentResponse(offset=offset, data=data)
-
     def list_ingests(
         self, _request: content_pb2.ListStatusesRequest, namespace: str
     ) -> content_pb2.ListStatusesResponse:
@@ -185,12 +162,6 @@ class ContainerdServices:
                 for ingest in ingests
             ]
         )
-
-    def stat_snapshot(
-        self, request: snapshots_pb2.StatSnapshotRequest, namespace: str
-    ) -> snapshots_pb2.StatSnapshotResponse:
-        """Tell one snapshot."""
-        return snapshots_pb2.StatSnapshotResponse(info=_snapshot(self._snapshot(request, namespace)))
 
     def list_snapshots(
         self, request: snapshots_pb2.ListSnapshotsRequest, namespace: str
@@ -296,7 +267,7 @@ class ContainerdServices:
 
     def _snapshot(
         self,
-        request: snapshots_pb2.StatSnapshotRequest | snapshots_pb2.UsageRequest | snapshots_pb2.RemoveSnapshotRequest,
+        request: snapshots_pb2.UsageRequest | snapshots_pb2.RemoveSnapshotRequest,
         namespace: str,
     ) -> Snapshot:
         _check_snapshotter(request.snapshotter)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING, Final
 
@@ -11,12 +10,12 @@ from nodeagent.sim.messages import Memo, Messages, nanoseconds
 from nodeagent.sim.store import SNAPSHOTTER, RefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import Callable, Mapping
     from datetime import datetime
 
     from nodeagent.sim.node import SimNode
     from nodeagent.sim.profiles import Profile
-    from nodeagent.sim.workload import SimContainer, SimEvent, SimImage, SimSandbox
+    from nodeagent.sim.workload import SimContainer, SimImage, SimSandbox
 
 _RUNTIME_TYPE: Final = "io.containerd.runc.v2"
 
@@ -53,12 +52,6 @@ class RuntimeService:
             answer.info["config"] = json.dumps(self._config(), separators=(",", ":"))
         return answer
 
-    def runtime_config(self, _request: api.RuntimeConfigRequest) -> api.RuntimeConfigResponse:
-        """Tell the cgroup driver, where the runtime does."""
-        if not self._profile.has_runtime_config:
-            raise RefusedError("UNIMPLEMENTED", "unknown method RuntimeConfig for service runtime.v1.RuntimeService")
-        return api.RuntimeConfigResponse(linux=api.LinuxRuntimeConfiguration(cgroup_driver=api.CGROUPFS))
-
     def list_sandboxes(self, request: api.ListPodSandboxRequest) -> api.ListPodSandboxResponse:
         """List sandboxes."""
         wanted = request.filter
@@ -94,19 +87,6 @@ class RuntimeService:
         """Remove a sandbox and all in it."""
         self._node.remove_sandbox(request.pod_sandbox_id)
         return api.RemovePodSandboxResponse()
-
-    def list_sandbox_stats(self, request: api.ListPodSandboxStatsRequest) -> api.ListPodSandboxStatsResponse:
-        """Tell the usage of ready sandboxes."""
-        wanted = request.filter
-        return api.ListPodSandboxStatsResponse(
-            stats=[
-                self._messages.sandbox_stats(sandbox)
-                for sandbox in self._node.sandboxes.values()
-                if sandbox.ready
-                and sandbox.id.startswith(wanted.id)
-                and _labelled(sandbox.labels, wanted.label_selector)
-            ]
-        )
 
     def list_containers(self, request: api.ListContainersRequest) -> api.ListContainersResponse:
         """List containers in any state."""
@@ -158,20 +138,6 @@ class RuntimeService:
         if not wanted.ByteSize():
             self._stats_answer = (*moment, answer)
         return answer
-
-    async def container_events(self, _request: api.GetEventsRequest) -> AsyncIterator[api.ContainerEventResponse]:
-        """Tell events from now on, without end."""
-        if not self._profile.has_events:
-            raise RefusedError(
-                "UNIMPLEMENTED", "unknown method GetContainerEvents for service runtime.v1.RuntimeService"
-            )
-        queue: asyncio.Queue[SimEvent] = asyncio.Queue()
-        self._node.listeners.append(queue.put_nowait)
-        try:
-            while True:
-                yield self._messages.event(await queue.get())
-        finally:
-            self._node.listeners.remove(queue.put_nowait)
 
     def _candidates(self, request: api.ListContainersRequest) -> list[SimContainer]:
         known = self._node.containers.get(request.filter.id)
@@ -303,10 +269,6 @@ class ImageService:
             self._node.remove_image(reference)
         return api.RemoveImageResponse()
 
-    def pull_image(self, request: api.PullImageRequest) -> api.PullImageResponse:
-        """Pull an image that is there or offered."""
-        return api.PullImageResponse(image_ref=self._messages.image_id(self._node.pull_image(request.image.image).id))
-
     def _remove_as_cri_o(self, reference: str) -> None:
         image_id = self._node.resolve_image(reference)
         if image_id is None:
@@ -326,18 +288,15 @@ def runtime_methods(service: RuntimeService) -> dict[str, Callable[..., object]]
     return {
         "Version": service.version,
         "Status": service.status,
-        "RuntimeConfig": service.runtime_config,
         "ListPodSandbox": service.list_sandboxes,
         "PodSandboxStatus": service.sandbox_status,
         "StopPodSandbox": service.stop_sandbox,
         "RemovePodSandbox": service.remove_sandbox,
-        "ListPodSandboxStats": service.list_sandbox_stats,
         "ListContainers": service.list_containers,
         "ContainerStatus": service.container_status,
         "StopContainer": service.stop_container,
         "RemoveContainer": service.remove_container,
         "ListContainerStats": service.list_container_stats,
-        "GetContainerEvents": service.container_events,
     }
 
 
@@ -348,7 +307,6 @@ def image_methods(service: ImageService) -> dict[str, Callable[..., object]]:
         "ImageStatus": service.image_status,
         "ImageFsInfo": service.fs_info,
         "RemoveImage": service.remove_image,
-        "PullImage": service.pull_image,
     }
 
 

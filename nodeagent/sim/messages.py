@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from nodeagent._proto.runtime.v1 import api_pb2 as api
 from nodeagent.model import ContainerState
-from nodeagent.sim.workload import EventKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from nodeagent.sim.node import SimNode
     from nodeagent.sim.profiles import Profile
-    from nodeagent.sim.workload import SimContainer, SimEvent, SimImage, SimSandbox
+    from nodeagent.sim.workload import SimContainer, SimImage, SimSandbox
 
 Record = TypeVar("Record")
 Built = TypeVar("Built")
@@ -30,12 +29,6 @@ _STATES: Final = {
     ContainerState.RUNNING: api.CONTAINER_RUNNING,
     ContainerState.EXITED: api.CONTAINER_EXITED,
     ContainerState.UNKNOWN: api.CONTAINER_UNKNOWN,
-}
-_EVENTS: Final = {
-    EventKind.CREATED: api.CONTAINER_CREATED_EVENT,
-    EventKind.STARTED: api.CONTAINER_STARTED_EVENT,
-    EventKind.STOPPED: api.CONTAINER_STOPPED_EVENT,
-    EventKind.DELETED: api.CONTAINER_DELETED_EVENT,
 }
 
 
@@ -174,25 +167,6 @@ class Messages:
             stats.memory.CopyFrom(_memory(at, container.working_set_bytes))
         return stats
 
-    def sandbox_stats(self, sandbox: SimSandbox) -> api.PodSandboxStats:
-        """Return an item of ``ListPodSandboxStats``."""
-        at = nanoseconds(self._node.now)
-        running = [each for each in self._node.containers_of(sandbox.id) if each.running]
-        return api.PodSandboxStats(
-            attributes=api.PodSandboxAttributes(
-                id=sandbox.id,
-                metadata=_sandbox_metadata(sandbox),
-                labels=sandbox.labels,
-                annotations=sandbox.annotations,
-            ),
-            linux=api.LinuxPodSandboxStats(
-                cpu=api.CpuUsage(timestamp=at, usage_nano_cores=api.UInt64Value(value=1_000_000 * len(running))),
-                memory=_memory(at, sum(each.working_set_bytes for each in running)),
-                process=api.ProcessUsage(timestamp=at, process_count=api.UInt64Value(value=1 + len(running))),
-                containers=[self.container_stats(each) for each in running],
-            ),
-        )
-
     def usage(self, mountpoint: str, used_bytes: int, inodes_used: int) -> api.FilesystemUsage:
         """Return a filesystem's usage as of now."""
         return api.FilesystemUsage(
@@ -200,17 +174,6 @@ class Messages:
             fs_id=api.FilesystemIdentifier(mountpoint=mountpoint),
             used_bytes=api.UInt64Value(value=used_bytes),
             inodes_used=api.UInt64Value(value=inodes_used),
-        )
-
-    def event(self, event: SimEvent) -> api.ContainerEventResponse:
-        """Return an item of ``GetContainerEvents``."""
-        sandbox = self._node.sandboxes.get(event.sandbox_id)
-        return api.ContainerEventResponse(
-            container_id=event.container_id,
-            container_event_type=_EVENTS[event.kind],
-            created_at=nanoseconds(event.at),
-            pod_sandbox_status=self.sandbox_status(sandbox) if sandbox is not None else None,
-            containers_statuses=[self.container_status(each) for each in self._node.containers_of(event.sandbox_id)],
         )
 
 

@@ -18,7 +18,6 @@ from nodeagent._proto.containerd.services.images.v1 import images_pb2
 from nodeagent._proto.containerd.services.leases.v1 import leases_pb2
 from nodeagent._proto.containerd.services.namespaces.v1 import namespaces_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
-from nodeagent._proto.containerd.services.version.v1 import version_pb2
 from nodeagent._proto.runtime.v1 import api_pb2
 from nodeagent.runtime.serving import service_handler
 from nodeagent.sim.containerd import ContainerdServices
@@ -55,7 +54,6 @@ _SERVICES: Final[dict[str, ServiceDescriptor]] = {
         leases_pb2,
         namespaces_pb2,
         snapshots_pb2,
-        version_pb2,
     )
     for service in module.DESCRIPTOR.services_by_name.values()
 }

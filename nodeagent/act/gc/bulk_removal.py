@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nodeagent.model import Hold, Image, NodeSnapshot
     from nodeagent.plan.decision import Decision
     from nodeagent.plan.gc.images import ImageGCPolicy
-    from nodeagent.runtime.containerd import StoredImage
+    from nodeagent.runtime.containerd_records import StoredImage
 
 T = TypeVar("T")
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from nodeagent.model import Container, Image, NodeSnapshot, Sandbox
-    from nodeagent.runtime.containerd import ContainerdClient, StoredImage
+    from nodeagent.runtime.containerd import ContainerdClient
+    from nodeagent.runtime.containerd_records import StoredImage
     from nodeagent.runtime.cri import CriClient
 
 _CONCURRENCY = 8

@@ -296,19 +296,6 @@ def _goes(item: SavedItem | None) -> bool:
     return item is not None and item.verdict is Verdict.REMOVE
 
 
-def saved_item(decision: Decision) -> SavedItem:
-    """Return a decision as a saved plan would hold it."""
-    return SavedItem(
-        decision.kind,
-        decision.id,
-        decision.name,
-        decision.verdict,
-        decision.reason.code.value,
-        decision.reason.sentence,
-        decision.frees_bytes,
-    )
-
-
 def _digest(value: object) -> str:
     return "sha256:" + hashlib.sha256(_canonical(value)).hexdigest()
 

@@ -176,10 +176,6 @@ class _Content(_Part):
         statuses = [content_pb2.Status(ref="x", expected=digest) for digest in self.store.expected]
         return content_pb2.ListStatusesResponse(statuses=statuses)
 
-    async def Read(self, _request: Message, _context: Context) -> AsyncIterator[Message]:  # noqa: N802
-        yield content_pb2.ReadContentResponse(data=b"abc")
-        yield content_pb2.ReadContentResponse(data=b"def", offset=3)
-
 
 class _Snapshots(_Part):
     async def List(  # noqa: N802

@@ -10,7 +10,8 @@ import pytest
 from nodeagent._proto.runtime.v1 import api_pb2 as api
 from nodeagent.model import ContainerState, Image, RuntimeInfo
 from nodeagent.model.pods import ContainerTraits
-from nodeagent.runtime.cri import CgroupDriver, ContainerEventKind, ContainerResources, CriClient, FilesystemUsage
+from nodeagent.runtime.cri import CriClient
+from nodeagent.runtime.cri_messages import FilesystemUsage
 from tests.unit.runtime.conftest import Fake, cri_handlers, serving
 
 if TYPE_CHECKING:
@@ -66,11 +67,11 @@ def fake() -> Fake:
 @pytest.fixture
 async def cri(socket: Path, fake: Fake, connection: RuntimeConnection) -> AsyncIterator[CriClient]:
     # Handlers are looked up when the server starts, so every method a test may set has to be there by then.
-    for method in ("Version", "Status", "RuntimeConfig", "ListImages", "ImageStatus", "ImageFsInfo", "RemoveImage"):
+    for method in ("Version", "Status", "ListImages", "ImageStatus", "ImageFsInfo", "RemoveImage"):
         fake.answers[method] = (grpc.StatusCode.UNIMPLEMENTED, f"unknown method {method}")
     for method in ("ListPodSandbox", "PodSandboxStatus", "StopPodSandbox", "RemovePodSandbox", "ListContainers"):
         fake.answers[method] = (grpc.StatusCode.NOT_FOUND, "not found")
-    for method in ("ContainerStatus", "StopContainer", "RemoveContainer", "ListContainerStats", "ListPodSandboxStats"):
+    for method in ("ContainerStatus", "StopContainer", "RemoveContainer", "ListContainerStats"):
         fake.answers[method] = (grpc.StatusCode.NOT_FOUND, "not found")
     async with serving(socket, *cri_handlers(fake)):
         yield CriClient(connection)
@@ -86,12 +87,12 @@ async def test_version_carries_the_endpoint(cri: CriClient, fake: Fake, socket: 
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (STATUS_1_6, ("registry.k8s.io/pause:3.6", "overlayfs", "/var/lib/containerd")),
-        (STATUS_1_7, ("registry.k8s.io/pause:3.8", "overlayfs", "/var/lib/containerd")),
-        (STATUS_2, (None, None, "/var/lib/containerd")),
-        (STATUS_CRIO, ("registry.k8s.io/pause:3.10", None, None)),
-        ({"containerd": None, "sandboxImage": 7}, (None, None, None)),
-        ([], (None, None, None)),
+        (STATUS_1_6, ("registry.k8s.io/pause:3.6", "overlayfs")),
+        (STATUS_1_7, ("registry.k8s.io/pause:3.8", "overlayfs")),
+        (STATUS_2, (None, None)),
+        (STATUS_CRIO, ("registry.k8s.io/pause:3.10", None)),
+        ({"containerd": None, "sandboxImage": 7}, (None, None)),
+        ([], (None, None)),
     ],
     ids=["1.6", "1.7", "2.x", "cri-o", "senseless", "list"],
 )
@@ -100,7 +101,7 @@ async def test_status_reads_every_runtimes_config(
 ) -> None:
     fake.answers["Status"] = api.StatusResponse(info={"config": json.dumps(config), "golang": '"go1.19"'})
     status = await cri.status()
-    assert (status.sandbox_image, status.snapshotter, status.root_dir) == expected
+    assert (status.sandbox_image, status.snapshotter) == expected
 
 
 @pytest.mark.parametrize("info", [{}, {"config": "{"}, {"config": ""}], ids=["none", "broken", "empty"])
@@ -112,26 +113,6 @@ async def test_status_without_config_still_has_conditions(cri: CriClient, fake: 
     assert status.ready
     assert status.problems == ("NetworkReady: NetworkPluginNotReady: cni",)
     assert status.sandbox_image is None
-
-
-@pytest.mark.parametrize(
-    ("answer", "driver"),
-    [
-        ((grpc.StatusCode.UNIMPLEMENTED, "unknown method RuntimeConfig"), None),
-        (api.RuntimeConfigResponse(), None),
-        (api.RuntimeConfigResponse(linux=api.LinuxRuntimeConfiguration()), CgroupDriver.SYSTEMD),
-        (
-            api.RuntimeConfigResponse(linux=api.LinuxRuntimeConfiguration(cgroup_driver=api.CGROUPFS)),
-            CgroupDriver.CGROUPFS,
-        ),
-    ],
-    ids=["1.x", "not-linux", "systemd", "cgroupfs"],
-)
-async def test_cgroup_driver_is_detected(
-    cri: CriClient, fake: Fake, answer: object, driver: CgroupDriver | None
-) -> None:
-    fake.answers["RuntimeConfig"] = answer
-    assert await cri.runtime_config() is driver
 
 
 async def test_images_are_one_entry_per_id(cri: CriClient, fake: Fake) -> None:
@@ -248,37 +229,29 @@ async def test_container_states(
 
 
 async def test_container_details(cri: CriClient, fake: Fake) -> None:
-    linux = api.LinuxContainerResources(memory_limit_in_bytes=64 << 20, oom_score_adj=998, unified={"memory.min": "1"})
     volume = api.Mount(container_path="/m", image=api.ImageSpec(image="models:1", image_ref="models@d"))
     fake.answers["ContainerStatus"] = api.ContainerStatusResponse(
         status=api.ContainerStatus(
             id="c",
             state=api.CONTAINER_EXITED,
-            started_at=NS,
             finished_at=NS,
             exit_code=137,
-            reason="OOMKilled",
             log_path="/var/log/pods/p/web/0.log",
             mounts=[volume, volume, api.Mount(host_path="/etc/hosts")],
-            resources=api.ContainerResources(linux=linux),
         )
     )
     details = await cri.container_details("c")
     container = details.container
     assert (container.finished_at, container.exit_code, container.log_path) == (AT, 137, "/var/log/pods/p/web/0.log")
     assert container.volume_images == ("models:1", "models@d")
-    assert (details.started_at, details.reason) == (AT, "OOMKilled")
-    assert details.resources == ContainerResources(64 << 20, oom_score_adj=998, unified={"memory.min": "1"})
 
 
-async def test_running_container_has_no_end_and_empty_resources_are_not_told(cri: CriClient, fake: Fake) -> None:
-    empty = api.ContainerResources(linux=api.LinuxContainerResources())
+async def test_running_container_has_no_finish_time_exit_code_or_log_path(cri: CriClient, fake: Fake) -> None:
     fake.answers["ContainerStatus"] = api.ContainerStatusResponse(
-        status=api.ContainerStatus(id="c", state=api.CONTAINER_RUNNING, resources=empty)
+        status=api.ContainerStatus(id="c", state=api.CONTAINER_RUNNING)
     )
     details = await cri.container_details("c")
     assert (details.container.finished_at, details.container.exit_code, details.container.log_path) == (None,) * 3
-    assert details.resources is None
 
 
 ASKED = {"oom_score_adj": 968, "memory_limit_in_bytes": 64 << 20}
@@ -383,43 +356,10 @@ async def test_stats_tell_zero_from_nothing(cri: CriClient, fake: Fake) -> None:
     running = api.ContainerStats(
         attributes=api.ContainerAttributes(id="c"),
         memory=api.MemoryUsage(working_set_bytes=api.UInt64Value(value=9)),
-        cpu=api.CpuUsage(usage_nano_cores=api.UInt64Value()),
         writable_layer=api.FilesystemUsage(used_bytes=api.UInt64Value(value=4096)),
     )
     exited = api.ContainerStats(attributes=api.ContainerAttributes(id="d"))
     fake.answers["ListContainerStats"] = api.ListContainerStatsResponse(stats=[running, exited])
     first, second = await cri.list_container_stats()
-    assert (first.writable_bytes, first.writable_inodes, first.working_set_bytes, first.cpu_nanocores) == (
-        4096,
-        None,
-        9,
-        0,
-    )
-    assert (second.writable_bytes, second.working_set_bytes, second.cpu_nanocores) == (None, None, None)
-    pod = api.PodSandboxStats(
-        attributes=api.PodSandboxAttributes(id="s", metadata=api.PodSandboxMetadata(uid="u")),
-        linux=api.LinuxPodSandboxStats(
-            process=api.ProcessUsage(process_count=api.UInt64Value(value=3)), containers=[running]
-        ),
-    )
-    fake.answers["ListPodSandboxStats"] = api.ListPodSandboxStatsResponse(stats=[pod])
-    (usage,) = await cri.list_sandbox_stats()
-    assert (usage.sandbox_id, usage.pod_uid, usage.process_count, usage.working_set_bytes) == ("s", "u", 3, None)
-    assert usage.containers == (first,)
-
-
-async def test_events_are_a_stream(socket: Path, connection: RuntimeConnection) -> None:
-    class Events:
-        async def GetContainerEvents(  # noqa: N802 - as on the wire
-            self, _request: object, _context: object
-        ) -> AsyncIterator[api.ContainerEventResponse]:
-            status = api.PodSandboxStatus(id="s")
-            for kind in (api.CONTAINER_STARTED_EVENT, api.CONTAINER_DELETED_EVENT):
-                yield api.ContainerEventResponse(
-                    container_id="c", container_event_type=kind, created_at=NS, pod_sandbox_status=status
-                )
-
-    async with serving(socket, *cri_handlers(Events())):
-        events = [event async for event in CriClient(connection).container_events()]
-    assert [event.kind for event in events] == [ContainerEventKind.STARTED, ContainerEventKind.DELETED]
-    assert (events[0].container_id, events[0].sandbox_id, events[0].occurred_at) == ("c", "s", AT)
+    assert (first.writable_bytes, first.writable_inodes, first.working_set_bytes) == (4096, None, 9)
+    assert (second.writable_bytes, second.working_set_bytes) == (None, None)

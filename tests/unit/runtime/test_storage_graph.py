@@ -8,7 +8,8 @@ import pytest
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent.errors import RuntimeRequestError
 from nodeagent.model import Holder, Image, StorageGraph
-from nodeagent.runtime.containerd import ContainerdClient, SnapshotUsage, Stamp
+from nodeagent.runtime.containerd import ContainerdClient
+from nodeagent.runtime.containerd_records import SnapshotUsage, Stamp
 from nodeagent.runtime.metadata_graph import CONTENT, SNAPSHOTS, Node, references
 from nodeagent.runtime.storage_graph import DiskFormat, LayerCache, disk_format
 from tests.unit.runtime.conftest import REF, FakeContainerd, Store, serving
@@ -345,17 +346,11 @@ async def test_what_nothing_holds_is_pending_until_it_is_collected(client: Conta
     store.blobs["loose"] = (10, {})
     graph = await cache.build(client, [A, B])
     assert graph.pending_bytes == 8192 + 2 * 4096 + 4096
-    assert graph.pending_inodes == 3 + 2 + 1
 
 
 async def test_deleting_a_name_that_is_gone_is_no_error(client: ContainerdClient) -> None:
     assert await client.delete_image("a:1", sync=False)
     assert not await client.delete_image("a:1", sync=True)
-
-
-@pytest.mark.parametrize(("limit", "data"), [(100, b"abcdef"), (3, b"abc"), (4, b"abcd")])
-async def test_reads_content_up_to_a_limit(client: ContainerdClient, limit: int, data: bytes) -> None:
-    assert await client.read_content("m-a", limit_bytes=limit) == data
 
 
 @pytest.mark.parametrize(

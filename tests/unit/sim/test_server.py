@@ -18,14 +18,12 @@ from nodeagent._proto.containerd.services.images.v1 import images_pb2
 from nodeagent._proto.containerd.services.leases.v1 import leases_pb2
 from nodeagent._proto.containerd.services.namespaces.v1 import namespaces_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
-from nodeagent._proto.containerd.services.version.v1 import version_pb2
 from nodeagent._proto.runtime.v1 import api_pb2 as api
 from nodeagent.errors import (
     RuntimeNotFoundError,
     RuntimeRequestError,
     RuntimeTimeoutError,
     RuntimeUnavailableError,
-    RuntimeUnsupportedError,
 )
 from nodeagent.model import ContainerState
 from nodeagent.plan.gc.accounting import LayerLedger
@@ -38,6 +36,7 @@ from nodeagent.sim.node import PAUSE, SimNode
 from nodeagent.sim.profiles import PROFILES
 from nodeagent.sim.scenario import believable_node
 from nodeagent.sim.server import SimServer
+from nodeagent.sim.store import RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -126,12 +125,12 @@ async def test_missing_targets(cri: CriClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("profile", "pinned", "sandbox_image", "has_config", "image_id", "volumes"),
+    ("profile", "pinned", "sandbox_image", "image_id", "volumes"),
     [
-        ("1.6", False, PAUSE, False, False, False),
-        ("1.7", True, PAUSE, False, False, False),
-        ("2.1", True, None, True, False, True),
-        ("cri-o", True, PAUSE, True, True, True),
+        ("1.6", False, PAUSE, False, False),
+        ("1.7", True, PAUSE, False, False),
+        ("2.1", True, None, False, True),
+        ("cri-o", True, PAUSE, True, True),
     ],
 )
 async def test_profiles(  # noqa: PLR0917 - a table
@@ -140,7 +139,6 @@ async def test_profiles(  # noqa: PLR0917 - a table
     profile: str,
     pinned: bool,
     sandbox_image: str | None,
-    has_config: bool,
     image_id: bool,
     volumes: bool,
 ) -> None:
@@ -149,7 +147,6 @@ async def test_profiles(  # noqa: PLR0917 - a table
         assert (await cri.version()).version.startswith(profile if profile != "cri-o" else "1.31")
         assert any(image.pinned for image in await cri.list_images()) == pinned
         assert (await cri.status()).sandbox_image == sandbox_image
-        assert ((await cri.runtime_config()) is not None) == has_config
         serve = (await cri.list_containers())[0]
         assert bool(serve.image_id) == image_id
         assert bool((await cri.container_status(serve.id)).volume_images) == volumes
@@ -178,7 +175,12 @@ async def test_cri_o_keeps_used_images_and_untags_names(node: SimNode, socket: P
 async def test_without_containerds_services(node: SimNode, socket: Path, call: Caller) -> None:
     async with SimServer(node, socket, containerd_api=False) as server:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await call(server, f"{CONTAINERD}version.v1.Version/Version", Empty(), version_pb2.VersionResponse)
+            await call(
+                server,
+                f"{CONTAINERD}namespaces.v1.Namespaces/List",
+                namespaces_pb2.ListNamespacesRequest(),
+                namespaces_pb2.ListNamespacesResponse,
+            )
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -190,7 +192,7 @@ async def test_manifest_config_and_snapshots_lead_to_each_other(node: SimNode, s
         images_pb2.ListImagesResponse,
     )
     assert [image.name for image in names.images] == ["registry.test/a:v1"]
-    manifest = await read_json(call, server, names.images[0].target.digest)
+    manifest = read_json(node, names.images[0].target.digest)
     config_digest = manifest["config"]["digest"]
     assert config_digest == node.resolve_image("registry.test/a:v1")
     (info,) = await call(
@@ -208,18 +210,14 @@ async def test_manifest_config_and_snapshots_lead_to_each_other(node: SimNode, s
         snapshots_pb2.UsageResponse,
     )
     assert usage.size == 5 * MIB
-    config = await read_json(call, server, config_digest)
+    config = read_json(node, config_digest)
     assert len(config["rootfs"]["diff_ids"]) == len(manifest["layers"]) == 2
 
 
-async def read_json(call: Caller, server: SimServer, digest: str) -> dict[str, dict[str, str]]:
-    parts = await call(
-        server,
-        f"{CONTAINERD}content.v1.Content/Read",
-        content_pb2.ReadContentRequest(digest=digest),
-        content_pb2.ReadContentResponse,
-    )
-    document: dict[str, dict[str, str]] = json.loads(b"".join(part.data for part in parts))
+def read_json(node: SimNode, digest: str) -> dict[str, dict[str, str]]:
+    data = node.store.blobs[digest].data
+    assert data is not None
+    document: dict[str, dict[str, str]] = json.loads(data)
     return document
 
 
@@ -433,30 +431,11 @@ async def test_a_restart_drops_calls_and_keeps_the_node(node: SimNode, cri: CriC
         assert len(await CriClient(connection).list_images()) == len(node.images)
 
 
-async def test_events_are_told(node: SimNode, server: SimServer, cri: CriClient) -> None:
-    events = cri.container_events()
-    arrival = asyncio.create_task(server.faults.arrival("GetContainerEvents"))
-    first = asyncio.ensure_future(anext(events))
-    await arrival
-    while not node.listeners:  # the handler runs on this very loop
-        await cri.version()
-    container = node.start_container("registry.test/a:v1")
-    told = [await first, await anext(events), await anext(events)]
-    assert [event.container_id for event in told][1:] == [container.id, container.id]
-    await events.aclose()  # type: ignore[attr-defined]  # an async generator
-
-
-async def test_old_containerd_tells_no_events(node: SimNode, socket: Path) -> None:
-    async with SimServer(node, socket, profile="1.6") as server, RuntimeConnection(server.endpoint) as connection:
-        with pytest.raises(RuntimeUnsupportedError):
-            await anext(CriClient(connection).container_events())
-
-
-async def test_an_offered_image_can_be_pulled(node: SimNode, cri: CriClient) -> None:
+def test_an_offered_image_can_be_pulled(node: SimNode) -> None:
     node.offer("registry.test/new:v1", [Layer("new", MIB)])
-    assert await cri.pull_image("registry.test/new:v1") in node.images
-    with pytest.raises(RuntimeNotFoundError):
-        await cri.pull_image("registry.test/nowhere:v1")
+    assert node.pull_image("registry.test/new:v1").id in node.images
+    with pytest.raises(RefusedError, match="NOT_FOUND"):
+        node.pull_image("registry.test/nowhere:v1")
 
 
 def test_a_socket_path_has_a_limit(tmp_path: Path) -> None:

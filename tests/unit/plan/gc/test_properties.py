@@ -32,7 +32,7 @@ from nodeagent.plan.gc.images import ImageGCPolicy, Spent, images_in_use, plan_i
 from nodeagent.plan.gc.planner import GCPlan, GCPolicy, plan_all, plan_containers
 from nodeagent.plan.gc.pod_logs import PodLogPolicy
 from nodeagent.plan.gc.sandboxes import SandboxGCPolicy
-from nodeagent.plan.gc.saved_plan import SavedItem, SavedPlan, find_drift, saved_item
+from nodeagent.plan.gc.saved_plan import SavedItem, SavedPlan, find_drift
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.plan.pods.deletion import check_pods
 from tests.unit.builders import (
@@ -546,7 +546,19 @@ ANY_ID = st.one_of(
 
 def saved_plan(scope: Scope, policy: GCPolicy, plans: tuple[Plan, ...], forged: Iterable[str]) -> SavedPlan:
     """Return a plan that lists what ``plans`` remove and, as if forged, further ids."""
-    items = [saved_item(each) for plan in plans for each in plan.removals]
+    items = [
+        SavedItem(
+            each.kind,
+            each.id,
+            each.name,
+            each.verdict,
+            each.reason.code.value,
+            each.reason.sentence,
+            each.frees_bytes,
+        )
+        for plan in plans
+        for each in plan.removals
+    ]
     extra = [SavedItem(ItemKind.IMAGE, each, each, Verdict.REMOVE, "all-unused", "", None) for each in forged]
     return SavedPlan("id", NOW, NOW + timedelta(hours=1), "node", scope, policy, (*items, *extra))
 

@@ -26,7 +26,7 @@ from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\nAnodeagent/_proto/containerd/services/snapshots/v1/snapshots.proto\x12 containerd.services.snapshots.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xad\x02\n\x04Info\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06parent\x18\x02 \x01(\t\x12\x34\n\x04kind\x18\x03 \x01(\x0e\x32&.containerd.services.snapshots.v1.Kind\x12.\n\ncreated_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nupdated_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x42\n\x06labels\x18\x06 \x03(\x0b\x32\x32.containerd.services.snapshots.v1.Info.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"J\n\x16PrepareSnapshotRequest\x12\x13\n\x0bsnapshotter\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0e\n\x06parent\x18\x03 \x01(\t\"\x19\n\x17PrepareSnapshotResponse\"7\n\x13StatSnapshotRequest\x12\x13\n\x0bsnapshotter\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\"L\n\x14StatSnapshotResponse\x12\x34\n\x04info\x18\x01 \x01(\x0b\x32&.containerd.services.snapshots.v1.Info\"<\n\x14ListSnapshotsRequest\x12\x13\n\x0bsnapshotter\x18\x01 \x01(\t\x12\x0f\n\x07\x66ilters\x18\x02 \x03(\t\"M\n\x15ListSnapshotsResponse\x12\x34\n\x04info\x18\x01 \x03(\x0b\x32&.containerd.services.snapshots.v1.Info\"0\n\x0cUsageRequest\x12\x13\n\x0bsnapshotter\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\"-\n\rUsageResponse\x12\x0c\n\x04size\x18\x01 \x01(\x03\x12\x0e\n\x06inodes\x18\x02 \x01(\x03\"9\n\x15RemoveSnapshotRequest\x12\x13\n\x0bsnapshotter\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\"%\n\x0e\x43leanupRequest\x12\x13\n\x0bsnapshotter\x18\x01 \x01(\t*8\n\x04Kind\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x08\n\x04VIEW\x10\x01\x12\n\n\x06\x41\x43TIVE\x10\x02\x12\r\n\tCOMMITTED\x10\x03\x32\x97\x05\n\tSnapshots\x12~\n\x07Prepare\x12\x38.containerd.services.snapshots.v1.PrepareSnapshotRequest\x1a\x39.containerd.services.snapshots.v1.PrepareSnapshotResponse\x12u\n\x04Stat\x12\x35.containerd.services.snapshots.v1.StatSnapshotRequest\x1a\x36.containerd.services.snapshots.v1.StatSnapshotResponse\x12y\n\x04List\x12\x36.containerd.services.snapshots.v1.ListSnapshotsRequest\x1a\x37.containerd.services.snapshots.v1.ListSnapshotsResponse0\x01\x12h\n\x05Usage\x12..containerd.services.snapshots.v1.UsageRequest\x1a/.containerd.services.snapshots.v1.UsageResponse\x12Y\n\x06Remove\x12\x37.containerd.services.snapshots.v1.RemoveSnapshotRequest\x1a\x16.google.protobuf.Empty\x12S\n\x07\x43leanup\x12\x30.containerd.services.snapshots.v1.CleanupRequest\x1a\x16.google.protobuf.Emptyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\nAnodeagent/_proto/containerd/services/snapshots/v1/snapshots.proto\x12 containerd.services.snapshots.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xad\x02\n\x04Info\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06parent\x18\x02 \x01(\t\x12\x34\n\x04kind\x18\x03 \x01(\x0e\x32&.containerd.services.snapshots.v1.Kind\x12.\n\ncreated_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nupdated_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x42\n\x06labels\x18\x06 \x03(\x0b\x32\x32.containerd.services.snapshots.v1.Info.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"J\n\x16PrepareSnapshotRequest\x12\x13\n\x0bsnapshotter\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0e\n\x06parent\x18\x03 \x01(\t\"\x19\n\x17PrepareSnapshotResponse\"<\n\x14ListSnapshotsRequest\x12\x13\n\x0bsnapshotter\x18\x01 \x01(\t\x12\x0f\n\x07\x66ilters\x18\x02 \x03(\t\"M\n\x15ListSnapshotsResponse\x12\x34\n\x04info\x18\x01 \x03(\x0b\x32&.containerd.services.snapshots.v1.Info\"0\n\x0cUsageRequest\x12\x13\n\x0bsnapshotter\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\"-\n\rUsageResponse\x12\x0c\n\x04size\x18\x01 \x01(\x03\x12\x0e\n\x06inodes\x18\x02 \x01(\x03\"9\n\x15RemoveSnapshotRequest\x12\x13\n\x0bsnapshotter\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\"%\n\x0e\x43leanupRequest\x12\x13\n\x0bsnapshotter\x18\x01 \x01(\t*8\n\x04Kind\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x08\n\x04VIEW\x10\x01\x12\n\n\x06\x41\x43TIVE\x10\x02\x12\r\n\tCOMMITTED\x10\x03\x32\xa0\x04\n\tSnapshots\x12~\n\x07Prepare\x12\x38.containerd.services.snapshots.v1.PrepareSnapshotRequest\x1a\x39.containerd.services.snapshots.v1.PrepareSnapshotResponse\x12y\n\x04List\x12\x36.containerd.services.snapshots.v1.ListSnapshotsRequest\x1a\x37.containerd.services.snapshots.v1.ListSnapshotsResponse0\x01\x12h\n\x05Usage\x12..containerd.services.snapshots.v1.UsageRequest\x1a/.containerd.services.snapshots.v1.UsageResponse\x12Y\n\x06Remove\x12\x37.containerd.services.snapshots.v1.RemoveSnapshotRequest\x1a\x16.google.protobuf.Empty\x12S\n\x07\x43leanup\x12\x30.containerd.services.snapshots.v1.CleanupRequest\x1a\x16.google.protobuf.Emptyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,8 +35,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_INFO_LABELSENTRY']._loaded_options = None
   _globals['_INFO_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_KIND']._serialized_start=1043
-  _globals['_KIND']._serialized_end=1099
+  _globals['_KIND']._serialized_start=908
+  _globals['_KIND']._serialized_end=964
   _globals['_INFO']._serialized_start=166
   _globals['_INFO']._serialized_end=467
   _globals['_INFO_LABELSENTRY']._serialized_start=422
@@ -45,22 +45,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PREPARESNAPSHOTREQUEST']._serialized_end=543
   _globals['_PREPARESNAPSHOTRESPONSE']._serialized_start=545
   _globals['_PREPARESNAPSHOTRESPONSE']._serialized_end=570
-  _globals['_STATSNAPSHOTREQUEST']._serialized_start=572
-  _globals['_STATSNAPSHOTREQUEST']._serialized_end=627
-  _globals['_STATSNAPSHOTRESPONSE']._serialized_start=629
-  _globals['_STATSNAPSHOTRESPONSE']._serialized_end=705
-  _globals['_LISTSNAPSHOTSREQUEST']._serialized_start=707
-  _globals['_LISTSNAPSHOTSREQUEST']._serialized_end=767
-  _globals['_LISTSNAPSHOTSRESPONSE']._serialized_start=769
-  _globals['_LISTSNAPSHOTSRESPONSE']._serialized_end=846
-  _globals['_USAGEREQUEST']._serialized_start=848
-  _globals['_USAGEREQUEST']._serialized_end=896
-  _globals['_USAGERESPONSE']._serialized_start=898
-  _globals['_USAGERESPONSE']._serialized_end=943
-  _globals['_REMOVESNAPSHOTREQUEST']._serialized_start=945
-  _globals['_REMOVESNAPSHOTREQUEST']._serialized_end=1002
-  _globals['_CLEANUPREQUEST']._serialized_start=1004
-  _globals['_CLEANUPREQUEST']._serialized_end=1041
-  _globals['_SNAPSHOTS']._serialized_start=1102
-  _globals['_SNAPSHOTS']._serialized_end=1765
+  _globals['_LISTSNAPSHOTSREQUEST']._serialized_start=572
+  _globals['_LISTSNAPSHOTSREQUEST']._serialized_end=632
+  _globals['_LISTSNAPSHOTSRESPONSE']._serialized_start=634
+  _globals['_LISTSNAPSHOTSRESPONSE']._serialized_end=711
+  _globals['_USAGEREQUEST']._serialized_start=713
+  _globals['_USAGEREQUEST']._serialized_end=761
+  _globals['_USAGERESPONSE']._serialized_start=763
+  _globals['_USAGERESPONSE']._serialized_end=808
+  _globals['_REMOVESNAPSHOTREQUEST']._serialized_start=810
+  _globals['_REMOVESNAPSHOTREQUEST']._serialized_end=867
+  _globals['_CLEANUPREQUEST']._serialized_start=869
+  _globals['_CLEANUPREQUEST']._serialized_end=906
+  _globals['_SNAPSHOTS']._serialized_start=967
+  _globals['_SNAPSHOTS']._serialized_end=1511
 # @@protoc_insertion_point(module_scope)

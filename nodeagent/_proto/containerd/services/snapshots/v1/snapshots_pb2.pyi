@@ -140,48 +140,6 @@ class PrepareSnapshotResponse(_message.Message):
 Global___PrepareSnapshotResponse: _TypeAlias = PrepareSnapshotResponse  # noqa: Y015
 
 @_typing.final
-class StatSnapshotRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SNAPSHOTTER_FIELD_NUMBER: _builtins.int
-    KEY_FIELD_NUMBER: _builtins.int
-    snapshotter: _builtins.str
-    key: _builtins.str
-    def __init__(
-        self,
-        *,
-        snapshotter: _builtins.str = ...,
-        key: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "snapshotter", b"snapshotter"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___StatSnapshotRequest: _TypeAlias = StatSnapshotRequest  # noqa: Y015
-
-@_typing.final
-class StatSnapshotResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    INFO_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def info(self) -> Global___Info: ...
-    def __init__(
-        self,
-        *,
-        info: Global___Info | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["info", b"info"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["info", b"info"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___StatSnapshotResponse: _TypeAlias = StatSnapshotResponse  # noqa: Y015
-
-@_typing.final
 class ListSnapshotsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

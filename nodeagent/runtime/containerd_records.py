@@ -1,0 +1,179 @@
+"""Records of containerd's metadata store, decoded from the messages of its services."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from google.protobuf.timestamp_pb2 import Timestamp
+
+    from nodeagent._proto.containerd.services.content.v1 import content_pb2
+    from nodeagent._proto.containerd.services.images.v1 import images_pb2
+
+GC_LABELS = "containerd.io/gc."
+
+_NO_LABELS: Mapping[str, str] = MappingProxyType({})
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class SnapshotKind(StrEnum):
+    """Whether a snapshot is an unpacked layer, a writable layer or a read-only mount. Source: ``snapshots.v1.Kind``."""
+
+    UNKNOWN = "unknown"
+    VIEW = "view"
+    ACTIVE = "active"
+    COMMITTED = "committed"
+
+
+_KINDS = {
+    snapshots_pb2.VIEW: SnapshotKind.VIEW,
+    snapshots_pb2.ACTIVE: SnapshotKind.ACTIVE,
+    snapshots_pb2.COMMITTED: SnapshotKind.COMMITTED,
+}
+
+
+class Stamp(NamedTuple):
+    """A timestamp as containerd sent it: cheap to compare, converted to a datetime on access only."""
+
+    seconds: int
+    nanos: int
+
+    @property
+    def at(self) -> datetime | None:
+        """The time; ``None`` for Go's zero time and where none was sent."""
+        return _EPOCH + timedelta(seconds=self.seconds, microseconds=self.nanos // 1000) if self.seconds > 0 else None
+
+
+class StoredImage(NamedTuple):
+    """One image name and its target blob. Source: ``images.v1.Image``."""
+
+    name: str
+    target: str
+    labels: Mapping[str, str]
+    created: Stamp
+    updated: Stamp
+
+
+class Blob(NamedTuple):
+    """One blob of the content store. Source: ``content.v1.Info``.
+
+    Attributes:
+        labels: garbage collection labels only; a node has too many blobs to cache the others.
+        record_bytes: length of the encoded record.
+    """
+
+    digest: str
+    size_bytes: int
+    labels: Mapping[str, str]
+    created: Stamp
+    record_bytes: int = 0
+
+
+class Snapshot(NamedTuple):
+    """One snapshot; ``parent`` is empty for a bottom layer. Source: ``snapshots.v1.Info``.
+
+    Attributes:
+        labels: garbage collection labels only.
+        record_bytes: length of the encoded record.
+    """
+
+    key: str
+    parent: str
+    kind: SnapshotKind
+    labels: Mapping[str, str]
+    created: Stamp
+    record_bytes: int = 0
+
+
+class SnapshotUsage(NamedTuple):
+    """Disk usage of one snapshot without its parents. Source: ``snapshots.v1.UsageResponse``."""
+
+    size_bytes: int
+    inodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredContainer:
+    """A container record. Source: ``containers.v1.Container``."""
+
+    id: str
+    image: str
+    snapshotter: str
+    snapshot_key: str
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A lease. Source: ``leases.v1.Lease``."""
+
+    id: str
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedResource:
+    """A resource referenced by a lease. Source: ``leases.v1.Resource``.
+
+    Attributes:
+        id: a digest, an ingest's reference or a snapshot's key.
+        type: ``content``, ``ingests`` or ``snapshots/NAME``; newer servers also have ``images``.
+    """
+
+    id: str
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ingest:
+    """A blob being written; ``expected`` is its digest where the writer declared it. Source: ``content.v1.Status``."""
+
+    reference: str
+    expected: str
+
+
+def decode_stored_image(message: images_pb2.Image) -> StoredImage:
+    """Return one image name."""
+    return StoredImage(
+        message.name,
+        message.target.digest,
+        dict(message.labels),
+        _stamp(message.created_at),
+        _stamp(message.updated_at),
+    )
+
+
+def decode_blob(message: content_pb2.Info) -> Blob:
+    """Return one blob with its garbage collection labels."""
+    return Blob(
+        message.digest, message.size, _gc_labels(message.labels), _stamp(message.created_at), message.ByteSize()
+    )
+
+
+def decode_snapshot(message: snapshots_pb2.Info) -> Snapshot:
+    """Return one snapshot with its garbage collection labels."""
+    return Snapshot(
+        message.name,
+        message.parent,
+        _KINDS.get(message.kind, SnapshotKind.UNKNOWN),
+        _gc_labels(message.labels),
+        _stamp(message.created_at),
+        message.ByteSize(),
+    )
+
+
+def _stamp(message: Timestamp) -> Stamp:
+    return Stamp(message.seconds, message.nanos)
+
+
+def _gc_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
+    names = [name for name in labels if name.startswith(GC_LABELS)]
+    return {name: labels[name] for name in names} if names else _NO_LABELS

@@ -1,0 +1,334 @@
+"""Values decoded from CRI messages, and the decoders.
+
+Protobuf messages become values of :mod:`nodeagent.model`, or of this module where only one reader uses them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from nodeagent._proto.runtime.v1 import api_pb2 as api
+from nodeagent.model import Container, ContainerState, Image, Sandbox
+from nodeagent.model.pods import ContainerTraits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_CONTAINER_STATES = {
+    api.CONTAINER_CREATED: ContainerState.CREATED,
+    api.CONTAINER_RUNNING: ContainerState.RUNNING,
+    api.CONTAINER_EXITED: ContainerState.EXITED,
+}
+_NO_TRAITS = ContainerTraits()
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeStatus:
+    """Status and configuration reported by the runtime.
+
+    Attributes:
+        ready: the condition ``RuntimeReady``.
+        problems: every condition that is false, as ``Type: Reason: Message``.
+        sandbox_image: the configured sandbox (pause) image; ``None`` where not reported (containerd 2.x).
+        snapshotter: the configured snapshotter; ``None`` where not reported (containerd 2.x, other runtimes).
+
+    Source: CRI ``StatusResponse``; the last two from the JSON under ``info["config"]``.
+    """
+
+    ready: bool
+    problems: tuple[str, ...] = ()
+    sandbox_image: str | None = None
+    snapshotter: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FilesystemUsage:
+    """A filesystem named by the runtime, with its reported usage; ``None`` where not reported."""
+
+    mountpoint: str
+    used_bytes: int | None = None
+    inodes_used: int | None = None
+    observed_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFsInfo:
+    """Filesystems of images and writable layers.
+
+    Attributes:
+        images: the image filesystems.
+        containers: the filesystems of writable layers; empty on runtimes that do not separate them.
+
+    Source: CRI ``ImageFsInfoResponse``.
+    """
+
+    images: tuple[FilesystemUsage, ...] = ()
+    containers: tuple[FilesystemUsage, ...] = ()
+
+    @property
+    def image_mountpoints(self) -> tuple[str, ...]:
+        """Distinct mount points of the image filesystems."""
+        return tuple(dict.fromkeys(each.mountpoint for each in self.images))
+
+    @property
+    def container_mountpoints(self) -> tuple[str, ...]:
+        """Distinct mount points of the container filesystems; those of images where none is reported."""
+        separate = tuple(dict.fromkeys(each.mountpoint for each in self.containers))
+        return separate or self.image_mountpoints
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxDetails:
+    """A sandbox with the fields of its verbose status.
+
+    Attributes:
+        sandbox: with its own image and log directory where reported.
+        cgroup_parent: as set by the kubelet; empty where not reported.
+        cgroups_path: of the sandbox's own process; empty where not reported.
+    """
+
+    sandbox: Sandbox
+    cgroup_parent: str = ""
+    cgroups_path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerDetails:
+    """A container with the fields of its status.
+
+    Attributes:
+        container: with every field of the model that the status reports.
+        traits: read from a verbose status, on old runtimes too; all unknown in a plain status.
+    """
+
+    container: Container
+    traits: ContainerTraits = _NO_TRAITS
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerUsage:
+    """Measured usage of a container; ``None`` where not reported. Source: CRI ``ContainerStats``."""
+
+    container_id: str
+    writable_bytes: int | None = None
+    writable_inodes: int | None = None
+    working_set_bytes: int | None = None
+
+
+def decode_status(message: api.StatusResponse) -> RuntimeStatus:
+    """Return the conditions and the part of the configuration that the runtime reports."""
+    conditions = message.status.conditions
+    config = _parse_json(message.info.get("config", ""))
+    return RuntimeStatus(
+        ready=any(condition.type == "RuntimeReady" and condition.status for condition in conditions),
+        problems=tuple(
+            ": ".join(filter(None, (condition.type, condition.reason, condition.message)))
+            for condition in conditions
+            if not condition.status
+        ),
+        sandbox_image=_text(config, "sandboxImage") or _text(config, "pinned_images", "sandbox") or None,
+        snapshotter=_text(config, "containerd", "snapshotter") or None,
+    )
+
+
+def decode_images(messages: Iterable[api.Image]) -> tuple[Image, ...]:
+    """Return the images in the runtime's order, one per id; names of repeated entries are merged."""
+    images: dict[str, Image] = {}
+    for message in messages:
+        image = decode_image(message)
+        known = images.get(image.id)
+        images[image.id] = image if known is None else _merge(known, image)
+    return tuple(images.values())
+
+
+def decode_image(message: api.Image) -> Image:
+    """Return one image; a reported size of 0 is unknown."""
+    return Image(
+        message.id, tuple(message.repo_tags), tuple(message.repo_digests), message.size or None, message.pinned
+    )
+
+
+def _merge(first: Image, second: Image) -> Image:
+    return Image(
+        first.id,
+        _union(first.repo_tags, second.repo_tags),
+        _union(first.repo_digests, second.repo_digests),
+        first.size_bytes or second.size_bytes,
+        first.pinned or second.pinned,
+    )
+
+
+def _union(first: Iterable[str], second: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*first, *second)))
+
+
+def decode_sandbox(message: api.PodSandbox | api.PodSandboxStatus) -> Sandbox:
+    """Return a sandbox without its own image and log directory."""
+    metadata = message.metadata
+    return Sandbox(
+        id=message.id,
+        name=metadata.name,
+        namespace=metadata.namespace,
+        uid=metadata.uid,
+        ready=message.state == api.SANDBOX_READY,
+        attempt=metadata.attempt,
+        created_at=_instant(message.created_at),
+        labels=dict(message.labels),
+        annotations=dict(message.annotations),
+        runtime_handler=message.runtime_handler,
+    )
+
+
+def decode_sandbox_details(message: api.PodSandboxStatusResponse) -> SandboxDetails:
+    """Return a sandbox with the fields of its verbose status."""
+    info = _parse_json(message.info.get("info", ""))
+    listed = decode_sandbox(message.status)
+    sandbox = replace(
+        listed,
+        runtime_handler=listed.runtime_handler or _text(info, "runtimeHandler"),
+        image=_text(info, "image"),
+        log_directory=_text(info, "config", "log_directory") or None,
+    )
+    return SandboxDetails(
+        sandbox,
+        cgroup_parent=_text(info, "config", "linux", "cgroup_parent"),
+        cgroups_path=_text(info, "runtimeSpec", "linux", "cgroupsPath"),
+    )
+
+
+def decode_container(message: api.Container) -> Container:
+    """Return a container without the fields that only its status has."""
+    metadata = message.metadata
+    return Container(
+        message.id,
+        metadata.name,
+        message.pod_sandbox_id,
+        _CONTAINER_STATES.get(message.state, ContainerState.UNKNOWN),
+        metadata.attempt,
+        _instant(message.created_at),
+        message.image_ref,
+        message.image_id,
+        message.image.image,
+        dict(message.labels),
+        dict(message.annotations),
+    )
+
+
+def decode_container_details(message: api.ContainerStatusResponse) -> ContainerDetails:
+    """Return a container with the fields of its status; a status has no sandbox id."""
+    status = message.status
+    state = _CONTAINER_STATES.get(status.state, ContainerState.UNKNOWN)
+    container = Container(
+        id=status.id,
+        name=status.metadata.name,
+        sandbox_id="",
+        state=state,
+        attempt=status.metadata.attempt,
+        created_at=_instant(status.created_at),
+        image_ref=status.image_ref,
+        image_id=status.image_id,
+        image_name=status.image.image,
+        labels=dict(status.labels),
+        annotations=dict(status.annotations),
+        finished_at=_instant(status.finished_at),
+        exit_code=status.exit_code if state is ContainerState.EXITED else None,
+        log_path=status.log_path or None,
+        volume_images=_volume_images(status.mounts),
+    )
+    return ContainerDetails(container, _traits(_parse_json(message.info.get("info", "")), status.resources.linux))
+
+
+def _traits(info: object, resources: api.LinuxContainerResources) -> ContainerTraits:
+    """Return the traits in a verbose status.
+
+    The OOM score is taken from the configuration the container was created with, where reported, since a runtime
+    that may not lower the score writes a different one into the runtime specification. In that configuration a field
+    of 0 is omitted. Resources without any field set are not reported (runtimes before CRI had them).
+    """
+    if not isinstance(info, dict):
+        return _NO_TRAITS
+    reported = bool(resources.ByteSize())
+    configured = _at_path(info, "config", "linux", "resources")
+    limit = _int(info, "runtimeSpec", "linux", "resources", "memory", "limit")
+    if isinstance(configured, dict):
+        score: int | None = _int(configured, "oom_score_adj") or 0
+        limit = limit or _int(configured, "memory_limit_in_bytes") or 0
+    else:
+        score = _int(info, "runtimeSpec", "process", "oomScoreAdj")
+        if reported and score is None:
+            score = resources.oom_score_adj
+    if reported:
+        limit = resources.memory_limit_in_bytes
+    elif limit is None and _at_path(info, "runtimeSpec", "linux", "resources") is not None:
+        limit = 0
+    return ContainerTraits(score, limit, _text(info, "runtimeSpec", "linux", "cgroupsPath"), _int(info, "pid") or None)
+
+
+def _volume_images(mounts: Iterable[api.Mount]) -> tuple[str, ...]:
+    references = (name for mount in mounts for name in (mount.image.image, mount.image.image_ref) if name)
+    return tuple(dict.fromkeys(references))
+
+
+def decode_filesystem(message: api.FilesystemUsage) -> FilesystemUsage:
+    """Return a filesystem's usage; a field that is absent in the message is ``None``, not 0."""
+    return FilesystemUsage(
+        message.fs_id.mountpoint,
+        message.used_bytes.value if message.HasField("used_bytes") else None,
+        message.inodes_used.value if message.HasField("inodes_used") else None,
+        _instant(message.timestamp),
+    )
+
+
+def decode_container_usage(message: api.ContainerStats) -> ContainerUsage:
+    """Return the usage of a container.
+
+    containerd measures layers every ten seconds and reports 0 at time 0 until then: such a layer is unmeasured, not
+    empty.
+    """
+    layer, memory = decode_filesystem(message.writable_layer), message.memory
+    if not layer.used_bytes and layer.observed_at is None:
+        layer = FilesystemUsage(layer.mountpoint)
+    return ContainerUsage(
+        message.attributes.id,
+        layer.used_bytes,
+        layer.inodes_used,
+        memory.working_set_bytes.value if memory.HasField("working_set_bytes") else None,
+    )
+
+
+def _instant(nanoseconds: int) -> datetime | None:
+    """Return the time; ``None`` for 0 and for the year 1, the encoding of Go's zero time."""
+    return _EPOCH + timedelta(microseconds=nanoseconds // 1000) if nanoseconds > 0 else None
+
+
+def _parse_json(text: str) -> object:
+    """Return the JSON of a verbose status; ``None`` if invalid, as CRI does not specify its form."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _at_path(document: object, *path: str) -> object:
+    """Return the value at a path of keys; ``None`` if absent."""
+    for key in path:
+        if not isinstance(document, dict):
+            return None
+        document = document.get(key)
+    return document
+
+
+def _text(document: object, *path: str) -> str:
+    """Return the string at a path of keys; empty if absent."""
+    found = _at_path(document, *path)
+    return found if isinstance(found, str) else ""
+
+
+def _int(document: object, *path: str) -> int | None:
+    """Return the integer at a path of keys; ``None`` if absent."""
+    found = _at_path(document, *path)
+    return found if isinstance(found, int) and not isinstance(found, bool) else None
