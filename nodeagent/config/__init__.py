@@ -1,5 +1,6 @@
-"""The configuration: a closed set of typed settings, read from TOML, checked as a whole before anything starts.
+"""The configuration: a closed set of typed settings, read from TOML and validated as a whole before any start.
 
 The models are the only description of a setting: reference, commented default file and error texts are generated from
-them. The daemon works with :class:`~nodeagent.config.settings.Settings`, which does not import them.
+them. The daemon uses :class:`~nodeagent.config.settings.Settings`, which does not import them: pydantic would cost
+every process of the agent memory and start time.
 """

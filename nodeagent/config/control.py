@@ -1,4 +1,4 @@
-"""The agent's own socket, in the terms of the daemon."""
+"""Settings of the control API, as the daemon uses them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ DEFAULT_SOCKET: Final = Path("/run/nodeagent/control.sock")
 
 @dataclass(frozen=True, slots=True)
 class ControlSettings:
-    """Checked settings.
+    """Validated settings of the control API.
 
     Attributes:
-        socket: where the agent listens; ``None`` for not at all.
-        group: whose members may ask it.
-        group_may_act: whether they may also have it do something.
+        socket: path of the control socket; ``None`` disables the control API.
+        group: group with read access.
+        group_may_act: whether the group also has write access.
     """
 
     socket: Path | None = DEFAULT_SOCKET

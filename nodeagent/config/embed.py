@@ -9,17 +9,17 @@ from nodeagent.config.toml_writer import embed_reference
 
 
 def main(arguments: list[str]) -> int:
-    """Run ``embed [--check] FILE``; return 1 if a checked file is out of date."""
+    """Run ``embed [--check] FILE``; return the exit code: 1 for a checked file that is out of date."""
     *options, name = arguments
     path = Path(name)
     text = path.read_text(encoding="utf-8")
-    fresh = embed_reference(text)
+    updated = embed_reference(text)
     if options == ["--check"]:
-        if fresh != text:
+        if updated != text:
             sys.stderr.write(f"{path}: the configuration reference is out of date; run `make docs`\n")
             return 1
         return 0
-    path.write_text(fresh, encoding="utf-8")
+    path.write_text(updated, encoding="utf-8")
     return 0
 
 

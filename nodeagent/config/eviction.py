@@ -1,4 +1,4 @@
-"""How pods are evicted, and where more is known of them, in the terms of the daemon."""
+"""Settings of pod eviction and of the sources of pod facts, as the daemon uses them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StallSettings:
-    """When stalled tasks wake the loop.
+    """PSI triggers of the eviction loop.
 
     Attributes:
-        memory_us: how long tasks have to stall for memory within the window; 0 to not watch it.
-        io_us: likewise for I/O.
+        memory_us: memory stall time within the window that wakes the loop; 0 disables.
+        io_us: I/O stall time within the window that wakes the loop; 0 disables.
 
     Source: kernel psi.rst, "Monitoring for pressure thresholds".
     """
@@ -35,13 +35,13 @@ class StallSettings:
 
 @dataclass(frozen=True, slots=True)
 class EvictionSettings:
-    """Checked settings.
+    """Validated settings of pod eviction.
 
     Attributes:
-        enabled: ``None`` to follow the role of the agent.
-        interval_s: time between two looks at a node at ease.
-        memory_source: what ``memory.available`` stands for.
-        verify_s: how long a victim's processes may take to be gone after the runtime says so.
+        enabled: ``None`` follows the role of the agent.
+        interval_s: poll interval of the signals without pressure.
+        memory_source: source of ``memory.available``.
+        verify_s: timeout for the end of an evicted pod's processes after the runtime reports it as stopped.
     """
 
     enabled: bool | None = None
@@ -53,18 +53,18 @@ class EvictionSettings:
     verify_s: float = 10.0
 
     def off_because(self, role: Role, evidence: str = "") -> str:
-        """Return why no pod is evicted on this node, in words; empty if pods are.
+        """Return the reason for disabled eviction on this node, for people; empty where eviction is enabled.
 
-        Beside a kubelet none is, even if ``enabled``: the kubelet restarts the containers of an evicted pod.
+        Beside a kubelet it is always disabled: the kubelet restarts the containers of an evicted pod.
 
         Args:
-            role: of the agent on this node.
-            evidence: for the role, to be named in the answer.
+            role: role of the agent on this node.
+            evidence: evidence for the role, quoted in the reason.
         """
         if self.enabled is False:
-            return "it is not enabled"
+            return 'eviction.enabled = "off"'
         if not self.thresholds:
-            return "it has no thresholds"
+            return "no thresholds configured"
         if role is Role.BESIDE_KUBELET:
             refused = 'eviction.enabled = "on" is refused: ' if self.enabled else ""
             shown = f" ({evidence})" if evidence else ""
@@ -78,12 +78,12 @@ class EvictionSettings:
 
 @dataclass(frozen=True, slots=True)
 class KubeletSettings:
-    """Where more is known of pods than the runtime tells.
+    """Validated settings of the sources of pod facts beyond CRI.
 
     Attributes:
-        access: how to ask the kubelet for its pods; ``None`` for not at all.
-        manifests: directory of static pods' manifests; ``None`` for none.
-        node_name: that static pods' names end with; empty for the host's name.
+        access: access to the kubelet API; ``None`` disables.
+        manifests: directory of static pod manifests; ``None`` disables.
+        node_name: suffix of static pod names; empty for the host name.
     """
 
     access: KubeletAccess | None = None

@@ -1,12 +1,12 @@
-"""Checking a configuration for a process that does not load the models: ``python -I -m nodeagent.config.handoff``.
+"""Configuration loading in a child process, for a parent without pydantic: ``python -I -m nodeagent.config.handoff``.
 
-Standard input has what to load, pickled; standard output gets the settings, pickled. Both ends are this project's own
-processes, one the child of the other. A configuration that cannot be used is told on standard error, with exit code 2.
+Standard input is a pickled ``Origin``, standard output the pickled ``Settings``; both processes run this project's own
+code. An invalid configuration is reported on standard error, with exit code 2.
 """
 
 from __future__ import annotations
 
-import pickle  # from this process to its parent
+import pickle  # between this process and its parent only
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
 
 def checked(origin: Origin) -> Settings:
-    """Return the settings that an origin stands for now.
+    """Return the settings that an origin contains now.
 
     Raises:
-        ConfigError: one line per fault.
+        ConfigError: invalid configuration; one line per error.
     """
     loaded = load(origin.path, dict(origin.overrides))
-    made = settings(loaded.config)
+    own = settings(loaded.config)
     values = tuple((key, toml_value(value)) for key, (value, _) in effective(loaded).items())
-    return replace(made, dry_run=made.dry_run or origin.dry_run, origin=origin, values=values)
+    return replace(own, dry_run=own.dry_run or origin.dry_run, origin=origin, values=values)
 
 
 def main() -> None:
-    """Load what standard input names."""
-    origin: Origin = pickle.load(sys.stdin.buffer)  # noqa: S301 - written by our parent
+    """Write the settings of the origin on standard input to standard output."""
+    origin: Origin = pickle.load(sys.stdin.buffer)  # noqa: S301 - written by the parent process
     try:
-        made = checked(origin)
+        loaded = checked(origin)
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(2)
-    pickle.dump(made, sys.stdout.buffer)
+    pickle.dump(loaded, sys.stdout.buffer)
 
 
 if __name__ == "__main__":

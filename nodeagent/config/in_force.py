@@ -1,4 +1,4 @@
-"""The ``dry_run`` that an imported configuration keeps from the one that it replaces."""
+"""Value of ``dry_run`` that an imported configuration keeps from the replaced one."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class KeptDryRun:
 
 
 def dry_run_to_keep(paths: Iterable[Path], environment: Mapping[str, str] = os.environ) -> KeptDryRun:
-    """Return the ``dry_run`` of the existing configuration files among ``paths``; ``True`` where any doubt is left.
+    """Return the ``dry_run`` of the existing configuration files among ``paths``; ``True`` in doubt.
 
-    It is ``False`` only if every one of these files sets ``dry_run = false`` itself, loads without a fault, and no
-    drop-in or variable overrides that. A value that holds by default does not count: a shell empties the target of
+    ``False`` requires that every one of these files sets ``dry_run = false`` itself, is valid, and has no drop-in or
+    variable that overrides it. A default does not count: a shell truncates the target of
     ``nodeagent config import FILE > TARGET`` before this process starts, and an empty file means ``false``.
     """
     reason, missing = "", ""
@@ -39,7 +39,7 @@ def dry_run_to_keep(paths: Iterable[Path], environment: Mapping[str, str] = os.e
             missing = missing or f"no configuration file at {path}"
             continue
         except OSError:
-            pass  # load reports it
+            pass  # reported by load()
         kept = _of_file(path, environment)
         if kept.value:
             return kept
@@ -52,7 +52,7 @@ def _of_file(path: Path, environment: Mapping[str, str]) -> KeptDryRun:
         own = read_document(path).get(_KEY)
         loaded = load(path, environment=environment)
     except ConfigError as error:
-        return KeptDryRun(value=True, reason=_line(f"existing configuration not usable: {error}"))
+        return KeptDryRun(value=True, reason=_line(f"existing configuration is invalid: {error}"))
     if own is None:
         return KeptDryRun(value=True, reason=_line(f"{path} does not set dry_run"))
     if own is True:
@@ -63,5 +63,5 @@ def _of_file(path: Path, environment: Mapping[str, str]) -> KeptDryRun:
 
 
 def _line(text: str) -> str:
-    """Return the first line of a text, printable, as it can follow a ``#``."""
+    """Return the first line of a text with unprintable characters replaced, for use in a TOML comment."""
     return "".join(each if each.isprintable() else "?" for each in text.partition("\n")[0])

@@ -1,4 +1,4 @@
-"""From a kubelet's configuration to ours: what has a counterpart is converted, all else is named with the reason."""
+"""Conversion of a KubeletConfiguration; fields without a counterpart are listed with the reason."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from nodeagent.config.loading import sentence_of
+from nodeagent.config.loading import error_text
 from nodeagent.config.models import Config
 from nodeagent.config.toml_writer import toml_value
 from nodeagent.errors import ConfigError
@@ -17,39 +17,42 @@ from nodeagent.plan.eviction.thresholds import DEFAULT_HARD
 
 KIND: Final = "KubeletConfiguration"
 _GROUP: Final = "kubelet.config.k8s.io/"
-_LARGEST_CHARACTERS: Final = 1 << 20
+_MAX_CHARACTERS: Final = 1 << 20
 _SIGNAL: Final = re.compile(r"[A-Za-z][A-Za-z.]{0,60}")
 _AMOUNT: Final = re.compile(r"[0-9A-Za-z.%+-]{1,40}")
 _LOCAL: Final = ("", "0.0.0.0", "::", "127.0.0.1", "::1", "localhost")  # noqa: S104 - compared, not bound
-_SHOWN: Final = 80
+_MAX_SHOWN_LENGTH: Final = 80
 
-_NOT_OURS: Final = "the kubelet's own work; the agent does none of it"
+_KUBELET_ONLY: Final = "not a function of the agent"
+_NO_CGROUP_SETUP: Final = "the agent reads cgroups and does not configure them"
+_NO_NODE_STATUS: Final = "the agent does not report node status to the API server"
+_NO_LOG_ROTATION: Final = "the agent removes logs of deleted pods; log rotation is a function of the kubelet"
 _REASONS: Final[Mapping[str, str]] = {
-    "kernelMemcgNotification": "the agent is woken by stalls: eviction.memory_stall",
-    "enforceNodeAllocatable": "the agent sets up no cgroups; it reads those that are there",
-    "systemReserved": "the agent sets up no cgroups; it reads those that are there",
-    "kubeReserved": "the agent sets up no cgroups; it reads those that are there",
-    "reservedMemory": "the agent sets up no cgroups; it reads those that are there",
-    "runtimeRequestTimeout": "the agent tells reading from removing calls: runtime.timeout, runtime.removal_timeout",
-    "imageServiceEndpoint": "the agent asks one socket for both: runtime.endpoint",
-    "port": "its list of pods is read with credentials of yours: kubelet.url, kubelet.token_file",
-    "volumeStatsAggPeriod": "the agent measures when it decides",
-    "nodeStatusUpdateFrequency": "the agent reports to no API server",
-    "nodeStatusReportFrequency": "the agent reports to no API server",
-    "containerLogMaxSize": "the agent removes logs of pods that are gone; rotating those of others is the kubelet's",
-    "containerLogMaxFiles": "the agent removes logs of pods that are gone; rotating those of others is the kubelet's",
-    "featureGates": "gates of the kubelet say nothing of the agent",
-    "logging": "the agent's log is set in [log]",
-    "staticPodURL": "static pods are read from files alone: kubelet.manifests",
+    "kernelMemcgNotification": "replaced by PSI triggers: eviction.memory_stall",
+    "enforceNodeAllocatable": _NO_CGROUP_SETUP,
+    "systemReserved": _NO_CGROUP_SETUP,
+    "kubeReserved": _NO_CGROUP_SETUP,
+    "reservedMemory": _NO_CGROUP_SETUP,
+    "runtimeRequestTimeout": "separate timeouts for reads and removals: runtime.timeout, runtime.removal_timeout",
+    "imageServiceEndpoint": "one socket for both CRI services: runtime.endpoint",
+    "port": "the kubelet API requires credentials of its own: kubelet.url, kubelet.token_file",
+    "volumeStatsAggPeriod": "the agent measures in every pass",
+    "nodeStatusUpdateFrequency": _NO_NODE_STATUS,
+    "nodeStatusReportFrequency": _NO_NODE_STATUS,
+    "containerLogMaxSize": _NO_LOG_ROTATION,
+    "containerLogMaxFiles": _NO_LOG_ROTATION,
+    "featureGates": "feature gates of the kubelet do not apply to the agent",
+    "logging": "the log of the agent is configured in [log]",
+    "staticPodURL": "static pods are read from files only: kubelet.manifests",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class UnconvertedField:
-    """A field that was not taken over.
+    """A field that was not converted.
 
     Attributes:
-        faulty: whether it has a counterpart and its value could not be used.
+        faulty: whether the field has a counterpart but an invalid value.
     """
 
     field: str
@@ -59,7 +62,7 @@ class UnconvertedField:
 
 @dataclass(frozen=True, slots=True)
 class ConvertedField:
-    """A setting, its value, and the fields it was made from."""
+    """A setting with its value and the names of its source fields."""
 
     key: str
     value: object
@@ -68,10 +71,12 @@ class ConvertedField:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What became of a kubelet's configuration. Every field of it is in one of the two.
+    """Result of an import; every field of the KubeletConfiguration is in ``taken`` or in ``left``.
 
     Attributes:
-        notes: what else there is to know.
+        taken: converted fields.
+        left: fields that were not converted.
+        notes: differences in behaviour that follow from absent fields.
     """
 
     taken: tuple[ConvertedField, ...]
@@ -79,14 +84,14 @@ class Imported:
     notes: tuple[str, ...] = ()
 
     def to_toml(self, *, dry_run: bool = True, because: str = "default of an imported configuration") -> str:
-        """Return the settings as a file of ours, each with the field it comes from, ``dry_run`` always among them.
+        """Return the settings as a configuration file, each with its source field, and always with ``dry_run``.
 
         Args:
-            dry_run: the value to state, so that no default of the loader decides.
-            because: its reason, one printable line.
+            dry_run: value to write, as the default of the loader is an active agent.
+            because: reason for that value, one printable line.
         """
         lines = [
-            "# From a kubelet's configuration, by nodeagent config import.",
+            "# Imported from a KubeletConfiguration by nodeagent config import.",
             "",
             f"dry_run = {toml_value(dry_run)}  # {because}",
         ]
@@ -101,15 +106,15 @@ class Imported:
 
 
 def read_kubelet(text: str) -> Mapping[str, object]:
-    """Return the fields of the kubelet's configuration in a YAML or JSON text.
+    """Return the fields of the KubeletConfiguration in a YAML or JSON text.
 
     Raises:
-        ConfigError: there is none in it, or more than one.
+        ConfigError: neither YAML nor JSON, too long, or not exactly one KubeletConfiguration.
     """
-    import yaml  # noqa: PLC0415 - only who imports pays for it
+    import yaml  # noqa: PLC0415 - expensive, used by this command only
 
-    if len(text) > _LARGEST_CHARACTERS:
-        raise ConfigError(f"longer than {_LARGEST_CHARACTERS} characters")
+    if len(text) > _MAX_CHARACTERS:
+        raise ConfigError(f"longer than {_MAX_CHARACTERS} characters")
     try:
         documents = [each for each in yaml.safe_load_all(text) if each is not None]
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -118,51 +123,55 @@ def read_kubelet(text: str) -> Mapping[str, object]:
     found = [each for each in documents if isinstance(each, dict) and each.get("kind") == KIND]
     if len(found) != 1:
         kinds = sorted({_shown(each.get("kind") if isinstance(each, dict) else each) for each in documents})
-        told = f"; it has: {', '.join(kinds)}" if kinds else "; it is empty"
-        raise ConfigError(f"{len(found)} documents of kind {KIND}, where one is wanted{told}")
+        present = f"found kinds: {', '.join(kinds)}" if kinds else "empty file"
+        raise ConfigError(f"{len(found)} documents of kind {KIND}, expected 1; {present}")
     version = found[0].get("apiVersion", "")
     if not str(version).startswith(_GROUP):
-        raise ConfigError(f"apiVersion = {_shown(version)}: must begin with {_GROUP}")
+        raise ConfigError(f"apiVersion = {_shown(version)}: must start with {_GROUP}")
     return {str(key): value for key, value in found[0].items() if key not in ("kind", "apiVersion")}
 
 
 def import_kubelet(fields: Mapping[str, object]) -> Imported:
-    """Return what the fields of a kubelet's configuration become.
+    """Return the settings for the fields of a KubeletConfiguration.
 
-    Fields that only make sense together (a soft threshold and its grace) are taken over together or not at all.
+    Fields that depend on each other (a soft threshold and its grace period) are converted together or not at all.
     """
-    left = {name: UnconvertedField(name, _REASONS.get(name, _NOT_OURS)) for name in fields if name not in _CONVERTED}
+    left = {
+        name: UnconvertedField(name, _REASONS.get(name, _KUBELET_ONLY)) for name in fields if name not in _CONVERTED
+    }
     taken: list[ConvertedField] = []
     for names, convert in _GROUPS:
         given = {name: fields[name] for name in names if fields.get(name) not in (None, [])}
-        left |= {
-            name: UnconvertedField(name, "it has no value") for name in names if name in fields and name not in given
-        }
+        left |= {name: UnconvertedField(name, "no value") for name in names if name in fields and name not in given}
         if not given:
             continue
         try:
-            made = [each for each in convert(given) if each.key not in {other.key for other in taken}]
-            _check([*taken, *made])
+            converted = [each for each in convert(given) if each.key not in {other.key for other in taken}]
+            _check([*taken, *converted])
         except ValueError as error:
             left |= {
                 name: UnconvertedField(name, f"{_shown(value)}: {error}", faulty=True) for name, value in given.items()
             }
             continue
-        except _NotTakenError as reason:
+        except _NotConvertedError as reason:
             left |= {name: UnconvertedField(name, str(reason)) for name in given}
             continue
-        taken += made
+        taken += converted
     order = {name: position for position, name in enumerate(Config.model_fields)}
     taken.sort(key=lambda each: order[each.key.partition(".")[0]])
     return Imported(tuple(taken), tuple(left[name] for name in fields if name in left), tuple(_notes(fields)))
 
 
-class _NotTakenError(Exception):
-    """A field is fine and yet not taken over; the text says why."""
+class _NotConvertedError(Exception):
+    """A valid field is not converted; the text is the reason."""
 
 
 def _check(taken: Iterable[ConvertedField]) -> None:
-    """Raise ValueError if the settings cannot be used together."""
+    """Validate the settings as one configuration.
+
+    Raises:
+        ValueError: invalid settings.
+    """
     document: dict[str, dict[str, object]] = {}
     for each in taken:
         section, _, name = each.key.partition(".")
@@ -170,15 +179,15 @@ def _check(taken: Iterable[ConvertedField]) -> None:
     try:
         Config.model_validate(document)
     except ValidationError as error:
-        raise ValueError("; ".join(dict.fromkeys(sentence_of(each) for each in error.errors()))) from error
+        raise ValueError("; ".join(dict.fromkeys(error_text(each) for each in error.errors()))) from error
 
 
 def _notes(fields: Mapping[str, object]) -> Iterable[str]:
     periods = ("shutdownGracePeriod", "shutdownGracePeriodByPodPriority")
     if not any(fields.get(name) for name in periods):
         yield (
-            "no shutdownGracePeriod is set: the kubelet stops no pods in order when the node goes down; the agent does "
-            'on a node without a kubelet, unless [shutdown] has enabled = "off"'
+            "shutdownGracePeriod is not set: the kubelet has no graceful shutdown; the agent has one on a node without "
+            'a kubelet, unless [shutdown] has enabled = "off"'
         )
 
 
@@ -194,7 +203,7 @@ def _plain(key: str) -> Callable[[Given], Iterable[ConvertedField]]:
 
 
 def _period(key: str, *, for_zero: str) -> Callable[[Given], Iterable[ConvertedField]]:
-    """Convert a duration, for which the kubelet reads zero as its default."""
+    """Convert a duration of which the kubelet treats zero as the default."""
 
     def convert(given: Given) -> Iterable[ConvertedField]:
         ((name, value),) = given.items()
@@ -226,11 +235,11 @@ def _hard(given: Given) -> Iterable[ConvertedField]:
     named = _amounts(given.get("evictionHard", {}))
     merge = given.get("mergeDefaultEvictionSettings", False)
     if not isinstance(merge, bool):
-        raise ValueError("mergeDefaultEvictionSettings must be true or false")  # noqa: TRY004 - one kind of fault
+        raise ValueError("mergeDefaultEvictionSettings must be true or false")  # noqa: TRY004 - one error type
     if not named:
         if "evictionHard" not in given:
-            raise _NotTakenError("without evictionHard the defaults hold, here as there")
-        raise _NotTakenError("it names no signal, so the defaults hold, here as there")
+            raise _NotConvertedError("evictionHard is not set; the defaults apply, as in the kubelet")
+        raise _NotConvertedError("no signal; the defaults apply, as in the kubelet")
     defaults = {str(signal): amount for signal, amount in DEFAULT_HARD.items()} if merge else {}
     yield ConvertedField("eviction.hard", _joined({**defaults, **named}, "<"), " and ".join(given))
 
@@ -260,7 +269,7 @@ def _shutdown(given: Given) -> Iterable[ConvertedField]:
     bands = given.get("shutdownGracePeriodByPodPriority")
     if bands is not None:
         if any(str(given.get(name, "0s")) not in ("0", "0s") for name in _PERIODS):
-            raise ValueError("the list and the two periods exclude each other")
+            raise ValueError(f"cannot be combined with {' and '.join(_PERIODS)}")
         if not isinstance(bands, list):
             raise ValueError("must be a list of {priority, shutdownGracePeriodSeconds}")
         yield ConvertedField(
@@ -288,10 +297,10 @@ def _priority(band: Mapping[str, object]) -> int:
 def _pods_url(given: Given) -> Iterable[ConvertedField]:
     port, address = given.get("readOnlyPort"), str(given.get("address", ""))
     if port is None or port == 0:
-        raise _NotTakenError("without a read-only port, pods are read with credentials of yours: kubelet.url")
+        raise _NotConvertedError("no read-only port; the kubelet API requires credentials of its own: kubelet.url")
     if address not in _LOCAL:
-        raise _NotTakenError(
-            "the agent reaches this machine's own addresses alone: set kubelet.url, and the unit to it"
+        raise _NotConvertedError(
+            "the unit allows connections to local addresses only: set kubelet.url, and IPAddressAllow in a drop-in"
         )
     host = "[::1]" if address == "::1" else "127.0.0.1"
     yield ConvertedField("kubelet.url", f"http://{host}:{_whole(port)}", " and ".join(given))
@@ -300,19 +309,23 @@ def _pods_url(given: Given) -> Iterable[ConvertedField]:
 def _endpoint(given: Given) -> Iterable[ConvertedField]:
     ((name, value),) = given.items()
     if value == "":
-        raise _NotTakenError("it is empty, so the kubelet's flag or default holds; here the socket is looked for")
+        raise _NotConvertedError("empty; the agent detects the socket")
     yield ConvertedField("runtime.endpoint", value, name)
 
 
 def _amounts(value: object) -> dict[str, str]:
-    """Return signals and their amounts, as far as they can stand in a list."""
+    """Return the amounts by signal.
+
+    Raises:
+        ValueError: not a mapping, or a text that would break the threshold list.
+    """
     if not isinstance(value, dict):
-        raise ValueError('must be a mapping such as {"memory.available": "100Mi"}')  # noqa: TRY004 - one kind of fault
-    found = {str(signal): str(amount).strip() for signal, amount in value.items()}
-    for signal, amount in found.items():
+        raise ValueError('must be a mapping such as {"memory.available": "100Mi"}')  # noqa: TRY004 - one error type
+    amounts = {str(signal): str(amount).strip() for signal, amount in value.items()}
+    for signal, amount in amounts.items():
         if not _SIGNAL.fullmatch(signal) or not _AMOUNT.fullmatch(amount):
-            raise ValueError(f"{_shown(signal)}: {_shown(amount)} is not a signal and its amount")
-    return found
+            raise ValueError(f"{_shown(signal)}: {_shown(amount)} is not a signal with an amount")
+    return amounts
 
 
 def _joined(amounts: Mapping[str, str], sign: str) -> str:
@@ -321,12 +334,12 @@ def _joined(amounts: Mapping[str, str], sign: str) -> str:
 
 def _whole(value: object, *, negative: bool = False) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or (value < 0 and not negative):
-        raise ValueError(f"{_shown(value)} is not a whole number{'' if negative else ' from 0 up'}")
+        raise ValueError(f"{_shown(value)} is not a whole number{'' if negative else ' of at least 0'}")
     return value
 
 
 def _shown(value: object) -> str:
-    """Return a value on one line and not longer than fits one."""
+    """Return a value as printable text of limited length, on one line."""
     if isinstance(value, str):
         text = value
     elif isinstance(value, Mapping):
@@ -338,7 +351,7 @@ def _shown(value: object) -> str:
     else:
         text = str(value)
     text = "".join(each if each.isprintable() else "?" for each in text)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return text if len(text) <= _MAX_SHOWN_LENGTH else f"{text[:_MAX_SHOWN_LENGTH]}..."
 
 
 _PERIODS: Final = ("shutdownGracePeriod", "shutdownGracePeriodCriticalPods")

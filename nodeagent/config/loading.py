@@ -1,4 +1,4 @@
-"""From a file and the command line to a checked configuration, or to every fault at once."""
+"""Load and validate the configuration from file, drop-ins, environment and command line; report all errors at once."""
 
 from __future__ import annotations
 
@@ -24,23 +24,25 @@ if TYPE_CHECKING:
 
 DEFAULT_PATH: Final = Path("/etc/nodeagent/config.toml")
 ENVIRONMENT_PREFIX: Final = "NODEAGENT_"
-_NOT_SETTINGS: Final = ("NODEAGENT_TEST_", "NODEAGENT_SERVICE_", "NODEAGENT_PORT")
-"""Tests have variables of their own, and Kubernetes makes some after the name of a Service."""
-_OF_A_SERVICE: Final = re.compile(r"(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
-"""What follows the name of a Service, such as NODEAGENT_METRICS. Source: Kubernetes, environment of containers."""
+_FOREIGN_PREFIXES: Final = ("NODEAGENT_TEST_", "NODEAGENT_SERVICE_", "NODEAGENT_PORT")
+"""Variables of the tests, and those that Kubernetes derives from a Service named ``nodeagent``."""
+_SERVICE_SUFFIX: Final = re.compile(
+    r"(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
+"""Suffix of a variable that Kubernetes derives from a Service, after the Service name. Source: Kubernetes, Services."""
 _COMMAND_LINE: Final = "command line"
 _DEFAULT: Final = "default"
-_SHOWN: Final = 80
+_MAX_SHOWN_LENGTH: Final = 80
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A checked configuration and where it came from.
+    """A valid configuration and its sources.
 
     Attributes:
-        source: the file, if any.
-        dropins: the files beside it that were read after it, in order.
-        origins: dotted key of each value that is not a default, to where it was set.
+        source: configuration file; ``None`` without one.
+        dropins: drop-in files in the order of reading.
+        origins: source of each value that is not a default, by dotted key.
     """
 
     config: Config
@@ -54,23 +56,23 @@ def load(
     overrides: Mapping[str, str | int] | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Loaded:
-    """Return the configuration of ``path``, or of the default path if there is such a file.
+    """Return the configuration of ``path``, or of the default path where that file exists.
 
-    Later ones go before earlier ones: the file, the ``*.toml`` files of the directory ``NAME.d`` beside it in the
-    order of their names, the environment, the command line. Tables are merged, all else is replaced.
+    Later sources override earlier ones: the file, the ``*.toml`` files of the directory ``NAME.d`` beside it in the
+    order of their names, the environment, the command line. Tables are merged, other values are replaced.
 
     Args:
-        path: the file; ``None`` for the default one.
+        path: configuration file; ``None`` for the default one.
         overrides: dotted keys from the command line, such as ``image_gc.high_threshold_percent``.
         environment: variables such as ``NODEAGENT_IMAGE_GC__HIGH_THRESHOLD_PERCENT``.
 
     Raises:
-        ConfigError: one line per fault: where, key, value, what is wrong, what is allowed.
+        ConfigError: invalid or unreadable; one line per error with source, key, value, cause and allowed form.
     """
     source, dropins, document, origins = _files(path)
-    faults = []
+    errors = []
     for name, text in sorted(environment.items()):
-        if not name.startswith(ENVIRONMENT_PREFIX) or name.startswith(_NOT_SETTINGS):
+        if not name.startswith(ENVIRONMENT_PREFIX) or name.startswith(_FOREIGN_PREFIXES):
             continue
         try:
             key = _key_of_variable(name)
@@ -78,7 +80,7 @@ def load(
                 continue
             _put(document, key, _typed(key, text))
         except ValueError as error:
-            faults.append(f"environment: {name} = {_value(text)}: {error}")
+            errors.append(f"environment: {name} = {_value(text)}: {error}")
             continue
         origins[key] = f"environment: {name}"
     for key, value in (overrides or {}).items():
@@ -87,120 +89,124 @@ def load(
     try:
         config = Config.model_validate(document)
     except ValidationError as error:
-        faults += [_fault(each, source, origins) for each in error.errors(include_url=False)]
-    if faults:
-        raise ConfigError("\n".join(dict.fromkeys(faults)))
+        errors += [_error_line(each, source, origins) for each in error.errors(include_url=False)]
+    if errors:
+        raise ConfigError("\n".join(dict.fromkeys(errors)))
     return Loaded(config, source, dropins, origins)
 
 
 def effective(loaded: Loaded) -> dict[str, tuple[object, str]]:
-    """Return every value in force by its dotted key, with where it was set."""
-    found: dict[str, tuple[object, str]] = {}
+    """Return all values in force with their sources, by dotted key."""
+    values: dict[str, tuple[object, str]] = {}
     for name in Config.model_fields:
         value = getattr(loaded.config, name)
         if isinstance(value, BaseModel):
             for inner in type(value).model_fields:
                 key = f"{name}.{inner}"
-                found[key] = getattr(value, inner), _origin(key, loaded.origins) or _DEFAULT
+                values[key] = getattr(value, inner), _origin(key, loaded.origins) or _DEFAULT
         else:
-            found[name] = value, _origin(name, loaded.origins) or _DEFAULT
-    return found
+            values[name] = value, _origin(name, loaded.origins) or _DEFAULT
+    return values
 
 
 def read_document(path: Path) -> Mapping[str, object]:
-    """Return the values that one file sets, unchecked, without its drop-ins.
+    """Return the values of one file, without validation and without its drop-ins.
 
     Raises:
-        ConfigError: it cannot be read, or is not TOML.
+        ConfigError: the file cannot be read, or is not TOML.
     """
     return _read(path)[1]
 
 
 def _files(path: Path | None) -> tuple[Path | None, tuple[Path, ...], dict[str, object], dict[str, str]]:
-    """Return the file, its drop-ins, what they say together, and which says what.
+    """Return the file, its drop-ins, the merged values and their sources.
 
     Raises:
-        ConfigError: one line per file that cannot be read; the rest is not judged without them.
+        ConfigError: unreadable files, one line each; values are not validated without them.
     """
     document: dict[str, object] = {}
     origins: dict[str, str] = {}
-    faults: list[str] = []
+    errors: list[str] = []
     source = None
     dropins = _dropins(path or DEFAULT_PATH)
     for each in (path, *dropins):
         try:
-            found, values = _read(each)
+            file, values = _read(each)
         except ConfigError as error:
-            faults.append(str(error))
+            errors.append(str(error))
             continue
-        source = found if each is path else source
-        _merge(document, values, str(found), origins)
-    if faults:
-        raise ConfigError("\n".join(faults))
+        source = file if each is path else source
+        _merge(document, values, str(file), origins)
+    if errors:
+        raise ConfigError("\n".join(errors))
     return source, dropins, document, origins
 
 
-def _merge(document: dict[str, object], more: Mapping[str, object], where: str, origins: dict[str, str]) -> None:
-    """Put a file's values over those before it, noting where each comes from."""
+def _merge(document: dict[str, object], overlay: Mapping[str, object], source: str, origins: dict[str, str]) -> None:
+    """Merge the values of a file into those of earlier files, and record their source."""
 
     def into(table: dict[str, object], values: Mapping[str, object], prefix: str) -> None:
         for key, value in values.items():
             name = f"{prefix}{key}"
             if not isinstance(value, dict):
                 table[key] = value
-                origins[name] = where
+                origins[name] = source
                 continue
             inner = table.setdefault(key, {})
             if not isinstance(inner, dict):
                 inner = table[key] = {}
             into(inner, value, f"{name}.")
 
-    into(document, more, "")
+    into(document, overlay, "")
 
 
 def _dropins(path: Path) -> tuple[Path, ...]:
     directory = path.with_name(f"{path.stem}.d")
     try:
-        # Hidden ones are an editor's, or a ConfigMap's own.
+        # Hidden files are locks and backups of editors, or the ``..data`` links of a mounted ConfigMap.
         return tuple(
             sorted(each for each in directory.iterdir() if each.suffix == ".toml" and not each.name.startswith("."))
         )
     except (FileNotFoundError, NotADirectoryError):
         return ()
     except OSError as error:
-        raise ConfigError(f"{directory}: cannot be read: {error.strerror or error}") from error
+        raise ConfigError(f"{directory}: cannot read directory: {error.strerror or error}") from error
 
 
 def _variables() -> dict[str, str]:
-    """Return the key that each variable stands for, by its name without the prefix."""
-    found: dict[str, str] = {}
-    for name, described in Config.model_fields.items():
-        section = described.annotation
+    """Return the dotted key of each variable, by variable name without the prefix."""
+    keys: dict[str, str] = {}
+    for name, setting in Config.model_fields.items():
+        section = setting.annotation
         if isinstance(section, type) and issubclass(section, BaseModel):
-            found |= {f"{name}__{key}".upper(): f"{name}.{key}" for key in section.model_fields}
+            keys |= {f"{name}__{key}".upper(): f"{name}.{key}" for key in section.model_fields}
         else:
-            found[name.upper()] = name
-    return found
+            keys[name.upper()] = name
+    return keys
 
 
 def _key_of_variable(name: str) -> str:
-    """Return the key that a variable stands for; empty if it is none of ours."""
+    """Return the dotted key of a variable; empty for a variable of a Kubernetes Service.
+
+    Raises:
+        ValueError: no setting has this variable.
+    """
     known = _variables()
-    asked = name.removeprefix(ENVIRONMENT_PREFIX)
-    if asked in known:
-        return known[asked]
-    _, underscore, end = asked.partition("_")
+    suffix = name.removeprefix(ENVIRONMENT_PREFIX)
+    if suffix in known:
+        return known[suffix]
+    _, underscore, end = suffix.partition("_")
     while underscore:
-        if _OF_A_SERVICE.fullmatch(end):
+        if _SERVICE_SUFFIX.fullmatch(end):
             return ""
         _, underscore, end = end.partition("_")
-    near = difflib.get_close_matches(asked, known, n=1)
+    near = difflib.get_close_matches(suffix, known, n=1)
     hint = f"; did you mean {ENVIRONMENT_PREFIX}{near[0]}?" if near else ""
-    raise ValueError(f"no setting has that variable: write {ENVIRONMENT_PREFIX}SECTION__KEY{hint}")
+    raise ValueError(f"unknown variable: write {ENVIRONMENT_PREFIX}SECTION__KEY{hint}")
 
 
 def _typed(key: str, text: str) -> object:
-    """Return a variable's text as the value that its setting takes; the model judges it like one of a file."""
+    """Return the text of a variable as a TOML value where its setting is not a text; the model validates it."""
     model: type[BaseModel] = Config
     *sections, last = key.split(".")
     for section in sections:
@@ -213,7 +219,7 @@ def _typed(key: str, text: str) -> object:
     try:
         table = tomllib.loads(f"value = {text}")
     except (tomllib.TOMLDecodeError, RecursionError):
-        return text  # the model says what it should be
+        return text  # rejected by the model, with the allowed form
     return table["value"] if len(table) == 1 else text
 
 
@@ -226,19 +232,17 @@ def _read(path: Path | None) -> tuple[Path | None, dict[str, object]]:
     except FileNotFoundError as error:
         if path is None:
             return None, {}
-        raise ConfigError(f"{chosen}: there is no such file") from error
+        raise ConfigError(f"{chosen}: no such file") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{chosen}: not UTF-8 text (byte {error.start})") from error
     except OSError as error:
-        raise ConfigError(f"{chosen}: cannot be read: {error.strerror or error}") from error
+        raise ConfigError(f"{chosen}: cannot read file: {error.strerror or error}") from error
     try:
         return chosen, tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{chosen}: not TOML: {error}") from error
-    except ValueError as error:
-        raise ConfigError(f"{chosen}: not usable TOML: {error}") from error
+    except ValueError as error:  # TOMLDecodeError, or a value out of range such as a date
+        raise ConfigError(f"{chosen}: invalid TOML: {error}") from error
     except RecursionError as error:
-        raise ConfigError(f"{chosen}: not usable TOML: nested too deeply") from error
+        raise ConfigError(f"{chosen}: invalid TOML: nested too deeply") from error
 
 
 def _put(document: dict[str, object], key: str, value: object) -> None:
@@ -247,13 +251,13 @@ def _put(document: dict[str, object], key: str, value: object) -> None:
     for section in sections:
         inner = table.setdefault(section, {})
         if not isinstance(inner, dict):
-            return  # the file's own fault will be reported
+            return  # a value in the place of a table: the model reports it
         table = inner
     table[last] = value
 
 
 def _origin(key: str, origins: Mapping[str, str]) -> str:
-    """Return where a key, or the first of what is in it, was set."""
+    """Return the source of a key, of the table that contains it, or of the first key in it; empty for a default."""
     if key in origins:
         return origins[key]
     parts = key.split(".")
@@ -261,26 +265,26 @@ def _origin(key: str, origins: Mapping[str, str]) -> str:
     return above or next((where for each, where in origins.items() if each.startswith(f"{key}.")), "")
 
 
-def _fault(error: ErrorDetails, source: Path | None, origins: Mapping[str, str]) -> str:
+def _error_line(error: ErrorDetails, source: Path | None, origins: Mapping[str, str]) -> str:
     location = error["loc"]
     key = ".".join(_key(part) for part in location)
     where = _origin(key, origins) or (str(source) if source is not None else "defaults")
     if error["type"] == "extra_forbidden":
         return f"{where}: {key} = {_value(error['input'])}: unknown key{_nearest(location)}"
-    what = sentence_of(error)
+    cause = error_text(error)
     if not location or isinstance(error["input"], dict | BaseModel):
-        return f"{where}: {key or 'configuration'}: {what}"
-    return f"{where}: {key} = {_value(error['input'])}: {what}"
+        return f"{where}: {key or 'configuration'}: {cause}"
+    return f"{where}: {key} = {_value(error['input'])}: {cause}"
 
 
 def _key(part: int | str) -> str:
-    """Return a key as it can be shown on one line."""
+    """Return a key in printable form, on one line."""
     text = str(part)
     return text if re.fullmatch(r"[A-Za-z0-9_-]{1,80}", text) else _value(text)
 
 
-def sentence_of(error: ErrorDetails) -> str:
-    """Say what is wrong and what is allowed."""
+def error_text(error: ErrorDetails) -> str:
+    """Return the cause of a validation error and the allowed form."""
     kind, context = error["type"], error.get("ctx", {})
     if kind == "value_error":
         return str(context.get("error", error["msg"]))
@@ -293,7 +297,7 @@ def sentence_of(error: ErrorDetails) -> str:
     forms = {
         "int_type": "must be a whole number",
         "bool_type": "must be true or false",
-        "string_type": "must be a text in quotes",
+        "string_type": "must be a quoted string",
         "tuple_type": "must be a list",
         "model_type": "must be a table of settings",
     }
@@ -305,11 +309,11 @@ def _value(value: object) -> str:
         text = json.dumps(value, ensure_ascii=False, default=str)
     except ValueError:
         text = str(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return text if len(text) <= _MAX_SHOWN_LENGTH else f"{text[:_MAX_SHOWN_LENGTH]}..."
 
 
 def _nearest(location: Sequence[int | str]) -> str:
-    """Name the nearest known key, or the known ones."""
+    """Return a hint with the most similar key, or with all keys of the section; empty outside a section."""
     model: type[BaseModel] = Config
     for part in location[:-1]:
         field = model.model_fields.get(str(part))
@@ -318,4 +322,4 @@ def _nearest(location: Sequence[int | str]) -> str:
         model = field.annotation
     known = list(model.model_fields)
     near = difflib.get_close_matches(str(location[-1]), known, n=1)
-    return f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(known)}"
+    return f"; did you mean {near[0]}?" if near else f"; allowed keys: {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""Where metrics and health are served, in the terms of the daemon."""
+"""Settings of the metrics and health endpoint, as the daemon uses them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Final
 
 LISTEN_FORM: Final = '"ADDRESS:PORT" such as "127.0.0.1:20310" or "[::1]:20310", "unix:///PATH", or "off"'
 OFF: Final = "off"
-_LONGEST_PATH: Final = 107
+_MAX_PATH_BYTES: Final = 107
 """Source: unix(7), ``sun_path`` with its final zero."""
 _ADDRESS: Final = re.compile(r"(?:\[(?P<six>[^\[\]]+)\]|(?P<four>[^\[\]:]+)):(?P<port>\d{1,5})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """A place to listen at.
+    """Listen address: TCP or unix socket.
 
     Attributes:
-        host: an address, not a name; empty for a unix socket.
+        host: IP address, never a name; empty for a unix socket.
         port: 1 to 65535; 0 for a unix socket.
-        path: of a unix socket, absolute; empty otherwise.
+        path: absolute path of a unix socket; empty otherwise.
     """
 
     host: str = ""
@@ -30,7 +30,7 @@ class Listen:
 
     @property
     def text(self) -> str:
-        """As it would be written in the configuration."""
+        """The address in the form of the configuration file."""
         if self.path:
             return f"unix://{self.path}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -41,26 +41,26 @@ DEFAULT_LISTEN: Final = Listen("127.0.0.1", 20310)
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """Checked settings.
+    """Validated settings of the metrics and health endpoint.
 
     Attributes:
-        listen: ``None`` for nowhere.
+        listen: listen address; ``None`` disables the endpoint.
     """
 
     listen: Listen | None = DEFAULT_LISTEN
 
 
 def parse_listen(text: str) -> Listen | None:
-    """Return the place that a text names, ``None`` for none.
+    """Return the listen address in a text; ``None`` for ``off``.
 
     Raises:
-        ValueError: it names none; the sentence says what is allowed.
+        ValueError: invalid address; the text names the allowed form.
     """
     if text == OFF:
         return None
     if text.startswith("unix:"):
         return Listen(path=_socket_path(text))
-    import ipaddress  # noqa: PLC0415 - not for the daemon
+    import ipaddress  # noqa: PLC0415 - the daemon receives parsed addresses and does not need it
 
     found = _ADDRESS.fullmatch(text)
     if found is None:
@@ -69,9 +69,9 @@ def parse_listen(text: str) -> Listen | None:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        raise ValueError(f"{host!r} is no address (names are not looked up): write {LISTEN_FORM}") from None
+        raise ValueError(f"{host!r} is not an IP address (names are not resolved): write {LISTEN_FORM}") from None
     if (address.version == 6) is (found["six"] is None):
-        raise ValueError(f"brackets are for addresses of IPv6: write {LISTEN_FORM}")
+        raise ValueError(f"brackets are required for IPv6 and not allowed for IPv4: write {LISTEN_FORM}")
     if not 1 <= port <= 65535:
         raise ValueError("the port must be from 1 to 65535")
     return Listen(str(address), port)
@@ -83,6 +83,6 @@ def _socket_path(text: str) -> str:
         path = path.removeprefix("//")
     if not path.startswith("/") or "\0" in path or path != os.path.normpath(path) or path == "/":
         raise ValueError("must be an absolute path after unix:, such as unix:///run/nodeagent/metrics.sock")
-    if len(os.fsencode(path)) > _LONGEST_PATH:
-        raise ValueError(f"the path of a socket has at most {_LONGEST_PATH} bytes")
+    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
+        raise ValueError(f"longer than a socket path can be ({_MAX_PATH_BYTES} bytes)")
     return path

@@ -1,4 +1,4 @@
-"""From settings to what the planners need."""
+"""Conversion of a validated configuration into settings of the daemon and policies of the planners."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from nodeagent.config.control import ControlSettings
 from nodeagent.config.eviction import EvictionSettings, KubeletSettings, StallSettings
+from nodeagent.config.eviction_models import eviction_thresholds, kubelet_access
 from nodeagent.config.metrics import MetricsSettings, parse_listen
-from nodeagent.config.models import eviction_thresholds, kubelet_access, shutdown_phases
 from nodeagent.config.settings import Settings
 from nodeagent.config.shutdown import ShutdownSettings
+from nodeagent.config.shutdown_models import shutdown_phases
 from nodeagent.model import Role
 from nodeagent.model.pressure import MemorySource
 from nodeagent.plan.eviction.policy import EvictionPolicy
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def settings(config: Config) -> Settings:
-    """Return what an agent with this configuration is composed from."""
+    """Return the settings of an agent with this configuration."""
     runtime, images, containers = config.runtime, config.image_gc, config.container_gc
     return Settings(
         role=None if config.role == "auto" else Role(config.role),
@@ -58,19 +59,19 @@ def settings(config: Config) -> Settings:
 
 
 def control(config: Config) -> ControlSettings:
-    """Return where the agent is asked and told things."""
+    """Return the settings of the control API."""
     section = config.control
     return ControlSettings(Path(section.socket) if section.socket else None, section.group, section.group_may_act)
 
 
 def shutdown(config: Config) -> ShutdownSettings:
-    """Return how pods are to be stopped when the node goes down."""
+    """Return the settings of graceful shutdown."""
     enabled = {"auto": None, "on": True, "off": False}[config.shutdown.enabled]
     return ShutdownSettings(enabled, shutdown_phases(config.shutdown), config.shutdown.restart_logind)
 
 
 def eviction(config: Config) -> EvictionSettings:
-    """Return when and how pods are evicted."""
+    """Return the settings of pod eviction."""
     section = config.eviction
     return EvictionSettings(
         enabled={"auto": None, "on": True, "off": False}[section.enabled],
@@ -98,14 +99,14 @@ def eviction(config: Config) -> EvictionSettings:
 
 
 def kubelet(config: Config) -> KubeletSettings:
-    """Return where more is known of pods."""
+    """Return the settings of the sources of pod facts."""
     section = config.kubelet
     manifests = Path(section.manifests) if section.manifests else None
     return KubeletSettings(kubelet_access(section), manifests, section.node_name)
 
 
 def policies(config: Config) -> GCPolicy:
-    """Return the policies a configuration stands for."""
+    """Return the GC policies of a configuration."""
     images, containers = config.image_gc, config.container_gc
     return GCPolicy(
         images=ImageGCPolicy(

@@ -1,4 +1,4 @@
-"""A checked configuration in the terms of the agent: seconds, bytes, paths and policies; no models of the file."""
+"""Validated configuration as the agent uses it: seconds, bytes, paths and policies, without the pydantic models."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where settings come from, so that they can be loaded again.
+    """Sources of the settings, for a reload.
 
     Attributes:
-        path: the file; ``None`` for the default one.
+        path: configuration file; ``None`` for the default one.
         overrides: dotted keys from the command line, with their values.
-        dry_run: whether the command line says that removals are only told.
+        dry_run: whether the command line requests a dry run.
     """
 
     path: Path | None = None
@@ -34,34 +34,34 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What an agent is composed from.
+    """All settings of an agent.
 
     Attributes:
-        role: how it stands to a kubelet; ``None`` to find out.
-        dry_run: whether removals are only told.
-        endpoint: the runtime's socket; empty to find one.
-        containerd_api: whether containerd's own services may be asked.
-        timeout_s: deadline of reading calls to the runtime.
-        removal_timeout_s: deadline of calls that stop or remove something.
-        bulk_removal: whether images may be removed through containerd's own image service.
-        imagefs_path: overrides the mount point the runtime names; empty for none.
-        pod_log_root: where the kubelet keeps pod logs.
-        container_log_root: where the links to them are.
-        state_directory: where the agent's own state is.
-        container_interval_s: time between two container passes of the daemon; ``None`` for none.
-        image_interval_s: time between two image passes of the daemon; ``None`` for none.
-        log_format: ``auto``, ``console`` or ``json``.
+        role: configured role; ``None`` for automatic detection.
+        dry_run: whether passes only plan and log.
+        endpoint: socket of the container runtime; empty for automatic detection.
+        containerd_api: whether containerd's own services can be used.
+        timeout_s: deadline of CRI calls that read.
+        removal_timeout_s: deadline of CRI calls that stop or remove.
+        bulk_removal: whether images can be removed through containerd's image service.
+        imagefs_path: path on the image filesystem; empty for the mount point reported by the runtime.
+        pod_log_root: root directory of pod logs.
+        container_log_root: directory of the symbolic links to container logs.
+        state_directory: directory of the agent's state.
+        container_interval_s: interval of container GC passes; ``None`` disables them.
+        image_interval_s: interval of image GC passes; ``None`` disables them.
+        log_format: ``auto``, ``journal``, ``console`` or ``json``.
         log_level: ``debug``, ``info``, ``warning`` or ``error``.
-        history_age_s: how long passes are remembered.
-        history_bytes: how large the history may grow.
-        policy: the settings of the planners.
-        eviction: when and how pods are evicted.
-        kubelet: where more is known of pods.
-        origin: where all this comes from.
-        values: every setting by its dotted key, as it would be written in a file.
-        shutdown: how pods are stopped when the node goes down.
-        control: where the agent is asked and told things.
-        metrics: where metrics and health are served.
+        history_age_s: maximum age of recorded passes.
+        history_bytes: maximum size of the history database.
+        policy: GC policies.
+        eviction: pod eviction.
+        kubelet: sources of pod facts beyond CRI.
+        origin: sources of the settings.
+        values: all settings as pairs of dotted key and TOML value.
+        shutdown: graceful shutdown.
+        control: control API.
+        metrics: metrics and health endpoint.
         reload_grace_s: time between a switch from dry run to active and the first destructive pass; 0 disables.
     """
 

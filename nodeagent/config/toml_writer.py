@@ -1,4 +1,4 @@
-"""The configuration as TOML and as a reference, both made from the models."""
+"""The configuration as TOML and as a Markdown reference, both generated from the models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _END = "<!-- config reference: end -->"
 
 
 def to_toml(config: Config, *, commented: bool) -> str:
-    """Return a configuration as TOML; ``commented`` explains each setting and comments out what has its default."""
+    """Return a configuration as TOML; ``commented`` adds descriptions and comments out the defaults."""
     lines: list[str] = []
     default = Config()
     for name, field in Config.model_fields.items():
@@ -43,7 +43,7 @@ def to_toml(config: Config, *, commented: bool) -> str:
 
 
 def sourced_toml(values: Mapping[str, tuple[object, str]]) -> str:
-    """Return values by their dotted keys as TOML, each with a remark that tells where it is set."""
+    """Return values by their dotted keys as TOML, each with its source as a comment."""
     lines: list[str] = []
     section = ""
     for key, (value, source) in sorted(values.items(), key=lambda item: "." in item[0]):
@@ -68,7 +68,7 @@ def _setting(name: str, field: FieldInfo, value: object, default: object, *, com
 
 
 def toml_value(value: object) -> str:
-    """Return a setting's value as it is written in a file."""
+    """Return the value of a setting as TOML."""
     if isinstance(value, tuple | list):
         return "[" + ", ".join(toml_value(each) for each in value) + "]"
     if isinstance(value, BaseModel):
@@ -77,7 +77,7 @@ def toml_value(value: object) -> str:
         return "{" + ", ".join(f"{_toml_key(key)} = {toml_value(each)}" for key, each in value.items()) + "}"
     if isinstance(value, bool | int | float):
         return json.dumps(value)
-    return escape(json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f"))  # TOML has these escapes, too
+    return escape(json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f"))  # escapes valid in TOML too
 
 
 def _toml_key(key: object) -> str:
@@ -103,7 +103,7 @@ def _fields() -> Iterator[tuple[str, type[BaseModel]]]:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting as it is documented; ``section`` is empty at the top level, ``value`` as it is written in a file."""
+    """Documentation of a setting; ``section`` is empty at the top level, ``value`` is TOML."""
 
     section: str
     name: str
@@ -115,17 +115,17 @@ class Setting:
 def settings_of(config: Config) -> Iterator[Setting]:
     """Yield every setting in the order of the reference."""
     for section, model in _fields():
-        holder = getattr(config, section) if section else config
+        table = getattr(config, section) if section else config
         for name, field in model.model_fields.items():
-            value = getattr(holder, name)
+            value = getattr(table, name)
             if not isinstance(value, BaseModel):
                 yield Setting(section, name, _form(field), toml_value(value), field.description or "")
 
 
 def reference() -> str:
-    """Return a table of every setting with its form, default and effect, as Markdown."""
+    """Return a Markdown table of all settings with form, default and effect."""
     lines = [
-        "Durations are written with units (`2m`, `1h30m`, `7d`), sizes with suffixes (`500Mi`, `2G`) or as bytes.",
+        "Durations have units (`2m`, `1h30m`, `7d`); sizes have suffixes (`500Mi`, `2G`) or are bytes.",
     ]
     section = None
     for each in settings_of(Config()):
@@ -139,10 +139,10 @@ def reference() -> str:
 
 
 def embed_reference(text: str) -> str:
-    """Return a document with the reference between its two markers replaced by the present one.
+    """Return a document with the reference between its two markers regenerated.
 
     Raises:
-        ValueError: the markers are missing.
+        ValueError: a marker is missing.
     """
     before, begin, rest = text.partition(_BEGIN)
     _, end, after = rest.partition(_END)

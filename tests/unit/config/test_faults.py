@@ -1,4 +1,4 @@
-"""A wrong configuration names file, key, value and the allowed form, and all its faults at once."""
+"""An invalid configuration is reported with file, key, value and the allowed form, all errors at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nodeagent.errors import ConfigError
             "[image_gc]\nhigh_threshold = 5",
             "image_gc.high_threshold = 5: unknown key; did you mean high_threshold_percent?",
         ),
-        ("[image_gc]\nminimum_age = 5", "image_gc.minimum_age = 5: a duration needs its unit"),
+        ("[image_gc]\nminimum_age = 5", "image_gc.minimum_age = 5: a duration needs a unit"),
         (
             '[image_gc]\nminimum_age = "5 parsecs"',
             "image_gc.minimum_age = \"5 parsecs\": '5 parsecs' is not a duration",
@@ -46,7 +46,7 @@ from nodeagent.errors import ConfigError
         ('dry_run = "yes"', 'dry_run = "yes": must be true or false'),
         ("[container_gc]\nmax_containers = -2", "container_gc.max_containers = -2: must be at least -1"),
         ('[container_gc]\npod_log_root = "logs"', 'container_gc.pod_log_root = "logs": must be an absolute path'),
-        ("[image_gc\n", "not TOML: "),
+        ("[image_gc\n", "invalid TOML: "),
         (
             '[shutdown]\ngrace_period = "30s"\ngrace_period_critical = "40s"',
             "shutdown: grace_period_critical (40s) is part of grace_period (30s) and cannot be more than it",
@@ -71,17 +71,17 @@ from nodeagent.errors import ConfigError
         ),
         (
             "[shutdown]\nby_priority = [{min_priority = 5, seconds = 1}]\nphases = [{name = 'x', seconds = 1}]",
-            "by_priority and phases are both given: write one of them",
+            "by_priority and phases exclude each other: set one of them",
         ),
         (
             '[metrics]\nlisten = "localhost:1"',
-            "metrics.listen = \"localhost:1\": 'localhost' is no address (names are not",
+            "metrics.listen = \"localhost:1\": 'localhost' is not an IP address (names are not",
         ),
-        ("[metrics]\nlisten = 9100", "metrics.listen = 9100: must be a text in quotes"),
+        ("[metrics]\nlisten = 9100", "metrics.listen = 9100: must be a quoted string"),
         ("[shutdown]\nenabled = true", "shutdown.enabled = true: must be 'auto', 'on' or 'off'"),
     ],
 )
-def test_a_fault_is_named(tmp_path: Path, text: str, expected: str) -> None:
+def test_error_names_file_key_value_and_form(tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "config.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -90,7 +90,7 @@ def test_a_fault_is_named(tmp_path: Path, text: str, expected: str) -> None:
     assert expected in str(caught.value)
 
 
-def test_all_faults_at_once(tmp_path: Path) -> None:
+def test_all_errors_are_reported_at_once(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text('x = 1\n[image_gc]\ninterval = "soon"\nlow_threshold_percent = 99\n')
     with pytest.raises(ConfigError) as caught:
@@ -98,28 +98,28 @@ def test_all_faults_at_once(tmp_path: Path) -> None:
     assert len(str(caught.value).splitlines()) == 3
 
 
-def test_the_command_line_is_blamed_for_its_own(tmp_path: Path) -> None:
+def test_command_line_is_the_source_of_its_errors(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text("")
     with pytest.raises(ConfigError, match=r"^command line: image_gc\.high_threshold_percent = 300"):
         load(path, {"image_gc.high_threshold_percent": 300})
 
 
-def test_a_file_that_was_named_must_be_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no such file"):
+def test_explicit_file_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
         load(tmp_path / "none.toml")
     with pytest.raises(ConfigError, match="not a regular file"):
         load(tmp_path)
 
 
-def test_the_commented_default_is_the_default(tmp_path: Path) -> None:
+def test_commented_default_file_loads_to_the_defaults(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     for commented in (True, False):
         path.write_text(to_toml(Config(), commented=commented))
         assert load(path).config == Config()
 
 
-def test_the_reference_lists_every_key() -> None:
+def test_reference_lists_every_key() -> None:
     text = reference()
     for name, field in Config.model_fields.items():
         section = getattr(Config(), name)
@@ -128,7 +128,7 @@ def test_the_reference_lists_every_key() -> None:
             assert f"| `{key}` |" in text
 
 
-def test_policies_carry_the_settings(tmp_path: Path) -> None:
+def test_policies_contain_the_settings(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(
         '[image_gc]\nhigh_threshold_percent = 70\nlow_threshold_percent = 60\nminimum_age = "1h"\n'
@@ -136,11 +136,11 @@ def test_policies_carry_the_settings(tmp_path: Path) -> None:
         '[container_gc]\nmax_containers = 7\nsandbox_minimum_age = "3s"\nlog_minimum_age = "4s"\n'
         '[protect]\nimages = ["*/pause"]\nkeep_last_n_tags_per_repository = 3\n'
     )
-    made = policies(load(path).config)
-    images = made.images
+    gc = policies(load(path).config)
+    images = gc.images
     assert (images.high_threshold_percent, images.low_threshold_percent, images.minimum_age_s) == (70, 60, 3600)
     assert (images.minimum_gain_bytes, images.protection.keep_last_n_tags_per_repository) == (1 << 20, 3)
-    assert (made.containers.max_containers, made.sandboxes.minimum_age_s, made.logs.minimum_age_s) == (7, 3, 4)
+    assert (gc.containers.max_containers, gc.sandboxes.minimum_age_s, gc.logs.minimum_age_s) == (7, 3, 4)
 
 
 @given(
@@ -149,7 +149,7 @@ def test_policies_carry_the_settings(tmp_path: Path) -> None:
         lambda head: st.text(max_size=60).map(lambda tail: head + tail)
     )
 )
-def test_no_text_does_worse_than_a_config_error(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+def test_any_text_loads_or_raises_config_error(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     path = Path(tmp_path_factory.getbasetemp()) / "fuzz.toml"
     path.write_bytes(text.encode(errors="surrogatepass"))
     try:

@@ -1,4 +1,4 @@
-"""The ``dry_run`` that an imported configuration keeps: ``true`` unless the one that it replaces says ``false``."""
+"""``dry_run`` of an imported configuration: ``true`` unless the replaced one sets ``false``."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def drop_in(file: Path, text: str) -> None:
         (SILENT, True, "does not set dry_run"),
         ("", True, "does not set dry_run"),
         ("# comment\n", True, "does not set dry_run"),
-        ("dry_run = 0\n", True, "not usable"),
-        ("dry_run = false\nodd = 1\n", True, "not usable"),
-        ("dry_run = false\n[image_gc]\nhigh_threshold_percent = 900\n", True, "not usable"),
-        ("dry_run = false\ndry_run = false\n", True, "not usable"),
-        ("dry_run = false\n\x00", True, "not usable"),
+        ("dry_run = 0\n", True, "existing configuration is invalid"),
+        ("dry_run = false\nodd = 1\n", True, "existing configuration is invalid"),
+        ("dry_run = false\n[image_gc]\nhigh_threshold_percent = 900\n", True, "existing configuration is invalid"),
+        ("dry_run = false\ndry_run = false\n", True, "existing configuration is invalid"),
+        ("dry_run = false\n\x00", True, "existing configuration is invalid"),
     ],
     ids=["active", "with-more", "dry", "silent", "truncated", "comment", "type", "key", "value", "twice", "binary"],
 )
-def test_file_alone_decides_and_doubt_is_dry_run(file: Path, text: str, value: bool, reason: str) -> None:
+def test_only_a_valid_file_with_dry_run_false_is_active(file: Path, text: str, value: bool, reason: str) -> None:
     file.write_text(text)
     kept = dry_run_to_keep([file], {})
     assert kept.value is value
@@ -52,16 +52,16 @@ def test_file_alone_decides_and_doubt_is_dry_run(file: Path, text: str, value: b
     assert str(file) in kept.reason
 
 
-def test_missing_file_gives_dry_run(file: Path) -> None:
+def test_missing_file_is_dry_run(file: Path) -> None:
     kept = dry_run_to_keep([file], {})
     assert (kept.value, kept.reason) == (True, f"no configuration file at {file}")
 
 
-def test_no_path_at_all_gives_dry_run() -> None:
+def test_no_path_is_dry_run() -> None:
     assert dry_run_to_keep([], {}).value is True
 
 
-def test_directory_or_link_to_nothing_gives_dry_run(file: Path) -> None:
+def test_directory_or_dangling_link_is_dry_run(file: Path) -> None:
     file.mkdir()
     assert dry_run_to_keep([file], {}).value is True
     file.rmdir()
@@ -79,7 +79,7 @@ def test_directory_or_link_to_nothing_gives_dry_run(file: Path) -> None:
         (ACTIVE, SILENT, False),
     ],
 )
-def test_file_and_drop_in_that_differ_give_dry_run(file: Path, text: str, more: str, value: bool) -> None:
+def test_conflicting_file_and_drop_in_are_dry_run(file: Path, text: str, more: str, value: bool) -> None:
     file.write_text(text)
     drop_in(file, more)
     assert dry_run_to_keep([file], {}).value is value
@@ -89,7 +89,7 @@ def test_file_and_drop_in_that_differ_give_dry_run(file: Path, text: str, more: 
     ("text", "variable", "value"),
     [(ACTIVE, "true", True), (ACTIVE, "false", False), (DRY, "false", True), (SILENT, "false", True)],
 )
-def test_variable_arms_nothing_and_disarms(file: Path, text: str, variable: str, value: bool) -> None:
+def test_variable_enables_but_never_disables_dry_run(file: Path, text: str, variable: str, value: bool) -> None:
     file.write_text(text)
     kept = dry_run_to_keep([file], {"NODEAGENT_DRY_RUN": variable})
     assert kept.value is value
@@ -113,7 +113,7 @@ def test_reason_is_one_printable_line(tmp_path: Path) -> None:
         assert dry_run_to_keep([odd], {}).reason.isprintable()
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(max_size=60) | st.lists(st.sampled_from([ACTIVE, DRY, SILENT, "#", "\n"]), max_size=4).map("".join))
 def test_no_content_without_an_explicit_false_is_active(file: Path, text: str) -> None:
     file.write_bytes(text.encode(errors="surrogatepass"))

@@ -1,4 +1,4 @@
-"""A kubelet's configuration becomes ours, and nothing of it is lost in silence."""
+"""Import of a KubeletConfiguration: every field is converted or listed with a reason."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def reasons(imported: Imported) -> dict[str, str]:
     return {each.field: each.reason for each in imported.left}
 
 
-def test_everything_with_a_counterpart_is_taken_over() -> None:
+def test_all_fields_with_a_counterpart_are_converted() -> None:
     imported = of(WHOLE)
     assert values(imported) == {
         "runtime.endpoint": "unix:///run/containerd/containerd.sock",
@@ -82,16 +82,16 @@ def test_everything_with_a_counterpart_is_taken_over() -> None:
     assert not any(each.faulty for each in imported.left)
 
 
-def test_what_is_written_can_be_loaded_and_means_the_same(tmp_path: Path) -> None:
+def test_written_file_loads_to_the_same_settings(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(of(WHOLE).to_toml())
-    made = settings(load(path, {}, {}).config)
-    hard = [each.text for each in made.eviction.thresholds if each.hard]
+    loaded = settings(load(path, {}, {}).config)
+    hard = [each.text for each in loaded.eviction.thresholds if each.hard]
     assert hard == ["memory.available<200Mi", "nodefs.inodesFree<5000", "allocatableMemory.available<200Mi"]
-    assert [phase.seconds for phase in made.shutdown.phases] == [45.0, 0.0]
+    assert [phase.seconds for phase in loaded.shutdown.phases] == [45.0, 0.0]
 
 
-def test_json_is_taken_as_well() -> None:
+def test_json_is_accepted() -> None:
     document = {
         "kind": "KubeletConfiguration",
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -127,14 +127,14 @@ def test_phases_by_priority_are_sorted() -> None:
         ("evictionHard: [memory.available]", "evictionHard", "must be a mapping"),
         ("evictionHard: {memory.free: 5%}", "evictionHard", "memory.free"),
         ("evictionSoft: {memory.available: 1Gi}", "evictionSoft", "no grace period"),
-        ("evictionMaxPodGracePeriod: -1", "evictionMaxPodGracePeriod", "from 0 up"),
+        ("evictionMaxPodGracePeriod: -1", "evictionMaxPodGracePeriod", "of at least 0"),
         ("shutdownGracePeriod: 10s\nshutdownGracePeriodCriticalPods: 20s", "shutdownGracePeriod", "cannot be more"),
         ("shutdownGracePeriodByPodPriority: [{prio: 1}]", "shutdownGracePeriodByPodPriority", "must be a list"),
         ("containerRuntimeEndpoint: tcp://x", "containerRuntimeEndpoint", "must be a unix socket"),
         ("staticPodPath: manifests", "staticPodPath", "must be an absolute path"),
     ],
 )
-def test_a_value_that_cannot_be_used_is_named(text: str, field: str, words: str) -> None:
+def test_invalid_value_is_listed_as_faulty(text: str, field: str, words: str) -> None:
     imported = of(f"podLogsDir: /srv/pods\n{text}\n")
     assert words in reasons(imported)[field]
     assert next(each for each in imported.left if each.field == field).faulty
@@ -144,23 +144,23 @@ def test_a_value_that_cannot_be_used_is_named(text: str, field: str, words: str)
 @pytest.mark.parametrize(
     ("text", "field", "words"),
     [
-        ("evictionHard: {}", "evictionHard", "the defaults hold"),
+        ("evictionHard: {}", "evictionHard", "the defaults apply"),
         ("readOnlyPort: 0", "readOnlyPort", "kubelet.url"),
-        ("readOnlyPort: 10255\naddress: 192.0.2.1", "address", "own addresses"),
-        ("containerRuntimeEndpoint: ''", "containerRuntimeEndpoint", "is looked for"),
-        ("evictionSoft:", "evictionSoft", "has no value"),
-        ("noSuchField: 1", "noSuchField", "kubelet's own work"),
+        ("readOnlyPort: 10255\naddress: 192.0.2.1", "address", "local addresses"),
+        ("containerRuntimeEndpoint: ''", "containerRuntimeEndpoint", "detects the socket"),
+        ("evictionSoft:", "evictionSoft", "no value"),
+        ("noSuchField: 1", "noSuchField", "not a function of the agent"),
         ("runtimeRequestTimeout: 2m0s", "runtimeRequestTimeout", "runtime.removal_timeout"),
     ],
 )
-def test_what_has_no_counterpart_is_named_with_the_reason(text: str, field: str, words: str) -> None:
+def test_field_without_a_counterpart_is_listed_with_the_reason(text: str, field: str, words: str) -> None:
     imported = of(text)
     assert words in reasons(imported)[field]
     assert not any(each.faulty for each in imported.left)
     assert values(imported) == {}
 
 
-def test_a_shutdown_without_a_grace_period_is_remarked_upon() -> None:
+def test_missing_shutdown_grace_period_adds_a_note() -> None:
     assert "shutdownGracePeriod" in of("").notes[0]
     assert of("shutdownGracePeriod: 30s").notes == ()
 
@@ -168,18 +168,18 @@ def test_a_shutdown_without_a_grace_period_is_remarked_upon() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "it is empty"),
-        ("kind: Pod", "it has: Pod"),
-        ("- 1", "it has: a list of 1"),
+        ("", "empty file"),
+        ("kind: Pod", "found kinds: Pod"),
+        ("- 1", "found kinds: a list of 1"),
         (f"{HEAD}---\n{HEAD}", "2 documents"),
-        ("kind: KubeletConfiguration\napiVersion: v1", "apiVersion = v1: must begin with"),
+        ("kind: KubeletConfiguration\napiVersion: v1", "apiVersion = v1: must start with"),
         ("{", "neither YAML nor JSON"),
         ("a: !!python/object:os.system {}", "neither YAML nor JSON"),
         ("[" * 5000, "neither YAML nor JSON"),
         ("# " + "x" * (1 << 20), "longer than"),
     ],
 )
-def test_what_is_no_kubelet_configuration_is_refused(text: str, words: str) -> None:
+def test_other_documents_are_rejected(text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         read_kubelet(text)
 
@@ -200,7 +200,7 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=9), VALUES, max_size=6))
-def test_every_field_is_taken_over_or_named_and_the_rest_is_good(fields: dict[str, object]) -> None:
+def test_every_field_is_converted_or_listed_and_the_result_is_valid(fields: dict[str, object]) -> None:
     imported = import_kubelet(fields)
     sources = {name for each in imported.taken for name in each.fields.split(" and ")}
     assert set(fields) <= sources | {each.field for each in imported.left}
@@ -208,7 +208,7 @@ def test_every_field_is_taken_over_or_named_and_the_rest_is_good(fields: dict[st
 
 
 @given(st.text(max_size=300) | st.text(max_size=300).map(lambda text: HEAD + text))
-def test_any_text_is_taken_or_refused_in_words(text: str) -> None:
+def test_any_text_is_converted_or_raises_config_error(text: str) -> None:
     try:
         fields = read_kubelet(text)
     except ConfigError:

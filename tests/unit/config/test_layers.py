@@ -1,4 +1,4 @@
-"""A configuration in layers: file, drop-ins, environment, command line."""
+"""Layers of the configuration: file, drop-ins, environment, command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nodeagent.errors import ConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
-NOTHING: dict[str, str] = {}
+EMPTY: dict[str, str] = {}
 
 
 @pytest.fixture
@@ -26,21 +26,21 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_later_layers_go_before_earlier_ones_and_tell_where_they_are(file: Path) -> None:
+def test_later_layers_override_earlier_ones_and_are_named_as_sources(file: Path) -> None:
     first, second = (file.parent / "config.d" / name for name in ("10-first.toml", "20-second.toml"))
     second.write_text('[image_gc]\nhigh_threshold_percent = 80\n[protect]\nimages = ["a/*"]\n')
     first.write_text("[image_gc]\nhigh_threshold_percent = 75\nlow_threshold_percent = 60\n")
     (file.parent / "config.d" / "README").write_text("not read")
     environment = {"NODEAGENT_LOG__LEVEL": "debug", "NODEAGENT_DRY_RUN": "false", "HOME": "/root"}
     loaded = load(file, {"runtime.endpoint": "unix:///run/x.sock"}, environment)
-    found = effective(loaded)
-    assert found["image_gc.high_threshold_percent"] == (80, str(second))
-    assert found["image_gc.low_threshold_percent"] == (60, str(first))
-    assert found["protect.images"] == (("a/*",), str(second))
-    assert found["log.level"] == ("debug", "environment: NODEAGENT_LOG__LEVEL")
-    assert found["dry_run"] == (False, "environment: NODEAGENT_DRY_RUN")
-    assert found["runtime.endpoint"] == ("unix:///run/x.sock", "command line")
-    assert found["image_gc.interval"] == ("5m", "default")
+    values = effective(loaded)
+    assert values["image_gc.high_threshold_percent"] == (80, str(second))
+    assert values["image_gc.low_threshold_percent"] == (60, str(first))
+    assert values["protect.images"] == (("a/*",), str(second))
+    assert values["log.level"] == ("debug", "environment: NODEAGENT_LOG__LEVEL")
+    assert values["dry_run"] == (False, "environment: NODEAGENT_DRY_RUN")
+    assert values["runtime.endpoint"] == ("unix:///run/x.sock", "command line")
+    assert values["image_gc.interval"] == ("5m", "default")
     assert loaded.dropins == (first, second)
 
 
@@ -57,10 +57,10 @@ def test_later_layers_go_before_earlier_ones_and_tell_where_they_are(file: Path)
         ("NODEAGENT_IMAGE_GC__INTERVAL", "5", "a duration"),
         ("NODEAGENT_DRY_RUN", "true\nrole = 1", "must be true or false"),
         ("NODEAGENT_PROTECT__IMAGES", "[" * 100_000, "must be a list"),
-        ("NODEAGENT_IMAGE_GC__SERVICE_PORTS", "1", "no setting has that variable"),
+        ("NODEAGENT_IMAGE_GC__SERVICE_PORTS", "1", "unknown variable"),
     ],
 )
-def test_a_wrong_variable_is_named(name: str, text: str, words: str) -> None:
+def test_invalid_variable_is_named(name: str, text: str, words: str) -> None:
     with pytest.raises(ConfigError) as raised:
         load(None, {}, {name: text})
     assert words in str(raised.value)
@@ -79,60 +79,60 @@ def test_a_wrong_variable_is_named(name: str, text: str, words: str) -> None:
         "NODEAGENT_HEALTH_CHECK_PORT_9100_TCP_ADDR",
     ],
 )
-def test_variables_of_others_are_let_be(name: str) -> None:
+def test_foreign_variables_are_ignored(name: str) -> None:
     load(None, {}, {name: "x"})
 
 
-def test_what_an_editor_leaves_is_not_read(file: Path) -> None:
-    before = load(file, {}, NOTHING)
+def test_editor_files_are_ignored(file: Path) -> None:
+    before = load(file, {}, EMPTY)
     (file.parent / "config.d" / ".#10-first.toml").symlink_to("somebody@host.1")
     (file.parent / "config.d" / "10-first.toml~").write_text("dry_run = 3")
-    assert load(file, {}, NOTHING) == before
+    assert load(file, {}, EMPTY) == before
 
 
-def test_a_fault_in_a_drop_in_names_it(file: Path) -> None:
+def test_error_in_a_drop_in_names_the_drop_in(file: Path) -> None:
     wrong = file.parent / "config.d" / "wrong.toml"
     wrong.write_text("[image_gc]\nhigh_threshold_percent = 120\n")
     with pytest.raises(ConfigError, match=f"{wrong}: image_gc.high_threshold_percent = 120"):
-        load(file, {}, NOTHING)
+        load(file, {}, EMPTY)
 
 
-def test_all_faults_are_told_at_once(file: Path) -> None:
+def test_errors_of_all_layers_are_reported_at_once(file: Path) -> None:
     file.write_text('[image_gc]\nhigh_threshold_percent = 120\n[log]\nlevel = "loud"\n')
     with pytest.raises(ConfigError) as raised:
-        load(file, {}, {"NODEAGENT_NOTHING": "1"})
+        load(file, {}, {"NODEAGENT_UNKNOWN": "1"})
     assert len(str(raised.value).splitlines()) == 3
 
 
-def test_every_file_that_cannot_be_read_is_named(file: Path) -> None:
+def test_every_unreadable_file_is_named(file: Path) -> None:
     first, second = (file.parent / "config.d" / name for name in ("1.toml", "2.toml"))
     first.write_bytes(b"\xff")
     second.mkdir()
     file.write_text("dry_run")
     with pytest.raises(ConfigError) as raised:
-        load(file, {}, NOTHING)
-    told = str(raised.value).splitlines()
-    assert [line.partition(": ")[0] for line in told] == [str(file), str(first), str(second)]
+        load(file, {}, EMPTY)
+    lines = str(raised.value).splitlines()
+    assert [line.partition(": ")[0] for line in lines] == [str(file), str(first), str(second)]
 
 
-def test_shown_with_its_sources_it_is_toml_that_can_be_read_back(file: Path) -> None:
+def test_sourced_toml_loads_to_the_same_configuration(file: Path) -> None:
     (file.parent / "config.d" / "a\nb.toml").write_text('[protect]\nimages = ["a/*", "sha256:x # y"]\n')
     (file.parent / "config.d" / "c.toml").write_text("[shutdown]\nby_priority = [{min_priority = 1, seconds = 2.5}]\n")
     with pytest.raises(ConfigError, match="64 hexadecimal digits"):
-        load(file, {}, NOTHING)
+        load(file, {}, EMPTY)
     (file.parent / "config.d" / "a\nb.toml").write_text('[protect]\nimages = ["a/*", "b # c"]\n')
-    loaded = load(file, {}, NOTHING)
+    loaded = load(file, {}, EMPTY)
     text = sourced_toml(effective(loaded))
     assert f"high_threshold_percent = 90  # {file}\n" in text
     again = file.with_name("again.toml")
     again.write_text(text)
-    assert load(again, {}, NOTHING).config == loaded.config
+    assert load(again, {}, EMPTY).config == loaded.config
 
 
-def faults(path: Path | None, overrides: dict[str, str | int]) -> str | None:
-    """Return what is said of a configuration, ``None`` if it is taken."""
+def error_of(path: Path | None, overrides: dict[str, str | int]) -> str | None:
+    """Return the error text of a configuration; ``None`` for a valid one."""
     try:
-        load(path, overrides, NOTHING)
+        load(path, overrides, EMPTY)
     except ConfigError as error:
         return str(error)
     return None
@@ -149,15 +149,13 @@ _KEYS = st.sampled_from(["role", "dry_run", "image_gc", "eviction", "shutdown", 
 
 
 @given(st.dictionaries(_KEYS, _VALUES | st.dictionaries(st.text(max_size=20), _VALUES, max_size=4), max_size=5))
-def test_whatever_is_in_it_it_is_taken_or_refused_in_words(document: dict[str, object]) -> None:
+def test_any_document_loads_or_raises_config_error(document: dict[str, object]) -> None:
     overrides = {str(key): value for key, value in document.items() if isinstance(value, str | int)}
-    assert faults(None, overrides) != ""
+    assert error_of(None, overrides) != ""
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_in_a_file_are_taken_or_refused_in_words(
-    tmp_path_factory: pytest.TempPathFactory, raw: bytes
-) -> None:
+def test_any_bytes_load_or_raise_config_error(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "any.toml"
     path.write_bytes(raw)
-    assert str(path) in (faults(path, {}) or str(path))
+    assert str(path) in (error_of(path, {}) or str(path))

@@ -1,4 +1,4 @@
-"""Where metrics are served: what is understood, and what is refused with the allowed form."""
+"""Parsing of the metrics listen address."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IPV6_SOME = "2001:db8::1"
 
 
 @pytest.mark.parametrize(
-    ("text", "meant"),
+    ("text", "expected"),
     [
         ("127.0.0.1:20310", Listen("127.0.0.1", 20310)),
         ("[::1]:80", Listen("::1", 80)),
@@ -25,14 +25,14 @@ IPV6_SOME = "2001:db8::1"
         ("off", None),
     ],
 )
-def test_a_place_is_understood(text: str, meant: Listen | None) -> None:
-    assert parse_listen(text) == meant
-    if meant is not None:
-        assert parse_listen(meant.text) == meant
+def test_valid_address_is_parsed_and_formatted(text: str, expected: Listen | None) -> None:
+    assert parse_listen(text) == expected
+    if expected is not None:
+        assert parse_listen(expected.text) == expected
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "error"),
     [
         ("", 'must be "ADDRESS:PORT"'),
         ("9100", 'must be "ADDRESS:PORT"'),
@@ -43,9 +43,9 @@ def test_a_place_is_understood(text: str, meant: Listen | None) -> None:
         ("::1:9100", 'must be "ADDRESS:PORT"'),
         ("http://127.0.0.1:9100", 'must be "ADDRESS:PORT"'),
         ("OFF", 'must be "ADDRESS:PORT"'),
-        ("localhost:9100", "'localhost' is no address"),
-        ("127.0.0.256:9100", "'127.0.0.256' is no address"),
-        ("[127.0.0.1]:9100", "brackets are for addresses of IPv6"),
+        ("localhost:9100", "'localhost' is not an IP address"),
+        ("127.0.0.256:9100", "'127.0.0.256' is not an IP address"),
+        ("[127.0.0.1]:9100", "brackets are required for IPv6 and not allowed for IPv4"),
         ("127.0.0.1:0", "the port must be from 1 to 65535"),
         ("127.0.0.1:65536", "the port must be from 1 to 65535"),
         ("127.0.0.1:٣", 'must be "ADDRESS:PORT"'),
@@ -54,16 +54,16 @@ def test_a_place_is_understood(text: str, meant: Listen | None) -> None:
         ("unix:///", "must be an absolute path after unix:"),
         ("unix:///run/../x", "must be an absolute path after unix:"),
         ("unix:///run/a\0b", "must be an absolute path after unix:"),
-        ("unix:///" + "a" * 107, "has at most 107 bytes"),
+        ("unix:///" + "a" * 107, "longer than a socket path can be"),
     ],
 )
-def test_what_is_no_place_is_refused(text: str, why: str) -> None:
-    with pytest.raises(ValueError, match=why.replace("[", r"\[")):
+def test_invalid_address_is_rejected(text: str, error: str) -> None:
+    with pytest.raises(ValueError, match=error.replace("[", r"\[")):
         parse_listen(text)
 
 
 @given(st.text(max_size=60) | st.from_regex(r"(unix:|\[)?[0-9a-f:./\]]{0,30}", fullmatch=True))
-def test_any_text_is_understood_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_rejected(text: str) -> None:
     try:
         found = parse_listen(text)
     except ValueError:
@@ -71,6 +71,6 @@ def test_any_text_is_understood_or_refused(text: str) -> None:
     assert found is None or parse_listen(found.text) == found
 
 
-def test_the_default_is_this_machine_alone() -> None:
+def test_default_is_a_loopback_address() -> None:
     assert settings(Config()).metrics == MetricsSettings(DEFAULT_LISTEN)
     assert DEFAULT_LISTEN.host == "127.0.0.1"

@@ -230,7 +230,7 @@ async def test_options_of_the_command_line_stay_in_force(config: Path) -> None:
 def test_a_file_that_is_gone_is_told(config: Path) -> None:
     made = checked(Origin(config))
     config.unlink()
-    with pytest.raises(ConfigError, match="there is no such file"):
+    with pytest.raises(ConfigError, match="no such file"):
         asyncio.run(read_again(made))
 
 

@@ -254,7 +254,7 @@ async def test_eviction_configured_on_is_refused_beside_a_kubelet(watched: Watch
 async def test_eviction_configured_off_makes_no_task(watched: Watched) -> None:
     made = Evicting(watched, enabled=False)
     assert eviction_tasks(made.context, cast("Agent", made)) == ()
-    assert made.line() == (Activity.DISABLED, "it is not enabled")
+    assert made.line() == (Activity.DISABLED, 'eviction.enabled = "off"')
 
 
 # --- garbage collection

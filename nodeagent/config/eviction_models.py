@@ -1,0 +1,182 @@
+"""Settings of pod eviction, and of the sources of pod facts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from nodeagent.config.fields import Count, Duration, OptionalPath, Period, Section, Switch
+from nodeagent.errors import ConfigError
+from nodeagent.model.kubelet_access import KubeletAccess
+from nodeagent.plan.eviction.grammar import parse_thresholds
+from nodeagent.plan.eviction.thresholds import DEFAULT_HARD, Threshold
+from nodeagent.units import parse_duration_s
+
+_DEFAULT_HARD: Final = ",".join(f"{signal}<{amount}" for signal, amount in DEFAULT_HARD.items())
+THRESHOLDS_FORM: Final = 'list of SIGNAL<AMOUNT, such as "memory.available<100Mi,nodefs.available<10%"'
+
+
+class EvictionSection(Section):
+    """Pod eviction under node pressure."""
+
+    enabled: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Whether the daemon evicts pods. auto: on a node without a kubelet. Beside a kubelet eviction is "
+        "disabled even if on, since the kubelet evicts pods itself and restarts those evicted by others.",
+    )
+    hard: str = Field(
+        _DEFAULT_HARD,
+        json_schema_extra={"form": THRESHOLDS_FORM},
+        description="Hard eviction thresholds (no grace period). Signals: those of the kubelet, memory.psi.some, "
+        "memory.psi.full, io.psi.some, io.psi.full (percent of time stalled) and swap.free.",
+    )
+    soft: str = Field(
+        "",
+        json_schema_extra={"form": THRESHOLDS_FORM},
+        description="Soft eviction thresholds. Each must be met for its grace period before a pod is evicted.",
+    )
+    soft_grace_period: str = Field(
+        "",
+        json_schema_extra={"form": 'list of SIGNAL=DURATION, such as "memory.available=1m30s"'},
+        description="Grace period of each soft threshold.",
+    )
+    minimum_reclaim: str = Field(
+        "",
+        json_schema_extra={"form": 'list of SIGNAL=AMOUNT, such as "imagefs.available=2Gi"'},
+        description="Minimum amount to reclaim beyond a threshold once it is met.",
+    )
+    pressure_transition_period: Duration = Field(
+        "5m", description="Time from the last observed pressure to the end of its node condition (MemoryPressure)."
+    )
+    max_pod_grace_period: Duration = Field(
+        "0s", description="Maximum termination grace period of pods evicted by a soft threshold. 0: no limit."
+    )
+    hard_grace_period: Duration = Field(
+        "0s",
+        description="Termination grace period of pods evicted by a hard threshold. 0: immediate kill, as by the "
+        "kubelet.",
+    )
+    protected_namespaces: tuple[str, ...] = Field(
+        ("kube-system",),
+        json_schema_extra={"form": "list of namespaces"},
+        description="Namespaces whose pods are never evicted.",
+    )
+    local_storage_isolation: Switch = Field(
+        True,
+        description="Whether pods above their own ephemeral storage limits are evicted without node pressure. Limits "
+        "are known only from the kubelet or from static pod manifests.",
+    )
+    evict_unmeasured: Switch = Field(
+        False,
+        description="Whether pods with unreadable usage can be evicted. The kubelet ranks them first for eviction.",
+    )
+    max_evictions_per_window: Count = Field(10, description="Maximum number of evictions per window. 0: no limit.")
+    eviction_window: Period = Field("10m", description="Length of the window of max_evictions_per_window.")
+    interval: Period = Field(
+        "10s",
+        description="Poll interval of the signals without pressure. It shrinks near a threshold, down to 200ms.",
+    )
+    memory_signal_source: Literal["working-set", "mem-available"] = Field(
+        "working-set",
+        description="Source of memory.available. working-set: the kubelet's formula, which counts active page cache "
+        "as used; mem-available: the kernel's estimate (MemAvailable).",
+    )
+    memory_stall: Duration = Field(
+        "100ms", description="Memory stall time (PSI) within stall_window that wakes the eviction loop. 0 disables."
+    )
+    io_stall: Duration = Field(
+        "0s", description="I/O stall time (PSI) within stall_window that wakes the eviction loop. 0 disables."
+    )
+    stall_window: Duration = Field("1s", description="PSI window of memory_stall and io_stall, 500ms to 10s.")
+    verify_timeout: Period = Field(
+        "10s", description="Timeout for the end of an evicted pod's processes after the runtime reports it as stopped."
+    )
+
+    @field_validator("stall_window")
+    @classmethod
+    def _psi_window(cls, text: str) -> str:
+        if not 0.5 <= parse_duration_s(text) <= 10:
+            raise ValueError("must be from 500ms to 10s (kernel limit)")
+        return text
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        eviction_thresholds(self)
+        for key in ("memory_stall", "io_stall"):
+            if parse_duration_s(getattr(self, key)) > parse_duration_s(self.stall_window):
+                raise ValueError(f"{key} = {getattr(self, key)!r}: must not be longer than stall_window")
+        return self
+
+
+def eviction_thresholds(section: EvictionSection) -> tuple[Threshold, ...]:
+    """Return the thresholds of a section.
+
+    Raises:
+        ValueError: invalid thresholds; the text quotes the invalid part and names the allowed form.
+    """
+    return parse_thresholds(
+        hard=section.hard,
+        soft=section.soft,
+        soft_grace_period=section.soft_grace_period,
+        minimum_reclaim=section.minimum_reclaim,
+    )
+
+
+class KubeletSection(Section):
+    """Sources of pod facts that CRI lacks: priorities, requests, limits and grace periods."""
+
+    url: str = Field(
+        "",
+        json_schema_extra={"form": "https://HOST:10250 or http://HOST:10255"},
+        description="URL of the kubelet API, source of /pods. Empty disables.",
+    )
+    token_file: OptionalPath = Field("", description="File with a bearer token for the kubelet API.")
+    certificate_file: OptionalPath = Field(
+        "", description="File with a client certificate for the kubelet API, PEM, optionally with its key."
+    )
+    key_file: OptionalPath = Field(
+        "", description="File with the key of the client certificate. Empty: in certificate_file."
+    )
+    ca_file: OptionalPath = Field(
+        "", description="File with the CA certificates for the kubelet API. Empty: those of the system."
+    )
+    server_name: str = Field(
+        "",
+        json_schema_extra={"form": "host name"},
+        description="Server name in the kubelet's certificate. Empty: the host of the URL.",
+    )
+    insecure: Switch = Field(False, description="Skip TLS verification of the kubelet API.")
+    manifests: OptionalPath = Field(
+        "/etc/kubernetes/manifests", description="Directory of static pod manifests. Empty disables."
+    )
+    node_name: str = Field(
+        "",
+        json_schema_extra={"form": "name"},
+        description="Node name, the suffix of static pod names. Empty: the host name.",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        try:
+            kubelet_access(self)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        return self
+
+
+def kubelet_access(section: KubeletSection) -> KubeletAccess | None:
+    """Return the access to the kubelet API; ``None`` where it is disabled.
+
+    Raises:
+        ConfigError: invalid URL, or settings that contradict each other.
+    """
+    if not section.url:
+        return None
+
+    files = (section.token_file, section.certificate_file, section.key_file, section.ca_file)
+    token, certificate, key, authority = (Path(each) if each else None for each in files)
+    return KubeletAccess(
+        section.url, token, certificate, key, authority, server_name=section.server_name, insecure=section.insecure
+    )

@@ -1,0 +1,118 @@
+"""Settings of image GC and container GC."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+
+from nodeagent.config.fields import Count, Directory, Duration, Limit, Percent, Period, Section, Size, Switch
+from nodeagent.plan.gc.image_protection import RULE_FORM, parse_rule
+from nodeagent.units import parse_duration_s
+
+
+def _rule(value: str) -> str:
+    parse_rule(value)
+    return value
+
+
+Rule = Annotated[str, AfterValidator(_rule)]
+
+
+class ImageGCSection(Section):
+    """Removal of unused images."""
+
+    enabled: Switch = Field(True, description="Whether the daemon runs image GC.")
+    interval: Period = Field("5m", description="Interval of image GC passes, with 10% jitter.")
+    high_threshold_percent: Percent = Field(
+        85, description="Image filesystem usage at which removal starts. 100 disables removal for space."
+    )
+    low_threshold_percent: Percent = Field(
+        80, description="Image filesystem usage at which removal stops. Must be below the high threshold."
+    )
+    minimum_age: Duration = Field("2m", description="Minimum age, since first detection or pull, of removed images.")
+    maximum_unused_age: Duration = Field(
+        "0s",
+        description="Maximum time that an image can be unused; an older one is removed regardless of disk usage, once "
+        "image use has been observed without a gap for longer than this. 0 disables.",
+    )
+    minimum_gain: Size = Field("0", description="Images that would free less than this are skipped. 0 disables.")
+    removal: Literal["auto", "cri"] = Field(
+        "auto",
+        description="Removal method. auto: containerd's image service where available, with one garbage collection at "
+        "the end of the pass (many times faster); cri: one RemoveImage call per image.",
+    )
+    max_images_per_pass: Count = Field(0, description="Maximum number of images removed per pass. 0: no limit.")
+    max_bytes_per_pass: Size = Field("0", description="Approximate maximum of bytes freed per pass. 0: no limit.")
+
+    @property
+    def interval_s(self) -> float:
+        """Interval of image GC passes, in seconds."""
+        return parse_duration_s(self.interval)
+
+    @field_validator("low_threshold_percent")
+    @classmethod
+    def _below_high(cls, low: int, info: ValidationInfo) -> int:
+        high = info.data.get("high_threshold_percent")
+        if high is not None and low >= high:
+            raise ValueError(f"must be below high_threshold_percent = {high}")
+        return low
+
+    @field_validator("maximum_unused_age")
+    @classmethod
+    def _beyond_minimum(cls, unused: str, info: ValidationInfo) -> str:
+        minimum = info.data.get("minimum_age")
+        if minimum is not None and 0 < parse_duration_s(unused) <= parse_duration_s(minimum):
+            raise ValueError(f"must be longer than minimum_age = {minimum}, or 0")
+        return unused
+
+
+class ContainerGCSection(Section):
+    """Removal of dead containers, empty sandboxes and old pod logs."""
+
+    enabled: Switch = Field(True, description="Whether the daemon runs container GC.")
+    interval: Period = Field("1m", description="Interval of container GC passes, with 10% jitter.")
+    minimum_age: Duration = Field("0s", description="Minimum age, since creation, of removed containers.")
+    max_per_pod_container: Limit = Field(
+        1, description="Maximum number of dead instances kept per container of a pod, newest first."
+    )
+    max_containers: Limit = Field(
+        -1,
+        description="Maximum number of dead containers kept on the node, divided evenly among the containers of all "
+        "pods: at least one each, newest first.",
+    )
+    deleted_pod_grace: Duration = Field(
+        "5m",
+        description="Time without any activity of a pod after which it counts as deleted. A boot counts as activity, "
+        "so that no pod counts as deleted because of a reboot.",
+    )
+    include_unlabelled: Switch = Field(
+        False, description="Include containers and sandboxes without kubelet labels, such as manually created ones."
+    )
+    sandbox_minimum_age: Duration = Field("1m", description="Minimum age, since creation, of removed sandboxes.")
+    log_minimum_age: Duration = Field("5m", description="Minimum age, since the last change, of removed pod logs.")
+    pod_log_root: Directory = Field("/var/log/pods", description="Root directory of pod logs.")
+    container_log_root: Directory = Field(
+        "/var/log/containers", description="Directory of the symbolic links to container logs."
+    )
+
+    @property
+    def interval_s(self) -> float:
+        """Interval of container GC passes, in seconds."""
+        return parse_duration_s(self.interval)
+
+    @property
+    def deleted_pod_grace_s(self) -> float:
+        """Time without activity after which a pod counts as deleted, in seconds."""
+        return parse_duration_s(self.deleted_pod_grace)
+
+
+class ProtectSection(Section):
+    """Images protected from removal."""
+
+    images: Annotated[tuple[Rule, ...], Field(json_schema_extra={"form": f"list; each {RULE_FORM}"})] = Field(
+        (), description="Images that are never removed. The matching rule is part of the reported reason."
+    )
+    keep_last_n_tags_per_repository: Count = Field(
+        0, description="Number of newest images kept per repository. 0 disables."
+    )
