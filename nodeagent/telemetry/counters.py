@@ -1,7 +1,7 @@
-"""What the agent counts, from its events and its calls to the runtime: plain numbers until somebody asks for them.
+"""Counters of log events and runtime calls: plain numbers, converted to Prometheus metrics at a scrape only.
 
-Metrics that the kubelet has with the same meaning keep its names, so that what is drawn or alerted upon for one serves
-the other; all else begins with ``nodeagent_``.
+Metrics with the same meaning as a kubelet metric have its name, so that dashboards and alerts apply to both; all others
+start with ``nodeagent_``.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
     from nodeagent.clock import Clock
 
-MOST_SERIES: Final = 200
-"""So many label values are told apart in one metric; what comes after is counted as ``other``."""
+MAX_SERIES: Final = 200
+"""Maximum number of label combinations per metric; further ones are counted as ``other``."""
 
 OTHER: Final = "other"
 
 
 class Kind(StrEnum):
-    """What a metric's number means. Source: the OpenMetrics types."""
+    """Type of a metric. Source: the OpenMetrics types."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -35,11 +35,12 @@ class Kind(StrEnum):
 
 
 class Metric(NamedTuple):
-    """A metric as it is declared.
+    """Declaration of a metric.
 
     Attributes:
-        bounds: of a histogram.
-        known: label values that are told as 0 before they are first counted, so that their first time shows as a rise.
+        text: help text.
+        bounds: upper bounds of a histogram's buckets.
+        known: label values exposed as 0 from the start, so that the first event is visible as an increase.
     """
 
     kind: Kind
@@ -55,37 +56,33 @@ _EVICTION_S: Final = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _THRESHOLD: Final = ("threshold", "signal", "kind")
 
 METRICS: Final[Mapping[str, Metric]] = {
-    # collection
-    "nodeagent_passes_total": Metric(Kind.COUNTER, "Passes that ended, by how.", ("scope", "end")),
+    # garbage collection
+    "nodeagent_passes_total": Metric(Kind.COUNTER, "Finished passes, by result.", ("scope", "end")),
     "nodeagent_pass_duration_seconds": Metric(
-        Kind.HISTOGRAM, "How long passes took, from the first look to the last removal.", ("scope",), _PASS_S
+        Kind.HISTOGRAM, "Duration of passes, from the first reading to the last removal.", ("scope",), _PASS_S
     ),
-    "nodeagent_pass_end_timestamp_seconds": Metric(Kind.GAUGE, "When the last pass ended.", ("scope",)),
+    "nodeagent_pass_end_timestamp_seconds": Metric(Kind.GAUGE, "Time at which the last pass finished.", ("scope",)),
     "nodeagent_removals_total": Metric(
-        Kind.COUNTER, "Attempts to remove an item, by what became of it.", ("kind", "outcome", "reason")
+        Kind.COUNTER, "Attempted removals, by outcome and reason.", ("kind", "outcome", "reason")
     ),
-    "nodeagent_kept_items": Metric(Kind.GAUGE, "Items that the last pass kept, by reason.", ("scope", "reason")),
-    "nodeagent_bytes_predicted_total": Metric(
-        Kind.COUNTER, "Bytes that what was removed had been expected to free.", ("scope",)
-    ),
+    "nodeagent_kept_items": Metric(Kind.GAUGE, "Items kept by the last pass, by reason.", ("scope", "reason")),
+    "nodeagent_bytes_predicted_total": Metric(Kind.COUNTER, "Predicted bytes of removed items.", ("scope",)),
     "nodeagent_bytes_freed_total": Metric(
-        Kind.COUNTER, "Bytes that were measured to be free after a pass and had not been before.", ("scope",)
+        Kind.COUNTER, "Bytes freed by passes, measured on the image filesystem.", ("scope",)
     ),
-    "nodeagent_target_bytes": Metric(Kind.GAUGE, "Bytes that the last pass was to free.", ("scope",)),
-    "nodeagent_shortfall_bytes": Metric(Kind.GAUGE, "Bytes that the last pass fell short of its target.", ("scope",)),
+    "nodeagent_target_bytes": Metric(Kind.GAUGE, "Bytes to free, target of the last pass.", ("scope",)),
+    "nodeagent_shortfall_bytes": Metric(Kind.GAUGE, "Bytes missing to the target of the last pass.", ("scope",)),
     "kubelet_image_garbage_collected_total": Metric(
         Kind.COUNTER,
-        "Images removed, for space or for age; the kubelet's name.",
+        "Images removed for space or age; the kubelet's metric name.",
         ("reason",),
         known=(("space",), ("age",)),
     ),
     # eviction
-    "nodeagent_evictions_total": Metric(
-        Kind.COUNTER, "Evictions tried, by what became of them.", ("signal", "outcome")
-    ),
-    "kubelet_evictions": Metric(Kind.UNKNOWN, "Pods evicted; the kubelet's name.", ("eviction_signal",)),
+    "nodeagent_evictions_total": Metric(Kind.COUNTER, "Attempted evictions, by outcome.", ("signal", "outcome")),
+    "kubelet_evictions": Metric(Kind.UNKNOWN, "Evicted pods; the kubelet's metric name.", ("eviction_signal",)),
     "nodeagent_eviction_duration_seconds": Metric(
-        Kind.HISTOGRAM, "From the choice of a pod to the end of its processes.", (), _EVICTION_S
+        Kind.HISTOGRAM, "Time from the selection of a pod to the end of its processes.", (), _EVICTION_S
     ),
     "nodeagent_evictions_withheld_total": Metric(
         Kind.COUNTER,
@@ -94,78 +91,77 @@ METRICS: Final[Mapping[str, Metric]] = {
         known=(("no-pod",), ("limit",)),
     ),
     "nodeagent_reclaims_total": Metric(
-        Kind.COUNTER, "Steps of reclaim on the node before a pod had to go, by the threshold.", ("threshold",)
+        Kind.COUNTER, "Node-level reclaim steps before an eviction, by threshold.", ("threshold",)
     ),
-    "nodeagent_threshold_crossings_total": Metric(Kind.COUNTER, "Times that a threshold was met.", ("threshold",)),
-    "nodeagent_threshold_met": Metric(Kind.GAUGE, "1 while a reading is past its threshold.", _THRESHOLD),
-    "nodeagent_threshold_limit": Metric(Kind.GAUGE, "The amount that a threshold stands for on this node.", _THRESHOLD),
+    "nodeagent_threshold_crossings_total": Metric(Kind.COUNTER, "Crossings of a threshold.", ("threshold",)),
+    "nodeagent_threshold_met": Metric(Kind.GAUGE, "1 while a threshold is met.", _THRESHOLD),
+    "nodeagent_threshold_limit": Metric(Kind.GAUGE, "Limit of a threshold on this node.", _THRESHOLD),
     "nodeagent_threshold_distance": Metric(
-        Kind.GAUGE, "How far a reading is from its threshold, in the signal's unit; negative past it.", _THRESHOLD
+        Kind.GAUGE,
+        "Distance of a signal from its threshold, in the signal's unit; negative once it is met.",
+        _THRESHOLD,
     ),
-    "nodeagent_signal_available": Metric(Kind.GAUGE, "What is left, in bytes, inodes or process ids.", ("signal",)),
-    "nodeagent_signal_capacity": Metric(Kind.GAUGE, "The whole that it is a part of.", ("signal",)),
+    "nodeagent_signal_available": Metric(
+        Kind.GAUGE, "Available amount of a signal: bytes, inodes or process IDs.", ("signal",)
+    ),
+    "nodeagent_signal_capacity": Metric(Kind.GAUGE, "Capacity of a signal: bytes, inodes or process IDs.", ("signal",)),
     "nodeagent_pressure_stall_percent": Metric(
-        Kind.GAUGE, "Percent of the last ten seconds in which some or all tasks stalled.", ("resource", "kind")
+        Kind.GAUGE, "Percentage of the last ten seconds in which some or all tasks stalled.", ("resource", "kind")
     ),
-    "nodeagent_node_condition": Metric(Kind.GAUGE, "1 while a node condition holds.", ("condition",)),
-    "nodeagent_oom_kills_total": Metric(
-        Kind.COUNTER, "Processes of pods that the kernel killed for want of memory.", ("namespace",)
-    ),
-    # going down
-    "nodeagent_inhibitor_lock_held": Metric(Kind.GAUGE, "1 while logind holds the agent's delay lock."),
+    "nodeagent_node_condition": Metric(Kind.GAUGE, "1 while a node condition is true.", ("condition",)),
+    "nodeagent_oom_kills_total": Metric(Kind.COUNTER, "Pod processes killed by the OOM killer.", ("namespace",)),
+    # shutdown
+    "nodeagent_inhibitor_lock_held": Metric(Kind.GAUGE, "1 while the agent has logind's inhibitor lock."),
     "nodeagent_pods_stopped_total": Metric(
-        Kind.COUNTER, "Pods stopped as the node went down, by what became of them.", ("outcome",)
+        Kind.COUNTER, "Pods stopped by a graceful shutdown, by outcome.", ("outcome",)
     ),
-    "nodeagent_unclean_stops_total": Metric(Kind.COUNTER, "Times that the node went down without notice, as seen."),
+    "nodeagent_unclean_stops_total": Metric(Kind.COUNTER, "Detected node stops without a shutdown."),
     "kubelet_graceful_shutdown_start_time_seconds": Metric(
-        Kind.GAUGE, "When the last graceful shutdown began; the kubelet's name."
+        Kind.GAUGE, "Start time of the last graceful shutdown; the kubelet's metric name."
     ),
     "kubelet_graceful_shutdown_end_time_seconds": Metric(
-        Kind.GAUGE, "When the last graceful shutdown was done; the kubelet's name."
+        Kind.GAUGE, "End time of the last graceful shutdown; the kubelet's metric name."
     ),
-    # runtime
-    "nodeagent_runtime_up": Metric(Kind.GAUGE, "1 while the container runtime answers."),
-    "nodeagent_runtime_losses_total": Metric(Kind.COUNTER, "Times that the container runtime stopped answering."),
+    # container runtime
+    "nodeagent_runtime_up": Metric(Kind.GAUGE, "1 while the container runtime is available."),
+    "nodeagent_runtime_losses_total": Metric(
+        Kind.COUNTER, "Transitions of the container runtime from available to unavailable."
+    ),
     "kubelet_runtime_operations_total": Metric(
-        Kind.COUNTER, "Calls to the runtime; the kubelet's name.", ("operation_type",)
+        Kind.COUNTER, "Runtime operations; the kubelet's metric name.", ("operation_type",)
     ),
     "kubelet_runtime_operations_errors_total": Metric(
-        Kind.COUNTER, "Calls to the runtime that failed; the kubelet's name.", ("operation_type",)
+        Kind.COUNTER, "Failed runtime operations; the kubelet's metric name.", ("operation_type",)
     ),
     "kubelet_runtime_operations_duration_seconds": Metric(
-        Kind.HISTOGRAM, "How long calls to the runtime took; the kubelet's name.", ("operation_type",), _CALL_S
+        Kind.HISTOGRAM, "Duration of runtime operations; the kubelet's metric name.", ("operation_type",), _CALL_S
     ),
-    "nodeagent_runtime_errors_total": Metric(
-        Kind.COUNTER, "Calls to the runtime that failed, by gRPC status.", ("status",)
-    ),
-    # the agent
-    "nodeagent_build_info": Metric(Kind.GAUGE, "Always 1.", ("version",)),
-    "nodeagent_ready": Metric(Kind.GAUGE, "1 while /readyz says so."),
-    "nodeagent_dry_run": Metric(Kind.GAUGE, "1 while the agent only tells what it would do."),
-    "nodeagent_paused": Metric(Kind.GAUGE, "1 while nothing is collected or evicted."),
-    "nodeagent_config_ok": Metric(Kind.GAUGE, "0 while the configuration on disk could not be put in force."),
+    "nodeagent_runtime_errors_total": Metric(Kind.COUNTER, "Failed runtime operations, by gRPC status.", ("status",)),
+    # agent
+    "nodeagent_build_info": Metric(Kind.GAUGE, "Always 1; the version is a label.", ("version",)),
+    "nodeagent_ready": Metric(Kind.GAUGE, "1 while /readyz reports ready."),
+    "nodeagent_dry_run": Metric(Kind.GAUGE, "1 in dry run."),
+    "nodeagent_paused": Metric(Kind.GAUGE, "1 while garbage collection and eviction are paused."),
+    "nodeagent_config_ok": Metric(Kind.GAUGE, "0 while the configuration on disk is rejected."),
     "nodeagent_config_reloads_total": Metric(
-        Kind.COUNTER, "Reloads of the configuration.", ("result",), known=(("done",), ("refused",))
+        Kind.COUNTER, "Configuration reloads, by result.", ("result",), known=(("done",), ("refused",))
     ),
-    "nodeagent_task_enabled": Metric(Kind.GAUGE, "1 if the task is enabled on this node.", ("task",)),
-    "nodeagent_task_stuck": Metric(Kind.GAUGE, "1 while the task makes no progress.", ("task",)),
-    "nodeagent_task_runs_total": Metric(Kind.COUNTER, "Finished runs of the task.", ("task",)),
-    "nodeagent_task_failures_total": Metric(Kind.COUNTER, "Failed runs of the task.", ("task",)),
-    "nodeagent_task_end_timestamp_seconds": Metric(Kind.GAUGE, "End time of the task's last run.", ("task",)),
-    "nodeagent_memory_persistent": Metric(
-        Kind.GAUGE, "1 while what the agent remembers is on disk, by part.", ("part",)
-    ),
-    "nodeagent_events_total": Metric(Kind.COUNTER, "Events of the log, by severity.", ("level",)),
+    "nodeagent_task_enabled": Metric(Kind.GAUGE, "1 for a task enabled on this node.", ("task",)),
+    "nodeagent_task_stuck": Metric(Kind.GAUGE, "1 while a task makes no progress.", ("task",)),
+    "nodeagent_task_runs_total": Metric(Kind.COUNTER, "Finished runs of a task.", ("task",)),
+    "nodeagent_task_failures_total": Metric(Kind.COUNTER, "Failed runs of a task.", ("task",)),
+    "nodeagent_task_end_timestamp_seconds": Metric(Kind.GAUGE, "End time of the last run of a task.", ("task",)),
+    "nodeagent_memory_persistent": Metric(Kind.GAUGE, "1 while the agent's state is on disk, by part.", ("part",)),
+    "nodeagent_events_total": Metric(Kind.COUNTER, "Log events, by level.", ("level",)),
 }
-"""Everything that is told, in that order."""
+"""All exposed metrics, in the order of the exposition."""
 
 
 class Histogram:
-    """The values of one histogram.
+    """Values of one histogram.
 
     Attributes:
-        counts: how many values are at most as large as each bound and larger than the one before; one more for the
-            rest.
+        counts: values per bucket, not cumulative; the last bucket has no upper bound.
     """
 
     __slots__ = ("bounds", "counts", "total")
@@ -175,19 +171,19 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
-    def note(self, value: float) -> None:
+    def observe(self, value: float) -> None:
         """Count a value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
 
 class Counters:
-    """The numbers. It is told of everything in one thread.
+    """Counters and gauges by metric and label values; for use in one thread.
 
     Attributes:
-        values: by metric and by the labels' values.
-        spreads: likewise, of histograms.
-        runtime_down: which loops found the runtime away and have not heard from it since.
+        values: counters and gauges, by metric and label values.
+        histograms: histograms, by metric and label values.
+        runtime_down: loops whose last runtime call found the runtime unavailable.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -195,39 +191,45 @@ class Counters:
         self.values: dict[str, dict[tuple[str, ...], float]] = {
             name: dict.fromkeys(metric.known, 0.0) for name, metric in METRICS.items() if metric.known
         }
-        self.spreads: dict[str, dict[tuple[str, ...], Histogram]] = {}
+        self.histograms: dict[str, dict[tuple[str, ...], Histogram]] = {}
         self.runtime_down: set[str] = set()
 
     def add(self, name: str, *labels: str, by: float = 1) -> None:
-        """Add to a number, which is 0 at first."""
+        """Add to a counter, which starts at 0."""
         series = self.values.setdefault(name, {})
         key = _bounded(series, labels)
         series[key] = series.get(key, 0) + by
 
     def set(self, name: str, value: float, *labels: str) -> None:
-        """Set a number."""
+        """Set a gauge."""
         series = self.values.setdefault(name, {})
         series[_bounded(series, labels)] = value
 
-    def note(self, name: str, value: float, *labels: str) -> None:
+    def observe(self, name: str, value: float, *labels: str) -> None:
         """Count a value in a histogram."""
-        series = self.spreads.setdefault(name, {})
+        series = self.histograms.setdefault(name, {})
         key = _bounded(series, labels)
         if key not in series:
             series[key] = Histogram(METRICS[name].bounds)
-        series[key].note(value)
+        series[key].observe(value)
 
     def call(self, method: str, took_s: float, status: str) -> None:
-        """Count a call to the runtime, as the connection's observer."""
+        """Count a runtime call; observer of the connection.
+
+        Args:
+            method: name of the RPC, such as ``ListPodSandbox``.
+            took_s: duration in seconds.
+            status: gRPC status name. ``CANCELLED`` is a cancellation by the agent and no error.
+        """
         operation = _operation(method)
         self.add("kubelet_runtime_operations_total", operation)
-        self.note("kubelet_runtime_operations_duration_seconds", took_s, operation)
+        self.observe("kubelet_runtime_operations_duration_seconds", took_s, operation)
         if status not in ("OK", "CANCELLED"):
             self.add("kubelet_runtime_operations_errors_total", operation)
             self.add("nodeagent_runtime_errors_total", status)
 
     def count_event(self, event: Mapping[str, object]) -> None:
-        """Count an event of the log."""
+        """Count a log event; subscriber of the event bus."""
         self.add("nodeagent_events_total", str(event.get("level", "")))
         handler = _HANDLERS.get(str(event.get("event")))
         if handler is not None:
@@ -240,12 +242,13 @@ class Counters:
 
 
 def _bounded(series: Mapping[tuple[str, ...], object], labels: tuple[str, ...]) -> tuple[str, ...]:
-    shown = tuple(map(encodable, labels))  # here, as two series that only look alike would fail the whole scrape
-    return shown if shown in series or len(series) < MOST_SERIES else (OTHER,) * len(shown)
+    # Encoded before counting: two series that differ before the encoding only would fail the whole scrape.
+    encoded = tuple(map(encodable, labels))
+    return encoded if encoded in series or len(series) < MAX_SERIES else (OTHER,) * len(encoded)
 
 
 def _operation(method: str) -> str:
-    """Return the kubelet's word for a call: ``ListPodSandbox`` is ``list_podsandbox``.
+    """Return the kubelet's operation type of an RPC: ``list_podsandbox`` for ``ListPodSandbox``.
 
     Source: kubelet, instrumented runtime service.
     """
@@ -262,17 +265,17 @@ def _number(event: Mapping[str, object], key: str) -> float:
     return value if isinstance(value, int | float) else 0.0
 
 
-def _pass_done(counters: Counters, event: Mapping[str, object]) -> None:
+def _pass_finished(counters: Counters, event: Mapping[str, object]) -> None:
     scope = _text(event, "scope")
     counters.add("nodeagent_passes_total", scope, _text(event, "end"))
-    counters.note("nodeagent_pass_duration_seconds", _number(event, "duration_s"), scope)
+    counters.observe("nodeagent_pass_duration_seconds", _number(event, "duration_s"), scope)
     counters.set("nodeagent_pass_end_timestamp_seconds", counters.now_s, scope)
     counters.add("nodeagent_bytes_predicted_total", scope, by=_number(event, "predicted_bytes"))
     counters.add("nodeagent_bytes_freed_total", scope, by=max(0.0, _number(event, "freed_bytes")))
     counters.set("nodeagent_target_bytes", _number(event, "wanted_bytes"), scope)
     counters.set("nodeagent_shortfall_bytes", _number(event, "short_bytes"), scope)
-    told = event.get("kept")
-    kept = {str(reason): _number(told, reason) for reason in told} if isinstance(told, Mapping) else {}
+    by_reason = event.get("kept")
+    kept = {str(reason): _number(by_reason, reason) for reason in by_reason} if isinstance(by_reason, Mapping) else {}
     before = counters.values.setdefault("nodeagent_kept_items", {})
     for labels in [each for each in before if each[0] == scope and each[1] not in kept]:
         before[labels] = 0
@@ -292,17 +295,17 @@ def _eviction(counters: Counters, event: Mapping[str, object]) -> None:
     counters.add("nodeagent_evictions_total", signal, outcome)
     if event.get("event") == "evicted":
         counters.add("kubelet_evictions", signal)
-        counters.note("nodeagent_eviction_duration_seconds", _number(event, "took_s"))
+        counters.observe("nodeagent_eviction_duration_seconds", _number(event, "took_s"))
 
 
-def _runtime_lost(counters: Counters, event: Mapping[str, object]) -> None:
+def _runtime_unavailable(counters: Counters, event: Mapping[str, object]) -> None:
     if not counters.runtime_down:
         counters.add("nodeagent_runtime_losses_total")
     counters.runtime_down.add(str(event.get("loop", "")))
 
 
 def _counts(name: str, *labels: str, by: str = "") -> Callable[[Counters, Mapping[str, object]], None]:
-    """Return what counts an event under the values of some of its keys."""
+    """Return a handler that counts an event, labelled with the values of some of its keys."""
 
     def count(counters: Counters, event: Mapping[str, object]) -> None:
         counters.add(name, *(_text(event, key) for key in labels), by=_number(event, by) if by else 1)
@@ -311,24 +314,25 @@ def _counts(name: str, *labels: str, by: str = "") -> Callable[[Counters, Mappin
 
 
 def _counts_as(name: str, *labels: str) -> Callable[[Counters, Mapping[str, object]], None]:
-    """Return what counts an event under fixed labels."""
+    """Return a handler that counts an event, with fixed labels."""
     return lambda counters, _: counters.add(name, *labels)
 
 
 def _stamps(name: str) -> Callable[[Counters, Mapping[str, object]], None]:
-    """Return what notes when an event was."""
+    """Return a handler that sets a gauge to the time of an event."""
     return lambda counters, _: counters.set(name, counters.now_s)
 
 
 def _failed_as(end: str) -> Callable[[Counters, Mapping[str, object]], None]:
+    """Return a handler that counts a pass without a ``pass_finished`` event."""
     return lambda counters, event: counters.add("nodeagent_passes_total", _text(event, "loop"), end)
 
 
 _HANDLERS: Final[Mapping[str, Callable[[Counters, Mapping[str, object]], None]]] = {
     "agent_started": lambda counters, _: counters.runtime_down.clear(),
     "runtime_available": lambda counters, event: counters.runtime_down.discard(str(event.get("loop", ""))),
-    "runtime_unavailable": _runtime_lost,
-    "pass_finished": _pass_done,
+    "runtime_unavailable": _runtime_unavailable,
+    "pass_finished": _pass_finished,
     "pass_failed": _failed_as("failed"),
     "pass_crashed": _failed_as("crashed"),
     "removal": _removal,
@@ -349,3 +353,5 @@ _HANDLERS: Final[Mapping[str, Callable[[Counters, Mapping[str, object]], None]]]
     "config_reloaded": _counts_as("nodeagent_config_reloads_total", "done"),
     "config_rejected": _counts_as("nodeagent_config_reloads_total", "refused"),
 }
+COUNTED_EVENTS: Final = frozenset(_HANDLERS)
+"""Names of the events with a counter of their own."""

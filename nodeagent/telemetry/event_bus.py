@@ -1,4 +1,4 @@
-"""Listening to what the agent logs: metrics count events, and whoever follows the agent gets them as they come."""
+"""Bus of log events, for the counters and for clients that watch the agent."""
 
 from __future__ import annotations
 
@@ -12,79 +12,79 @@ from nodeagent.errors import UsageError
 if TYPE_CHECKING:
     from types import TracebackType
 
-Tap = Callable[[Mapping[str, object]], None]
-"""Gets an event with its name (``event``), ``level``, ``timestamp`` and values. It is called while the event is being
-logged, so it returns at once; one that raises is taken off."""
+Subscriber = Callable[[Mapping[str, object]], None]
+"""Receives an event with its name (``event``), ``level``, ``timestamp`` and values. It runs inside the logging call, so
+it must return at once; a subscriber that raises is unsubscribed."""
 
-MOST: Final = 64
+MAX_SUBSCRIBERS: Final = 64
 
-_taps: list[Tap] = []
+_subscribers: list[Subscriber] = []
 
 
-def subscribe(tap: Tap) -> None:
-    """Have every event from now on told to ``tap``, whatever the configured level; debug only where it is logged.
+def subscribe(subscriber: Subscriber) -> None:
+    """Deliver all events from now on to ``subscriber``, at any configured level; debug events only if logged.
 
     Raises:
-        UsageError: there are too many already.
+        UsageError: ``MAX_SUBSCRIBERS`` are subscribed already.
     """
-    if len(_taps) >= MOST:
-        raise UsageError(f"the agent's events are followed {MOST} times already; try again once one has ended")
-    _taps.append(tap)
+    if len(_subscribers) >= MAX_SUBSCRIBERS:
+        raise UsageError(f"limit of {MAX_SUBSCRIBERS} event subscribers reached; retry after one has disconnected")
+    _subscribers.append(subscriber)
 
 
-def unsubscribe(tap: Tap) -> None:
-    """Take a tap off; one that is off already is no fault."""
-    if tap in _taps:
-        _taps.remove(tap)
+def unsubscribe(subscriber: Subscriber) -> None:
+    """Remove a subscriber; an unknown one is ignored."""
+    if subscriber in _subscribers:
+        _subscribers.remove(subscriber)
 
 
 def publish(values: Mapping[str, object]) -> None:
-    """Tell an event to every tap. It never raises."""
-    if not _taps:
+    """Deliver an event to all subscribers. It never raises: a subscriber that raises is unsubscribed."""
+    if not _subscribers:
         return
-    told = {key: value for key, value in values.items() if key != "exc_info"}
-    for tap in tuple(_taps):
+    event = {key: value for key, value in values.items() if key != "exc_info"}
+    for subscriber in tuple(_subscribers):
         try:
-            tap(told)
-        except Exception:  # noqa: BLE001 - logging must not fail, and cannot log this
-            unsubscribe(tap)
+            subscriber(event)
+        except Exception:  # noqa: BLE001 - logging must not fail, and this failure cannot be logged
+            unsubscribe(subscriber)
 
 
 class Subscription:
-    """The events from the moment of entering on, one after the other. A slow reader loses the oldest.
+    """Queue of the events since ``__enter__``. A full queue drops its oldest event.
 
     It belongs to one event loop.
 
     Attributes:
-        missed: how many were lost so far.
+        missed: number of dropped events.
     """
 
     def __init__(self, size: int = 1000) -> None:
-        """Prepare to hold back ``size`` events at most."""
+        """Create a queue of at most ``size`` events; nothing is subscribed yet."""
         self._size = size
         self._events: deque[Mapping[str, object]] = deque()
-        self._some = asyncio.Event()
+        self._available = asyncio.Event()
         self.missed = 0
 
     def __enter__(self) -> Self:
-        subscribe(self._take)
+        subscribe(self._append)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        unsubscribe(self._take)
+        unsubscribe(self._append)
 
     async def next(self) -> Mapping[str, object]:
-        """Return the next event, once there is one."""
+        """Wait for the next event and return it."""
         while not self._events:
-            self._some.clear()
-            await self._some.wait()
+            self._available.clear()
+            await self._available.wait()
         return self._events.popleft()
 
-    def _take(self, event: Mapping[str, object]) -> None:
+    def _append(self, event: Mapping[str, object]) -> None:
         if len(self._events) >= self._size:
             self._events.popleft()
             self.missed += 1
         self._events.append(event)
-        self._some.set()
+        self._available.set()

@@ -1,7 +1,7 @@
-"""Every event the agent logs, with its fixed id and its sentence for people.
+"""Catalogue of log events: message ID and message template of each.
 
-An event missing here is logged all the same, without an id. The explanations for ``journalctl -x`` are in
-``systemd/nodeagent.catalog``; a test holds the two together.
+An event without an entry is logged without a message ID. The explanations for ``journalctl -x`` are in
+``systemd/nodeagent.catalog``; a test compares the two.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from nodeagent.text import escape, escape_lines
 
 
 class Event(NamedTuple):
-    """A kind of event.
+    """Entry of the catalogue.
 
     Attributes:
-        message_id: journald's ``MESSAGE_ID``; never changed.
-        sentence: in which the event's own values are filled in.
+        message_id: journald's ``MESSAGE_ID``; never changes.
+        sentence: message template with the keys of the event as placeholders.
     """
 
     message_id: str
@@ -205,7 +205,7 @@ _FIELDS: Final[Mapping[str, str]] = {
     "plan_id": "PLAN_ID",
     "pass_id": "PASS_ID",
 }
-_OF_KIND: Final[Mapping[str, tuple[str, str]]] = {
+_FIELDS_OF_KIND: Final[Mapping[str, tuple[str, str]]] = {
     "image": ("IMAGE_ID", "IMAGE_REF"),
     "container": ("CONTAINER_ID", "CONTAINER_NAME"),
     "sandbox": ("SANDBOX_ID", "SANDBOX_NAME"),
@@ -213,30 +213,30 @@ _OF_KIND: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
-class _Filled(dict[str, object]):
-    """Values for a sentence; a missing one shows as ``?``."""
+class _TemplateValues(dict[str, object]):
+    """Values of a message template; ``?`` for a missing key."""
 
     def __missing__(self, key: str) -> str:
         return "?"
 
 
 def sentence(name: str, values: Mapping[str, object]) -> str:
-    """Return what an event says to people; its name and values where no sentence is known."""
+    """Return the message of an event; its name and values for an event outside the catalogue."""
     event = EVENTS.get(name)
     if event is not None:
-        return event.sentence.format_map(_Filled({key: _text(value) for key, value in values.items()}))
+        return event.sentence.format_map(_TemplateValues({key: _text(value) for key, value in values.items()}))
     return " ".join([name, *(f"{key}={value}" for key, value in values.items())])
 
 
 def journal_fields(values: Mapping[str, object]) -> dict[str, str]:
     """Return an event as the fields of a journal entry.
 
-    Names that are standard in the field stand by themselves, all others after ``NODEAGENT_``.
+    Established field names have no prefix, all others start with ``NODEAGENT_``.
     """
-    told = {key: value for key, value in values.items() if key not in ("event", "level", "timestamp", "exception")}
+    details = {key: value for key, value in values.items() if key not in ("event", "level", "timestamp", "exception")}
     name = str(values.get("event", ""))
     event = EVENTS.get(name)
-    message = escape(sentence(name, told))  # journalctl hides a message with a control character as a blob
+    message = escape(sentence(name, details))  # journalctl shows "[blob data]" for a message with a control character
     if "exception" in values:
         message = f"{message}\n{escape_lines(str(values['exception']))}"
     fields = {
@@ -246,10 +246,10 @@ def journal_fields(values: Mapping[str, object]) -> dict[str, str]:
         "NODEAGENT_EVENT": name,
         **({"MESSAGE_ID": event.message_id} if event is not None else {}),
     }
-    by_kind = _OF_KIND.get(str(told.get("kind")))
-    if by_kind is not None and "id" in told:
-        fields |= {by_kind[0]: str(told["id"]), by_kind[1]: str(told.get("name", ""))}
-    for key, value in told.items():
+    by_kind = _FIELDS_OF_KIND.get(str(details.get("kind")))
+    if by_kind is not None and "id" in details:
+        fields |= {by_kind[0]: str(details["id"]), by_kind[1]: str(details.get("name", ""))}
+    for key, value in details.items():
         if value is not None:
             fields[_FIELDS.get(key, f"NODEAGENT_{key.upper()}")] = _text(value)
     return fields

@@ -1,7 +1,7 @@
-"""Structured logging: a fixed event name and keys, rendered for a console or as JSON lines.
+"""Structured logging: a fixed event name and keys, rendered for a console, for the journal or as JSON lines.
 
-Sentences are never assembled from values; an operator greps for event names and keys. Values are chosen by whoever
-runs containers; each renderer escapes what could control a terminal or cannot be encoded.
+Event names and keys are constant, so that operators can search for them. Tenants control values such as container
+names; each renderer escapes control characters and text that cannot be encoded.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _without_rich() -> Iterator[None]:
-    """Let structlog take its plain tracebacks: it would load rich, 5 MiB, for coloured ones that nobody sees here."""
+    """Hide rich from structlog, which would load it (5 MiB) for coloured tracebacks; plain ones are used here."""
     if "rich" in sys.modules:
         yield
         return
-    sys.modules["rich"] = cast("ModuleType", None)  # import statements take this for "not installed"
+    sys.modules["rich"] = cast("ModuleType", None)  # makes import statements raise ImportError
     try:
         yield
     finally:
@@ -44,7 +44,7 @@ with _without_rich():
 
 
 class _JournalRenderer:
-    """Sends events to journald; one that it does not take goes on as a line of JSON, as everywhere else."""
+    """Sends events to journald; falls back to a JSON line for an entry that journald did not accept."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -59,7 +59,7 @@ class _JournalRenderer:
 
 
 class _EventPublisher:
-    """Tells the taps of an event, and lets it go on to the log if it is severe enough."""
+    """Publishes each event on the bus, then drops those below the configured level."""
 
     def __init__(self, level: int) -> None:
         self._level = level
@@ -73,7 +73,7 @@ class _EventPublisher:
 
 
 def _escape_values(logger: object, name: str, values: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """Return an event whose values are safe on a terminal; the renderer adds colours of its own afterwards."""
+    """Return an event with escaped values; before the renderer, which adds colours of its own."""
     del logger, name
     return {key: value if key == "exc_info" else _escaped(value) for key, value in values.items()}
 
@@ -98,13 +98,13 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 
 def configure(form: str, level: str, stream: TextIO | None = None) -> FilteringBoundLogger:
-    """Set up logging to ``stream`` (standard error by default) and return the agent's logger.
+    """Configure logging and return the agent's logger.
 
     Args:
-        form: ``console``, ``json``, ``journal``, or ``auto`` for console on a terminal, the journal where standard
-            error goes there, and JSON elsewhere.
+        form: ``console``, ``json``, ``journal``, or ``auto``: console on a terminal, journal where standard error is
+            connected to it, JSON elsewhere.
         level: ``debug``, ``info``, ``warning`` or ``error``.
-        stream: where lines go.
+        stream: output of the log; standard error by default.
     """
     out = stream if stream is not None else sys.stderr
     console = form == "console" or (form == "auto" and out.isatty())

@@ -134,7 +134,7 @@ class Exposition(Collector):
             family = Family(name.removesuffix("_total"), metric.text, metric.kind.value)
             for labels, value in {**now.values.get(name, {}), **counted.values.get(name, {})}.items():
                 family.add_sample(name, dict(zip(metric.labels, labels, strict=True)), value)
-            for labels, spread in counted.spreads.get(name, {}).items():
+            for labels, spread in counted.histograms.get(name, {}).items():
                 _add_spread(family, dict(zip(metric.labels, labels, strict=True)), spread)
             if not family.samples and not metric.labels and metric.kind is Kind.COUNTER:
                 family.add_sample(name, {}, 0)

@@ -1,4 +1,4 @@
-"""Alert rules and dashboard: they load, speak of metrics that are told, and go off when they should."""
+"""Alerting rules and dashboard: valid queries on declared metrics, and alerts that fire in their cases."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OTHERS = re.compile(r"\b(?:process_[a-z_]+|up)\b")
 
 
 def promql_names() -> set[str]:
-    """Return every name that a query may use."""
+    """Return the metric names allowed in a query."""
     ends = ("_bucket", "_sum", "_count")
     spread = {name + end for name, metric in METRICS.items() if metric.kind is Kind.HISTOGRAM for end in ends}
     return (set(METRICS) | spread) - {name for name, metric in METRICS.items() if metric.kind is Kind.HISTOGRAM}
@@ -31,13 +31,13 @@ def promql_names() -> set[str]:
 
 def rules() -> list[dict[str, Any]]:
     (group,) = yaml.safe_load(RULES.read_text())["groups"]
-    found: list[dict[str, Any]] = group["rules"]
-    return found
+    alerts: list[dict[str, Any]] = group["rules"]
+    return alerts
 
 
 def panels() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(DASHBOARD.read_text())["panels"]
-    return found
+    panels: list[dict[str, Any]] = json.loads(DASHBOARD.read_text())["panels"]
+    return panels
 
 
 def queries() -> list[str]:
@@ -45,8 +45,8 @@ def queries() -> list[str]:
 
 
 def run(promtool: str, *words: str, at: Path) -> None:
-    ended = subprocess.run([promtool, *words], capture_output=True, text=True, check=False, timeout=120, cwd=at)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    result = subprocess.run([promtool, *words], capture_output=True, text=True, check=False, timeout=120, cwd=at)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def labels_of(expression: str) -> set[str]:
@@ -59,7 +59,7 @@ def labels_of(expression: str) -> set[str]:
 
 
 @pytest.mark.parametrize("expression", [each["expr"] for each in rules()] + queries())
-def test_a_query_speaks_of_what_is_told(expression: str) -> None:
+def test_query_uses_declared_metrics_and_labels(expression: str) -> None:
     names = set(_NAME.findall(expression))
     assert names <= promql_names()
     assert names or _OTHERS.search(expression)
@@ -68,45 +68,45 @@ def test_a_query_speaks_of_what_is_told(expression: str) -> None:
     assert labels_of(expression) <= known
 
 
-def test_the_dashboard_shows_every_metric_or_says_why_not() -> None:
-    left_out = {
+def test_dashboard_shows_every_metric_except_listed_ones() -> None:
+    excluded = {
         "kubelet_image_garbage_collected_total": "removals by kind",
         "kubelet_evictions": "evictions by outcome",
         "kubelet_runtime_operations_errors_total": "errors by status",
-        "kubelet_graceful_shutdown_start_time_seconds": "lost with the node that goes down",
-        "kubelet_graceful_shutdown_end_time_seconds": "likewise",
-        "nodeagent_pass_end_timestamp_seconds": "the end of each task's last run",
+        "kubelet_graceful_shutdown_start_time_seconds": "lost at the shutdown of the node",
+        "kubelet_graceful_shutdown_end_time_seconds": "lost at the shutdown of the node",
+        "nodeagent_pass_end_timestamp_seconds": "end time of each task's last run",
         "nodeagent_threshold_limit": "the distance",
-        "nodeagent_task_enabled": "an alert on what is disabled would be one on the configuration",
+        "nodeagent_task_enabled": "part of the configuration",
         "nodeagent_task_runs_total": "passes",
     }
-    shown = {re.sub(r"_(bucket|sum|count)$", "", each) for query in queries() for each in _NAME.findall(query)}
-    assert shown | set(left_out) == set(METRICS)
-    assert not shown & set(left_out)
+    displayed = {re.sub(r"_(bucket|sum|count)$", "", each) for query in queries() for each in _NAME.findall(query)}
+    assert displayed | set(excluded) == set(METRICS)
+    assert not displayed & set(excluded)
 
 
-def test_the_dashboard_is_whole() -> None:
-    made = json.loads(DASHBOARD.read_text())
+def test_dashboard_panels_are_unique_described_and_do_not_overlap() -> None:
+    dashboard = json.loads(DASHBOARD.read_text())
     ids = [each["id"] for each in panels()]
     assert len(set(ids)) == len(ids)
-    assert {each["name"] for each in made["templating"]["list"]} == {"datasource", "job", "instance"}
-    taken: set[tuple[int, int]] = set()
+    assert {each["name"] for each in dashboard["templating"]["list"]} == {"datasource", "job", "instance"}
+    occupied: set[tuple[int, int]] = set()
     for panel in panels():
-        place = panel["gridPos"]
+        position = panel["gridPos"]
         cells = {
             (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
+            for x in range(position["x"], position["x"] + position["w"])
+            for y in range(position["y"], position["y"] + position["h"])
         }
-        assert not cells & taken, panel["title"]
-        assert place["x"] + place["w"] <= 24
-        taken |= cells
+        assert not cells & occupied, panel["title"]
+        assert position["x"] + position["w"] <= 24
+        occupied |= cells
         if panel["type"] != "row":
             assert panel["description"].endswith("."), panel["title"]
             assert all('job=~"$job",instance=~"$instance"' in each["expr"] for each in panel["targets"])
 
 
-def test_every_alert_says_what_and_what_to_do() -> None:
+def test_every_alert_has_severity_summary_and_description() -> None:
     for each in rules():
         assert each["alert"].startswith("Nodeagent")
         assert each["labels"]["severity"] in {"info", "warning", "critical"}
@@ -115,54 +115,54 @@ def test_every_alert_says_what_and_what_to_do() -> None:
         assert each["annotations"]["description"].endswith("."), each["alert"]
 
 
-def test_every_alert_has_a_case_in_which_it_goes_off_and_one_in_which_it_does_not() -> None:
+def test_every_alert_has_a_firing_and_a_silent_case() -> None:
     cases = yaml.safe_load((HERE / "nodeagent.rules.test.yml").read_text())["tests"]
-    loud: set[str] = set()
-    quiet: set[str] = set()
+    firing: set[str] = set()
+    silent: set[str] = set()
     for case in (each for group in cases for each in group["alert_rule_test"]):
-        (loud if case.get("exp_alerts") else quiet).add(case["alertname"])
-    assert loud == quiet == {each["alert"] for each in rules()}
+        (firing if case.get("exp_alerts") else silent).add(case["alertname"])
+    assert firing == silent == {each["alert"] for each in rules()}
 
 
-def test_the_rules_are_checked_by_prometheus(promtool: str) -> None:
+def test_rules_pass_promtool_check(promtool: str) -> None:
     run(promtool, "check", "rules", "--lint-fatal", RULES.name, at=SYSTEMD)
 
 
-def test_the_alerts_go_off_when_they_should(promtool: str, tmp_path: Path) -> None:
-    bare = [{key: value for key, value in each.items() if key != "annotations"} for each in rules()]
-    (tmp_path / RULES.name).write_text(yaml.safe_dump({"groups": [{"name": "nodeagent", "rules": bare}]}))
+def test_alerts_fire_in_their_cases(promtool: str, tmp_path: Path) -> None:
+    alerts = [{key: value for key, value in each.items() if key != "annotations"} for each in rules()]
+    (tmp_path / RULES.name).write_text(yaml.safe_dump({"groups": [{"name": "nodeagent", "rules": alerts}]}))
     shutil.copy(HERE / "nodeagent.rules.test.yml", tmp_path)
     run(promtool, "test", "rules", "nodeagent.rules.test.yml", at=tmp_path)
 
 
-def test_the_alerts_read_well(promtool: str, tmp_path: Path) -> None:
+def test_alert_annotations_are_rendered(promtool: str, tmp_path: Path) -> None:
     for each in (RULES, HERE / "nodeagent.texts.test.yml"):
         shutil.copy(each, tmp_path)
     run(promtool, "test", "rules", "nodeagent.texts.test.yml", at=tmp_path)
 
 
-def test_prometheus_understands_the_queries_of_the_dashboard(promtool: str, tmp_path: Path) -> None:
-    made = [
+def test_dashboard_queries_pass_promtool_check(promtool: str, tmp_path: Path) -> None:
+    recording_rules = [
         {"record": f"panel:{number}", "expr": each.replace("$__rate_interval", "5m")}
         for number, each in enumerate(queries())
     ]
-    (tmp_path / "panels.yml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": made}]}))
+    (tmp_path / "panels.yml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": recording_rules}]}))
     run(promtool, "check", "rules", "panels.yml", at=tmp_path)
 
 
-def test_prometheus_understands_the_examples_of_the_readme(promtool: str, tmp_path: Path) -> None:
+def test_readme_examples_pass_promtool_check(promtool: str, tmp_path: Path) -> None:
     text = (SYSTEMD.parent / "README.md").read_text()
     shutil.copy(RULES, tmp_path)
-    configured = [each for each in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "scrape_configs" in each]
-    assert configured
-    for number, block in enumerate(configured):
+    configurations = [each for each in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "scrape_configs" in each]
+    assert configurations
+    for number, block in enumerate(configurations):
         path = tmp_path / f"{number}.yml"
         path.write_text(re.sub(r"[^\s\[]*/nodeagent\.rules\.yml", str(tmp_path / RULES.name), block))
         run(promtool, "check", "config", path.name, at=tmp_path)
-    asked = re.findall(r"```promql\n(.*?)```", text, re.DOTALL)
-    assert asked
-    made = [{"record": "readme:line", "expr": each} for each in "".join(asked).splitlines() if each.strip()]
-    (tmp_path / "asked.yml").write_text(yaml.safe_dump({"groups": [{"name": "readme", "rules": made}]}))
-    run(promtool, "check", "rules", "asked.yml", at=tmp_path)
-    for each in made:
+    queried = re.findall(r"```promql\n(.*?)```", text, re.DOTALL)
+    assert queried
+    examples = [{"record": "readme:line", "expr": each} for each in "".join(queried).splitlines() if each.strip()]
+    (tmp_path / "queried.yml").write_text(yaml.safe_dump({"groups": [{"name": "readme", "rules": examples}]}))
+    run(promtool, "check", "rules", "queried.yml", at=tmp_path)
+    for each in examples:
         assert set(_NAME.findall(each["expr"])) <= promql_names(), each

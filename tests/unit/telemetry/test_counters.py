@@ -1,4 +1,4 @@
-"""What is counted of events and calls, under which labels, and how many of these there may be."""
+"""Counting of log events and runtime calls, labels, and the limit of series per metric."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.telemetry import logging as log
-from nodeagent.telemetry.counters import _HANDLERS, METRICS, MOST_SERIES, OTHER, Counters, Kind
+from nodeagent.telemetry.counters import COUNTED_EVENTS, MAX_SERIES, METRICS, OTHER, Counters, Kind
 from nodeagent.telemetry.event_bus import subscribe, unsubscribe
 from nodeagent.telemetry.event_catalogue import EVENTS
 
 T0 = datetime(2026, 1, 10, tzinfo=UTC)
 AT_S = T0.timestamp()
-FROM_THE_STATE = {
+FROM_STATE = {
     "nodeagent_threshold_met",
     "nodeagent_threshold_limit",
     "nodeagent_threshold_distance",
@@ -40,7 +40,7 @@ FROM_THE_STATE = {
     "nodeagent_task_end_timestamp_seconds",
     "nodeagent_memory_persistent",
 }
-"""Told when somebody asks; their tests are those of the exposition."""
+"""Gauges that the exposition reads from the state of the daemon; tested there."""
 
 
 class Clock:
@@ -163,7 +163,7 @@ CALLS: list[tuple[list[tuple[str, float, str]], str, tuple[str, ...], float]] = 
     ([("RemoveImage", 0.1, "UNKNOWN")], "kubelet_runtime_operations_errors_total", ("remove_image",), 1),
     ([("RemoveImage", 0.1, "UNKNOWN")] * 3, "nodeagent_runtime_errors_total", ("UNKNOWN",), 3),
 ]
-SPREADS = {
+HISTOGRAMS = {
     "nodeagent_pass_duration_seconds",
     "nodeagent_eviction_duration_seconds",
     "kubelet_runtime_operations_duration_seconds",
@@ -171,7 +171,7 @@ SPREADS = {
 
 
 @pytest.mark.parametrize(("events", "name", "labels", "value"), CASES)
-def test_an_event_is_counted(events: list[dict[str, object]], name: str, labels: tuple[str, ...], value: float) -> None:
+def test_event_is_counted(events: list[dict[str, object]], name: str, labels: tuple[str, ...], value: float) -> None:
     counters = Counters(Clock())
     for each in events:
         counters.count_event(each)
@@ -179,24 +179,22 @@ def test_an_event_is_counted(events: list[dict[str, object]], name: str, labels:
 
 
 @pytest.mark.parametrize(("calls", "name", "labels", "value"), CALLS)
-def test_a_call_is_counted(
-    calls: list[tuple[str, float, str]], name: str, labels: tuple[str, ...], value: float
-) -> None:
+def test_call_is_counted(calls: list[tuple[str, float, str]], name: str, labels: tuple[str, ...], value: float) -> None:
     counters = Counters(Clock())
     for each in calls:
         counters.call(*each)
     assert counters.values[name][labels] == value
 
 
-def test_everything_declared_is_told_by_a_case() -> None:
-    told = {case[1] for case in CASES} | {case[1] for case in CALLS}
-    assert told | SPREADS | FROM_THE_STATE == set(METRICS)
-    assert {name for name, metric in METRICS.items() if metric.kind is Kind.HISTOGRAM} == SPREADS
-    assert {str(each["event"]) for case in CASES for each in case[0]} >= set(_HANDLERS)
+def test_every_declared_metric_has_a_case() -> None:
+    covered = {case[1] for case in CASES} | {case[1] for case in CALLS}
+    assert covered | HISTOGRAMS | FROM_STATE == set(METRICS)
+    assert {name for name, metric in METRICS.items() if metric.kind is Kind.HISTOGRAM} == HISTOGRAMS
+    assert {str(each["event"]) for case in CASES for each in case[0]} >= COUNTED_EVENTS
 
 
-def test_what_is_listened_for_is_logged() -> None:
-    assert set(_HANDLERS) <= set(EVENTS)
+def test_counted_events_are_in_the_catalogue() -> None:
+    assert set(EVENTS) >= COUNTED_EVENTS
 
 
 @pytest.mark.parametrize(
@@ -207,22 +205,24 @@ def test_what_is_listened_for_is_logged() -> None:
         ("kubelet_runtime_operations_duration_seconds", ("version",), {0.005: 1, 0.01: 1, 120.0: 1}, 120.011),
     ],
 )
-def test_durations_are_spread(name: str, labels: tuple[str, ...], counts: dict[float, int], total: float) -> None:
+def test_durations_are_counted_in_buckets(
+    name: str, labels: tuple[str, ...], counts: dict[float, int], total: float
+) -> None:
     counters = Counters(Clock())
     for duration_s in (2.0, 8.0, 1000.0):
         counters.count_event(event("pass_finished", **PASS | {"duration_s": duration_s}))
-    for took_s in (0.25, 0.5):  # a bound belongs to what is below it
+    for took_s in (0.25, 0.5):  # a bucket includes its upper bound
         counters.count_event(event("evicted", **EVICTION | {"took_s": took_s}))
     for took_s in (0.001, 0.01, 120.0):
         counters.call("Version", took_s, "OK")
-    spread = counters.spreads[name][labels]
-    assert spread.total == pytest.approx(total)
-    found = dict(zip((*spread.bounds, float("inf")), spread.counts, strict=True))
-    assert {bound: count for bound, count in found.items() if count} == counts
+    histogram = counters.histograms[name][labels]
+    assert histogram.total == pytest.approx(total)
+    buckets = dict(zip((*histogram.bounds, float("inf")), histogram.counts, strict=True))
+    assert {bound: count for bound, count in buckets.items() if count} == counts
 
 
 @pytest.mark.parametrize("status", ["OK", "CANCELLED"])
-def test_what_we_ended_ourselves_is_no_error(status: str) -> None:
+def test_call_cancelled_by_the_agent_is_not_an_error(status: str) -> None:
     counters = Counters(Clock())
     counters.call("Version", 0.1, status)
     assert "kubelet_runtime_operations_errors_total" not in counters.values
@@ -243,13 +243,13 @@ def test_what_we_ended_ourselves_is_no_error(status: str) -> None:
         ("leases.Delete", "leases_delete"),
     ],
 )
-def test_calls_have_the_kubelets_names(method: str, operation: str) -> None:
+def test_calls_are_labelled_with_kubelet_operation_types(method: str, operation: str) -> None:
     counters = Counters(Clock())
     counters.call(method, 0.1, "OK")
     assert set(counters.values["kubelet_runtime_operations_total"]) == {(operation,)}
 
 
-def test_a_runtime_is_down_until_all_that_missed_it_heard_from_it() -> None:
+def test_runtime_is_down_until_every_affected_loop_reports_it_available() -> None:
     counters = Counters(Clock())
     for name in ("images", "containers"):
         counters.count_event(event("runtime_unavailable", loop=name))
@@ -259,7 +259,7 @@ def test_a_runtime_is_down_until_all_that_missed_it_heard_from_it() -> None:
     assert not counters.runtime_down
 
 
-def test_what_is_known_beforehand_is_told_as_0() -> None:
+def test_known_label_values_start_at_0() -> None:
     counters = Counters(Clock())
     assert counters.values["nodeagent_evictions_withheld_total"] == {("no-pod",): 0, ("limit",): 0}
     assert counters.values["nodeagent_config_reloads_total"] == {("done",): 0, ("refused",): 0}
@@ -267,7 +267,7 @@ def test_what_is_known_beforehand_is_told_as_0() -> None:
         assert all(len(each) == len(metric.labels) for each in metric.known), name
 
 
-def test_names_and_texts_are_in_form() -> None:
+def test_metric_names_and_help_texts_are_well_formed() -> None:
     for name, metric in METRICS.items():
         assert re.fullmatch(r"(nodeagent|kubelet)_[a-z0-9_]+", name)
         assert name.endswith("_total") is (metric.kind is Kind.COUNTER), name
@@ -277,21 +277,21 @@ def test_names_and_texts_are_in_form() -> None:
         assert "le" not in metric.labels
 
 
-def test_there_are_so_many_label_values_at_most() -> None:
+def test_label_values_above_the_limit_are_counted_as_other() -> None:
     counters = Counters(Clock())
-    for number in range(MOST_SERIES * 3):
+    for number in range(MAX_SERIES * 3):
         counters.count_event(event("oom_kill", pod_namespace=f"n{number}", processes=1))
         counters.call(f"Method{number}", 0.1, "OK")
     kills = counters.values["nodeagent_oom_kills_total"]
-    assert len(kills) == MOST_SERIES + 1
-    assert kills[(OTHER,)] == MOST_SERIES * 2
-    assert len(counters.spreads["kubelet_runtime_operations_duration_seconds"]) == MOST_SERIES + 1
+    assert len(kills) == MAX_SERIES + 1
+    assert kills[(OTHER,)] == MAX_SERIES * 2
+    assert len(counters.histograms["kubelet_runtime_operations_duration_seconds"]) == MAX_SERIES + 1
     counters.count_event(event("oom_kill", pod_namespace="n0", processes=1))
     assert kills[("n0",)] == 2
 
 
 @given(
-    st.sampled_from(sorted(_HANDLERS)),
+    st.sampled_from(sorted(COUNTED_EVENTS)),
     st.dictionaries(
         st.sampled_from(
             ["scope", "loop", "end", "duration_s", "kept", "signal", "outcome", "reason", "took_s", "threshold"]
@@ -303,11 +303,11 @@ def test_there_are_so_many_label_values_at_most() -> None:
         | st.dictionaries(st.text(max_size=2), st.text(max_size=2), max_size=2),
     ),
 )
-def test_an_odd_event_is_counted_somehow(name: str, values: dict[str, Any]) -> None:
+def test_any_event_values_are_counted_without_an_error(name: str, values: dict[str, Any]) -> None:
     Counters(Clock()).count_event({"event": name, **values})
 
 
-def test_it_hears_what_is_logged() -> None:
+def test_subscribed_counters_count_logged_events() -> None:
     counters = Counters(Clock())
     subscribe(counters.count_event)
     try:
@@ -318,7 +318,7 @@ def test_it_hears_what_is_logged() -> None:
     assert counters.values["nodeagent_removals_total"] == {("image", "done", "least-recently-used"): 1}
 
 
-def test_labels_that_are_not_utf_8_are_counted_together_with_their_escaped_form() -> None:
+def test_label_with_invalid_utf_8_is_counted_with_its_escaped_form() -> None:
     counters = Counters(Clock())
     counters.count_event(event("oom_kill", pod_namespace="a\udcff", processes=1))
     counters.count_event(event("oom_kill", pod_namespace="a\\xff", processes=2))

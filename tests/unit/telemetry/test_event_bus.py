@@ -1,4 +1,4 @@
-"""Listening to the agent's events: always, at once, and never in the way of logging."""
+"""Delivery of log events to subscribers, without an effect on logging."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.errors import UsageError
-from nodeagent.telemetry import event_bus as taps
+from nodeagent.telemetry import event_bus
 from nodeagent.telemetry import logging as log
 
 if TYPE_CHECKING:
@@ -23,24 +23,24 @@ def stream() -> io.StringIO:
 
 
 @pytest.fixture
-def heard() -> Iterator[list[Mapping[str, object]]]:
-    found: list[Mapping[str, object]] = []
-    tap = found.append
-    taps.subscribe(tap)
-    yield found
-    taps.unsubscribe(tap)
+def received() -> Iterator[list[Mapping[str, object]]]:
+    events: list[Mapping[str, object]] = []
+    subscriber = events.append
+    event_bus.subscribe(subscriber)
+    yield events
+    event_bus.unsubscribe(subscriber)
 
 
 @pytest.mark.parametrize("form", ["json", "console"])
 @pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
-def test_a_tap_hears_what_the_level_keeps_out_of_the_log(
-    level: str, form: str, stream: io.StringIO, heard: list[Mapping[str, object]]
+def test_subscriber_receives_events_below_the_log_level(
+    level: str, form: str, stream: io.StringIO, received: list[Mapping[str, object]]
 ) -> None:
     logger = log.configure(form, level, stream)
     logger.info("removal", id="a")
     logger.warning("pass_warning", warning="w")
     logger.error("pass_failed", error="e")
-    assert [(each["event"], each["level"]) for each in heard] == [
+    assert [(each["event"], each["level"]) for each in received] == [
         ("removal", "info"),
         ("pass_warning", "warning"),
         ("pass_failed", "error"),
@@ -48,26 +48,28 @@ def test_a_tap_hears_what_the_level_keeps_out_of_the_log(
     assert len(stream.getvalue().splitlines()) == {"debug": 3, "info": 3, "warning": 2, "error": 1}[level]
 
 
-def test_a_tap_hears_debug_only_where_it_is_logged(stream: io.StringIO, heard: list[Mapping[str, object]]) -> None:
+def test_subscriber_receives_debug_events_only_at_debug_level(
+    stream: io.StringIO, received: list[Mapping[str, object]]
+) -> None:
     log.configure("json", "info", stream).debug("decision")
-    assert heard == []
+    assert received == []
     log.configure("json", "debug", stream).debug("decision")
-    assert [each["event"] for each in heard] == ["decision"]
+    assert [each["event"] for each in received] == ["decision"]
 
 
-def test_a_bug_is_told_with_its_trace(stream: io.StringIO, heard: list[Mapping[str, object]]) -> None:
+def test_exception_is_delivered_with_its_traceback(stream: io.StringIO, received: list[Mapping[str, object]]) -> None:
     logger = log.configure("json", "error", stream)
     try:
         int("odd")
     except ValueError:
         logger.exception("pass_crashed")
-    assert "ValueError: invalid literal" in str(heard[0]["exception"])
-    assert "exc_info" not in heard[0]
+    assert "ValueError: invalid literal" in str(received[0]["exception"])
+    assert "exc_info" not in received[0]
     assert "ValueError: invalid literal" in json.loads(stream.getvalue())["exception"]
 
 
-def test_a_tap_that_raises_is_taken_off_and_the_event_is_logged(
-    stream: io.StringIO, heard: list[Mapping[str, object]]
+def test_raising_subscriber_is_unsubscribed_and_the_event_is_logged(
+    stream: io.StringIO, received: list[Mapping[str, object]]
 ) -> None:
     calls = []
 
@@ -75,43 +77,43 @@ def test_a_tap_that_raises_is_taken_off_and_the_event_is_logged(
         calls.append(event)
         raise ValueError
 
-    taps.subscribe(broken)
+    event_bus.subscribe(broken)
     logger = log.configure("json", "info", stream)
     logger.info("one")
     logger.info("two")
     assert len(calls) == 1
-    assert len(heard) == len(stream.getvalue().splitlines()) == 2
+    assert len(received) == len(stream.getvalue().splitlines()) == 2
 
 
-def test_there_is_a_limit() -> None:
-    tails = [taps.Subscription() for _ in range(taps.MOST)]
-    for each in tails:
+def test_subscribers_above_the_limit_are_rejected() -> None:
+    subscriptions = [event_bus.Subscription() for _ in range(event_bus.MAX_SUBSCRIBERS)]
+    for each in subscriptions:
         each.__enter__()
     try:
-        with pytest.raises(UsageError, match="64 times"):
-            taps.Subscription().__enter__()
+        with pytest.raises(UsageError, match="limit of 64"):
+            event_bus.Subscription().__enter__()
     finally:
-        for each in tails:
+        for each in subscriptions:
             each.__exit__(None, None, None)
 
 
-async def test_a_tail_gives_events_as_they_come(stream: io.StringIO) -> None:
+async def test_subscription_returns_events_in_order(stream: io.StringIO) -> None:
     logger = log.configure("json", "info", stream)
     logger.info("before")
-    with taps.Subscription() as tail:
-        waiting = asyncio.ensure_future(tail.next())
+    with event_bus.Subscription() as subscription:
+        waiting = asyncio.ensure_future(subscription.next())
         await asyncio.sleep(0)
         logger.info("one")
         logger.info("two")
         assert (await waiting)["event"] == "one"
-        assert (await tail.next())["event"] == "two"
-        assert tail.missed == 0
+        assert (await subscription.next())["event"] == "two"
+        assert subscription.missed == 0
 
 
-async def test_a_slow_reader_loses_the_oldest(stream: io.StringIO) -> None:
+async def test_full_subscription_drops_the_oldest_events(stream: io.StringIO) -> None:
     logger = log.configure("json", "info", stream)
-    with taps.Subscription(size=2) as tail:
+    with event_bus.Subscription(size=2) as subscription:
         for number in range(5):
             logger.info("event", number=number)
-        assert tail.missed == 3
-        assert [(await tail.next())["number"] for _ in range(2)] == [3, 4]
+        assert subscription.missed == 3
+        assert [(await subscription.next())["number"] for _ in range(2)] == [3, 4]

@@ -1,4 +1,4 @@
-"""Every event has an id, a sentence and an explanation."""
+"""Event catalogue: message ID, message and explanation of every event."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ ROOT = Path(__file__).parents[3]
 CATALOG = (ROOT / "systemd/nodeagent.catalog").read_text()
 _NAME = r"\"([a-z_]+)\""
 _LOGGED = re.compile(
-    rf"(?:logger\.(?:info|warning|error|exception)|level|_tell_once)\(\s*(?:{_NAME}(?: if [^,]+? else {_NAME})?)"
+    rf"(?:logger\.(?:info|warning|error|exception)|level|\w+_once)\(\s*(?:{_NAME}(?: if [^,]+? else {_NAME})?)"
 )
 
 
 def logged() -> set[str]:
-    """Return the events that the daemon's code logs, but for those at debug level."""
-    found = set()
-    for path in (ROOT / "nodeagent/daemon").glob("*.py"):
+    """Return the events that the daemon logs above debug level."""
+    events = set()
+    for path in (ROOT / "nodeagent/daemon").rglob("*.py"):
         for match in _LOGGED.finditer(path.read_text()):
-            found |= {name for name in match.groups() if name}
-    return found
+            events |= {name for name in match.groups() if name}
+    return events
 
 
-def test_every_event_that_is_logged_has_its_place() -> None:
+def test_every_logged_event_is_in_the_catalogue() -> None:
     assert len(logged()) > 40
     assert logged() - EVENTS.keys() == set()
 
 
-def test_ids_are_unique_and_explained() -> None:
+def test_message_ids_are_unique_and_explained() -> None:
     ids = [event.message_id for event in EVENTS.values()]
     assert len(set(ids)) == len(ids)
     entries = dict(re.findall(r"^-- ([0-9a-f]{32})\nSubject: (.+)$", CATALOG, re.MULTILINE))
@@ -43,12 +43,12 @@ def test_ids_are_unique_and_explained() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(EVENTS))
-def test_a_sentence_stands_even_with_nothing_to_fill_in(name: str) -> None:
+def test_message_is_complete_without_values(name: str) -> None:
     assert sentence(name, {})
-    assert sentence("unheard_of", {"a": 1}) == "unheard_of a=1"
+    assert sentence("unknown_event", {"a": 1}) == "unknown_event a=1"
 
 
-def test_fields_have_their_standard_names() -> None:
+def test_journal_fields_have_established_names() -> None:
     fields = journal_fields(
         {
             "event": "removal",
@@ -74,13 +74,13 @@ def test_fields_have_their_standard_names() -> None:
     assert fields["MESSAGE_ID"] == EVENTS["removal"].message_id
 
 
-def test_a_trace_is_part_of_the_message() -> None:
+def test_traceback_is_part_of_the_message() -> None:
     fields = journal_fields({"event": "pass_crashed", "level": "error", "loop": "images", "exception": "Traceback"})
     assert fields["MESSAGE"].endswith("\nTraceback")
     assert fields["PRIORITY"] == "3"
 
 
-def test_a_message_is_one_line_that_journalctl_shows_and_a_field_keeps_the_name() -> None:
+def test_message_is_one_printable_line_and_the_field_is_unchanged() -> None:
     name = "[/x]\x1b[31m\n\u202e\udcff"
     event = {"event": "removal", "level": "info", "kind": "container", "id": "1", "name": name, "outcome": "done"}
     fields = journal_fields(event)
@@ -88,6 +88,6 @@ def test_a_message_is_one_line_that_journalctl_shows_and_a_field_keeps_the_name(
     assert fields["CONTAINER_NAME"] == name
 
 
-def test_a_traceback_keeps_its_lines_in_the_journal() -> None:
+def test_traceback_has_several_lines_in_the_journal() -> None:
     fields = journal_fields({"event": "pass_crashed", "loop": "images", "exception": "Traceback:\n  \x1b"})
     assert fields["MESSAGE"].splitlines()[1:] == ["Traceback:", "  \\x1b"]

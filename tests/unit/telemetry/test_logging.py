@@ -1,4 +1,4 @@
-"""The log's forms, with text of tenants in every place."""
+"""Log formats, with text from tenants in every value."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def plain_log() -> Iterator[None]:
 
 
 @given(st.text(st.characters(), max_size=30))
-def test_any_text_is_one_line_of_json_with_the_same_values(text: str) -> None:
+def test_any_text_is_logged_as_one_json_line_with_equal_values(text: str) -> None:
     stream = io.StringIO()
     log.configure("json", "info", stream).info("removal", name=text, names=[text], kept={text: 1})
     (line,) = stream.getvalue().splitlines()
     assert escape(line) == line
-    shown = json.loads(line)
-    assert (shown["name"], shown["names"]) == (encodable(text), [encodable(text)])
+    values = json.loads(line)
+    assert (values["name"], values["names"]) == (encodable(text), [encodable(text)])
 
 
 @given(st.text(st.characters(), max_size=30))
-def test_any_text_is_one_line_of_a_console(text: str) -> None:
+def test_any_text_is_logged_as_one_console_line(text: str) -> None:
     stream = io.StringIO()
     log.configure("console", "info", stream).info("removal", name=text, names=[text], kept={text: 1})
     assert stream.getvalue().count("\n") == 1
@@ -49,7 +49,7 @@ def test_any_text_is_one_line_of_a_console(text: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["console", "json"])
-def test_a_traceback_with_hostile_text_is_escaped(form: str) -> None:
+def test_traceback_with_hostile_text_is_escaped(form: str) -> None:
     stream = io.StringIO()
     logger = log.configure(form, "info", stream)
     try:
@@ -60,7 +60,7 @@ def test_a_traceback_with_hostile_text_is_escaped(form: str) -> None:
     assert escape_lines(stream.getvalue()) == stream.getvalue()
 
 
-def test_a_terminal_gets_colours_of_the_log_and_none_of_the_data() -> None:
+def test_terminal_receives_colours_of_the_renderer_only() -> None:
     stream = Terminal()
     log.configure("auto", "info", stream).info("removal", name=HOSTILE)
     assert "\x1b[" in stream.getvalue()
