@@ -62,10 +62,15 @@ class Daemon:
     context: DaemonContext
     stream: io.StringIO
     mark: int = 0
+    _read_to: int = 0
+    _events: list[dict[str, Any]] = field(default_factory=list)
 
     def logged(self, event: str = "") -> list[dict[str, Any]]:
-        lines = [json.loads(line) for line in self.stream.getvalue().splitlines()]
-        return [each for each in lines if not event or each["event"] == event]
+        """Return the logged events, or those with one name; only lines since the last call are parsed."""
+        new = self.stream.getvalue()[self._read_to :]
+        self._read_to += len(new)
+        self._events += [json.loads(line) for line in new.splitlines()]
+        return [each for each in self._events if not event or each["event"] == event]
 
     async def reload(self) -> Reloaded:
         """Ask for a reload as the socket does."""

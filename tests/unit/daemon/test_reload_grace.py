@@ -20,6 +20,8 @@ from nodeagent.sim.clock import SimClock
 from tests.unit.daemon_node import GRACE_S, IMAGE, Daemon, daemon, place, refused
 
 HELD = Pause("operator", "maintenance")
+FEWER_EXAMPLES = settings(max_examples=settings().max_examples // 4, suppress_health_check=[HealthCheck.too_slow])
+"""Each example starts a daemon and reloads it several times."""
 
 
 @pytest.fixture
@@ -532,7 +534,7 @@ async def play(steps: list[str]) -> None:
         assert made.place.removed, "nothing is removed at last"
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(FEWER_EXAMPLES)
 @given(st.lists(st.sampled_from(STEPS), max_size=8))
 def test_no_sequence_removes_before_the_period_is_over(steps: list[str]) -> None:
     asyncio.run(play(steps))
@@ -597,7 +599,7 @@ REQUESTS = (
 )
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(FEWER_EXAMPLES)
 @given(st.lists(st.sampled_from(REQUESTS), max_size=25))
 def test_requests_at_once_remove_nothing_while_the_clock_stands(steps: list[str]) -> None:
     asyncio.run(storm(steps))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.act.shutdown.executor import RunningPod, ShutdownRun
@@ -297,7 +297,6 @@ def test_cancelled_it_leaves_alone_what_was_not_told() -> None:
     elapsed_ms=st.integers(0, 30_000),
     known=st.integers(0, 12),
 )
-@settings(max_examples=300, deadline=None)
 def test_order_and_time_hold_whatever_pods_do(
     pods: list[tuple[int, float | None, int | None, bool]],
     seconds: list[int],

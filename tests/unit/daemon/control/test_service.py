@@ -758,7 +758,7 @@ def calls(draw: st.DrawFn) -> tuple[str, bytes]:
     return name, message_factory.GetMessageClass(kind)(**values).SerializeToString()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(call=calls())
 async def test_no_request_ends_it(node: Node, call: tuple[str, bytes]) -> None:
     name, raw = call
@@ -770,7 +770,7 @@ async def test_no_request_ends_it(node: Node, call: tuple[str, bytes]) -> None:
     assert (await node.ask("Status"))["agent"]["running"]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=400))
 async def test_no_bytes_end_it(node: Node, data: bytes) -> None:
     reader, writer = await asyncio.open_unix_connection(node.path)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.config.handoff import checked
@@ -357,7 +357,6 @@ async def test_a_bug_is_told_and_survived(socket_at: Listen, monkeypatch: pytest
 
 
 @given(st.lists(st.binary(max_size=300) | st.sampled_from([b"GET ", b"/metrics", b" HTTP/1.1", b"\r\n", b":"])))
-@settings(max_examples=60)
 def test_any_bytes_are_answered_or_hung_up_on(tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]) -> None:
     listen = Listen(path=str(tmp_path_factory.mktemp("any") / "s"))
 

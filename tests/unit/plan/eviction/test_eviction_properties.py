@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.planner import EvictionPlan
     from nodeagent.plan.eviction.state import Evaluation
 
-EXAMPLES = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-"""Enough that every run sees pods of all kinds in one ranking."""
+EXAMPLES = settings(suppress_health_check=[HealthCheck.too_slow])
 
 EVERY_STEP = frozenset(
     step for signal in Signal for layout in FilesystemLayout for step in reclaim_steps(signal, layout)

@@ -460,7 +460,7 @@ def specs(draw: st.DrawFn, name: str = "web") -> PodSpec:
 
 
 LISTS = st.none() | st.lists(specs(), max_size=2)
-MANY = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+MANY = settings(suppress_health_check=[HealthCheck.too_slow])
 
 
 def told(facts: PodFacts) -> dict[str, Fact[Any]]:
