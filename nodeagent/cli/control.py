@@ -55,7 +55,7 @@ def _event_line(event: dict[str, Any]) -> str:
     return f"{when}  {event.get('event')}: {sentence(str(event.get('event')), told)}"
 
 
-def pause(config: Path | None, *, lasts: str, why: str) -> None:
+def pause(config: Path | None, *, duration: str, why: str) -> None:
     """Have the agent collect and evict nothing for a while.
 
     Raises:
@@ -63,7 +63,7 @@ def pause(config: Path | None, *, lasts: str, why: str) -> None:
         NodeAgentError: no agent runs, or this user may not.
     """
     try:
-        seconds = parse_duration_s(lasts)
+        seconds = parse_duration_s(duration)
     except ValueError as error:
         raise UsageError(f"--for: {error}") from error
     with connected(config) as agent:

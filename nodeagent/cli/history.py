@@ -34,7 +34,7 @@ _LEAST_S: Final = 1e-6
 _MOST: Final = 2**32 - 1
 
 
-def show_history(config: Path | None, *, since: str, image: str, limit: int, quiet: bool, form: str) -> None:
+def show_history(config: Path | None, *, since: str, image: str, limit: int, idle: bool, form: str) -> None:
     """Print passes, newest first.
 
     Raises:
@@ -48,7 +48,7 @@ def show_history(config: Path | None, *, since: str, image: str, limit: int, qui
     with by_agent(config, {}) as agent:
         if agent is not None:
             seconds = max(_LEAST_S, ago.total_seconds()) if ago is not None else 0.0
-            asked = request_for("History", seconds=seconds, image=image, limit=min(limit, _MOST), quiet=quiet)
+            asked = request_for("History", seconds=seconds, image=image, limit=min(limit, _MOST), quiet=idle)
             told = agent.ask("History", asked)
             if form != "table":
                 sys.stdout.write(document.dumps(told, form))
@@ -58,7 +58,7 @@ def show_history(config: Path | None, *, since: str, image: str, limit: int, qui
     settings = load_settings(config, {})
     oldest = SystemClock().now() - ago if ago is not None else None
     kept = History(settings.state_directory)
-    passes = kept.read(since=oldest, image=image, limit=limit, quiet=quiet)
+    passes = kept.read(since=oldest, image=image, limit=limit, quiet=idle)
     stops = () if image else kept.read_stops(since=oldest, limit=limit)
     if form != "table":
         sys.stdout.write(document.dumps(document.history(passes, stops), form))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from nodeagent.api.documents import Json
 
 
-def add(config: Path | None, *, image: str | None, every: bool, lasts: str, why: str, form: str) -> None:
+def add(config: Path | None, *, image: str | None, every: bool, duration: str, why: str, form: str) -> None:
     """Place a hold.
 
     Raises:
@@ -48,11 +48,13 @@ def add(config: Path | None, *, image: str | None, every: bool, lasts: str, why:
         except ValueError as error:
             raise UsageError(str(error)) from error
     try:
-        seconds = parse_duration_s(lasts)
+        seconds = parse_duration_s(duration)
     except ValueError as error:
         raise UsageError(f"--for: {error}") from error
     if not 0 < seconds <= LONGEST_HOLD_S:
-        raise UsageError(f"--for {lasts}: must be more than 0 and at most 365d; protect.images keeps images for good")
+        raise UsageError(
+            f"--for {duration}: must be more than 0 and at most 365d; protect.images keeps images for good"
+        )
     now = SystemClock().now()
     with by_agent(config, {}) as agent:
         if agent is not None:

@@ -66,11 +66,20 @@ _UMASK: Final = 0o022
 _SHOWN: Final = 20
 
 
-def install(prefix: Path, *, enable: bool, root: Path | None, packaged: bool, systemd: int | None) -> None:
+def install(
+    prefix: Path,
+    manual: dict[str, str],
+    *,
+    enable: bool,
+    root: Path | None,
+    packaged: bool,
+    systemd: int | None,
+) -> None:
     """Put the agent, its unit and all that goes with it in place; configuration and state stay as they are.
 
     Args:
-        prefix: where the virtual environment is made.
+        prefix: directory of the virtual environment.
+        manual: the manual pages by file name.
         enable: whether the unit is enabled and started.
         root: where the files go instead of ``/``; no environment is made then, and nothing is run.
         packaged: whether the files go where those of packages do, without a configuration and a manifest.
@@ -92,7 +101,7 @@ def install(prefix: Path, *, enable: bool, root: Path | None, packaged: bool, sy
     former = Manifest() if packaged else _admitted(prefix, top)
     version = systemd_version() if systemd is None else systemd
     layout = BY_PACKAGE if packaged else BY_HAND
-    made = list(_all_parts(layout, prefix, version))
+    made = list(_all_parts(layout, prefix, version, manual))
     check_foreign(layout, [part.path for part in made], prefix, top, former.files)
     check_parents(top, DEFAULT_PATH)
     os.umask(_UMASK)
@@ -278,11 +287,9 @@ def _remove_environment(environment: Path, *, ours: bool) -> list[tuple[Change, 
     return report or [(Change.REMOVED, f"{environment} (virtual environment)")]
 
 
-def _all_parts(layout: Layout, prefix: Path, systemd: int) -> Iterator[Part]:
-    from nodeagent.cli.manual import pages  # noqa: PLC0415 - it imports the command line, which imports this
-
+def _all_parts(layout: Layout, prefix: Path, systemd: int, manual: dict[str, str]) -> Iterator[Part]:
     yield from parts(
-        layout, prefix, systemd=systemd, pages=pages(), completions={each: _script(each) for each in _SHELLS}
+        layout, prefix, systemd=systemd, pages=manual, completions={each: _script(each) for each in _SHELLS}
     )
 
 

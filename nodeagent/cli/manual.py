@@ -13,7 +13,6 @@ import typer
 from typer.core import TyperGroup, TyperOption
 
 from nodeagent import __version__
-from nodeagent.cli.main import app
 from nodeagent.config.models import Config
 from nodeagent.config.toml_writer import settings_of
 
@@ -43,11 +42,8 @@ _FILES: Final = (
 )
 
 
-def pages() -> dict[str, str]:
-    """Return every page by the name of its file, such as ``nodeagent-gc.1``."""
-    root = typer.main.get_command(app)
-    if not isinstance(root, TyperGroup):
-        raise TypeError("the command line has no commands")
+def pages(root: TyperGroup) -> dict[str, str]:
+    """Return the pages of a command tree by file name, such as ``nodeagent-gc.1``."""
     context = typer.Context(root, info_name=PROGRAM, **root.context_settings)
     commands = {name: root.get_command(context, name) for name in root.list_commands(context)}
     shown = {name: command for name, command in commands.items() if command is not None and not command.hidden}

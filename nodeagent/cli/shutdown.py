@@ -31,7 +31,7 @@ _WHO = "nodeagent"
 _READ_WITHIN_S = 5.0
 
 
-def rehearse(config: Path | None, overrides: Mapping[str, str | int], form: str) -> None:
+def preview(config: Path | None, overrides: Mapping[str, str | int], form: str) -> None:
     """Print the timeline of a shutdown that begins now; nothing is touched.
 
     Raises:

@@ -222,7 +222,7 @@ def test_an_eviction_is_rehearsed_with_every_number(config: Path, tmp_path: Path
     with served(tmp_path):
         quiet = nodeagent("evict", "--dry-run", "--config", str(config))
         assert quiet.returncode == 0, quiet.stderr
-        assert "no pod would be evicted: no eviction threshold is met" in quiet.stdout
+        assert "no pod would be evicted: no eviction threshold met" in quiet.stdout
         low = nodeagent("evict", "--simulate", "memory.available=1Mi", "--config", str(config), "--output", "json")
         shown = json.loads(low.stdout)
         assert shown["schema"] == "nodeagent/evict/v1"
@@ -249,13 +249,13 @@ def test_outstanding_effect_is_shown_as_withheld_in_the_preview(config: Path, tm
         assert (shown["plan"]["victim"], shown["reclaim_first"]) == (None, [])
         table = nodeagent("evict", "-s", "nodefs.available=1%", "--config", str(config))
         said = " ".join(table.stdout.split())
-        assert "withheld: nodefs.available<10% is met; waiting for the effect of eviction of shop/web" in said
+        assert "withheld: nodefs.available<10% met; waiting for the effect of eviction of shop/web" in said
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "say --dry-run, or --simulate"),
+        ((), "add --dry-run, or --simulate"),
         (("-s", "memory.avail=1Mi"), "write SIGNAL=AMOUNT"),
         (("-s", "memory.available"), "write SIGNAL=AMOUNT"),
         (("-s", "memory.available=lots"), "'lots' is not a size"),

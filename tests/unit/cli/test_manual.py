@@ -8,7 +8,10 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 
+from nodeagent.cli.main import app
 from nodeagent.cli.manual import pages
 from nodeagent.config.models import Config
 from nodeagent.config.toml_writer import settings_of
@@ -19,7 +22,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def made() -> dict[str, str]:
-    return pages()
+    root = get_command(app)
+    assert isinstance(root, TyperGroup)
+    return pages(root)
 
 
 def test_every_command_and_setting_has_its_place(made: dict[str, str]) -> None:

@@ -133,7 +133,7 @@ def _only_for_types(path: Path, node: ast.ImportFrom) -> bool:
 def test_lines_with_values_are_written_by_the_functions_that_escape() -> None:
     own_words = {"output.py", "exit_codes.py", "install.py", "main.py"}
     found = set()
-    for path in Path(nodeagent.cli.__file__).parent.glob("*.py"):
+    for path in Path(nodeagent.cli.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in WRITERS:
                 values = [each for argument in node.args for each in ast.walk(argument)]

@@ -1,0 +1,229 @@
+"""Commands that remove images, containers and leaks, save and apply plans, and place holds."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nodeagent.cli.exit_codes import EPILOG
+from nodeagent.cli.options import (
+    CONTAINER_GC,
+    IMAGE_GC,
+    CommandGroup,
+    ConfigOption,
+    DryRunOption,
+    EndpointOption,
+    ForceOption,
+    KeptOption,
+    Output,
+    OutputOption,
+    Overrides,
+    YesOption,
+    at_endpoint,
+    with_setting_options,
+)
+
+gc_app = typer.Typer(
+    cls=CommandGroup,
+    help="Remove unused images, dead containers or leaks now.\n\nThe plan is printed and confirmed first; --dry-run "
+    "only prints it, --yes skips the confirmation.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+plan_app = typer.Typer(cls=CommandGroup, rich_markup_mode=None)
+hold_app = typer.Typer(
+    cls=CommandGroup,
+    help="Protect images from removal for a limited time.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@gc_app.command("images", epilog=EPILOG)
+@with_setting_options(*IMAGE_GC)
+def gc_images(
+    config: ConfigOption = None,
+    endpoint: EndpointOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    output: OutputOption = Output.TABLE,
+    kept: KeptOption = False,
+    *,
+    overrides: Overrides,
+) -> None:
+    """Remove unused images, least recently used first.
+
+    Removal starts when the usage of imagefs reaches the high threshold, and stops at the low threshold.
+    """
+    from nodeagent.cli.gc import Request, collect  # noqa: PLC0415
+
+    collect(Request("images", config, dry_run, yes, output.value, kept, at_endpoint(endpoint, overrides)))
+
+
+@gc_app.command("containers", epilog=EPILOG)
+@with_setting_options(*CONTAINER_GC)
+def gc_containers(
+    config: ConfigOption = None,
+    endpoint: EndpointOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    output: OutputOption = Output.TABLE,
+    kept: KeptOption = False,
+    *,
+    overrides: Overrides,
+) -> None:
+    """Remove dead containers, empty sandboxes, orphaned logs."""
+    from nodeagent.cli.gc import Request, collect  # noqa: PLC0415
+
+    collect(Request("containers", config, dry_run, yes, output.value, kept, at_endpoint(endpoint, overrides)))
+
+
+@gc_app.command("all", epilog=EPILOG)
+@with_setting_options(*IMAGE_GC, *CONTAINER_GC)
+def gc_all(
+    config: ConfigOption = None,
+    endpoint: EndpointOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    output: OutputOption = Output.TABLE,
+    kept: KeptOption = False,
+    *,
+    overrides: Overrides,
+) -> None:
+    """Remove dead containers, sandboxes, logs, unused images."""
+    from nodeagent.cli.gc import Request, collect  # noqa: PLC0415
+
+    collect(Request("all", config, dry_run, yes, output.value, kept, at_endpoint(endpoint, overrides)))
+
+
+@gc_app.command("leaks", epilog=EPILOG)
+def gc_leaks(
+    config: ConfigOption = None,
+    endpoint: EndpointOption = None,
+    dry_run: DryRunOption = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete the listed leaks (default: only list)")] = False,
+    output: OutputOption = Output.TABLE,
+    kept: KeptOption = False,
+    minimum_age: Annotated[
+        str, typer.Option("--minimum-age", metavar="DURATION", help="Keep items created more recently than this")
+    ] = "24h",
+    rooted: Annotated[
+        bool, typer.Option("--rooted", help="Include items referenced only by containerd.io/gc.root")
+    ] = False,
+) -> None:
+    """List unreferenced blobs and snapshots; --yes deletes them.
+
+    An item is unreferenced if no image, container, lease, or other blob or snapshot refers to it.
+    """
+    from nodeagent.cli.gc import Request  # noqa: PLC0415
+    from nodeagent.cli.leaks import collect_leaks  # noqa: PLC0415
+
+    request = Request("leaks", config, dry_run, yes, output.value, kept, at_endpoint(endpoint))
+    collect_leaks(request, minimum_age=minimum_age, rooted=rooted)
+
+
+class PlanScope(StrEnum):
+    """The items that a saved plan covers."""
+
+    IMAGES = "images"
+    CONTAINERS = "containers"
+    ALL = "all"
+
+
+@plan_app.callback(invoke_without_command=True)
+@with_setting_options(*IMAGE_GC, *CONTAINER_GC)
+def plan(
+    context: typer.Context,
+    config: ConfigOption = None,
+    endpoint: EndpointOption = None,
+    scope: Annotated[PlanScope, typer.Option("--scope", help="Items to plan for")] = PlanScope.ALL,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="File to write [default: standard output]")
+    ] = None,
+    expires: Annotated[str, typer.Option("--expires", metavar="DURATION", help="Lifetime of the plan")] = "1h",
+    force: ForceOption = False,
+    *,
+    overrides: Overrides,
+) -> None:
+    """Save a plan of the removals as JSON.
+
+    'nodeagent apply FILE' removes the listed items as far as they may still be removed; 'nodeagent plan diff' compares
+    two plans.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from nodeagent.cli.plan import save  # noqa: PLC0415
+
+    save(config, at_endpoint(endpoint, overrides), scope.value, out, expires, force=force)
+
+
+@plan_app.command("diff", epilog="Exit codes: 0 no difference, 1 decisions differ, 2 a file cannot be used.")
+def plan_diff(
+    before: Annotated[Path, typer.Argument(metavar="A", help="Saved plan")],
+    after: Annotated[Path, typer.Argument(metavar="B", help="Saved plan to compare with A")],
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Compare two saved plans: verdicts and reasons."""
+    from nodeagent.cli.plan import diff  # noqa: PLC0415
+
+    diff(before, after, output.value)
+
+
+@with_setting_options(*IMAGE_GC, *CONTAINER_GC)
+def apply(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Plan saved by 'nodeagent plan --out FILE'")],
+    config: ConfigOption = None,
+    endpoint: EndpointOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    output: OutputOption = Output.TABLE,
+    *,
+    overrides: Overrides,
+) -> None:
+    """Apply a saved plan.
+
+    Only listed items are removed, and only if they may still be removed; the exit code is 3 if the plan has drifted.
+    For every setting the stricter of the plan and the current configuration applies. A plan made with options that
+    are less strict than the configuration needs the same options here.
+    """
+    from nodeagent.cli.plan import ApplyRequest, apply_file  # noqa: PLC0415
+
+    apply_file(ApplyRequest(file, config, dry_run, yes, output.value, at_endpoint(endpoint, overrides)))
+
+
+@hold_app.command("add", epilog=EPILOG)
+def hold_add(
+    image: Annotated[
+        str | None, typer.Argument(metavar="[IMAGE]", help="Image, pattern or digest, as in protect.images")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Hold every image")] = False,
+    duration: Annotated[str, typer.Option("--for", metavar="DURATION", help="Lifetime of the hold, such as 2h")] = "1h",
+    why: Annotated[str, typer.Option("--why", metavar="TEXT", help="Reason, shown with every held image")] = "",
+    config: ConfigOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Hold an image, or all images, for a limited time."""
+    from nodeagent.cli.hold import add  # noqa: PLC0415
+
+    add(config, image=image, every=every, duration=duration, why=why or "no reason given", form=output.value)
+
+
+@hold_app.command("list")
+def hold_list(config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
+    """List the active holds."""
+    from nodeagent.cli.hold import show  # noqa: PLC0415
+
+    show(config, output.value)
+
+
+@hold_app.command("remove", epilog=EPILOG)
+def hold_remove(
+    hold_id: Annotated[str, typer.Argument(metavar="HOLD", help="Id of the hold, see 'nodeagent hold list'")],
+    config: ConfigOption = None,
+) -> None:
+    """Remove a hold before its end."""
+    from nodeagent.cli.hold import remove  # noqa: PLC0415
+
+    remove(config, hold_id)

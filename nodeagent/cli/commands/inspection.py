@@ -1,0 +1,214 @@
+"""Commands that read the node and the daemon."""
+
+import sys
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from nodeagent.cli.options import ConfigOption, EndpointOption, EveryOption, Output, OutputOption, at_endpoint
+
+PRESSURE_EPILOG = "Exit codes: 0 no threshold exceeded, 1 threshold exceeded, 2 wrong usage or configuration."
+DOCTOR_EPILOG = "Exit codes: 0 no problem, 1 a problem (with --strict also a warning), 2 wrong usage."
+
+
+def images(
+    config: ConfigOption = None,
+    endpoint: EndpointOption = None,
+    tree: Annotated[bool, typer.Option("--tree", help="Show images as a tree of shared layers")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List images with size, last use and verdict.
+
+    The freed bytes are those of the layers that no other image shares.
+    """
+    from nodeagent.cli.lists import image_tree, list_images  # noqa: PLC0415
+
+    show = image_tree if tree else list_images
+    show(config, at_endpoint(endpoint), output.value)
+
+
+def du(
+    config: ConfigOption = None,
+    endpoint: EndpointOption = None,
+    details: Annotated[bool, typer.Option("--details", "-d", help="List the largest members of each category")] = False,
+    timeout: Annotated[
+        str, typer.Option("--timeout", metavar="DURATION", help="Deadline for measuring directories")
+    ] = "20s",
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show the usage of the image filesystem by category.
+
+    The categories are images in use, unused images, dead containers, logs, volumes, leaks, and other data.
+    """
+    from nodeagent.cli.du import show  # noqa: PLC0415
+
+    show(config, at_endpoint(endpoint), output.value, details=details, timeout=timeout)
+
+
+def containers(
+    config: ConfigOption = None, endpoint: EndpointOption = None, output: OutputOption = Output.TABLE
+) -> None:
+    """List containers with pod, state, age and verdict."""
+    from nodeagent.cli.lists import list_containers  # noqa: PLC0415
+
+    list_containers(config, at_endpoint(endpoint), output.value)
+
+
+def pods(config: ConfigOption = None, endpoint: EndpointOption = None, output: OutputOption = Output.TABLE) -> None:
+    """List pods with sandboxes, containers and deletion state."""
+    from nodeagent.cli.lists import list_pods  # noqa: PLC0415
+
+    list_pods(config, at_endpoint(endpoint), output.value)
+
+
+class MemoryChoice(StrEnum):
+    """The formulas of ``memory.available``."""
+
+    WORKING_SET = "working-set"
+    MEM_AVAILABLE = "mem-available"
+
+
+def pressure(
+    config: ConfigOption = None,
+    endpoint: EndpointOption = None,
+    hard: Annotated[
+        str,
+        typer.Option(
+            "--hard",
+            metavar="THRESHOLDS",
+            help="Hard thresholds as in evictionHard [default: configured]",
+        ),
+    ] = "",
+    memory: Annotated[
+        MemoryChoice | None,
+        typer.Option("--memory", help="Formula of memory.available [default: configured]"),
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every --every seconds, with the trend")] = False,
+    every: Annotated[
+        float, typer.Option("--every", metavar="SECONDS", min=0.1, help="Refresh interval of --watch")
+    ] = 2.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show available resources against eviction thresholds.
+
+    Signals cover memory, disk, inodes and process ids. Thresholds are written as in the kubelet's configuration, such
+    as 'memory.available<100Mi,nodefs.available<10%'.
+    """
+    from nodeagent.cli.pressure import show  # noqa: PLC0415
+    from nodeagent.model.pressure import MemorySource  # noqa: PLC0415
+
+    show(
+        config,
+        at_endpoint(endpoint),
+        output.value,
+        hard=hard,
+        memory_source=None if memory is None else MemorySource(memory.value),
+        watch_s=every if watch else None,
+    )
+
+
+def doctor(
+    config: ConfigOption = None,
+    endpoint: EndpointOption = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for a warning too")] = False,
+    fix_logind: Annotated[
+        bool,
+        typer.Option("--fix-logind", help="Raise logind's delay limit for all phases; reload logind"),
+    ] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Check the node: verdict, evidence and fix per check.
+
+    --fix-logind writes a drop-in with an InhibitDelayMaxSec= that covers all phases of a graceful shutdown.
+    """
+    from nodeagent.cli.doctor import examine  # noqa: PLC0415
+
+    examine(config, at_endpoint(endpoint), output.value, strict=strict, fix_logind=fix_logind)
+
+
+def explain(
+    item: Annotated[
+        str,
+        typer.Argument(metavar="IMAGE|CONTAINER|POD", help="Name, digest, id or pod UID"),
+    ],
+    config: ConfigOption = None,
+    endpoint: EndpointOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Explain the verdict of an image, container or pod.
+
+    An image is named by name, digest or id; a container by id or [[NAMESPACE/]POD/]NAME; a pod by UID or
+    [NAMESPACE/]NAME. Past removals are listed too.
+    """
+    from nodeagent.cli.explain import show  # noqa: PLC0415
+
+    show(config, at_endpoint(endpoint), item, output.value)
+
+
+def history(
+    config: ConfigOption = None,
+    since: Annotated[str, typer.Option("--since", metavar="DURATION", help="Oldest pass, such as 24h")] = "",
+    image: Annotated[
+        str,
+        typer.Option("--image", metavar="TEXT", help="Only images whose name or id contains TEXT"),
+    ] = "",
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="List at most N passes")] = 20,
+    idle: Annotated[bool, typer.Option("--all", "-a", help="List passes without removals too")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List past passes, newest first.
+
+    Each removal is listed with its reason, its outcome and the bytes freed.
+    """
+    from nodeagent.cli.history import show_history  # noqa: PLC0415
+
+    show_history(config, since=since, image=image, limit=limit, idle=idle, form=output.value)
+
+
+def status(
+    config: ConfigOption = None,
+    output: OutputOption = Output.TABLE,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every --every seconds")] = False,
+    every: EveryOption = 2.0,
+) -> None:
+    """Show the state of node and agent on one screen.
+
+    The exit code is 1 unless the agent is running and ready.
+    """
+    from nodeagent.cli.status import show_status  # noqa: PLC0415
+
+    show_status(config, output.value, watch_s=every if watch else None)
+
+
+def top(
+    config: ConfigOption = None,
+    output: OutputOption = Output.TABLE,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit")] = False,
+    every: EveryOption = 2.0,
+) -> None:
+    """Show signals and pods in eviction order, refreshed.
+
+    Without a terminal, or with another output format than table, it prints once.
+    """
+    from nodeagent.cli.status import show_top  # noqa: PLC0415
+
+    live = not once and output is Output.TABLE and sys.stdout.isatty()
+    show_top(config, output.value, watch_s=every if live else None)
+
+
+def events(config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
+    """Follow the events of the agent.
+
+    With -o json each event is one line.
+    """
+    from nodeagent.cli.control import follow_events  # noqa: PLC0415
+
+    follow_events(config, output.value)
+
+
+def version(config: ConfigOption = None, endpoint: EndpointOption = None, output: OutputOption = Output.TABLE) -> None:
+    """Show the versions of the agent and the runtime."""
+    from nodeagent.cli.version import show_version  # noqa: PLC0415
+
+    show_version(config, at_endpoint(endpoint), output.value)

@@ -1,0 +1,223 @@
+"""Commands that run, control, configure and install the daemon."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from nodeagent.cli.exit_codes import EPILOG
+from nodeagent.cli.options import (
+    CommandGroup,
+    ConfigOption,
+    EndpointOption,
+    ForceOption,
+    Output,
+    OutputOption,
+    PrefixOption,
+    RootOption,
+    at_endpoint,
+)
+
+config_app = typer.Typer(
+    cls=CommandGroup,
+    help="Check, show, import or document the configuration.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+def pause(
+    duration: Annotated[str, typer.Option("--for", metavar="DURATION", help="Length of the pause, at most 7d")] = "30m",
+    why: Annotated[str, typer.Option("--why", metavar="TEXT", help="Reason, shown by status and in the log")] = "",
+    config: ConfigOption = None,
+) -> None:
+    """Pause garbage collection and eviction.
+
+    The pause outlasts a restart of the agent. Graceful shutdown is not paused.
+    """
+    from nodeagent.cli.control import pause as pause_agent  # noqa: PLC0415
+
+    pause_agent(config, duration=duration, why=why)
+
+
+def resume(config: ConfigOption = None) -> None:
+    """End the pause."""
+    from nodeagent.cli.control import resume as resume_agent  # noqa: PLC0415
+
+    resume_agent(config)
+
+
+def trigger(
+    loop: Annotated[str, typer.Argument(metavar="LOOP", help="containers, images or eviction")],
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of the run and print its result")] = False,
+    config: ConfigOption = None,
+) -> None:
+    """Run a loop of the agent now."""
+    from nodeagent.cli.control import trigger as trigger_loop  # noqa: PLC0415
+
+    trigger_loop(config, loop, wait=wait)
+
+
+def reload(
+    config: ConfigOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Print changes and effect; reload nothing")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Reload the configuration of the agent.
+
+    Changes, their effect on the next passes, and the reload grace period are printed. A faulty configuration is
+    refused and changes nothing. After a switch of dry_run from true to false the first pass that removes or evicts
+    waits for reload_grace, 60s by default; 'nodeagent pause' stops it. With --dry-run the exit code is 3 if the effect
+    is unknown.
+    """
+    from nodeagent.cli.control import reload as reload_agent  # noqa: PLC0415
+
+    reload_agent(config, output.value, dry_run=dry_run)
+
+
+def run(
+    config: ConfigOption = None,
+    endpoint: EndpointOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Log removals; write only the agent's state")
+    ] = False,
+    once: Annotated[bool, typer.Option("--once", help="Run one pass of every loop and exit")] = False,
+) -> None:
+    """Run the daemon.
+
+    Containers are collected every minute and images every five minutes, unless configured otherwise.
+    """
+    from nodeagent.cli.run import run_daemon  # noqa: PLC0415
+
+    run_daemon(config, at_endpoint(endpoint), dry_run=dry_run, once=once)
+
+
+def demo(
+    kept: Annotated[bool, typer.Option("--kept", "-k", help="List kept items too, each with its reason")] = False,
+) -> None:
+    """Run a collection on a simulated node.
+
+    It needs neither root nor containerd, and touches nothing on this machine.
+    """
+    from nodeagent.cli.demo import run_demo  # noqa: PLC0415
+
+    raise typer.Exit(run_demo(show_kept=kept))
+
+
+def install(
+    context: typer.Context,
+    prefix: PrefixOption = Path("/opt/nodeagent"),
+    enable: Annotated[bool, typer.Option("--enable", help="Enable and start the unit")] = False,
+    root: RootOption = None,
+    packaged: Annotated[bool, typer.Option("--packaged", hidden=True)] = False,
+    systemd: Annotated[int | None, typer.Option("--systemd", hidden=True)] = None,
+) -> None:
+    """Install or upgrade the agent on this node.
+
+    The virtual environment, the unit, the journal catalog, completions, manual pages and a first configuration are
+    placed; an existing configuration is kept.
+    """
+    from nodeagent.cli.install import install as install_agent  # noqa: PLC0415
+    from nodeagent.cli.manual import pages  # noqa: PLC0415
+
+    root_command = context.find_root().command
+    if not isinstance(root_command, TyperGroup):
+        raise TypeError("the command tree has no group at its root")
+    install_agent(prefix, pages(root_command), enable=enable, root=root, packaged=packaged, systemd=systemd)
+
+
+def uninstall(
+    prefix: PrefixOption = Path("/opt/nodeagent"),
+    purge: Annotated[bool, typer.Option("--purge", help="Remove configuration, state and group too")] = False,
+    root: RootOption = None,
+) -> None:
+    """Stop the agent and remove the installed files.
+
+    Configuration and state are kept without --purge.
+    """
+    from nodeagent.cli.install import uninstall as uninstall_agent  # noqa: PLC0415
+
+    uninstall_agent(prefix, purge=purge, root=root)
+
+
+@config_app.command("check", epilog=EPILOG)
+def config_check(config: ConfigOption = None) -> None:
+    """Check a configuration file.
+
+    Every fault is reported with its key, its value and the allowed form.
+    """
+    from nodeagent.cli.config import check  # noqa: PLC0415
+
+    check(config)
+
+
+class ConfigOutput(StrEnum):
+    """The output formats of a configuration."""
+
+    TABLE = "table"
+    TOML = "toml"
+    JSON = "json"
+    YAML = "yaml"
+
+
+@config_app.command("show")
+def config_show(
+    config: ConfigOption = None,
+    effective: Annotated[
+        bool, typer.Option("--effective", help="Show the source of each value: file, variable, default")
+    ] = False,
+    output: Annotated[ConfigOutput, typer.Option("--output", "-o", help="Output format")] = ConfigOutput.TABLE,
+) -> None:
+    """Show the configuration in force, defaults included."""
+    from nodeagent.cli.config import show  # noqa: PLC0415
+
+    show(config, output.value, sources=effective)
+
+
+@config_app.command("import", epilog=EPILOG)
+def config_import(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE|-", help="KubeletConfiguration, as /var/lib/kubelet/config.yaml")
+    ],
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            "-c",
+            metavar="FILE",
+            help="Source of dry_run [default: /etc/nodeagent/config.toml]",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="File to write [default: standard output]")
+    ] = None,
+    force: ForceOption = False,
+) -> None:
+    """Convert a KubeletConfiguration, YAML or JSON.
+
+    Fields that are not imported are reported on standard error. dry_run is false only if the configuration in force
+    and the file to be replaced both set it to false; otherwise it is true.
+    """
+    from nodeagent.cli.config import import_kubelet  # noqa: PLC0415
+
+    import_kubelet(file, config=config, out=out, force=force)
+
+
+@config_app.command("default")
+def config_default(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Set dry_run = true, so that nothing is removed")] = False,
+) -> None:
+    """Print a commented configuration file with all defaults."""
+    from nodeagent.cli.config import default  # noqa: PLC0415
+
+    default(dry_run=dry_run)
+
+
+@config_app.command("reference")
+def config_reference() -> None:
+    """Print the form, default and effect of every setting."""
+    from nodeagent.cli.config import reference  # noqa: PLC0415
+
+    reference()

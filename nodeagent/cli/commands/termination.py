@@ -1,0 +1,88 @@
+"""Commands that preview evictions and node shutdowns; only the daemon and the unit's stop command stop pods."""
+
+from typing import Annotated
+
+import typer
+
+from nodeagent.cli.options import CommandGroup, ConfigOption, EndpointOption, Output, OutputOption, at_endpoint
+
+shutdown_app = typer.Typer(cls=CommandGroup, rich_markup_mode=None)
+
+
+def evict(
+    config: ConfigOption = None,
+    endpoint: EndpointOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Preview the eviction that is due now")] = False,
+    simulate: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--simulate",
+            "-s",
+            metavar="SIGNAL=AMOUNT",
+            help="Preview with this signal value; repeatable",
+        ),
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Preview an eviction: ranking, usage and protection.
+
+    --simulate supposes that a signal has had a value for longer than every grace period, such as
+    memory.available=50Mi or nodefs.available=5%. This command evicts nothing; the daemon evicts by the same rules.
+    """
+    from nodeagent.cli.evict import preview  # noqa: PLC0415
+    from nodeagent.errors import UsageError  # noqa: PLC0415
+
+    if not dry_run and not simulate:
+        raise UsageError("no pod is evicted by this command: add --dry-run, or --simulate SIGNAL=AMOUNT")
+    preview(config, at_endpoint(endpoint), output.value, simulate or [])
+
+
+@shutdown_app.callback(invoke_without_command=True)
+def shutdown(
+    context: typer.Context,
+    config: ConfigOption = None,
+    endpoint: EndpointOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show the phases with their pods and times")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Preview the graceful shutdown of the node.
+
+    This command stops no pod and shuts nothing down.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from nodeagent.errors import UsageError  # noqa: PLC0415
+
+    if not dry_run:
+        raise UsageError("nothing is shut down by this command: add --dry-run for the timeline, or 'status'")
+    from nodeagent.cli.shutdown import preview  # noqa: PLC0415
+
+    preview(config, at_endpoint(endpoint), output.value)
+
+
+@shutdown_app.command(
+    "status", epilog="Exit codes: 0 shutdown is delayed (or disabled by configuration), 1 shutdown is not delayed."
+)
+def shutdown_status(
+    config: ConfigOption = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, help="List at most N past node stops")] = 5,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show inhibitor lock, logind limit and past node stops."""
+    from nodeagent.cli.shutdown import status  # noqa: PLC0415
+
+    status(config, output.value, limit=limit)
+
+
+@shutdown_app.command("at-stop", hidden=True)
+def shutdown_at_stop(
+    config: ConfigOption = None,
+    unit: Annotated[str, typer.Option("--unit", help="Name of the unit that systemd stops")] = "",
+) -> None:
+    """Stop the pods that still run in a node shutdown.
+
+    This is the stop command of the unit; it does nothing while systemd stops the unit alone.
+    """
+    from nodeagent.cli.shutdown import at_stop  # noqa: PLC0415
+
+    at_stop(config, unit)

@@ -1,0 +1,145 @@
+"""Options that several commands share, each declared once.
+
+Command modules do without ``from __future__ import annotations``: typer reads the annotations of a command at run time.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+Overrides = Mapping[str, str | int]
+"""Values that a command line sets, by the key of the setting."""
+
+
+class CommandGroup(TyperGroup):
+    """A group that lists each command with the first line of its help, without the full stop of the docstring."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - types of a module private to typer
+        """Return a command by name; ``None`` if there is none."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None and command.help and command.short_help is None:
+            command.short_help = command.help.partition("\n")[0].removesuffix(".")
+        return command
+
+
+class Output(StrEnum):
+    """The output formats."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", "-c", metavar="FILE", help="Configuration file [default: /etc/nodeagent/config.toml if it exists]"
+    ),
+]
+EndpointOption = Annotated[
+    str | None,
+    typer.Option("--endpoint", metavar="unix:///PATH", help="Runtime socket [default: configured, else detected]"),
+]
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Output format")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", "-n", help="List the removals and their reasons; remove nothing")
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Remove without confirmation")]
+KeptOption = Annotated[bool, typer.Option("--kept", "-k", help="List kept items too, each with its reason")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file")]
+EveryOption = Annotated[
+    float, typer.Option("--every", metavar="SECONDS", min=0.2, help="Refresh interval", show_default=True)
+]
+PrefixOption = Annotated[
+    Path, typer.Option("--prefix", metavar="DIR", help="Directory of the virtual environment", show_default=True)
+]
+RootOption = Annotated[
+    Path | None,
+    typer.Option("--root", metavar="DIR", help="Place files below DIR instead of /; run no command"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SettingOption:
+    """An option that overrides one setting.
+
+    Attributes:
+        key: the setting, such as ``image_gc.max_images_per_pass``.
+        annotation: the annotated type of the option, for typer.
+    """
+
+    key: str
+    annotation: Any
+
+    @property
+    def parameter(self) -> str:
+        """The name of the parameter, unique among the options of one command."""
+        return self.key.replace(".", "_")
+
+
+def _setting(key: str, kind: type, flag: str, metavar: str, text: str) -> SettingOption:
+    return SettingOption(key, Annotated[kind | None, typer.Option(flag, metavar=metavar, help=text)])
+
+
+IMAGE_GC: Final = (
+    _setting("image_gc.high_threshold_percent", int, "--high", "PERCENT", "Start removing at this imagefs usage"),
+    _setting("image_gc.low_threshold_percent", int, "--low", "PERCENT", "Stop removing at this imagefs usage"),
+    _setting("image_gc.minimum_age", str, "--minimum-age", "DURATION", "Keep images detected more recently than this"),
+    _setting(
+        "image_gc.maximum_unused_age", str, "--maximum-unused-age", "DURATION", "Remove images unused for this long"
+    ),
+    _setting("image_gc.max_images_per_pass", int, "--max-images", "N", "Remove at most N images in this pass"),
+    _setting("image_gc.max_bytes_per_pass", str, "--max-bytes", "SIZE", "Free at most about SIZE in this pass"),
+)
+CONTAINER_GC: Final = (
+    _setting(
+        "container_gc.minimum_age", str, "--dead-minimum-age", "DURATION", "Keep dead containers younger than this"
+    ),
+    _setting(
+        "container_gc.max_per_pod_container",
+        *(int, "--max-per-pod-container", "N", "Dead instances kept per container; -1 keeps all"),
+    ),
+    _setting(
+        "container_gc.max_containers", int, "--max-containers", "N", "Dead containers kept in total; -1 keeps all"
+    ),
+    _setting(
+        "container_gc.deleted_pod_grace",
+        *(str, "--deleted-pod-grace", "DURATION", "Wait before an absent pod counts as deleted"),
+    ),
+)
+
+
+def with_setting_options(*options: SettingOption) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds options to a command; it receives the values given as ``overrides``, by key."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(**values: Any) -> None:  # noqa: ANN401 - typer converts by the annotations below
+            given = {option.key: values.pop(option.parameter) for option in options}
+            command(**values, overrides={key: value for key, value in given.items() if value is not None})
+
+        own = [each for name, each in inspect.signature(command).parameters.items() if name != "overrides"]
+        added = [
+            inspect.Parameter(
+                option.parameter, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option.annotation
+            )
+            for option in options
+        ]
+        parameters = [*(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own), *added]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        return run
+
+    return decorate
+
+
+def at_endpoint(endpoint: str | None, overrides: Overrides | None = None) -> Overrides:
+    """Return the overrides of a command with the runtime endpoint, if one is given."""
+    return {**({} if endpoint is None else {"runtime.endpoint": endpoint}), **(overrides or {})}
