@@ -1,4 +1,4 @@
-"""What the doctor reads of a node, on trees of its own."""
+"""Checks of ``nodeagent doctor`` on temporary trees."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.cli import doctor, shutdown
+from nodeagent.cli import doctor_checks as checks
+from nodeagent.cli.logind_fix import fix_logind
 from nodeagent.config.control import ControlSettings
 from nodeagent.config.loading import load
 from nodeagent.config.policies import settings
@@ -39,123 +40,114 @@ def write(root: Path, name: str, text: str = "") -> None:
     path.write_text(text)
 
 
-def test_what_the_kernel_offers_is_read(tmp_path: Path) -> None:
-    assert doctor._controllers(tmp_path) is None
-    assert doctor._stalls(tmp_path) == []
-    write(tmp_path, "sys/fs/cgroup/cgroup.controllers", "cpu memory pids\n")
-    write(tmp_path, "proc/pressure/memory")
-    assert doctor._controllers(tmp_path) == ["cpu", "memory", "pids"]
-    assert doctor._stalls(tmp_path) == ["memory"]
-
-
-def test_the_settings_of_a_kubelet_are_read_whatever_their_form(tmp_path: Path) -> None:
+def test_kubelet_configuration_is_read_as_yaml_or_json(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    assert doctor._kubelet_settings(path) == {}
+    assert checks.read_kubelet_fields(path) == {}
     path.write_text(f'{KUBELET}"shutdownGracePeriod": "30s" # seconds\nimageGCHighThresholdPercent: 100\n')
-    found = doctor._kubelet_settings(path)
-    assert (found["shutdownGracePeriod"], found["imageGCHighThresholdPercent"]) == ("30s", "100")
+    fields = checks.read_kubelet_fields(path)
+    assert (fields["shutdownGracePeriod"], fields["imageGCHighThresholdPercent"]) == ("30s", "100")
     path.write_text('{"kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1", "clusterDNS": []}')
-    assert doctor._kubelet_settings(path) == {"kind": "KubeletConfiguration"}
+    assert checks.read_kubelet_fields(path) == {"kind": "KubeletConfiguration"}
     path.write_text("{")
     with pytest.raises(ConfigError, match="neither YAML nor JSON"):
-        doctor._kubelet_settings(path)
+        checks.read_kubelet_fields(path)
 
 
-def test_a_state_directory_that_others_can_write_is_told(made: Settings) -> None:
-    assert doctor._state(made).verdict is Verdict.OK
+def test_state_directory_writable_by_others_is_a_warning(made: Settings) -> None:
+    assert checks.state_finding(made).verdict is Verdict.OK
     made.state_directory.chmod(0o777)
-    assert "mode 0777" in doctor._state(made).evidence
+    assert "mode 0777" in checks.state_finding(made).evidence
     made.state_directory.rmdir()
-    assert doctor._state(made).verdict is Verdict.OK
+    assert checks.state_finding(made).verdict is Verdict.OK
     made.state_directory.write_text("a file")
-    assert doctor._state(made).verdict is Verdict.PROBLEM
+    assert checks.state_finding(made).verdict is Verdict.PROBLEM
 
 
-def test_a_broken_store_is_told_and_left_as_it_is(made: Settings) -> None:
-    assert doctor._stores(made).evidence == "there are none yet"
+def test_broken_database_is_reported_and_not_changed(made: Settings) -> None:
+    assert checks.store_finding(made).evidence == "there are none yet"
     sound, broken = made.state_directory / "history.db", made.state_directory / "nodeagent.db"
     with closing(sqlite3.connect(sound)) as connection:
         connection.execute("CREATE TABLE t (x)")
-    assert doctor._stores(made).evidence == "history.db: sound"
+    assert checks.store_finding(made).evidence == "history.db: sound"
     broken.write_bytes(b"no database" * 100)
-    finding = doctor._stores(made)
+    finding = checks.store_finding(made)
     assert (finding.verdict, str(broken) in finding.evidence) == (Verdict.WARNING, True)
     assert sorted(each.name for each in made.state_directory.iterdir()) == ["history.db", "nodeagent.db"]
 
 
-def test_holds_that_cannot_be_read_are_a_problem(made: Settings) -> None:
-    assert doctor._holds(made).evidence == "0 hold(s)"
+def test_unreadable_holds_are_a_problem(made: Settings) -> None:
+    assert checks.hold_finding(made).evidence == "0 hold(s)"
     (made.state_directory / "holds.json").write_text("[")
-    assert doctor._holds(made).verdict is Verdict.PROBLEM
+    assert checks.hold_finding(made).verdict is Verdict.PROBLEM
 
 
-def test_a_check_that_fails_does_not_keep_the_others_from_being_made(made: Settings, tmp_path: Path) -> None:
+def test_failed_check_does_not_prevent_the_others(made: Settings, tmp_path: Path) -> None:
     write(tmp_path, "var/lib/kubelet/config.yaml", "{")
     write(tmp_path, "run/systemd/journal/socket")
-    found = {each.check: each for each in doctor._all(made, tmp_path)}
-    assert "neither YAML nor JSON" in found["kubelet-overlap"].evidence
-    assert found["journal"].verdict is Verdict.OK
-    assert found["runtime"].verdict is Verdict.PROBLEM
-    assert found["runtime"].fix
+    findings = {each.check: each for each in checks.run_checks(made, tmp_path)}
+    assert "neither YAML nor JSON" in findings["kubelet-overlap"].evidence
+    assert findings["journal"].verdict is Verdict.OK
+    assert findings["runtime"].verdict is Verdict.PROBLEM
+    assert findings["runtime"].fix
 
 
-def test_an_agent_that_does_not_run_is_told(made: Settings, tmp_path: Path) -> None:
-    away, group = doctor._agent(replace(made, control=ControlSettings(tmp_path / "none.sock", "no-such-group")))
-    assert (away.verdict, "no agent listens at" in away.evidence) == (Verdict.WARNING, True)
+def test_stopped_agent_is_a_warning(made: Settings, tmp_path: Path) -> None:
+    control = ControlSettings(tmp_path / "none.sock", "no-such-group")
+    agent, group = checks.agent_findings(replace(made, control=control))
+    assert (agent.verdict, "no agent listens at" in agent.evidence) == (Verdict.WARNING, True)
     assert group.verdict is Verdict.WARNING
-    (off,) = doctor._agent(replace(made, control=ControlSettings(None)))
-    assert off.verdict is Verdict.SKIPPED
+    (disabled,) = checks.agent_findings(replace(made, control=ControlSettings(None)))
+    assert disabled.verdict is Verdict.SKIPPED
 
 
-def test_the_drop_in_for_logind_is_written_where_it_is_needed(
+def test_logind_drop_in_is_written_only_where_the_limit_is_too_short(
     made: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drop_in = tmp_path / "etc/systemd/logind.conf.d/zz-nodeagent.conf"
-    doctor._fix_logind(replace(made, shutdown=replace(made.shutdown, enabled=False)), tmp_path)
-    assert "left as it is" in capsys.readouterr().err
-    doctor._fix_logind(replace(made, shutdown=replace(made.shutdown, phases=())), tmp_path)
+    fix_logind(replace(made, shutdown=replace(made.shutdown, enabled=False)), tmp_path)
+    assert "logind configuration not changed: graceful shutdown disabled" in capsys.readouterr().err
+    fix_logind(replace(made, shutdown=replace(made.shutdown, phases=())), tmp_path)
     assert not drop_in.exists()
-    doctor._fix_logind(made, tmp_path)
+    fix_logind(made, tmp_path)
     assert "InhibitDelayMaxSec=34\n" in drop_in.read_text()
     drop_in.unlink()
     write(tmp_path, "etc/systemd/logind.conf", "[Login]\nInhibitDelayMaxSec=5min\n")
-    doctor._fix_logind(made, tmp_path)
+    fix_logind(made, tmp_path)
     assert not drop_in.exists()
-    assert "allows 34 s and more already" in capsys.readouterr().err
+    assert "allows at least 34s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("allowed_s", "verdict"), [(30, Verdict.WARNING), (31, Verdict.OK)])
-def test_what_the_daemon_keeps_back_counts_against_logind_s_limit(
-    made: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed_s: int, verdict: Verdict
+def test_reserve_of_the_daemon_counts_against_the_limit_of_logind(
+    made: Settings, tmp_path: Path, allowed_s: int, verdict: Verdict
 ) -> None:
-    monkeypatch.setattr(shutdown, "query_logind", lambda: (None, "no bus here"))
     write(tmp_path, "etc/systemd/logind.conf", f"[Login]\nInhibitDelayMaxSec={allowed_s}\n")
-    found = {each.check: each for each in doctor._shutdown(made, tmp_path)}
-    assert found["logind-delay"].verdict is verdict
+    found = checks.shutdown_findings(made, tmp_path, lambda: (None, "no bus here"))
+    assert {each.check: each.verdict for each in found}["logind-delay"] is verdict
 
 
-def test_running_kubelet_is_shown_with_what_it_disables(made: Settings, tmp_path: Path) -> None:
+def test_running_kubelet_disables_eviction_and_shutdown(made: Settings, tmp_path: Path) -> None:
     on = replace(made, eviction=replace(made.eviction, enabled=True), shutdown=replace(made.shutdown, enabled=True))
     root = make_node(tmp_path / "node")
-    assert [(each.check, each.verdict) for each in doctor._role(on, root)] == [("role", Verdict.OK)]
+    assert [(each.check, each.verdict) for each in checks.role_findings(on, root)] == [("role", Verdict.OK)]
     add_process(root, 812, "kubelet", ("/usr/bin/kubelet",))
-    found = {each.check: each for each in doctor._role(on, root)}
-    assert {name: each.verdict for name, each in found.items()} == {
+    findings = {each.check: each for each in checks.role_findings(on, root)}
+    assert {name: each.verdict for name, each in findings.items()} == {
         "role": Verdict.WARNING,
         "eviction-refused": Verdict.WARNING,
         "shutdown-refused": Verdict.WARNING,
     }
-    assert "kubelet process 812" in found["role"].evidence
-    assert "is refused: a kubelet manages this node" in found["eviction-refused"].evidence
+    assert "kubelet process 812" in findings["role"].evidence
+    assert "is refused: a kubelet manages this node" in findings["eviction-refused"].evidence
 
 
-def test_node_whose_processes_are_hidden_is_of_unknown_role(made: Settings, tmp_path: Path) -> None:
-    (finding,) = doctor._role(replace(made, role=None), tmp_path)
+def test_role_is_unknown_where_processes_are_hidden(made: Settings, tmp_path: Path) -> None:
+    (finding,) = checks.role_findings(replace(made, role=None), tmp_path)
     assert (finding.verdict, "unknown, treated as beside a kubelet" in finding.evidence) == (Verdict.WARNING, True)
 
 
 @pytest.mark.parametrize(("high", "expected"), [(80, 80), (100, None)])
-def test_a_threshold_of_100_collects_nothing(made: Settings, high: int, expected: int | None) -> None:
+def test_threshold_of_100_percent_disables_image_gc(made: Settings, high: int, expected: int | None) -> None:
     images = replace(made.policy.images, high_threshold_percent=high)
-    assert doctor._collects_from(replace(made, policy=replace(made.policy, images=images))) == expected
-    assert doctor._collects_from(replace(made, image_interval_s=None)) is None
+    assert checks.image_gc_start_percent(replace(made, policy=replace(made.policy, images=images))) == expected
+    assert checks.image_gc_start_percent(replace(made, image_interval_s=None)) is None

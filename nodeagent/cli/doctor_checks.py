@@ -1,0 +1,297 @@
+"""The checks of ``nodeagent doctor``: each reads facts and has them judged by ``nodeagent.plan.node_checks``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.cli.control_client import DaemonRefusedError, DaemonUnavailableError, line
+from nodeagent.cli.session import open_for_command, run_async
+from nodeagent.cli.shutdown import delay_limit, lock_held, off_because, query_logind
+from nodeagent.config.kubelet_import import read_kubelet
+from nodeagent.errors import NodeAgentError
+from nodeagent.host.kubelet_files import KUBELET_ROOT
+from nodeagent.host.logind_config import read_delay
+from nodeagent.host.peer import group_number
+from nodeagent.host.probes import (
+    has_journald,
+    probe_directory,
+    read_cgroup_controllers,
+    read_clock_synchronised,
+    read_device,
+    read_psi_resources,
+    read_unit_exposure,
+)
+from nodeagent.observe.node_role import read_role
+from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.node_checks import (
+    Finding,
+    Verdict,
+    check_agent,
+    check_cgroups,
+    check_clock,
+    check_control_group,
+    check_delay,
+    check_image_use,
+    check_kubelet,
+    check_lock,
+    check_refused,
+    check_role,
+    check_sandbox_image,
+    check_snapshotter,
+    check_split,
+    check_stalls,
+    check_state,
+    check_stores,
+)
+from nodeagent.plan.shutdown.budget import shutdown_budget
+from nodeagent.store import HoldFile
+from nodeagent.store.history import History
+from nodeagent.store.sqlite import fault_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from nodeagent.act.agent import Agent
+    from nodeagent.config.settings import Settings
+    from nodeagent.host.login1 import LogindFacts
+    from nodeagent.model import NodeSnapshot
+    from nodeagent.runtime.cri_messages import ImageFsInfo
+
+_UNIT: Final = "nodeagent.service"
+_KUBELET_CONFIG: Final = KUBELET_ROOT.relative_to("/") / "config.yaml"
+_KUBELET_FIELDS: Final = ("imageGCHighThresholdPercent", "shutdownGracePeriod", "evictionHard")
+_STATUS_WITHIN_S: Final = 20
+_MAXIMUM_EXPOSURE: Final = 3.0
+"""The unit as shipped has 1.8; a drop-in that removes its sandboxing exceeds this."""
+
+
+def run_checks(settings: Settings, root: Path) -> Iterator[Finding]:
+    """Yield the findings of every check; a check that fails yields a warning with the cause."""
+    checks: dict[str, Callable[[], Iterable[Finding]]] = {
+        "runtime": lambda: runtime_findings(settings),
+        "cgroups": lambda: [check_cgroups(read_cgroup_controllers(root))],
+        "pressure-stalls": lambda: [check_stalls(read_psi_resources(root))],
+        "logind-delay": lambda: shutdown_findings(settings, root),
+        "role": lambda: role_findings(settings, root),
+        "kubelet-overlap": lambda: kubelet_findings(settings, root),
+        "state-directory": lambda: [state_finding(settings)],
+        "stores": lambda: [store_finding(settings)],
+        "holds": lambda: [hold_finding(settings)],
+        "history": lambda: [_history_finding(settings)],
+        "journal": lambda: [_journal_finding(root)],
+        "unit": lambda: [_unit_finding()],
+        "agent": lambda: agent_findings(settings),
+    }
+    for name, check in checks.items():
+        try:
+            yield from check()
+        except (NodeAgentError, OSError, ValueError) as error:
+            yield Finding(name, Verdict.WARNING, f"check failed: {error}", "run the check again")
+
+
+def agent_findings(settings: Settings) -> Iterator[Finding]:
+    """Yield the readiness of the running agent, and whether the group of the control socket exists."""
+    control = settings.control
+    if control.socket is None:
+        yield Finding("agent", Verdict.SKIPPED, 'control API disabled: control.socket = ""')
+        return
+    try:
+        with line(control.socket) as connection:
+            about = connection.ask("Status", within_s=_STATUS_WITHIN_S)["agent"]
+    except (DaemonUnavailableError, DaemonRefusedError) as error:
+        yield check_agent(str(error), (), None)
+    else:
+        yield check_agent("", about["not_ready_because"], about["pid"])
+    yield check_control_group(control.group, group_number(control.group) is not None)
+
+
+# ---- runtime
+
+
+def runtime_findings(settings: Settings) -> Iterator[Finding]:
+    """Yield the findings on the runtime, its images and its filesystems."""
+    try:
+        yield from run_async(_query_runtime(settings))
+    except NodeAgentError as error:
+        yield Finding("runtime", Verdict.PROBLEM, str(error), "systemctl status containerd; or set runtime.endpoint")
+
+
+async def _query_runtime(settings: Settings) -> list[Finding]:
+    async with open_for_command(settings, record=False) as agent:
+        info = await agent.cri.version()
+        status = await agent.cri.status()
+        snapshot = await agent.observer.observe(Scope.ALL)
+        findings = [
+            Finding(
+                "runtime",
+                Verdict.OK if status.ready else Verdict.PROBLEM,
+                "; ".join([f"{info.name} {info.version}, CRI {info.api_version}", *status.problems]),
+                "" if status.ready else "runtime not ready: see its log, such as journalctl -u containerd",
+            )
+        ]
+        names = {name: image for image in snapshot.images for name in image.references}
+        image = names.get(status.sandbox_image or "")
+        findings.append(check_sandbox_image(status.sandbox_image, image is not None, bool(image and image.pinned)))
+        findings.append(_accounting_finding(agent, snapshot))
+        findings.append(check_snapshotter(status.snapshotter))
+        findings.append(_filesystem_finding(snapshot))
+        findings.append(_split_finding(agent, snapshot, await agent.cri.image_fs_info()))
+        maximum_s = agent.settings.policy.images.maximum_unused_age_s
+        findings.append(check_image_use(snapshot.image_use_observed_since, snapshot.observed_at, maximum_s))
+        findings.append(check_clock(_skew_s(snapshot), read_clock_synchronised()))
+        return findings
+
+
+def _accounting_finding(agent: Agent, snapshot: NodeSnapshot) -> Finding:
+    if agent.containerd is None:
+        return Finding("containerd-api", Verdict.SKIPPED, "runtime.containerd_api is off; sizes are upper bounds")
+    if snapshot.storage is not None:
+        return Finding("containerd-api", Verdict.OK, "shared layers are counted once")
+    return Finding(
+        "containerd-api",
+        Verdict.WARNING,
+        "layers not available from the containerd API; sizes are upper bounds",
+        "set runtime.endpoint to the socket of containerd, not to a proxy of CRI alone",
+    )
+
+
+def _filesystem_finding(snapshot: NodeSnapshot) -> Finding:
+    filesystem = snapshot.image_filesystem
+    if filesystem is None:
+        return Finding(
+            "imagefs",
+            Verdict.PROBLEM,
+            "cannot read the image filesystem; no image is removed by threshold",
+            "set runtime.imagefs_path to a path on it",
+        )
+    return Finding("imagefs", Verdict.OK, f"{filesystem.path} is {filesystem.used_percent}% full")
+
+
+def _split_finding(agent: Agent, snapshot: NodeSnapshot, info: ImageFsInfo) -> Finding:
+    filesystem, logs = snapshot.image_filesystem, agent.settings.pod_log_root
+    devices = {
+        "imagefs": filesystem.device_id if filesystem is not None else None,
+        "containerfs": read_device(next(iter(info.container_mountpoints), "")),
+        "nodefs": read_device(str(logs if logs.exists() else logs.parent)),
+    }
+    return check_split(devices, len(info.image_mountpoints))
+
+
+def _skew_s(snapshot: NodeSnapshot) -> float | None:
+    created = [each.created_at for each in snapshot.containers if each.created_at is not None]
+    return (max(created) - snapshot.observed_at).total_seconds() if created else None
+
+
+# ---- shutdown, role and kubelet
+
+
+def shutdown_findings(
+    settings: Settings, root: Path, query: Callable[[], tuple[LogindFacts | None, str]] = query_logind
+) -> Iterator[Finding]:
+    """Yield the findings on logind's delay limit and on the inhibitor lock; ``query`` reads the running logind."""
+    off = off_because(settings)
+    delay = read_delay(root)
+    facts, problem = (None, "") if off else query()
+    budget = shutdown_budget(settings.shutdown.phases, delay_limit(facts, delay))
+    yield check_delay(budget, off=off)
+    yield check_lock(*lock_held(facts, problem), off=off)
+    for warning in delay.warnings:
+        yield Finding("logind-delay", Verdict.WARNING, warning)
+
+
+def role_findings(settings: Settings, root: Path) -> Iterator[Finding]:
+    """Yield the role on this node, and the sections configured "on" that are refused beside a kubelet."""
+    role = read_role(settings.role, root)
+    yield check_role(role)
+    refused = {
+        "eviction": (settings.eviction.refused(role.role), settings.eviction.off_because(role.role, role.reason)),
+        "shutdown": (settings.shutdown.refused(role.role), settings.shutdown.off_because(role.role, role.reason)),
+    }
+    yield from (check_refused(section, because) for section, (is_refused, because) in refused.items() if is_refused)
+
+
+def kubelet_findings(settings: Settings, root: Path) -> list[Finding]:
+    """Return the findings on tasks that a kubelet of this node performs too."""
+    role = read_role(settings.role, root).role
+    return check_kubelet(
+        read_kubelet_fields(root / _KUBELET_CONFIG),
+        evicts=not settings.eviction.off_because(role),
+        stops=not settings.shutdown.off_because(role),
+        collects_from=image_gc_start_percent(settings),
+    )
+
+
+def image_gc_start_percent(settings: Settings) -> int | None:
+    """Return the usage of imagefs at which images are removed; ``None`` if none is removed by threshold."""
+    high = settings.policy.images.high_threshold_percent
+    return None if settings.image_interval_s is None or high == 100 else high
+
+
+def read_kubelet_fields(path: Path) -> dict[str, str]:
+    """Return the fields of a KubeletConfiguration that the checks use; empty without the file.
+
+    Raises:
+        ConfigError: the file is no KubeletConfiguration.
+    """
+    try:
+        text = path.read_text(errors="replace")
+    except FileNotFoundError:
+        return {}
+    fields = read_kubelet(text)
+    return {"kind": "KubeletConfiguration"} | {key: str(fields[key]) for key in _KUBELET_FIELDS if key in fields}
+
+
+# ---- state, journal and unit
+
+
+def state_finding(settings: Settings) -> Finding:
+    """Return the finding on the state directory."""
+    probe = probe_directory(settings.state_directory)
+    return check_state(str(settings.state_directory), probe.problem, probe.available_bytes, probe.mode)
+
+
+def store_finding(settings: Settings) -> Finding:
+    """Return the finding on the databases in the state directory; they are only read."""
+    files = sorted(settings.state_directory.glob("*.db")) if settings.state_directory.is_dir() else []
+    faults = {path: fault_of(path) for path in files}
+    broken = {str(path): fault for path, fault in faults.items() if fault}
+    return check_stores(broken, [path.name for path in files if not faults[path]])
+
+
+def hold_finding(settings: Settings) -> Finding:
+    """Return the finding on the file of holds."""
+    try:
+        count = len(HoldFile(settings.state_directory).read())
+    except NodeAgentError as error:
+        return Finding(
+            "holds", Verdict.PROBLEM, f"{error}; no image is removed meanwhile", "repair or remove the file of holds"
+        )
+    return Finding("holds", Verdict.OK, f"{count} hold(s)")
+
+
+def _history_finding(settings: Settings) -> Finding:
+    try:
+        History(settings.state_directory).read(limit=1)
+    except NodeAgentError as error:
+        return Finding("history", Verdict.WARNING, str(error), "none needed: the next pass replaces the file")
+    return Finding("history", Verdict.OK, "readable")
+
+
+def _journal_finding(root: Path) -> Finding:
+    if has_journald(root):
+        return Finding("journal", Verdict.OK, "journald is listening")
+    return Finding("journal", Verdict.SKIPPED, "journald not found: the log is written to standard error")
+
+
+def _unit_finding() -> Finding:
+    exposure = read_unit_exposure(_UNIT)
+    if exposure is None:
+        return Finding("unit", Verdict.SKIPPED, f"{_UNIT} not installed, or systemd not running")
+    hardened = exposure <= _MAXIMUM_EXPOSURE
+    return Finding(
+        "unit",
+        Verdict.OK if hardened else Verdict.WARNING,
+        f"exposure {exposure:g} of 10",
+        "" if hardened else "use the unit as installed; a drop-in removes its sandboxing",
+    )

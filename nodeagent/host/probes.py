@@ -1,0 +1,113 @@
+"""Facts of the host that decide whether it is fit for the agent: kernel features, clock, disks, journal and unit.
+
+Each function reads one fact; the judgement is in ``nodeagent.plan.node_checks``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import stat
+import sys
+import tempfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.host.processes import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_STA_UNSYNC: Final = 0x0040  # Source: adjtimex(2)
+_TIMEX_BYTES: Final = 512
+_TIMEX_STATUS_OFFSET: Final = 40  # of struct timex on 64-bit Linux
+_SYSTEMD_ANALYZE_WITHIN_S: Final = 20
+_EXPOSURE: Final = re.compile(r"exposure level for \S+: ([0-9.]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryProbe:
+    """The result of a test write into a directory.
+
+    Attributes:
+        problem: why files cannot be written; empty if they can.
+        available_bytes: space for unprivileged users on the filesystem; ``None`` with a problem.
+        mode: permission bits; 0 for a directory that does not exist yet.
+    """
+
+    problem: str
+    available_bytes: int | None
+    mode: int
+
+
+def read_cgroup_controllers(root: Path) -> list[str] | None:
+    """Return the controllers of cgroup v2; ``None`` where the cgroup tree is of version 1.
+
+    Source: kernel cgroup v2 document, cgroup.controllers.
+    """
+    try:
+        return (root / "sys/fs/cgroup/cgroup.controllers").read_text().split()
+    except OSError:
+        return None
+
+
+def read_psi_resources(root: Path) -> list[str]:
+    """Return the resources of which the kernel reports pressure stall information, of memory and io.
+
+    Source: kernel PSI document.
+    """
+    return [name for name in ("memory", "io") if (root / "proc/pressure" / name).exists()]
+
+
+def read_device(path: str) -> int | None:
+    """Return the device of the filesystem of a path; ``None`` if the path cannot be read."""
+    try:
+        return os.stat(path).st_dev  # noqa: PTH116 - one call, no object
+    except OSError:
+        return None
+
+
+def read_clock_synchronised() -> bool | None:
+    """Return whether the kernel counts the clock as synchronised; ``None`` if it does not report that.
+
+    Source: adjtimex(2), ``STA_UNSYNC``.
+    """
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "adjtimex") or ctypes.sizeof(ctypes.c_long) != 8:
+        return None
+    buffer = ctypes.create_string_buffer(_TIMEX_BYTES)
+    if libc.adjtimex(buffer) < 0:
+        return None
+    status = int.from_bytes(buffer.raw[_TIMEX_STATUS_OFFSET : _TIMEX_STATUS_OFFSET + 4], sys.byteorder)
+    return not status & _STA_UNSYNC
+
+
+def probe_directory(directory: Path) -> DirectoryProbe:
+    """Create and remove a temporary file in a directory, or in its parent if it does not exist yet."""
+    existing = directory if directory.exists() else directory.parent
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+        filesystem = os.statvfs(existing)
+        mode = stat.S_IMODE(directory.stat().st_mode) if directory.exists() else 0
+    except OSError as error:
+        return DirectoryProbe(error.strerror or str(error), None, 0)
+    return DirectoryProbe("", filesystem.f_bavail * filesystem.f_frsize, mode)
+
+
+def has_journald(root: Path) -> bool:
+    """Return whether journald listens for log entries."""
+    return (root / "run/systemd/journal/socket").exists()
+
+
+def read_unit_exposure(unit: str) -> float | None:
+    """Return the exposure of an installed unit, 0 to 10; ``None`` without the unit or without systemd.
+
+    Source: systemd-analyze(1), ``security``.
+    """
+    completed = run("systemd-analyze", "security", "--no-pager", unit, within_s=_SYSTEMD_ANALYZE_WITHIN_S)
+    if completed is None or completed.returncode:
+        return None
+    exposure = _EXPOSURE.search(completed.stdout)
+    return None if exposure is None else float(exposure[1])
