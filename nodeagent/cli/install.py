@@ -47,7 +47,7 @@ from nodeagent.host.placement import (
     plan_removal,
     read_fingerprint,
     remove,
-    save_aside,
+    save_copy,
     saved_versions,
 )
 from nodeagent.host.prefix import check_form, check_owner, check_place
@@ -225,7 +225,7 @@ def _take_away(path: Path, step: Step, top: Path) -> tuple[Change, str]:
     if step.change is Change.REMOVED:
         if step.save:
             try:
-                what = f"{path}, kept as {save_aside(below(top, path)).name}"
+                what = f"{path}, kept as {save_copy(below(top, path)).name}"
             except OSError as error:
                 raise InstallError(f"cannot rename {path}: {error.strerror or error}") from error
         remove(path, top)

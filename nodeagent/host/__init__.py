@@ -1,9 +1,9 @@
-"""Facts and files of the host: filesystems, cgroups, pod logs and volumes, boot, kubelet, locks, systemd and logind.
+"""Access to the host: filesystems, cgroups, pod logs and volumes, boot, kubelet, locks, systemd and logind.
 
-Readers take a root directory where tests need one. Log files are deleted in ``podlogs`` only, through directory
+Readers take a root directory where tests need one. Log files are deleted only in ``podlogs``, through directory
 descriptors, so that no symbolic link is followed and no mount is crossed.
 
-logind is called with plain messages on the system bus (``dbus``, ``login1``, ``logind``), without proxies generated
-from introspection: three calls and two signals need none. Its files are read in addition (``logind_config``), since a
-running logind reports the limit but not the file that set it.
+logind is called with plain messages on the system bus (``dbus``, ``login1``, ``logind``). Proxies generated from
+introspection were rejected for three calls and two signals. The configuration files of logind are read as well
+(``logind_config``), since a running logind reports its limit but not the file that set it.
 """

@@ -1,7 +1,7 @@
-"""The steps of ``make install`` and ``make uninstall`` before the agent's libraries exist: checks, and the environment.
+"""First steps of ``make install`` and ``make uninstall``: checks, and the virtual environment.
 
-The Makefile runs this with the system's interpreter and the checkout's modules, so only the standard library is
-imported.
+The Makefile runs this module with the system's interpreter, before the agent's libraries are installed, so only the
+standard library is imported.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ _ROOT: Final = Path("/")
 
 
 def prepare(prefix: Path) -> None:
-    """Check everything that can be checked, then make a virtual environment with pip.
+    """Check the prefix and all installation paths, then create a virtual environment with pip.
 
     Raises:
         UsageError: the prefix is part of the system.
-        InstallError: something of others is in the way, and nothing was changed; or the environment cannot be made.
+        InstallError: a path is occupied by a foreign file and nothing was changed; or the environment cannot be
+            created.
     """
     check_place(prefix, _ROOT)
     check_owner(prefix.parent.resolve() / prefix.name)
@@ -37,11 +38,11 @@ def prepare(prefix: Path) -> None:
 
 
 def check_installed(prefix: Path) -> None:
-    """Refuse to run the agent of a prefix that is not its installation.
+    """Refuse a prefix that is not a complete installation of the agent.
 
     Raises:
         UsageError: the prefix is part of the system.
-        InstallError: the agent is not installed there, or incompletely.
+        InstallError: the agent is not installed there, or only partly.
     """
     check_place(prefix, _ROOT)
     check_owner(prefix.parent.resolve() / prefix.name)
@@ -52,13 +53,13 @@ def check_installed(prefix: Path) -> None:
 
 
 def main() -> None:
-    """Carry out the step that the command line names: ``prepare PREFIX`` or ``check-installed PREFIX``."""
+    """Run one step: ``prepare PREFIX`` or ``check-installed PREFIX``."""
     steps = {"prepare": prepare, "check-installed": check_installed}
     match sys.argv[1:]:
         case [name, prefix] if name in steps:
             pass
         case _:
-            sys.exit("nodeagent: this is a step of the Makefile")
+            sys.exit("nodeagent: expected a step of the Makefile: prepare PREFIX or check-installed PREFIX")
     os.umask(0o022)
     try:
         steps[name](Path(prefix))

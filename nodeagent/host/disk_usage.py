@@ -1,4 +1,4 @@
-"""What directory trees occupy, without leaving their filesystem and within a time."""
+"""Disk usage of directory trees, within one filesystem and a deadline."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 _BLOCK_BYTES = 512  # Source: stat(2), st_blocks
-_LOOK_EVERY = 256
+_DEADLINE_CHECK_ENTRIES = 256
 
 
 @dataclass(slots=True)
 class Tree:
-    """What a tree occupies; ``complete`` is false where the time ran out or something could not be read.
+    """Disk usage of a tree.
 
-    ``inodes`` counts what ``size_bytes`` does, so a file with several names once.
+    Attributes:
+        size_bytes: allocated bytes; a file with several hard links counts once.
+        complete: false if the deadline expired or a directory could not be read; the sizes are then lower bounds.
+        inodes: number of inodes behind ``size_bytes``.
     """
 
     path: str
@@ -29,16 +32,16 @@ class Tree:
 
 
 class TreeReader:
-    """Walks trees of one filesystem. A file with several names counts once over all walks of a reader."""
+    """Measures trees of one filesystem. A file with several hard links counts once over all trees of a reader."""
 
     def __init__(self, device_id: int, deadline_s: float) -> None:
-        """Walk only what lies on ``device_id``; ``deadline_s`` is on the clock of ``time.monotonic``."""
+        """Measure only files on ``device_id``, until ``deadline_s`` on the clock of ``time.monotonic``."""
         self._device_id = device_id
         self._deadline_s = deadline_s
-        self._seen: set[int] = set()
+        self._counted_inodes: set[int] = set()
 
     def measure(self, path: str, skip: Collection[str] = ()) -> Tree:
-        """Return what the tree at ``path`` occupies, links never followed; ``skip`` are paths left out."""
+        """Return the disk usage of the tree at ``path`` without the paths in ``skip``; links are not followed."""
         tree = Tree(path)
         self._walk(path, frozenset(skip), tree)
         return tree
@@ -46,15 +49,14 @@ class TreeReader:
     def largest(self, root: str, skip: Collection[str], count: int, depth: int = 3) -> tuple[Tree, ...]:
         """Return the largest directories below ``root``, at most ``depth`` deep.
 
-        Where most of a directory is in one below it, that one is told instead of it.
+        A subdirectory with more than nine tenths of its parent's size is returned instead of the parent.
         """
-        left_out = frozenset(skip)
-        found = self._split(root, left_out, depth)
+        found = self._split(root, frozenset(skip), depth)
         found.sort(key=lambda tree: (-tree.size_bytes, tree.path))
         return tuple(tree for tree in found[:count] if tree.size_bytes)
 
     def _split(self, root: str, skip: frozenset[str], depth: int) -> list[Tree]:
-        """Return the directories right below ``root``, each split again while that tells more."""
+        """Return the directories directly below ``root``, or their largest subdirectories."""
         trees = []
         for path in self._directories(root, skip):
             if depth > 1 and any(each == path or each.startswith(f"{path}/") for each in skip):
@@ -86,38 +88,38 @@ class TreeReader:
         except OSError:
             return []
 
-    def _walk(self, root: str, skip: frozenset[str], tree: Tree, *, only_files: bool = False) -> None:  # noqa: C901 - one loop over entries, one line a case
-        waiting, looked = [root], 0
-        while waiting:
-            path = waiting.pop()
+    def _walk(self, root: str, skip: frozenset[str], tree: Tree, *, only_files: bool = False) -> None:  # noqa: C901 - one loop with a line per kind of entry
+        pending, count = [root], 0
+        while pending:
+            path = pending.pop()
             try:
                 with os.scandir(path) as entries:
                     for entry in entries:
-                        looked += 1
-                        if looked % _LOOK_EVERY == 0 and time.monotonic() > self._deadline_s:
+                        count += 1
+                        if count % _DEADLINE_CHECK_ENTRIES == 0 and time.monotonic() > self._deadline_s:
                             tree.complete = False
                             return
-                        about = entry.stat(follow_symlinks=False)
-                        if about.st_dev != self._device_id or entry.path in skip:
+                        status = entry.stat(follow_symlinks=False)
+                        if status.st_dev != self._device_id or entry.path in skip:
                             continue
-                        if stat.S_ISDIR(about.st_mode):
+                        if stat.S_ISDIR(status.st_mode):
                             if not only_files:
-                                waiting.append(entry.path)
-                        elif about.st_nlink > 1:
-                            if about.st_ino in self._seen:
+                                pending.append(entry.path)
+                        elif status.st_nlink > 1:
+                            if status.st_ino in self._counted_inodes:
                                 continue
-                            self._seen.add(about.st_ino)
-                        tree.size_bytes += about.st_blocks * _BLOCK_BYTES
+                            self._counted_inodes.add(status.st_ino)
+                        tree.size_bytes += status.st_blocks * _BLOCK_BYTES
                         tree.inodes += 1
             except FileNotFoundError:
-                continue  # it went while we looked
+                continue  # removed since its parent was listed
             except OSError:
                 tree.complete = False
 
 
 def mount_point(path: str) -> str:
-    """Return the mount point that a path lies under."""
+    """Return the mount point of a path."""
     current = os.path.realpath(path)
     while not os.path.ismount(current):
-        current = os.path.dirname(current)  # noqa: PTH120 - a plain text is at hand
+        current = os.path.dirname(current)  # noqa: PTH120 - the path is a text
     return current

@@ -1,8 +1,8 @@
-"""The virtual environment of an installation: making it, listing the files that are its own, removing exactly those.
+"""Virtual environment of an installation: creation, list of its own files, removal of exactly these.
 
-What belongs to the environment is derived from what made it: the fixed files of ``venv``, and the ``RECORD`` of the
-agent's package, of the packages it depends on, and of pip. A listing of the directory would take in what an operator
-put there. Only the standard library is used, since ``make install`` runs this before the agent's libraries exist.
+The list is derived from the creators of the files: the fixed files of ``venv``, and the ``RECORD`` of the agent's
+package, of its dependencies, and of pip. A listing of the directory would include an operator's files. Only the
+standard library is imported, since ``make install`` runs this before the agent's libraries are installed.
 
 Source: Python packaging, recording installed projects (``RECORD``); venv.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 PACKAGE: Final = "nodeagent"
 LAUNCHER: Final = "bin/nodeagent"
 _VENV: Final = "pyvenv.cfg"
-"""The file that makes a directory a virtual environment; listed before it exists by an installation that makes it."""
+"""Marks a directory as a virtual environment; a new installation lists it in the manifest before creating it."""
 _TOOLS: Final = frozenset(("pip", "setuptools", "wheel"))
 _SKELETON: Final = re.compile(
     r"pyvenv\.cfg|lib64|\.gitignore"
@@ -63,7 +63,7 @@ class _Packages:
 
     @property
     def own(self) -> frozenset[str]:
-        """The agent's package and all that it depends on, without those of extras."""
+        """The agent's package and its dependencies, without those of extras."""
         found: set[str] = set()
         pending = [PACKAGE]
         while pending:
@@ -71,11 +71,11 @@ class _Packages:
             if name in found or name not in self._found:
                 continue
             found.add(name)
-            pending += [wanted for each in self._found[name] for wanted in _required(each)]
+            pending += [required for each in self._found[name] for required in _required(each)]
         return frozenset(found)
 
     def files(self, names: Iterable[str]) -> Iterator[str]:
-        """Yield the existing files that packages have recorded, relative to the prefix and inside it."""
+        """Yield the existing files in the records of packages, relative to the prefix and inside it."""
         for each in (one for name in names for one in self._found.get(name, ())):
             for file in each.files or ():
                 path = os.path.relpath(os.path.normpath(str(each.locate_file(file))), self._prefix)
@@ -96,7 +96,7 @@ def _required(package: metadata.Distribution) -> Iterator[str]:
 
 
 def own_files(prefix: Path) -> frozenset[str]:
-    """Return the files and links of an environment that venv, pip and the agent made, relative to the prefix."""
+    """Return the files and links made by venv, pip and the agent, relative to the prefix."""
     packages = _Packages(prefix)
     found = {*packages.files(packages.own | (packages.names & _TOOLS))}
     for path in (*list_entries(prefix), *list_entries(prefix / "bin")):
@@ -112,13 +112,13 @@ def own_files(prefix: Path) -> frozenset[str]:
 
 
 def admit(prefix: Path) -> Manifest | None:
-    """Return the manifest of a prefix that may be used for an installation; ``None`` if it has none yet.
+    """Check that a prefix is usable; return its manifest, ``None`` without one.
 
-    Absent or empty directories are free; a manifest makes one the agent's own; without one, a virtual environment with
-    the agent and nothing else in it is an installation by an earlier version or by pip.
+    Usable are absent and empty directories, directories with a manifest, and virtual environments that contain only
+    the agent: installations by an earlier version or by pip.
 
     Raises:
-        InstallError: something else is there; nothing was changed.
+        InstallError: the directory contains other files, or is a link or file; nothing was changed.
     """
     if prefix.is_symlink():
         raise InstallError(f"{prefix} is a symbolic link to {prefix.readlink()}: give that directory as --prefix")
@@ -138,7 +138,7 @@ def admit(prefix: Path) -> Manifest | None:
 
 
 def _not_ours(prefix: Path) -> str:
-    """Return why a directory without a manifest is no installation of the agent; empty if it is one."""
+    """Return why a directory without a manifest is not an installation of the agent; empty if it is one."""
     if not (prefix / _VENV).is_file():
         return "is not empty and not an installation of nodeagent"
     if PACKAGE not in _Packages(prefix).names:
@@ -146,7 +146,7 @@ def _not_ours(prefix: Path) -> str:
     foreign = _foreign_packages(prefix)
     if foreign:
         shown = ", ".join(foreign[:_SHOWN]) + (" and others" if len(foreign) > _SHOWN else "")
-        return f"is a virtual environment that also holds other packages ({shown})"
+        return f"is a virtual environment that also contains other packages ({shown})"
     return ""
 
 
@@ -159,7 +159,7 @@ def is_installation(prefix: Path) -> bool:
     """Return whether a directory is an installation of the agent, complete or not.
 
     Raises:
-        InstallError: there is a manifest, and it cannot be used.
+        InstallError: the manifest is unusable.
     """
     if prefix.is_symlink() or not prefix.is_dir():
         return False
@@ -167,15 +167,15 @@ def is_installation(prefix: Path) -> bool:
 
 
 def begin(prefix: Path, files: Mapping[Path, str] | None = None, *, venv: bool = True) -> None:
-    """Make the prefix and record in it that an installation is under way.
+    """Create the prefix and write an incomplete manifest into it.
 
     Args:
-        prefix: a directory that :func:`admit` has admitted.
-        files: the files that are going to be placed outside, with their new fingerprints.
-        venv: whether a virtual environment is going to be made there.
+        prefix: a directory admitted by :func:`admit`.
+        files: the files to be placed outside the prefix, with their new fingerprints.
+        venv: whether a virtual environment will be created in the prefix.
 
     Raises:
-        InstallError: it cannot be made, or something else is there.
+        InstallError: it cannot be created, or is not usable.
     """
     former = admit(prefix) or Manifest()
     environment = former.environment or (own_files(prefix) | ({_VENV} if venv else frozenset()))
@@ -187,14 +187,14 @@ def begin(prefix: Path, files: Mapping[Path, str] | None = None, *, venv: bool =
             prefix.mkdir(mode=0o755, parents=True)
             prefix.chmod(0o755)
     except OSError as error:
-        raise InstallError(f"cannot make {prefix}: {error.strerror or error}") from error
+        raise InstallError(f"cannot create {prefix}: {error.strerror or error}") from error
     write_manifest(prefix, Manifest(complete=False, environment=environment, files=expected))
 
 
 def finish(prefix: Path, files: Mapping[Path, str]) -> None:
-    """Record a complete installation: the environment's own files, and the files placed outside.
+    """Write the manifest of a complete installation.
 
-    Files that a former manifest lists and that still exist stay listed; they are of a former dependency or command.
+    Existing files of the former manifest remain listed; they belong to a former dependency or command.
 
     Raises:
         InstallError: the manifest cannot be read or written.
@@ -207,53 +207,54 @@ def finish(prefix: Path, files: Mapping[Path, str]) -> None:
 
 
 def make_venv(prefix: Path, *, pip: bool) -> None:
-    """Make the virtual environment, or renew its interpreter.
+    """Create the virtual environment, or update its interpreter.
 
     Raises:
-        InstallError: it cannot be made.
+        InstallError: venv failed.
     """
     base = getattr(sys, "_base_executable", None) or sys.executable
     options = [] if pip else ["--without-pip"]
-    _must(*python_command("-m", "venv", *options, str(prefix), interpreter=base))
+    _run_checked(*python_command("-m", "venv", *options, str(prefix), interpreter=base))
 
 
 def has_pip(prefix: Path) -> bool:
-    """Return whether the environment has an interpreter that works and pip."""
+    """Return whether the environment has pip and a working interpreter."""
     done = run(*python_command("-c", "import pip", interpreter=str(prefix / "bin/python")))
     return done is not None and done.returncode == 0
 
 
 def install_checkout(prefix: Path, checkout: Path) -> None:
-    """Install the agent from its sources, with this interpreter's pip.
+    """Install the agent from a checkout with the pip of this interpreter.
 
     Raises:
         InstallError: pip failed.
     """
     pip = python_command("-m", "pip", "--python", str(prefix / "bin/python"), "--disable-pip-version-check")
-    _must(*pip, "install", "--quiet", "--root-user-action=ignore", str(checkout))
+    _run_checked(*pip, "install", "--quiet", "--root-user-action=ignore", str(checkout))
 
 
 def copy_packages(source: Path, prefix: Path) -> None:
-    """Copy the agent and its libraries from one environment to another one, and remove what they replace.
+    """Copy the agent and its libraries between environments; remove outdated files of its packages.
 
-    Packages that an operator added to the prefix are left alone.
+    Packages added by an operator are kept.
 
     Raises:
-        InstallError: a file cannot be copied, or the source lacks the record of its files.
+        InstallError: a file cannot be copied, or the source has no record of its files.
     """
     former, present = _Packages(prefix), _Packages(source)
-    wanted = {each for each in present.files(present.own) if _is_copied(each)}
-    if not any(each.endswith("/nodeagent/__init__.py") for each in wanted):
-        raise InstallError(f"{source} does not record the files of nodeagent: install it there with pip first")
-    outdated = {each for each in former.files(former.own) if _is_copied(each)} - wanted
+    copied = {each for each in present.files(present.own) if _is_copied(each)}
+    if not any(each.endswith("/nodeagent/__init__.py") for each in copied):
+        raise InstallError(f"{source} has no record of the files of nodeagent: install it there with pip first")
+    outdated = {each for each in former.files(former.own) if _is_copied(each)} - copied
     try:
-        for each in sorted(wanted):
+        for each in sorted(copied):
             target = prefix / each
             target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            fresh = target.with_name(f".{target.name}.fresh")
-            fresh.unlink(missing_ok=True)
-            shutil.copy2(source / each, fresh, follow_symlinks=False)
-            fresh.replace(target)
+            # Not nodeagent.files: modes and times are copied too, and syncing some thousand files takes minutes.
+            temporary = target.with_name(f".{target.name}.fresh")
+            temporary.unlink(missing_ok=True)
+            shutil.copy2(source / each, temporary, follow_symlinks=False)
+            temporary.replace(target)
     except OSError as error:
         raise InstallError(f"cannot copy {source / each} to {prefix}: {error.strerror or error}") from error
     remove_files(prefix, outdated)
@@ -264,12 +265,12 @@ def _is_copied(name: str) -> bool:
 
 
 def launcher(prefix: str) -> str:
-    """Return the console script of an environment, which runs isolated from the caller's directory and variables."""
+    """Return the console script of an environment, isolated from the caller's directory and variables."""
     return f"#!{prefix}/bin/python -I\nimport sys\n\nfrom nodeagent.cli.start import main\n\nsys.exit(main())\n"
 
 
 def write_launcher(prefix: Path) -> None:
-    """Put the isolated console script in place of the one that pip makes.
+    """Write the isolated console script over the one made by pip.
 
     Raises:
         InstallError: it cannot be written.
@@ -285,15 +286,15 @@ def write_launcher(prefix: Path) -> None:
 
 
 def remove_environment(prefix: Path) -> list[Path]:
-    """Remove the environment of an installation, and the prefix if nothing else is in it.
+    """Remove the environment of an installation, and the prefix unless other files remain.
 
     Returns:
-        What was kept: files that are not the agent's own, and what lies behind symbolic links. All of it, where
-        there is no manifest and the directory is not known to be an installation.
+        The kept files: those of others, and those behind symbolic links. All files, if there is no manifest and the
+        directory is not recognised as an installation.
 
     Raises:
-        InstallError: the manifest cannot be used, or a file cannot be removed; the manifest remains until the end, so
-            that it can be repeated.
+        InstallError: the manifest is unusable, or a file cannot be removed. The manifest is removed last, so that a
+            failed removal can be repeated.
     """
     remove_files(prefix, _listed(prefix, read_manifest(prefix) or Manifest()) - {manifests.NAME})
     kept = [path for path in _walk(prefix) if path.name != manifests.NAME or path.parent != prefix]
@@ -308,22 +309,21 @@ def remove_environment(prefix: Path) -> list[Path]:
 
 
 def _listed(prefix: Path, found: Manifest) -> frozenset[str]:
-    """Return the files that a manifest lists, and those that an incomplete one has not listed yet."""
+    """Return the files in a manifest, and those that an incomplete manifest does not list yet."""
     if found.environment and found.complete:
         return found.environment
     if found.environment - {_VENV}:  # an interrupted upgrade
         return found.environment | own_files(prefix)
     if found.environment:  # an interrupted first installation, unless others have used the directory since
         return frozenset() if _foreign_packages(prefix) else own_files(prefix)
-    # Made with pip; there may be a manifest that was written without an environment.
+    # Installed with pip; a manifest written without an environment may exist.
     return frozenset() if _not_ours(prefix) else own_files(prefix)
 
 
 def remove_files(directory: Path, names: Collection[str]) -> None:
-    """Remove files below a directory, the bytecode of modules among them, and directories this leaves empty.
+    """Remove files below a directory with the bytecode of modules, and directories that become empty.
 
-    Directories named as files, names that lead out of the directory, and what lies behind a symbolic link are left
-    alone.
+    Names of directories, names outside the directory, and files behind a symbolic link are skipped.
 
     Raises:
         InstallError: a file cannot be removed.
@@ -332,7 +332,7 @@ def remove_files(directory: Path, names: Collection[str]) -> None:
     path = directory
     try:
         for name in sorted(names):
-            if not is_inside(name) or _behind_a_link(directory, name):
+            if not is_inside(name) or _is_behind_link(directory, name):
                 continue
             path = directory / name
             parents |= {str(each) for each in Path(name).parents}
@@ -344,10 +344,10 @@ def remove_files(directory: Path, names: Collection[str]) -> None:
                 _remove_bytecode(path)
     except OSError as error:
         raise InstallError(f"cannot remove {path}: {error.strerror or error}") from error
-    if _VENV in names:  # venv makes these, and nothing is in them
+    if _VENV in names:  # made by venv without content
         parents |= {str(each.relative_to(directory)) for form in _EMPTY_DIRECTORIES for each in directory.glob(form)}
     for name in sorted(parents - {"."}, key=lambda each: (-each.count("/"), each)):
-        if not _behind_a_link(directory, name) and not (directory / name).is_symlink():
+        if not _is_behind_link(directory, name) and not (directory / name).is_symlink():
             with suppress(OSError):  # not empty, or already removed
                 (directory / name).rmdir()
 
@@ -362,12 +362,12 @@ def _remove_bytecode(module: Path) -> None:
             each.unlink(missing_ok=True)
 
 
-def _behind_a_link(directory: Path, name: str) -> bool:
+def _is_behind_link(directory: Path, name: str) -> bool:
     return any((directory / each).is_symlink() for each in Path(name).parents)
 
 
 def _walk(directory: Path) -> list[Path]:
-    """Return everything below a directory but directories with something in them, without following links."""
+    """Return the files, links and empty directories below a directory, without following links."""
     found: list[Path] = []
     pending = list_entries(directory)[::-1]
     while pending:
@@ -386,8 +386,8 @@ def _is_directory(path: Path) -> bool:
         return False
 
 
-def _must(*words: str) -> None:
+def _run_checked(*words: str) -> None:
     done = run(*words)
     if done is None or done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] if done is not None else ["no answer"]
-        raise InstallError(f"{' '.join(words)} failed: {''.join(said)}")
+        output = (done.stderr.strip() or done.stdout.strip()).splitlines() if done is not None else ["not started"]
+        raise InstallError(f"{' '.join(words)} failed: {''.join(output[-1:])}")

@@ -1,4 +1,4 @@
-"""How full a filesystem is."""
+"""Usage, type and mount of filesystems."""
 
 from __future__ import annotations
 
@@ -13,42 +13,53 @@ if TYPE_CHECKING:
 
 
 def filesystem_type(path: str, mountinfo: str = "/proc/self/mountinfo") -> str:
-    """Return the type of the filesystem of ``path``, such as ``ext4``; empty where it cannot be told.
+    """Return the type of the filesystem of ``path``, such as ``ext4``; empty if unknown.
 
-    The mount is looked up by its id, since a Btrfs subvolume has another device number than its mount tells.
-    Source: proc(5), ``mnt_id`` of ``fdinfo``; the first field of ``mountinfo`` and the one after the lone dash.
+    The mount is identified by its id, since the device number of a Btrfs subvolume differs from that of its mount.
+    Source: proc(5), the first field of ``mountinfo`` and the one after the separator ``-``.
     """
     try:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
-            with open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as lines:  # noqa: PTH123 - no path of ours
-                mount_id = next((line.split()[1] for line in lines if line.startswith("mnt_id:")), "")
+            mount = mount_id(descriptor)
         finally:
             os.close(descriptor)
-        with open(mountinfo, encoding="utf-8", errors="replace") as lines:  # noqa: PTH123 - likewise
+        with open(mountinfo, encoding="utf-8", errors="replace") as lines:  # noqa: PTH123 - a fixed path
             for line in lines:
                 left, _, right = line.partition(" - ")
-                if left.split()[0] == mount_id:
+                if left.split()[0] == mount:
                     return right.split()[0]
     except (OSError, IndexError):
         return ""
     return ""
 
 
-def read_filesystem(path: str, clock: Clock) -> FsObservation:
-    """Return how full the filesystem of ``path`` is.
+def mount_id(descriptor: int) -> str:
+    """Return the id of a descriptor's mount; empty if the kernel does not report it.
 
     Raises:
-        ObservationError: the path cannot be read, or the numbers are impossible; nothing may be decided on them.
+        OSError: ``fdinfo`` cannot be read.
 
-    Source: statvfs(3); ``f_bavail`` is what an unprivileged user may still use.
+    Source: proc(5), ``mnt_id`` of ``/proc/PID/fdinfo``.
+    """
+    with open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as lines:  # noqa: PTH123 - a fixed path
+        return next((line.split()[1] for line in lines if line.startswith("mnt_id:")), "")
+
+
+def read_filesystem(path: str, clock: Clock) -> FsObservation:
+    """Return capacity and available space of the filesystem of ``path``.
+
+    Raises:
+        ObservationError: the path cannot be read, or the numbers are impossible.
+
+    Source: statvfs(3); ``f_bavail`` is the space available to unprivileged users.
     """
     try:
         stats, device = os.statvfs(path), os.stat(path).st_dev  # noqa: PTH116 - one style for the pair
     except FileNotFoundError as error:
         raise ObservationError(
-            f"{path} does not exist here; if the runtime lives in another mount namespace, set runtime.imagefs_path to "
-            "where the agent sees it"
+            f"{path} does not exist; if the runtime runs in another mount namespace, set runtime.imagefs_path to the "
+            "path in the agent's namespace"
         ) from error
     except OSError as error:
         raise ObservationError(f"{path} cannot be read: {error.strerror or error}") from error

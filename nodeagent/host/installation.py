@@ -1,8 +1,8 @@
-"""Where the parts of an installation lie, how each is recognised, and what the environment is made from.
+"""Files of an installation: paths, content, recognition; and the source of its virtual environment.
 
-An installation has two halves: a virtual environment in a directory of its own, the prefix, and files where systemd,
-the shells and man look for theirs. A package brings its own environment and has its files below /usr; what an operator
-installs by hand goes to /etc and /usr/local, where it takes precedence.
+An installation consists of a virtual environment in a directory of its own, the prefix, and of files in the directories
+of systemd, the shells and man. A distribution package has its files below /usr; ``nodeagent install`` places them in
+/etc and /usr/local, where they take precedence.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 _RELOADABLE: Final = 253
-"""The first systemd that knows ``Type=notify-reload``. Source: systemd's NEWS."""
+"""The first version of systemd with ``Type=notify-reload``. Source: systemd NEWS."""
 _SOURCES: Final = "share/nodeagent"
 UNIT: Final = "nodeagent.service"
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the files go, all absolute."""
+    """Absolute paths of the files and directories of an installation."""
 
     units: Path
     sysusers: Path
@@ -70,23 +70,23 @@ _SLICES: Final = ("kubepods.slice.d", "kubepods-.slice.d")
 _DROP_IN: Final = "50-nodeagent.conf"
 _PAGE: Final = re.compile(r"nodeagent(-[a-z]+)*\.1|nodeagent\.toml\.5")
 _MONITORING: Final = ("nodeagent.rules.yml", "grafana-dashboard.json")
-"""For Prometheus and Grafana, which are elsewhere: they are put where they can be found and copied."""
+"""For Prometheus and Grafana, which run on other machines: placed for copying."""
 
 
 def parts(
     layout: Layout, prefix: Path, *, systemd: int, pages: dict[str, str], completions: dict[str, str]
 ) -> Iterator[Part]:
-    """Yield the files of an installation, but for the configuration.
+    """Yield the files of an installation except its configuration.
 
     Args:
-        layout: where they go.
-        prefix: where the environment is.
-        systemd: the version of systemd on the node; 0 where there is none.
+        layout: their paths.
+        prefix: directory of the virtual environment.
+        systemd: major version of systemd on the node; 0 without systemd.
         pages: manual pages by file name.
         completions: scripts by shell: bash, zsh, fish.
 
     Raises:
-        InstallError: what came with the agent is incomplete.
+        InstallError: a file that ships with the agent is missing.
     """
     unit = _source("nodeagent.service").replace(f"{DEFAULT_PREFIX}/", f"{prefix}/")
     if systemd >= _RELOADABLE:
@@ -112,7 +112,7 @@ def parts(
 
 
 def known_places(layout: Layout) -> tuple[Path, ...]:
-    """Return where the files of an installation are, but for the manual pages of single commands."""
+    """Return the paths of an installation's files, except the manual pages of single commands."""
     return (
         layout.units / UNIT,
         *(layout.units / name / _DROP_IN for name in _SLICES),
@@ -124,12 +124,12 @@ def known_places(layout: Layout) -> tuple[Path, ...]:
 
 
 def is_page(layout: Layout, path: Path) -> bool:
-    """Return whether a path is that of a manual page of some version."""
+    """Return whether a path is that of a manual page of any version."""
     return path.parent in {layout.manual / "man1", layout.manual / "man5"} and bool(_PAGE.fullmatch(path.name))
 
 
 def is_recognised(layout: Layout, path: Path, prefix: Path, root: Path) -> bool:
-    """Return whether a file has the content that every version of it has; a unit or link counts for its prefix only."""
+    """Return whether a file has the content common to all its versions; units and links count for their prefix only."""
     place = below(root, path)
     try:
         if path == layout.command:
@@ -157,7 +157,7 @@ def _signature(layout: Layout, path: Path, prefix: Path) -> str:
 
 
 def find_pages(layout: Layout, root: Path) -> Iterator[Path]:
-    """Yield the manual pages of some version that are below a root."""
+    """Yield the manual pages of all versions below a root."""
     for section in ("man1", "man5"):
         directory = below(root, layout.manual / section)
         for path in sorted(directory.glob("nodeagent*")) if directory.is_dir() else ():
@@ -168,17 +168,17 @@ def find_pages(layout: Layout, root: Path) -> Iterator[Path]:
 def check_foreign(
     layout: Layout, paths: Iterable[Path], prefix: Path, root: Path, recorded: Mapping[Path, object]
 ) -> None:
-    """Refuse to place files over those of somebody else.
+    """Refuse to overwrite files that the agent did not install.
 
     Args:
-        layout: where the files of an installation are.
-        paths: where files are to be placed.
-        prefix: where the environment is.
-        root: what is the node's root here.
-        recorded: the paths that the manifest lists.
+        layout: paths of the installation's files.
+        paths: files to be placed.
+        prefix: directory of the virtual environment.
+        root: directory that stands in for the node's root.
+        recorded: the paths listed in the manifest.
 
     Raises:
-        InstallError: something is there that no version of the agent has placed; nothing was changed.
+        InstallError: a path exists and was not placed by any version of the agent; nothing was changed.
     """
     foreign = []
     for path in paths:
@@ -189,12 +189,12 @@ def check_foreign(
     if not foreign:
         return
     other = other_prefix(layout, prefix, root)
-    hint = f"an installation in {other} is there: nodeagent uninstall --prefix {other}" if other else "move it away"
+    hint = f"run nodeagent uninstall --prefix {other} first" if other else "move it away"
     raise InstallError(f"{', '.join(foreign)}: exists, not installed by this installation; {hint}; nothing was changed")
 
 
 def other_prefix(layout: Layout, prefix: Path, root: Path) -> Path | None:
-    """Return the prefix of an installation whose unit is in place; ``None`` if it is this one or there is none."""
+    """Return the prefix of another installation by its unit; ``None`` without one."""
     place = below(root, layout.units / UNIT)
     try:
         text = "" if place.is_symlink() or not place.is_file() else place.read_text(encoding="utf-8")
@@ -208,7 +208,7 @@ def other_prefix(layout: Layout, prefix: Path, root: Path) -> Path | None:
 
 
 def systemd_version() -> int:
-    """Return the version of systemd; 0 where there is none."""
+    """Return the major version of systemd; 0 without systemd."""
     done = run("systemctl", "--version")
     found = re.match(r"systemd (\d+)", done.stdout) if done is not None else None
     return int(found[1]) if found else 0
@@ -223,30 +223,28 @@ def is_booted_with_systemd() -> bool:
 
 
 def check_sources() -> None:
-    """Refuse to go on where there is nothing that an environment could be made from.
+    """Refuse an installation without a source for its virtual environment.
 
     Raises:
         InstallError: the agent runs neither from a checkout nor from a virtual environment.
     """
     if _checkout() is None and sys.prefix == sys.base_prefix:
-        raise InstallError(
-            "the agent runs outside a virtual environment, which cannot be copied: make one with it first"
-        )
+        raise InstallError("the agent runs outside a virtual environment and cannot be copied: install it in one first")
 
 
 def make_environment(prefix: Path, files: Mapping[Path, str]) -> Change:
-    """Make a virtual environment with this very agent, or bring the one that is there up to date.
+    """Create a virtual environment with the running version of the agent, or upgrade the present one.
 
-    From a checkout it is installed with pip; else what is installed here is copied, without any download.
+    A checkout is installed with pip; otherwise the running environment is copied, without a download.
 
     Args:
-        prefix: a directory that :func:`nodeagent.host.environment.admit` has admitted.
-        files: the files that are going to be placed outside, with their fingerprints, for the manifest.
+        prefix: a directory admitted by :func:`nodeagent.host.environment.admit`.
+        files: the files to be placed outside the prefix, with their fingerprints, for the manifest.
 
     Raises:
-        InstallError: it cannot be made; the text says what was tried.
+        InstallError: it cannot be created; the text has the failed command.
     """
-    was = (prefix / "pyvenv.cfg").is_file()
+    existed = (prefix / "pyvenv.cfg").is_file()
     begin(prefix, files)
     if Path(sys.prefix).resolve() == prefix.resolve():
         write_launcher(prefix)
@@ -258,11 +256,11 @@ def make_environment(prefix: Path, files: Mapping[Path, str]) -> Change:
     else:
         copy_packages(Path(sys.prefix), prefix)
     write_launcher(prefix)
-    return Change.REPLACED if was else Change.NEW
+    return Change.REPLACED if existed else Change.NEW
 
 
 def _checkout() -> Path | None:
-    """Return the directory with the agent's sources, if it runs from them."""
+    """Return the checkout that the agent runs from; ``None`` if it is installed."""
     top = Path(__file__).resolve().parents[2]
     return top if (top / "pyproject.toml").is_file() else None
 
@@ -273,4 +271,4 @@ def _source(name: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise InstallError(f"{path} should have come with the agent: {error.strerror or error}") from error
+        raise InstallError(f"cannot read {path}, which ships with the agent: {error.strerror or error}") from error

@@ -1,4 +1,4 @@
-"""Writing to journald by its native protocol: an entry is a set of named fields, not a line.
+"""Entries for journald in its native protocol, in which an entry is a set of named fields.
 
 Source: systemd's documentation of the native journal protocol; memfd_create(2), sealing.
 """
@@ -26,17 +26,17 @@ _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | f
 
 
 class Journal:
-    """A connection to journald. Sending never blocks; what cannot be sent is told by the return value."""
+    """A connection to journald. Sending never blocks; entries that cannot be sent are dropped and counted."""
 
     def __init__(self, path: str = SOCKET) -> None:
-        """Connect to the socket at ``path``, with the first entry."""
+        """Prepare a socket for entries to ``path``."""
         self._path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._socket.setblocking(False)
         self.dropped = 0
 
     def send(self, fields: Mapping[str, str]) -> bool:
-        """Send one entry; return whether it went out, or counts as dropped."""
+        """Send one entry; return false if it was dropped."""
         data = encode(fields)
         try:
             self._socket.sendto(data, self._path)
@@ -48,29 +48,29 @@ class Journal:
         return True
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the socket."""
         self._socket.close()
 
     def _send_large(self, data: bytes) -> bool:
-        """Send an entry that is too large for a datagram as a sealed file."""
-        handed = os.memfd_create("journal-entry", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        """Send an entry that is too large for a datagram as a sealed file; return false if it was dropped."""
+        memory_file = os.memfd_create("journal-entry", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             view = memoryview(data)
             while view:
-                view = view[os.write(handed, view) :]
-            fcntl.fcntl(handed, fcntl.F_ADD_SEALS, _SEALS)
-            rights = struct.pack("i", handed)
+                view = view[os.write(memory_file, view) :]
+            fcntl.fcntl(memory_file, fcntl.F_ADD_SEALS, _SEALS)
+            rights = struct.pack("i", memory_file)
             self._socket.sendmsg([], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], 0, self._path)
         except OSError:
             self.dropped += 1
             return False
         finally:
-            os.close(handed)
+            os.close(memory_file)
         return True
 
 
 def encode(fields: Mapping[str, str]) -> bytes:
-    """Return an entry as it goes over the socket; a value of several lines carries its length."""
+    """Return the serialised entry; a value with line breaks is preceded by its length."""
     parts = []
     for name, value in fields.items():
         raw = encodable(value).encode()
@@ -82,15 +82,15 @@ def encode(fields: Mapping[str, str]) -> bytes:
 
 
 def field_name(key: str) -> str:
-    """Return a name that journald takes: capitals, digits and underscores, not at the start, 64 at most."""
+    """Return a valid field name: at most 64 capitals, digits and underscores, starting with a capital."""
     return _NAME.sub("_", key.upper()).lstrip("_0123456789")[:_LONGEST_NAME] or "UNNAMED"
 
 
 def is_connected_to_stderr(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether standard error goes to journald. Source: systemd.exec(5), ``JOURNAL_STREAM``."""
+    """Return whether standard error is connected to journald. Source: systemd.exec(5), ``JOURNAL_STREAM``."""
     device, _, inode = environment.get("JOURNAL_STREAM", "").partition(":")
     try:
-        told = os.fstat(sys.stderr.fileno())
+        status = os.fstat(sys.stderr.fileno())
     except (OSError, ValueError):
         return False
-    return (device, inode) == (str(told.st_dev), str(told.st_ino))
+    return (device, inode) == (str(status.st_dev), str(status.st_ino))

@@ -1,19 +1,19 @@
 """Traces of a kubelet on this node: processes, listeners, state and configuration.
 
-The unit's hardening leaves all of them readable: root in group 0 sees every process in spite of
-``ProtectProc=invisible``, since ``hidepid`` exempts the group of the mount, which is 0. An agent in a container, or in
-a unit with ``PrivatePIDs=`` or another group, sees less. Where process 1 or the tables of sockets are missing, and in a
-PID namespace other than the first of the machine, the reading is incomplete and the role unknown: a node in a container
-(LXC, nspawn) has to configure its role.
+All of them are readable under the unit's hardening: ``hidepid`` (``ProtectProc=invisible``) exempts the group of the
+mount, which is 0, so that root in group 0 sees every process. An agent in a container, or in a unit with
+``PrivatePIDs=`` or another group, sees fewer. If process 1 or the socket tables are missing, or the PID namespace is
+not the initial one, the reading is incomplete and the role unknown: a node in a container (LXC, nspawn) has to
+configure its role.
 
-Processes count by their command name and by ``argv[0]``, if they run as root or as the agent's user and in the PID
-namespace of the agent. A process of a nested PID namespace does not count: a kubelet needs the PIDs of its host, so
-that one named "kubelet" in there is a node in a container (kind, k3d) with a runtime of its own, or a tenant who wants
-eviction off. A kubelet in a container with the host's PID namespace (RKE, Talos) does count, and so does a tenant's
-process there: such a pod is privileged anyway. ``/proc/PID/exe`` is not read, as that takes ``CAP_SYS_PTRACE``.
+A process counts by its command name or ``argv[0]``, if it runs as root or as the agent's user and in the PID namespace
+of the agent. Processes of nested PID namespaces do not count: a kubelet needs the PIDs of its host, so that "kubelet"
+in a nested namespace is a node in a container (kind, k3d) with a runtime of its own, or a tenant's attempt to disable
+eviction. A kubelet in a container with the host's PID namespace (RKE, Talos) counts, and so does a tenant's process
+there: such a pod is privileged anyway. ``/proc/PID/exe`` is not read, since that takes ``CAP_SYS_PTRACE``.
 
-Listeners count on the ports 10248 and 10250 if root or the agent's user owns them, whichever process that is. A root
-process of a pod in the host's network can therefore turn eviction off; in doubt the agent is beside a kubelet.
+Listeners count on the ports 10248 and 10250 if root or the agent's user owns them; their process is unknown. A root
+process of a pod in the host's network can therefore disable eviction: in doubt the agent runs beside a kubelet.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.host.kubelet_files import KubeletFileReader
+from nodeagent.host.kubelet_files import KubeletFileReader, read_error
 from nodeagent.host.listeners import ListenerReader
 from nodeagent.model.kubelet_traces import KubeletProcess, KubeletTraces
 
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
 
 HOST_ROOT: Path = Path("/")
-"""Where the node's files are unless a reader is given another root; tests put a tree of their own here."""
+"""Default root of all readers; replaced in tests by a temporary tree."""
 
 HEALTH_PORT: Final = 10248
 API_PORT: Final = 10250
 
-_GONE: Final = frozenset({errno.ENOENT, errno.ESRCH, errno.ENOTDIR})
+_ABSENT: Final = frozenset({errno.ENOENT, errno.ESRCH, errno.ENOTDIR})
 _NAME: Final = re.compile(
     rb"(?:kubelet|kubelite|k3s|rke2|k0s|edgecore|microshift|hyperkube)(?:[-._ 0-9].*)?", re.IGNORECASE | re.DOTALL
 )
-_ODD: Final = re.compile(r"[^A-Za-z0-9._-]")
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
 _HYPERKUBE: Final = b"hyperkube"
 _FIRST_NAMESPACE: Final = "pid:[4026531836]"  # Source: kernel proc_ns.h, PROC_PID_INIT_INO
 _READ_BYTES: Final = 4096
@@ -53,19 +53,19 @@ _ALL_EVERY_S_PER_PROCESS: Final = 0.06  # 15 to 30 us were measured for each: be
 
 
 class KubeletTraceReader:
-    """Reads the traces, reading after reading.
+    """Repeated readings of the traces.
 
-    A process is read when it is new and once more in the next reading, as it may have been on its way to become a
-    kubelet; all are read anew every ``_ALL_EVERY_S`` seconds, on nodes with many processes less often.
+    A process is read when it is new and again in the next reading, since it may not have executed the kubelet yet. All
+    processes are read every ``_ALL_EVERY_S`` seconds, less often on nodes with many processes.
     """
 
     def __init__(self, clock: Clock, root: Path | None = None, *, uid: int | None = None) -> None:
-        """Prepare a reader; nothing is read yet.
+        """Prepare a reader without reading.
 
         Args:
-            clock: paces what takes long to read.
-            root: where ``proc``, ``etc``, ``run`` and ``var`` are; ``HOST_ROOT`` unless given.
-            uid: user whose processes count besides root's; that of this process unless given.
+            clock: limits how often processes and socket tables are read.
+            root: parent of ``proc``, ``etc``, ``run`` and ``var``; ``None`` for ``HOST_ROOT``.
+            uid: user whose processes count besides those of root; ``None`` for the user of this process.
         """
         self._clock = clock
         root = HOST_ROOT if root is None else root
@@ -78,30 +78,30 @@ class KubeletTraceReader:
         self._all_due_s: float | None = None
 
     def read(self, *, arguments: bool = True) -> KubeletTraces:
-        """Return the traces now; blocking.
+        """Return the current traces. Blocks.
 
         Args:
-            arguments: read command lines too. That takes a lock of each process's address space, which a process
-                that waits for memory can hold for long.
+            arguments: whether to read command lines. That takes a lock of each process's address space, which a
+                process that waits for memory can hold for a long time.
         """
         now_s = self._clock.monotonic_s()
         hidden: list[str] = []
         processes = tuple(self._processes(now_s, hidden, arguments=arguments))
-        ports, unread_tables = self._listeners.read(now_s)
-        files, unread_files = self._files.read()
-        return KubeletTraces(processes, ports, files, (*hidden, *unread_tables, *unread_files))
+        ports, table_errors = self._listeners.read(now_s)
+        files, file_errors = self._files.read()
+        return KubeletTraces(processes, ports, files, (*hidden, *table_errors, *file_errors))
 
     def _processes(self, now_s: float, hidden: list[str], *, arguments: bool) -> Iterator[KubeletProcess]:
-        """Yield the kubelets, by PID; add to ``hidden`` why processes cannot be read."""
+        """Yield the kubelets by PID; append the errors of unreadable processes to ``hidden``."""
         proc = self._proc
         try:
-            pids = sorted(int(name) for name in os.listdir(proc) if name.isdecimal())  # noqa: PTH208 - the names alone
+            pids = sorted(int(name) for name in os.listdir(proc) if name.isdecimal())  # noqa: PTH208 - only names are needed
             if pids[:1] != [1]:
                 hidden.append(f"process 1 is hidden in {proc}")
             elif _namespace(proc) not in ("", _FIRST_NAMESPACE):
-                hidden.append("processes of the node are hidden: the agent runs in a PID namespace of its own")
+                hidden.append("processes of the node are hidden: the agent runs in its own PID namespace")
         except OSError as error:
-            hidden.append(_unread(error))
+            hidden.append(read_error(error))
             return
         known = self._settled if arguments and not self._all_due(now_s, len(pids)) else frozenset()
         others = {pid for pid in pids if pid in known}
@@ -109,8 +109,8 @@ class KubeletTraceReader:
             try:
                 found = self._kubelet(f"{proc}/{pid}", pid, arguments=arguments)
             except OSError as error:
-                if error.errno not in _GONE and not hidden:
-                    hidden.append(_unread(error))
+                if error.errno not in _ABSENT and not hidden:
+                    hidden.append(read_error(error))
                 continue
             if found is None:
                 others.add(pid)
@@ -121,17 +121,17 @@ class KubeletTraceReader:
             self._settled, self._read_once = settled, frozenset(others - settled)
 
     def _all_due(self, now_s: float, count: int) -> bool:
-        """Return whether all of so many processes are to be read now, not the new ones alone."""
+        """Return whether a reading of all ``count`` processes is due, not only of new ones."""
         if self._all_due_s is not None and now_s < self._all_due_s:
             return False
         self._all_due_s = now_s + max(_ALL_EVERY_S, count * _ALL_EVERY_S_PER_PROCESS)
         return True
 
     def _kubelet(self, directory: str, pid: int, *, arguments: bool) -> KubeletProcess | None:
-        """Return a process if it runs a kubelet that can manage this node.
+        """Return the process if it is a kubelet that can manage this node, otherwise ``None``.
 
         Raises:
-            OSError: it is gone, or cannot be read.
+            OSError: it has exited or cannot be read.
         """
         name = _read(f"{directory}/comm").rstrip(b"\n")
         words = _read(f"{directory}/cmdline").split(b"\0") if arguments else [b""]
@@ -148,10 +148,10 @@ class KubeletTraceReader:
         return KubeletProcess(pid, _printable(match))
 
     def _manages_node(self, status: bytes) -> bool:
-        """Return whether a process lives, in this PID namespace, and may use the runtime.
+        """Return whether a process is alive, in this PID namespace, and of a user with access to the runtime.
 
         Source: proc(5), ``status``: ``State``, ``Uid`` (the second is the effective one), ``NSpid`` (a PID for each
-        namespace, that of the reader first).
+        namespace, starting with that of the reader).
         """
         fields = dict(line.split(b":", 1) for line in status.splitlines() if b":" in line)
         if fields.get(b"State", b"").strip()[:1] in (b"Z", b"X"):
@@ -163,12 +163,16 @@ class KubeletTraceReader:
 
 
 def read_kubelet_traces(clock: Clock, root: Path | None = None) -> KubeletTraces:
-    """Return the traces now, read once; blocking."""
+    """Return the traces of a single reading. Blocks."""
     return KubeletTraceReader(clock, root).read()
 
 
 def _read(path: str, limit_bytes: int = _READ_BYTES) -> bytes:
-    """Return the first bytes of a file. Raises OSError with the path."""
+    """Return up to ``limit_bytes`` of a file.
+
+    Raises:
+        OSError: it cannot be read; ``filename`` is the path.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(descriptor, limit_bytes)
@@ -179,17 +183,13 @@ def _read(path: str, limit_bytes: int = _READ_BYTES) -> bytes:
 
 
 def _namespace(proc: str) -> str:
-    """Return the PID namespace of the agent; empty where the kernel shows none."""
+    """Return the PID namespace of the agent; empty if the kernel does not report it."""
     try:
-        return os.readlink(f"{proc}/self/ns/pid")  # noqa: PTH115 - no path, a name
+        return os.readlink(f"{proc}/self/ns/pid")  # noqa: PTH115 - the target is a name
     except OSError:
         return ""
 
 
-def _unread(error: OSError) -> str:
-    return f"cannot read {error.filename}: {error.strerror or error}"
-
-
 def _printable(name: bytes) -> str:
-    """Return the name of a process with plain characters alone: whoever starts it chooses it."""
-    return _ODD.sub("?", name.decode("ascii", errors="replace"))[:32]
+    """Return a process name with plain characters only, since any user can choose one."""
+    return _UNSAFE.sub("?", name.decode("ascii", errors="replace"))[:32]

@@ -1,6 +1,6 @@
-"""Files that show a kubelet: its state, its configuration, and the units that start it.
+"""Files that are traces of a kubelet: its state, its configuration, and the units that start it.
 
-They count without any process, since a kubelet that is down for an upgrade still owns its pods.
+They count without a running process, since a kubelet that is stopped for an upgrade still owns its pods.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-_GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR})
-_MAX_LEARNED: Final = 64
+_ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR})
+_MAX_PATHS_FROM_OPTIONS: Final = 64
 _PATH: Final = re.compile(r"/+[\w@:+=,~.-][\w./@:+=,~-]*")
 
 KUBELET_ROOT: Final = Path("/var/lib/kubelet")
@@ -39,7 +39,7 @@ _STATE: Final = (
     "pod-resources/kubelet.sock",
     "plugins_registry",
 )
-"""Below a kubelet's root directory. An empty root is no trace: other tools keep seccomp profiles there."""
+"""Below a kubelet's root directory. The directory alone is not a trace: other tools keep seccomp profiles there."""
 
 _CONFIGURATION: Final = (
     "home/kubernetes/kubelet-config.yaml",
@@ -79,77 +79,78 @@ _UNITS: Final = tuple(
         "snap.microk8s.daemon-kubelite",
     )
 )
-_OF_DATA: Final = ("agent", "kubelet", "kubelet.conf")
+_DATA: Final = ("agent", "kubelet", "kubelet.conf")
 _OPTIONS: Final = {
     b"root-dir": _STATE,
-    b"data-dir": _OF_DATA,
-    b"d": _OF_DATA,
+    b"data-dir": _DATA,
+    b"d": _DATA,
     b"config": ("",),
     b"kubeconfig": ("",),
     b"bootstrap-kubeconfig": ("",),
     b"cert-dir": ("",),
 }
-"""Options of kubelet, k3s, rke2 and k0s that name a path, with what is looked for below it; empty for itself."""
+"""Options of kubelet, k3s, rke2 and k0s with a path, and the traces below that path; empty for the path itself."""
 
 
 class KubeletFileReader:
-    """Finds the files, reading after reading. Paths on the command line of a kubelet are remembered."""
+    """Repeated readings of the files. Paths from the command line of a kubelet are remembered."""
 
     def __init__(self, root: Path) -> None:
-        """Prepare a reader below ``root``; nothing is read yet."""
+        """Prepare a reader below ``root`` without reading."""
         self._root = root
         self._states = tuple((str(root / each), tuple(str(root / each / name) for name in _STATE)) for each in _ROOTS)
         self._others = tuple(str(root / each) for each in (*_CONFIGURATION, *_UNITS))
         self._kubernetes = str(root / _KUBERNETES)
-        self._learned: dict[str, None] = {}
+        self._from_options: dict[str, None] = {}
 
     def read(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the files that exist, and what could not be read; blocking."""
+        """Return the existing files and the read errors. Blocks."""
         unreadable: list[str] = []
         found = tuple(each for each in self._candidates(unreadable) if _exists(each, unreadable))
         return found, tuple(unreadable)
 
     def learn(self, words: Iterable[bytes]) -> None:
-        """Remember where a kubelet with this command line keeps its state and configuration."""
+        """Add the paths of state and configuration on a kubelet's command line to later readings."""
         for option, value in _options(words):
             path = PurePosixPath(value.decode(errors="replace"))
             if not _PATH.fullmatch(str(path)) or ".." in path.parts:
                 continue
             for name in _OPTIONS[option]:
-                if len(self._learned) < _MAX_LEARNED:
-                    self._learned[str(self._root / str(path).lstrip("/") / name)] = None
+                if len(self._from_options) < _MAX_PATHS_FROM_OPTIONS:
+                    self._from_options[str(self._root / str(path).lstrip("/") / name)] = None
 
     def _candidates(self, unreadable: list[str]) -> Iterator[str]:
         for directory, state in self._states:
             if _exists(directory, unreadable):
                 yield from state
         try:
-            names = sorted(os.listdir(self._kubernetes))  # noqa: PTH208 - the names alone
+            names = sorted(os.listdir(self._kubernetes))  # noqa: PTH208 - only names are needed
         except OSError as error:
-            if error.errno not in _GONE:
-                unreadable.append(_unread(error))
+            if error.errno not in _ABSENT:
+                unreadable.append(read_error(error))
             names = []
         yield from (f"{self._kubernetes}/{name}" for name in names if "kubelet" in name)
         yield from self._others
-        yield from tuple(self._learned)
+        yield from tuple(self._from_options)
 
 
 def _exists(path: str, unreadable: list[str]) -> bool:
     try:
         os.lstat(path)
     except OSError as error:
-        if error.errno not in _GONE:
-            unreadable.append(_unread(error))
+        if error.errno not in _ABSENT:
+            unreadable.append(read_error(error))
         return False
     return True
 
 
-def _unread(error: OSError) -> str:
+def read_error(error: OSError) -> str:
+    """Return the text for a file that cannot be read."""
     return f"cannot read {error.filename}: {error.strerror or error}"
 
 
 def _options(words: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the options of a command line that name a path, as ``--name=value`` or ``--name value``."""
+    """Yield the options with a path, in the form ``--name=value`` or ``--name value``."""
     pending = b""
     for word in words:
         if not word.startswith(b"-"):

@@ -1,6 +1,6 @@
-"""TCP ports with a listener, from the kernel's tables of sockets.
+"""TCP ports with a listener, from the kernel's socket tables.
 
-Whichever process listens is not read: to find out takes ``CAP_SYS_PTRACE``, which the unit drops.
+The listening process is not determined: that takes ``CAP_SYS_PTRACE``, which the unit drops.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _NETWORKS: Final = ("proc/1/net", "proc/self/net")
-"""Of process 1 and of the agent; normally one, the host's."""
+"""Network namespaces of process 1 and of the agent; normally the same."""
 
-_GONE: Final = frozenset({errno.ENOENT, errno.ESRCH, errno.ENOTDIR})
+_ABSENT: Final = frozenset({errno.ENOENT, errno.ESRCH, errno.ENOTDIR})
 _EVERY_S: Final = 60.0
 _ON_CHANGE_EVERY_S: Final = 30.0
 _IN_USE: Final = re.compile(rb"^TCP6?: inuse (\d+)", re.MULTILINE)
@@ -28,18 +28,18 @@ _MAX_TABLE_BYTES: Final = 16 << 20
 
 
 class ListenerReader:
-    """Reads whether some ports have a listener, reading after reading.
+    """Repeated readings of listeners on a few ports.
 
-    The kernel walks its whole table of connections for each reading, however few there are: 3.4 ms were measured for
-    262144 slots. So the tables are read once a minute, and every 30 s while the number of sockets in use changes.
+    For each reading the kernel walks its whole table of connections, empty slots included: 3.4 ms were measured for
+    262144 slots. Therefore the tables are read once a minute, and every 30 s while the number of sockets changes.
     """
 
     def __init__(self, root: Path, ports: Iterable[int], uids: frozenset[int]) -> None:
-        """Prepare a reader; nothing is read yet.
+        """Prepare a reader without reading.
 
         Args:
-            root: where ``proc`` is.
-            ports: to be found.
+            root: parent of ``proc``.
+            ports: ports to report.
             uids: users whose listeners count.
         """
         self._directories = tuple(str(root / each) for each in _NETWORKS)
@@ -57,7 +57,7 @@ class ListenerReader:
         self._unreadable: tuple[str, ...] = ()
 
     def read(self, now_s: float) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """Return the ports with a listener, ascending, and what could not be read; blocking.
+        """Return the ports with a listener, ascending, and the read errors. Blocks.
 
         Args:
             now_s: monotonic seconds.
@@ -72,13 +72,13 @@ class ListenerReader:
         return self._found, self._unreadable
 
     def _networks(self) -> Iterator[str]:
-        """Yield the directory of each network namespace once; its files have inodes of their own in each."""
+        """Yield one directory for each network namespace; the inode of a file identifies its namespace."""
         known = set()
         for directory in self._directories:
             try:
-                table = os.stat(f"{directory}/tcp")  # noqa: PTH116 - one call, no object
+                table = os.stat(f"{directory}/tcp")  # noqa: PTH116 - directories are texts here
             except OSError:
-                yield directory  # reported where it is read
+                yield directory  # _read_tables reports the error
                 continue
             if (table.st_dev, table.st_ino) not in known:
                 known.add((table.st_dev, table.st_ino))
@@ -93,7 +93,7 @@ class ListenerReader:
                 try:
                     found |= self._listeners(path)
                 except OSError as error:
-                    if name == "tcp" or error.errno not in _GONE:  # without IPv6 there is no such table
+                    if name == "tcp" or error.errno not in _ABSENT:  # absent without IPv6
                         unreadable.append(f"cannot read listeners: {path}: {error.strerror or error}")
                 except ValueError as error:
                     unreadable.append(f"cannot read listeners: {path}: {error}")
@@ -102,18 +102,18 @@ class ListenerReader:
     def _listeners(self, path: str) -> set[int]:
         """Return the ports with a listener in one table.
 
-        Listeners come before all other sockets, so that a table of many connections is not read to its end.
+        The kernel lists listeners first, so reading stops at the first other socket.
 
         Raises:
             OSError: it cannot be read.
-            ValueError: it has another form, or is too large.
+            ValueError: it does not start with the header of a socket table, or is too large.
         """
         found: set[int] = set()
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             rest, total = os.read(descriptor, _READ_BYTES), 0
             if not rest.startswith(_HEADER):
-                raise ValueError("no table of sockets")
+                raise ValueError("not a socket table")
             while True:
                 rows, _, rest = rest.rpartition(b"\n")
                 for match in self._listener.finditer(rows):
@@ -134,7 +134,7 @@ class ListenerReader:
 
 
 def _in_use(networks: Iterable[str]) -> tuple[bytes, ...] | None:
-    """Return the numbers of sockets in use; ``None`` where they are unknown. Source: proc(5), ``net/sockstat``."""
+    """Return the numbers of sockets in use; ``None`` if unreadable. Source: proc(5), ``net/sockstat``."""
     found: list[bytes] = []
     for directory in networks:
         for name in ("sockstat", "sockstat6"):

@@ -1,11 +1,10 @@
-"""The manifest of an installation: which files are the agent's own, so that nothing else is ever removed.
+"""Manifest of an installation: the list of its files; uninstalling removes no others.
 
-It is a JSON file in the prefix. An installation writes it before the first file is placed, incomplete, and again when
-it is complete, so that an interrupted one can be repeated and removed.
+It is a JSON file in the prefix. An installation writes it incomplete before the first file is placed, and again at its
+end, so that an interrupted installation can be repeated or removed.
 
-The manifest decides what root removes, so it is not believed blindly: nobody but its owner may be able to change it,
-paths of the environment stay inside the prefix, and files outside are removed only where they are also known places
-of an installation.
+The manifest determines which files root removes, so it is verified: only its owner may have write access, paths of the
+environment must be inside the prefix, and files outside are removed only at known paths of an installation.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
 
 NAME: Final = "nodeagent-manifest.json"
 _FORMAT: Final = 1
-_LARGEST_BYTES: Final = 16 << 20
-_NOT_FOR_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
+_MAX_BYTES: Final = 16 << 20
+_WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +37,8 @@ class Manifest:
     Attributes:
         complete: whether the installation finished.
         environment: files and links of the virtual environment, relative to the prefix.
-        files: files placed outside the prefix, each with the fingerprints it may have; two while an upgrade is
-            incomplete, the former and the new one.
+        files: files placed outside the prefix with their possible fingerprints: during an upgrade the former and the
+            new one.
     """
 
     complete: bool = False
@@ -48,7 +47,7 @@ class Manifest:
 
 
 def fingerprint(path: Path) -> str | None:
-    """Return what identifies a file's content, without following a link; ``None`` if nothing is there.
+    """Return the fingerprint of a file, without following a link; ``None`` if the path is free.
 
     ``sha256:HEX`` for a regular file, ``link:TARGET`` for a symbolic link, ``other`` for anything else.
 
@@ -75,10 +74,10 @@ def link_fingerprint(target: str) -> str:
 
 
 def read_manifest(directory: Path) -> Manifest | None:
-    """Return the manifest in a prefix; ``None`` if there is none.
+    """Return the manifest in a prefix; ``None`` without one.
 
     Raises:
-        InstallError: it cannot be read, somebody else could have changed it, or it lists impossible paths.
+        InstallError: it cannot be read, other users have write access, or it lists impossible paths.
     """
     path = directory / NAME
     try:
@@ -89,22 +88,26 @@ def read_manifest(directory: Path) -> Manifest | None:
         raise InstallError(f"cannot read {path}: {error.strerror or error}; remove it and run install again") from error
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid not in {0, os.geteuid()} or found.st_mode & _NOT_FOR_OTHERS:
+        if (
+            not stat.S_ISREG(found.st_mode)
+            or found.st_uid not in {0, os.geteuid()}
+            or found.st_mode & _WRITABLE_BY_OTHERS
+        ):
             raise InstallError(
-                f"{path} is not used, because others than root can change it: check what it lists, then "
+                f"{path} is not used: writable by other users than root; check its content, then "
                 f"chown root {path}; chmod 0644 {path}"
             )
         try:
-            return parse(file.read(_LARGEST_BYTES))
+            return parse(file.read(_MAX_BYTES))
         except (OSError, ValueError) as error:
             raise InstallError(
-                f"{path} is not valid: {error}; nothing was changed. Without this file, an installation is recognised "
+                f"{path} is not valid: {error}; nothing was changed; if you remove it, the installation is recognised "
                 "by its content"
             ) from error
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Write the manifest into a prefix, whole or not at all.
+    """Write the manifest into a prefix atomically.
 
     Raises:
         InstallError: it cannot be written.
@@ -124,22 +127,22 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def parse(text: bytes) -> Manifest:
-    """Return the manifest that a document holds.
+    """Return the manifest in a JSON document.
 
     Raises:
-        ValueError: it is malformed, of a newer format, or lists a path that no installation has.
+        ValueError: it is malformed, of another format, or lists a path that no installation has.
     """
     try:
         document = json.loads(text)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     if not isinstance(document, dict):
-        raise ValueError("not an object")  # noqa: TRY004 - of the content
+        raise ValueError("not an object")  # noqa: TRY004 - the content is wrong, not an argument
     if document.get("format") != _FORMAT:
         raise ValueError(f"format {document.get('format')!r}: this version reads format {_FORMAT}")
     complete, environment, files = (document.get(key) for key in ("complete", "environment", "files"))
     if not isinstance(complete, bool) or not isinstance(environment, list) or not isinstance(files, dict):
-        raise ValueError("complete, environment or files is missing")  # noqa: TRY004 - of the content
+        raise ValueError("complete, environment or files is missing")  # noqa: TRY004 - the content is wrong, not an argument
     for each in environment:
         if not isinstance(each, str) or not is_inside(each):
             raise ValueError(f"environment: {each!r} is not a path inside the prefix")
@@ -152,7 +155,7 @@ def parse(text: bytes) -> Manifest:
 
 
 def is_inside(name: str) -> bool:
-    """Return whether a relative path is normal and leads nowhere else: no ``..``, no empty part, not absolute."""
+    """Return whether a path is relative and normal: without ``..`` and empty parts."""
     pure = PurePosixPath(name)
     return (
         bool(pure.parts)

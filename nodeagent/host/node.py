@@ -1,4 +1,4 @@
-"""Facts about this boot and the identity of the node."""
+"""Boot and identity of the node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _ROOT = Path("/")
 
 
 def boot_id(root: Path = _ROOT) -> str:
-    """Return the id of this boot; empty where the kernel gives none. Source: ``/proc/sys/kernel/random/boot_id``."""
+    """Return the id of this boot; empty if the kernel does not report it.
+
+    Source: ``/proc/sys/kernel/random/boot_id``.
+    """
     try:
         return (root / "proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -21,7 +24,11 @@ def boot_id(root: Path = _ROOT) -> str:
 
 
 def booted_at(root: Path = _ROOT) -> datetime | None:
-    """Return when the node booted, ``None`` where that is not told. Source: proc(5), ``btime`` of ``/proc/stat``."""
+    """Return the wall time of the boot; ``None`` if unknown. Source: proc(5), ``btime`` of ``/proc/stat``.
+
+    Raises:
+        ObservationError: ``btime`` is not a number.
+    """
     try:
         text = (root / "proc/stat").read_text()
     except OSError:
@@ -36,9 +43,9 @@ def booted_at(root: Path = _ROOT) -> datetime | None:
 
 
 def node_identity(root: Path = _ROOT) -> str:
-    """Return a name that tells this node from others: its host name, and a digest of its machine id if it has one.
+    """Return a name that is unique to this node: host name and digest of the machine id, if it has one.
 
-    The machine id itself is not shown. Source: machine-id(5), which asks for that.
+    The machine id itself is confidential. Source: machine-id(5).
     """
     name = socket.gethostname()
     try:

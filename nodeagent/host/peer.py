@@ -1,4 +1,4 @@
-"""Who is at the other end of a local socket. Source: unix(7), ``SO_PEERCRED``; socket(7), ``SO_PEERGROUPS``."""
+"""Credentials of the peer of a unix socket. Source: unix(7), ``SO_PEERCRED``; socket(7), ``SO_PEERGROUPS``."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _CONNECT_WITHIN_S: Final = 1.0
 _CREDENTIALS: Final = struct.Struct("3i")
 _SO_PEERGROUPS: Final = 59
 _GROUP: Final = struct.Struct("I")
-_MOST_GROUPS: Final = 256
-"""Python reads so much of a socket's option. Who is in more groups counts as in the own group only."""
+_MAX_GROUPS: Final = 256
+"""Python limits the size of a socket option. A peer in more groups counts as a member of its own group only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The process that connected, as it was then.
+    """Credentials of the connecting process at the time of its connect.
 
     Attributes:
-        groups: its own group and its further ones, as far as they could be told.
+        groups: its primary group and the supplementary groups that the kernel reports.
     """
 
     pid: int
@@ -31,18 +31,18 @@ class Peer:
 
     @property
     def name(self) -> str:
-        """The user's name, or number where it has none."""
+        """The user name; the uid if the user database has none."""
         try:
             return pwd.getpwuid(self.uid).pw_name
         except KeyError:
             return str(self.uid)
 
 
-def nobody_listens(path: str) -> bool:
-    """Return whether a socket was left behind by a process that is gone.
+def is_stale_socket(path: str) -> bool:
+    """Return whether a socket has no listener, as after a crash of its process.
 
     Raises:
-        OSError: that cannot be told.
+        OSError: the socket is inaccessible or does not answer.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
         probe.settimeout(_CONNECT_WITHIN_S)
@@ -62,14 +62,14 @@ def group_number(name: str) -> int | None:
 
 
 def read_peer(connection: socket.socket) -> Peer:
-    """Return who connected.
+    """Return the credentials of a connection's peer.
 
     Raises:
-        OSError: the kernel does not tell.
+        OSError: the kernel does not report them.
     """
     pid, uid, gid = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     try:
-        told = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MOST_GROUPS * _GROUP.size)
+        groups = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MAX_GROUPS * _GROUP.size)
     except OSError:
-        told = b""
-    return Peer(pid, uid, frozenset((gid, *(number for (number,) in _GROUP.iter_unpack(told)))))
+        groups = b""
+    return Peer(pid, uid, frozenset((gid, *(number for (number,) in _GROUP.iter_unpack(groups)))))

@@ -1,8 +1,8 @@
-"""Placing the files of an installation outside its prefix, and removing them: each whole or not at all.
+"""Placement and removal of an installation's files outside its prefix, each file atomically.
 
-A file is overwritten or removed only where its content is known to be the agent's: by the fingerprint in the manifest,
-or, for an installation without a manifest, by what every version of that file contains. A file that was edited since
-is treated as dpkg treats a conffile: the edited one stays in force, a new version is placed beside it.
+A file is overwritten or removed only if its content is the agent's: by the fingerprint in the manifest or, without a
+manifest, by the content common to all its versions. An edited file is treated as a conffile by dpkg: it remains in
+force, and the new version is placed beside it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 NEW_SUFFIX: Final = ".nodeagent-dist"
-"""A new version, beside a file that was edited."""
+"""Suffix of a new version beside an edited file."""
 OLD_SUFFIX: Final = ".nodeagent-old"
-"""A file that was replaced or put out of force although it may have been edited."""
+"""Suffix of a saved file that was replaced or removed although it may have been edited."""
 _CONFIGURATION: Final = Path("/etc")
 _SHARED_DIRECTORIES: Final = frozenset(
     Path(name)
@@ -35,11 +35,11 @@ _SHARED_DIRECTORIES: Final = frozenset(
         *("/usr/local/share/man", "/usr/lib/systemd/catalog", "/etc", "/"),
     )
 )
-"""Directories that are kept when they are empty."""
+"""Directories that are never removed."""
 
 
 class Change(StrEnum):
-    """What happened to a file."""
+    """Result for one file."""
 
     NEW = "new"
     REPLACED = "replaced"
@@ -50,7 +50,7 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A file to be placed; ``link`` is the target of a symbolic link, empty for a file with ``text``."""
+    """A file to be placed: a symbolic link to ``link``, or a regular file with ``text`` if that is empty."""
 
     path: Path
     text: str = ""
@@ -58,19 +58,19 @@ class Part:
 
     @property
     def fingerprint(self) -> str:
-        """What identifies its content."""
+        """Fingerprint of its content."""
         return link_fingerprint(self.link) if self.link else content_fingerprint(self.text.encode())
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What is done with one file.
+    """The planned change of one file.
 
     Attributes:
-        change: what happens at the file's own path.
-        save: whether the present file is first renamed to a name with ``OLD_SUFFIX``.
+        change: the change at the file's own path.
+        save: whether the present file is first saved with ``OLD_SUFFIX``.
         beside: whether the new version is placed beside the present one, with ``NEW_SUFFIX``.
-        reason: for a report, empty where the change says all.
+        reason: shown in a report; empty if the change needs none.
     """
 
     change: Change
@@ -80,12 +80,12 @@ class Step:
 
 
 def plan_placement(part: Part, present: str | None, recorded: Collection[str]) -> Step:
-    """Choose what is done to place a file.
+    """Plan the placement of a file.
 
     Args:
-        part: the file as it is to be.
-        present: the fingerprint of what is there, which is the agent's own or was; ``None`` for nothing.
-        recorded: fingerprints that the manifest lists for the path; empty for an installation without a manifest.
+        part: the new file.
+        present: fingerprint of the present file, which was placed by the agent; ``None`` if the path is free.
+        recorded: fingerprints of the path in the manifest; empty without a manifest.
     """
     if present is None:
         return Step(Change.NEW)
@@ -102,14 +102,14 @@ def plan_placement(part: Part, present: str | None, recorded: Collection[str]) -
 
 
 def plan_removal(path: Path, present: str | None, recorded: Collection[str], *, recognised: bool, purge: bool) -> Step:
-    """Choose what is done with a file when the agent is uninstalled.
+    """Plan the removal of a file when the agent is uninstalled.
 
     Args:
-        path: on the node.
-        present: the fingerprint of what is there; ``None`` for nothing.
-        recorded: fingerprints that the manifest lists for the path; empty where it lists none.
-        recognised: whether its content is that of some version of this file; counts only without a record.
-        purge: whether edited files of the configuration are removed, too.
+        path: path on the node.
+        present: fingerprint of the present file; ``None`` if the path is free.
+        recorded: fingerprints of the path in the manifest; empty if it is not listed.
+        recognised: whether the content is that of a version of this file; counts only without a record.
+        purge: whether edited configuration files are removed as well.
     """
     if present is None:
         return Step(Change.SAME)
@@ -125,23 +125,23 @@ def plan_removal(path: Path, present: str | None, recorded: Collection[str], *, 
 
 
 def below(root: Path, path: Path) -> Path:
-    """Return where a path of the node is below another root."""
+    """Return a path of the node below another root."""
     return root / path.relative_to("/")
 
 
 def check_parents(root: Path, path: Path) -> None:
-    """Refuse a path whose directories lead out of a root by symbolic links.
+    """Refuse a path below a symbolic link that resolves outside the root.
 
     Raises:
-        InstallError: they do.
+        InstallError: the parent directory resolves outside the root.
     """
     parent = below(root, path).parent.resolve()
     if not parent.is_relative_to(root.resolve()):
-        raise InstallError(f"{path}: symbolic links lead out of {root}, to {parent}; nothing was changed")
+        raise InstallError(f"{path}: resolves outside {root}, to {parent}; nothing was changed")
 
 
 def read_fingerprint(root: Path, path: Path) -> str | None:
-    """Return the fingerprint of a file of the node; ``None`` if nothing is there.
+    """Return the fingerprint of a file of the node; ``None`` if the path is free.
 
     Raises:
         InstallError: it cannot be read.
@@ -156,12 +156,12 @@ def carry_out(part: Part, step: Step, root: Path) -> None:
     """Place a file as planned.
 
     Raises:
-        InstallError: it cannot be written; the file that was there is unchanged.
+        InstallError: it cannot be written; the present file is unchanged.
     """
     path = below(root, part.path)
     try:
         if step.save:
-            save_aside(path)
+            save_copy(path)
         if step.beside:
             _write(path.with_name(path.name + NEW_SUFFIX), part)
         elif step.change in {Change.NEW, Change.REPLACED}:
@@ -170,25 +170,25 @@ def carry_out(part: Part, step: Step, root: Path) -> None:
         raise InstallError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-def save_aside(path: Path) -> Path:
-    """Keep what is at a path under another name, which no earlier file has; return that name.
+def save_copy(path: Path) -> Path:
+    """Link a file to a new name with ``OLD_SUFFIX``; return that name.
 
     Raises:
         OSError: it cannot be linked.
     """
     number = 1
     while True:
-        aside = path.with_name(f"{path.name}{OLD_SUFFIX}{'' if number == 1 else f'.{number}'}")
+        saved = path.with_name(f"{path.name}{OLD_SUFFIX}{'' if number == 1 else f'.{number}'}")
         try:
-            os.link(path, aside, follow_symlinks=False)  # never over an earlier one
+            os.link(path, saved, follow_symlinks=False)  # fails on an existing name, unlike rename
         except FileExistsError:
             number += 1
         else:
-            return aside
+            return saved
 
 
 def saved_versions(path: Path, root: Path) -> list[Path]:
-    """Return the versions of a file that :func:`save_aside` has kept.
+    """Return the versions of a file saved by :func:`save_copy`.
 
     Raises:
         InstallError: the directory cannot be read.
@@ -206,7 +206,7 @@ def _write(path: Path, part: Part) -> None:
 
 
 def remove(path: Path, root: Path) -> None:
-    """Remove a file, and directories that are left empty and were made for it.
+    """Remove a file, and its parent directories that become empty.
 
     Raises:
         InstallError: it cannot be removed.
@@ -215,7 +215,7 @@ def remove(path: Path, root: Path) -> None:
         below(root, path).unlink(missing_ok=True)
     except OSError as error:
         raise InstallError(f"{path} cannot be removed: {error.strerror or error}") from error
-    with suppress(OSError):  # others have files there
+    with suppress(OSError):  # not empty
         for above in path.parents:
             if above in _SHARED_DIRECTORIES:
                 break

@@ -1,8 +1,8 @@
-"""Pod logs and the links to them: listing, and the only deletion of files the agent does.
+"""Pod logs and the links to them: listing and removal, the only deletion of files on the host.
 
-Everything is removed through directory descriptors, one level at a time, opened without following symlinks and
-compared by device and mount with the log root. A rename or a swap for a symlink that races with the deletion can at
-worst make it stop; it cannot lead it out of the log root.
+Files are removed through directory descriptors, one level at a time, opened without following symlinks and compared by
+device and mount with the log root. A concurrent rename, or replacement by a symlink, at worst aborts the removal; it
+cannot redirect it out of the log root.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from nodeagent.errors import NodeAgentError, ObservationError
+from nodeagent.host.filesystems import mount_id
 from nodeagent.model import ContainerLogLink, PodLogDirectory
 
 if TYPE_CHECKING:
@@ -30,12 +31,12 @@ _CONTAINER_ID = re.compile(r"[0-9a-f]{6,128}")
 
 
 class RemovalRefusedError(NodeAgentError):
-    """Something is not what it should be, so it was left alone; the text says what."""
+    """An entry is not of the expected kind or place, so it was not removed; the text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """What a removal freed: allocated bytes of files with no other link, and inodes."""
+    """Space freed by a removal: allocated bytes and inodes of files without another link."""
 
     size_bytes: int = 0
     inodes: int = 0
@@ -46,9 +47,9 @@ class Freed:
 
 
 def pod_uid(name: str) -> str:
-    """Return the pod UID in a pod log directory's name, empty if it has none of the known forms.
+    """Return the pod UID in the name of a pod log directory; empty if the name has no known form.
 
-    ``NAMESPACE_NAME_UID``, or the plain UID of old kubelets. Source: kubelet ``BuildPodLogsDirectory``.
+    The forms are ``NAMESPACE_NAME_UID`` and, of old kubelets, the UID alone. Source: kubelet ``BuildPodLogsDirectory``.
     """
     parts = name.split("_")
     if len(parts) not in (1, 3) or not all(parts):
@@ -60,7 +61,7 @@ def pod_uid(name: str) -> str:
 
 
 def link_container_id(name: str) -> str:
-    """Return the container id in a log link's name, empty if it has none.
+    """Return the container id in the name of a log link; empty without one.
 
     Source: kubelet ``getContainerIDFromLegacyLogSymlink``.
     """
@@ -70,10 +71,10 @@ def link_container_id(name: str) -> str:
 
 
 def list_pod_log_directories(root: Path) -> tuple[PodLogDirectory, ...]:
-    """Return the entries of the pod log root, by name; none if there is no such directory.
+    """Return the entries of the pod log root by name; none if the directory does not exist.
 
     Raises:
-        ObservationError: the root is there but cannot be read.
+        ObservationError: the root exists but cannot be read.
     """
     with _reading(root) as descriptor:
         if descriptor is None:
@@ -107,10 +108,10 @@ def _directory(root: int, name: str) -> PodLogDirectory | None:
 
 
 def list_dead_log_links(root: Path) -> tuple[ContainerLogLink, ...]:
-    """Return the ``*.log`` symlinks whose target does not exist, by name; none if there is no such directory.
+    """Return the ``*.log`` symlinks without a target by name; none if the directory does not exist.
 
     Raises:
-        ObservationError: the root is there but cannot be read.
+        ObservationError: the root exists but cannot be read.
     """
     with _reading(root) as descriptor:
         if descriptor is None:
@@ -124,16 +125,16 @@ def list_dead_log_links(root: Path) -> tuple[ContainerLogLink, ...]:
 def _dead_link(root: int, name: str) -> ContainerLogLink | None:
     try:
         target = os.readlink(name, dir_fd=root)
-        made = os.stat(name, dir_fd=root, follow_symlinks=False).st_mtime
+        created = os.stat(name, dir_fd=root, follow_symlinks=False).st_mtime
     except OSError:
         return None
     if _target_exists(root, name):
         return None
-    return ContainerLogLink(name, link_container_id(name), target, _moment(made))
+    return ContainerLogLink(name, link_container_id(name), target, _moment(created))
 
 
 def _moment(seconds: float) -> datetime:
-    """Return a file's time; one beyond all calendars counts as far in the future, so that the file stays."""
+    """Return a file's time; one beyond the calendar becomes the far future, so that the file is kept."""
     try:
         return datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError):
@@ -141,7 +142,7 @@ def _moment(seconds: float) -> datetime:
 
 
 def _target_exists(root: int, name: str) -> bool:
-    """Return whether a link leads anywhere; a target that may not be looked at counts as there."""
+    """Return whether the target of a link exists; an inaccessible target counts as existing."""
     try:
         os.stat(name, dir_fd=root)
     except FileNotFoundError:
@@ -153,7 +154,7 @@ def _target_exists(root: int, name: str) -> bool:
 
 @contextmanager
 def _reading(root: Path) -> Iterator[int | None]:
-    """Open a log root; its own path may lead through symlinks, as /var/log does on some nodes."""
+    """Open a log root; its path may contain symlinks, as /var/log does on some nodes."""
     try:
         descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -170,14 +171,14 @@ def _reading(root: Path) -> Iterator[int | None]:
 
 
 def remove_pod_log_directory(root: Path, name: str, expected_uid: str) -> Freed:
-    """Remove one pod log directory and all below it.
+    """Remove one pod log directory with its content; return the freed space.
 
-    Symlinks in it are removed as links. What lies on another filesystem or mount stays, and so does the way to it.
+    Symlinks in it are removed without following them.
 
     Raises:
-        RemovalRefusedError: the name is not that pod's log directory, a mount is in the way, or the directory
-            changed under the removal; what was not removed yet stays.
-        FileNotFoundError: it is already gone.
+        RemovalRefusedError: the name is not that pod's log directory, or a mount lies below it, and nothing was
+            removed; or the directory changed during the removal, and the rest is kept.
+        FileNotFoundError: it does not exist.
     """
     _check_name(name)
     if not expected_uid or pod_uid(name) != expected_uid:
@@ -194,10 +195,10 @@ def remove_pod_log_directory(root: Path, name: str, expected_uid: str) -> Freed:
 
 
 def remove_container_logs(root: Path, log_path: Path) -> Freed:
-    """Remove a container's log and its rotated files: ``N.log``, ``N.log.*`` beside it, and nothing else.
+    """Remove a container's log ``N.log`` and its rotated files ``N.log.*``; return the freed space.
 
     Raises:
-        RemovalRefusedError: the path does not lie below the log root, or a symlink or mount is on the way.
+        RemovalRefusedError: the path is not below the log root, or a directory of it is a symlink or mount point.
     """
     try:
         parts = log_path.relative_to(root).parts
@@ -226,11 +227,11 @@ def _is_log_of(name: str, current: str) -> bool:
 
 
 def remove_dead_log_link(root: Path, name: str) -> bool:
-    """Remove a log link if its target still does not exist; return whether it was removed.
+    """Remove a log link unless its target exists; return whether it was removed.
 
     Raises:
         RemovalRefusedError: it is not a symlink.
-        FileNotFoundError: it is already gone.
+        FileNotFoundError: it does not exist.
     """
     _check_name(name)
     with _opened(root) as top:
@@ -244,7 +245,7 @@ def remove_dead_log_link(root: Path, name: str) -> bool:
 
 
 def remove_links_of(root: Path, container_id: str) -> int:
-    """Remove the links to a container's log whose target is gone; return how many.
+    """Remove the links to a container's log that lack their target; return the number of removed links.
 
     Raises:
         RemovalRefusedError: the links cannot be read or removed.
@@ -271,7 +272,7 @@ def _check_name(name: str) -> None:
 
 @contextmanager
 def _opened(root: Path) -> Iterator[int]:
-    """Open a log root for removal; errors of the system become refusals."""
+    """Open a log root for removal; an OSError other than FileNotFoundError becomes a refusal."""
     try:
         descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -281,38 +282,42 @@ def _opened(root: Path) -> Iterator[int]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise RemovalRefusedError(f"below {root}: {error.strerror or error}") from error
+        raise RemovalRefusedError(f"cannot remove below {root}: {error.strerror or error}") from error
     finally:
         os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Which filesystem and mount a descriptor lies on; bind mounts of one filesystem differ by mount."""
+    """Filesystem and mount of a descriptor; bind mounts of one filesystem have the same device."""
 
     device: int
     mount_id: str
 
 
 def _place(descriptor: int) -> _Place:
-    """Return where a descriptor lies. Source: proc(5), ``mnt_id`` of ``/proc/PID/fdinfo``."""
-    with open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as lines:  # noqa: PTH123 - no path of ours
-        mount_id = next((line.split()[1] for line in lines if line.startswith("mnt_id:")), "")
-    if not mount_id:
-        raise RemovalRefusedError("the kernel does not tell which mount a directory lies on")
-    return _Place(os.fstat(descriptor).st_dev, mount_id)
+    """Return filesystem and mount of a descriptor.
+
+    Raises:
+        RemovalRefusedError: the kernel does not report the mount.
+    """
+    mount = mount_id(descriptor)
+    if not mount:
+        raise RemovalRefusedError("mount of a directory unknown: no mnt_id in /proc/self/fdinfo")
+    return _Place(os.fstat(descriptor).st_dev, mount)
 
 
 def _open_below(parent: int, name: str, place: _Place, where: Path) -> int:
-    """Open a directory entry that must be a real directory on the same mount.
+    """Return a descriptor of a subdirectory on the same mount.
 
     Raises:
-        RemovalRefusedError: it is a symlink, no directory, or a mount point.
+        RemovalRefusedError: it is a symlink, not a directory, or a mount point.
+        FileNotFoundError: it does not exist.
     """
     try:
         descriptor = os.open(name, _DIRECTORY, dir_fd=parent)
     except NotADirectoryError as error:
-        raise RemovalRefusedError(f"{where}: {name} is no directory") from error
+        raise RemovalRefusedError(f"{where}: {name} is not a directory") from error
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -324,12 +329,12 @@ def _open_below(parent: int, name: str, place: _Place, where: Path) -> int:
         raise
     if not same:
         os.close(descriptor)
-        raise RemovalRefusedError(f"{where}: {name} is a mount point; it is left alone")
+        raise RemovalRefusedError(f"{where}: {name} is a mount point; not removed")
     return descriptor
 
 
 def _check_tree(directory: int, place: _Place, where: Path, depth: int) -> None:
-    """Refuse before anything is removed if a mount lies anywhere below, or the tree is too deep."""
+    """Refuse a tree that contains a mount point or is too deep, before any removal."""
     if depth > _MAX_DEPTH:
         raise RemovalRefusedError(f"{where}: deeper than {_MAX_DEPTH} levels")
     with os.scandir(directory) as entries:
@@ -346,7 +351,7 @@ def _check_tree(directory: int, place: _Place, where: Path, depth: int) -> None:
 
 
 def _empty(directory: int, place: _Place, where: Path, depth: int) -> Freed:
-    """Remove what is in a directory; what turns out to be a mount ends it there."""
+    """Remove the content of a directory; return the freed space. A new mount point aborts the removal."""
     if depth > _MAX_DEPTH:
         raise RemovalRefusedError(f"{where}: deeper than {_MAX_DEPTH} levels")
     with os.scandir(directory) as entries:
@@ -369,7 +374,7 @@ def _empty(directory: int, place: _Place, where: Path, depth: int) -> Freed:
 
 
 def _unlink(directory: int, name: str, where: Path) -> Freed:
-    """Remove a directory entry that is no directory; a symlink goes as a link."""
+    """Remove a file, or a symlink without following it; return the freed space."""
     try:
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):
@@ -383,7 +388,7 @@ def _unlink(directory: int, name: str, where: Path) -> Freed:
 
 
 def _remove_directory(parent: int, name: str, where: Path) -> Freed:
-    """Remove an empty directory; one swapped meanwhile for a link or filled again stays."""
+    """Remove an empty directory; refuse one that was refilled or replaced by a link."""
     try:
         os.rmdir(name, dir_fd=parent)
     except FileNotFoundError:

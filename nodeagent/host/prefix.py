@@ -1,7 +1,7 @@
-"""Which directory an installation may use as its prefix.
+"""Checks of the installation prefix.
 
-The prefix belongs to the agent alone, and uninstalling empties it. So a directory that is part of the system, or that
-holds anything else, is refused before anything is changed.
+Uninstalling empties the prefix, so it must belong to the agent alone. A directory that is part of the system, or that
+contains other files, is refused before any change.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def check_form(prefix: Path) -> None:
     """Refuse a prefix that cannot be written into a unit or a shebang line.
 
     Raises:
-        UsageError: not an absolute path of at least two levels in plain characters.
+        UsageError: it is not an absolute path of at least two levels in plain characters.
     """
     text = str(prefix)
     if not _FORM.fullmatch(text) or ".." in prefix.parts or len(prefix.parts) < 3 or len(text) > _LONGEST:
@@ -53,39 +53,39 @@ def check_form(prefix: Path) -> None:
 
 
 def check_place(prefix: Path, root: Path, *, homes: Collection[Path] | None = None) -> None:
-    """Refuse a prefix that is part of the system, by its own path and by where symbolic links lead.
+    """Refuse a prefix that is part of the system, by its path as given and with symbolic links resolved.
 
     Args:
-        prefix: on the node.
-        root: what is the node's root here.
+        prefix: path on the node.
+        root: directory that stands in for the node's root.
         homes: home directories; ``None`` for those of the user database.
 
     Raises:
-        UsageError: the system, an interpreter, a home directory or the agent's own state is there.
+        UsageError: it is a system directory, a home directory, the agent's state, or contains an interpreter.
     """
     check_form(prefix)
     real = (root / prefix.relative_to("/")).parent.resolve() / prefix.name
     try:
         resolved = Path("/") / real.relative_to(root.resolve())
     except ValueError as error:
-        raise UsageError(f"--prefix {prefix}: symbolic links lead out of {root}, to {real}") from error
+        raise UsageError(f"--prefix {prefix}: resolves outside {root}, to {real}") from error
     homes = _homes() if homes is None else homes
     for each in dict.fromkeys((prefix, resolved)):
-        reason = _part_of_the_system(each) or _holds_an_interpreter(each)
+        reason = _system_part(each) or _interpreter_inside(each)
         if each in homes:
             reason = "it is a home directory"
         if reason:
-            through = "" if each == prefix else f" leads to {each}, and"
+            resolution = "" if each == prefix else f" resolves to {each}"
             raise UsageError(
-                f"--prefix {prefix}{through}: {reason}; use a directory of its own, such as {DEFAULT_PREFIX}"
+                f"--prefix {prefix}{resolution}: {reason}; use a directory of its own, such as {DEFAULT_PREFIX}"
             )
 
 
 def check_owner(directory: Path) -> None:
-    """Refuse, for root, a directory whose content other users could replace.
+    """Refuse, for root, a directory with content that other users can replace.
 
     Raises:
-        InstallError: it or a directory above it belongs to somebody else, or everybody may write there.
+        InstallError: it or a parent directory belongs to another user or is writable by all users.
     """
     if os.geteuid() != 0:
         return
@@ -98,14 +98,14 @@ def check_owner(directory: Path) -> None:
             raise InstallError(f"cannot read {each}: {error.strerror or error}") from error
         open_to_all = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
         if found.st_uid != 0 or open_to_all:
-            whom = f"uid {found.st_uid}" if found.st_uid else "everybody"
+            writer = f"uid {found.st_uid}" if found.st_uid else "all users"
             raise InstallError(
-                f"{each} can be changed by {whom}, who could then run programs as root: "
+                f"{each} is writable by {writer}, who could run programs as root: "
                 "use another --prefix, or change its owner and mode; nothing was changed"
             )
 
 
-def _part_of_the_system(path: Path) -> str:
+def _system_part(path: Path) -> str:
     if len(path.parts) < 3:
         return "it is a top-level directory"
     if path.is_relative_to(_LOCAL) and path != _LOCAL:
@@ -117,10 +117,10 @@ def _part_of_the_system(path: Path) -> str:
     return ""
 
 
-def _holds_an_interpreter(path: Path) -> str:
+def _interpreter_inside(path: Path) -> str:
     for each in {sys.base_prefix, sys.base_exec_prefix}:
         if Path(each).is_relative_to(path) or Path(each).resolve().is_relative_to(path):
-            return f"the Python interpreter in {each} is there"
+            return f"it contains the Python interpreter of {each}"
     return ""
 
 

@@ -1,8 +1,8 @@
-"""Child processes that neither the caller's directory nor its environment can redirect.
+"""Child processes, independent of the caller's directory and environment.
 
 Commands run as root in directories that others can write to. Python puts the current directory first in the module
-search path for ``-c`` and ``-m``, and a ``PATH`` with an empty or a relative entry finds programs there. So every child
-is started here: in ``/``, with programs resolved by the absolute entries of ``PATH`` only, and every interpreter in
+search path for ``-c`` and ``-m``, and an empty or relative entry of ``PATH`` resolves programs there. Therefore every
+child is started in ``/``, programs are resolved by the absolute entries of ``PATH`` only, and interpreters run in
 isolated mode, which also ignores ``PYTHON*`` variables and the user's site directory.
 
 Source: Python command line, ``-I``; environ(7), ``PATH``.
@@ -22,15 +22,14 @@ if TYPE_CHECKING:
 
 WORKING_DIRECTORY: Final = "/"
 DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Search path where the environment has no absolute entry."""
+"""Search path if the environment has no absolute entry."""
 TIMEOUT_S: Final = 600.0
 
 
 def child_environment(additions: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment for a child: no ``PYTHON*`` variables, and only the absolute entries of ``PATH``.
+    """Return the environment of a child: without ``PYTHON*`` variables, with only the absolute entries of ``PATH``.
 
-    ``PYTHON*`` variables are removed although isolated mode ignores them, because children start interpreters of
-    their own: pip does.
+    ``PYTHON*`` variables are removed although isolated mode ignores them, because pip starts interpreters itself.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     entries = [entry for entry in kept.get("PATH", "").split(os.pathsep) if os.path.isabs(entry)]  # noqa: PTH117
@@ -38,7 +37,7 @@ def child_environment(additions: Mapping[str, str] | None = None) -> dict[str, s
 
 
 def python_command(*arguments: str, interpreter: str = "") -> list[str]:
-    """Return the command line of an isolated interpreter; of this process's own unless another one is named."""
+    """Return the command line of an isolated interpreter; by default this process's interpreter."""
     return [interpreter or sys.executable, "-I", *arguments]
 
 
@@ -93,11 +92,11 @@ async def start_python(*arguments: str) -> asyncio.subprocess.Process:
 
 
 def become_python(*arguments: str) -> NoReturn:
-    """Replace this process by an isolated interpreter in ``/``; relative paths have to be resolved before.
+    """Replace this process by an isolated interpreter in ``/``; relative paths must be resolved first.
 
     Raises:
         OSError: the interpreter cannot be started.
     """
     command = python_command(*arguments)
     os.chdir(WORKING_DIRECTORY)
-    os.execve(command[0], command, child_environment())  # noqa: S606 - this very interpreter
+    os.execve(command[0], command, child_environment())  # noqa: S606 - the interpreter of this process

@@ -1,7 +1,6 @@
-"""Which files of configuration, state and runtime directories are the agent's own, and removing only those.
+"""Removal of the agent's own files from its configuration, state and runtime directories.
 
-Operators keep other files there: keys, notes, backups. They are kept and reported, and so is whatever a symbolic link
-leads to.
+An operator's files in them (keys, notes, backups) are kept and reported, and so are the targets of symbolic links.
 """
 
 from __future__ import annotations
@@ -34,19 +33,19 @@ _OWN: Final = {
     ),
     RUNTIME: re.compile(r"(?!)"),
 }
-"""The names of files, relative to the directory. Sockets below the runtime directory are the agent's under any name."""
+"""Names of own files relative to the directory. Sockets below the runtime directory are own under any name."""
 _SOCKET_DIRECTORY: Final = re.compile(r"\.[^/]+\.d")
-"""What the control socket keeps beside it."""
+"""Directories beside the control socket."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A file that an uninstalled agent leaves behind.
+    """A file that remains after uninstalling.
 
     Attributes:
-        path: on the node.
+        path: path on the node.
         own: whether it is the agent's.
-        reason: why it is kept by a purge; empty for the agent's own.
+        reason: why a purge keeps it; empty for the agent's own.
     """
 
     path: Path
@@ -55,7 +54,7 @@ class Leftover:
 
 
 def find_leftovers(root: Path) -> list[Leftover]:
-    """Return configuration, state, sockets and logind drop-ins, each with whether it is the agent's own.
+    """Return the remaining configuration, state, sockets and logind drop-ins.
 
     Raises:
         InstallError: a directory cannot be read.
@@ -72,10 +71,10 @@ def find_leftovers(root: Path) -> list[Leftover]:
 
 
 def purge(root: Path, leftovers: list[Leftover]) -> None:
-    """Remove the agent's own files, and the directories that this leaves empty.
+    """Remove the agent's own files, and the directories that become empty.
 
     Raises:
-        InstallError: one cannot be removed.
+        InstallError: a file cannot be removed.
     """
     for each in leftovers:
         if each.own:
@@ -96,7 +95,7 @@ def purge(root: Path, leftovers: list[Leftover]) -> None:
 
 
 def _inside(top: Path, directory: Path, root: Path) -> list[Leftover]:
-    """Return what is in a directory, without following links and without entering directories of others."""
+    """Return the entries of a directory and of the agent's own subdirectories, without following links."""
     place = below(root, directory)
     if place.is_symlink():
         return [Leftover(directory, own=False, reason=f"a symbolic link to {place.readlink()}, not followed")]
@@ -106,7 +105,7 @@ def _inside(top: Path, directory: Path, root: Path) -> list[Leftover]:
         name = str(path.relative_to(top))
         mode = entry.lstat().st_mode
         if stat.S_ISDIR(mode):
-            enter = directory == top and _has_own_directory(top, entry.name)
+            enter = directory == top and _is_own_directory(top, entry.name)
             inner = _inside(top, path, root) if enter else []
             found += inner or ([] if enter else [Leftover(path, own=False, reason="not a file of nodeagent")])
             continue
@@ -115,7 +114,7 @@ def _inside(top: Path, directory: Path, root: Path) -> list[Leftover]:
     return found
 
 
-def _has_own_directory(top: Path, name: str) -> bool:
+def _is_own_directory(top: Path, name: str) -> bool:
     return (top == CONFIGURATION and name == "config.d") or (top == RUNTIME and bool(_SOCKET_DIRECTORY.fullmatch(name)))
 
 

@@ -1,7 +1,7 @@
-"""What the writable layers of running containers hold now.
+"""Current disk usage of the writable layers of running containers.
 
-The runtime measures them too, but now and then: containerd every ten seconds. A pod that fills a disk looks small in
-figures that old, and another one would be taken for the culprit.
+The runtime measures them as well, but containerd only every ten seconds. In figures of that age a pod that fills a disk
+is small, and another pod would be evicted.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ _SNAPSHOTTER: Final = "io.containerd.snapshotter.v1."
 
 
 def find_upper_directories(container_ids: Collection[str], mountinfo: str = "/proc/self/mountinfo") -> dict[str, str]:
-    """Return where the writable layers of containers lie, by id.
+    """Return the directories of writable layers by container id.
 
-    Only what can be told from this process's own mounts: containers whose root filesystem is an overlay that is
-    mounted right below a directory named like the container, as containerd does it. All others are left out.
+    They are found in this process's mounts: overlay root filesystems mounted directly below a directory with the name
+    of the container, as by containerd. Other containers are omitted.
 
     Source: proc(5) on ``mountinfo``; the kernel's overlayfs document, ``upperdir``.
     """
-    wanted, found = frozenset(container_ids), dict[str, str]()
+    ids, found = frozenset(container_ids), dict[str, str]()
     try:
-        with open(mountinfo, encoding="utf-8", errors="surrogateescape") as lines:  # noqa: PTH123 - no path of ours
+        with open(mountinfo, encoding="utf-8", errors="surrogateescape") as lines:  # noqa: PTH123 - a fixed path
             for line in lines:
                 left, _, right = line.partition(" - ")
                 if not right.startswith("overlay "):
                     continue
                 name = PurePosixPath(_plain(left.split()[4])).parent.name
-                if name not in wanted:  # nor are mounts that a container made below its own
+                if name not in ids:  # also excludes mounts made inside a container
                     continue
                 upper = next((each for each in right.split()[-1].split(",") if each.startswith(_UPPER)), "")
                 if upper.startswith(f"{_UPPER}/"):
@@ -50,18 +50,18 @@ def find_upper_directories(container_ids: Collection[str], mountinfo: str = "/pr
 
 
 def snapshotter_of(upper: str) -> str:
-    """Return the containerd snapshotter that a writable layer's directory belongs to; empty if it has none.
+    """Return the containerd snapshotter of a writable layer's directory; empty without one.
 
-    Source: containerd, a plugin's root directory is its type and name below containerd's root.
+    Source: containerd; the root directory of a plugin is named by its type and id.
     """
     names = (each.removeprefix(_SNAPSHOTTER) for each in PurePosixPath(upper).parts if each.startswith(_SNAPSHOTTER))
     return next(names, "")
 
 
 def measure_writable_layer(upper: str, deadline_s: float) -> Tree | None:
-    """Return what a writable layer occupies; ``None`` if it cannot be looked at.
+    """Return the disk usage of a writable layer; ``None`` if its directory is inaccessible.
 
-    ``deadline_s`` is on the clock of ``time.monotonic``. Links are not followed, and mounts not crossed.
+    ``deadline_s`` is on the clock of ``time.monotonic``. Links are not followed, mounts not crossed.
     """
     try:
         device = os.lstat(upper).st_dev

@@ -113,8 +113,8 @@ def test_prefix_that_is_or_passes_a_link_into_the_system_is_refused(clean: Syste
 
 def test_prefix_that_others_can_change_is_refused(clean: SystemOverlay) -> None:
     clean.must("mkdir -p /opt/open /opt/theirs && chmod 777 /opt/open && chown 1000 /opt/theirs")
-    refused(clean, "make install PREFIX=/opt/open/agent", "/opt/open can be changed by everybody")
-    refused(clean, "make install PREFIX=/opt/theirs/agent", "/opt/theirs can be changed by uid 1000")
+    refused(clean, "make install PREFIX=/opt/open/agent", "/opt/open is writable by all users")
+    refused(clean, "make install PREFIX=/opt/theirs/agent", "/opt/theirs is writable by uid 1000")
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_environment_shared_with_other_packages_is_kept(node: SystemOverlay) -> 
         f"rm {MANIFEST} && cd /opt/nodeagent/lib/python3*/site-packages && mkdir other-1.dist-info "
         "&& printf 'Metadata-Version: 2.1\\nName: other\\nVersion: 1\\n' >other-1.dist-info/METADATA && touch other.py"
     )
-    refused(node, "make install", "also holds other packages (other)")
+    refused(node, "make install", "also contains other packages (other)")
     before = node.must("find /opt/nodeagent -type f -not -name '*.pyc' | sort")
     refused(node, "make uninstall", "not an installation")
     said = node.must("cd / && python3 -V && /opt/nodeagent/bin/nodeagent uninstall")
@@ -255,9 +255,9 @@ def test_manifest_that_lists_paths_of_others_removes_none_of_them(node: SystemOv
     refused(node, "make uninstall PURGE=1", "is not valid")
     forge(node)
     node.must(f"chmod 666 {MANIFEST}")
-    refused(node, "make uninstall PURGE=1", "others than root can change it")
+    refused(node, "make uninstall PURGE=1", "writable by other users than root")
     node.must(f"chmod 644 {MANIFEST} && chown 1000 {MANIFEST}")
-    refused(node, "make uninstall", "others than root can change it")
+    refused(node, "make uninstall", "writable by other users than root")
     node.must(f"chown 0 {MANIFEST} && ln -s /etc /opt/nodeagent/etc && cp /etc/passwd /opt/passwd")
     known = {"/etc/passwd": [node.must("sha256sum /etc/passwd | sed 's/ .*//; s/^/sha256:/'").strip()]}
     forge(node, environment=[*text["environment"], "etc/passwd", "lib"], files={**text["files"], **known})

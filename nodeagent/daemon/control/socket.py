@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from nodeagent.config.control import DEFAULT_SOCKET
 from nodeagent.daemon.loops import wait_for_any
 from nodeagent.errors import NodeAgentError
-from nodeagent.host.peer import group_number, nobody_listens, read_peer
+from nodeagent.host.peer import group_number, is_stale_socket, read_peer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -257,7 +257,7 @@ def _make_way(path: Path) -> None:
     if not stat.S_ISSOCK(there.st_mode):
         raise ControlUnavailableError(f"{path} is there and is no socket; remove it or set control.socket")
     try:
-        left_behind = nobody_listens(str(path))
+        left_behind = is_stale_socket(str(path))
     except FileNotFoundError:
         return
     except OSError as error:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.daemon.health import not_alive, not_ready
 from nodeagent.daemon.loops import wait_for_any
-from nodeagent.host.peer import nobody_listens
+from nodeagent.host.peer import is_stale_socket
 from nodeagent.text import escape_lines
 
 if TYPE_CHECKING:
@@ -339,7 +339,7 @@ def _take_away(path: str) -> None:
 def _is_left_over(path: str) -> bool:
     """Return whether a path is a socket at which nobody listens."""
     try:
-        return Path(path).is_socket() and nobody_listens(path)
+        return Path(path).is_socket() and is_stale_socket(path)
     except OSError:
         return False
 

@@ -210,7 +210,7 @@ def test_node_without_ipv6_has_a_complete_reading(root: Path) -> None:
 def test_table_of_another_form_makes_the_reading_incomplete(root: Path, text: str) -> None:
     (root / "proc/1/net/tcp").write_text(text)
     (problem,) = read(root).unreadable
-    assert "no table of sockets" in problem
+    assert "not a socket table" in problem
 
 
 def test_listeners_are_read_again_when_the_number_of_sockets_changes(root: Path) -> None:
@@ -330,7 +330,7 @@ def test_path_of_a_command_line_that_is_of_no_use_is_ignored(root: Path, value: 
 
 # --- real processes
 
-NESTED = ["processes of the node are hidden: the agent runs in a PID namespace of its own"]
+NESTED = ["processes of the node are hidden: the agent runs in its own PID namespace"]
 
 _PROGRAM = """
 import json, sys, time

@@ -71,7 +71,7 @@ def test_manifest_that_others_can_write_is_not_used(tmp_path: Path, mode: int) -
     path = tmp_path / NAME
     path.write_text(json.dumps(GOOD))
     path.chmod(mode)
-    with pytest.raises(InstallError, match="others than root can change it"):
+    with pytest.raises(InstallError, match="writable by other users than root"):
         read_manifest(tmp_path)
 
 

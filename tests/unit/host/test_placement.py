@@ -30,7 +30,7 @@ from nodeagent.host.placement import (
     plan_placement,
     plan_removal,
     remove,
-    save_aside,
+    save_copy,
     saved_versions,
 )
 from nodeagent.host.prefix import DEFAULT_PREFIX
@@ -124,7 +124,7 @@ def test_former_content_is_saved_under_a_free_name(tmp_path: Path) -> None:
 def test_link_is_saved_as_a_link(tmp_path: Path) -> None:
     path = tmp_path / "unit"
     path.symlink_to("/dev/null")
-    assert str(save_aside(path).readlink()) == "/dev/null"
+    assert str(save_copy(path).readlink()) == "/dev/null"
 
 
 def test_new_version_beside_leaves_the_edited_one(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_directory_that_links_out_of_the_root_is_refused(tmp_path: Path) -> None
     (tmp_path / "outside").mkdir()
     (root / "etc").mkdir(parents=True)
     (root / "etc/systemd").symlink_to(tmp_path / "outside")
-    with pytest.raises(InstallError, match="lead out of"):
+    with pytest.raises(InstallError, match="resolves outside"):
         check_parents(root, UNIT)
 
 
