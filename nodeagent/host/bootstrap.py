@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from nodeagent.errors import InstallError, NodeAgentError
-from nodeagent.host.environment import LAUNCHER, admit, begin, has_pip, is_installation, make_venv
+from nodeagent.host.environment import admit, begin, has_pip, is_installation, make_venv
+from nodeagent.host.environment_files import LAUNCHER
 from nodeagent.host.installation import BY_HAND, check_foreign, known_places
 from nodeagent.host.manifest import Manifest
 from nodeagent.host.prefix import check_owner, check_place

@@ -1,114 +1,36 @@
-"""Virtual environment of an installation: creation, list of its own files, removal of exactly these.
+"""Virtual environment of an installation: checks of the prefix, creation, removal.
 
-The list is derived from the creators of the files: the fixed files of ``venv``, and the ``RECORD`` of the agent's
-package, of its dependencies, and of pip. A listing of the directory would include an operator's files. Only the
-standard library is imported, since ``make install`` runs this before the agent's libraries are installed.
-
-Source: Python packaging, recording installed projects (``RECORD``); venv.
+Only the standard library is imported, since ``make install`` runs this before the agent's libraries are installed.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import stat
 import sys
-from collections import defaultdict
 from contextlib import suppress
-from importlib import metadata
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from nodeagent.errors import InstallError
 from nodeagent.files import replace_file
 from nodeagent.host import manifest as manifests
 from nodeagent.host.directories import list_entries
-from nodeagent.host.manifest import Manifest, is_inside, read_manifest, write_manifest
+from nodeagent.host.environment_files import (
+    LAUNCHER,
+    VENV,
+    Packages,
+    foreign_packages,
+    is_directory,
+    own_files,
+    refusal_reason,
+    remove_files,
+)
+from nodeagent.host.manifest import Manifest, read_manifest, write_manifest
 from nodeagent.host.processes import python_command, run
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
-
-PACKAGE: Final = "nodeagent"
-LAUNCHER: Final = "bin/nodeagent"
-_VENV: Final = "pyvenv.cfg"
-"""Marks a directory as a virtual environment; a new installation lists it in the manifest before creating it."""
-_TOOLS: Final = frozenset(("pip", "setuptools", "wheel"))
-_SKELETON: Final = re.compile(
-    r"pyvenv\.cfg|lib64|\.gitignore"
-    r"|bin/(python[0-9.]*|\N{MATHEMATICAL ITALIC SMALL PI}thon|activate(\.[a-z]+)?|Activate\.ps1)"
-)
-_EMPTY_DIRECTORIES: Final = ("bin", "include", "include/python*", "include/site", "include/site/python*")
-_SITES: Final = "lib/python3*/site-packages"
-_BYTECODE: Final = re.compile(r"(?P<module>[^.]+)\.[a-z]+-[0-9]+(\.opt-[12])?\.pyc")
-_REQUIREMENT: Final = re.compile(r"\s*(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)")
-_SHOWN: Final = 5
-
-
-class _Packages:
-    """The packages installed in an environment."""
-
-    def __init__(self, prefix: Path) -> None:
-        self._prefix = Path(os.path.abspath(prefix))  # noqa: PTH100 - lexical, links are not resolved
-        self._found: dict[str, list[metadata.Distribution]] = defaultdict(list)
-        for site in sorted(prefix.glob(_SITES)):
-            for each in metadata.distributions(path=[str(site)]):
-                name = each.metadata["Name"]
-                self._found[_normal(name) if name else ""].append(each)
-
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(self._found)
-
-    @property
-    def own(self) -> frozenset[str]:
-        """The agent's package and its dependencies, without those of extras."""
-        found: set[str] = set()
-        pending = [PACKAGE]
-        while pending:
-            name = pending.pop()
-            if name in found or name not in self._found:
-                continue
-            found.add(name)
-            pending += [required for each in self._found[name] for required in _required(each)]
-        return frozenset(found)
-
-    def files(self, names: Iterable[str]) -> Iterator[str]:
-        """Yield the existing files in the records of packages, relative to the prefix and inside it."""
-        for each in (one for name in names for one in self._found.get(name, ())):
-            for file in each.files or ():
-                path = os.path.relpath(os.path.normpath(str(each.locate_file(file))), self._prefix)
-                if is_inside(path) and os.path.lexists(self._prefix / path):
-                    yield path
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _required(package: metadata.Distribution) -> Iterator[str]:
-    for each in package.requires or ():
-        requirement, _, marker = each.partition(";")
-        found = _REQUIREMENT.match(requirement)
-        if found is not None and not re.search(r"\bextra\b", marker):
-            yield _normal(found["name"])
-
-
-def own_files(prefix: Path) -> frozenset[str]:
-    """Return the files and links made by venv, pip and the agent, relative to the prefix."""
-    packages = _Packages(prefix)
-    found = {*packages.files(packages.own | (packages.names & _TOOLS))}
-    for path in (*list_entries(prefix), *list_entries(prefix / "bin")):
-        name = str(path.relative_to(prefix))
-        if _SKELETON.fullmatch(name) and (name != "lib64" or path.is_symlink()) and not _is_directory(path):
-            found.add(name)
-    if PACKAGE in packages.names and (prefix / LAUNCHER).is_file():
-        found.add(LAUNCHER)
-    return frozenset(found)
-
-
-# ---- before and after an installation
+    from collections.abc import Mapping
+    from pathlib import Path
 
 
 def admit(prefix: Path) -> Manifest | None:
@@ -131,28 +53,10 @@ def admit(prefix: Path) -> Manifest | None:
         return found
     if not list_entries(prefix):
         return None
-    reason = _not_ours(prefix)
+    reason = refusal_reason(prefix)
     if reason:
         raise InstallError(f"{prefix} {reason}: use another --prefix, or move it away; nothing was changed")
     return None
-
-
-def _not_ours(prefix: Path) -> str:
-    """Return why a directory without a manifest is not an installation of the agent; empty if it is one."""
-    if not (prefix / _VENV).is_file():
-        return "is not empty and not an installation of nodeagent"
-    if PACKAGE not in _Packages(prefix).names:
-        return "is a virtual environment without nodeagent in it"
-    foreign = _foreign_packages(prefix)
-    if foreign:
-        shown = ", ".join(foreign[:_SHOWN]) + (" and others" if len(foreign) > _SHOWN else "")
-        return f"is a virtual environment that also contains other packages ({shown})"
-    return ""
-
-
-def _foreign_packages(prefix: Path) -> list[str]:
-    packages = _Packages(prefix)
-    return sorted(packages.names - packages.own - _TOOLS)
 
 
 def is_installation(prefix: Path) -> bool:
@@ -163,7 +67,7 @@ def is_installation(prefix: Path) -> bool:
     """
     if prefix.is_symlink() or not prefix.is_dir():
         return False
-    return read_manifest(prefix) is not None or not _not_ours(prefix)
+    return read_manifest(prefix) is not None or not refusal_reason(prefix)
 
 
 def begin(prefix: Path, files: Mapping[Path, str] | None = None, *, venv: bool = True) -> None:
@@ -178,7 +82,7 @@ def begin(prefix: Path, files: Mapping[Path, str] | None = None, *, venv: bool =
         InstallError: it cannot be created, or is not usable.
     """
     former = admit(prefix) or Manifest()
-    environment = former.environment or (own_files(prefix) | ({_VENV} if venv else frozenset()))
+    environment = former.environment or (own_files(prefix) | ({VENV} if venv else frozenset()))
     expected = {path: frozenset(values) for path, values in former.files.items()}
     for path, value in (files or {}).items():
         expected[path] = expected.get(path, frozenset()) | {value}
@@ -241,7 +145,7 @@ def copy_packages(source: Path, prefix: Path) -> None:
     Raises:
         InstallError: a file cannot be copied, or the source has no record of its files.
     """
-    former, present = _Packages(prefix), _Packages(source)
+    former, present = Packages(prefix), Packages(source)
     copied = {each for each in present.files(present.own) if _is_copied(each)}
     if not any(each.endswith("/nodeagent/__init__.py") for each in copied):
         raise InstallError(f"{source} has no record of the files of nodeagent: install it there with pip first")
@@ -282,9 +186,6 @@ def write_launcher(prefix: Path) -> None:
         raise InstallError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-# ---- removing
-
-
 def remove_environment(prefix: Path) -> list[Path]:
     """Remove the environment of an installation, and the prefix unless other files remain.
 
@@ -312,58 +213,12 @@ def _listed(prefix: Path, found: Manifest) -> frozenset[str]:
     """Return the files in a manifest, and those that an incomplete manifest does not list yet."""
     if found.environment and found.complete:
         return found.environment
-    if found.environment - {_VENV}:  # an interrupted upgrade
+    if found.environment - {VENV}:  # an interrupted upgrade
         return found.environment | own_files(prefix)
     if found.environment:  # an interrupted first installation, unless others have used the directory since
-        return frozenset() if _foreign_packages(prefix) else own_files(prefix)
+        return frozenset() if foreign_packages(prefix) else own_files(prefix)
     # Installed with pip; a manifest written without an environment may exist.
-    return frozenset() if _not_ours(prefix) else own_files(prefix)
-
-
-def remove_files(directory: Path, names: Collection[str]) -> None:
-    """Remove files below a directory with the bytecode of modules, and directories that become empty.
-
-    Names of directories, names outside the directory, and files behind a symbolic link are skipped.
-
-    Raises:
-        InstallError: a file cannot be removed.
-    """
-    parents: set[str] = set()
-    path = directory
-    try:
-        for name in sorted(names):
-            if not is_inside(name) or _is_behind_link(directory, name):
-                continue
-            path = directory / name
-            parents |= {str(each) for each in Path(name).parents}
-            if _is_directory(path):
-                continue
-            path.unlink(missing_ok=True)
-            if name.endswith(".py"):
-                parents.add(str(Path(name).parent / "__pycache__"))
-                _remove_bytecode(path)
-    except OSError as error:
-        raise InstallError(f"cannot remove {path}: {error.strerror or error}") from error
-    if _VENV in names:  # made by venv without content
-        parents |= {str(each.relative_to(directory)) for form in _EMPTY_DIRECTORIES for each in directory.glob(form)}
-    for name in sorted(parents - {"."}, key=lambda each: (-each.count("/"), each)):
-        if not _is_behind_link(directory, name) and not (directory / name).is_symlink():
-            with suppress(OSError):  # not empty, or already removed
-                (directory / name).rmdir()
-
-
-def _remove_bytecode(module: Path) -> None:
-    cache = module.with_name("__pycache__")
-    if cache.is_symlink():
-        return
-    for each in list_entries(cache):
-        found = _BYTECODE.fullmatch(each.name)
-        if found is not None and found["module"] == module.stem:
-            each.unlink(missing_ok=True)
-
-
-def _is_behind_link(directory: Path, name: str) -> bool:
-    return any((directory / each).is_symlink() for each in Path(name).parents)
+    return frozenset() if refusal_reason(prefix) else own_files(prefix)
 
 
 def _walk(directory: Path) -> list[Path]:
@@ -372,18 +227,11 @@ def _walk(directory: Path) -> list[Path]:
     pending = list_entries(directory)[::-1]
     while pending:
         path = pending.pop()
-        inner = list_entries(path) if _is_directory(path) else []
+        inner = list_entries(path) if is_directory(path) else []
         pending += inner[::-1]
         if not inner:
             found.append(path)
     return found
-
-
-def _is_directory(path: Path) -> bool:
-    try:
-        return stat.S_ISDIR(path.lstat().st_mode)
-    except OSError:
-        return False
 
 
 def _run_checked(*words: str) -> None:

@@ -17,10 +17,9 @@ from nodeagent.host.environment import (
     finish,
     is_installation,
     launcher,
-    own_files,
     remove_environment,
-    remove_files,
 )
+from nodeagent.host.environment_files import own_files, remove_files
 from nodeagent.host.manifest import NAME, Manifest, read_manifest, write_manifest
 
 SITE = "lib/python3.11/site-packages"
