@@ -14,7 +14,7 @@ from nodeagent.clock import SystemClock
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.control.socket import ControlServer
 from nodeagent.daemon.eviction.composition import eviction_tasks
-from nodeagent.daemon.http.server import MetricsServer
+from nodeagent.daemon.http.metrics_task import MetricsTask
 from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.loops import SILENCE_S, Loop, RuntimeWatch, log_report, log_result, wait_for_any
 from nodeagent.daemon.pass_lock import PassLock
@@ -57,7 +57,7 @@ def daemon_tasks(context: DaemonContext) -> Sequence[DaemonTask]:
         WatchdogTask(context, notifier),
         ReloadTask(context, notifier),
         ControlServer(context),
-        MetricsServer(context),
+        MetricsTask(context),
     )
 
 

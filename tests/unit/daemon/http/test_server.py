@@ -1,389 +1,266 @@
-"""Serving metrics and health: over real sockets, to clients of every kind."""
+"""The HTTP server over real sockets: routes, access before bodies, limits, streams, hostile bytes."""
 
 from __future__ import annotations
 
 import asyncio
-import io
 import json
-import socket
-import stat
+import os
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.config.handoff import checked
-from nodeagent.config.metrics import Listen, MetricsSettings
-from nodeagent.config.settings import Origin
-from nodeagent.daemon.context import DaemonContext
-from nodeagent.daemon.http.server import MOST_CLIENTS, NAME, MetricsServer, Request, parse_request
-from nodeagent.daemon.loop_status import LoopStatuses
-from nodeagent.daemon.pass_lock import PassLock
-from nodeagent.telemetry import logging as log
+from nodeagent.config.metrics import Listen
+from nodeagent.daemon.http.admission import ConnectionLimits
+from nodeagent.daemon.http.connection import Deadlines, Router, Service
+from nodeagent.daemon.http.messages import JSON, RefusedRequestError, Request, Response, Route, problem
+from nodeagent.daemon.http.server import HttpServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
 WITHIN_S = 30
-GET_METRICS = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"
+BODY_BYTES = 1000
 
 
-class Clock:
-    at_s = 0.0
-
-    def now(self) -> datetime:
-        return datetime(2026, 1, 10, tzinfo=UTC)
-
-    def monotonic_s(self) -> float:
-        return self.at_s
-
-
-class Stream(io.StringIO):
-    """Tells when something is written."""
-
-    news: asyncio.Event
-
-    def write(self, text: str) -> int:
-        self.news.set()
-        return super().write(text)
+async def echo(request: Request) -> Response:
+    shown = {
+        "method": request.method,
+        "path": request.path,
+        "query": dict(request.query),
+        "body": request.body.decode("latin-1"),
+        "uid": None if request.peer is None else request.peer.uid,
+        "variables": dict(request.variables),
+    }
+    return Response(HTTPStatus.OK, json.dumps(shown).encode(), JSON)
 
 
-@dataclass
-class Place:
-    """A duty that serves, and what it logged."""
+async def crash(_: Request) -> Response:
+    raise ZeroDivisionError
 
-    context: DaemonContext
-    duty: MetricsServer
-    stream: io.StringIO
-    news: asyncio.Event
 
-    @property
-    def told(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.stream.getvalue().splitlines()]
+async def hang(_: Request) -> Response:
+    await asyncio.Event().wait()
+    raise AssertionError
 
-    async def move(self, listen: Listen | None) -> None:
-        """Reload with another place, as the supervisor does: it is in force a while after it is known."""
-        self.context.swap(replace(self.context.settings, metrics=MetricsSettings(listen)))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        self.context.take_next()
 
-    async def until(self, event: str, times: int = 1) -> None:
-        """Return once an event was logged."""
-        async with asyncio.timeout(WITHIN_S):
-            while [each["event"] for each in self.told].count(event) < times:
-                self.news.clear()
-                await self.news.wait()
+async def refuse(_: Request) -> Response:
+    raise RefusedRequestError(problem(HTTPStatus.CONFLICT, "another pass is running"))
+
+
+class Feed:
+    """A streamed response with an end that the test decides."""
+
+    def __init__(self) -> None:
+        self.parts: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.closed = asyncio.Event()
+
+    async def stream(self, _: Request) -> Response:
+        return Response(HTTPStatus.OK, self._iterate(), "application/jsonl")
+
+    async def _iterate(self) -> AsyncIterator[bytes]:
+        try:
+            while (part := await self.parts.get()) is not None:
+                yield part
+        finally:
+            self.closed.set()
+
+
+def authorise(request: Request) -> None:
+    if request.headers.get("x-deny"):
+        raise RefusedRequestError(problem(HTTPStatus.FORBIDDEN, "access denied"))
+
+
+def fail(_: Request, error: Exception) -> Response:
+    return problem(HTTPStatus.INTERNAL_SERVER_ERROR, type(error).__name__)
 
 
 @asynccontextmanager
-async def serving(listen: Listen | None, *, read_within_s: float = WITHIN_S) -> AsyncIterator[Place]:
-    stream, clock, news = Stream(), Clock(), asyncio.Event()
-    stream.news = news
-    logger = log.configure("json", "info", stream)
-    made = replace(checked(Origin()), metrics=MetricsSettings(listen))
-    context = DaemonContext(made, logger, clock, LoopStatuses(clock), PassLock(clock))
-    place = Place(context, MetricsServer(context, read_within_s=read_within_s), stream, news)
-    running = asyncio.ensure_future(place.duty.run(context.stop))
+async def serving(
+    directory: Path,
+    feed: Feed | None = None,
+    deadlines: Deadlines | None = None,
+    limits: ConnectionLimits | None = None,
+) -> AsyncIterator[Listen]:
+    router = Router(
+        {
+            "/echo": Route({"GET": echo, "POST": echo}, {"POST": BODY_BYTES}),
+            "/v1/loops/{name}": Route({"GET": echo}),
+            "/crash": Route({"GET": crash}),
+            "/hang": Route({"GET": hang}),
+            "/refuse": Route({"GET": refuse}),
+            "/stream": Route({"GET": (feed or Feed()).stream}),
+        }
+    )
+    listen = Listen(path=str(directory / "s"))
+    server = HttpServer(
+        Service(router, authorise, fail, deadlines or Deadlines(WITHIN_S, WITHIN_S, WITHIN_S)),
+        limits or ConnectionLimits(total=8, per_user=8, root=8),
+    )
+    await server.open(listen)
     try:
-        yield place
+        yield listen
     finally:
-        context.stop.set()
-        await asyncio.wait_for(running, WITHIN_S)
+        await server.close()
 
 
-async def connect(listen: Listen) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    if listen.path:
-        return await asyncio.open_unix_connection(listen.path)
-    return await asyncio.open_connection(listen.host, listen.port)
-
-
-async def say(listen: Listen, *parts: bytes) -> bytes:
-    """Send parts, and return all that is answered until the connection ends."""
-    reader, writer = await connect(listen)
+async def exchange(listen: Listen, sent: bytes) -> tuple[int, dict[str, str], bytes]:
+    """Send bytes; return status, headers and body of the response; 0 without one."""
+    reader, writer = await asyncio.open_unix_connection(listen.path)
     try:
-        for part in parts:
-            writer.write(part)
-            await writer.drain()
-        return await asyncio.wait_for(reader.read(), WITHIN_S)
+        writer.write(sent)
+        await writer.drain()
+        answer = await asyncio.wait_for(reader.read(), WITHIN_S)
     except (ConnectionResetError, BrokenPipeError):
-        return b""
+        answer = b""
     finally:
         writer.transport.abort()
-
-
-async def get(listen: Listen, path: str, *, method: str = "GET", accept: str = "") -> tuple[int, dict[str, str], str]:
-    """Return status, headers and body."""
-    extra = f"Accept: {accept}\r\n" if accept else ""
-    answer = await say(listen, f"{method} {path} HTTP/1.1\r\nHost: a\r\n{extra}\r\n".encode())
+    if not answer:
+        return 0, {}, b""
     head, _, body = answer.partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
-    return int(first.split()[1]), dict(line.lower().split(": ", 1) for line in lines), body.decode()
+    return int(first.split()[1]), dict(line.lower().split(": ", 1) for line in lines), body
 
 
-def there(listen: Listen) -> bool:
-    return Path(listen.path).exists()
+def head(method: str, path: str, *headers: str) -> bytes:
+    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: localhost", *headers, "", ""]).encode()
 
 
-def mode_of(listen: Listen) -> int:
-    return Path(listen.path).stat().st_mode
-
-
-@pytest.fixture
-def socket_at(tmp_path: Path) -> Listen:
-    return Listen(path=str(tmp_path / "metrics.sock"))
-
-
-@pytest.fixture
-def free_port() -> Listen:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return Listen("127.0.0.1", probe.getsockname()[1])
-
-
-@pytest.mark.parametrize("place", ["port", "socket"])
-async def test_metrics_and_health_are_served(place: str, free_port: Listen, socket_at: Listen) -> None:
-    listen = free_port if place == "port" else socket_at
-    async with serving(listen) as made:
-        await made.until("metrics_listening")
-        status, headers, body = await get(listen, "/metrics")
-        assert (status, headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
-        assert headers["content-length"] == str(len(body))
-        assert "\nnodeagent_ready 0.0\n" in body
-        assert await get(listen, "/healthz") == (200, {**headers, **_text("ok\n")}, "ok\n")
-        status, _, body = await get(listen, "/readyz")
-        assert (status, body.startswith("the agent is not composed")) == (503, True)
-
-
-def _text(body: str) -> dict[str, str]:
-    return {"content-type": "text/plain; charset=utf-8", "content-length": str(len(body))}
-
-
-async def test_openmetrics_is_told_to_who_accepts_it(socket_at: Listen) -> None:
-    async with serving(socket_at) as made:
-        await made.until("metrics_listening")
-        accept = "application/openmetrics-text;version=1.0.0;q=0.8,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
-        _, headers, body = await get(socket_at, "/metrics?debug=1", accept=accept)
-        assert headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
-        assert body.endswith("# EOF\n")
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("HEAD", "/metrics", 200),
-        ("HEAD", "/readyz", 503),
-        ("POST", "/metrics", 405),
-        ("DELETE", "/healthz", 405),
-        ("GET", "/", 404),
-        ("GET", "/metrics/", 404),
-        ("GET", "/../metrics", 404),
-        ("GET", "http://a/metrics", 404),
-        ("OPTIONS", "*", 404),
-    ],
-)
-async def test_what_is_asked_otherwise(method: str, path: str, status: int, socket_at: Listen) -> None:
-    async with serving(socket_at) as made:
-        await made.until("metrics_listening")
-        found, headers, body = await get(socket_at, path, method=method)
-        assert found == status
-        assert headers["connection"] == "close"
-        assert ("allow" in headers) is (status == 405)
-        assert (body == "") is (method == "HEAD")
-        assert int(headers["content-length"]) > 0
+async def test_request_reaches_its_handler_with_query_body_variables_and_credentials(tmp_path: Path) -> None:
+    async with serving(tmp_path) as listen:
+        status, headers, body = await exchange(listen, head("POST", "/echo?a=1&b=%20x", "Content-Length: 5") + b"hello")
+        assert (status, headers["content-type"], headers["connection"]) == (200, JSON, "close")
+        shown = json.loads(body)
+        assert (shown["query"], shown["body"], shown["uid"]) == ({"a": "1", "b": " x"}, "hello", os.getuid())
+        _, _, body = await exchange(listen, head("GET", "/v1/loops/images"))
+        assert json.loads(body)["variables"] == {"name": "images"}
 
 
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
-        (b"GET /metrics HTTP/2.0\r\n\r\n", 400),
-        (b"GET  /metrics HTTP/1.1\r\n\r\n", 400),
-        (b"get /metrics HTTP/1.1\r\n\r\n", 400),
-        (b"\r\n\r\n", 400),
-        (b"GET /metrics HTTP/1.1\r\nno header\r\n\r\n", 400),
-        (b"GET /metrics HTTP/1.1\r\nAccept: a\r\n folded\r\n\r\n", 400),
-        (b"GET /\xff HTTP/1.1\r\n\r\n", 400),
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\r\n\r\n", 400),
-        (b"GET /metrics HTTP/1.1\r\nA: " + b"a" * 9000 + b"\r\n\r\n", 431),
-        (b"a" * 100_000, 431),
-        (b"POST /metrics HTTP/1.1\r\nContent-Length: 5\r\n\r\nabcde", 405),
+        (head("GET", "/missing"), 404),
+        (head("GET", "/v1/loops/a/b"), 404),
+        (head("DELETE", "/echo"), 405),
+        (head("GET", "/crash"), 500),
+        (head("GET", "/refuse"), 409),
+        (head("POST", "/echo", f"Content-Length: {BODY_BYTES + 1}"), 413),
+        (head("POST", "/echo", "Transfer-Encoding: chunked") + b"7d1\r\n" + b"a" * 2001 + b"\r\n0\r\n\r\n", 413),
+        (head("GET", "/echo", "Content-Length: 1") + b"a", 413),
+        (head("POST", "/echo", "X-Deny: 1", "Content-Length: 999999999"), 403),
+        (head("POST", "/echo", "Content-Length: -1"), 400),
+        (head("POST", "/echo", "Content-Length: 1", "Content-Length: 2"), 400),
+        (b"\x16\x03\x01\x02\x00\r\n\r\n", 400),
     ],
-    ids=range(11),
+    ids=[
+        "no-path",
+        "variable-is-one-segment",
+        "no-method",
+        "crash",
+        "refused-by-the-handler",
+        "announced-body-too-long",
+        "chunked-body-too-long",
+        "body-where-none-is-taken",
+        "access-is-decided-before-the-body",
+        "negative-length",
+        "two-lengths",
+        "tls",
+    ],
 )
-async def test_what_is_malformed_is_refused_and_the_next_is_served(sent: bytes, status: int, socket_at: Listen) -> None:
-    async with serving(socket_at) as made:
-        await made.until("metrics_listening")
-        answer = await say(socket_at, sent)
-        assert not answer or answer.startswith(b"HTTP/1.1 %d " % status)
-        assert (await get(socket_at, "/healthz"))[0] == 200
+async def test_faulty_request_is_answered_by_a_problem_document(sent: bytes, status: int, tmp_path: Path) -> None:
+    async with serving(tmp_path) as listen:
+        found, headers, body = await exchange(listen, sent)
+        assert (found, headers["content-type"]) == (status, "application/problem+json")
+        assert (json.loads(body)["status"], json.loads(body)["type"]) == (status, "about:blank")
+        assert ("allow" in headers) is (status == 405)
+        assert (await exchange(listen, head("GET", "/echo")))[0] == 200
 
 
-async def test_a_request_may_come_in_pieces(socket_at: Listen) -> None:
-    async with serving(socket_at) as made:
-        await made.until("metrics_listening")
-        answer = await say(socket_at, *(bytes([each]) for each in GET_METRICS))
-        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+async def test_head_has_the_length_and_no_body(tmp_path: Path) -> None:
+    async with serving(tmp_path) as listen:
+        status, headers, body = await exchange(listen, head("HEAD", "/echo"))
+        assert (status, int(headers["content-length"]) > 0, body) == (200, True, b"")
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET /metrics HTTP/1.1\r\n"], ids=["silent", "half"])
-async def test_a_slow_client_is_hung_up_on(sent: bytes, socket_at: Listen) -> None:
-    async with serving(socket_at, read_within_s=0.01) as made:
-        await made.until("metrics_listening")
-        assert await say(socket_at, sent) == b""
-
-
-async def test_one_that_leaves_early_is_no_matter(socket_at: Listen) -> None:
-    async with serving(socket_at) as made:
-        await made.until("metrics_listening")
-        for sent in (b"", b"GET", GET_METRICS):
-            _, writer = await connect(socket_at)
-            writer.write(sent)
-            writer.transport.abort()
-        assert (await get(socket_at, "/healthz"))[0] == 200
-        assert [each["event"] for each in made.told] == ["metrics_listening"]
-
-
-async def test_there_are_so_many_clients_at_most(socket_at: Listen) -> None:
-    async with serving(socket_at) as made:
-        await made.until("metrics_listening")
-        silent = [await connect(socket_at) for _ in range(MOST_CLIENTS)]
-        assert await say(socket_at, GET_METRICS) == b""
-        silent[0][1].transport.abort()
-        async with asyncio.timeout(WITHIN_S):
-            while not await say(socket_at, GET_METRICS):
-                pass
-        for _, writer in silent:
-            writer.transport.abort()
-
-
-async def test_clients_are_hung_up_on_at_the_end(socket_at: Listen) -> None:
-    async with serving(socket_at) as made:
-        await made.until("metrics_listening")
-        reader, writer = await connect(socket_at)
-        writer.write(b"GET")
-        await writer.drain()
-        made.context.stop.set()
-        assert await asyncio.wait_for(reader.read(), WITHIN_S) == b""
+async def test_expect_continue_is_answered_before_the_body_is_sent(tmp_path: Path) -> None:
+    async with serving(tmp_path) as listen:
+        reader, writer = await asyncio.open_unix_connection(listen.path)
+        writer.write(head("POST", "/echo", "Content-Length: 2", "Expect: 100-continue"))
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+        writer.write(b"ok")
+        assert b'"body": "ok"' in await reader.read()
         writer.transport.abort()
-    assert not there(socket_at)
 
 
-async def test_a_socket_is_for_its_owner_and_group(socket_at: Listen) -> None:
-    async with serving(socket_at) as made:
-        await made.until("metrics_listening")
-        mode = mode_of(socket_at)
-        assert (stat.S_ISSOCK(mode), stat.S_IMODE(mode)) == (True, 0o660)
-
-
-async def test_a_socket_that_was_left_over_is_replaced(socket_at: Listen) -> None:
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(socket_at.path)
-    async with serving(socket_at) as made:
-        await made.until("metrics_listening")
-        assert (await get(socket_at, "/healthz"))[0] == 200
-
-
-def test_what_is_no_socket_of_ours_stays(socket_at: Listen) -> None:
-    async def meet() -> None:
-        async with serving(socket_at) as made:
-            await made.until("metrics_unavailable")
-            assert made.told[0]["error"] == "something is there already"
-
-    Path(socket_at.path).write_text("mine")
-    asyncio.run(meet())
-    assert Path(socket_at.path).read_text() == "mine"
-
-
-async def test_a_socket_that_somebody_serves_is_left_to_them(socket_at: Listen) -> None:
-    async with serving(socket_at) as first:
-        await first.until("metrics_listening")
-        async with serving(socket_at) as second:
-            await second.until("metrics_unavailable")
-        assert (await get(socket_at, "/healthz"))[0] == 200
-
-
-async def test_a_port_in_use_is_told_and_tried_again(free_port: Listen) -> None:
-    with socket.socket() as other:
-        other.bind((free_port.host, free_port.port))
-        other.listen()
-        async with serving(free_port) as made:
-            await made.until("metrics_unavailable")
-            line = next(each for each in made.context.loop_statuses.lines if each.name == NAME)
-            assert (line.activity.value, line.why) == ("paused", "something else listens there")
-            other.close()
-            await made.move(None)  # to try again at once
-            await made.until("loop_disabled")
-            await made.move(free_port)
-            await made.until("metrics_listening")
-            assert [each["event"] for each in made.told] == [
-                "metrics_unavailable",
-                "loop_disabled",
-                "metrics_listening",
-            ]
-            assert made.told[0]["listen"] == free_port.text
-            assert (await get(free_port, "/healthz"))[0] == 200
-
-
-async def test_a_reload_moves_the_place(free_port: Listen, socket_at: Listen) -> None:
-    async with serving(None) as made:
-        await made.until("loop_disabled")
-        for number, listen in enumerate((free_port, socket_at, free_port), start=1):
-            await made.move(listen)
-            await made.until("metrics_listening", number)
-            assert (await get(listen, "/healthz"))[0] == 200
-            assert there(socket_at) is (listen is socket_at)
-        await made.move(None)
-        await made.until("loop_disabled", 2)
-        with pytest.raises(ConnectionRefusedError):
-            await connect(free_port)
-
-
-async def test_a_bug_is_told_and_survived(socket_at: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> None:
-        raise ZeroDivisionError
-
-    async with serving(socket_at) as made:
-        await made.until("metrics_listening")
-        monkeypatch.setattr(made.context.loop_statuses, "stuck", broken)
-        assert (await get(socket_at, "/healthz"))[0] == 500
-        monkeypatch.undo()
-        assert (await get(socket_at, "/healthz"))[0] == 200
-        assert [each.get("path") for each in made.told] == [None, "/healthz"]
-
-
-@given(st.lists(st.binary(max_size=300) | st.sampled_from([b"GET ", b"/metrics", b" HTTP/1.1", b"\r\n", b":"])))
-def test_any_bytes_are_answered_or_hung_up_on(tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]) -> None:
-    listen = Listen(path=str(tmp_path_factory.mktemp("any") / "s"))
-
-    async def talk() -> None:
-        async with serving(listen) as made:
-            await made.until("metrics_listening")
-            answer = await say(listen, *parts, b"\r\n\r\n")
-            assert not answer or answer.startswith(b"HTTP/1.1 ")
-            assert (await get(listen, "/healthz"))[0] == 200
-            assert [each["event"] for each in made.told] == ["metrics_listening"]
-
-    asyncio.run(talk())
-
-
-@given(st.binary(max_size=400))
-def test_any_head_is_understood_or_refused(head: bytes) -> None:
-    found = parse_request(head)
-    assert found is None or found.path
+async def test_handler_without_an_answer_in_time_gives_503(tmp_path: Path) -> None:
+    async with serving(tmp_path, deadlines=Deadlines(WITHIN_S, 0.01, WITHIN_S)) as listen:
+        assert (await exchange(listen, head("GET", "/hang")))[0] == 503
 
 
 @pytest.mark.parametrize(
-    ("head", "meant"),
-    [
-        (b"GET / HTTP/1.0\r\n\r\n", Request("GET", "/")),
-        (b"HEAD /a?b HTTP/1.1\r\nhost:a\r\nACCEPT:b \r\naccept: c\r\n\r\n", Request("HEAD", "/a", "b, c")),
-        (b"GET / HTTP/1.1\r\nX: \xff\r\n\r\n", Request("GET", "/")),
-    ],
+    "sent", [b"", b"GET /echo HTTP/1.1\r\n", head("POST", "/echo", "Content-Length: 9") + b"a"], ids=range(3)
 )
-def test_a_head_is_understood(head: bytes, meant: Request) -> None:
-    assert parse_request(head) == meant
+async def test_slow_client_is_disconnected(sent: bytes, tmp_path: Path) -> None:
+    async with serving(tmp_path, deadlines=Deadlines(0.01, WITHIN_S, WITHIN_S)) as listen:
+        assert (await exchange(listen, sent))[0] == 0
+
+
+async def test_stream_is_sent_as_it_comes_and_closed_when_the_client_leaves(tmp_path: Path) -> None:
+    feed = Feed()
+    async with serving(tmp_path, feed) as listen:
+        reader, writer = await asyncio.open_unix_connection(listen.path)
+        writer.write(head("GET", "/stream"))
+        assert b"Transfer-Encoding: chunked" in await reader.readuntil(b"\r\n\r\n")
+        for part in (b'{"a": 1}\n', b'{"a": 2}\n'):
+            feed.parts.put_nowait(part)
+            assert await reader.readuntil(part + b"\r\n") == b"9\r\n" + part + b"\r\n"
+        writer.transport.abort()
+        await asyncio.wait_for(feed.closed.wait(), WITHIN_S)
+
+
+async def test_stream_ends_with_its_last_part(tmp_path: Path) -> None:
+    feed = Feed()
+    feed.parts.put_nowait(b"a\n")
+    feed.parts.put_nowait(None)
+    async with serving(tmp_path, feed) as listen:
+        assert (await exchange(listen, head("GET", "/stream")))[2] == b"2\r\na\n\r\n0\r\n\r\n"
+
+
+async def test_connection_over_the_limit_gets_429_while_all_are_being_answered(tmp_path: Path) -> None:
+    limits = ConnectionLimits(total=2, per_user=2, root=2)
+    feed = Feed()
+    async with serving(tmp_path, feed, limits=limits) as listen:
+        open_streams = [await asyncio.open_unix_connection(listen.path) for _ in range(2)]
+        for reader, writer in open_streams:
+            writer.write(head("GET", "/stream"))
+            await reader.readuntil(b"\r\n\r\n")
+        assert (await exchange(listen, head("GET", "/echo")))[0] == 429
+        open_streams[0][1].transport.abort()
+        await asyncio.wait_for(feed.closed.wait(), WITHIN_S)
+        async with asyncio.timeout(WITHIN_S):
+            while (await exchange(listen, head("GET", "/echo")))[0] != 200:
+                pass
+        open_streams[1][1].transport.abort()
+
+
+@given(
+    st.lists(
+        st.binary(max_size=300)
+        | st.sampled_from(
+            [b"GET ", b"POST ", b"/echo", b" HTTP/1.1\r\n", b"Host: a\r\n", b"Content-Length: 3\r\n", b"\r\n", b":"]
+        )
+    )
+)
+def test_any_bytes_are_answered_or_the_connection_is_closed(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]
+) -> None:
+    async def run() -> None:
+        async with serving(tmp_path_factory.mktemp("any"), deadlines=Deadlines(0.05, 1, 1)) as listen:
+            assert (await exchange(listen, b"".join(parts)))[0] in {0, 200, 400, 404, 405, 413, 431, 501}
+            assert (await exchange(listen, head("GET", "/echo")))[0] == 200
+
+    asyncio.run(run())

@@ -1,0 +1,309 @@
+"""One HTTP/1.1 connection: one request, one response. Framing by h11.
+
+The order of checks bounds what a client can make the daemon read: the request line and headers (8 KiB, within a
+deadline), then route, method and access, and only then the body, up to the limit of the route. A connection ends after
+its response: clients of a local socket gain nothing from keeping it, and connections are all there is to limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qsl, unquote
+
+import h11
+
+from nodeagent.daemon.http.messages import RefusedRequestError, Request, Response, problem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodeagent.daemon.http.messages import Handler, Route
+    from nodeagent.host.peer import Peer
+
+HEAD_BYTES: Final = 8192
+_CHUNK_BYTES: Final = 8192
+_VERSIONS: Final = (b"1.0", b"1.1")
+_LINGER_S: Final = 1.0
+_LINGER_BYTES: Final = 1 << 20
+_VARIABLE: Final = re.compile(r"\{(\w+)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Time limits of one connection, in seconds.
+
+    Attributes:
+        read_s: for the request head, and again for the body.
+        answer_s: for a handler until its response; the parts of a streamed body have none.
+        write_s: for each part that is sent.
+    """
+
+    read_s: float = 5.0
+    answer_s: float = 10.0
+    write_s: float = 10.0
+
+
+class Router:
+    """Routes by path template, such as ``/v1/loops/{name}``; a variable is one segment."""
+
+    def __init__(self, routes: Mapping[str, Route]) -> None:
+        """Compile the templates, which are matched in the given order."""
+        self.paths = tuple(routes)
+        self._routes = [(re.compile(_VARIABLE.sub(r"(?P<\1>[^/]+)", each)), route) for each, route in routes.items()]
+
+    def find(self, path: str) -> tuple[Route, Mapping[str, str]] | None:
+        """Return the route of a path and its variables."""
+        for pattern, route in self._routes:
+            if (found := pattern.fullmatch(path)) is not None:
+                return route, found.groupdict()
+        return None
+
+
+Authorise = Callable[[Request], None]
+"""Checks the access of a request by its head alone.
+
+Raises:
+    RefusedRequestError: the client may not make this request.
+"""
+Fail = Callable[[Request, Exception], Response]
+"""Logs an exception of a handler and returns the response for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What a connection serves.
+
+    Attributes:
+        authorise: decides on access before a body is read.
+        fail: called with an exception of a handler.
+        deadlines: time limits.
+    """
+
+    router: Router
+    authorise: Authorise
+    fail: Fail
+    deadlines: Deadlines = Deadlines()
+
+
+class HttpConnection:
+    """One connection of a client."""
+
+    def __init__(
+        self,
+        service: Service,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        peer: Peer | None,
+        finish_request: Callable[[], None],
+    ) -> None:
+        """Prepare it; nothing is read yet.
+
+        Args:
+            service: routes, access and deadlines.
+            reader: the client's bytes.
+            writer: the way back.
+            peer: credentials; ``None`` over TCP.
+            finish_request: called when the request was received completely.
+        """
+        self._service = service
+        self._reader = reader
+        self._writer = writer
+        self._peer = peer
+        self._finish_request = finish_request
+        self._wire = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
+        self._handler: Handler = _no_handler
+        self._without_body = False
+
+    async def serve(self) -> None:
+        """Answer one request.
+
+        Raises:
+            OSError: the client left.
+            TimeoutError: the client was too slow.
+        """
+        self._writer.transport.set_write_buffer_limits(high=0)
+        try:
+            request = await self._read_request()
+            if request is None:
+                return
+            self._finish_request()
+            response = await self._answer(request)
+        except RefusedRequestError as refused:
+            response = refused.response
+        except h11.RemoteProtocolError as error:
+            response = problem(HTTPStatus(error.error_status_hint), f"not a request of HTTP/1.1: {error}")
+        await self._send(response)
+
+    async def refuse(self, response: Response) -> None:
+        """Answer a connection without reading its request.
+
+        Raises:
+            OSError: the client left.
+            TimeoutError: the client was too slow.
+        """
+        await self._send(response)
+
+    async def _read_request(self) -> Request | None:
+        """Return the next request with its body; ``None`` if the client closed the connection instead.
+
+        Raises:
+            RefusedRequestError: no such path or method, access denied, or the body is too long.
+        """
+        async with asyncio.timeout(self._service.deadlines.read_s):
+            head = await self._next_event()
+        if not isinstance(head, h11.Request):
+            return None
+        if head.http_version not in _VERSIONS:
+            raise RefusedRequestError(problem(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "HTTP/1.1 only"))
+        request = _request(head, self._peer)
+        self._without_body = request.method == "HEAD"
+        found = self._service.router.find(request.path)
+        if found is None:
+            paths = ", ".join(self._service.router.paths)
+            raise RefusedRequestError(problem(HTTPStatus.NOT_FOUND, f"no such path; there are {paths}"))
+        route, variables = found
+        request = replace(request, variables=variables)
+        method = "GET" if self._without_body else request.method
+        handler = route.handlers.get(method)
+        if handler is None:
+            refusal = problem(HTTPStatus.METHOD_NOT_ALLOWED, f"{route.allow} only")
+            raise RefusedRequestError(replace(refusal, headers={"Allow": route.allow}))
+        self._handler = handler
+        self._service.authorise(request)
+        return replace(request, body=await self._read_body(request, route.body_bytes.get(method, 0)))
+
+    async def _answer(self, request: Request) -> Response:
+        try:
+            async with asyncio.timeout(self._service.deadlines.answer_s):
+                return await self._handler(request)
+        except TimeoutError:
+            limit_s = self._service.deadlines.answer_s
+            return problem(HTTPStatus.SERVICE_UNAVAILABLE, f"no answer within {limit_s:g} s")
+        except RefusedRequestError:
+            raise
+        except Exception as error:  # noqa: BLE001 - reported by the service; a handler must not end the server
+            return self._service.fail(request, error)
+
+    async def _read_body(self, request: Request, limit: int) -> bytes:
+        """Return the body.
+
+        Raises:
+            RefusedRequestError: it is longer than allowed; the rest is not read.
+        """
+        too_long = problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body of this request has at most {limit} bytes")
+        if int(request.headers.get("content-length", "0")) > limit:
+            raise RefusedRequestError(too_long)
+        if self._wire.they_are_waiting_for_100_continue:
+            await self._write(self._wire.send(h11.InformationalResponse(status_code=100, headers=[])))
+        parts, size = [], 0
+        async with asyncio.timeout(self._service.deadlines.read_s):
+            while isinstance(event := await self._next_event(), h11.Data):
+                size += len(event.data)
+                if size > limit:
+                    raise RefusedRequestError(too_long)
+                parts.append(bytes(event.data))
+        if not isinstance(event, h11.EndOfMessage):
+            raise ConnectionResetError("the client left before the end of the body")
+        return b"".join(parts)
+
+    async def _next_event(self) -> h11.Event | type[h11.PAUSED]:
+        while True:
+            event = self._wire.next_event()
+            if event is not h11.NEED_DATA:
+                return event  # type: ignore[return-value] # NEED_DATA is the only other sentinel here
+            self._wire.receive_data(await self._reader.read(_CHUNK_BYTES))
+
+    async def _send(self, response: Response) -> None:
+        length = [("Content-Length", str(len(response.body)))] if isinstance(response.body, bytes) else []
+        head = h11.Response(
+            status_code=response.status,
+            reason=response.status.phrase,
+            headers=[
+                ("Content-Type", response.media_type),
+                *length,
+                ("Cache-Control", "no-store"),
+                *response.headers.items(),
+                ("Connection", "close"),
+            ],
+        )
+        await self._write(self._wire.send(head))
+        if not self._without_body:
+            if isinstance(response.body, bytes):
+                await self._write(self._wire.send(h11.Data(data=response.body)))
+            else:
+                await self._stream(response.body)
+        await self._write(self._wire.send(h11.EndOfMessage()))
+        if self._wire.their_state is not h11.DONE:
+            await self._linger()
+        async with asyncio.timeout(self._service.deadlines.write_s):
+            self._writer.close()
+            await self._writer.wait_closed()
+
+    async def _linger(self) -> None:
+        """Discard the rest of a request for a short time: closing with unread bytes discards the response.
+
+        Source: RFC 9112, 9.6.
+        """
+        self._writer.write_eof()
+        left = _LINGER_BYTES
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_S):
+                while left > 0 and (data := await self._reader.read(_CHUNK_BYTES)):
+                    left -= len(data)
+
+    async def _stream(self, parts: AsyncIterator[bytes]) -> None:
+        """Send parts as they come, and stop when the client leaves."""
+        end = asyncio.ensure_future(self._read_to_end())
+        part: asyncio.Future[bytes | None] | None = None
+        try:
+            while True:
+                part = asyncio.ensure_future(_next_part(parts))
+                await asyncio.wait({end, part}, return_when=asyncio.FIRST_COMPLETED)
+                if not part.done():
+                    raise ConnectionResetError("the client left")
+                if (data := part.result()) is None:
+                    return
+                await self._write(self._wire.send(h11.Data(data=data)))
+        finally:
+            end.cancel()
+            if part is not None and not part.done():
+                part.cancel()
+                await asyncio.wait({part})  # a generator cannot be closed while it runs
+            close = getattr(parts, "aclose", None)
+            if close is not None:
+                await close()
+
+    async def _read_to_end(self) -> None:
+        """Return when the client closed its side; what it still sends is discarded."""
+        while await self._reader.read(_CHUNK_BYTES):
+            pass
+
+    async def _write(self, data: bytes | None) -> None:
+        if data:
+            async with asyncio.timeout(self._service.deadlines.write_s):
+                self._writer.write(data)
+                await self._writer.drain()
+
+
+async def _next_part(parts: AsyncIterator[bytes]) -> bytes | None:
+    return await anext(parts, None)
+
+
+async def _no_handler(request: Request) -> Response:
+    raise LookupError(request.path)
+
+
+def _request(head: h11.Request, peer: Peer | None) -> Request:
+    path, _, query = head.target.decode("latin-1").partition("?")
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in head.headers:
+        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    parameters = dict(parse_qsl(query, keep_blank_values=True))
+    return Request(head.method.decode("latin-1"), unquote(path), parameters, headers, peer=peer)

@@ -1,0 +1,104 @@
+"""Requests and responses of the HTTP server, apart from the wire."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus  # noqa: TC003 - field annotations of dataclasses
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.text import escape_lines
+
+if TYPE_CHECKING:
+    from nodeagent.host.peer import Peer
+
+TEXT: Final = "text/plain; charset=utf-8"
+JSON: Final = "application/json"
+PROBLEM: Final = "application/problem+json"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request.
+
+    Attributes:
+        method: in upper case.
+        path: decoded, without query.
+        query: parameters of the query; the last value of a repeated one.
+        headers: by lower-case name; values of a repeated one joined by a comma. Source: RFC 9110, 5.3.
+        body: the whole body.
+        peer: credentials of the client; ``None`` over TCP.
+        variables: values of the route's variables, such as ``name`` of ``/v1/loops/{name}``.
+    """
+
+    method: str
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    peer: Peer | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One response; ``body`` is a whole body, or an iterator of parts that are sent as they come."""
+
+    status: HTTPStatus
+    body: bytes | AsyncIterator[bytes] = b""
+    media_type: str = TEXT
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class RefusedRequestError(Exception):
+    """A request that is answered by an error, raised before or by a handler."""
+
+    def __init__(self, response: Response) -> None:
+        super().__init__(response.status)
+        self.response = response
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+"""Answers a request.
+
+Raises:
+    RefusedRequestError: the request cannot be carried out.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A resource and the methods that it has.
+
+    Attributes:
+        handlers: by method; ``HEAD`` is answered by the handler of ``GET``.
+        body_bytes: limit of a request body by method; 0, no body, by default.
+    """
+
+    handlers: Mapping[str, Handler]
+    body_bytes: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def allow(self) -> str:
+        """Value of the ``Allow`` header."""
+        methods = set(self.handlers) | ({"HEAD"} if "GET" in self.handlers else set())
+        return ", ".join(sorted(methods))
+
+
+def text(status: HTTPStatus, sentence: str) -> Response:
+    """Return a response of escaped plain text, with a final line break."""
+    return Response(status, f"{escape_lines(sentence)}\n".encode())
+
+
+def problem(status: HTTPStatus, detail: str, *, kind: str = "about:blank", **members: object) -> Response:
+    """Return an error as a problem document. Source: RFC 9457.
+
+    Args:
+        status: an error status.
+        detail: what failed, why, and what to do.
+        kind: URI of the problem type; with ``about:blank`` the status says all.
+        members: further members.
+    """
+    document = {"type": kind, "title": status.phrase, "status": status.value, "detail": detail, **members}
+    return Response(status, json.dumps(document).encode() + b"\n", PROBLEM)

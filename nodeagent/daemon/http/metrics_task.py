@@ -1,0 +1,147 @@
+"""The metrics task: serves ``/metrics``, ``/healthz`` and ``/readyz`` at the configured address."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.daemon.health import not_alive, not_ready
+from nodeagent.daemon.http.admission import ConnectionLimits
+from nodeagent.daemon.http.connection import Deadlines, Router, Service
+from nodeagent.daemon.http.messages import Response, Route, text
+from nodeagent.daemon.http.server import HttpServer
+from nodeagent.daemon.loops import wait_for_any
+
+if TYPE_CHECKING:
+    from nodeagent.config.metrics import Listen
+    from nodeagent.daemon.context import DaemonContext
+    from nodeagent.daemon.http.messages import Request
+    from nodeagent.daemon.http.metrics import Exposition
+
+NAME: Final = "metrics"
+LIMITS: Final = ConnectionLimits(total=16, per_user=16, root=16)
+_POLL_S: Final = 5.0
+_SWAP_POLL_S: Final = 0.2
+_SLACK_S: Final = 60.0
+_FIRST_RETRY_S: Final = 1.0
+_LAST_RETRY_S: Final = 60.0
+
+
+class MetricsTask:
+    """Serves at the address of the settings in force, over reloads; an unavailable address is tried again."""
+
+    def __init__(self, context: DaemonContext, *, deadlines: Deadlines | None = None) -> None:
+        """Compose the task; nothing is opened yet.
+
+        Args:
+            context: shared state of the daemon.
+            deadlines: time limits of a connection.
+        """
+        self._context = context
+        self._loop_statuses = context.loop_statuses
+        self._logger = context.logger.bind(task=NAME)
+        self._exposition: Exposition | None = None
+        self._loading = asyncio.Lock()
+        self._retry_s = _FIRST_RETRY_S
+        self._reported = ""
+        router = Router(
+            {
+                "/metrics": Route({"GET": self._metrics}),
+                "/healthz": Route({"GET": self._alive}),
+                "/readyz": Route({"GET": self._ready}),
+            }
+        )
+        self._service = Service(router, _allow, self._fail, deadlines or Deadlines())
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until stopped."""
+        while not stop.is_set():
+            listen = self._listen
+            if listen is None:
+                self._loop_statuses.disabled(NAME, "not enabled")
+                self._logger.info("loop_disabled", loop=NAME, because="not enabled")
+                await self._while_configured(None, stop)
+                continue
+            server = HttpServer(self._service, LIMITS)
+            try:
+                await server.open(listen)
+            except OSError as error:
+                await self._retry(listen, error, stop)
+                continue
+            self._retry_s, self._reported = _FIRST_RETRY_S, ""
+            self._logger.info("metrics_listening", listen=listen.text)
+            try:
+                await self._while_configured(listen, stop)
+            finally:
+                await server.close()
+
+    @property
+    def _listen(self) -> Listen | None:
+        return self._context.settings.metrics.listen
+
+    async def _while_configured(self, listen: Listen | None, stop: asyncio.Event) -> None:
+        """Return when the daemon stops or another address is in force."""
+        if listen is not None:
+            self._loop_statuses.running(NAME, _SLACK_S)
+        while not stop.is_set() and self._listen == listen:
+            if listen is not None:
+                self._loop_statuses.beat(NAME, _SLACK_S)
+            await self._wait(_POLL_S, listen, stop)
+
+    async def _wait(self, seconds: float, listen: Listen | None, stop: asyncio.Event) -> None:
+        """Wait, at most as long as ``listen`` is in force."""
+        if self._listen == listen:
+            await wait_for_any(seconds, stop, self._context.renew)
+        while self._context.renew.is_set() and self._listen == listen and not stop.is_set():
+            await wait_for_any(_SWAP_POLL_S, stop)  # until the running pass has finished
+
+    async def _retry(self, listen: Listen, error: OSError, stop: asyncio.Event) -> None:
+        """Log an unavailable address, once per address and cause, and wait before the next attempt."""
+        cause = _cause(listen, error)
+        if (reported := f"{listen.text} {cause}") != self._reported:
+            self._logger.warning("metrics_unavailable", listen=listen.text, error=cause, hint="set metrics.listen")
+            self._reported, self._retry_s = reported, _FIRST_RETRY_S
+        self._loop_statuses.paused(NAME, cause, self._retry_s + _SLACK_S)
+        wait_s, self._retry_s = self._retry_s, min(_LAST_RETRY_S, self._retry_s * 2)
+        await self._wait(wait_s, listen, stop)
+
+    async def _metrics(self, request: Request) -> Response:
+        async with self._loading:
+            if self._exposition is None:
+                self._exposition = (await asyncio.to_thread(_load))(self._context)
+        kind, body = await self._exposition.render(request.headers.get("accept", ""))
+        return Response(HTTPStatus.OK, body, kind)
+
+    async def _alive(self, _: Request) -> Response:
+        return _verdict(not_alive(self._context))
+
+    async def _ready(self, _: Request) -> Response:
+        return _verdict(not_ready(self._context))
+
+    def _fail(self, request: Request, error: Exception) -> Response:
+        self._logger.error("metrics_crashed", path=request.path, exc_info=error)
+        return text(HTTPStatus.INTERNAL_SERVER_ERROR, "this is a bug; the daemon's log has the traceback")
+
+
+def _allow(_: Request) -> None:
+    """Allow every request: the address decides on access."""
+
+
+def _load() -> type[Exposition]:
+    from nodeagent.daemon.http.metrics import Exposition  # noqa: PLC0415 - the Prometheus library, at the first scrape
+
+    return Exposition
+
+
+def _verdict(reasons: tuple[str, ...]) -> Response:
+    if not reasons:
+        return text(HTTPStatus.OK, "ok")
+    return text(HTTPStatus.SERVICE_UNAVAILABLE, "\n".join(reasons))
+
+
+def _cause(listen: Listen, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return "the path is in use" if listen.path else "the address is in use by another process"
+    return error.strerror or str(error)

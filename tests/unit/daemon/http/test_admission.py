@@ -1,0 +1,85 @@
+"""Admission of connections: limits per user and in all, root's reserve, and which connection is shed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.daemon.http.admission import ROOT, Admission, ConnectionLimits
+
+LIMITS = ConnectionLimits(total=4, per_user=2, root=2)
+
+
+def filled(*uids: int | None, answered: tuple[int, ...] = ()) -> Admission[int]:
+    """Return the state after connections 0, 1, ... of these users, some of which are being answered."""
+    made: Admission[int] = Admission(LIMITS)
+    for key, uid in enumerate(uids):
+        assert made.admit(key, uid) == (True, ())
+        if key in answered:
+            made.finish_request(key)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("before", "answered", "uid", "expected"),
+    [
+        ((), (), 1, (True, ())),
+        ((1,), (), 1, (True, ())),
+        ((1, 1), (), 1, (True, (0,))),
+        ((1, 1), (0,), 1, (True, (1,))),
+        ((1, 1), (0, 1), 1, (False, ())),
+        ((1, 1), (0, 1), 2, (True, ())),
+        ((1, 1, 2, 2), (), 3, (True, (0,))),
+        ((1, 1, 2, 2), (0, 1, 2, 3), 3, (False, ())),
+        ((1, 1, 2, 2), (0, 1, 2, 3), ROOT, (True, ())),
+        ((ROOT, ROOT), (), ROOT, (True, (0,))),
+        ((ROOT, ROOT), (0, 1), ROOT, (False, ())),
+        ((ROOT, ROOT), (0, 1), 1, (True, ())),
+        ((None, None), (), None, (True, (0,))),
+    ],
+    ids=[
+        "first",
+        "below-the-limit-per-user",
+        "oldest-unfinished-of-the-user-is-shed",
+        "answered-one-is-not-shed",
+        "all-answered-refuses",
+        "other-user",
+        "total-sheds-the-oldest-of-all",
+        "total-all-answered-refuses",
+        "root-has-its-reserve",
+        "root-sheds-its-own",
+        "root-has-a-limit",
+        "root-takes-nothing-from-others",
+        "tcp-clients-are-one-user",
+    ],
+)
+def test_connection_is_admitted_or_refused(
+    before: tuple[int | None, ...], answered: tuple[int, ...], uid: int | None, expected: tuple[bool, tuple[int, ...]]
+) -> None:
+    assert filled(*before, answered=answered).admit(99, uid) == expected
+
+
+@given(st.lists(st.tuples(st.sampled_from([None, ROOT, 1, 2, 3]), st.booleans(), st.booleans()), max_size=40))
+def test_limits_hold_and_answered_connections_are_never_shed(steps: list[tuple[int | None, bool, bool]]) -> None:
+    admission: Admission[int] = Admission(LIMITS)
+    present: dict[int, int | None] = {}
+    answered: set[int] = set()
+    for key, (uid, finishes, leaves) in enumerate(steps):
+        admitted, shed = admission.admit(key, uid)
+        assert not set(shed) & answered
+        assert all((present.pop(each) == ROOT) is (uid == ROOT) for each in shed)
+        if admitted:
+            present[key] = uid
+        if admitted and finishes:
+            admission.finish_request(key)
+            answered.add(key)
+        if leaves and present:
+            first = next(iter(present))
+            admission.release(first)
+            del present[first]
+        users = [each for each in present.values() if each != ROOT]
+        assert len(users) <= LIMITS.total
+        assert all(users.count(each) <= LIMITS.per_user for each in users)
+        assert len(present) - len(users) <= LIMITS.root
+        assert len(admission) == len(present)
