@@ -363,7 +363,7 @@ def pressure(
     return {
         "schema": "nodeagent/pressure/v1",
         "layout": ground.layout.value,
-        "conditions": [each.condition.value for each in found.conditions if each.holds],
+        "conditions": [each.condition.value for each in found.conditions if each.active],
         "signals": [_signal(each, found, earlier) for each in seen.observations],
         "warnings": list(warnings),
     }

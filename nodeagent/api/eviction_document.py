@@ -21,7 +21,7 @@ def describe_plan(plan: EvictionPlan) -> dict[str, Plain]:
     """Return what was decided: the cause, what to reclaim, and every pod with its place, facts and reason."""
     decisions = {each.id: each for each in plan.plan.decisions}
     return {
-        "threshold": None if plan.cause is None else describe_status(plan.cause),
+        "threshold": None if plan.selected is None else describe_status(plan.selected),
         "reclaim": [step.text for step in plan.reclaim],
         "withheld": None if plan.withheld is None else describe_reason(plan.withheld),
         "victim": None if plan.victim is None else plan.victim.pod.uid,
@@ -55,7 +55,7 @@ def describe_status(status: ThresholdStatus) -> dict[str, Plain]:
         "limit": status.limit,
         "observed_at": None if seen is None else format_time(seen.observed_at.at),
         "met": status.met,
-        "held_s": round(status.held_s, 3),
+        "held_s": round(status.met_for_s, 3),
         "acting": status.acting,
     }
 

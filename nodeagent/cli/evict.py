@@ -186,7 +186,7 @@ def _document(answer: _Answer, simulate: Sequence[str]) -> dict[str, document.Js
         "daemon_evicts": not answer.off,
         "daemon_off_because": answer.off,
         "thresholds": [describe_status(each) for each in answer.evaluation.statuses],
-        "conditions": [each.condition.value for each in answer.evaluation.conditions if each.holds],
+        "conditions": [each.condition.value for each in answer.evaluation.conditions if each.active],
         "reclaim_first": [step.text for step in answer.first.reclaim],
         "plan": describe_plan(answer.then),
         "pods": facts,
@@ -202,7 +202,7 @@ def _print(answer: _Answer, simulate: Sequence[str]) -> None:
     plan = answer.then
     if simulate:
         console.print(f"if {' and '.join(simulate)}:", style="bold", markup=False)
-    if plan.cause is None:
+    if plan.selected is None:
         limit = next((each for each in plan.plan.decisions if each.verdict is Verdict.REMOVE), None)
         if limit is None and plan.withheld is not None:
             console.print(f"withheld: {plan.withheld.sentence}", style="bold yellow", markup=False)
@@ -210,7 +210,7 @@ def _print(answer: _Answer, simulate: Sequence[str]) -> None:
             sentence = plan.plan.decisions[0].reason.sentence if plan.plan.decisions else "there are no pods"
             console.print(f"no pod would be evicted: {sentence}", style="green", markup=False)
     else:
-        console.print(f"{plan.cause.threshold.text} is met", style="bold red", markup=False)
+        console.print(f"{plan.selected.threshold.text} is met", style="bold red", markup=False)
         for step in answer.first.reclaim:
             console.print(f"  first {step.text}", markup=False)
     if plan.victim is not None:

@@ -172,7 +172,7 @@ async def status_document(agent: Agent, look: StatusReader, context: DaemonConte
         "waiting": _grace(context),
         "runtime": runtime,
         "filesystems": await look.filesystems(ground),
-        "conditions": [each.condition.value for each in found.conditions if each.holds],
+        "conditions": [each.condition.value for each in found.conditions if each.active],
         "signals": signals,
         "image_use": _image_use(agent),
         "loops": [] if context is None else [_loop(each, context) for each in context.loop_statuses.lines],

@@ -161,7 +161,7 @@ class EvictionSignalReader:
             *layout.warnings,
             *find_contradictions(layout.thresholds, capacities),
             *readings.unread,
-            *(each.sentence for each in found.refusals),
+            *(each.sentence for each in found.rejections),
         )
         return EvaluatedSignals(layout, readings, found, warnings)
 

@@ -143,24 +143,24 @@ class EvictionPass:
         if not evaluation.acting:  # pods over their own storage limits
             return await self._evict_one(evaluation, with_disk=True)
         plan = await self._reclaim(evaluation)
-        if plan.cause is None:
+        if plan.selected is None:
             return self._withheld(plan) or (PassResult.RECLAIMED if self._reclaimed else PassResult.NO_PRESSURE)
         if plan.reclaim:
             return PassResult.RECLAIMING
         if not plan.pods_may_be_chosen:
             self._reporter.log_once("eviction_limit_reached", why="; ".join(plan.plan.warnings))
             return PassResult.LIMITED
-        with_disk = MEANINGS[plan.cause.threshold.signal].filesystem is not None
+        with_disk = MEANINGS[plan.selected.threshold.signal].filesystem is not None
         return await self._evict_one(evaluation, with_disk=with_disk)
 
     async def _reclaim(self, evaluation: Evaluation) -> EvictionPlan:
         """Run the reclaim steps, each measured before the next; return the plan that remains."""
         while True:
             plan = await self._plan(evaluation, await self._signals.read(), None, {})
-            if not plan.reclaim or plan.cause is None or self._stop.is_set():
+            if not plan.reclaim or plan.selected is None or self._stop.is_set():
                 return plan
             step = plan.reclaim[0]
-            if step not in self._attempts.dry_run_steps and not await self._node_reclaim.run_step(step, plan.cause):
+            if step not in self._attempts.dry_run_steps and not await self._node_reclaim.run_step(step, plan.selected):
                 return plan
             self._reclaimed.add(step)
             await self._settle(plan)
@@ -219,7 +219,7 @@ class EvictionPass:
             now=readings.at,
             observations=readings.observations,
             reclaimed=frozenset(self._reclaimed),
-            set_aside=excluded,
+            excluded=excluded,
         )
 
     def _withheld(self, plan: EvictionPlan) -> PassResult | None:
@@ -314,10 +314,10 @@ class EvictionPass:
         An effect that takes longer remains outstanding for the next passes. A pod that ended by itself has an effect
         too, which is not recorded: ``unrecorded_effect``.
         """
-        if plan.cause is None:
+        if plan.selected is None:
             return None
         effects, clock = self._actions.effects, self._context.clock
-        threshold, ends_s = plan.cause.threshold, clock.monotonic_s() + VISIBLE_WITHIN_S
+        threshold, ends_s = plan.selected.threshold, clock.monotonic_s() + VISIBLE_WITHIN_S
         shortage = shortage_of(threshold.signal, await self._signals.layout())
         while True:
             readings = await self._signals.read()
@@ -345,5 +345,5 @@ def _relieves_disk(eviction: Eviction) -> bool:
 
 
 def _available(plan: EvictionPlan) -> float | None:
-    observation = plan.cause.observation if plan.cause is not None else None
+    observation = plan.selected.observation if plan.selected is not None else None
     return None if observation is None else observation.available

@@ -40,8 +40,8 @@ class EvictionReporter:
         """Log the node conditions and thresholds that changed since the last call."""
         for condition in evaluation.conditions:
             if condition.changed:
-                level = self.logger.warning if condition.holds else self.logger.info
-                level("condition_changed", condition=condition.condition.value, holds=condition.holds)
+                level = self.logger.warning if condition.active else self.logger.info
+                level("condition_changed", condition=condition.condition.value, holds=condition.active)
         met = {each.threshold.text: each for each in evaluation.met}
         for text in sorted(met.keys() - self._met):
             self.logger.warning("threshold_met", **_threshold_fields(met[text]))
@@ -78,12 +78,12 @@ class EvictionReporter:
 
     def log_no_evictable_pod(self, plan: EvictionPlan) -> None:
         """Log that all pods are kept although a threshold is met, with the count of each reason, once."""
-        if plan.cause is None or not plan.pods_may_be_chosen:
+        if plan.selected is None or not plan.pods_may_be_chosen:
             return
         kept = Counter(each.reason.code.value for each in plan.plan.decisions if each.verdict is not Verdict.REMOVE)
         self.log_once(
             "no_evictable_pod",
-            threshold=plan.cause.threshold.text,
+            threshold=plan.selected.threshold.text,
             pods=len(plan.plan.decisions),
             because=", ".join(f"{kept[code]} {code}" for code in sorted(kept)),
             hint="nodeagent evict --dry-run lists the reason for each pod",

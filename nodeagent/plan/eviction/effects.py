@@ -68,7 +68,7 @@ class Victim:
         sandbox_ids: its sandboxes at the eviction.
         layers: directories of its containers' writable layers, where known.
         at_s: start of the eviction, in monotonic seconds.
-        verified: whether its processes were verified to have ended.
+        verified: whether the end of its processes was verified.
         cleared: whether its containers were verified to be removed, with their writable layers.
     """
 
@@ -90,7 +90,7 @@ class OutstandingEffect:
         action: name of the action, such as ``eviction of shop/web``.
         shortage: the resource it relieves.
         signal: the signal it is measured by.
-        before: available amount of the signal before the action; ``None`` if unread.
+        before: available amount of the signal before the action; ``None`` if unknown.
         predicted: amount expected to be freed, in the signal's unit; ``None`` if unknown.
         since_s: time of the action.
         until_s: end of the wait, whatever was measured.
@@ -165,15 +165,15 @@ def effects_of_eviction(
     reclaim, and volumes are not managed by the agent.
     """
     available = {each.signal: each.available for each in observations}
-    usage, cause = eviction.pod.usage, eviction.status
+    usage, status = eviction.pod.usage, eviction.status
     action, uid = f"eviction of {eviction.pod.namespace}/{eviction.pod.name}", eviction.pod.uid
     layers = _DEVICES[device_role(FilesystemRole.CONTAINERFS, layout)]
-    short = None if cause is None else shortage_of(cause.threshold.signal, layout)
+    short = None if status is None else shortage_of(status.threshold.signal, layout)
     signals: dict[Shortage, Signal] = {layers: _AVAILABLE[layers]}
     if short in {Shortage.MEMORY, Shortage.MEMORY_STALL}:
         signals |= {Shortage.MEMORY: Signal.MEMORY_AVAILABLE, Shortage.MEMORY_STALL: Signal.MEMORY_PSI_FULL}
-    if cause is not None and short is not None:
-        signals[short] = cause.threshold.signal
+    if status is not None and short is not None:
+        signals[short] = status.threshold.signal
     found = []
     for shortage, signal in signals.items():
         unit = MEANINGS[signal].unit
@@ -198,7 +198,7 @@ def effects_of_eviction(
                 now.monotonic_s,
                 now.monotonic_s + within_s,
                 uid,
-                ineffective=shortage is short and shortage in _AVAILABLE and _is_negligible(predicted, cause),
+                ineffective=shortage is short and shortage in _AVAILABLE and _is_negligible(predicted, status),
             )
         )
     return tuple(found)
@@ -218,9 +218,9 @@ def effect_of_reclaim(  # noqa: PLR0913 - one for each attribute that differs
     Args:
         step: the step.
         status: its threshold, with the reading before the step.
-        layout: which filesystems are one.
+        layout: which filesystems share a device.
         predicted: amount removed, in the unit of the threshold's signal; ``None`` if unknown.
-        confirmed: whether the removed items are verified to occupy no space any more.
+        confirmed: whether the space of the removed items is verified to be freed.
         now: time after the step.
     """
     shortage = shortage_of(status.threshold.signal, layout)
@@ -247,10 +247,10 @@ def confirm(
     effects: Iterable[OutstandingEffect], uid: str, shortages: Iterable[Shortage], now: Moment
 ) -> tuple[OutstandingEffect, ...]:
     """Return the effects with those of a pod on some shortages confirmed, which shortens their bound."""
-    wanted = frozenset(shortages)
+    confirmed = frozenset(shortages)
     return tuple(
         replace(each, confirmed=True, until_s=min(each.until_s, now.monotonic_s + _visible_within_s(each)))
-        if uid and each.uid == uid and each.shortage in wanted and not each.confirmed and not each.ineffective
+        if uid and each.uid == uid and each.shortage in confirmed and not each.confirmed and not each.ineffective
         else each
         for each in effects
     )
@@ -275,30 +275,30 @@ def settle(
 
     A rise of the signal counts once the effect is confirmed, since other consumers free space as well; without
     confirmation it counts at the bound. An eviction whose effect on a filesystem is missing at its bound becomes
-    ineffective: it ended, and is outstanding for another bound. If its pod is not in ``verified``, the UIDs of pods
-    whose processes ended, it just ends.
+    ineffective: it ended, and is outstanding for another bound. The effect of a pod that is not in ``verified``,
+    the UIDs of pods whose processes ended, ends without that.
     """
     readings: Mapping[Signal, float] = {each.signal: each.available for each in observations}
-    left, ended = [], []
+    remaining, ended = [], []
     for effect in effects:
         reading = readings.get(effect.signal)
         gained = None if reading is None or effect.before is None else reading - effect.before
         waited_s = max(0.0, now.monotonic_s - effect.since_s)
         over = now.monotonic_s >= effect.until_s
         if effect.ineffective:
-            left += [] if over else [effect]
+            remaining += [] if over else [effect]
         elif effect.confirmed and _shows(effect, gained):
             ended.append(EndedEffect(effect, EffectEnd.MEASURED, gained, waited_s))
         elif not over:
-            left.append(effect)
+            remaining.append(effect)
         elif _shows(effect, gained):
             ended.append(EndedEffect(effect, EffectEnd.MEASURED, gained, waited_s))
         else:
             end = EffectEnd.CONFIRMED if effect.confirmed else EffectEnd.MISSING
             ended.append(EndedEffect(effect, end, gained, waited_s))
             if end is EffectEnd.MISSING and effect.uid in verified and effect.shortage in _AVAILABLE:
-                left.append(replace(effect, ineffective=True, until_s=now.monotonic_s + FREED_WITHIN_S))
-    return tuple(left), tuple(ended)
+                remaining.append(replace(effect, ineffective=True, until_s=now.monotonic_s + FREED_WITHIN_S))
+    return tuple(remaining), tuple(ended)
 
 
 def _visible_within_s(effect: OutstandingEffect) -> float:
@@ -311,12 +311,12 @@ def _amount(footprint: Footprint | None, unit: Unit) -> int | None:
     return footprint.used_inodes if unit is Unit.INODES else footprint.used_bytes
 
 
-def _is_negligible(predicted: int | None, cause: ThresholdStatus | None) -> bool:
-    """Return whether an amount is a negligible part of the shortfall; an unknown one is not."""
-    if predicted is None or cause is None or cause.observation is None:
+def _is_negligible(predicted: int | None, status: ThresholdStatus | None) -> bool:
+    """Return whether an amount is a negligible part of the shortfall; false for an unknown amount."""
+    if predicted is None or status is None or status.observation is None:
         return False
-    reading = cause.observation
-    missing = cause.threshold.limit(reading.capacity, with_reclaim=True) - reading.available
+    reading = status.observation
+    missing = status.threshold.limit(reading.capacity, with_reclaim=True) - reading.available
     return predicted <= max(0.0, missing) * _NEGLIGIBLE
 
 

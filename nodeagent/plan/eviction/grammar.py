@@ -1,8 +1,8 @@
-"""Thresholds from text.
+"""Parser for eviction thresholds.
 
-Both of the kubelet's forms are read: a list such as ``memory.available<100Mi,nodefs.available<10%`` (its flags) and a
-mapping from signal to value (its configuration). Every fault is a ``ValueError`` with one sentence that quotes the
-text, says where in it the fault lies and what is allowed.
+It accepts both of the kubelet's forms: a list such as ``memory.available<100Mi,nodefs.available<10%`` (its flags) and a
+mapping from signal to value (its configuration). A ``ValueError`` quotes the text, the position of the fault in it, and
+the accepted form.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ if TYPE_CHECKING:
 _HARD, _SOFT, _GRACE, _RECLAIM = "hard threshold", "soft threshold", "soft grace period", "minimum reclaim"
 _OPERATOR = re.compile(r"[<>=]+")
 _PERCENT = re.compile(r"(?P<number>[+-]?\d+(?:\.\d+)?)(?P<sign>%?)", re.ASCII)
-_PERCENT_FORM: Final = "write a percentage from 0% to 100%, such as 10%; 0% or 100% turn the threshold off"
-_DEFAULT_TRANSITION_S: Final = 300.0
+_PERCENT_FORM: Final = "write a percentage from 0% to 100%, such as 10%; 0% or 100% disables the threshold"
 
 
 class _Entry(NamedTuple):
     """One signal and its value as written.
 
     Attributes:
-        label: what kind of setting it is.
-        text: the whole text; for a mapping the value alone.
-        value_at: where the value starts in ``text``.
-        listed: whether the text is a list, so that positions in it mean something.
+        label: name of the setting, for errors.
+        text: the whole list; for a mapping the value alone.
+        value_at: position of the value in ``text``.
+        listed: whether the text is a list, so that errors name a position.
     """
 
     label: str
@@ -46,9 +45,9 @@ class _Entry(NamedTuple):
     listed: bool
 
     def fault(self, sentence: str) -> NoReturn:
-        """Refuse the value."""
+        """Raise a ``ValueError`` about the value."""
         if self.listed:
-            _refuse(self.label, self.text, self.value_at, sentence)
+            _reject(self.label, self.text, self.value_at, sentence)
         raise ValueError(f"{self.label} {self.signal}: {sentence}")
 
 
@@ -61,24 +60,24 @@ def parse_thresholds(  # noqa: PLR0913 - the kubelet's settings, one each
     merge_default_hard: bool = False,
     allocatable: bool = True,
 ) -> tuple[Threshold, ...]:
-    """Return the thresholds these settings stand for, hard ones first, in the order written.
+    """Return the thresholds of these settings, hard ones first, in the order written.
 
     A signal has at most one hard and one soft threshold. A value is a quantity, or a percentage of the capacity; 0%
-    and 100% turn a threshold off. Stall signals take a percentage of time, with or without the sign. A soft threshold
-    has to be met before the hard one of its signal, as far as that can be told without the capacity; where it cannot,
-    ``find_contradictions`` tells on the node.
+    and 100% disable a threshold. Stall signals take a percentage of time, with or without the sign. A soft threshold
+    must be met before the hard one of its signal. A quantity and a percentage are compared by ``find_contradictions``
+    on the node, since the comparison needs the capacity.
 
     Args:
         hard: ``None`` for the kubelet's defaults; empty for none.
-        soft: each needs a grace period, of which 0 makes it a hard one.
+        soft: each needs a grace period; a period of 0 makes it a hard one.
         soft_grace_period: signal to duration.
-        minimum_reclaim: signal to amount, for its hard and soft threshold alike; without either it has no effect.
-        merge_default_hard: whether hard signals not named keep their default; else naming any drops all.
-        allocatable: whether ``allocatableMemory.available`` gets every hard ``memory.available`` threshold, unless it
-            has one of its own.
+        minimum_reclaim: signal to amount, for both its hard and its soft threshold; without effect if it has neither.
+        merge_default_hard: whether signals missing from ``hard`` keep their default; else one entry replaces all.
+        allocatable: whether the hard ``memory.available`` threshold applies to ``allocatableMemory.available`` too,
+            unless that has one of its own.
 
     Raises:
-        ValueError: one of the texts cannot be used.
+        ValueError: one of the settings is not valid.
 
     Source: kubelet ``ParseThresholdConfig``, ``parseThresholdStatements``, ``addAllocatableThresholds``,
     ``mergeDefaultEvictionSettings``.
@@ -99,42 +98,12 @@ def parse_thresholds(  # noqa: PLR0913 - the kubelet's settings, one each
         if amount is None:
             continue
         if signal not in graces:
-            entry.fault(f"{signal} has no grace period, which a soft threshold needs: add one, such as {signal}=1m30s")
+            entry.fault(f"soft threshold {signal} has no grace period; add one, such as {signal}=1m30s")
         threshold = Threshold(signal, amount, graces[signal], reclaims.get(signal))
         _check_soft(entry, threshold, thresholds.get((_HARD, signal)))
         thresholds[_SOFT, signal] = threshold
     listed = tuple(thresholds.values())
     return listed + _allocatable(listed) if allocatable else listed
-
-
-def parse_transition_period_s(text: str) -> float:
-    """Return the seconds a node condition lingers; 0 stands for the default of five minutes.
-
-    Raises:
-        ValueError: the text is no duration, or negative.
-
-    Source: kubelet ``evictionPressureTransitionPeriod``.
-    """
-    return _duration_s(text, "pressure transition period") or _DEFAULT_TRANSITION_S
-
-
-def parse_max_pod_grace_s(text: str) -> float:
-    """Return the seconds that cap a pod's own grace at a soft eviction; whole seconds may be written bare.
-
-    Raises:
-        ValueError: the text is no duration, or negative.
-
-    Source: kubelet ``evictionMaxPodGracePeriod``, in seconds.
-    """
-    bare = text.strip()
-    return _duration_s(f"{bare}s" if bare.isdecimal() else text, "maximum pod grace period")
-
-
-def _duration_s(text: str, label: str) -> float:
-    try:
-        return parse_duration_s(text)
-    except ValueError as error:
-        raise ValueError(f"{label}: {error}") from error
 
 
 def _without(named: Mapping[Signal, _Entry], defaults: Mapping[Signal, _Entry]) -> dict[Signal, _Entry]:
@@ -151,7 +120,7 @@ def _allocatable(thresholds: tuple[Threshold, ...]) -> tuple[Threshold, ...]:
 
 
 def _check_soft(entry: _Entry, soft: Threshold, hard: Threshold | None) -> None:
-    """Refuse a soft threshold that is never met before the hard one of its signal."""
+    """Reject a soft threshold that is never met before the hard one of its signal."""
     if hard is None:
         return
     first, second = soft.amount, hard.amount
@@ -165,32 +134,32 @@ def _check_soft(entry: _Entry, soft: Threshold, hard: Threshold | None) -> None:
     if (difference if above else -difference) <= 0:
         side = "above" if above else "below"
         entry.fault(
-            f"{first.text!r} is not {side} the hard threshold of {soft.signal}, {second.text!r}, "
-            "so it would never be met first"
+            f"{first.text!r} is not {side} the hard threshold {second.text!r} of {soft.signal}, "
+            "and would never be met before it"
         )
 
 
 def _entries(label: str, setting: str | Mapping[str, str] | None, *, compares: bool = False) -> Mapping[Signal, _Entry]:
-    """Return the entries of a setting by signal; ``compares`` if a list of it is of comparisons, not assignments."""
+    """Return the entries of a setting by signal; with ``compares`` its list has comparisons, else assignments."""
     if setting is None:
         return {}
     entries: dict[Signal, _Entry] = {}
     if not isinstance(setting, str):
         for key, value in setting.items():
-            signal = _known(label, key, key, None)
+            signal = _signal(label, key, key, None)
             if signal in entries:
-                raise ValueError(f"{label} {key!r}: {signal} is there twice, and may be there once")
+                raise ValueError(f"{label} {key!r}: duplicate signal {signal}")
             entries[signal] = _Entry(label, value, signal, value.strip(), 0, listed=False)
         return entries
     for entry, at in _split(label, setting, compares=compares):
         if entry.signal in entries:
-            _refuse(label, setting, at, f"{entry.signal} is there twice, and may be there once")
+            _reject(label, setting, at, f"duplicate signal {entry.signal}")
         entries[entry.signal] = entry
     return entries
 
 
 def _split(label: str, text: str, *, compares: bool) -> Iterator[tuple[_Entry, int]]:
-    """Yield the entries of a list, each with the position at which it starts."""
+    """Yield the entries of a list, each with its position."""
     if not text.strip():
         return
     start = 0
@@ -205,22 +174,22 @@ def _statement(label: str, text: str, statement: str, at: int, *, compares: bool
     if label == _RECLAIM:
         form = "SIGNAL=VALUE, such as memory.available=200Mi"
     if not statement:
-        _refuse(label, text, at, f"there is nothing where a statement should be: write {form}")
+        _reject(label, text, at, f"empty entry; write {form}")
     operator = _OPERATOR.search(statement)
     if operator is None:
-        _refuse(label, text, at, f"{statement!r} compares nothing: write {form}")
+        _reject(label, text, at, f"{statement!r} has no operator; write {form}")
     name = statement[: operator.start()].strip()
-    signal = _known(label, text, name, at)
+    signal = _signal(label, text, name, at)
     expected = MEANINGS[signal].operator if compares else "="
     if operator[0] != expected:
-        _refuse(label, text, at + operator.start(), f"{operator[0]!r} does not go with {signal}: write '{expected}'")
+        _reject(label, text, at + operator.start(), f"{operator[0]!r} is not valid for {signal}; write '{expected}'")
     rest = statement[operator.end() :]
     value = rest.lstrip()
     value_at = at + operator.end() + len(rest) - len(value)
     return _Entry(label, text, signal, value, value_at, listed=True)
 
 
-def _known(label: str, text: str, name: str, at: int | None) -> Signal:
+def _signal(label: str, text: str, name: str, at: int | None) -> Signal:
     try:
         return Signal(name.strip())
     except ValueError:
@@ -229,16 +198,16 @@ def _known(label: str, text: str, name: str, at: int | None) -> Signal:
         sentence = f"{name!r} is not a signal; {hint}"
         if at is None:
             raise ValueError(f"{label}: {sentence}") from None
-        _refuse(label, text, at, sentence)
+        _reject(label, text, at, sentence)
 
 
-def _refuse(label: str, text: str, at: int, sentence: str) -> NoReturn:
-    """Refuse a list at a position counted from 0, shown counted from 1."""
+def _reject(label: str, text: str, at: int, sentence: str) -> NoReturn:
+    """Raise a ``ValueError`` about a list at a position counted from 0, shown counted from 1."""
     raise ValueError(f"{label} {text!r}, character {at + 1}: {sentence}")
 
 
 def _amount(entry: _Entry) -> Amount | None:
-    """Return a threshold's amount; ``None`` if it is turned off."""
+    """Return a threshold's amount; ``None`` if it is disabled."""
     if MEANINGS[entry.signal].unit is Unit.STALL_PERCENT:
         percent = _percent(entry, "percentage of time")
         return None if percent in {0, 100} else Amount(number=percent, text=_with_sign(entry.value))
@@ -247,7 +216,7 @@ def _amount(entry: _Entry) -> Amount | None:
         return None if percent in {0, 100} else Amount(share=_single(percent), text=entry.value)
     number = _quantity(entry)
     if number == 0:
-        entry.fault(f"{entry.value!r} is never met: write more than 0, or 0% to turn the threshold off")
+        entry.fault(f"{entry.value!r} is never met; write a positive amount, or 0% to disable the threshold")
     return Amount(number=number, text=entry.value)
 
 
@@ -257,27 +226,27 @@ def _reclaim(entry: _Entry) -> Amount:
     if entry.value.endswith("%"):
         percent = _percent(entry, "percentage")
         if percent == 0:
-            entry.fault(f"{entry.value!r} reclaims nothing: write more than 0%, or leave it out")
+            entry.fault(f"{entry.value!r} reclaims nothing; write more than 0% or remove the entry")
         return Amount(share=_single(percent), text=entry.value)
     return Amount(number=_quantity(entry), text=entry.value)
 
 
 def _grace_s(entry: _Entry, soft: Mapping[Signal, _Entry]) -> float:
     if entry.signal not in soft:
-        entry.fault(f"{entry.signal} has a grace period but no soft threshold: add one, or leave the grace period out")
+        entry.fault(f"{entry.signal} has a grace period but no soft threshold; add the threshold or remove the period")
     try:
         return parse_duration_s(entry.value)
     except ValueError as error:
         entry.fault(str(error))
 
 
-def _percent(entry: _Entry, what: str) -> float:
+def _percent(entry: _Entry, kind: str) -> float:
     match = _PERCENT.fullmatch(entry.value)
     if match is None:
-        entry.fault(f"{entry.value!r} is not a {what}: {_PERCENT_FORM}")
+        entry.fault(f"{entry.value!r} is not a {kind}; {_PERCENT_FORM}")
     percent = float(match["number"])
     if not 0 <= percent <= 100:
-        entry.fault(f"{entry.value!r} is out of range: {_PERCENT_FORM}")
+        entry.fault(f"{entry.value!r} is out of range; {_PERCENT_FORM}")
     return percent
 
 
@@ -287,7 +256,7 @@ def _quantity(entry: _Entry) -> int:
     except ValueError as error:
         if MEANINGS[entry.signal].unit is Unit.BYTES:
             entry.fault(f"{error}, or a percentage such as 10%")
-        entry.fault(f"{entry.value!r} is not a number of {MEANINGS[entry.signal].unit}: write 5000, 10k or 5%")
+        entry.fault(f"{entry.value!r} is not a number of {MEANINGS[entry.signal].unit}; write 5000, 10k or 5%")
 
 
 def _with_sign(value: str) -> str:
@@ -295,7 +264,7 @@ def _with_sign(value: str) -> str:
 
 
 def _single(percent: float) -> float:
-    """Return a percentage as a share, with every step rounded to single precision as the kubelet's arithmetic is."""
+    """Return a percentage as a share, rounded to single precision in each step like the kubelet's float32."""
     return _rounded(_rounded(percent) / 100)
 
 

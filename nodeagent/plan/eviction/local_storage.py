@@ -1,4 +1,4 @@
-"""Pods over their own storage limits, which go without any pressure on the node."""
+"""Pods over their own storage limits, evicted without pressure on the node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class StorageLimit(StrEnum):
-    """Which limit a pod exceeds, spelt as the kubelet labels its metric."""
+    """A storage limit, spelt as the kubelet labels its metric."""
 
     EMPTY_DIR = "emptydirfs.limit"
     POD = "ephemeralpodfs.limit"
@@ -36,12 +36,12 @@ class Violation(NamedTuple):
 
     @property
     def excess_bytes(self) -> int:
-        """How much the usage is above the limit."""
+        """Usage above the limit, in bytes."""
         return self.usage_bytes - self.limit_bytes
 
     @property
     def reason(self) -> Reason:
-        """The reason to evict for it."""
+        """The reason to evict the pod."""
         numbers = {"usage_bytes": self.usage_bytes, "limit_bytes": self.limit_bytes}
         if self.limit is StorageLimit.EMPTY_DIR:
             return Reason(ReasonCode.EMPTY_DIR_OVER_LIMIT, {"volume": self.name, **numbers})
@@ -51,10 +51,10 @@ class Violation(NamedTuple):
 
 
 def find_violation(pod: PodFacts, layout: FilesystemLayout) -> Violation | None:
-    """Return the first limit a pod exceeds, strictly; ``None`` if it exceeds none or nothing is known.
+    """Return the first limit that a pod exceeds, strictly; ``None`` without an excess or without usage.
 
-    First its emptyDir volumes, in their order; then the pod's own limit; then its containers, in their order. A
-    container's writable layer counts only where it lies on the same filesystem as its logs.
+    The order is: its emptyDir volumes, the pod's own limit, its containers. A container's writable layer counts only
+    if it is on the same filesystem as its logs.
 
     Source: kubelet ``localStorageEviction``: ``emptyDirLimitEviction``, ``podEphemeralStorageLimitEviction``,
     ``containerEphemeralStorageLimitEviction``.
@@ -63,7 +63,7 @@ def find_violation(pod: PodFacts, layout: FilesystemLayout) -> Violation | None:
 
 
 def has_limit(pod: PodFacts) -> bool:
-    """Return whether a pod has any storage limit of its own."""
+    """Return whether a pod has a storage limit: its own, or that of a container or emptyDir volume."""
     return bool(
         pod.ephemeral_limit_bytes
         or any(each.limit_bytes for each in pod.empty_dirs)

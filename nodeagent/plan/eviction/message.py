@@ -1,4 +1,4 @@
-"""What is said of an evicted pod, in the form that people know from the kubelet."""
+"""Status message of an evicted pod, in the kubelet's wording."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SUFFIXES = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 
 
 class Offender(NamedTuple):
-    """A container that uses more than it requests; ``request_bytes`` is ``None`` where that is not known."""
+    """A container that uses more than its request; ``request_bytes`` is ``None`` if unknown."""
 
     name: str
     usage_bytes: int
@@ -27,7 +27,7 @@ class Offender(NamedTuple):
 def offenders(pod: PodFacts, resource: Resource) -> tuple[Offender, ...]:
     """Return the containers above their request, in the pod's order; none for inodes and PIDs.
 
-    A request that is not known counts as 0. Storage is writable layer and logs.
+    An unknown request counts as 0. Storage is writable layer and logs.
 
     Source: kubelet ``evictionMessage``.
     """
@@ -45,7 +45,7 @@ def _share(container: ContainerFacts, resource: Resource) -> Offender | None:
 
 
 def pressure_message(status: ThresholdStatus, resource: Resource, over: tuple[Offender, ...]) -> str:
-    """Return the message for a pod evicted because a threshold is met, with its closing blank.
+    """Return the message for a pod evicted for a threshold, with its trailing space.
 
     Source: kubelet ``evictionMessage``.
     """
@@ -70,7 +70,7 @@ def pressure_message(status: ThresholdStatus, resource: Resource, over: tuple[Of
 
 
 def limit_message(violation: Violation) -> str:
-    """Return the message for a pod evicted for its own storage limit, with its closing blank.
+    """Return the message for a pod evicted for its own storage limit, with its trailing space.
 
     Source: kubelet ``localStorageEviction``.
     """
@@ -91,7 +91,7 @@ def format_reading(status: ThresholdStatus, number: float) -> str:
 
 
 def format_quantity(size_bytes: int) -> str:
-    """Return bytes exactly, in the largest binary unit that leaves a whole number, such as ``100Mi``.
+    """Return exact bytes in the largest binary unit that gives a whole number, such as ``100Mi``.
 
     Source: Kubernetes ``resource.Quantity`` in its binary form.
     """

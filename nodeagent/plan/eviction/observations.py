@@ -1,4 +1,4 @@
-"""Which readings may decide anything."""
+"""Validation of signal readings."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from nodeagent.model.pressure import Moment, Observation, Signal
 
 
-class RefusalCode(StrEnum):
-    """Why a reading decides nothing. The values are part of the JSON output: they are added to, never changed."""
+class RejectionCode(StrEnum):
+    """Reason to reject a reading. The values are part of the JSON output: they are added to, never changed."""
 
     NOT_A_NUMBER = "not-a-number"
     NEGATIVE = "negative"
@@ -29,77 +29,87 @@ class RefusalCode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """A reading that was refused.
+class Rejection:
+    """A rejected reading.
 
     Attributes:
-        age_s: how old it was; negative from the future.
+        age_s: its age at the decision; negative for a reading from the future.
     """
 
     observation: Observation
-    code: RefusalCode
+    code: RejectionCode
     age_s: float
 
     @property
     def sentence(self) -> str:
-        """Why, in words, without a full stop."""
+        """Signal and cause, without a full stop."""
+        return f"reading of {self.observation.signal} rejected: {self.cause}"
+
+    @property
+    def cause(self) -> str:
+        """The cause alone, without a full stop."""
         available, capacity = self.observation.available, self.observation.capacity
-        words = {
-            RefusalCode.NOT_A_NUMBER: f"{available} of {capacity} is no reading",
-            RefusalCode.NEGATIVE: f"{available} of {capacity} is below zero",
-            RefusalCode.NO_CAPACITY: "the capacity is 0",
-            RefusalCode.ABOVE_CAPACITY: f"{available} is more than the capacity {capacity}",
-            RefusalCode.TOO_OLD: f"it was read {format_duration(self.age_s)} ago",
-            RefusalCode.FROM_THE_FUTURE: f"it was read {format_duration(-self.age_s)} after the decision",
-            RefusalCode.CONTRADICTORY: "another reading in the same pass says otherwise",
+        causes = {
+            RejectionCode.NOT_A_NUMBER: f"{available} of {capacity} is not a finite number",
+            RejectionCode.NEGATIVE: f"{available} of {capacity} is negative",
+            RejectionCode.NO_CAPACITY: "capacity is 0",
+            RejectionCode.ABOVE_CAPACITY: f"{available} exceeds the capacity {capacity}",
+            RejectionCode.TOO_OLD: f"read {format_duration(self.age_s)} ago",
+            RejectionCode.FROM_THE_FUTURE: f"read {format_duration(-self.age_s)} after the decision",
+            RejectionCode.CONTRADICTORY: "contradicts another reading of the same pass",
         }
-        return f"the reading of {self.observation.signal} is refused: {words[self.code]}"
+        return causes[self.code]
 
 
 @dataclass(frozen=True, slots=True)
-class Readings:
-    """What was read, judged.
+class ValidatedReadings:
+    """Readings after validation.
 
     Attributes:
-        trusted: one reading per signal.
-        refused: the first refusal per signal; such a signal is never in ``trusted``.
+        accepted: one reading per signal.
+        rejected: the first rejection per signal; such a signal is never in ``accepted``.
     """
 
-    trusted: Mapping[Signal, Observation]
-    refused: Mapping[Signal, Refusal]
+    accepted: Mapping[Signal, Observation]
+    rejected: Mapping[Signal, Rejection]
 
 
-def judge(observations: Iterable[Observation], now: Moment, max_age_s: float) -> Readings:
-    """Return which readings may decide at ``now``.
+def validate(observations: Iterable[Observation], now: Moment, max_age_s: float) -> ValidatedReadings:
+    """Return the readings split into accepted and rejected ones.
 
-    Refused are those that cannot be true, those older than ``max_age_s`` (exactly as old will do) or younger than
-    ``now``, and all of a signal that was read twice with different results.
+    Rejected are impossible readings, readings older than ``max_age_s`` or newer than ``now``, and all readings of a
+    signal that was read twice with different results. A reading of exactly ``max_age_s`` is accepted.
     """
     by_signal: defaultdict[Signal, list[Observation]] = defaultdict(list)
     for observation in observations:
         by_signal[observation.signal].append(observation)
-    trusted: dict[Signal, Observation] = {}
-    refused: dict[Signal, Refusal] = {}
+    accepted: dict[Signal, Observation] = {}
+    rejected: dict[Signal, Rejection] = {}
     for signal in sorted(by_signal):
         readings = sorted(by_signal[signal], key=lambda each: (each.available, each.capacity))
         first = readings[0]
         age_s = now.monotonic_s - first.observed_at.monotonic_s
-        code = RefusalCode.CONTRADICTORY if any(each != first for each in readings) else _fault(first, age_s, max_age_s)
+        code = (
+            RejectionCode.CONTRADICTORY if any(each != first for each in readings) else _fault(first, age_s, max_age_s)
+        )
         if code is None:
-            trusted[signal] = first
+            accepted[signal] = first
         else:
-            refused[signal] = Refusal(first, code, age_s)
-    return Readings(trusted, refused)
+            rejected[signal] = Rejection(first, code, age_s)
+    return ValidatedReadings(accepted, rejected)
 
 
-def _fault(observation: Observation, age_s: float, max_age_s: float) -> RefusalCode | None:
+def _fault(observation: Observation, age_s: float, max_age_s: float) -> RejectionCode | None:
     available, capacity = observation.available, observation.capacity
     faults = (
-        (not (math.isfinite(available) and math.isfinite(capacity) and math.isfinite(age_s)), RefusalCode.NOT_A_NUMBER),
-        (available < 0 or capacity < 0, RefusalCode.NEGATIVE),
-        (capacity == 0, RefusalCode.NO_CAPACITY),
-        (available > capacity, RefusalCode.ABOVE_CAPACITY),
-        (age_s > max_age_s, RefusalCode.TOO_OLD),
-        (age_s < 0, RefusalCode.FROM_THE_FUTURE),
+        (
+            not (math.isfinite(available) and math.isfinite(capacity) and math.isfinite(age_s)),
+            RejectionCode.NOT_A_NUMBER,
+        ),
+        (available < 0 or capacity < 0, RejectionCode.NEGATIVE),
+        (capacity == 0, RejectionCode.NO_CAPACITY),
+        (available > capacity, RejectionCode.ABOVE_CAPACITY),
+        (age_s > max_age_s, RejectionCode.TOO_OLD),
+        (age_s < 0, RejectionCode.FROM_THE_FUTURE),
     )
     return next((code for wrong, code in faults if wrong), None)

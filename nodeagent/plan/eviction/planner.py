@@ -1,4 +1,4 @@
-"""Which pod goes, or what comes before any does."""
+"""Eviction plan of one pass: reclaim steps, or the pod to evict, with a reason for every other pod."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from nodeagent.model.pressure import FilesystemLayout, Moment, Observation, PodFacts
     from nodeagent.plan.decision import Detail
     from nodeagent.plan.eviction.local_storage import Violation
-    from nodeagent.plan.eviction.message import Offender
     from nodeagent.plan.eviction.policy import EvictionPolicy
     from nodeagent.plan.eviction.ranking import RankedPod
     from nodeagent.plan.eviction.reclaim import ReclaimStep
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.thresholds import Threshold
 
 DEFAULT_TERMINATION_GRACE_S: Final = 30.0
-"""What a pod that does not say asks for. Source: Kubernetes ``terminationGracePeriodSeconds``."""
+"""Grace period of a pod without one of its own. Source: Kubernetes ``terminationGracePeriodSeconds``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +39,12 @@ class Eviction:
     """The one pod to evict.
 
     Attributes:
-        signal: the signal, or the storage limit, as the kubelet labels its metric.
-        starved: what is short.
-        status: the threshold acted on, with the reading decided by; ``None`` for a storage limit.
-        ranked: its place and numbers; ``None`` for a storage limit.
-        grace_s: how long its containers have to end; 0 for none.
-        message: for the pod's status, in the kubelet's form.
-        offenders: its containers above their request.
+        signal: the signal or storage limit, spelt as the kubelet labels its metric.
+        starved: the resource that is short.
+        status: the selected threshold with the latest reading; ``None`` for a storage limit.
+        ranked: the pod with its rank; ``None`` for a storage limit.
+        grace_s: termination grace period; 0 for none.
+        message: for the pod's status, in the kubelet's wording.
     """
 
     pod: PodFacts
@@ -57,26 +55,25 @@ class Eviction:
     ranked: RankedPod | None
     grace_s: float
     message: str
-    offenders: tuple[Offender, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class EvictionPlan:
-    """What a pass is to do.
+    """Actions of one pass.
 
     Attributes:
         plan: exactly one decision for each pod: the evicted one first, then by rank, then by UID.
-        cause: the threshold acted on; ``None`` if none is, or a storage limit comes first.
-        reclaim: what to run on the node now, in order. Measure again after each, and plan again with it named among
-            what was reclaimed; no pod goes before that.
-        pods_may_be_chosen: whether pods could be chosen now. There may be no victim all the same.
-        ranking: all pods that could be ranked for the cause, protected ones too.
-        victim: the one pod to evict, if any.
+        selected: the selected threshold; ``None`` without one, and for a storage limit.
+        reclaim: steps of node-level reclaim to run now, in order. Read the signals again after each, and plan again
+            with the step in ``reclaimed``; no pod is evicted before that.
+        pods_may_be_chosen: whether a pod could be chosen now. There may be no victim all the same.
+        ranking: all pods ranked for the selected threshold, protected ones too.
+        victim: the pod to evict; ``None`` for none.
         withheld: reason that another met threshold is not acted on: an effect is outstanding.
     """
 
     plan: Plan
-    cause: ThresholdStatus | None = None
+    selected: ThresholdStatus | None = None
     reclaim: tuple[ReclaimStep, ...] = ()
     pods_may_be_chosen: bool = False
     ranking: tuple[RankedPod, ...] = ()
@@ -93,43 +90,42 @@ def plan_eviction(  # noqa: PLR0913 - what one pass carries from round to round
     now: Moment,
     observations: Iterable[Observation] | None = None,
     reclaimed: AbstractSet[ReclaimStep] = frozenset(),
-    set_aside: Mapping[str, str] = NO_FAILURES,
+    excluded: Mapping[str, str] = NO_FAILURES,
 ) -> EvictionPlan:
-    """Choose at most one pod to evict; neither the order of pods nor that of thresholds matters.
+    """Return a plan that evicts at most one pod; neither the order of pods nor that of thresholds matters.
 
-    First come pods over their own storage limits: lower priority first, then more above the limit. Then the most
-    urgent threshold that is acted on and has a resource, if by the latest readings it is still met: the node gives
-    back what it can, and only then the pod goes that ranks first of those that may go. A threshold that
-    by a later reading came back, by its minimum reclaim if anything was reclaimed for it, gives way to the next.
+    Pods over their own storage limits come first: lower priority first, then larger excess. Then the most urgent
+    threshold with a resource that is acted on and still met by the latest readings is selected. Node-level reclaim for
+    it comes before the first unprotected pod of the ranking. The next threshold is selected if a later reading cleared
+    this one, by its minimum reclaim if anything was reclaimed for it.
 
-    Unlike the kubelet, one pod at most goes for storage limits too; a pod is not evicted for one threshold because
-    another is still met; and a reading that has grown too old by ``now`` decides nothing. While the effect of an
-    earlier eviction or reclaim is outstanding, the same shortage is not acted on; a threshold on another one is.
+    Unlike the kubelet, at most one pod is evicted for storage limits too; no pod is evicted for one threshold because
+    another is still met; and a reading too old at ``now`` is rejected. While the effect of an earlier eviction or
+    reclaim is outstanding, thresholds of the same shortage are not acted on, others are.
 
     Args:
-        evaluation: what the pass found; its state counts against the limit of evictions and has the outstanding
-            effects.
-        pods: all pods of the node; facts that are missing or contradictory keep a pod.
-        policy: what is protected, graces and limits.
-        layout: which filesystems are one.
+        evaluation: status of the thresholds; its state has the recent evictions and the outstanding effects.
+        pods: all pods of the node; missing or contradictory facts keep a pod.
+        policy: protected pods, grace periods and limits.
+        layout: which filesystems share a device.
         now: the instant of this decision, after the latest readings.
-        observations: readings taken after those evaluated; ``None`` to decide by the latter.
-        reclaimed: what was already run on the node in this pass.
-        set_aside: pod UID to why it could not be evicted earlier in this pass.
+        observations: readings newer than the evaluated ones; ``None`` for those.
+        reclaimed: steps already run in this pass.
+        excluded: pod UID to the reason why its eviction failed before.
 
     Source: kubelet ``synchronize``, from local storage eviction on, and ``evictPod``.
     """
     listed = sorted(dict.fromkeys(pods), key=lambda pod: (pod.uid, pod.namespace, pod.name))
-    pass_ = _Pass(evaluation, listed, policy, layout, now, set_aside)
-    over = pass_.over_their_limits()
-    if over and pass_.limited is None:
-        return pass_.evict_for_limit(*over[0])
-    cause = select_threshold(evaluation, observations, policy, layout=layout, now=now, reclaimed=reclaimed)
-    return pass_.act_on(cause, reclaimed)
+    planner = _Planner(evaluation, listed, policy, layout, now, excluded)
+    over_limits = planner.pods_over_limits()
+    if over_limits and planner.limited is None:
+        return planner.evict_for_limit(*over_limits[0])
+    selected = select_threshold(evaluation, observations, policy, layout=layout, now=now, reclaimed=reclaimed)
+    return planner.act_on(selected, reclaimed)
 
 
 def effective_grace_s(threshold: Threshold | None, pod: PodFacts, policy: EvictionPolicy) -> float:
-    """Return the seconds a victim's containers have to end; ``None`` stands for a storage limit.
+    """Return the termination grace period of an eviction in seconds; the threshold ``None`` is a storage limit.
 
     Source: kubelet ``synchronize``: ``immediateEvictionGracePeriodSeconds``, ``MaxPodGracePeriodSeconds``.
     """
@@ -141,8 +137,8 @@ def effective_grace_s(threshold: Threshold | None, pod: PodFacts, policy: Evicti
     return min(own_s, cap_s) if cap_s > 0 else own_s
 
 
-class _Pass:
-    """The pods of one pass and what keeps each."""
+class _Planner:
+    """The pods of one pass, with the reason that protects each."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - the parts of one pass
         self,
@@ -151,7 +147,7 @@ class _Pass:
         policy: EvictionPolicy,
         layout: FilesystemLayout,
         now: Moment,
-        set_aside: Mapping[str, str],
+        excluded: Mapping[str, str],
     ) -> None:
         self._evaluation = evaluation
         self._pods = pods
@@ -159,12 +155,12 @@ class _Pass:
         self._layout = layout
         self._now = now
         self._protection = Protection(pods, policy)
-        self._set_aside = set_aside
+        self._excluded = excluded
         self._kept = {id(pod): reason for pod in pods if (reason := self._why_kept(pod)) is not None}
         self.limited = self._limit_reached()
 
-    def over_their_limits(self) -> list[tuple[PodFacts, Violation]]:
-        """Return the pods that may go and exceed their own storage limits, the first to go first."""
+    def pods_over_limits(self) -> list[tuple[PodFacts, Violation]]:
+        """Return the unprotected pods over their own storage limits, in eviction order."""
         if not self._policy.local_storage_isolation:
             return []
         found = [
@@ -175,7 +171,7 @@ class _Pass:
         return sorted(found, key=lambda each: (each[0].priority.value or 0, -each[1].excess_bytes, each[0].uid))
 
     def evict_for_limit(self, pod: PodFacts, violation: Violation) -> EvictionPlan:
-        """Return the plan that evicts a pod for its own limit."""
+        """Return the plan that evicts a pod over its own storage limit."""
         victim = Eviction(
             pod=pod,
             reason=violation.reason,
@@ -193,26 +189,26 @@ class _Pass:
         ]
         return EvictionPlan(self._plan(decisions), pods_may_be_chosen=True, victim=victim)
 
-    def act_on(self, cause: SelectedThreshold, reclaimed: AbstractSet[ReclaimStep]) -> EvictionPlan:
-        """Return the plan that reclaims for a cause, or evicts, or does neither."""
-        status = cause.status
+    def act_on(self, selected: SelectedThreshold, reclaimed: AbstractSet[ReclaimStep]) -> EvictionPlan:
+        """Return the plan for the selected threshold: to reclaim, to evict a pod, or neither."""
+        status = selected.status
         if status is None:
-            decisions = [self._keep(pod, cause.reason) for pod in self._pods]
-            return EvictionPlan(self._plan(decisions, blocked=cause.blocked), withheld=cause.withheld)
+            decisions = [self._keep(pod, selected.reason) for pod in self._pods]
+            return EvictionPlan(self._plan(decisions, blocked=selected.blocked), withheld=selected.withheld)
         signal = status.threshold.signal
         steps = tuple(step for step in reclaim_steps(signal, self._layout) if step not in reclaimed)
         ranking = rank_pods(self._pods, signal, self._layout)
-        everyone = self.limited
+        common_reason = self.limited
         if steps:
             texts = tuple(step.text for step in steps)
-            everyone = Reason(ReasonCode.RECLAIM_FIRST, {"threshold": status.threshold.text, "steps": texts})
-        if everyone is not None:
-            decisions = [self._keep(pod, everyone) for pod in self._by_rank(ranking)]
-            return EvictionPlan(self._plan(decisions), status, steps, ranking=ranking, withheld=cause.withheld)
-        return replace(self._choose(status, cause.reason, ranking), withheld=cause.withheld)
+            common_reason = Reason(ReasonCode.RECLAIM_FIRST, {"threshold": status.threshold.text, "steps": texts})
+        if common_reason is not None:
+            decisions = [self._keep(pod, common_reason) for pod in self._by_rank(ranking)]
+            return EvictionPlan(self._plan(decisions), status, steps, ranking=ranking, withheld=selected.withheld)
+        return replace(self._choose(status, selected.reason, ranking), withheld=selected.withheld)
 
     def _choose(self, status: ThresholdStatus, reason: Reason, ranking: tuple[RankedPod, ...]) -> EvictionPlan:
-        """Return the plan that evicts the first in the ranking that may go."""
+        """Return the plan that evicts the first unprotected pod of the ranking."""
         kept = self._kept | {
             id(each.pod): why
             for each in ranking
@@ -232,12 +228,12 @@ class _Pass:
                 later = Reason(ReasonCode.RANKED_LATER, {**_numbers(ranked), "of": len(ranking)})
                 decisions.append(_decide(ranked, Verdict.KEEP, later))
         if victim is None:
-            warnings.append(f"{status.threshold.text} is met, and no pod may be evicted")
+            warnings.append(f"{status.threshold.text} is met, but every pod is protected")
         plan = self._plan(decisions, warnings)
         return EvictionPlan(plan, status, pods_may_be_chosen=True, ranking=ranking, victim=victim)
 
     def _victim(self, status: ThresholdStatus, reason: Reason, ranked: RankedPod) -> Eviction:
-        over = offenders(ranked.pod, ranked.resource)
+        over_request = offenders(ranked.pod, ranked.resource)
         return Eviction(
             pod=ranked.pod,
             reason=Reason(reason.code, {**reason.details, **_numbers(ranked)}),
@@ -246,13 +242,12 @@ class _Pass:
             status=status,
             ranked=ranked,
             grace_s=effective_grace_s(status.threshold, ranked.pod, self._policy),
-            message=pressure_message(status, ranked.resource, over),
-            offenders=over,
+            message=pressure_message(status, ranked.resource, over_request),
         )
 
     def _why_kept(self, pod: PodFacts) -> Reason | None:
-        if pod.uid in self._set_aside:
-            return Reason(ReasonCode.FAILED_EARLIER, {"detail": self._set_aside[pod.uid]})
+        if pod.uid in self._excluded:
+            return Reason(ReasonCode.FAILED_EARLIER, {"detail": self._excluded[pod.uid]})
         effects = self._evaluation.state.outstanding
         if any(each.uid == pod.uid and self._now.monotonic_s < each.until_s for each in effects):
             return Reason(ReasonCode.BEING_EVICTED)
@@ -265,14 +260,14 @@ class _Pass:
             return None
         return Reason(ReasonCode.EVICTION_LIMIT, {"count": count, "window_s": window_s, "limit": limit})
 
-    def _keep(self, pod: PodFacts, otherwise: Reason) -> Decision:
-        """Return the decision to keep a pod, for a reason of its own if it has one."""
-        reason = self._kept.get(id(pod), otherwise)
+    def _keep(self, pod: PodFacts, default: Reason) -> Decision:
+        """Return the decision to keep a pod; its own reason precedes the common one."""
+        reason = self._kept.get(id(pod), default)
         verdict = Verdict.FAILED if reason.code is ReasonCode.FAILED_EARLIER else Verdict.KEEP
         return Decision(ItemKind.POD, pod.uid, _name(pod), verdict, reason)
 
     def _by_rank(self, ranking: tuple[RankedPod, ...]) -> list[PodFacts]:
-        """Return all pods, those ranked first and in their order."""
+        """Return all pods, ranked ones first and by rank."""
         ranks = {id(each.pod): each.rank for each in ranking}
         return sorted(self._pods, key=lambda pod: ranks.get(id(pod), len(ranking) + 1))
 
@@ -281,7 +276,7 @@ class _Pass:
         return Plan("pods", self._now.at, listed, warnings=(*self._warnings(), *warnings), blocked=blocked)
 
     def _warnings(self) -> Iterator[str]:
-        yield from (refusal.sentence for refusal in self._evaluation.refusals)
+        yield from (rejection.sentence for rejection in self._evaluation.rejections)
         for status in self._evaluation.acting:
             if MEANINGS[status.threshold.signal].resource is None:
                 yield f"{status.threshold.text} is met, but no pod is evicted for it"
@@ -290,7 +285,7 @@ class _Pass:
 
 
 def _decide(ranked: RankedPod, verdict: Verdict, reason: Reason) -> Decision:
-    """Return a decision on a pod, with what its eviction gives back where that is space or inodes."""
+    """Return a decision on a pod, with the bytes or inodes that its eviction frees."""
     usage, resource = ranked.usage, ranked.resource
     frees_bytes = usage if resource in {Resource.MEMORY, Resource.EPHEMERAL_STORAGE} else None
     frees_inodes = usage if resource is Resource.INODES else None

@@ -1,4 +1,4 @@
-"""What an operator decides about evictions."""
+"""Configured eviction policy."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EvictionPolicy:
-    """How evictions go, apart from the thresholds.
+    """Eviction settings other than thresholds.
 
     Attributes:
-        pressure_transition_period_s: how long a node condition lingers after it was last observed.
-        max_pod_grace_s: caps a pod's own grace at a soft eviction; 0 for no cap, which is what the kubelet's 0 comes
-            to, since its kill takes an override of 0 for none.
-        hard_grace_s: grace of every other eviction: 0 kills at once, 1 is the newer kubelet's.
-        protected_namespaces: no pod in these is ever chosen.
+        pressure_transition_period_s: time for which a node condition is reported after it was last observed.
+        max_pod_grace_s: maximum grace period of a soft eviction; 0 for the pod's own. The kubelet's 0 has the same
+            effect, since its kill treats an override of 0 as none.
+        hard_grace_s: grace period of any other eviction: 0 kills at once, 1 as in newer kubelets.
+        protected_namespaces: namespaces whose pods are never evicted.
         local_storage_isolation: whether pods over their own storage limits are evicted without any pressure.
-        evict_unmeasured: whether a pod of which no usage could be read may be chosen. The kubelet chooses it before
-            all others.
-        max_observation_age_s: older readings decide nothing.
-        max_evictions_per_window: 0 for no limit.
-        eviction_window_s: what that limit counts over.
+        evict_unmeasured: whether a pod with unknown usage may be evicted. The kubelet evicts such a pod before all
+            others.
+        max_observation_age_s: age above which a reading is rejected.
+        max_evictions_per_window: limit of evictions; 0 for none.
+        eviction_window_s: period of that limit.
 
     Source: kubelet ``evictionPressureTransitionPeriod``, ``evictionMaxPodGracePeriod``,
     ``localStorageCapacityIsolation``; the rest is ours.

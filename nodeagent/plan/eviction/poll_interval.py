@@ -1,4 +1,4 @@
-"""When to look again: the nearer a threshold, the sooner."""
+"""Poll interval of the signals, shorter near a threshold."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ SOONEST_S: Final = 0.2
 WHILE_MET_S: Final = 1.0
 _STALL_NEAR: Final = 0.5
 _MIB: Final = 1 << 20
-_PACES: Final[Mapping[Unit, float]] = MappingProxyType(
+_RATES: Final[Mapping[Unit, float]] = MappingProxyType(
     {Unit.BYTES: 256.0 * _MIB, Unit.INODES: 50_000.0, Unit.PIDS: 1_000.0}
 )
-"""How fast each may be used up by something that is not there yet, per second."""
+"""Consumption per second to expect from a process that has not started yet."""
 
 
-def next_poll_s(evaluation: Evaluation, earlier: Evaluation | None, *, interval_s: float) -> float:
-    """Return the seconds until the signals should be read again, at most ``interval_s``.
+def next_poll_s(evaluation: Evaluation, previous: Evaluation | None, *, interval_s: float) -> float:
+    """Return the seconds until the next reading, at most ``interval_s``.
 
-    What is left above a threshold is taken to go at a pace that one busy process can reach, or at twice the pace
-    measured since the earlier look, whichever is faster. A threshold that is met is looked at each second, and at
-    the end of its grace period.
+    The amount above a threshold is expected to be consumed at the rate of one busy process, or at twice the rate since
+    the previous evaluation, whichever is higher. A met threshold is evaluated each second, and at the end of its grace
+    period.
     """
     waits = [interval_s]
     for status in evaluation.statuses:
@@ -37,34 +37,34 @@ def next_poll_s(evaluation: Evaluation, earlier: Evaluation | None, *, interval_
         if status.met:
             waits.append(min(WHILE_MET_S, status.grace_left_s) if not status.due else WHILE_MET_S)
         else:
-            waits.append(_until_met_s(status, _measured_pace(status, earlier), interval_s))
+            waits.append(_until_met_s(status, _measured_rate(status, previous), interval_s))
     return min(interval_s, max(SOONEST_S, min(waits)))
 
 
 def _until_met_s(status: ThresholdStatus, measured: float, interval_s: float) -> float:
-    """Return how long a threshold cannot be met, at the paces that are thinkable."""
+    """Return the seconds before which a threshold is not met at the expected rate."""
     observation, limit = status.observation, status.limit
     if observation is None or limit is None:
         return interval_s
     if status.threshold.operator is not Operator.LESS_THAN:  # an average over ten seconds rises slowly
         return WHILE_MET_S if observation.available > limit * _STALL_NEAR else interval_s
-    assumed = _PACES.get(MEANINGS[status.threshold.signal].unit)
+    assumed = _RATES.get(MEANINGS[status.threshold.signal].unit)
     if assumed is None:
         return interval_s
     return max(0.0, observation.available - limit) / max(assumed, 2 * measured)
 
 
-def _measured_pace(status: ThresholdStatus, earlier: Evaluation | None) -> float:
-    """Return how fast a signal went down since the earlier look, per second; 0 if it did not."""
+def _measured_rate(status: ThresholdStatus, previous: Evaluation | None) -> float:
+    """Return the decrease of a signal per second since the previous evaluation; 0 for none."""
     now = status.observation
-    if earlier is None or now is None:
+    if previous is None or now is None:
         return 0.0
-    before = _readings(earlier).get(status.threshold.signal)
-    if before is None:
+    reading = _readings(previous).get(status.threshold.signal)
+    if reading is None:
         return 0.0
-    available, at_s = before
-    passed_s = now.observed_at.monotonic_s - at_s
-    return max(0.0, (available - now.available) / passed_s) if passed_s > 0 else 0.0
+    available, at_s = reading
+    elapsed_s = now.observed_at.monotonic_s - at_s
+    return max(0.0, (available - now.available) / elapsed_s) if elapsed_s > 0 else 0.0
 
 
 def _readings(evaluation: Evaluation) -> dict[Signal, tuple[float, float]]:

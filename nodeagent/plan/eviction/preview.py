@@ -1,4 +1,4 @@
-"""The pods that would be evicted first, for a preview of settings that are not in force yet."""
+"""The first pods to evict under settings that are not applied yet."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PodEviction:
-    """A pod that is evicted first for a threshold, or for a storage limit of its own."""
+    """A pod evicted first for a threshold, or for its own storage limit."""
 
     uid: str
     namespace: str
@@ -32,7 +32,7 @@ class PodEviction:
 def pods_over_limits(
     pods: Sequence[PodFacts], policy: EvictionPolicy, layout: FilesystemLayout
 ) -> tuple[PodEviction, ...]:
-    """Return the pods over storage limits of their own that nothing protects, by namespace, name and UID."""
+    """Return the unprotected pods over their own storage limits, ordered by namespace, name and UID."""
     protection = Protection(pods, policy)
     found = []
     for pod in sorted(pods, key=lambda each: (each.namespace, each.name, each.uid)):
@@ -45,9 +45,9 @@ def pods_over_limits(
 def first_victim(
     evaluation: Evaluation, pods: Sequence[PodFacts], policy: EvictionPolicy, layout: FilesystemLayout
 ) -> PodEviction | None:
-    """Return the pod evicted first for a threshold if node-level reclaim frees too little; ``None`` if there is none.
+    """Return the pod evicted first for a threshold if node-level reclaim frees too little; ``None`` without one.
 
-    The decision is made at the instant of the evaluation. A soft threshold counts only once its grace period is over.
+    The time of the decision is that of the evaluation. A soft threshold counts after its grace period only.
     """
     policy = replace(policy, local_storage_isolation=False)
     reclaimed: frozenset[ReclaimStep] = frozenset()

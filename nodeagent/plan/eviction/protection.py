@@ -1,4 +1,4 @@
-"""Which pods are never chosen, whatever the node is short of."""
+"""Pods that are never evicted for node pressure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Protection:
-    """The rules that keep a pod, for the pods of one pass."""
+    """Protection rules for the pods of one pass."""
 
     def __init__(self, pods: Sequence[PodFacts], policy: EvictionPolicy) -> None:
         self._namespaces = policy.protected_namespaces
@@ -26,12 +26,12 @@ class Protection:
         self._uids = Counter(pod.uid for pod in pods)
 
     def why_kept(self, pod: PodFacts) -> Reason | None:
-        """Return the first rule that keeps a pod, the most telling first; ``None`` if none does.
+        """Return the first rule that protects a pod; ``None`` if none does.
 
-        What is known to be static, a mirror, critical or in a protected namespace; what sources disagree on; what
-        is not known; what is ending or has ended.
+        In this order: static, mirror and critical pods, protected namespaces, contradictory facts, missing facts, pods
+        that are terminating or finished.
 
-        Source: kubelet ``evictPod`` and ``IsCriticalPod``; what is not known protects here.
+        Source: kubelet ``evictPod`` and ``IsCriticalPod``; protection of missing facts is ours.
         """
         kept = _why_critical(pod)
         if kept is not None:
@@ -49,16 +49,16 @@ class Protection:
         return None
 
     def why_unmeasured(self, ranked: RankedPod) -> Reason | None:
-        """Return why a pod cannot be judged for the resource that is short; ``None`` if it can.
+        """Return the reason that a pod cannot be ranked for a resource: unknown usage or request; else ``None``.
 
-        A request that is not known counts only where requests do: for memory and disk.
+        Requests count for memory and disk only.
         """
         request = {
             Resource.MEMORY: ranked.pod.memory_request_bytes,
             Resource.EPHEMERAL_STORAGE: ranked.pod.ephemeral_request_bytes,
         }.get(ranked.resource)
         if request is not None and request.value is None:
-            return Reason(ReasonCode.FACTS_MISSING, {"missing": (f"how much {ranked.resource} it requests",)})
+            return Reason(ReasonCode.FACTS_MISSING, {"missing": (f"{ranked.resource} request",)})
         if ranked.usage is None and not self._evict_unmeasured:
             return Reason(ReasonCode.USAGE_UNKNOWN, {"resource": ranked.resource.value})
         return None
@@ -66,13 +66,13 @@ class Protection:
     def _contradictions(self, pod: PodFacts) -> Iterator[str]:
         yield from pod.contradictions
         if self._uids[pod.uid] > 1:
-            yield f"{self._uids[pod.uid]} pods have its UID"
+            yield f"{self._uids[pod.uid]} pods with the same UID"
         if pod.qos.value is QosClass.BEST_EFFORT and pod.memory_request_bytes.value:
-            yield "it is BestEffort and requests memory"
+            yield "BestEffort with a memory request"
         if pod.qos.value is QosClass.GUARANTEED and pod.memory_request_bytes.value == 0:
-            yield "it is Guaranteed and requests no memory"
+            yield "Guaranteed without a memory request"
         if any(number is not None and number < 0 for number in _numbers(pod)):
-            yield "a usage or request is negative"
+            yield "negative usage or request"
 
 
 def _why_critical(pod: PodFacts) -> Reason | None:
@@ -86,27 +86,27 @@ def _why_critical(pod: PodFacts) -> Reason | None:
     elif pod.priority_class in CRITICAL_CLASS_PRIORITIES:
         how, source = f"priority class {pod.priority_class}", pod.priority.source
     elif pod.critical.value:
-        how, source = "marked so", pod.critical.source
+        how, source = "by OOM score or priority class", pod.critical.source
     else:
         return None
     return Reason(ReasonCode.CRITICAL_POD, {"how": how, "source": source.value})
 
 
 def _missing(pod: PodFacts) -> Iterator[str]:
-    """Yield what is not known and has to be, each as an indirect question."""
+    """Yield the names of required facts that are unknown."""
     if not pod.uid or not pod.namespace or not pod.name:
-        yield "which pod it is"
-    questions = {
-        "whether it is static": pod.static,
-        "whether it is a mirror": pod.mirror,
-        "whether it is critical": pod.critical,
-        "what priority it has": pod.priority,
+        yield "UID, namespace or name"
+    required = {
+        "static or not": pod.static,
+        "mirror or not": pod.mirror,
+        "critical or not": pod.critical,
+        "priority": pod.priority,
     }
-    yield from (question for question, fact in questions.items() if fact.value is None)
+    yield from (name for name, fact in required.items() if fact.value is None)
 
 
 def _numbers(pod: PodFacts) -> Iterator[float | None]:
-    """Yield every number of a pod that cannot be negative."""
+    """Yield the quantities of a pod, none of which can be negative."""
     yield from (pod.memory_request_bytes.value, pod.ephemeral_request_bytes.value, pod.termination_grace_s.value)
     usage = pod.usage
     if usage is None:

@@ -1,4 +1,4 @@
-"""In which order pods would go."""
+"""Eviction order of pods."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _BYTES = frozenset({Resource.MEMORY, Resource.EPHEMERAL_STORAGE})
 
 @dataclass(frozen=True, slots=True)
 class RankedPod:
-    """One pod's place.
+    """A pod with its rank.
 
     Attributes:
-        rank: from 1; the first would go first.
-        usage: of ``resource``, in bytes, inodes or PIDs; ``None`` where it could not be read.
-        request: in bytes; 0 for inodes and PIDs, of which there are no requests.
-        priority: 0 where it is not known.
-        assumed: which facts that count here were inferred or assumed, in words.
+        rank: position in eviction order, from 1.
+        usage: of ``resource``, in bytes, inodes or PIDs; ``None`` if unknown.
+        request: in bytes; 0 for inodes and PIDs, which have no requests.
+        priority: 0 if unknown.
+        assumed: names of the relevant facts that were inferred or assumed.
     """
 
     pod: PodFacts
@@ -41,27 +41,27 @@ class RankedPod:
 
     @property
     def excess(self) -> int | None:
-        """How much the usage is above the request, negative below it."""
+        """Usage above the request; negative below it, ``None`` if unknown."""
         return None if self.usage is None else self.usage - self.request
 
     @property
     def measure(self) -> str:
-        """The numbers that rank it, in words."""
+        """Usage, request and priority as text."""
         if self.usage is None:
-            return f"its use of {self.resource} could not be read, priority {self.priority}"
+            return f"{self.resource} usage unknown, priority {self.priority}"
         if self.resource not in _BYTES:
             return f"uses {self.usage} {self.resource}, priority {self.priority}"
-        compared = f"its request of {format_bytes(self.request)}" if self.request else "no request"
-        return f"uses {format_bytes(self.usage)} of {self.resource} with {compared}, priority {self.priority}"
+        compared = f"request {format_bytes(self.request)}" if self.request else "no request"
+        return f"uses {format_bytes(self.usage)} of {self.resource}, {compared}, priority {self.priority}"
 
     @property
     def note(self) -> str:
-        """What was assumed, as an end to a sentence."""
+        """The assumed facts, as the end of a sentence."""
         return f" ({'; '.join(self.assumed)})" if self.assumed else ""
 
     @property
     def details(self) -> dict[str, Detail]:
-        """The numbers that rank it, each with its unit."""
+        """Usage, request and priority as plain data, each with its unit."""
         details: dict[str, Detail] = {"rank": self.rank, "resource": self.resource.value, "priority": self.priority}
         unit = "bytes" if self.resource in _BYTES else self.resource.value
         if self.usage is not None:
@@ -75,17 +75,17 @@ class RankedPod:
 
 
 def rank_pods(pods: Iterable[PodFacts], signal: Signal, layout: FilesystemLayout) -> tuple[RankedPod, ...]:
-    """Return the pods that have not finished, in the order in which they would go for a signal.
+    """Return the pods that are not finished, in eviction order for a signal.
 
-    - Memory and disk: usage above the request first; then lower priority; then more above the request.
+    - Memory and disk: usage above the request first; then lower priority; then larger excess over the request.
     - Inodes: any usage first; then lower priority; then more inodes.
     - PIDs: lower priority first; then more PIDs.
 
-    A pod without a reading comes before those with one in every comparison of usage. Ties go by UID. For ``swap.free``
-    memory includes what is swapped out, since that is what an eviction gives back.
+    A pod with unknown usage precedes the others in every comparison of usage. Ties are broken by UID. For
+    ``swap.free`` memory includes swapped-out memory, which an eviction frees as well.
 
-    Unlike the kubelet, inodes are not set off against the storage request, which counts bytes. A signal without a
-    resource ranks nothing.
+    Unlike the kubelet, inodes are not compared with the storage request, which counts bytes. The ranking of a signal
+    without a resource is empty.
 
     Source: kubelet ``rankMemoryPressure``, ``rankDiskPressureFunc``, ``rankPIDPressure``.
     """
@@ -101,10 +101,10 @@ def rank_pods(pods: Iterable[PodFacts], signal: Signal, layout: FilesystemLayout
 
 
 def usage_of(usage: PodUsage | None, signal: Signal, layout: FilesystemLayout) -> tuple[int | None, tuple[str, ...]]:
-    """Return what a pod uses of a signal's resource, and in words which parts of it could not be read.
+    """Return a pod's usage of a signal's resource, and sentences on its unread parts.
 
-    On disk the parts that lie on the signal's filesystem are added up; a part that was not read counts as 0 unless
-    none was.
+    On disk the parts on the signal's filesystem are added up. An unread part counts as 0; without any part that was
+    read the usage is ``None``.
 
     Source: kubelet ``podDiskUsage``, ``containerUsage``, ``podLocalVolumeUsage``, by the layout's rank function.
     """
@@ -135,7 +135,7 @@ def _plain_usage(usage: PodUsage, signal: Signal) -> tuple[int | None, tuple[str
 
 
 def _parts(usage: PodUsage, filesystem: FilesystemRole, layout: FilesystemLayout) -> dict[str, Footprint]:
-    """Return which parts of a pod lie on a filesystem."""
+    """Return the parts of a pod's disk usage on a filesystem, by name."""
     writable, others = {"writable layers": usage.writable}, {"logs": usage.logs, "volumes": usage.volumes}
     if layout is FilesystemLayout.DEDICATED_IMAGEFS:
         return others if filesystem is FilesystemRole.NODEFS else writable

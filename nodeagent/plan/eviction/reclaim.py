@@ -1,4 +1,4 @@
-"""What the node itself can give back before any pod has to go."""
+"""Node-level reclaim: the steps that run before a pod is evicted."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class ReclaimAction(StrEnum):
     """A kind of node-level reclaim.
 
-    ``DEAD_CONTAINERS``: dead containers and sandboxes, those of finished pods too. ``LOGS``: logs of pods and
-    containers that are gone. ``UNUSED_IMAGES``: all unused images that are old enough.
+    ``DEAD_CONTAINERS``: dead containers and sandboxes, those of finished pods too. ``LOGS``: logs of deleted pods
+    and removed containers. ``UNUSED_IMAGES``: all unused images above the minimum age.
     """
 
     DEAD_CONTAINERS = "dead-containers"
@@ -29,9 +29,9 @@ class ReclaimAction(StrEnum):
 
 
 class ReclaimStep(NamedTuple):
-    """One thing to run, and the filesystem that it is run for.
+    """One action for one filesystem.
 
-    A filesystem with several roles goes by the first of nodefs and imagefs, so that nothing is run twice for it.
+    A filesystem with several roles is named by the first of nodefs and imagefs, so that no step runs twice for it.
     """
 
     action: ReclaimAction
@@ -39,7 +39,7 @@ class ReclaimStep(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The step in words, such as ``unused-images on imagefs``."""
+        """The step as text, such as ``unused-images on imagefs``."""
         return f"{self.action} on {self.filesystem}"
 
 
@@ -65,10 +65,11 @@ _ACTIONS: Final[Mapping[tuple[FilesystemLayout, FilesystemRole], tuple[ReclaimAc
 
 
 def reclaim_steps(signal: Signal, layout: FilesystemLayout) -> tuple[ReclaimStep, ...]:
-    """Return what to run for a signal, in order; nothing for memory, PIDs and stalls.
+    """Return the steps for a signal, in order; none for memory, PIDs and stalls.
 
-    The kubelet's, with logs told apart from containers: it removes them in its container collection. Where images
-    lie apart it runs nothing for nodefs; here the logs of what is gone are removed, which lie there.
+    These are the kubelet's, with logs in a step of their own: the kubelet removes logs in its container garbage
+    collection. With a dedicated imagefs the kubelet has no step for nodefs; here orphaned logs, which are on nodefs,
+    are removed.
 
     Source: kubelet ``buildSignalToNodeReclaimFuncs``.
     """
@@ -85,5 +86,5 @@ def device_role(filesystem: FilesystemRole, layout: FilesystemLayout) -> Filesys
 
 
 def signals_reclaimed(reclaimed: AbstractSet[ReclaimStep], layout: FilesystemLayout) -> frozenset[Signal]:
-    """Return the signals for which any of these steps is run."""
+    """Return the signals that any of these steps is for."""
     return frozenset(signal for signal in MEANINGS if not reclaimed.isdisjoint(reclaim_steps(signal, layout)))

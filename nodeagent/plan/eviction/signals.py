@@ -1,4 +1,4 @@
-"""What each signal means: its resource, its node condition, its comparison and its unit."""
+"""Properties of the signals: resource, node condition, comparison and unit."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class Operator(StrEnum):
-    """How a reading is compared with its threshold, always strictly."""
+    """Strict comparison of a reading with its threshold."""
 
     LESS_THAN = "<"
     GREATER_THAN = ">"
 
 
 class Unit(StrEnum):
-    """What a signal counts."""
+    """Unit of a signal."""
 
     BYTES = "bytes"
     INODES = "inodes"
@@ -29,12 +29,12 @@ class Unit(StrEnum):
 
 
 class SignalMeaning(NamedTuple):
-    """What follows from one signal.
+    """Properties of one signal.
 
     Attributes:
-        resource: what to take back; ``None`` where evicting no pod is known to help.
-        condition: what is said of the node while a threshold on it is met; ``None`` for nothing.
-        filesystem: where it is measured, for disk signals.
+        resource: the resource to reclaim; ``None`` if evicting a pod is not known to relieve the signal.
+        condition: node condition while a threshold on it is met; ``None`` for none.
+        filesystem: the measured filesystem; ``None`` for other signals.
     """
 
     unit: Unit
@@ -74,19 +74,19 @@ MEANINGS: Final[Mapping[Signal, SignalMeaning]] = MappingProxyType(
         Signal.IO_PSI_SOME: _IO_STALL,
     }
 )
-"""Every signal's meaning.
+"""Properties of every signal.
 
-I/O stalls have neither resource nor condition: the pods that wait are not the ones that cause the waiting, and
-DiskPressure speaks of space. A threshold on them is watched and shown, and evicts nothing.
+I/O stalls have neither resource nor condition: the stalled pods are not those that cause the stall, and DiskPressure
+is about space. A threshold on them is evaluated and shown, and evicts no pod.
 
 Source: kubelet ``signalToNodeCondition``, ``signalToResource``, ``OpForSignal``; the rest is ours.
 """
 
-_POSITIONS: Final[Mapping[Signal, int]] = MappingProxyType({signal: place for place, signal in enumerate(Signal)})
+_POSITIONS: Final[Mapping[Signal, int]] = MappingProxyType({signal: index for index, signal in enumerate(Signal)})
 
 
 def position(signal: Signal) -> tuple[int, int]:
-    """Return a sort key: signals of memory first, those without a resource last, then as ``Signal`` lists them."""
+    """Return a sort key: signals of memory first, those without a resource last, else the order of ``Signal``."""
     resource = MEANINGS[signal].resource
     group = 2 if resource is None else 0 if resource is Resource.MEMORY else 1
     return group, _POSITIONS[signal]

@@ -1,4 +1,4 @@
-"""Thresholds: when a reading is too bad, and for how long it may be."""
+"""Eviction thresholds: signal, amount and grace period."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Amount:
 
     Attributes:
         number: bytes, inodes, PIDs, or percent of time for stall signals.
-        share: 0 to 1, of single precision as the kubelet keeps it.
-        text: as it was written, to be shown; it takes no part in comparisons.
+        share: 0 to 1, in single precision like the kubelet's.
+        text: as configured, for display; ignored by comparisons.
     """
 
     number: float | None = None
@@ -28,7 +28,7 @@ class Amount:
     text: str = field(default="", compare=False)
 
     def of(self, capacity: float) -> float:
-        """Return the quantity this is of ``capacity``; a share truncates to a whole number.
+        """Return the quantity for a capacity; a share is truncated to a whole number.
 
         Source: kubelet ``GetThresholdQuantity``.
         """
@@ -41,12 +41,12 @@ class Amount:
 class Threshold:
     """One threshold.
 
-    It is hard if it has no grace, wherever it was configured. Two thresholds are the same, whatever their minimum
-    reclaim, if signal, amount and grace agree; the comparison follows from the signal.
+    A threshold without a grace period is hard, in either list. Two thresholds are equal if signal, amount and grace
+    period are; the minimum reclaim is ignored. The operator follows from the signal.
 
     Attributes:
-        grace_s: how long it has to be met before it is acted on.
-        minimum_reclaim: how far past the amount the reading must come back once this was acted on.
+        grace_s: time for which it must be met before it is acted on.
+        minimum_reclaim: distance from the amount that a reading must reach once the threshold was acted on.
 
     Source: kubelet ``evictionapi.Threshold``.
     """
@@ -63,16 +63,16 @@ class Threshold:
 
     @property
     def operator(self) -> Operator:
-        """How a reading is compared with it."""
+        """Comparison of a reading with the amount."""
         return MEANINGS[self.signal].operator
 
     @property
     def text(self) -> str:
-        """The threshold as one would write it, such as ``nodefs.available<10%``."""
+        """The threshold as configured, such as ``nodefs.available<10%``."""
         return f"{self.signal}{self.operator}{self.amount.text}"
 
     def limit(self, capacity: float, *, with_reclaim: bool = False) -> float:
-        """Return the quantity a reading is compared with, with minimum reclaim if asked for."""
+        """Return the quantity that a reading is compared with, on request with the minimum reclaim."""
         limit = self.amount.of(capacity)
         if not with_reclaim or self.minimum_reclaim is None:
             return limit
@@ -101,7 +101,7 @@ DEFAULT_HARD: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def in_order(thresholds: Iterable[Threshold]) -> tuple[Threshold, ...]:
-    """Return the thresholds, each once, in the order in which they are acted on, whatever order they come in.
+    """Return the distinct thresholds in the order in which they are acted on.
 
     Memory first, those without a resource last; then hard before soft; then by signal, then the stricter one.
 
@@ -128,10 +128,10 @@ def _order(threshold: Threshold) -> tuple[int, bool, int, float, float, float, f
 def for_layout(
     thresholds: Sequence[Threshold], layout: FilesystemLayout
 ) -> tuple[tuple[Threshold, ...], tuple[str, ...]]:
-    """Return the thresholds with those on containerfs derived, and warnings about any that this overwrites.
+    """Return the thresholds with derived ones for containerfs, and warnings about configured ones that they replace.
 
-    Writable layers lie on nodefs, or with the images where only these lie apart; containerfs then has that
-    filesystem's thresholds, and none if it has none.
+    containerfs has the thresholds of the filesystem with the writable layers: of imagefs if it is dedicated, else of
+    nodefs.
 
     Source: kubelet ``UpdateContainerFsThresholds``.
     """
@@ -150,7 +150,7 @@ def for_layout(
     derived = tuple(replace(each, signal=pairs[each.signal]) for each in kept if each.signal in pairs)
     source = next(iter(pairs)).split(".")[0]
     warnings = tuple(
-        f"{each.text} has no effect: on this node containerfs has the thresholds of {source}"
+        f"{each.text} has no effect: containerfs has the thresholds of {source} on this node"
         for each in thresholds
         if each.signal in targets and each not in derived
     )
@@ -158,21 +158,21 @@ def for_layout(
 
 
 def find_contradictions(thresholds: Iterable[Threshold], capacities: Mapping[Signal, float]) -> tuple[str, ...]:
-    """Return a sentence for every soft threshold that on this node is not met before its signal's hard one.
+    """Return a sentence for every soft threshold that is not met before its signal's hard one on this node.
 
-    Where one is a share and the other a quantity this takes the capacity; without one nothing is said.
+    A share and a quantity are compared by the capacity of the signal; without a capacity they are skipped.
     """
     listed = in_order(thresholds)
     return tuple(
-        f"{soft.text} is not met before the hard {hard.text}, so its grace period is never of use"
+        f"soft threshold {soft.text} is not met before the hard one {hard.text}; its grace period has no effect"
         for hard in listed
         for soft in listed
         if hard.hard and not soft.hard and hard.signal is soft.signal
-        if _comes_late(soft, hard, capacities.get(hard.signal))
+        if _is_met_later(soft, hard, capacities.get(hard.signal))
     )
 
 
-def _comes_late(soft: Threshold, hard: Threshold, capacity: float | None) -> bool:
+def _is_met_later(soft: Threshold, hard: Threshold, capacity: float | None) -> bool:
     if capacity is None:
         return False
     first, second = soft.limit(capacity), hard.limit(capacity)

@@ -1,4 +1,4 @@
-"""Small words for pods under pressure. Sizes are in MiB and times in monotonic seconds unless a name says otherwise."""
+"""Builders for readings, thresholds and pods. Sizes are in MiB, times in monotonic seconds unless named otherwise."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 START_S: Final = 10_000.0
 POLICY: Final = EvictionPolicy()
 SINGLE: Final = FilesystemLayout.SINGLE
-NOTHING_THERE: Final = Footprint(0, 0)
-NOTHING_YET: Final = EvictionState()
+EMPTY_FOOTPRINT: Final = Footprint(0, 0)
+EMPTY_STATE: Final = EvictionState()
 
 
 def at(seconds: float, *, wall_s: float | None = None) -> Moment:
-    """Return the moment that many seconds after the start; ``wall_s`` if the wall clock says otherwise."""
+    """Return the moment ``seconds`` after the start; ``wall_s`` gives a different wall clock."""
     return Moment(NOON + timedelta(seconds=seconds if wall_s is None else wall_s), START_S + seconds)
 
 
@@ -61,18 +61,18 @@ def read(
 
 
 def thresholds(hard: str = "memory.available<100Mi", **settings: Any) -> tuple[Threshold, ...]:
-    """Return the thresholds of a text, without an allocatable one."""
+    """Return the parsed thresholds, without one on allocatable memory."""
     return parse_thresholds(hard=hard, allocatable=False, **settings)
 
 
 def evaluated(
     *observations: Observation,
-    state: EvictionState = NOTHING_YET,
+    state: EvictionState = EMPTY_STATE,
     limits: Sequence[Threshold] | None = None,
     policy: EvictionPolicy = POLICY,
     seconds: float = 0.0,
 ) -> Evaluation:
-    """Return what a pass at that time finds."""
+    """Return the evaluation at a time."""
     return evaluate(state, observations, thresholds() if limits is None else limits, policy, now=at(seconds))
 
 
@@ -89,13 +89,13 @@ def pod(
     priority: int | None = 0,
     namespace: str = "shop",
     pids: int | None = 10,
-    writable: Footprint = NOTHING_THERE,
-    logs: Footprint = NOTHING_THERE,
-    volumes: Footprint = NOTHING_THERE,
+    writable: Footprint = EMPTY_FOOTPRINT,
+    logs: Footprint = EMPTY_FOOTPRINT,
+    volumes: Footprint = EMPTY_FOOTPRINT,
     ephemeral_request: float | None = 0,
     **fields: Any,
 ) -> PodFacts:
-    """Return a pod of which all is known, in MiB; its UID is ``uid-NAME``."""
+    """Return a pod with complete facts, in MiB; its UID is ``uid-NAME``."""
     usage = PodUsage(
         memory_bytes=None if memory is None else int(memory * MIB),
         pids=pids,
@@ -126,7 +126,7 @@ def disk(mib: float | None, inodes: int | None = 0) -> Footprint:
 
 
 def container(name: str = "app", **mib: float | None) -> ContainerFacts:
-    """Return a container; its numbers are given in MiB and without ``_bytes``."""
+    """Return a container; keywords are attributes without ``_bytes``, in MiB."""
     return ContainerFacts(
         name, **{f"{key}_bytes": None if value is None else int(value * MIB) for key, value in mib.items()}
     )
@@ -138,11 +138,11 @@ def planned(
     limits: Sequence[Threshold] | None = None,
     policy: EvictionPolicy = POLICY,
     layout: FilesystemLayout = SINGLE,
-    state: EvictionState = NOTHING_YET,
+    state: EvictionState = EMPTY_STATE,
     seconds: float = 0.0,
     **rest: Any,
 ) -> EvictionPlan:
-    """Return the plan of a pass; without a reading, memory is short."""
+    """Return the plan of a pass; without readings memory is short."""
     found = evaluated(
         *(observations or (read(seconds=seconds),)), state=state, limits=limits, policy=policy, seconds=seconds
     )

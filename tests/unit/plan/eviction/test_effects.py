@@ -31,7 +31,7 @@ from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.plan.eviction.state import EvictionState, begin_eviction, drop_eviction, evaluate
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import (
-    NOTHING_YET,
+    EMPTY_STATE,
     POLICY,
     SINGLE,
     at,
@@ -71,8 +71,8 @@ def effect(**fields: Any) -> OutstandingEffect:
 
 
 def ends(one: OutstandingEffect, available_mib: float, seconds: float) -> EffectEnd | None:
-    left, ended = settle([one], [read("imagefs.available", available_mib)], at(seconds), verified={"uid-web"})
-    assert len(left) + len(ended) == 1 or ended[0].end is EffectEnd.MISSING
+    remaining, ended = settle([one], [read("imagefs.available", available_mib)], at(seconds), verified={"uid-web"})
+    assert len(remaining) + len(ended) == 1 or ended[0].end is EffectEnd.MISSING
     return ended[0].end if ended else None
 
 
@@ -142,7 +142,7 @@ def test_eviction_for_nodefs_apart_from_layers_is_predicted_to_be_ineffective(
 
 
 @pytest.mark.parametrize(("mib", "ineffective"), [(0.4, True), (0.6, False)])
-def test_eviction_of_less_than_a_hundredth_of_what_is_missing_is_ineffective(mib: float, ineffective: bool) -> None:
+def test_eviction_of_less_than_one_percent_of_the_shortfall_is_ineffective(mib: float, ineffective: bool) -> None:
     short = read("imagefs.available", 50)
     limits = thresholds("imagefs.available<100Mi")
     plan = planned([pod(writable=disk(mib))], short, limits=limits, layout=DEDICATED, reclaimed=EVERYTHING)
@@ -150,7 +150,7 @@ def test_eviction_of_less_than_a_hundredth_of_what_is_missing_is_ineffective(mib
     assert found.ineffective is ineffective
 
 
-def test_eviction_for_memory_is_expected_on_the_disk_too_unless_it_wrote_nothing() -> None:
+def test_eviction_for_memory_has_an_effect_on_disk_unless_the_layers_are_empty() -> None:
     short = read(available_mib=50)
     found = eviction_effects(planned([pod(writable=disk(None))], short), SINGLE, short)
     assert {key: each.predicted for key, each in found.items()} == {
@@ -171,25 +171,25 @@ def test_eviction_for_memory_is_expected_on_the_disk_too_unless_it_wrote_nothing
     ("predicted", "confirmed", "within_s"),
     [(0, True, None), (0, False, None), (None, False, 30.0), (5, False, 30.0), (5, True, 2.0), (None, True, 2.0)],
 )
-def test_reclaim_that_frees_nothing_is_not_waited_for(
+def test_reclaim_that_frees_nothing_has_no_effect(
     predicted: int | None, confirmed: bool, within_s: float | None
 ) -> None:
     plan = planned([], read("nodefs.available", 50), limits=thresholds("nodefs.available<100Mi"))
-    assert plan.cause is not None
+    assert plan.selected is not None
     step = ReclaimStep(ReclaimAction.LOGS, FilesystemRole.NODEFS)
-    found = effect_of_reclaim(step, plan.cause, SINGLE, predicted=predicted, confirmed=confirmed, now=at(0))
+    found = effect_of_reclaim(step, plan.selected, SINGLE, predicted=predicted, confirmed=confirmed, now=at(0))
     assert (None if found is None else found.until_s - START_S) == within_s
 
 
 @pytest.mark.parametrize(
     ("fields", "available_mib", "seconds", "end"),
     [
-        pytest.param({}, 50, 1, None, id="nothing-yet"),
+        pytest.param({}, 50, 1, None, id="no-change"),
         pytest.param({}, 150, 1, None, id="risen-but-not-confirmed"),
         pytest.param({"confirmed": True}, 150, 1, EffectEnd.MEASURED, id="confirmed-and-risen"),
         pytest.param({"confirmed": True}, 148, 1, EffectEnd.MEASURED, id="confirmed-and-risen-within-slack"),
         pytest.param({"confirmed": True}, 60, 1, None, id="confirmed-and-not-risen"),
-        pytest.param({"confirmed": True}, 60, 30, EffectEnd.CONFIRMED, id="confirmed-and-taken-by-others"),
+        pytest.param({"confirmed": True}, 60, 30, EffectEnd.CONFIRMED, id="confirmed-and-used-by-others"),
         pytest.param({"confirmed": True, "predicted": None}, 500, 1, None, id="amount-unknown"),
         pytest.param({"confirmed": True, "before": None}, 500, 30, EffectEnd.CONFIRMED, id="not-read-before"),
         pytest.param({}, 60, 29.9, None, id="before-the-bound"),
@@ -204,30 +204,30 @@ def test_effect_ends_when_measured_or_at_its_bound(
 
 
 def test_missing_effect_of_an_eviction_withholds_pods_for_another_bound() -> None:
-    left, (ended,) = settle([effect()], [], at(31), verified={"uid-web"})
+    remaining, (ended,) = settle([effect()], [], at(31), verified={"uid-web"})
     assert (ended.end, ended.waited_s) == (EffectEnd.MISSING, 31)
-    assert left == (effect(ineffective=True, until_s=START_S + 31 + FREED_WITHIN_S),)
-    assert settle(left, [], at(60), verified={"uid-web"}) == (left, ())
-    assert settle(left, [], at(61), verified={"uid-web"}) == ((), ())
+    assert remaining == (effect(ineffective=True, until_s=START_S + 31 + FREED_WITHIN_S),)
+    assert settle(remaining, [], at(60), verified={"uid-web"}) == (remaining, ())
+    assert settle(remaining, [], at(61), verified={"uid-web"}) == ((), ())
 
 
 @pytest.mark.parametrize("fields", [{"uid": ""}, {"uid": "uid-other"}, {"shortage": Shortage.MEMORY}])
-def test_missing_effect_of_reclaim_memory_or_an_unverified_eviction_just_ends(fields: dict[str, Any]) -> None:
-    left, ended = settle([effect(**fields)], [], at(31), verified={"uid-web"})
-    assert (left, [each.end for each in ended]) == ((), [EffectEnd.MISSING])
+def test_missing_effect_of_reclaim_memory_or_an_unverified_eviction_ends_at_its_bound(fields: dict[str, Any]) -> None:
+    remaining, ended = settle([effect(**fields)], [], at(31), verified={"uid-web"})
+    assert (remaining, [each.end for each in ended]) == ((), [EffectEnd.MISSING])
 
 
-def test_confirmed_effect_only_has_to_become_visible() -> None:
-    mine, other, idle = effect(), effect(uid="uid-other"), effect(ineffective=True)
-    assert confirm([mine, other, idle], "uid-web", Shortage, at(10)) == (
-        replace(mine, confirmed=True, until_s=START_S + 10 + VISIBLE_WITHIN_S),
+def test_confirmed_effect_has_a_short_bound() -> None:
+    confirmed, other, ineffective = effect(), effect(uid="uid-other"), effect(ineffective=True)
+    assert confirm([confirmed, other, ineffective], "uid-web", Shortage, at(10)) == (
+        replace(confirmed, confirmed=True, until_s=START_S + 10 + VISIBLE_WITHIN_S),
         other,
-        idle,
+        ineffective,
     )
-    assert confirm([mine], "uid-web", [Shortage.MEMORY], at(10)) == (mine,)
+    assert confirm([confirmed], "uid-web", [Shortage.MEMORY], at(10)) == (confirmed,)
     assert confirm([effect(uid="")], "", Shortage, at(10)) == (effect(uid=""),)
-    late = confirm([mine], "uid-web", Shortage, at(29.5))
-    assert late[0].until_s == mine.until_s
+    late = confirm([confirmed], "uid-web", Shortage, at(29.5))
+    assert late[0].until_s == confirmed.until_s
 
 
 def test_bounds_count_from_the_end_of_the_processes() -> None:
@@ -236,13 +236,13 @@ def test_bounds_count_from_the_end_of_the_processes() -> None:
     assert restarted([effect(uid="")], "", at(7)) == (effect(uid=""),)
 
 
-def test_effect_that_is_waited_for_goes_before_an_ineffective_one() -> None:
-    idle, waited = effect(ineffective=True, until_s=START_S + 60), effect(action="other")
-    assert withholding([idle, waited], Shortage.IMAGEFS, at(1)) is waited
-    assert withholding([idle, waited], Shortage.IMAGEFS, at(31)) is idle
-    assert withholding([idle, waited], Shortage.IMAGEFS, at(61)) is None
-    assert withholding([idle, waited], Shortage.NODEFS, at(1)) is None
-    assert withholding([idle, waited], None, at(1)) is None
+def test_effective_action_precedes_an_ineffective_one() -> None:
+    ineffective, effective = effect(ineffective=True, until_s=START_S + 60), effect(action="other")
+    assert withholding([ineffective, effective], Shortage.IMAGEFS, at(1)) is effective
+    assert withholding([ineffective, effective], Shortage.IMAGEFS, at(31)) is ineffective
+    assert withholding([ineffective, effective], Shortage.IMAGEFS, at(61)) is None
+    assert withholding([ineffective, effective], Shortage.NODEFS, at(1)) is None
+    assert withholding([ineffective, effective], None, at(1)) is None
 
 
 # ---- planning
@@ -262,7 +262,7 @@ def plan_with(
         *(read(signal, 50, seconds=seconds) for signal in short),
         limits=thresholds(limits),
         layout=layout,
-        state=replace(NOTHING_YET, outstanding=effects),
+        state=replace(EMPTY_STATE, outstanding=effects),
         seconds=seconds,
         reclaimed=reclaimed,
     )
@@ -270,11 +270,11 @@ def plan_with(
 
 def test_outstanding_effect_withholds_reclaim_and_pods_of_its_filesystem() -> None:
     plan = plan_with(effect())
-    assert (plan.cause, plan.reclaim, plan.victim) == (None, (), None)
+    assert (plan.selected, plan.reclaim, plan.victim) == (None, (), None)
     assert plan.withheld is not None
     assert plan.withheld.code.value == "effect-outstanding"
     assert plan.withheld.sentence == (
-        "imagefs.available<100Mi is met; waiting for the effect of eviction of shop/web, 29s at most"
+        "imagefs.available<100Mi met; waiting for the effect of eviction of shop/web, at most 29s"
     )
     assert plan.withheld.details["predicted_bytes"] == 100 * MIB
     assert reasons(plan) == {"writer": "effect-outstanding"}
@@ -299,8 +299,8 @@ def test_two_filesystems_are_relieved_independently(ineffective: bool) -> None:
         short=("imagefs.available", "nodefs.available"),
         reclaimed=EVERYTHING,
     )
-    assert plan.cause is not None
-    assert (plan.cause.threshold.signal, victim(plan)) == (Signal.IMAGEFS_AVAILABLE, "writer")
+    assert plan.selected is not None
+    assert (plan.selected.threshold.signal, victim(plan)) == (Signal.IMAGEFS_AVAILABLE, "writer")
     assert plan.withheld is not None
 
 
@@ -316,10 +316,10 @@ def test_inodes_of_the_same_filesystem_are_withheld_as_well() -> None:
 
 
 def test_ineffective_eviction_withholds_pods_and_not_reclaim() -> None:
-    idle = effect(ineffective=True)
-    before = plan_with(idle)
+    ineffective = effect(ineffective=True)
+    before = plan_with(ineffective)
     assert [each.text for each in before.reclaim] == ["dead-containers on imagefs", "unused-images on imagefs"]
-    after = plan_with(idle, reclaimed=EVERYTHING)
+    after = plan_with(ineffective, reclaimed=EVERYTHING)
     assert (after.reclaim, after.victim) == ((), None)
     assert reasons(after) == {"writer": "eviction-ineffective"}
 
@@ -332,13 +332,13 @@ def test_evicted_pod_is_not_chosen_again_for_its_own_limit() -> None:
     assert (plan.victim, reasons(plan)) == (None, {"web": "being-evicted"})
 
 
-def test_state_keeps_effects_from_pass_to_pass_and_drops_an_eviction_whole() -> None:
-    begun = begin_eviction(EvictionState(), Victim("uid-web", "shop", "web"), [effect()])
-    again = begin_eviction(begun, Victim("uid-web", "shop", "web", at_s=1.0), [effect(since_s=1.0)])
+def test_state_keeps_effects_between_passes_and_drops_an_eviction_with_its_effects() -> None:
+    started = begin_eviction(EvictionState(), Victim("uid-web", "shop", "web"), [effect()])
+    again = begin_eviction(started, Victim("uid-web", "shop", "web", at_s=1.0), [effect(since_s=1.0)])
     assert ([each.since_s for each in again.outstanding], [each.at_s for each in again.victims]) == ([1.0], [1.0])
-    kept = evaluate(begun, [read()], thresholds(), POLICY, now=at(0)).state
-    assert (kept.outstanding, kept.victims) == (begun.outstanding, begun.victims)
-    assert drop_eviction(begun, "uid-web") == EvictionState()
+    kept = evaluate(started, [read()], thresholds(), POLICY, now=at(0)).state
+    assert (kept.outstanding, kept.victims) == (started.outstanding, started.victims)
+    assert drop_eviction(started, "uid-web") == EvictionState()
 
 
 effects = st.lists(
@@ -359,15 +359,15 @@ effects = st.lists(
 
 @given(effects, st.lists(st.floats(0.1, 20), max_size=20))
 def test_every_effect_ends_within_two_bounds(found: list[OutstandingEffect], steps: list[float]) -> None:
-    left, seconds = tuple(found), 0.0
+    remaining, seconds = tuple(found), 0.0
     for step in steps:
         seconds += step
-        left, _ = settle(left, [], at(seconds), verified={"uid-web"})
-    assert all(each.until_s > at(seconds).monotonic_s for each in left) or not steps
+        remaining, _ = settle(remaining, [], at(seconds), verified={"uid-web"})
+    assert all(each.until_s > at(seconds).monotonic_s for each in remaining) or not steps
     for _ in range(2):
         seconds += FREED_WITHIN_S
-        left, _ = settle(left, [], at(seconds), verified={"uid-web"})
-    assert left == ()
+        remaining, _ = settle(remaining, [], at(seconds), verified={"uid-web"})
+    assert remaining == ()
 
 
 @given(
@@ -386,11 +386,11 @@ def test_no_pod_is_evicted_for_a_shortage_with_an_outstanding_effect(
         *(read(signal, 0.00001, seconds=seconds) for signal in dict.fromkeys(short)),
         limits=thresholds(",".join(f"{signal}<100Mi" for signal in dict.fromkeys(short))),
         layout=layout,
-        state=replace(NOTHING_YET, outstanding=tuple(found)),
+        state=replace(EMPTY_STATE, outstanding=tuple(found)),
         seconds=seconds,
         reclaimed=EVERYTHING if reclaimed else frozenset(),
     )
-    if plan.cause is None:
+    if plan.selected is None:
         return
-    holding = withholding(found, shortage_of(plan.cause.threshold.signal, layout), at(seconds))
-    assert holding is None or (holding.ineffective and plan.reclaim and plan.victim is None)
+    outstanding = withholding(found, shortage_of(plan.selected.threshold.signal, layout), at(seconds))
+    assert outstanding is None or (outstanding.ineffective and plan.reclaim and plan.victim is None)

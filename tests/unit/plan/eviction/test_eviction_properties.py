@@ -1,4 +1,4 @@
-"""What holds of every node under whatever pressure."""
+"""Properties of evaluations and eviction plans for any node."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ EXAMPLES = settings(suppress_health_check=[HealthCheck.too_slow])
 EVERY_STEP = frozenset(
     step for signal in Signal for layout in FilesystemLayout for step in reclaim_steps(signal, layout)
 )
-NOTHING_YET = EvictionState()
+EMPTY_STATE = EvictionState()
 
 small = st.integers(0, 6)
 layouts = st.sampled_from(FilesystemLayout)
@@ -94,7 +94,7 @@ usages = st.builds(PodUsage, small, small, small, footprints, footprints, footpr
 
 @st.composite
 def pods(draw: st.DrawFn) -> tuple[PodFacts, ...]:
-    """Return pods of which about every third has something that counts against choosing it."""
+    """Return pods of which about a third has a fact that protects it or changes its rank."""
     return tuple(
         replace(
             PodFacts(
@@ -134,7 +134,7 @@ READINGS = (
     *[(5, 100, 0.0), (25, 100, 0.5), (55, 100, 1.0), (95, 100, 0.0), (5, 100, 0.0), (55, 100, 0.0)] * 3,
     *[(-1, 100, 0.0), (101, 100, 0.0), (0, 0, 0.0), (5, 100, 1.5), (5, 100, -0.5), None],
 )
-"""What is available of which capacity, read how long ago; ``None`` for no reading."""
+"""Available amount, capacity and age in seconds; ``None`` for no reading."""
 
 
 @st.composite
@@ -149,8 +149,8 @@ def readings(draw: st.DrawFn, now: Moment) -> tuple[Observation, ...]:
 
 @st.composite
 def evaluations(draw: st.DrawFn) -> Evaluation:
-    """Return the last of some passes, with time going mostly forward."""
-    state, seconds, thresholds, policy = NOTHING_YET, 0.0, draw(limits()), draw(policies)
+    """Return the last evaluation of a few passes; monotonic time goes back in some."""
+    state, seconds, thresholds, policy = EMPTY_STATE, 0.0, draw(limits()), draw(policies)
     for _ in range(draw(st.integers(0, 3))):
         observed = draw(readings(at(seconds)))
         state = evaluate(state, observed, thresholds, policy, now=at(seconds)).state
@@ -171,7 +171,7 @@ def plan(
 
 @EXAMPLES
 @given(evaluations(), pods(), policies, layouts, reclaims)
-def test_the_protected_are_never_chosen(
+def test_protected_pods_are_never_evicted(
     found: Evaluation, listed: tuple[PodFacts, ...], policy: EvictionPolicy, layout: FilesystemLayout, reclaimed: Any
 ) -> None:
     eviction = plan(found, listed, policy, layout, reclaimed).victim
@@ -193,7 +193,7 @@ def test_the_protected_are_never_chosen(
 
 @EXAMPLES
 @given(evaluations(), pods(), policies, layouts, reclaims)
-def test_one_decision_for_each_pod_and_one_victim_at_most(
+def test_plan_has_one_decision_per_pod_and_at_most_one_victim(
     found: Evaluation, listed: tuple[PodFacts, ...], policy: EvictionPolicy, layout: FilesystemLayout, reclaimed: Any
 ) -> None:
     made = plan(found, listed, policy, layout, reclaimed)
@@ -212,7 +212,7 @@ def test_one_decision_for_each_pod_and_one_victim_at_most(
 
 @EXAMPLES
 @given(evaluations(), pods(), policies, layouts, reclaims)
-def test_nobody_goes_without_a_cause(
+def test_no_pod_is_evicted_without_a_threshold_or_limit(
     found: Evaluation, listed: tuple[PodFacts, ...], policy: EvictionPolicy, layout: FilesystemLayout, reclaimed: Any
 ) -> None:
     made = plan(found, listed, policy, layout, reclaimed)
@@ -221,8 +221,8 @@ def test_nobody_goes_without_a_cause(
         assert find_violation(made.victim.pod, layout)
         return
     if made.victim or made.reclaim:
-        assert made.cause is not None
-        threshold, reading = made.cause.threshold, made.cause.observation
+        assert made.selected is not None
+        threshold, reading = made.selected.threshold, made.selected.observation
         assert threshold in {each.threshold for each in found.acting}
         assert MEANINGS[threshold.signal].resource is not None
         assert reading is not None
@@ -236,7 +236,7 @@ def test_nobody_goes_without_a_cause(
 
 @EXAMPLES
 @given(evaluations(), pods(), policies, layouts)
-def test_at_equal_excess_a_lower_priority_never_survives_a_higher_one(
+def test_lower_priority_is_evicted_first_at_equal_excess(
     found: Evaluation, listed: tuple[PodFacts, ...], policy: EvictionPolicy, layout: FilesystemLayout
 ) -> None:
     made = plan(found, listed, policy, layout, EVERY_STEP)
@@ -254,7 +254,7 @@ def test_at_equal_excess_a_lower_priority_never_survives_a_higher_one(
 
 @EXAMPLES
 @given(pods(), st.sampled_from(Signal), layouts)
-def test_usage_above_the_request_goes_before_usage_within(
+def test_usage_above_the_request_ranks_before_usage_within(
     listed: tuple[PodFacts, ...], signal: Signal, layout: FilesystemLayout
 ) -> None:
     ranked = rank_pods(listed, signal, layout)
@@ -267,7 +267,7 @@ def test_usage_above_the_request_goes_before_usage_within(
 
 @EXAMPLES
 @given(evaluations(), pods(), policies, layouts, reclaims, st.randoms(use_true_random=False))
-def test_the_order_of_pods_and_a_second_run_change_nothing(  # noqa: PLR0917 - one for each thing drawn
+def test_plan_does_not_depend_on_the_order_of_pods(  # noqa: PLR0917 - one for each drawn value
     found: Evaluation,
     listed: tuple[PodFacts, ...],
     policy: EvictionPolicy,
@@ -284,14 +284,14 @@ def test_the_order_of_pods_and_a_second_run_change_nothing(  # noqa: PLR0917 - o
 
 @EXAMPLES
 @given(st.data(), limits(), policies, st.randoms(use_true_random=False))
-def test_the_order_of_thresholds_and_readings_changes_nothing(
+def test_evaluation_does_not_depend_on_the_order_of_thresholds_and_readings(
     data: st.DataObject, thresholds: tuple[Threshold, ...], policy: EvictionPolicy, shuffler: random.Random
 ) -> None:
     observed, mixed = list(data.draw(readings(at(0)))), list(thresholds)
-    first = evaluate(NOTHING_YET, observed, thresholds, policy, now=at(0))
+    first = evaluate(EMPTY_STATE, observed, thresholds, policy, now=at(0))
     shuffler.shuffle(mixed)
     shuffler.shuffle(observed)
-    second = evaluate(NOTHING_YET, observed, mixed, policy, now=at(0))
+    second = evaluate(EMPTY_STATE, observed, mixed, policy, now=at(0))
     assert second == first
     assert [each.threshold.minimum_reclaim for each in second.statuses] == [
         each.threshold.minimum_reclaim for each in first.statuses
@@ -300,7 +300,7 @@ def test_the_order_of_thresholds_and_readings_changes_nothing(
 
 @EXAMPLES
 @given(evaluations(), limits(), policies)
-def test_the_same_readings_are_acted_on_once(
+def test_readings_are_acted_on_once(
     found: Evaluation, thresholds: tuple[Threshold, ...], policy: EvictionPolicy
 ) -> None:
     observed = [each.observation for each in found.statuses if each.observation is not None]
@@ -312,18 +312,18 @@ def test_the_same_readings_are_acted_on_once(
     st.lists(st.tuples(st.floats(-1000, 1000), st.floats(-(10**6), 10**6), st.booleans()), max_size=8),
     st.floats(1, 500),
 )
-def test_no_clock_ends_a_grace_early(passes: list[tuple[float, float, bool]], grace_s: float) -> None:
-    """The wall clock goes anywhere; monotonic time may jump back, and counts only as far as it went forward."""
+def test_no_clock_step_ends_a_grace_period_early(passes: list[tuple[float, float, bool]], grace_s: float) -> None:
+    """The wall clock steps at random; monotonic time may go back, and only its advance counts."""
     threshold = Threshold(Signal.MEMORY_AVAILABLE, Amount(number=50), grace_s)
-    state, now_s, held_s = NOTHING_YET, 0.0, 0.0
+    state, now_s, met_for_s = EMPTY_STATE, 0.0, 0.0
     met_before = False
     for step_s, wall_s, met in passes:
         now_s += step_s
-        held_s = held_s + max(0.0, step_s) if met and met_before else 0.0
+        met_for_s = met_for_s + max(0.0, step_s) if met and met_before else 0.0
         now = at(now_s, wall_s=wall_s)
         observed = Observation(Signal.MEMORY_AVAILABLE, 10 if met else 90, 100, now)
         found = evaluate(state, [observed], [threshold], EvictionPolicy(), now=now)
         if found.acting:
             assert met
-            assert held_s >= grace_s - 1e-6
+            assert met_for_s >= grace_s - 1e-6
         state, met_before = found.state, met

@@ -1,4 +1,4 @@
-"""Thresholds from text, and the faults of texts."""
+"""Threshold parser: values, defaults, and errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.model.pressure import FilesystemLayout, Signal
-from nodeagent.plan.eviction.grammar import parse_max_pod_grace_s, parse_thresholds, parse_transition_period_s
+from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.eviction.thresholds import find_contradictions, for_layout, in_order
 
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ def parsed(**settings: Any) -> dict[str, Threshold]:
         ("io.psi.full > 80", 100, 80),
     ],
 )
-def test_a_value_is_a_quantity_or_a_share_in_single_precision(hard: str, capacity: int, limit: float) -> None:
+def test_value_is_a_quantity_or_a_single_precision_share(hard: str, capacity: int, limit: float) -> None:
     (threshold,) = parsed(hard=hard).values()
     assert threshold.limit(capacity) == limit
     assert threshold.hard
 
 
-def test_both_forms_mean_the_same() -> None:
+def test_list_and_mapping_give_equal_thresholds() -> None:
     as_list = parse_thresholds(
         hard="memory.available<100Mi, nodefs.available<10%",
         soft="memory.available<300Mi",
@@ -73,15 +73,15 @@ def test_both_forms_mean_the_same() -> None:
 
 
 @pytest.mark.parametrize("value", ["0%", "100%", "100.0%"])
-def test_a_threshold_of_nothing_or_all_is_off(value: str) -> None:
+def test_threshold_of_0_or_100_percent_is_disabled(value: str) -> None:
     assert not parsed(hard={"nodefs.available": value, "memory.psi.some": value}, soft={"memory.available": value})
 
 
-def test_a_grace_period_may_stay_with_a_soft_threshold_that_is_off() -> None:
+def test_grace_period_of_a_disabled_soft_threshold_is_accepted() -> None:
     assert not parsed(soft="memory.available<0%", soft_grace_period="memory.available=1m")
 
 
-def test_a_soft_threshold_without_any_grace_is_hard() -> None:
+def test_soft_threshold_with_a_grace_period_of_0_is_hard() -> None:
     (threshold,) = parsed(soft="memory.available<1Gi", soft_grace_period="memory.available=0").values()
     assert threshold.hard
 
@@ -98,10 +98,10 @@ def test_a_soft_threshold_without_any_grace_is_hard() -> None:
                 "imagefs.available<15%",
                 "imagefs.inodesFree<5%",
             ],
-            id="none named",
+            id="no setting",
         ),
         pytest.param({"hard": {}}, [], id="empty"),
-        pytest.param({"hard": "pid.available<100"}, ["pid.available<100"], id="one named drops all"),
+        pytest.param({"hard": "pid.available<100"}, ["pid.available<100"], id="one entry replaces all"),
         pytest.param(
             {"hard": "nodefs.available<20%,pid.available<100", "merge_default_hard": True},
             [
@@ -117,15 +117,15 @@ def test_a_soft_threshold_without_any_grace_is_hard() -> None:
         pytest.param(
             {"hard": {"memory.available": "0%", "imagefs.available": "100%"}, "merge_default_hard": True},
             ["nodefs.available<10%", "nodefs.inodesFree<5%", "imagefs.inodesFree<5%"],
-            id="turned off though merged",
+            id="merged and disabled",
         ),
     ],
 )
-def test_defaults(settings: Mapping[str, Any], texts: list[str]) -> None:
+def test_default_hard_thresholds(settings: Mapping[str, Any], texts: list[str]) -> None:
     assert list(parsed(**settings)) == texts
 
 
-def test_allocatable_memory_follows_the_hard_memory_threshold_unless_it_has_its_own() -> None:
+def test_allocatable_memory_has_the_hard_memory_threshold_unless_configured() -> None:
     settings = {"minimum_reclaim": "memory.available=10Mi", "allocatable": True}
     copied = parsed(hard="memory.available<100Mi", **settings)["allocatableMemory.available<100Mi"]
     assert copied.limit(0, with_reclaim=True) == 110 * MIB
@@ -146,7 +146,7 @@ def test_allocatable_memory_follows_the_hard_memory_threshold_unless_it_has_its_
         ("memory.psi.some>40", "memory.psi.some=15%", 25),
     ],
 )
-def test_minimum_reclaim_asks_for_more(hard: str, reclaim: str, limit: float) -> None:
+def test_minimum_reclaim_is_added_to_the_limit(hard: str, reclaim: str, limit: float) -> None:
     (threshold,) = parsed(hard=hard, minimum_reclaim=reclaim).values()
     assert threshold.limit(1000, with_reclaim=True) == limit
 
@@ -166,23 +166,25 @@ SOFT = {"soft": "memory.available<1Gi"}
         pytest.param({"hard": "nodefs.inodesFree<lots"}, "'lots' is not a number of inodes", id="no number"),
         pytest.param({"hard": "memory.available<"}, "character 18: '' is not a size", id="no value"),
         pytest.param({"hard": "memory.available<0"}, "'0' is never met", id="zero"),
-        pytest.param({"hard": "memory.available"}, "character 1: 'memory.available' compares nothing", id="alone"),
-        pytest.param(
-            {"hard": "memory.available<1Gi,"}, "character 22: there is nothing where a statement should be", id="comma"
-        ),
+        pytest.param({"hard": "memory.available"}, "character 1: 'memory.available' has no operator", id="no operator"),
+        pytest.param({"hard": "memory.available<1Gi,"}, "character 22: empty entry", id="comma"),
         pytest.param(
             {"hard": "memory.available>1Gi"},
-            "character 17: '>' does not go with memory.available: write '<'",
+            "character 17: '>' is not valid for memory.available; write '<'",
             id="operator",
         ),
-        pytest.param({"hard": "memory.psi.some<10"}, "'<' does not go with memory.psi.some: write '>'", id="stall"),
-        pytest.param({"hard": "memory.available<=1Gi"}, "'<=' does not go with", id="or equal"),
+        pytest.param({"hard": "memory.psi.some<10"}, "'<' is not valid for memory.psi.some; write '>'", id="stall"),
+        pytest.param({"hard": "memory.available<=1Gi"}, "'<=' is not valid for", id="or equal"),
         pytest.param(
             {"hard": "memory.available<1Gi, memory.availabel<1Gi"},
             "character 23: 'memory.availabel' is not a signal; did you mean memory.available?",
             id="unknown signal",
         ),
-        pytest.param({"hard": "xyz<1"}, "'xyz' is not a signal; the signals are memory.available, ", id="unlike any"),
+        pytest.param(
+            {"hard": "xyz<1"},
+            "'xyz' is not a signal; the signals are memory.available, ",
+            id="unknown signal without a near one",
+        ),
         pytest.param({"hard": {"cpu.psi.some": "10"}}, "hard threshold: 'cpu.psi.some' is not a signal", id="mapping"),
         pytest.param({"soft_grace_period": "foo=1m"}, "soft grace period 'foo=1m', character 1: 'foo'", id="grace of"),
         pytest.param({"minimum_reclaim": "foo=1"}, "minimum reclaim 'foo=1', character 1: 'foo'", id="reclaim of"),
@@ -192,21 +194,23 @@ SOFT = {"soft": "memory.available<1Gi"}
         pytest.param({"hard": "io.psi.some>1Gi"}, "'1Gi' is not a percentage of time", id="stall in bytes"),
         pytest.param(
             {"hard": "pid.available<5,memory.available<1Gi,pid.available<6"},
-            "character 38: pid.available is there twice",
-            id="twice",
+            "character 38: duplicate signal pid.available",
+            id="duplicate",
         ),
         pytest.param(
-            {"hard": {"pid.available": "5", " pid.available": "6"}}, "is there twice", id="twice in a mapping"
+            {"hard": {"pid.available": "5", " pid.available": "6"}},
+            "duplicate signal pid.available",
+            id="duplicate in a mapping",
         ),
         pytest.param(
             SOFT,
-            "soft threshold 'memory.available<1Gi', character 18: memory.available has no grace period",
-            id="no grace",
+            "soft threshold 'memory.available<1Gi', character 18: soft threshold memory.available has no grace period",
+            id="no grace period",
         ),
         pytest.param(
             SOFT | {"soft_grace_period": "nodefs.available=1m"},
             "soft grace period 'nodefs.available=1m', character 18: nodefs.available has a grace period but no soft",
-            id="stray grace",
+            id="grace period without threshold",
         ),
         pytest.param(
             SOFT | {"soft_grace_period": "memory.available=-1m"}, "character 18: '-1m' is negative", id="negative grace"
@@ -216,12 +220,12 @@ SOFT = {"soft": "memory.available<1Gi"}
         ),
         pytest.param(
             SOFT | {"soft_grace_period": {"memory.available": "1m"}, "hard": "memory.available<1Gi"},
-            "character 18: '1Gi' is not above the hard threshold of memory.available, '1Gi'",
+            "character 18: '1Gi' is not above the hard threshold '1Gi' of memory.available",
             id="soft at hard",
         ),
         pytest.param(
             {"soft": "nodefs.available<5%", "soft_grace_period": "nodefs.available=1m", "hard": None},
-            "'5%' is not above the hard threshold of nodefs.available, '10%'",
+            "'5%' is not above the hard threshold '10%' of nodefs.available",
             id="soft below the default",
         ),
         pytest.param(
@@ -230,43 +234,26 @@ SOFT = {"soft": "memory.available<1Gi"}
                 "soft_grace_period": "memory.psi.some=1m",
                 "hard": "memory.psi.some>40",
             },
-            "'50%' is not below the hard threshold of memory.psi.some, '40%'",
+            "'50%' is not below the hard threshold '40%' of memory.psi.some",
             id="soft stall above hard",
         ),
         pytest.param({"minimum_reclaim": "memory.available=0%"}, "'0%' reclaims nothing", id="reclaim 0%"),
-        pytest.param({"minimum_reclaim": "memory.available<5"}, "'<' does not go with", id="reclaim compares"),
+        pytest.param({"minimum_reclaim": "memory.available<5"}, "'<' is not valid for", id="reclaim compares"),
     ],
 )
-def test_a_fault_is_quoted_and_pointed_at(settings: Mapping[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=r".") as caught:
+def test_error_quotes_the_text_and_its_position(settings: Mapping[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=r".") as raised:
         parsed(**settings)
-    assert sentence in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert sentence in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 @given(st.text(alphabet="memory.available<>=%0123456789GMi, -", max_size=40))
-def test_any_text_is_read_or_refused_with_a_sentence(text: str) -> None:
+def test_any_text_is_parsed_or_rejected_with_a_sentence(text: str) -> None:
     try:
         parse_thresholds(hard=text)
     except ValueError as error:
-        assert str(error).startswith("hard threshold ")  # noqa: PT017 - either outcome will do
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("5m", 300), ("0", 300), ("0s", 300), ("30s", 30)])
-def test_the_transition_period_has_a_default(text: str, seconds: float) -> None:
-    assert parse_transition_period_s(text) == seconds
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("0", 0), ("30", 30), ("1m", 60)])
-def test_the_grace_of_pods_may_be_written_in_bare_seconds(text: str, seconds: float) -> None:
-    assert parse_max_pod_grace_s(text) == seconds
-
-
-def test_faults_of_durations_name_the_setting() -> None:
-    with pytest.raises(ValueError, match="pressure transition period: '-1s' is negative"):
-        parse_transition_period_s("-1s")
-    with pytest.raises(ValueError, match="maximum pod grace period: 'x' is not a duration"):
-        parse_max_pod_grace_s("x")
+        assert str(error).startswith("hard threshold ")  # noqa: PT017 - a text without an error passes too
 
 
 @pytest.mark.parametrize(
@@ -277,22 +264,22 @@ def test_faults_of_durations_name_the_setting() -> None:
         (FilesystemLayout.DEDICATED_IMAGEFS, ["containerfs.available<15%", "containerfs.inodesFree<5%"]),
     ],
 )
-def test_containerfs_has_the_thresholds_of_where_it_lies(layout: FilesystemLayout, derived: list[str]) -> None:
+def test_containerfs_has_the_thresholds_of_its_filesystem(layout: FilesystemLayout, derived: list[str]) -> None:
     thresholds, warnings = for_layout(parse_thresholds(), layout)
     assert [each.text for each in thresholds if each.signal.startswith("containerfs")] == derived
     assert not warnings
 
 
-def test_containerfs_thresholds_of_ones_own_are_overwritten_with_a_warning() -> None:
+def test_configured_containerfs_thresholds_are_replaced_with_a_warning() -> None:
     own = parse_thresholds(hard="containerfs.available<10%,nodefs.inodesFree<5%")
     thresholds, warnings = for_layout(own, FilesystemLayout.SINGLE)
     assert [each.text for each in thresholds] == ["nodefs.inodesFree<5%", "containerfs.inodesFree<5%"]
     assert warnings == (
-        "containerfs.available<10% has no effect: on this node containerfs has the thresholds of nodefs",
+        "containerfs.available<10% has no effect: containerfs has the thresholds of nodefs on this node",
     )
 
 
-def test_order_is_memory_then_hard_then_signal_with_the_resourceless_last() -> None:
+def test_order_is_memory_then_hard_then_signal_and_no_resource_last() -> None:
     thresholds = parse_thresholds(
         hard="io.psi.full>90,pid.available<10,memory.psi.full>20,nodefs.available<5%,memory.available<1Gi",
         soft="memory.available<2Gi,imagefs.available<9%",
@@ -313,7 +300,7 @@ def test_order_is_memory_then_hard_then_signal_with_the_resourceless_last() -> N
 
 
 @pytest.mark.parametrize(("capacity", "contradicts"), [(999 * MIB, True), (1000 * MIB, False), (None, False)])
-def test_mixed_forms_contradict_only_on_some_nodes(capacity: int | None, contradicts: bool) -> None:
+def test_share_and_quantity_contradict_by_the_capacity_of_the_node(capacity: int | None, contradicts: bool) -> None:
     thresholds = parse_thresholds(
         hard="memory.available<100Mi",
         soft="memory.available<10%",

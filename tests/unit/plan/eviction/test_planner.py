@@ -1,4 +1,4 @@
-"""Which pod goes, or what comes before any does."""
+"""Eviction plan: reclaim steps, the pod to evict, and the reasons to keep the others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
 from nodeagent.plan.eviction.state import record_eviction
 from tests.unit.builders import MIB
 from tests.unit.plan.eviction.cases import (
-    NOTHING_YET,
+    EMPTY_STATE,
     POLICY,
     SINGLE,
     at,
@@ -59,14 +59,14 @@ ALL_STEPS = steps("dead-containers", "logs", "unused-images")
 
 
 @pytest.mark.parametrize(
-    ("fields", "code", "words"),
+    ("fields", "code", "text"),
     [
-        pytest.param({"static": known(value=True)}, "static-pod", "a static pod, by kubelet", id="static"),
-        pytest.param({"mirror": known(value=True)}, "mirror-pod", "the mirror of a static pod", id="mirror"),
+        pytest.param({"static": known(value=True)}, "static-pod", "static pod (source: kubelet)", id="static"),
+        pytest.param({"mirror": known(value=True)}, "mirror-pod", "mirror pod", id="mirror"),
         pytest.param(
             {"critical": known(value=True, source=FactSource.INFERRED)},
             "critical-pod",
-            "critical: marked so, by inferred",
+            "critical: by OOM score or priority class (source: inferred)",
             id="critical",
         ),
         pytest.param({"priority": known(2_000_000_000)}, "critical-pod", "priority 2000000000", id="priority"),
@@ -85,30 +85,30 @@ ALL_STEPS = steps("dead-containers", "logs", "unused-images")
         pytest.param(
             {"qos": known(QosClass.BEST_EFFORT), "request": 5},
             "facts-contradictory",
-            "BestEffort and requests memory",
+            "BestEffort with a memory request",
             id="best effort with a request",
         ),
         pytest.param(
             {"qos": known(QosClass.GUARANTEED)},
             "facts-contradictory",
-            "Guaranteed and requests no memory",
+            "Guaranteed without a memory request",
             id="guaranteed without a request",
         ),
-        pytest.param({"memory": -1}, "facts-contradictory", "is negative", id="negative usage"),
-        pytest.param({"request": -1}, "facts-contradictory", "is negative", id="negative request"),
-        pytest.param({"static": UNKNOWN}, "facts-missing", "not known whether it is static", id="static unknown"),
-        pytest.param({"mirror": UNKNOWN}, "facts-missing", "whether it is a mirror", id="mirror unknown"),
-        pytest.param({"critical": UNKNOWN}, "facts-missing", "whether it is critical", id="critical unknown"),
-        pytest.param({"priority": UNKNOWN}, "facts-missing", "what priority it has", id="priority unknown"),
-        pytest.param({"uid": ""}, "facts-missing", "which pod it is", id="no UID"),
-        pytest.param({"request": None}, "facts-missing", "how much memory it requests", id="request unknown"),
-        pytest.param({"memory": None}, "usage-unknown", "its use of memory could not be read", id="usage unknown"),
-        pytest.param({"usage": None}, "usage-unknown", "its use of memory could not be read", id="no usage at all"),
-        pytest.param({"lifecycle": PodLifecycle.ENDING}, "pod-not-active", "it is ending", id="ending"),
-        pytest.param({"lifecycle": PodLifecycle.FINISHED}, "pod-not-active", "it is finished", id="finished"),
+        pytest.param({"memory": -1}, "facts-contradictory", "negative usage or request", id="negative usage"),
+        pytest.param({"request": -1}, "facts-contradictory", "negative usage or request", id="negative request"),
+        pytest.param({"static": UNKNOWN}, "facts-missing", "unknown: static or not", id="static unknown"),
+        pytest.param({"mirror": UNKNOWN}, "facts-missing", "mirror or not", id="mirror unknown"),
+        pytest.param({"critical": UNKNOWN}, "facts-missing", "critical or not", id="critical unknown"),
+        pytest.param({"priority": UNKNOWN}, "facts-missing", "unknown: priority", id="priority unknown"),
+        pytest.param({"uid": ""}, "facts-missing", "UID, namespace or name", id="no UID"),
+        pytest.param({"request": None}, "facts-missing", "unknown: memory request", id="request unknown"),
+        pytest.param({"memory": None}, "usage-unknown", "memory usage unknown", id="usage unknown"),
+        pytest.param({"usage": None}, "usage-unknown", "memory usage unknown", id="no usage at all"),
+        pytest.param({"lifecycle": PodLifecycle.ENDING}, "pod-not-active", "pod is ending", id="ending"),
+        pytest.param({"lifecycle": PodLifecycle.FINISHED}, "pod-not-active", "pod is finished", id="finished"),
     ],
 )
-def test_who_is_never_chosen(fields: Mapping[str, Any], code: str, words: str) -> None:
+def test_protected_pod_is_never_evicted(fields: Mapping[str, Any], code: str, text: str) -> None:
     first = replace(
         pod("first", **({"memory": 900} | {k: v for k, v in fields.items() if k in BUILT})), **_facts(fields)
     )
@@ -116,10 +116,10 @@ def test_who_is_never_chosen(fields: Mapping[str, Any], code: str, words: str) -
     assert victim(plan) == "second"
     decision = next(each for each in plan.plan.decisions if each.name.endswith("/first"))
     assert (decision.verdict, decision.reason.code.value) == (Verdict.KEEP, code)
-    assert words in decision.reason.sentence
+    assert text in decision.reason.sentence
     alone = planned([first])
     assert alone.victim is None
-    assert alone.plan.warnings == ("memory.available<100Mi is met, and no pod may be evicted",)
+    assert alone.plan.warnings == ("memory.available<100Mi is met, but every pod is protected",)
 
 
 BUILT = frozenset({"memory", "request"})
@@ -132,14 +132,14 @@ def _facts(fields: Mapping[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fields", "signal"),
     [
-        pytest.param({"request": None}, "pid.available", id="a memory request does not matter for PIDs"),
-        pytest.param({"request": None}, "nodefs.inodesFree", id="nor for inodes"),
-        pytest.param({"ephemeral_request": None}, "memory.available", id="nor a storage request for memory"),
-        pytest.param({"qos": UNKNOWN}, "memory.available", id="nor the quality of service"),
-        pytest.param({"termination_grace_s": UNKNOWN}, "memory.available", id="nor the grace"),
+        pytest.param({"request": None}, "pid.available", id="memory request for PIDs"),
+        pytest.param({"request": None}, "nodefs.inodesFree", id="memory request for inodes"),
+        pytest.param({"ephemeral_request": None}, "memory.available", id="storage request for memory"),
+        pytest.param({"qos": UNKNOWN}, "memory.available", id="QoS class"),
+        pytest.param({"termination_grace_s": UNKNOWN}, "memory.available", id="grace period"),
     ],
 )
-def test_what_does_not_matter_does_not_protect(fields: Mapping[str, Any], signal: str) -> None:
+def test_unknown_fact_that_is_not_needed_does_not_protect(fields: Mapping[str, Any], signal: str) -> None:
     plan = planned(
         [pod("any", **fields)],
         read(signal, available=1, capacity=1000),
@@ -149,19 +149,19 @@ def test_what_does_not_matter_does_not_protect(fields: Mapping[str, Any], signal
     assert victim(plan) == "any"
 
 
-def test_pods_with_one_uid_are_contradictory_and_a_pod_listed_twice_is_one() -> None:
+def test_pods_with_the_same_uid_are_contradictory_and_duplicates_are_merged() -> None:
     plan = planned([pod("a"), pod("b", uid="uid-a"), pod("c"), pod("c")])
     assert reasons(plan) == {"a": "facts-contradictory", "b": "facts-contradictory", "c": "low-on-resource"}
     assert len(plan.plan.decisions) == 3
 
 
-def test_a_pod_without_a_reading_goes_first_if_so_decided() -> None:
+def test_pod_with_unknown_usage_is_evicted_first_if_the_policy_allows_it() -> None:
     pods = [pod("hog", memory=900), pod("unread", memory=None)]
     assert victim(planned(pods)) == "hog"
     assert victim(planned(pods, policy=EvictionPolicy(evict_unmeasured=True))) == "unread"
 
 
-def test_one_pod_goes_and_every_pod_has_a_decision_with_its_numbers() -> None:
+def test_one_pod_is_evicted_and_every_pod_has_a_decision_with_its_usage() -> None:
     plan = planned([pod("within", memory=80, request=90), pod("hog", memory=300), pod("above", memory=50, request=20)])
     assert [(each.name, each.verdict.value) for each in plan.plan.decisions] == [
         ("shop/hog", "remove"),
@@ -170,12 +170,11 @@ def test_one_pod_goes_and_every_pod_has_a_decision_with_its_numbers() -> None:
     ]
     first, second, _ = (each.reason for each in plan.plan.decisions)
     assert first.sentence == (
-        "the node is low on memory: memory.available<100Mi is met, with 50Mi of 1000Mi against 100Mi; "
-        "first of those that may go: uses 300 MiB of memory with no request, priority 0"
+        "node is low on memory: threshold memory.available<100Mi met, 50Mi of 1000Mi, limit 100Mi; "
+        "first in eviction order: uses 300 MiB of memory, no request, priority 0"
     )
     assert second.sentence == (
-        "rank 2 of 3, and one pod at most is evicted in a pass: "
-        "uses 50.0 MiB of memory with its request of 20.0 MiB, priority 0"
+        "rank 2 of 3; at most one pod is evicted per pass: uses 50.0 MiB of memory, request 20.0 MiB, priority 0"
     )
     assert (first.details["usage_bytes"], second.details["excess_bytes"]) == (300 * MIB, 30 * MIB)
     assert plan.plan.frees_bytes == 300 * MIB
@@ -183,8 +182,8 @@ def test_one_pod_goes_and_every_pod_has_a_decision_with_its_numbers() -> None:
     assert (plan.victim.signal, plan.victim.starved) == ("memory.available", "memory")
 
 
-def test_a_pod_set_aside_is_passed_over() -> None:
-    plan = planned([pod("hog", memory=900), pod("next")], set_aside={"uid-hog": "StopContainer failed"})
+def test_excluded_pod_is_skipped() -> None:
+    plan = planned([pod("hog", memory=900), pod("next")], excluded={"uid-hog": "StopContainer failed"})
     assert victim(plan) == "next"
     assert plan.plan.decisions[1].verdict is Verdict.FAILED
     assert plan.plan.decisions[1].reason.sentence.endswith("StopContainer failed")
@@ -194,60 +193,62 @@ SOFT = thresholds("", soft="memory.available<100Mi", soft_grace_period="memory.a
 
 
 @pytest.mark.parametrize(
-    ("plan", "code", "words"),
+    ("plan", "code", "text"),
     [
         pytest.param(planned([pod()], read(available_mib=100)), "no-threshold-met", "no eviction threshold", id="none"),
-        pytest.param(planned([pod()], limits=()), "no-threshold-met", "is met", id="no thresholds"),
+        pytest.param(planned([pod()], limits=()), "no-threshold-met", "no eviction threshold met", id="no thresholds"),
         pytest.param(
             planned([pod()], limits=SOFT),
             "grace-period-running",
-            "has been met for 0s; it is acted on after 1m30s, in 1m30s if it stays met",
+            "met for 0s; grace period 1m30s, 1m30s left",
             id="grace",
         ),
         pytest.param(
             planned([pod()], read(), seconds=0.5, state=evaluated(read()).state),
             "no-new-reading",
-            "by a reading that was acted on before",
+            "no new reading since the last action",
             id="same reading",
         ),
         pytest.param(
-            planned([pod()], read(available=-1)), "reading-rejected", "-1 of 1048576000 is below zero", id="impossible"
+            planned([pod()], read(available=-1)), "reading-rejected", "-1 of 1048576000 is negative", id="impossible"
         ),
-        pytest.param(planned([pod()], read(), seconds=1.5), "reading-rejected", "it was read 2s ago", id="old"),
+        pytest.param(
+            planned([pod()], read(), seconds=1.5), "reading-rejected", "reading rejected: read 2s ago", id="old"
+        ),
         pytest.param(
             planned([pod()], read("io.psi.full", available=99.0, capacity=100), limits=thresholds("io.psi.full>50")),
             "not-relieved-by-eviction",
-            "io.psi.full>50% is met, but it names nothing",
+            "io.psi.full>50% met, but evicting a pod does not relieve this signal",
             id="stalled on I/O",
         ),
         pytest.param(
             planned([pod()], observations=[read(available_mib=150)]),
             "no-longer-met",
-            "memory.available<100Mi is no longer met, with 150Mi of 1000Mi against 100Mi",
-            id="came back by itself",
+            "memory.available<100Mi no longer met: 150Mi of 1000Mi, limit 100Mi",
+            id="cleared by itself",
         ),
-        pytest.param(planned([pod()], observations=[]), "reading-rejected", "was not read again", id="not read again"),
+        pytest.param(planned([pod()], observations=[]), "reading-rejected", "not read again", id="not read again"),
     ],
 )
-def test_why_no_pod_goes(plan: EvictionPlan, code: str, words: str) -> None:
+def test_reason_to_evict_no_pod(plan: EvictionPlan, code: str, text: str) -> None:
     assert plan.victim is None
     assert not plan.reclaim
     assert not plan.pods_may_be_chosen
     (decision,) = plan.plan.decisions
     assert decision.reason.code.value == code
-    assert words in decision.reason.sentence
+    assert text in decision.reason.sentence
 
 
-def test_a_decision_long_after_the_readings_needs_new_ones() -> None:
+def test_late_decision_needs_new_readings() -> None:
     found = evaluated(read())
     late = plan_eviction(found, [pod()], POLICY, layout=SINGLE, now=at(1.5))
     assert late.victim is None
-    assert late.plan.blocked.startswith("memory.available<100Mi cannot be judged: the reading of memory.available is")
-    anew = plan_eviction(found, [pod()], POLICY, layout=SINGLE, now=at(1.5), observations=[read(seconds=1)])
-    assert victim(anew) == "web"
+    assert late.plan.blocked.startswith("memory.available<100Mi: reading rejected: read 2s ago")
+    renewed = plan_eviction(found, [pod()], POLICY, layout=SINGLE, now=at(1.5), observations=[read(seconds=1)])
+    assert victim(renewed) == "web"
 
 
-def test_what_was_acted_on_before_has_to_come_back_by_its_minimum_reclaim() -> None:
+def test_threshold_acted_on_before_is_cleared_by_its_minimum_reclaim() -> None:
     limits = thresholds(minimum_reclaim="memory.available=100Mi")
     after = evaluated(read(), limits=limits).state
     later = planned(
@@ -279,7 +280,7 @@ def test_what_was_acted_on_before_has_to_come_back_by_its_minimum_reclaim() -> N
         (SINGLE, "swap.free", []),
     ],
 )
-def test_the_node_gives_back_first(layout: FilesystemLayout, signal: str, expected: list[str]) -> None:
+def test_node_level_reclaim_precedes_eviction(layout: FilesystemLayout, signal: str, expected: list[str]) -> None:
     plan = planned([pod()], read(signal, available=5, capacity=1000), limits=thresholds(f"{signal}<10"), layout=layout)
     assert [step.text for step in plan.reclaim] == expected
     assert plan.pods_may_be_chosen is (not expected)
@@ -288,18 +289,18 @@ def test_the_node_gives_back_first(layout: FilesystemLayout, signal: str, expect
 
 
 @pytest.mark.parametrize(
-    ("available_mib", "reclaimed", "code", "left"),
+    ("available_mib", "reclaimed", "code", "remaining"),
     [
-        pytest.param(90, steps("dead-containers"), "reclaim-first", 2, id="more to run"),
-        pytest.param(90, ALL_STEPS, "low-on-resource", 0, id="all run in vain"),
-        pytest.param(120, ALL_STEPS, "low-on-resource", 0, id="back, but not by the minimum"),
-        pytest.param(149.9, ALL_STEPS, "low-on-resource", 0, id="back by less than the minimum"),
-        pytest.param(151, ALL_STEPS, "reclaim-sufficient", 0, id="back"),
-        pytest.param(151, steps("dead-containers"), "reclaim-sufficient", 0, id="back after the first"),
+        pytest.param(90, steps("dead-containers"), "reclaim-first", 2, id="steps remain"),
+        pytest.param(90, ALL_STEPS, "low-on-resource", 0, id="all steps without effect"),
+        pytest.param(120, ALL_STEPS, "low-on-resource", 0, id="above the threshold, below the minimum reclaim"),
+        pytest.param(149.9, ALL_STEPS, "low-on-resource", 0, id="just below the minimum reclaim"),
+        pytest.param(151, ALL_STEPS, "reclaim-sufficient", 0, id="cleared"),
+        pytest.param(151, steps("dead-containers"), "reclaim-sufficient", 0, id="cleared by the first step"),
     ],
 )
-def test_pods_go_only_if_that_did_not_suffice(
-    available_mib: float, reclaimed: frozenset[ReclaimStep], code: str, left: int
+def test_pod_is_evicted_only_after_insufficient_reclaim(
+    available_mib: float, reclaimed: frozenset[ReclaimStep], code: str, remaining: int
 ) -> None:
     plan = planned(
         [pod()],
@@ -309,10 +310,10 @@ def test_pods_go_only_if_that_did_not_suffice(
         reclaimed=reclaimed,
     )
     assert reasons(plan) == {"web": code}
-    assert len(plan.reclaim) == left
+    assert len(plan.reclaim) == remaining
 
 
-def test_a_pod_is_not_evicted_for_disk_because_pids_are_short() -> None:
+def test_pid_shortage_does_not_evict_a_pod_for_cleared_disk_pressure() -> None:
     limits = thresholds("nodefs.available<10%,pid.available<100")
     readings = [read("nodefs.available", 90), read("pid.available", available=5, capacity=1000)]
     pods = [pod("disk", writable=disk(900), pids=1), pod("forks", pids=500)]
@@ -321,22 +322,22 @@ def test_a_pod_is_not_evicted_for_disk_because_pids_are_short() -> None:
     after = [read("nodefs.available", 500), readings[1]]
     second = planned(pods, *readings, limits=limits, observations=after, reclaimed=ALL_STEPS)
     assert victim(second) == "forks"
-    assert second.cause is not None
-    assert second.cause.threshold.text == "pid.available<100"
+    assert second.selected is not None
+    assert second.selected.threshold.text == "pid.available<100"
 
 
-def test_what_was_run_for_one_filesystem_is_not_run_again_for_its_other_roles() -> None:
+def test_reclaim_step_runs_once_for_a_device_with_several_roles() -> None:
     limits = thresholds("nodefs.available<10%,imagefs.available<15%")
     before = [read("nodefs.available", 90), read("imagefs.available", 90)]
     after = [read("nodefs.available", 120), read("imagefs.available", 120)]
     plan = planned([pod()], *before, limits=limits, observations=after, reclaimed=ALL_STEPS)
     assert not plan.reclaim
-    assert plan.cause is not None
-    assert plan.cause.threshold.text == "imagefs.available<15%"
+    assert plan.selected is not None
+    assert plan.selected.threshold.text == "imagefs.available<15%"
     assert victim(plan) == "web"
 
 
-def test_minimum_reclaim_is_not_asked_of_what_nothing_was_reclaimed_for() -> None:
+def test_minimum_reclaim_does_not_count_for_signals_without_reclaim() -> None:
     limits = thresholds("nodefs.available<10%,pid.available<100", minimum_reclaim="pid.available=500")
     before = [read("nodefs.available", 90), read("pid.available", available=5, capacity=1000)]
     after = [read("nodefs.available", 500), read("pid.available", available=200, capacity=1000)]
@@ -344,7 +345,7 @@ def test_minimum_reclaim_is_not_asked_of_what_nothing_was_reclaimed_for() -> Non
     assert reasons(plan) == {"web": "reclaim-sufficient"}
 
 
-def test_memory_goes_before_disk_and_hard_before_soft() -> None:
+def test_memory_precedes_disk_and_hard_precedes_soft() -> None:
     limits = thresholds(
         "nodefs.available<10%,memory.available<100Mi",
         soft="memory.available<200Mi",
@@ -354,46 +355,46 @@ def test_memory_goes_before_disk_and_hard_before_soft() -> None:
     plan = planned(
         [pod()], read("nodefs.available", 5, seconds=1), read(seconds=1), limits=limits, state=start, seconds=1
     )
-    assert plan.cause is not None
-    assert plan.cause.threshold.text == "memory.available<100Mi"
+    assert plan.selected is not None
+    assert plan.selected.threshold.text == "memory.available<100Mi"
 
 
-def test_io_stalls_are_told_and_do_not_hide_memory() -> None:
+def test_io_stall_is_a_warning_and_memory_is_still_acted_on() -> None:
     limits = thresholds("io.psi.full>50,memory.available<100Mi")
     plan = planned([pod()], read(), read("io.psi.full", available=99.0, capacity=100), limits=limits)
     assert victim(plan) == "web"
     assert plan.plan.warnings == ("io.psi.full>50% is met, but no pod is evicted for it",)
 
 
-HARD, GENTLE = thresholds()[0], SOFT[0]
+HARD_THRESHOLD, SOFT_THRESHOLD = thresholds()[0], SOFT[0]
 
 
 @pytest.mark.parametrize(
     ("threshold", "own_s", "policy", "grace_s"),
     [
-        (HARD, 30, EvictionPolicy(), 0),
-        (HARD, 30, EvictionPolicy(hard_grace_s=1, max_pod_grace_s=20), 1),
+        (HARD_THRESHOLD, 30, EvictionPolicy(), 0),
+        (HARD_THRESHOLD, 30, EvictionPolicy(hard_grace_s=1, max_pod_grace_s=20), 1),
         (None, 30, EvictionPolicy(hard_grace_s=1), 1),
-        (GENTLE, 30, EvictionPolicy(max_pod_grace_s=20), 20),
-        (GENTLE, 10, EvictionPolicy(max_pod_grace_s=20), 10),
-        (GENTLE, 10, EvictionPolicy(), 10),
-        (GENTLE, 0, EvictionPolicy(max_pod_grace_s=20), 0),
-        (GENTLE, None, EvictionPolicy(max_pod_grace_s=20), 20),
-        (GENTLE, None, EvictionPolicy(), 30),
+        (SOFT_THRESHOLD, 30, EvictionPolicy(max_pod_grace_s=20), 20),
+        (SOFT_THRESHOLD, 10, EvictionPolicy(max_pod_grace_s=20), 10),
+        (SOFT_THRESHOLD, 10, EvictionPolicy(), 10),
+        (SOFT_THRESHOLD, 0, EvictionPolicy(max_pod_grace_s=20), 0),
+        (SOFT_THRESHOLD, None, EvictionPolicy(max_pod_grace_s=20), 20),
+        (SOFT_THRESHOLD, None, EvictionPolicy(), 30),
     ],
 )
-def test_grace(threshold: Any, own_s: float | None, policy: EvictionPolicy, grace_s: float) -> None:
+def test_effective_grace_period(threshold: Any, own_s: float | None, policy: EvictionPolicy, grace_s: float) -> None:
     assert effective_grace_s(threshold, pod(termination_grace_s=known(own_s)), policy) == grace_s
 
 
-def test_no_more_pods_go_than_the_limit_allows_but_the_node_still_gives_back() -> None:
+def test_eviction_limit_stops_evictions_and_not_reclaim() -> None:
     policy = EvictionPolicy(max_evictions_per_window=2, eviction_window_s=60)
-    once = record_eviction(NOTHING_YET, at(-50))
+    once = record_eviction(EMPTY_STATE, at(-50))
     twice = record_eviction(once, at(-10))
     assert victim(planned([pod()], policy=policy, state=once)) == "web"
     limited = planned([pod()], policy=policy, state=twice)
     assert reasons(limited) == {"web": "eviction-limit"}
-    assert limited.plan.warnings == ("no pod is evicted: 2 pod(s) were evicted in the last 1m, and the limit is 2",)
+    assert limited.plan.warnings == ("no pod is evicted: 2 pod(s) evicted in the last 1m, limit 2",)
     greedy = pod(empty_dirs=(EmptyDirFacts("tmp", 20, 10),))
     disk_short = planned([greedy], read("nodefs.available", 5), limits=DISK, policy=policy, state=twice)
     assert (disk_short.victim, len(disk_short.reclaim)) == (None, 3)
@@ -408,7 +409,7 @@ OVER = {
 
 
 @pytest.mark.parametrize(
-    ("which", "signal", "code", "message"),
+    ("limit", "signal", "code", "message"),
     [
         (
             "emptyDir",
@@ -430,15 +431,15 @@ OVER = {
         ),
     ],
 )
-def test_a_pod_over_its_own_storage_limit_goes_without_pressure(
-    which: str, signal: str, code: str, message: str
+def test_pod_over_its_storage_limit_is_evicted_without_pressure(
+    limit: str, signal: str, code: str, message: str
 ) -> None:
-    plan = planned([OVER[which], pod("other")], read(available_mib=900))
+    plan = planned([OVER[limit], pod("other")], read(available_mib=900))
     assert plan.victim is not None
     assert (plan.victim.signal, plan.victim.message, plan.victim.grace_s) == (signal, message, 0)
     assert reasons(plan) == {"greedy": code, "other": "another-pod-evicted"}
     off = EvictionPolicy(local_storage_isolation=False)
-    assert planned([OVER[which]], read(available_mib=900), policy=off).victim is None
+    assert planned([OVER[limit]], read(available_mib=900), policy=off).victim is None
 
 
 @pytest.mark.parametrize(
@@ -454,14 +455,14 @@ def test_a_pod_over_its_own_storage_limit_goes_without_pressure(
         pytest.param(replace(OVER["pod"], static=known(value=True)), SINGLE, id="static"),
         pytest.param(replace(OVER["emptyDir"], priority=known(2_000_000_000)), SINGLE, id="critical"),
         pytest.param(replace(OVER["emptyDir"], namespace="kube-system"), SINGLE, id="protected"),
-        pytest.param(replace(OVER["emptyDir"], priority=UNKNOWN), SINGLE, id="not known"),
+        pytest.param(replace(OVER["emptyDir"], priority=UNKNOWN), SINGLE, id="priority unknown"),
     ],
 )
-def test_who_stays_within_or_may_exceed_storage_limits(facts: PodFacts, layout: FilesystemLayout) -> None:
+def test_pod_within_its_limits_or_protected_is_not_evicted(facts: PodFacts, layout: FilesystemLayout) -> None:
     assert planned([facts], read(available_mib=900), layout=layout).victim is None
 
 
-def test_storage_limits_come_before_pressure_one_pod_at_a_time() -> None:
+def test_storage_limits_precede_pressure_with_one_pod_per_pass() -> None:
     pods = [
         pod("much", empty_dirs=(EmptyDirFacts("tmp", 90, 10),)),
         pod("little", empty_dirs=(EmptyDirFacts("tmp", 11, 10),)),
@@ -508,13 +509,13 @@ def test_storage_limits_come_before_pressure_one_pod_at_a_time() -> None:
         ),
     ],
 )
-def test_the_message_is_the_one_people_know(facts: PodFacts, signal: str, message: str) -> None:
+def test_message_is_that_of_the_kubelet(facts: PodFacts, signal: str, message: str) -> None:
     plan = planned([facts], read(signal), limits=thresholds(f"{signal}<100Mi"), reclaimed=ALL_STEPS)
     assert plan.victim is not None
     assert plan.victim.message == message
 
 
-def test_the_message_of_a_stall_gives_both_percentages() -> None:
+def test_message_of_a_stall_has_both_percentages() -> None:
     plan = planned(
         [pod()], read("memory.psi.full", available=55.2, capacity=100), limits=thresholds("memory.psi.full>40")
     )
@@ -528,5 +529,5 @@ def test_the_message_of_a_stall_gives_both_percentages() -> None:
     ("size_bytes", "shown"),
     [(0, "0"), (1, "1"), (1023, "1023"), (1024, "1Ki"), (1536, "1536"), (3 * 2**30, "3Gi"), (2**70, "1024Ei")],
 )
-def test_quantities_are_exact(size_bytes: int, shown: str) -> None:
+def test_quantity_is_exact(size_bytes: int, shown: str) -> None:
     assert format_quantity(size_bytes) == shown

@@ -1,4 +1,4 @@
-"""When signals are looked at again."""
+"""Poll interval of the signals."""
 
 from __future__ import annotations
 
@@ -15,50 +15,52 @@ GIB_MIB = 1024.0
 @pytest.mark.parametrize(
     ("available_mib", "expected_s"),
     [
-        pytest.param(8 * GIB_MIB, 10.0, id="at ease"),
-        pytest.param(100 + 512, 2.0, id="two seconds at a thinkable pace"),
+        pytest.param(8 * GIB_MIB, 10.0, id="no pressure"),
+        pytest.param(100 + 512, 2.0, id="two seconds at the expected rate"),
         pytest.param(100 + 256, 1.0, id="one second"),
         pytest.param(101, SOONEST_S, id="very near"),
         pytest.param(100, SOONEST_S, id="at the threshold, not met"),
         pytest.param(99, WHILE_MET_S, id="met"),
     ],
 )
-def test_the_nearer_the_sooner(available_mib: float, expected_s: float) -> None:
+def test_interval_is_shorter_near_a_threshold(available_mib: float, expected_s: float) -> None:
     found = evaluated(read(available_mib=available_mib, capacity_mib=16 * GIB_MIB))
     assert next_poll_s(found, None, interval_s=10.0) == pytest.approx(expected_s)
 
 
-def test_a_fast_fall_counts_double() -> None:
-    earlier = evaluated(read(available_mib=9 * GIB_MIB, capacity_mib=16 * GIB_MIB))
+def test_measured_decrease_counts_double() -> None:
+    previous = evaluated(read(available_mib=9 * GIB_MIB, capacity_mib=16 * GIB_MIB))
     now = evaluated(read(available_mib=4196, capacity_mib=16 * GIB_MIB, seconds=1), seconds=1)
     assert next_poll_s(now, None, interval_s=10.0) == 10.0
-    assert next_poll_s(now, earlier, interval_s=10.0) == pytest.approx(4096 / (2 * (9 * GIB_MIB - 4196)))
+    assert next_poll_s(now, previous, interval_s=10.0) == pytest.approx(4096 / (2 * (9 * GIB_MIB - 4196)))
 
 
-def test_the_end_of_a_grace_period_is_not_missed() -> None:
+def test_interval_ends_with_the_grace_period() -> None:
     soft = thresholds("", soft="memory.available<1Gi", soft_grace_period="memory.available=300ms")
     found = evaluated(read(available_mib=500), limits=soft)
     assert next_poll_s(found, None, interval_s=10.0) == pytest.approx(0.3)
 
 
-def test_a_stall_signal_is_looked_at_each_second_once_it_is_half_way() -> None:
+def test_stall_signal_is_read_each_second_from_half_its_threshold() -> None:
     limits = thresholds("memory.psi.some>40%")
     for stalled, expected_s in ((10.0, 10.0), (25.0, 1.0), (50.0, 1.0)):
         found = evaluated(read("memory.psi.some", available=stalled, capacity=100.0), limits=limits)
         assert next_poll_s(found, None, interval_s=10.0) == expected_s
 
 
-def test_what_could_not_be_read_sets_no_pace() -> None:
+def test_unread_signal_does_not_shorten_the_interval() -> None:
     assert next_poll_s(evaluated(), None, interval_s=10.0) == 10.0
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0.01, 60), st.floats(1, 600))
-def test_it_is_always_within_bounds_and_monotone(left: float, more: float, passed_s: float, interval_s: float) -> None:
+def test_interval_is_within_bounds_and_monotone(
+    available: float, more: float, elapsed_s: float, interval_s: float
+) -> None:
     capacity = 4e6
-    earlier = evaluated(read(available_mib=left + more, capacity_mib=capacity))
-    now = evaluated(read(available_mib=left, capacity_mib=capacity, seconds=passed_s), seconds=passed_s)
-    farther = evaluated(read(available_mib=left + 100, capacity_mib=capacity))
-    wait_s = next_poll_s(now, earlier, interval_s=interval_s)
+    previous = evaluated(read(available_mib=available + more, capacity_mib=capacity))
+    now = evaluated(read(available_mib=available, capacity_mib=capacity, seconds=elapsed_s), seconds=elapsed_s)
+    farther = evaluated(read(available_mib=available + 100, capacity_mib=capacity))
+    wait_s = next_poll_s(now, previous, interval_s=interval_s)
     assert SOONEST_S <= wait_s <= interval_s
-    if left >= 100:
+    if available >= 100:
         assert next_poll_s(farther, None, interval_s=interval_s) >= next_poll_s(now, None, interval_s=interval_s)

@@ -1,4 +1,4 @@
-"""Which pods a preview names, over tables of pods."""
+"""Pods listed by the reload preview."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SINGLE = FilesystemLayout.SINGLE
 MIB = 1 << 20
 
 
-def test_pods_over_their_limits_are_named_in_order_and_protected_ones_are_not() -> None:
+def test_pods_over_their_limits_are_listed_in_order_without_protected_ones() -> None:
     over: dict[str, Any] = {"ephemeral_limit_bytes": 5 * MIB, "usage": PodUsage(ephemeral_bytes=6 * MIB)}
     pods = [
         pod("b", **over),
@@ -28,7 +28,7 @@ def test_pods_over_their_limits_are_named_in_order_and_protected_ones_are_not() 
     assert found[0].reason.code.value == "pod-over-storage-limit"
 
 
-def test_first_victim_is_that_of_the_eviction_loop() -> None:
+def test_first_victim_is_the_first_of_the_ranking() -> None:
     pods = [pod("small", memory=10), pod("big", memory=500), pod("kept", memory=900, namespace="kube-system")]
     found = first_victim(evaluated(read(available_mib=50)), pods, POLICY, SINGLE)
     assert found is not None

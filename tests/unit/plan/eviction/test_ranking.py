@@ -1,4 +1,4 @@
-"""In which order pods would go."""
+"""Eviction order of pods."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ def order(pods: list[PodFacts], signal: str) -> list[str]:
         pytest.param(
             [pod("below", memory=100, request=500), pod("close", memory=450, request=500)],
             ["close", "below"],
-            id="below the request by how close",
+            id="below the request by distance",
         ),
         pytest.param([pod("b"), pod("a")], ["a", "b"], id="ties by UID"),
         pytest.param(
             [pod("hog", memory=900), pod("unread", memory=None, priority=10**6)],
             ["unread", "hog"],
-            id="without a reading before all",
+            id="unknown usage first",
         ),
         pytest.param(
             [pod("none", usage=None, priority=2), pod("unread", memory=None, priority=1)],
             ["unread", "none"],
-            id="several without a reading by priority",
+            id="unknown usage by priority",
         ),
         pytest.param(
             [pod("unknown", priority=None, memory=200), pod("one", priority=1, memory=300), pod("zero", memory=100)],
@@ -76,13 +76,13 @@ def order(pods: list[PodFacts], signal: str) -> list[str]:
         ),
     ],
 )
-def test_memory(pods: list[PodFacts], expected: list[str]) -> None:
+def test_eviction_order_for_memory(pods: list[PodFacts], expected: list[str]) -> None:
     assert order(pods, "memory.available") == expected
     assert order(pods, "allocatableMemory.available") == expected
     assert order(pods, "memory.psi.full") == expected
 
 
-def test_free_swap_counts_what_is_swapped_out() -> None:
+def test_swap_signal_ranks_by_memory_and_swap() -> None:
     swapped = pod("swapped", usage=PodUsage(memory_bytes=10 * MIB, swap_bytes=500 * MIB))
     resident = pod("resident", usage=PodUsage(memory_bytes=100 * MIB, swap_bytes=0))
     assert order([swapped, resident], "swap.free") == ["swapped", "resident"]
@@ -108,18 +108,18 @@ def test_free_swap_counts_what_is_swapped_out() -> None:
             id="all parts add up",
         ),
         pytest.param(
-            [pod("none", usage=PodUsage()), pod("most", writable=disk(500))], ["none", "most"], id="without a reading"
+            [pod("none", usage=PodUsage()), pod("most", writable=disk(500))], ["none", "most"], id="unknown usage"
         ),
     ],
 )
-def test_disk(pods: list[PodFacts], expected: list[str]) -> None:
+def test_eviction_order_for_disk(pods: list[PodFacts], expected: list[str]) -> None:
     assert order(pods, "nodefs.available") == expected
 
 
 @pytest.mark.parametrize(
     ("pods", "expected"),
     [
-        pytest.param([pod("none"), pod("any", priority=9, logs=disk(0, 1))], ["any", "none"], id="any use first"),
+        pytest.param([pod("none"), pod("any", priority=9, logs=disk(0, 1))], ["any", "none"], id="any usage first"),
         pytest.param(
             [pod("high", logs=disk(0, 99), priority=1), pod("low", logs=disk(0, 1))], ["low", "high"], id="priority"
         ),
@@ -130,7 +130,7 @@ def test_disk(pods: list[PodFacts], expected: list[str]) -> None:
         ),
     ],
 )
-def test_inodes(pods: list[PodFacts], expected: list[str]) -> None:
+def test_eviction_order_for_inodes(pods: list[PodFacts], expected: list[str]) -> None:
     assert order(pods, "nodefs.inodesFree") == expected
 
 
@@ -142,11 +142,11 @@ def test_inodes(pods: list[PodFacts], expected: list[str]) -> None:
         pytest.param(
             [pod("read", pids=900), pod("unread", pids=None), pod("low", pids=1, priority=-1)],
             ["low", "unread", "read"],
-            id="without a reading only within a priority",
+            id="unknown usage first within a priority",
         ),
     ],
 )
-def test_pids(pods: list[PodFacts], expected: list[str]) -> None:
+def test_eviction_order_for_pids(pods: list[PodFacts], expected: list[str]) -> None:
     assert order(pods, "pid.available") == expected
 
 
@@ -164,34 +164,36 @@ def test_pids(pods: list[PodFacts], expected: list[str]) -> None:
         (SPLIT, "containerfs.available", 111),
     ],
 )
-def test_what_counts_depends_on_what_lies_where(layout: FilesystemLayout, signal: str, used_mib: int) -> None:
+def test_usage_counts_the_parts_on_the_filesystem_of_the_signal(
+    layout: FilesystemLayout, signal: str, used_mib: int
+) -> None:
     usage = PodUsage(writable=disk(1, 1), logs=disk(10, 10), volumes=disk(100, 100))
     assert usage_of(usage, Signal(signal), layout) == (used_mib * MIB, ())
     inodes = Signal(signal.replace("available", "inodesFree"))
     assert usage_of(usage, inodes, layout) == (used_mib, ())
 
 
-def test_a_part_that_was_not_read_counts_as_nothing_and_is_told() -> None:
+def test_unread_part_counts_as_0_with_a_note() -> None:
     usage = PodUsage(writable=disk(1), logs=Footprint())
-    told = ("logs not read, counted as 0", "volumes not read, counted as 0")
-    assert usage_of(usage, Signal.NODEFS_AVAILABLE, SINGLE) == (MIB, told)
+    notes = ("logs not read, counted as 0", "volumes not read, counted as 0")
+    assert usage_of(usage, Signal.NODEFS_AVAILABLE, SINGLE) == (MIB, notes)
     assert usage_of(usage, Signal.NODEFS_AVAILABLE, DEDICATED) == (None, ())
 
 
-def test_the_finished_are_not_ranked_and_a_signal_without_resource_ranks_none() -> None:
+def test_finished_pods_and_signals_without_a_resource_have_no_ranking() -> None:
     pods = [pod("done", lifecycle=PodLifecycle.FINISHED), pod("ending", lifecycle=PodLifecycle.ENDING)]
     assert [each.pod.name for each in rank_pods(pods, Signal.MEMORY_AVAILABLE, SINGLE)] == ["ending"]
     assert rank_pods(pods, Signal.IO_PSI_FULL, SINGLE) == ()
 
 
-def test_a_place_shows_its_numbers_and_what_was_assumed() -> None:
+def test_ranked_pod_has_usage_request_and_assumed_facts() -> None:
     facts = replace(
         pod(memory=100, request=60),
         priority=known(0, FactSource.ASSUMED),
         memory_request_bytes=known(60 * MIB, FactSource.INFERRED),
     )
     (ranked,) = rank_pods([facts], Signal.MEMORY_AVAILABLE, SINGLE)
-    assert ranked.measure == "uses 100 MiB of memory with its request of 60.0 MiB, priority 0"
+    assert ranked.measure == "uses 100 MiB of memory, request 60.0 MiB, priority 0"
     assert ranked.note == " (priority assumed; memory request inferred)"
     assert ranked.details == {
         "rank": 1,
@@ -205,4 +207,4 @@ def test_a_place_shows_its_numbers_and_what_was_assumed() -> None:
     (of_pids,) = rank_pods([pod(pids=7)], Signal.PID_AVAILABLE, SINGLE)
     assert (of_pids.measure, of_pids.details["usage_pids"]) == ("uses 7 pids, priority 0", 7)
     (unread,) = rank_pods([pod(memory=None)], Signal.MEMORY_AVAILABLE, SINGLE)
-    assert unread.measure == "its use of memory could not be read, priority 0"
+    assert unread.measure == "memory usage unknown, priority 0"

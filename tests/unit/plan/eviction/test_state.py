@@ -1,4 +1,4 @@
-"""From pass to pass: grace periods, minimum reclaim, conditions, and what a clock may do."""
+"""Evaluation over several passes: grace periods, minimum reclaim, conditions, and clock steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nodeagent.model.pressure import NodeCondition, Observation, Signal
 from nodeagent.plan.eviction.policy import EvictionPolicy
 from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.plan.eviction.state import Evaluation, EvictionState, evaluate, recent_evictions, record_eviction
-from tests.unit.plan.eviction.cases import NOTHING_YET, POLICY, at, evaluated, read, thresholds
+from tests.unit.plan.eviction.cases import EMPTY_STATE, POLICY, at, evaluated, read, thresholds
 
 if TYPE_CHECKING:
     from nodeagent.plan.eviction.thresholds import Threshold
@@ -24,13 +24,13 @@ def acting(evaluation: Evaluation) -> list[str]:
     return [each.threshold.text for each in evaluation.acting]
 
 
-def holding(evaluation: Evaluation) -> set[str]:
-    return {each.condition.value for each in evaluation.conditions if each.holds}
+def active(evaluation: Evaluation) -> set[str]:
+    return {each.condition.value for each in evaluation.conditions if each.active}
 
 
 def run(*passes: tuple[float, float], limits: tuple[Threshold, ...] = SOFT) -> list[bool]:
-    """Return for each pass, given by its seconds and what is available in MiB, whether anything is acted on."""
-    state, acted = NOTHING_YET, []
+    """Return for each pass, given by its time and available MiB, whether a threshold is acted on."""
+    state, acted = EMPTY_STATE, []
     for seconds, available_mib in passes:
         found = evaluated(
             read(available_mib=available_mib, seconds=seconds), state=state, limits=limits, seconds=seconds
@@ -43,12 +43,12 @@ def run(*passes: tuple[float, float], limits: tuple[Threshold, ...] = SOFT) -> l
 @pytest.mark.parametrize(
     ("available", "met"), [(100 * 2**20 - 1, True), (100 * 2**20, False)], ids=["below", "exactly at"]
 )
-def test_a_threshold_is_met_strictly_below(available: int, met: bool) -> None:
+def test_threshold_is_met_strictly_below_its_limit(available: int, met: bool) -> None:
     assert bool(evaluated(read(available=available)).acting) is met
 
 
 @pytest.mark.parametrize(("percent", "met"), [(40.01, True), (40.0, False)], ids=["above", "exactly at"])
-def test_a_stall_threshold_is_met_strictly_above(percent: float, met: bool) -> None:
+def test_stall_threshold_is_met_strictly_above_its_limit(percent: float, met: bool) -> None:
     found = evaluated(read("memory.psi.some", available=percent, capacity=100), limits=thresholds("memory.psi.some>40"))
     assert bool(found.acting) is met
 
@@ -56,9 +56,9 @@ def test_a_stall_threshold_is_met_strictly_above(percent: float, met: bool) -> N
 @pytest.mark.parametrize(
     ("passes", "acted"),
     [
-        pytest.param([(0, 50), (89.9, 50), (90, 50)], [False, False, True], id="over the grace"),
-        pytest.param([(0, 50), (60, 150), (100, 50), (189, 50), (190, 50)], [False] * 4 + [True], id="starts anew"),
-        pytest.param([(0, 50), (90, 50), (100, 50)], [False, True, True], id="goes on acting"),
+        pytest.param([(0, 50), (89.9, 50), (90, 50)], [False, False, True], id="after the grace period"),
+        pytest.param([(0, 50), (60, 150), (100, 50), (189, 50), (190, 50)], [False] * 4 + [True], id="restarts"),
+        pytest.param([(0, 50), (90, 50), (100, 50)], [False, True, True], id="acted on again"),
         pytest.param([(0, 50), (90, 50), (95, 150), (100, 50)], [False, True, False, False], id="oscillation"),
         pytest.param([(0, 50), (-500, 50), (-411, 50), (-410, 50)], [False] * 3 + [True], id="clock back"),
         pytest.param(
@@ -66,7 +66,7 @@ def test_a_stall_threshold_is_met_strictly_above(percent: float, met: bool) -> N
         ),
     ],
 )
-def test_grace(passes: list[tuple[float, float]], acted: list[bool]) -> None:
+def test_threshold_is_acted_on_after_its_grace_period(passes: list[tuple[float, float]], acted: list[bool]) -> None:
     assert run(*passes) == acted
 
 
@@ -74,15 +74,15 @@ def test_grace(passes: list[tuple[float, float]], acted: list[bool]) -> None:
     ("passes", "acted"),
     [
         pytest.param([(0, 120)], [False], id="not before it was acted on"),
-        pytest.param([(0, 99), (10, 120), (20, 149.9), (30, 150)], [True, True, True, False], id="until it came back"),
-        pytest.param([(0, 99), (10, 150), (20, 120)], [True, False, False], id="once back it is over"),
+        pytest.param([(0, 99), (10, 120), (20, 149.9), (30, 150)], [True, True, True, False], id="until cleared"),
+        pytest.param([(0, 99), (10, 150), (20, 120)], [True, False, False], id="not after it was cleared"),
     ],
 )
-def test_minimum_reclaim(passes: list[tuple[float, float]], acted: list[bool]) -> None:
+def test_threshold_is_cleared_by_its_minimum_reclaim(passes: list[tuple[float, float]], acted: list[bool]) -> None:
     assert run(*passes, limits=RECLAIM) == acted
 
 
-def test_minimum_reclaim_does_not_count_during_the_grace() -> None:
+def test_minimum_reclaim_does_not_count_during_the_grace_period() -> None:
     soft = thresholds(
         "",
         soft="memory.available<100Mi",
@@ -92,65 +92,65 @@ def test_minimum_reclaim_does_not_count_during_the_grace() -> None:
     assert run((0, 99), (50, 120), (60, 99), (149, 99), (150, 99), (160, 120), limits=soft) == [False] * 4 + [True] * 2
 
 
-def test_a_reading_is_acted_on_once() -> None:
+def test_reading_is_acted_on_once() -> None:
     first = evaluated(read())
     again = evaluated(read(), state=first.state, seconds=0.5)
     assert (acting(first), acting(again)) == (["memory.available<100Mi"], [])
     assert again.met
-    assert holding(again) == {"MemoryPressure"}
+    assert active(again) == {"MemoryPressure"}
 
 
-def test_an_absent_signal_loses_its_time_and_a_refused_one_keeps_it() -> None:
+def test_grace_period_restarts_without_a_reading_and_continues_after_a_rejected_one() -> None:
     start = evaluated(read(), limits=SOFT)
     absent = evaluated(state=start.state, limits=SOFT, seconds=50)
-    refused = evaluated(read(seconds=10), state=start.state, limits=SOFT, seconds=50)
+    rejected = evaluated(read(seconds=10), state=start.state, limits=SOFT, seconds=50)
     assert not absent.met
-    assert not refused.met
+    assert not rejected.met
     later = [
         evaluated(read(seconds=95), state=each.state, limits=SOFT, seconds=95).acting != ()
-        for each in (absent, refused)
+        for each in (absent, rejected)
     ]
     assert later == [False, True]
 
 
-def test_a_refused_reading_does_not_end_what_was_acted_on() -> None:
+def test_rejected_reading_does_not_clear_the_minimum_reclaim() -> None:
     start = evaluated(read(available_mib=90), limits=RECLAIM)
-    refused = evaluated(read(available=-1, seconds=10), state=start.state, limits=RECLAIM, seconds=10)
-    after = evaluated(read(available_mib=120, seconds=20), state=refused.state, limits=RECLAIM, seconds=20)
-    assert (acting(refused), acting(after)) == ([], ["memory.available<100Mi"])
+    rejected = evaluated(read(available=-1, seconds=10), state=start.state, limits=RECLAIM, seconds=10)
+    after = evaluated(read(available_mib=120, seconds=20), state=rejected.state, limits=RECLAIM, seconds=20)
+    assert (acting(rejected), acting(after)) == ([], ["memory.available<100Mi"])
 
 
-@pytest.mark.parametrize(("seconds", "holds"), [(10, True), (309.9, True), (310, False)])
-def test_a_condition_lasts_for_the_transition_period_after_it_was_last_observed(seconds: float, holds: bool) -> None:
+@pytest.mark.parametrize(("seconds", "is_active"), [(10, True), (309.9, True), (310, False)])
+def test_condition_remains_active_for_the_transition_period(seconds: float, is_active: bool) -> None:
     first = evaluated(read())
     second = evaluated(read(seconds=10), state=first.state, seconds=10)
     later = evaluated(read(available_mib=500, seconds=seconds), state=second.state, seconds=seconds)
-    assert holding(later) == ({"MemoryPressure"} if holds else set())
+    assert active(later) == ({"MemoryPressure"} if is_active else set())
     memory = later.conditions[0]
-    assert (memory.observed, memory.changed) == (False, not holds)
-    assert memory.lasts_s == pytest.approx(310 - seconds)
+    assert (memory.observed, memory.changed) == (False, not is_active)
+    assert memory.remaining_s == pytest.approx(310 - seconds)
 
 
-def test_a_condition_shows_during_the_grace_and_tells_when_it_changes() -> None:
+def test_condition_is_active_during_the_grace_period_and_marks_changes() -> None:
     first = evaluated(read(), limits=SOFT)
-    assert holding(first) == {"MemoryPressure"}
+    assert active(first) == {"MemoryPressure"}
     assert [each.changed for each in first.conditions] == [True, False, False]
     second = evaluated(read(seconds=10), state=first.state, limits=SOFT, seconds=10)
     assert not any(each.changed for each in second.conditions)
 
 
-def test_a_clock_that_goes_back_ends_no_condition() -> None:
+def test_clock_step_back_ends_no_condition() -> None:
     first = evaluated(read())
     back = evaluated(read(available_mib=500, seconds=-5000), state=first.state, seconds=-5000)
-    assert holding(back) == {"MemoryPressure"}
-    assert back.conditions[0].lasts_s == 300
+    assert active(back) == {"MemoryPressure"}
+    assert back.conditions[0].remaining_s == 300
 
 
-def test_without_a_transition_period_a_condition_holds_while_observed() -> None:
+def test_condition_without_a_transition_period_is_active_while_observed() -> None:
     at_once = EvictionPolicy(pressure_transition_period_s=0)
     first = evaluated(read(), policy=at_once)
     after = evaluated(read(available_mib=500, seconds=1), state=first.state, policy=at_once, seconds=1)
-    assert (holding(first), holding(after)) == ({"MemoryPressure"}, set())
+    assert (active(first), active(after)) == ({"MemoryPressure"}, set())
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_without_a_transition_period_a_condition_holds_while_observed() -> None:
         ("io.psi.some", None, None),
     ],
 )
-def test_what_signals_mean(signal: str, condition: str | None, resource: str | None) -> None:
+def test_condition_and_resource_of_each_signal(signal: str, condition: str | None, resource: str | None) -> None:
     meaning = MEANINGS[Signal(signal)]
     assert (meaning.condition, meaning.resource) == (condition, resource)
     stalls = ".psi." in signal
@@ -180,42 +180,42 @@ def test_what_signals_mean(signal: str, condition: str | None, resource: str | N
         Observation(Signal(signal), 99 if stalls else 1, 100, at(0)),
         limits=thresholds(f"{signal}>50" if stalls else f"{signal}<50"),
     )
-    assert holding(found) == ({condition} if condition else set())
+    assert active(found) == ({condition} if condition else set())
     assert len(found.acting) == 1
 
 
-def test_a_standing_tells_how_far_it_is() -> None:
+def test_threshold_status_has_limit_and_remaining_grace_period() -> None:
     start = evaluated(read(), limits=SOFT)
     (status,) = evaluated(read(seconds=30), state=start.state, limits=SOFT, seconds=30).statuses
-    assert (status.limit, status.held_s, status.grace_left_s) == (100 * 2**20, 30, 60)
+    assert (status.limit, status.met_for_s, status.grace_left_s) == (100 * 2**20, 30, 60)
     assert (status.met, status.due, status.acting) == (True, False, False)
 
 
-def test_thresholds_taken_out_of_the_configuration_are_forgotten() -> None:
+def test_removed_thresholds_are_dropped_from_the_state() -> None:
     first = evaluated(read())
     second = evaluated(read(seconds=1), state=first.state, limits=SOFT, seconds=1)
     assert set(second.state.first_met_s) == set(SOFT)
     assert second.state.acted_on == frozenset()
 
 
-def test_evictions_are_remembered_for_the_window() -> None:
+def test_evictions_are_kept_for_the_window() -> None:
     policy = EvictionPolicy(eviction_window_s=60)
-    state = record_eviction(record_eviction(NOTHING_YET, at(0)), at(30))
+    state = record_eviction(record_eviction(EMPTY_STATE, at(0)), at(30))
     assert len(recent_evictions(state, policy, at(59))) == 2
     after = evaluate(state, [], (), policy, now=at(60)).state
     assert after.evicted_s == (at(30).monotonic_s,)
 
 
-def test_a_pass_changes_nothing_that_went_in() -> None:
-    state = EvictionState(first_met_s={}, condition_seen_s={}, last_read_s={})
+def test_evaluation_does_not_change_its_input() -> None:
+    state = EvictionState(first_met_s={}, condition_observed_s={}, last_read_s={})
     before = replace(state)
     evaluate(state, [read()], thresholds(), POLICY, now=at(0))
     assert state == before
-    assert NodeCondition.MEMORY_PRESSURE not in state.condition_seen_s
+    assert NodeCondition.MEMORY_PRESSURE not in state.condition_observed_s
 
 
-def test_a_lingering_condition_has_not_changed() -> None:
-    state, changes = NOTHING_YET, []
+def test_condition_in_its_transition_period_has_not_changed() -> None:
+    state, changes = EMPTY_STATE, []
     for seconds, available_mib in ((0, 50), (100, 500), (200, 500), (300, 500), (400, 500)):
         found = evaluated(read(available_mib=available_mib, seconds=seconds), state=state, seconds=seconds)
         changes.append(found.conditions[0].changed)
@@ -223,7 +223,7 @@ def test_a_lingering_condition_has_not_changed() -> None:
     assert changes == [True, False, False, True, False]
 
 
-def test_a_reading_is_remembered_over_a_pass_without_one() -> None:
+def test_reading_is_not_acted_on_again_after_a_pass_without_one() -> None:
     first = evaluated(read())
     between = evaluated(state=first.state, seconds=0.2)
     assert not evaluated(read(), state=between.state, seconds=0.5).acting
