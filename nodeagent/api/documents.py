@@ -324,7 +324,7 @@ def _stopped(pod: StoppedPod) -> dict[str, Json]:
         "phase": pod.phase,
         "why": pod.why,
         "outcome": pod.outcome.value if pod.outcome else None,
-        "asked_s": pod.asked_ms / 1000,
+        "asked_s": pod.requested_at_ms / 1000,
         "took_s": None if pod.took_ms is None else pod.took_ms / 1000,
         "detail": pod.detail,
     }

@@ -1,16 +1,15 @@
-"""The delay lock that makes logind wait for us, and the news of a shutdown.
+"""The inhibitor lock: logind's delay lock, and the begin and cancellation of a shutdown.
 
-The lock is a file descriptor: as long as a copy of it is open, logind waits, up to its own limit. logind keeps its
-locks over a restart of itself, so an old lock is given up only when a new one is held. Once a shutdown is under way
-logind gives out no more locks; then the old one is all there is.
+The lock is a file descriptor: as long as a copy of it is open, logind waits, up to its own limit. The decisions are
+those of :mod:`nodeagent.plan.shutdown.inhibitor`; here its events are read from the bus, and the lock is acquired and
+released.
 """
 
 from __future__ import annotations
 
 import asyncio
 import select
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nodeagent.errors import InhibitorError
@@ -26,13 +25,32 @@ from nodeagent.host.login1 import (
     read_property,
     take_lock,
 )
+from nodeagent.plan.shutdown.inhibitor import (
+    AgentStopping,
+    BusConnected,
+    Command,
+    CommandKind,
+    Connecting,
+    ConnectionLost,
+    DelayChanged,
+    InhibitorState,
+    LockAcquired,
+    LockListed,
+    LockRefused,
+    LogindConnected,
+    LogindLeft,
+    PrepareForShutdown,
+    step,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from dbus_fast import Message
 
-    EventHandler = Callable[["LogindEvent"], None]
+    from nodeagent.plan.shutdown.inhibitor import Event, LogindState
+
+    CommandHandler = Callable[["ReportedCommand"], None]
     Sleep = Callable[[float], Awaitable[None]]
 
 _PREPARE_RULE = (
@@ -41,53 +59,29 @@ _PREPARE_RULE = (
 _OWNER_RULE = f"type='signal',sender='{BUS_NAME}',interface='{BUS_NAME}',member='NameOwnerChanged',arg0='{LOGIND_NAME}'"
 
 
-class LogindEventKind(StrEnum):
-    """What happened."""
-
-    LOCK_HELD = "lock-held"
-    LOCK_LOST = "lock-lost"
-    SHUTDOWN_BEGINS = "shutdown-begins"
-    SHUTDOWN_CANCELLED = "shutdown-cancelled"
-
-
 @dataclass(frozen=True, slots=True)
-class LogindState:
-    """Where we stand.
+class ReportedCommand:
+    """A command for the inhibitor task, with logind's state right after it."""
 
-    Attributes:
-        held: whether logind is known to hold our lock.
-        because: why, or why not; in words, without a full stop.
-        preparing: whether a shutdown is under way; ``None`` as long as logind has not told.
-        limit_us: how long logind waits, in microseconds; ``None`` as long as it has not told.
-    """
-
-    held: bool = False
-    because: str = "it was not asked for yet"
-    preparing: bool | None = None
-    limit_us: int | None = None
-
-    def __str__(self) -> str:
-        return f"inhibitor held: {self.because}" if self.held else f"inhibitor not held because {self.because}"
-
-
-@dataclass(frozen=True, slots=True)
-class LogindEvent:
-    """One change, with the state right after it."""
-
-    kind: LogindEventKind
+    command: Command
     state: LogindState
+
+    @property
+    def kind(self) -> CommandKind:
+        """The kind of the command."""
+        return self.command.kind
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds.
+    """Deadlines and intervals in seconds.
 
     Attributes:
         deadline_s: for connecting, and for each call.
         first_retry_s: before the first new attempt; it doubles with each one.
         last_retry_s: the longest wait between two attempts.
-        steady_s: how long a connection must have lasted for the waits to start anew.
-        confirm_every_s: between two looks at logind's list and limit.
+        steady_s: least lifetime of a connection after which waits restart at ``first_retry_s``.
+        confirm_every_s: between two readings of logind's list and limit.
     """
 
     deadline_s: float = 5.0
@@ -98,130 +92,132 @@ class Timings:
 
 
 class ShutdownInhibitor:
-    """Holds the lock for as long as :meth:`run` runs, and reports what logind does.
+    """Acquires the lock and keeps it for as long as :meth:`run` runs, and reports commands for the inhibitor task.
 
-    Events come through a callback on the event loop, the begin of a shutdown straight from the arriving message. The
-    callback must not block or raise.
+    Commands are delivered by a callback on the event loop, the begin of a shutdown directly from the arriving message.
+    The callback must not block or raise.
     """
 
-    def __init__(  # noqa: PLR0913 - what the lock is called, and where it is asked for
+    def __init__(  # noqa: PLR0913 - the lock's identity, the bus and the seams of tests
         self,
-        on_event: EventHandler,
+        on_command: CommandHandler,
         *,
         address: str = "",
         who: str = "nodeagent",
         why: str = "pods are stopped in order before the node goes down",
         timings: Timings | None = None,
         adopted: int | None = None,
+        has_earlier: bool = False,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        """Compose an inhibitor; nothing is asked for yet.
+        """Compose an inhibitor; nothing is requested yet.
 
         Args:
-            on_event: told of every change.
+            on_command: receives the commands that bus events caused.
             address: of the bus; empty for this machine's system bus.
             who: shown by ``systemd-inhibit --list``.
             why: likewise.
-            timings: other than the usual ones.
-            adopted: a lock that an earlier run of the agent left open for us (such as through systemd's descriptor
-                store); it becomes ours. It is kept where a shutdown is under way, and replaced otherwise.
+            timings: deadlines and intervals other than the defaults.
+            adopted: descriptor of a lock from an earlier run of the agent (such as through systemd's descriptor
+                store), owned by this object from now on. It is kept during a shutdown, and replaced otherwise.
+            has_earlier: whether that run left a shutdown of this boot unfinished.
             sleep: waits between two attempts.
         """
-        self._on_event = on_event
+        self._on_command = on_command
         self._address = address
         self._who = who
         self._why = why
         self._timings = timings or Timings()
         self._sleep = sleep
         self._lock = _adopt(adopted)
-        self._taken_by_us = False
-        self._released = ""
-        self._state = LogindState()
+        self._machine = InhibitorState(has_lock=self._lock is not None, has_earlier=has_earlier)
+        self._acquired_here = False
         self._owner = ""
-        self._missing = False
         self._signals = 0
         self._again = asyncio.Event()
 
     @property
     def state(self) -> LogindState:
-        """Where we stand now."""
-        return self._state
+        """The state as reported to operators."""
+        return self._machine.logind
+
+    @property
+    def machine(self) -> InhibitorState:
+        """The whole state."""
+        return self._machine
 
     @property
     def descriptor(self) -> int | None:
-        """The lock's descriptor, to be copied for a successor but not closed; ``None`` where there is none."""
+        """The lock's descriptor, to be copied for a successor but not closed; ``None`` without a lock."""
         return None if self._lock is None else self._lock.number
 
-    @property
-    def logind_is_missing(self) -> bool:
-        """Whether the bus is there and logind is not on it."""
-        return self._missing
+    def apply(self, event: Event) -> tuple[Command, ...]:
+        """Apply an event to the state machine; return its commands, with the lock acquired or released already.
 
-    def release(self, because: str) -> None:
-        """Let logind go on, and ask for no lock until the shutdown is cancelled. Doing it again closes nothing.
-
-        Where a copy of the descriptor was stored elsewhere, that has to go too.
+        A copy of the descriptor that was stored elsewhere is the caller's to remove after a release.
         """
-        self._released = because or "it was released"
-        self._drop()
-        self._set_not_held(self._released)
+        self._machine, commands = step(self._machine, event)
+        for command in commands:
+            if command.kind is CommandKind.ACQUIRE:
+                self._again.set()
+            elif command.kind is CommandKind.RELEASE:
+                self._drop()
+        return commands
 
     async def run(self) -> None:
-        """Hold the lock until cancelled; however that ends, the lock is given up and the connection closed."""
+        """Keep the lock until cancelled; in the end the lock is released and the connection closed."""
         retry_s = self._timings.first_retry_s
         loop = asyncio.get_running_loop()
         try:
             while True:
-                begun_s = loop.time()
+                started_s = loop.time()
                 try:
                     await self._one_connection()
                 except InhibitorError as error:
-                    self._lose(str(error))
-                if loop.time() - begun_s >= self._timings.steady_s:
+                    self._report(ConnectionLost(str(error)))
+                if loop.time() - started_s >= self._timings.steady_s:
                     retry_s = self._timings.first_retry_s
                 await self._sleep(retry_s)
                 retry_s = min(2 * retry_s, self._timings.last_retry_s)
         finally:
-            self._drop()
-            self._set_not_held(self._released or "the agent is stopping")
+            self.apply(AgentStopping())
 
     async def _one_connection(self) -> None:
-        """Hold the lock over one connection; returns when it is time for another, with the lock reported lost."""
+        """Keep the lock over one connection; returns once logind has left the bus."""
         self._owner = ""
         bus = Bus(self._address, deadline_s=self._timings.deadline_s, on_signal=self._signal)
-        self._missing = False
+        self._report(Connecting())
         async with bus:
-            self._missing = True
+            self._report(BusConnected())
             await bus.subscribe(_OWNER_RULE)
             await bus.subscribe(_PREPARE_RULE)
             self._owner = await owner_of_logind(bus)
-            self._missing = False
+            self._report(LogindConnected())
             while True:
                 await self._secure(bus)
                 await self._watch(bus)
                 if not self._owner:
-                    self._missing = True
-                    self._lose("logind has left the bus")
+                    self._report(LogindLeft())
                     return
 
     async def _watch(self, bus: Bus) -> None:
-        """Look at the lock now and then; returns when it has to be taken again.
+        """Confirm the lock at intervals; returns when it has to be acquired again.
 
         Raises:
-            InhibitorError: the bus is gone, or the lock is.
+            InhibitorError: the bus or the lock is lost.
         """
         again = asyncio.ensure_future(self._again.wait())
-        news: set[asyncio.Future[Any]] = {again, bus.ended}
+        wakers: set[asyncio.Future[Any]] = {again, bus.ended}
         try:
             while True:
                 done, _ = await asyncio.wait(
-                    news, timeout=self._timings.confirm_every_s, return_when=asyncio.FIRST_COMPLETED
+                    wakers, timeout=self._timings.confirm_every_s, return_when=asyncio.FIRST_COMPLETED
                 )
                 if again in done:
                     return
                 if done:
                     raise InhibitorError("the connection to the system bus was lost")
-                if self._lock is None and not self._released:
+                if self._lock is None and self._machine.needs_lock:
                     return
                 await self._read_properties(bus)
                 await self._confirm(bus)
@@ -229,67 +225,62 @@ class ShutdownInhibitor:
             again.cancel()
 
     async def _secure(self, bus: Bus) -> None:
-        """Take the lock and confirm it; the old one goes once the new one is here."""
+        """Acquire the lock if one is needed, and confirm it; the old one is closed after its successor is acquired."""
         await self._read_properties(bus)
         if self._owner:
-            self._again.clear()  # whatever asked for this is being done
-        if self._released or (self._state.preparing and self._lock is not None):
-            await self._confirm(bus)
-            return
-        try:
-            new = await take_lock(bus, self._who, self._why)
-        except BusCallError as error:
-            if error.name != IN_PROGRESS or not self._state.preparing:
-                raise
-            if self._lock is None:
-                self._set_not_held("a shutdown is under way, and logind gives out no locks any more")
-                return
-        else:
-            self._replace(new)
+            self._again.clear()  # the request is served below
+        if self._machine.needs_lock:
+            try:
+                new = await take_lock(bus, self._who, self._why)
+            except BusCallError as error:
+                if error.name != IN_PROGRESS or not self.state.preparing:
+                    raise
+                if self._lock is None:
+                    self._report(LockRefused())
+            else:
+                self._drop()
+                self._lock, self._acquired_here = new, True
+                self._report(LockAcquired())
         await self._confirm(bus)
 
     async def _read_properties(self, bus: Bus) -> None:
-        limit_us = await read_limit_us(bus)
-        self._state = replace(self._state, limit_us=limit_us)  # first: whoever is told of a shutdown needs it
-        before = self._signals
+        self._report(DelayChanged(await read_limit_us(bus)))  # first: the handler of a shutdown needs it
+        signals = self._signals
         preparing = await read_property(bus, "PreparingForShutdown", bool)
-        if self._signals == before:  # else the signal is the newer word
-            self._note_preparing(preparing=preparing)
+        if self._signals == signals:  # otherwise the signal is newer than the property
+            self._report(PrepareForShutdown(preparing))
 
     async def _confirm(self, bus: Bus) -> None:
         """Report the lock as held if logind lists it.
 
         Raises:
-            InhibitorError: it does not.
+            InhibitorError: logind does not list it, or does not read its other end.
         """
         if self._lock is None:
             return
         entries, pid = await list_inhibitors(bus), await bus.own_pid()
         number = self.descriptor
-        if number is None or not self._owner:  # released meanwhile, or logind has left
+        if number is None or not self._owner:  # released meanwhile, or logind left the bus
             return
-        # An adopted lock is listed with the process that took it, or with none.
+        # An adopted lock is listed with the process that acquired it, or with none.
         ours = [
             entry
             for entry in entries
             if "shutdown" in entry.what.split(":")
             and (entry.who, entry.why, entry.mode) == (self._who, self._why, "delay")
-            and (entry.pid == pid or not self._taken_by_us)
+            and (entry.pid == pid or not self._acquired_here)
         ]
         if not ours:
             raise InhibitorError("logind does not list our lock")
         if _has_no_reader(number):
-            raise InhibitorError("logind no longer looks at our lock")
-        was_held = self._state.held
-        self._state = replace(self._state, held=True, because="logind lists it")
-        if not was_held:
-            self._emit(LogindEventKind.LOCK_HELD)
+            raise InhibitorError("logind no longer reads our lock")
+        self._report(LockListed())
 
     def _signal(self, message: Message) -> None:
         if message.member == "NameOwnerChanged" and message.sender == BUS_NAME:
             if message.signature == "sss" and message.body[0] == LOGIND_NAME and message.body[1] == self._owner != "":
                 self._owner = ""
-                self._lose("logind has left the bus")
+                self._report(LogindLeft())
                 self._again.set()
             return
         if message.member != "PrepareForShutdown" or message.interface != MANAGER or message.path != LOGIND_PATH:
@@ -297,47 +288,21 @@ class ShutdownInhibitor:
         if not self._owner or message.sender != self._owner or message.signature != "b":
             return
         self._signals += 1
-        self._note_preparing(preparing=message.body[0])
+        self._report(PrepareForShutdown(message.body[0]))
 
-    def _note_preparing(self, *, preparing: bool) -> None:
-        before = self._state.preparing
-        self._state = replace(self._state, preparing=preparing)
-        if preparing and not before:
-            self._emit(LogindEventKind.SHUTDOWN_BEGINS)
-        elif before and not preparing:
-            self._released = ""
-            self._again.set()  # logind gives out locks again, and may have forgotten ours
-            self._emit(LogindEventKind.SHUTDOWN_CANCELLED)
-
-    def _lose(self, because: str) -> None:
-        was_held = self._state.held
-        if not self._released:
-            self._set_not_held(because)
-        if was_held:
-            self._emit(LogindEventKind.LOCK_LOST)
-
-    def _set_not_held(self, because: str) -> None:
-        self._state = replace(self._state, held=False, because=because)
-
-    def _replace(self, new: Descriptor) -> None:
-        """Keep the new lock and give up the old one; after a release in the meantime, keep neither."""
-        self._drop()
-        if self._released:
-            new.close()
-        else:
-            self._lock, self._taken_by_us = new, True
+    def _report(self, event: Event) -> None:
+        for command in self.apply(event):
+            if command.kind not in (CommandKind.ACQUIRE, CommandKind.RELEASE):
+                self._on_command(ReportedCommand(command, self.state))
 
     def _drop(self) -> None:
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.close()
 
-    def _emit(self, kind: LogindEventKind) -> None:
-        self._on_event(LogindEvent(kind, self._state))
-
 
 def _adopt(number: int | None) -> Descriptor | None:
-    """Take over a lock; one that is not even open is as good as none, and the state will tell."""
+    """Take over a descriptor; ``None`` if there is none or it is not open."""
     if number is None:
         return None
     try:
@@ -347,7 +312,7 @@ def _adopt(number: int | None) -> Descriptor | None:
 
 
 def _has_no_reader(number: int) -> bool:
-    """Return whether nobody reads the other end of the lock any more. Source: poll(2), ``POLLERR`` of a pipe."""
+    """Return whether the other end of the lock has no reader. Source: poll(2), ``POLLERR`` of a pipe."""
     poll = select.poll()
     poll.register(number, 0)
     return any(events & (select.POLLERR | select.POLLNVAL) for _, events in poll.poll(0))

@@ -43,7 +43,7 @@ class StoppedPod:
     Attributes:
         phase: the name of its phase; ``why`` says in words why it was there.
         outcome: ``None`` where it was not told to stop yet.
-        asked_ms: when it was told, in milliseconds since the shutdown began.
+        requested_at_ms: when it was told, in milliseconds since the shutdown began.
         took_ms: how long it took from then; ``None`` as long as it has not ended.
         detail: what went wrong, empty otherwise.
     """
@@ -54,14 +54,14 @@ class StoppedPod:
     phase: str = ""
     why: str = ""
     outcome: PodOutcome | None = None
-    asked_ms: int = 0
+    requested_at_ms: int = 0
     took_ms: int | None = None
     detail: str = ""
 
     @property
     def progress(self) -> PodProgress | None:
         """What a plan has to know of it; ``None`` before it was told to stop."""
-        return None if self.outcome is None else PodProgress(self.outcome, self.asked_ms, self.detail)
+        return None if self.outcome is None else PodProgress(self.outcome, self.requested_at_ms, self.detail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,6 @@ class BootRecord:
     """
 
     boot_id: str
-    presence: LastActivity
-    seen_at: datetime
+    activity: LastActivity
+    recorded_at: datetime
     pods: tuple[StoppedPod, ...] = ()

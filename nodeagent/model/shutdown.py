@@ -59,10 +59,10 @@ class PodProgress:
     """What is remembered of one pod while the node goes down.
 
     Attributes:
-        asked_ms: when it was told to stop, in milliseconds since the shutdown began.
+        requested_at_ms: when it was told to stop, in milliseconds since the shutdown began.
         detail: what went wrong, empty otherwise.
     """
 
     outcome: PodOutcome
-    asked_ms: int
+    requested_at_ms: int
     detail: str = ""

@@ -153,8 +153,8 @@ def _encode_boot(record: BootRecord) -> dict[str, object]:
     return {
         "schema": _BOOT_SCHEMA,
         "boot_id": record.boot_id,
-        "presence": record.presence.value,
-        "seen_at": record.seen_at.isoformat(),
+        "presence": record.activity.value,
+        "seen_at": record.recorded_at.isoformat(),
         "pods": [{"uid": each.uid, "namespace": each.namespace, "name": each.name} for each in record.pods],
     }
 
@@ -167,7 +167,7 @@ def _encode_pod(pod: StoppedPod) -> dict[str, object]:
         "phase": pod.phase,
         "why": pod.why,
         "outcome": pod.outcome.value if pod.outcome else None,
-        "asked_ms": pod.asked_ms,
+        "asked_ms": pod.requested_at_ms,
         "took_ms": pod.took_ms,
         "detail": pod.detail,
     }
@@ -205,7 +205,7 @@ def _pod(row: Mapping[str, object]) -> StoppedPod:
         phase=_text(row, "phase"),
         why=_text(row, "why"),
         outcome=None if row["outcome"] is None else PodOutcome(_text(row, "outcome")),
-        asked_ms=round(_number(row, "asked_ms")),
+        requested_at_ms=round(_number(row, "asked_ms")),
         took_ms=None if row["took_ms"] is None else round(_number(row, "took_ms")),
         detail=_text(row, "detail"),
     )

@@ -58,7 +58,7 @@ def insert_stop(connection: sqlite3.Connection, stop: NodeStop) -> None:
                 pod.phase,
                 pod.why,
                 pod.outcome.value if pod.outcome else None,
-                pod.asked_ms,
+                pod.requested_at_ms,
                 pod.took_ms,
                 pod.detail,
             )

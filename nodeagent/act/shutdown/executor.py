@@ -58,7 +58,7 @@ class _Reported:
 
     stop: PodStop
     phase: str
-    asked_ms: int
+    requested_at_ms: int
     outcome: PodOutcome = PodOutcome.STOPPING
     took_ms: int | None = None
     problems: list[str] = field(default_factory=list)
@@ -76,7 +76,7 @@ class _Reported:
             phase=self.phase,
             why=self.stop.placement.why,
             outcome=self.outcome,
-            asked_ms=self.asked_ms,
+            requested_at_ms=self.requested_at_ms,
             took_ms=self.took_ms,
             detail="; ".join(dict.fromkeys(self.problems)),
         )
@@ -241,8 +241,8 @@ class ShutdownRun:
         uid = stop.pod.uid
         told = self._told.get(uid)
         if told is None:
-            asked_ms = earlier.asked_ms if earlier is not None else self.elapsed_ms()
-            told = self._told[uid] = _Reported(stop, phase, asked_ms)
+            requested_at_ms = earlier.requested_at_ms if earlier is not None else self.elapsed_ms()
+            told = self._told[uid] = _Reported(stop, phase, requested_at_ms)
         told.outcome, told.took_ms = PodOutcome.STOPPING, None
         told.under_way += 1
         self._start(self._end_pod(told, stop, ids), self._current)
@@ -258,7 +258,7 @@ class ShutdownRun:
         told.under_way -= 1
         if told.under_way:
             return
-        told.took_ms = max(0, self.elapsed_ms() - told.asked_ms)
+        told.took_ms = max(0, self.elapsed_ms() - told.requested_at_ms)
         told.outcome = PodOutcome.KILLED if told.killed else PodOutcome.STOPPED
         if told.problems:
             told.outcome = PodOutcome.FAILED

@@ -1,11 +1,14 @@
-"""What is up on the node, kept at hand so that nothing has to be asked first when the node goes down."""
+"""The pod cache: the last list of running pods, so that stopping them needs no prior reading at logind's signal."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nodeagent.act.agent import READ_METHODS
 from nodeagent.act.shutdown.executor import RunningPod
 from nodeagent.observe.pods import make_pod_reader
+from nodeagent.runtime.connection import RuntimeConnection, discover_endpoint
+from nodeagent.runtime.cri import CriClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,44 +17,74 @@ if TYPE_CHECKING:
     from nodeagent.config.settings import Settings
     from nodeagent.model import Role
     from nodeagent.model.pods import PodInventory
-    from nodeagent.runtime.cri import CriClient
+    from nodeagent.runtime.connection import CallObserver
 
 
 class PodCache:
-    """The pods of the node as last seen.
+    """The running pods of the node at the last reading.
 
     Attributes:
-        pods: what was up then.
-        known: whether every source was asked since the agent began.
+        pods: the running pods then.
+        complete: whether every source was read since the agent started.
     """
 
     def __init__(self, cri: CriClient, settings: Settings, clock: Clock, role: Callable[[], Role]) -> None:
         self._reader = make_pod_reader(cri, settings, clock, role)
         self.pods: tuple[RunningPod, ...] = ()
-        self.known = False
+        self.complete = False
 
     async def refresh(self) -> tuple[RunningPod, ...]:
-        """Ask every source anew; where the better ones fail, what they told before stays.
+        """Read every source and return the running pods; where a better source fails, its last answer is kept.
 
         Raises:
             NodeAgentError: the runtime does not answer.
         """
-        found = self._take(await self._reader.read(with_usage=False))
-        self.known = True
-        return found
+        pods = self._store(await self._reader.read(with_usage=False))
+        self.complete = True
+        return pods
 
-    async def look(self) -> tuple[RunningPod, ...]:
-        """Return what is up now, asking only for the runtime's lists.
+    async def refresh_quickly(self) -> tuple[RunningPod, ...]:
+        """Read only the runtime's lists and return the running pods.
 
         Raises:
             NodeAgentError: the runtime does not answer.
         """
-        return self._take(await self._reader.read(with_usage=False, quick=True))
+        return self._store(await self._reader.read(with_usage=False, quick=True))
 
     async def close(self) -> None:
-        """Stop what is still being asked for."""
+        """Cancel pending readings."""
         await self._reader.close()
 
-    def _take(self, seen: PodInventory) -> tuple[RunningPod, ...]:
-        self.pods = tuple(RunningPod(each, seen.handles[each.uid].sandbox_ids) for each in seen.shutdown)
+    def _store(self, inventory: PodInventory) -> tuple[RunningPod, ...]:
+        self.pods = tuple(RunningPod(each, inventory.handles[each.uid].sandbox_ids) for each in inventory.shutdown)
         return self.pods
+
+
+class PodRuntime:
+    """A runtime connection of the inhibitor task, with the pod cache that reads it.
+
+    The connection is not the agent's: a reload closes that one, and pending stop requests must not end with it.
+
+    Attributes:
+        cri: stops containers.
+        pods: the pod cache.
+    """
+
+    def __init__(
+        self, settings: Settings, clock: Clock, role: Callable[[], Role], observer: CallObserver | None = None
+    ) -> None:
+        """Open a connection.
+
+        Raises:
+            NodeAgentError: no runtime is configured and none is found.
+        """
+        endpoint = discover_endpoint(settings.endpoint or None)
+        deadlines = dict.fromkeys(READ_METHODS, settings.timeout_s)
+        self._connection = RuntimeConnection(endpoint, deadlines=deadlines, observer=observer)
+        self.cri = CriClient(self._connection)
+        self.pods = PodCache(self.cri, settings, clock, role)
+
+    async def close(self) -> None:
+        """Cancel pending readings and close the connection."""
+        await self.pods.close()
+        await self._connection.close()

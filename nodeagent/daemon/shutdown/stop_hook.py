@@ -1,7 +1,7 @@
-"""The safety net: what the unit's stop command does when the whole node goes down and nobody saw it coming.
+"""The stop hook of the unit: stops pods during a shutdown of the node that logind did not signal or delay.
 
-Without the daemon, or without logind's signal, the first sign of a shutdown is that systemd stops our unit. It stops
-it before the runtime, since the unit is ordered after that, and it waits as long as the unit's time to stop says.
+Without the daemon, or without logind's signal, the stop of the unit is the first sign of a shutdown. systemd stops the
+unit before the runtime, since the unit is ordered after it, and waits up to the unit's ``TimeoutStopSec``.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.agent import READ_METHODS
 from nodeagent.clock import SystemClock
-from nodeagent.daemon.shutdown.execution import ShutdownInProgress, ShutdownRecorder, rehearse, retention
+from nodeagent.daemon.shutdown.execution import ShutdownInProgress, rehearse
 from nodeagent.daemon.shutdown.pod_cache import PodCache
+from nodeagent.daemon.shutdown.recorder import ShutdownRecorder
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.node import boot_id
 from nodeagent.model.node_stop import LastActivity, StopEnd, StopKind
@@ -19,8 +20,6 @@ from nodeagent.observe.node_role import RoleWatch
 from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
 from nodeagent.runtime.connection import RuntimeConnection, discover_endpoint
 from nodeagent.runtime.cri import CriClient
-from nodeagent.store.history import History
-from nodeagent.store.shutdown import ShutdownFiles
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -35,60 +34,63 @@ _LIST_WITHIN_S: Final = 5.0
 
 
 async def stop_pods_at_unit_stop(
-    settings: Settings, logger: FilteringBoundLogger, told: UnitStop, *, this_boot: str = ""
+    settings: Settings, logger: FilteringBoundLogger, unit_stop: UnitStop, *, this_boot: str = ""
 ) -> StopEnd | None:
-    """Stop the pods in order if the node goes down and that was not done yet.
+    """Stop the pods in order if the node goes down and no other process of the agent has stopped them.
 
     Returns:
-        How it ended, that of the daemon's own run if there was one; ``None`` where nothing was to be done.
+        The end of this shutdown, or of the daemon's own if that was complete; ``None`` if no pod had to be stopped.
     """
-    if not told.node_goes_down:
-        logger.debug("unit_stop", system_state=told.system_state)
+    if not unit_stop.node_goes_down:
+        logger.debug("unit_stop", system_state=unit_stop.system_state)
         return None
     clock = SystemClock()
-    files = ShutdownFiles(settings.state_directory)
-    history = History(settings.state_directory)
-    book = ShutdownRecorder(files, history, retention(settings), clock, logger, this_boot or boot_id())
+    recorder = ShutdownRecorder.open(settings, clock, logger, this_boot or boot_id())
     role = await RoleWatch(clock, logger).evaluate(settings.role)
-    off = settings.shutdown.off_because(role.role, role.reason)
-    if off:
-        logger.info("shutdown_disabled", because=off)
-        if files.read_boot() is not None:
-            book.seen(LastActivity.GOING_DOWN)
+    disabled_because = settings.shutdown.off_because(role.role, role.reason)
+    if disabled_because:
+        logger.info("shutdown_disabled", because=disabled_because)
+        if recorder.files.read_boot() is not None:
+            recorder.record_activity(LastActivity.GOING_DOWN)
         return None
-    begun_s = clock.monotonic_s()
-    limit_ms = DelayLimit.of_unit_stop(told.timeout_us).limit_ms
+    started_s = clock.monotonic_s()
+    limit_ms = DelayLimit.of_unit_stop(unit_stop.timeout_us).limit_ms
     if limit_ms is None:
         limit_ms = sum(phase.requested_ms for phase in settings.shutdown.phases)
-    with files.claim(limit_ms / 1000) as ours:  # the daemon may still be stopping pods
-        if not ours:
+    with recorder.files.claim(limit_ms / 1000) as claimed:  # the daemon may still be stopping pods
+        if not claimed:
             logger.warning("shutdown_delegated", because="another process of the agent still stops the pods")
             return None
-        last = book.last()
-        if last is not None and last.boot_id == book.boot_id and last.end is StopEnd.COMPLETE:
+        last = recorder.last_of_this_boot()
+        if last is not None and last.end is StopEnd.COMPLETE:
             logger.info("shutdown_already_done")
             return last.end
-        limit = DelayLimit.of_unit_stop(told.timeout_us, elapsed_s=clock.monotonic_s() - begun_s)
-        return await _stop_pods(settings, book, shutdown_budget(settings.shutdown.phases, limit), role.role)
+        limit = DelayLimit.of_unit_stop(unit_stop.timeout_us, elapsed_s=clock.monotonic_s() - started_s)
+        return await _stop_pods(settings, recorder, shutdown_budget(settings.shutdown.phases, limit), role.role)
 
 
-async def _stop_pods(settings: Settings, book: ShutdownRecorder, budget: ShutdownBudget, role: Role) -> StopEnd | None:
+async def _stop_pods(
+    settings: Settings, recorder: ShutdownRecorder, budget: ShutdownBudget, role: Role
+) -> StopEnd | None:
     if not budget.granted_ms:
-        book.logger.warning("shutdown_delegated", because="TimeoutStopSec of the unit leaves no time to stop pods")
+        because = "TimeoutStopSec of the unit leaves no time to stop pods"
+        recorder.logger.warning("shutdown_delegated", because=because)
         return None
     deadlines = dict.fromkeys(READ_METHODS, min(settings.timeout_s, _LIST_WITHIN_S))
     async with RuntimeConnection(discover_endpoint(settings.endpoint or None), deadlines=deadlines) as connection:
         cri = CriClient(connection)
-        pods = PodCache(cri, settings, book.clock, lambda: role)
+        pods = PodCache(cri, settings, recorder.clock, lambda: role)
         try:
             await pods.refresh()
         except NodeAgentError as error:
-            book.logger.warning("shutdown_pods_unavailable", error=str(error))
+            recorder.logger.warning("shutdown_pods_unavailable", error=str(error))
         if settings.dry_run:
-            rehearse(budget, pods.pods, book.logger)
+            rehearse(budget, pods.pods, recorder.logger)
             return None
-        under_way = ShutdownInProgress(book, budget, cri, pods, kind=StopKind.UNIT_STOP, earlier=book.under_way())
-        await under_way.carry_out()
-        stop = await under_way.close(sandboxes_within_s=_SANDBOXES_S)
+        shutdown = ShutdownInProgress(
+            recorder, budget, cri, pods, kind=StopKind.UNIT_STOP, earlier=recorder.in_progress()
+        )
+        await shutdown.carry_out()
+        stop = await shutdown.close(sandboxes_within_s=_SANDBOXES_S)
         await pods.close()
         return stop.end

@@ -195,7 +195,7 @@ def _stops(
             continue
         grace_ms, capped = left_ms, False
         if pod.termination_grace_s is not None:
-            had_ms = max(0, now_ms - record.asked_ms) if record is not None else 0
+            had_ms = max(0, now_ms - record.requested_at_ms) if record is not None else 0
             own_ms = max(0, round(pod.termination_grace_s * 1000) - had_ms)
             grace_ms, capped = min(own_ms, left_ms), own_ms > left_ms
         stops.append(PodStop(pod, placement, grace_ms, capped))

@@ -17,16 +17,17 @@ from dbus_fast.aio import MessageBus
 from nodeagent.errors import InhibitorError
 from nodeagent.host.dbus import Bus, BusCallError, Descriptor
 from nodeagent.host.login1 import read_logind
-from nodeagent.host.logind import LogindEventKind, LogindState, ShutdownInhibitor, Timings
+from nodeagent.host.logind import ShutdownInhibitor, Timings
+from nodeagent.plan.shutdown.inhibitor import CommandKind, Disabled, LogindState, PodsStopped
 from tests.support.login1 import MANAGER, NAME, PATH, WITHIN_S, Login1, PrivateBus
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from nodeagent.host.logind import LogindEvent
+    from nodeagent.host.logind import ReportedCommand
 
-HELD, LOST = LogindEventKind.LOCK_HELD, LogindEventKind.LOCK_LOST
-BEGINS, CANCELLED = LogindEventKind.SHUTDOWN_BEGINS, LogindEventKind.SHUTDOWN_CANCELLED
+HELD, LOST = CommandKind.REPORT_HELD, CommandKind.REPORT_LOST
+STARTED, CANCELLED = CommandKind.START_SHUTDOWN, CommandKind.CANCEL_SHUTDOWN
 QUICK = Timings(first_retry_s=0.005, last_retry_s=0.02)
 NOSY = Timings(first_retry_s=0.005, last_retry_s=0.02, confirm_every_s=0.01)
 
@@ -35,8 +36,8 @@ class Agent:
     """An inhibitor that runs, and what it reported."""
 
     def __init__(self, address: str, **more: Any) -> None:
-        self._events: asyncio.Queue[LogindEvent] = asyncio.Queue()
-        self.seen: list[LogindEventKind] = []
+        self._events: asyncio.Queue[ReportedCommand] = asyncio.Queue()
+        self.seen: list[CommandKind] = []
         self.waits: list[float] = []
         self._waited = asyncio.Event()
         self.inhibitor = ShutdownInhibitor(self._note, address=address, sleep=self._sleep, **{"timings": QUICK, **more})
@@ -46,7 +47,7 @@ class Agent:
     def state(self) -> LogindState:
         return self.inhibitor.state
 
-    async def expect(self, *kinds: LogindEventKind) -> LogindState:
+    async def expect(self, *kinds: CommandKind) -> LogindState:
         """Wait for exactly these events, in order; return the state that came with the last one."""
         state = self.state
         async with asyncio.timeout(WITHIN_S):
@@ -64,12 +65,17 @@ class Agent:
                 self._waited.clear()
                 await self._waited.wait()
 
+    def release(self, because: str) -> None:
+        """Release the lock, as after the pods have ended or after graceful shutdown was disabled."""
+        down = self.inhibitor.machine.going_down
+        self.inhibitor.apply(PodsStopped(because) if down else Disabled(because))
+
     async def stop(self) -> None:
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
 
-    def _note(self, event: LogindEvent) -> None:
+    def _note(self, event: ReportedCommand) -> None:
         self.seen.append(event.kind)
         self._events.put_nowait(event)
 
@@ -117,10 +123,10 @@ def open_descriptors() -> int:
 
 async def test_the_lock_is_held_and_listed(private_bus: PrivateBus, login1: Login1) -> None:
     async with agent_on(private_bus) as agent:
-        assert str(agent.state) == "inhibitor not held because it was not asked for yet"
+        assert str(agent.state) == "inhibitor lock not held: not requested yet"
         state = await agent.expect(HELD)
         assert state == LogindState(held=True, because="logind lists it", preparing=False, limit_us=5_000_000)
-        assert str(state) == "inhibitor held: logind lists it"
+        assert str(state) == "inhibitor lock held: logind lists it"
         assert [lock.entry for lock in login1.locks] == [
             (
                 "shutdown",
@@ -152,7 +158,7 @@ async def test_no_shutdown_is_missed_while_the_lock_is_being_taken(private_bus: 
 
     login1.before_answer = shut_down
     async with agent_on(private_bus) as agent:
-        state = await agent.expect(BEGINS, HELD)
+        state = await agent.expect(STARTED, HELD)
         assert state.preparing
         assert login1.executed == 0
 
@@ -164,7 +170,7 @@ async def test_a_shutdown_that_wins_the_race_for_the_lock(private_bus: PrivateBu
 
     login1.before_inhibit = shut_down
     async with agent_on(private_bus) as agent:
-        await agent.expect(BEGINS)
+        await agent.expect(STARTED)
         await login1.until(lambda: "Inhibit" in login1.calls)
         login1.cancel_shutdown()
         await agent.expect(CANCELLED, HELD)
@@ -182,10 +188,10 @@ async def test_a_signal_right_behind_an_answer_is_the_newer_word(
     async with agent_on(private_bus, timings=NOSY) as agent:
         await agent.expect(HELD)
         login1.after_get = shut_down
-        await agent.expect(BEGINS)
+        await agent.expect(STARTED)
         seen = len(login1.calls)
         await login1.until(lambda: login1.calls[seen:].count("ListInhibitors") >= 2)
-        assert agent.seen == [HELD, BEGINS]
+        assert agent.seen == [HELD, STARTED]
         assert agent.state.preparing
 
 
@@ -196,12 +202,12 @@ async def test_releasing_lets_logind_go_on(private_bus: PrivateBus, login1: Logi
     async with agent_on(private_bus) as agent:
         await agent.expect(HELD)
         login1.request_shutdown()
-        state = await agent.expect(BEGINS)
+        state = await agent.expect(STARTED)
         assert (state.held, state.preparing, login1.executed) == (True, True, 0)
-        agent.inhibitor.release("all pods are stopped")
+        agent.release("all pods are stopped")
         await login1.until(lambda: login1.executed == 1)
-        assert str(agent.state) == "inhibitor not held because all pods are stopped"
-        assert agent.seen == [HELD, BEGINS]
+        assert str(agent.state) == "inhibitor lock not held: all pods are stopped"
+        assert agent.seen == [HELD, STARTED]
     assert agent.state.because == "all pods are stopped"
 
 
@@ -209,11 +215,11 @@ async def test_releasing_again_closes_nothing_else(private_bus: PrivateBus, logi
     async with agent_on(private_bus) as agent:
         await agent.expect(HELD)
         number = agent.inhibitor.descriptor
-        agent.inhibitor.release("once")
+        agent.release("once")
         await login1.until(lambda: not login1.locks)
         reader, writer = os.pipe()
         assert number in {reader, writer}, "the number was to be used again"
-        agent.inhibitor.release("twice")
+        agent.release("twice")
         os.close(reader)
         os.close(writer)
 
@@ -223,14 +229,14 @@ async def test_a_cancelled_shutdown_before_the_release(private_bus: PrivateBus, 
         await agent.expect(HELD)
         first = login1.locks[0]
         login1.request_shutdown()
-        await agent.expect(BEGINS)
+        await agent.expect(STARTED)
         login1.cancel_shutdown()
         state = await agent.expect(CANCELLED)
         assert (state.held, state.preparing) == (True, False)
         await login1.until(lambda: first not in login1.locks)
         assert len(login1.locks) == 1
         login1.request_shutdown()
-        await agent.expect(BEGINS)
+        await agent.expect(STARTED)
         assert login1.executed == 0
 
 
@@ -238,8 +244,8 @@ async def test_a_cancelled_shutdown_after_the_release(private_bus: PrivateBus, l
     async with agent_on(private_bus) as agent:
         await agent.expect(HELD)
         login1.request_shutdown()
-        await agent.expect(BEGINS)
-        agent.inhibitor.release("all pods are stopped")
+        await agent.expect(STARTED)
+        agent.release("all pods are stopped")
         await login1.until(lambda: login1.executed == 1)
         login1.cancel_shutdown()
         await agent.expect(CANCELLED, HELD)
@@ -250,7 +256,7 @@ async def test_a_release_while_the_lock_is_being_taken(private_bus: PrivateBus, 
     released = asyncio.Event()
 
     async def release() -> None:
-        agent.inhibitor.release("never mind")
+        agent.release("never mind")
         released.set()
 
     login1.before_answer = release
@@ -270,7 +276,7 @@ async def test_a_restart_of_logind(private_bus: PrivateBus, login1: Login1) -> N
         first = login1.locks[0]
         await login1.stop()
         state = await agent.expect(LOST)
-        assert str(state) == "inhibitor not held because logind has left the bus"
+        assert str(state) == "inhibitor lock not held: logind left the bus"
         await agent.attempts(2)
         assert "logind is not on the bus" in agent.state.because
         await login1.start()
@@ -299,7 +305,7 @@ async def test_a_restart_of_the_bus_during_a_shutdown(private_bus: PrivateBus, l
     async with agent_on(private_bus) as agent:
         await agent.expect(HELD)
         login1.request_shutdown()
-        await agent.expect(BEGINS)
+        await agent.expect(STARTED)
         first = login1.locks[0]
         private_bus.stop()
         await agent.expect(LOST)
@@ -308,19 +314,19 @@ async def test_a_restart_of_the_bus_during_a_shutdown(private_bus: PrivateBus, l
         await agent.expect(HELD)
         assert login1.locks == [first]
         assert login1.executed == 0
-        agent.inhibitor.release("all pods are stopped")
+        agent.release("all pods are stopped")
         await login1.until(lambda: login1.executed == 1)
-        assert agent.seen.count(BEGINS) == 1
+        assert agent.seen.count(STARTED) == 1
 
 
 async def test_a_release_while_the_bus_is_away(private_bus: PrivateBus, login1: Login1) -> None:
     async with agent_on(private_bus) as agent:
         await agent.expect(HELD)
         login1.request_shutdown()
-        await agent.expect(BEGINS)
+        await agent.expect(STARTED)
         private_bus.stop()
         await agent.expect(LOST)
-        agent.inhibitor.release("all pods are stopped")
+        agent.release("all pods are stopped")
         await login1.until(lambda: login1.executed == 1)
         assert agent.state.because == "all pods are stopped"
 
@@ -329,7 +335,7 @@ async def test_logind_restarting_forgets_the_shutdown(private_bus: PrivateBus, l
     async with agent_on(private_bus) as agent:
         await agent.expect(HELD)
         login1.request_shutdown()
-        await agent.expect(BEGINS)
+        await agent.expect(STARTED)
         await login1.stop()
         await agent.expect(LOST)
         await login1.start()
@@ -376,7 +382,7 @@ async def test_a_lock_that_nobody_reads(private_bus: PrivateBus, login1: Login1)
         await agent.expect(HELD)
         login1._close(login1.locks[0])
         state = await agent.expect(LOST)
-        assert state.because == "logind no longer looks at our lock"
+        assert state.because == "logind no longer reads our lock"
 
 
 async def test_a_new_limit_is_noticed(private_bus: PrivateBus, login1: Login1) -> None:
@@ -394,7 +400,7 @@ async def test_a_new_limit_is_noticed(private_bus: PrivateBus, login1: Login1) -
 async def test_a_shutdown_under_way_is_noticed(private_bus: PrivateBus, login1: Login1) -> None:
     login1.preparing = True
     async with agent_on(private_bus) as agent:
-        await agent.expect(BEGINS)
+        await agent.expect(STARTED)
         await login1.until(lambda: "Inhibit" in login1.calls)
         login1.cancel_shutdown()
         await agent.expect(CANCELLED, HELD)
@@ -403,10 +409,10 @@ async def test_a_shutdown_under_way_is_noticed(private_bus: PrivateBus, login1: 
 async def test_without_a_lock_in_a_shutdown_the_state_says_so(private_bus: PrivateBus, login1: Login1) -> None:
     login1.preparing = True
     async with agent_on(private_bus, timings=NOSY) as agent:
-        await agent.expect(BEGINS)
+        await agent.expect(STARTED)
         await login1.until(lambda: login1.calls.count("Inhibit") >= 2)
-        assert agent.state.because == "a shutdown is under way, and logind gives out no locks any more"
-        assert agent.seen == [BEGINS]
+        assert agent.state.because == "a shutdown is in progress, and logind grants no lock during one"
+        assert agent.seen == [STARTED]
 
 
 async def test_a_lock_left_by_an_earlier_run_is_kept_in_a_shutdown(private_bus: PrivateBus, login1: Login1) -> None:
@@ -418,10 +424,10 @@ async def test_a_lock_left_by_an_earlier_run_is_kept_in_a_shutdown(private_bus: 
         login1.request_shutdown()
     login1.locks[0].pid = 0  # whoever took it is gone
     async with agent_on(private_bus, adopted=stored) as second:
-        await second.expect(BEGINS, HELD)
+        await second.expect(STARTED, HELD)
         assert second.inhibitor.descriptor == stored
         assert "Inhibit" not in login1.calls[login1.calls.index("Inhibit") + 1 :]
-        second.inhibitor.release("all pods are stopped")
+        second.release("all pods are stopped")
         await login1.until(lambda: login1.executed == 1)
 
 

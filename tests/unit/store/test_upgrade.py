@@ -75,7 +75,7 @@ def test_interrupted_shutdown_of_0_1_is_in_progress(state: Path) -> None:
     assert stop is not None
     assert boot is not None
     assert (stop.end, stop.ended_at, len(stop.pods)) == (StopEnd.IN_PROGRESS, None, 2)
-    assert (boot.presence, len(boot.pods)) == (LastActivity.GOING_DOWN, 2)
+    assert (boot.activity, len(boot.pods)) == (LastActivity.GOING_DOWN, 2)
     files.write_stop(stop)
     assert files.read_stop() == stop
     assert '"in-progress"' in (state / "shutdown.json").read_text()

@@ -246,7 +246,7 @@ def test_a_pod_without_containers_loses_its_sandbox() -> None:
 def test_it_goes_on_with_what_is_left_of_the_time() -> None:
     before = [
         StoppedPod("done", "shop", "done", "ordinary", outcome=PodOutcome.STOPPED, took_ms=900),
-        StoppedPod("slow", "shop", "slow", "ordinary", outcome=PodOutcome.STOPPING, asked_ms=0),
+        StoppedPod("slow", "shop", "slow", "ordinary", outcome=PodOutcome.STOPPING, requested_at_ms=0),
     ]
     runtime = Runtime([pod("slow", grace_s=8), pod("dns", CRITICAL)], takes_s={"slow-c": None, "dns-c": 1.0})
     seen = run_down(runtime, before=before, elapsed_ms=6000)

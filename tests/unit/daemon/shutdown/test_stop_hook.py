@@ -95,7 +95,7 @@ async def test_it_stops_the_pods_in_order_when_nobody_did(net: Net) -> None:
     assert (stop.kind, stop.end) == (StopKind.UNIT_STOP, StopEnd.COMPLETE)
     seen = net.files.read_boot()
     assert seen is not None
-    assert seen.presence is LastActivity.GOING_DOWN
+    assert seen.activity is LastActivity.GOING_DOWN
 
 
 @pytest.mark.parametrize("state", ["running", "degraded", "starting", ""])

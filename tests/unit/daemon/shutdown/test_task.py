@@ -20,7 +20,7 @@ from nodeagent.config.policies import settings as settings_of
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.loop_status import Activity, LoopStatuses
 from nodeagent.daemon.pass_lock import PassLock
-from nodeagent.daemon.shutdown import task as shutdown
+from nodeagent.daemon.shutdown.environment import HostServices, Intervals
 from nodeagent.daemon.shutdown.stop_hook import stop_pods_at_unit_stop
 from nodeagent.daemon.shutdown.task import InhibitorTask
 from nodeagent.errors import InhibitorError
@@ -49,22 +49,23 @@ if TYPE_CHECKING:
 
 WITHIN_S = 10.0
 BOOT = "11111111-0000"
+QUICK = Intervals(retry_s=0.05, role_poll_s=0.05)
 IMAGE = "registry.test/app:v1"
 BANDS: list[dict[str, float]] = [{"min_priority": 0, "seconds": 1.0}, {"min_priority": 1000, "seconds": 0.5}]
 
 
-class Kept(DescriptorStore):
+class Store(DescriptorStore):
     """Keeps copies as systemd does."""
 
     def __init__(self) -> None:
         super().__init__(environment={})
         self.number: int | None = None
-        self.kept = 0
+        self.copies = 0
 
     def keep(self, number: int) -> bool:
         self.forget()
         self.number = os.dup(number)
-        self.kept += 1
+        self.copies += 1
         return True
 
     def forget(self) -> bool:
@@ -101,7 +102,7 @@ class Place:
         self.server = server
         self.files = ShutdownFiles(directory / "state")
         self.history = History(directory / "state")
-        self.kept = Kept()
+        self.store = Store()
         self.logind = LogindUnit()
 
     def settings(self, **shutdown: Any) -> Settings:
@@ -153,6 +154,7 @@ class Daemon:
         *,
         adopted: int | None = None,
         kubelet: KubeletDouble | None = None,
+        intervals: Intervals | None = None,
     ) -> None:
         self.stream = io.StringIO()
         logger = log.configure("json", "debug", self.stream)
@@ -160,17 +162,11 @@ class Daemon:
         self.context = DaemonContext(settings, logger, clock, LoopStatuses(clock), PassLock(clock))
         if kubelet is not None:
             self.context.roles = RoleWatch(kubelet.clock, logger, reader=kubelet)
-        self.duty = InhibitorTask(
-            self.context,
-            bus_address=place.bus.address,
-            root=place.directory,
-            store=place.kept,
-            adopted=adopted,
-            logind=place.logind,
-            this_boot=BOOT,
-        )
+        host = HostServices(place.bus.address, place.directory, place.store, place.logind, BOOT)
+        self.inhibitor = InhibitorTask(self.context, host=host, adopted=adopted, intervals=intervals)
+        self.directory = place.directory
         self.stop = asyncio.Event()
-        self.task = asyncio.ensure_future(self.duty.run(self.stop))
+        self.task = asyncio.ensure_future(self.inhibitor.run(self.stop))
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return [each for each in map(json.loads, self.stream.getvalue().splitlines()) if each["event"] == name]
@@ -187,8 +183,8 @@ class Daemon:
         await asyncio.wait_for(self.task, WITHIN_S)
 
     async def kill(self) -> None:
-        """End without a word on disk, as by SIGKILL."""
-        self.duty._book.files = ShutdownFiles(self.duty._book.files._directory / "nowhere")
+        """End without a record on disk, as by SIGKILL."""
+        self.inhibitor.recorder.files = ShutdownFiles(self.directory / "elsewhere")
         self.task.cancel()
         await asyncio.wait({self.task})
 
@@ -211,15 +207,16 @@ async def daemon_on(
     settings: Settings | None = None,
     adopted: int | None = None,
     kubelet: KubeletDouble | None = None,
+    intervals: Intervals | None = None,
 ) -> AsyncIterator[Daemon]:
     """Run a daemon that holds the lock and knows its pods."""
-    daemon = Daemon(place, settings or place.settings(), adopted=adopted, kubelet=kubelet)
+    daemon = Daemon(place, settings or place.settings(), adopted=adopted, kubelet=kubelet, intervals=intervals)
     try:
         yield daemon
     finally:
         if not daemon.task.done():
             await daemon.end()
-        place.kept.forget()
+        place.store.forget()
 
 
 async def ready(daemon: Daemon) -> None:
@@ -234,7 +231,7 @@ async def test_pods_go_in_order_and_the_node_is_let_go(place: Place) -> None:
     web, dns = place.pod("web"), place.pod("dns", 2000)
     async with daemon_on(place) as daemon:
         await ready(daemon)
-        assert place.kept.kept == 1
+        assert place.store.copies == 1
         assert daemon.context.lock_held
         place.login1.request_shutdown()
         await place.login1.until(lambda: place.login1.executed == 1)
@@ -243,7 +240,7 @@ async def test_pods_go_in_order_and_the_node_is_let_go(place: Place) -> None:
         await daemon.until(lambda: place.server.faults.count("StopPodSandbox") == 2)
         assert place.server.faults.targets("StopContainer") == (web, dns)
         assert place.running() == set()
-        assert place.kept.number is None
+        assert place.store.number is None
     stop = place.last()
     assert (stop.boot_id, stop.kind, stop.end, stop.dry_run) == (BOOT, StopKind.SIGNAL, StopEnd.COMPLETE, False)
     assert [(each.name, each.phase, each.outcome) for each in stop.pods] == [
@@ -253,7 +250,7 @@ async def test_pods_go_in_order_and_the_node_is_let_go(place: Place) -> None:
     assert place.history.read_stops() == (stop,)
     seen = place.files.read_boot()
     assert seen is not None
-    assert (seen.boot_id, seen.presence) == (BOOT, LastActivity.GOING_DOWN)
+    assert (seen.boot_id, seen.activity) == (BOOT, LastActivity.GOING_DOWN)
     told = [(each["pod"], each["outcome"], each["phase"]) for each in daemon.events("pod_stopped")]
     assert told == [("shop/web", "stopped", "priority-0"), ("shop/dns", "stopped", "priority-1000")]
     assert daemon.events("pod_stopped")[0]["why"] == "priority 0 (annotation nodeagent.dev/priority)"
@@ -415,7 +412,7 @@ async def test_one_that_was_cancelled_after_its_end_is_taken_back_too(place: Pla
         await daemon.until("inhibitor_lock_acquired", times=2)
         await daemon.until(lambda: place.recorded_end() is StopEnd.CANCELLED)
         assert daemon.context.pass_lock.pause() is None
-        assert place.kept.number is not None
+        assert place.store.number is not None
 
 
 async def test_nothing_is_touched_in_a_dry_run(place: Place) -> None:
@@ -447,7 +444,7 @@ async def test_a_successor_goes_on_with_the_lock_that_was_kept(place: Place) -> 
         assert place.login1.executed == 0
         begun = place.last()
         assert begun.end is StopEnd.IN_PROGRESS
-        number, place.kept.number = place.kept.number, None
+        number, place.store.number = place.store.number, None
         async with daemon_on(place, settings=settings, adopted=number) as second:
             await place.login1.until(lambda: place.login1.executed == 1)
             await second.until("shutdown_finished")
@@ -468,7 +465,7 @@ async def test_told_to_stop_in_the_middle_it_leaves_the_rest_to_a_successor(plac
         place.login1.request_shutdown()
         await place.server.faults.arrival("StopContainer")
         await daemon.end()
-        assert place.kept.number is not None
+        assert place.store.number is not None
         assert (place.last().end, place.outcomes()) == (StopEnd.IN_PROGRESS, {"slow": "stopping"})
         assert place.running() == {"slow"}
 
@@ -480,7 +477,7 @@ async def test_a_successor_of_a_finished_one_lets_the_node_go_at_once(place: Pla
     async with daemon_on(place) as first:
         await ready(first)
         await first.until(lambda: place.last().end is StopEnd.CANCELLED)
-        number = os.dup(place.kept.number or -1)
+        number = os.dup(place.store.number or -1)
         place.login1.before_inhibit = asyncio.Event().wait
         await first.kill()
     place.files.write_stop(stop)
@@ -505,7 +502,7 @@ async def test_the_lock_is_held_again_after_a_restart(place: Place, what: str) -
             await daemon.until("inhibitor_lock_lost")
             await place.login1.start()
         await daemon.until("inhibitor_lock_acquired", times=2)
-        assert place.kept.kept == 2
+        assert place.store.copies == 2
         assert daemon.context.lock_held
 
 
@@ -536,15 +533,17 @@ async def test_without_a_bus_it_says_so_and_goes_on_trying(place: Place) -> None
         await daemon.until("inhibitor_lock_missing")
         (line,) = daemon.context.loop_statuses.lines
         assert (line.name, line.activity) == ("shutdown", Activity.PAUSED)
-        assert line.why.startswith("inhibitor not held because")
+        assert line.why.startswith("inhibitor lock not held:")
 
 
-async def test_a_bug_costs_nothing_but_a_moment(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fail(_duty: InhibitorTask, _inhibitor: object) -> None:
-        raise RuntimeError("a bug")
+class BrokenStatuses(LoopStatuses):
+    def waiting(self, name: str, wait_s: float, slack_s: float) -> None:
+        raise RuntimeError("a bug", name, wait_s, slack_s)
 
-    monkeypatch.setattr(InhibitorTask, "_look", fail)
+
+async def test_exception_in_a_session_does_not_end_the_task(place: Place) -> None:
     async with daemon_on(place) as daemon:
+        daemon.context.loop_statuses = BrokenStatuses(daemon.context.clock)
         await daemon.until("inhibitor_task_crashed")
         assert not daemon.task.done()
 
@@ -579,21 +578,14 @@ async def test_shutdown_is_refused_beside_a_kubelet_even_if_configured_on(place:
     os.close(reader)
 
 
-@pytest.fixture
-def _quick_role(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutdown, "ROLE_POLL_S", 0.05)
-    monkeypatch.setattr(shutdown, "_LOOK_S", 0.05)
-
-
-@pytest.mark.usefixtures("_quick_role")
 async def test_lock_is_released_when_a_kubelet_joins_and_taken_again_after_it_left(place: Place) -> None:
     kubelet = KubeletDouble()
-    async with daemon_on(place, kubelet=kubelet) as daemon:
+    async with daemon_on(place, kubelet=kubelet, intervals=QUICK) as daemon:
         await ready(daemon)
         kubelet.set(KUBELET)
         await daemon.until("shutdown_disabled")
         await place.login1.until(lambda: place.login1.locks == [])
-        assert place.kept.number is None
+        assert place.store.number is None
         assert daemon.context.lock_held is None
         (event,) = daemon.events("inhibitor_lock_released")
         assert "kubelet process 812" in event["because"]
@@ -621,12 +613,11 @@ async def test_signal_right_after_a_kubelet_joined_stops_no_pod(place: Place) ->
     assert place.running() == {"web"}
 
 
-@pytest.mark.usefixtures("_quick_role")
 async def test_kubelet_that_joins_during_a_shutdown_does_not_interrupt_it(place: Place) -> None:
     web, dns = place.pod("web"), place.pod("dns", 2000)
     place.server.faults.delay("StopContainer", target=web)
     kubelet = KubeletDouble()
-    async with daemon_on(place, kubelet=kubelet) as daemon:
+    async with daemon_on(place, kubelet=kubelet, intervals=QUICK) as daemon:
         await ready(daemon)
         place.login1.request_shutdown()
         await daemon.until("shutdown_started")
@@ -640,10 +631,10 @@ async def test_a_reload_turns_it_off(place: Place) -> None:
     async with daemon_on(place) as daemon:
         await ready(daemon)
         daemon.context.settings = place.settings(enabled="off")
-        daemon.duty._news.set()
+        daemon.inhibitor.wake.set()
         await daemon.until("shutdown_disabled")
         await place.login1.until(lambda: place.login1.locks == [])
-        assert place.kept.number is None
+        assert place.store.number is None
 
 
 # --- what nobody announced
@@ -678,11 +669,11 @@ async def test_what_runs_is_noted_while_it_runs_and_the_agent_s_own_end_too(plac
         await daemon.until(lambda: place.files.read_boot() is not None)
         seen = place.files.read_boot()
         assert seen is not None
-        assert (seen.presence, [each.name for each in seen.pods]) == (LastActivity.WATCHING, ["web"])
+        assert (seen.activity, [each.name for each in seen.pods]) == (LastActivity.WATCHING, ["web"])
         await daemon.end()
     seen = place.files.read_boot()
     assert seen is not None
-    assert (seen.presence, [each.name for each in seen.pods]) == (LastActivity.AGENT_STOPPED, ["web"])
+    assert (seen.activity, [each.name for each in seen.pods]) == (LastActivity.AGENT_STOPPED, ["web"])
 
 
 async def test_a_shutdown_that_the_node_did_not_wait_for_is_told(place: Place) -> None:

@@ -1,0 +1,85 @@
+"""Surroundings of the inhibitor task: services of the node, intervals, and whether it is enabled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+from nodeagent.host.fdstore import DescriptorStore
+from nodeagent.host.node import boot_id
+from nodeagent.host.systemd import LogindUnit
+from nodeagent.observe.node_role import FRESH_S, ROLE_POLL_S
+
+if TYPE_CHECKING:
+    from nodeagent.daemon.context import DaemonContext
+
+NAME: Final = "shutdown"
+"""Name of the task in the loop status, in logs and in pauses."""
+
+
+class LogindService(Protocol):
+    """logind's unit; both methods block."""
+
+    def runs_beside_the_bus(self) -> bool:
+        """Return whether it and the bus both run."""
+
+    def restart(self) -> None:
+        """Restart it; raises InhibitorError."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostServices:
+    """The services of the node that the inhibitor task uses.
+
+    Attributes:
+        bus_address: of the bus; empty for this machine's system bus.
+        root: directory that stands for ``/`` when logind's files are read.
+        store: systemd's descriptor store, for a copy of the lock.
+        logind: logind's unit.
+        boot_id: id of this boot.
+    """
+
+    bus_address: str = ""
+    root: Path = Path("/")
+    store: DescriptorStore = field(default_factory=DescriptorStore)
+    logind: LogindService = field(default_factory=LogindUnit)
+    boot_id: str = field(default_factory=boot_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Intervals:
+    """Intervals in seconds.
+
+    Attributes:
+        refresh_s: between two refreshes of the pod cache.
+        retry_s: likewise without the lock, and between two checks while disabled.
+        role_poll_s: between two readings of the role.
+        restart_after_s: from the loss of the lock to the check whether logind has to be restarted.
+    """
+
+    refresh_s: float = 30.0
+    retry_s: float = 5.0
+    role_poll_s: float = ROLE_POLL_S
+    restart_after_s: float = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Enablement:
+    """Whether graceful shutdown is enabled now.
+
+    Attributes:
+        disabled_because: reason, without a full stop; empty if it is enabled.
+        refused: whether it is configured "on" and refused beside a kubelet.
+    """
+
+    disabled_because: str
+    refused: bool
+
+
+async def read_enablement(context: DaemonContext, *, max_age_s: float = FRESH_S) -> Enablement:
+    """Return whether graceful shutdown is enabled by the newest settings and a role of at most this age."""
+    settings = context.settings
+    role = await context.roles.evaluate(settings.role, max_age_s=max_age_s)
+    because = settings.shutdown.off_because(role.role, role.reason)
+    return Enablement(because, settings.shutdown.refused(role.role))

@@ -1,0 +1,96 @@
+"""Keeps the pod cache of the inhibitor task current, and records the running pods for a review after a crash."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.daemon.shutdown.pod_cache import PodRuntime
+from nodeagent.daemon.shutdown.recorder import running_pods
+from nodeagent.errors import NodeAgentError
+from nodeagent.model.node_stop import LastActivity
+
+if TYPE_CHECKING:
+    from nodeagent.config.settings import Settings
+    from nodeagent.daemon.context import DaemonContext
+    from nodeagent.daemon.shutdown.recorder import ShutdownRecorder
+    from nodeagent.model.node_stop import StoppedPod
+
+_RECORD_INTERVAL_S: Final = 300.0
+_FIRST_LIST_WITHIN_S: Final = 2.0
+
+
+class PodMonitor:
+    """The pod cache over reloads and failures of the runtime.
+
+    Attributes:
+        problem: reason for the last failure; empty after a success.
+    """
+
+    def __init__(self, context: DaemonContext, recorder: ShutdownRecorder) -> None:
+        self._context = context
+        self._recorder = recorder
+        self._settings = context.settings
+        self._runtime: PodRuntime | None = None
+        self._recorded: tuple[StoppedPod, ...] | None = None
+        self._recorded_s = 0.0
+        self.problem = ""
+
+    async def use(self, settings: Settings) -> None:
+        """Connect to the runtime of these settings."""
+        await self.close()
+        self._settings = settings
+        self.connected()
+
+    def connected(self) -> PodRuntime | None:
+        """Return the open connection, or a new one; ``None`` if no runtime is found, see ``problem``."""
+        if self._runtime is None:
+            roles = self._context.roles
+            try:
+                self._runtime = PodRuntime(
+                    self._settings, self._context.clock, lambda: roles.current.role, self._context.counters.call
+                )
+            except NodeAgentError as error:
+                self._set_problem(str(error))
+        return self._runtime
+
+    async def refresh(self, *, record: bool) -> None:
+        """Refresh the pod cache; with ``record`` write the running pods to disk, at least every five minutes."""
+        runtime = self.connected()
+        if runtime is None:
+            return
+        try:
+            pods = running_pods(await runtime.pods.refresh())
+        except NodeAgentError as error:
+            self._set_problem(str(error))
+            return
+        self._set_problem("")
+        now_s = self._context.clock.monotonic_s()
+        if record and (pods != self._recorded or now_s - self._recorded_s >= _RECORD_INTERVAL_S):
+            self._recorded, self._recorded_s = pods, now_s
+            await asyncio.to_thread(self._recorder.record_activity, LastActivity.WATCHING, pods)
+
+    async def complete(self, runtime: PodRuntime) -> None:
+        """Read every source if that was not done yet, as after a restart of the agent during a shutdown."""
+        if runtime.pods.complete:
+            return
+        try:
+            async with asyncio.timeout(_FIRST_LIST_WITHIN_S):
+                await runtime.pods.refresh()
+        except (NodeAgentError, TimeoutError) as error:
+            self._recorder.logger.warning("shutdown_pods_unavailable", error=str(error) or "no answer in time")
+
+    def record_again(self) -> None:
+        """Record the running pods at the next refresh, changed or not."""
+        self._recorded = None
+
+    async def close(self) -> None:
+        """Close the connection."""
+        runtime, self._runtime = self._runtime, None
+        if runtime is not None:
+            await runtime.close()
+
+    def _set_problem(self, problem: str) -> None:
+        if problem and problem != self.problem:
+            self._recorder.logger.warning("shutdown_pods_unavailable", error=problem)
+        self.problem = problem

@@ -1,0 +1,155 @@
+"""Records of node stops: a state file that outlives a crash, the record of this boot, and the history."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.errors import StoreError
+from nodeagent.model.node_stop import BootRecord, LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
+from nodeagent.store.history import History, Retention
+from nodeagent.store.shutdown import ShutdownFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from structlog.typing import FilteringBoundLogger
+
+    from nodeagent.act.shutdown.executor import RunningPod
+    from nodeagent.clock import Clock
+    from nodeagent.config.settings import Settings
+
+MAX_LISTED_PODS: Final = 50
+
+
+@dataclass
+class ShutdownRecorder:
+    """Writer and reader of the records. Its methods log a failed read or write and never raise."""
+
+    files: ShutdownFiles
+    history: History
+    retention: Retention
+    clock: Clock
+    logger: FilteringBoundLogger
+    boot_id: str
+
+    def __post_init__(self) -> None:
+        self._logged_problem = ""
+
+    @classmethod
+    def open(cls, settings: Settings, clock: Clock, logger: FilteringBoundLogger, boot_id: str) -> ShutdownRecorder:
+        """Return a recorder for the state directory of the settings; nothing is written yet."""
+        directory = settings.state_directory
+        return cls(ShutdownFiles(directory), History(directory), retention(settings), clock, logger, boot_id)
+
+    def follow(self, settings: Settings) -> None:
+        """Write to the state directory of other settings from now on."""
+        directory = settings.state_directory
+        self.files, self.history, self.retention = ShutdownFiles(directory), History(directory), retention(settings)
+
+    def last(self) -> NodeStop | None:
+        """Return the last stop; ``None`` if there was none or it cannot be read."""
+        try:
+            return self.files.read_stop()
+        except StoreError as error:
+            self._log_problem(error)
+            return None
+
+    def last_of_this_boot(self) -> NodeStop | None:
+        """Return the last stop, finished or not, if it began in this boot."""
+        last = self.last()
+        return last if last is not None and last.boot_id == self.boot_id else None
+
+    def in_progress(self) -> NodeStop | None:
+        """Return the stop of this boot that began and has not ended."""
+        last = self.last_of_this_boot()
+        return last if last is not None and last.end is StopEnd.IN_PROGRESS else None
+
+    def write(self, stop: NodeStop) -> None:
+        """Write the progress of a stop to the state file."""
+        try:
+            self.files.write_stop(stop)
+        except StoreError as error:
+            self._log_problem(error)
+
+    def close(self, stop: NodeStop) -> None:
+        """Write the end of a stop to the state file and the history."""
+        self.write(stop)
+        self.history.add_stop(stop, self.retention, self.clock.now())
+
+    def record_activity(self, activity: LastActivity, pods: Iterable[StoppedPod] = ()) -> None:
+        """Write the agent's current activity on this boot, with the running pods."""
+        try:
+            self.files.write_boot(BootRecord(self.boot_id, activity, self.clock.now(), tuple(pods)))
+        except StoreError as error:
+            self._log_problem(error)
+
+    def record_agent_stop(self) -> None:
+        """Record that no agent watches this boot any more, unless the node is going down."""
+        boot = self.last_boot()
+        if boot is not None and boot.boot_id == self.boot_id and boot.activity is LastActivity.WATCHING:
+            self.record_activity(LastActivity.AGENT_STOPPED, boot.pods)
+
+    def last_boot(self) -> BootRecord | None:
+        """Return the last record of a boot, this one or an earlier; ``None`` if there is none or it is unreadable."""
+        try:
+            return self.files.read_boot()
+        except StoreError as error:
+            self._log_problem(error)
+            return None
+
+    def review(self) -> None:
+        """Close a shutdown that an earlier boot left open, and record an unclean stop of that boot."""
+        last, boot = self.last(), self.last_boot()
+        if last is not None and last.boot_id != self.boot_id and last.end is StopEnd.IN_PROGRESS:
+            last = replace(last, end=StopEnd.INCOMPLETE)
+            self.close(last)
+            running = [each for each in last.pods if each.outcome is None or not each.outcome.ended]
+            self.logger.warning("shutdown_incomplete", **summary(last), running=_names(running))
+        if boot is None or boot.boot_id == self.boot_id or boot.activity is not LastActivity.WATCHING:
+            return
+        unclean = NodeStop(boot.boot_id, StopKind.UNCLEAN, boot.recorded_at, end=StopEnd.UNKNOWN, pods=boot.pods)
+        self.history.add_stop(unclean, self.retention, self.clock.now())
+        self.logger.warning(
+            "unclean_stop",
+            boot_id=unclean.boot_id,
+            last_seen=unclean.started_at.isoformat(),
+            pods=len(unclean.pods),
+            running=_names(unclean.pods),
+        )
+
+    def _log_problem(self, error: StoreError) -> None:
+        if str(error) != self._logged_problem:
+            self._logged_problem = str(error)
+            self.logger.warning("shutdown_state_not_written", error=str(error))
+
+
+def running_pods(pods: Iterable[RunningPod]) -> tuple[StoppedPod, ...]:
+    """Return running pods in the form of the records, by namespace, name and UID."""
+    records = (StoppedPod(each.pod.uid, each.pod.namespace, each.pod.name) for each in pods)
+    return tuple(sorted(records, key=lambda each: (each.namespace, each.name, each.uid)))
+
+
+def retention(settings: Settings) -> Retention:
+    """Return the limits of the history."""
+    return Retention(timedelta(seconds=settings.history_age_s), settings.history_bytes)
+
+
+def summary(stop: NodeStop) -> dict[str, object]:
+    """Return a stop as fields of a log event, with the number of pods per outcome."""
+    counts = Counter(each.outcome.value if each.outcome else "not-told" for each in stop.pods)
+    took_s = (stop.ended_at - stop.started_at).total_seconds() if stop.ended_at else None
+    return {
+        "boot_id": stop.boot_id,
+        "kind": stop.kind.value,
+        "end": stop.end.value,
+        "seconds": None if took_s is None else round(took_s, 3),
+        "pods": len(stop.pods),
+        **{outcome.replace("-", "_"): count for outcome, count in sorted(counts.items())},
+    }
+
+
+def _names(pods: Iterable[StoppedPod]) -> list[str]:
+    return [f"{each.namespace}/{each.name}" for each in pods][:MAX_LISTED_PODS]

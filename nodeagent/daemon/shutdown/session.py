@@ -1,0 +1,347 @@
+"""One period of enabled graceful shutdown: the driver of the inhibitor lock's state machine.
+
+The session reports events to the machine and carries out its commands: log entries, the copy of the lock in systemd's
+descriptor store, the stop of pods, and restarts of logind. Decisions are those of
+:mod:`nodeagent.plan.shutdown.inhibitor`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.daemon.loops import wait_for_any
+from nodeagent.daemon.pass_lock import Pause
+from nodeagent.daemon.shutdown.environment import NAME, read_enablement
+from nodeagent.daemon.shutdown.execution import ShutdownInProgress, rehearse
+from nodeagent.daemon.shutdown.pod_monitor import PodMonitor
+from nodeagent.errors import InhibitorError
+from nodeagent.host.logind import ShutdownInhibitor
+from nodeagent.host.logind_config import LogindDelay, read_delay
+from nodeagent.model.node_stop import StopEnd, StopKind
+from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
+from nodeagent.plan.shutdown.inhibitor import (
+    Command,
+    CommandKind,
+    Disabled,
+    LockOverdue,
+    LogindUnitChecked,
+    PodsStopped,
+    ShutdownChecked,
+)
+
+if TYPE_CHECKING:
+    from nodeagent.daemon.context import DaemonContext
+    from nodeagent.daemon.shutdown.environment import HostServices, Intervals
+    from nodeagent.daemon.shutdown.recorder import ShutdownRecorder
+    from nodeagent.host.logind import ReportedCommand
+    from nodeagent.model.node_stop import NodeStop
+    from nodeagent.plan.shutdown.budget import ShutdownBudget
+    from nodeagent.plan.shutdown.inhibitor import Event
+
+_SLACK_S: Final = 60.0
+_SANDBOXES_S: Final = 5.0
+_FINISH_WITHIN_S: Final = 7.0
+
+
+class InhibitorSession:  # 12 attributes: its collaborators, and the shutdown in progress
+    """Keeps the lock and the pod cache, and stops the pods at logind's signal."""
+
+    def __init__(  # noqa: PLR0913 - its collaborators
+        self,
+        context: DaemonContext,
+        host: HostServices,
+        recorder: ShutdownRecorder,
+        intervals: Intervals,
+        wake: asyncio.Event,
+        *,
+        adopted: int | None = None,
+        earlier: NodeStop | None = None,
+    ) -> None:
+        """Prepare a session; nothing is requested yet.
+
+        Args:
+            context: the daemon context.
+            host: services of the node.
+            recorder: writes the records of stops.
+            intervals: of its polls.
+            wake: set to have the session poll at once.
+            adopted: descriptor of a lock from an earlier run of the agent.
+            earlier: the last shutdown of this boot, finished or not.
+        """
+        self._context = context
+        self._host = host
+        self._recorder = recorder
+        self._intervals = intervals
+        self._wake = wake
+        self._settings = context.settings
+        self._inhibitor = ShutdownInhibitor(
+            self._on_command, address=host.bus_address, adopted=adopted, has_earlier=earlier is not None
+        )
+        self._monitor = PodMonitor(context, recorder)
+        self._status = _LockStatus(context, recorder, self._inhibitor.state.because)
+        self._work: asyncio.Task[None] | None = None
+        self._in_progress: ShutdownInProgress | None = None
+        self._earlier = earlier
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Keep the lock until stopped or disabled; a shutdown in progress is then left to a successor."""
+        self._status.delay = await asyncio.to_thread(read_delay, self._host.root)
+        await self._take_settings()
+        inhibitor = asyncio.create_task(self._inhibitor.run())
+        try:
+            while not stop.is_set() and not inhibitor.done() and not await self._disabled():
+                if self._context.settings is not self._settings and self._in_progress is None:
+                    await self._take_settings()
+                self._wake.clear()
+                await self._poll()
+                state = self._inhibitor.machine
+                if not state.logind.held and not state.released_because:
+                    await wait_for_any(self._intervals.restart_after_s, stop)
+                    await self._restart_logind_off_bus()
+                held = self._inhibitor.state.held
+                await self._wait(self._intervals.refresh_s if held else self._intervals.retry_s, stop)
+            if inhibitor.done():
+                inhibitor.result()
+        finally:
+            await self._end_work()
+            inhibitor.cancel()
+            await asyncio.wait({inhibitor})
+            self._context.lock_held = None
+            await self._monitor.close()
+            await asyncio.to_thread(self._recorder.record_agent_stop)
+
+    async def _wait(self, seconds: float, stop: asyncio.Event) -> None:
+        """Wait so long, or until woken, or until disabled."""
+        poll_s = self._intervals.role_poll_s
+        while seconds > 0:
+            if await wait_for_any(min(seconds, poll_s), stop, self._wake):
+                return
+            if (await read_enablement(self._context, max_age_s=poll_s)).disabled_because:
+                return
+            seconds -= poll_s
+
+    async def _disabled(self) -> bool:
+        """Apply a change of the settings or the role; return whether the session ends by it."""
+        enablement = await read_enablement(self._context, max_age_s=self._intervals.role_poll_s)
+        if not enablement.disabled_because or (self._work is not None and not self._work.done()):
+            return False
+        commands = self._apply(Disabled(enablement.disabled_because))
+        return any(each.kind is CommandKind.DISABLE for each in commands)
+
+    async def _take_settings(self) -> None:
+        self._settings = self._context.settings
+        self._recorder.follow(self._settings)
+        await self._monitor.use(self._settings)
+
+    async def _poll(self) -> None:
+        """Refresh the pod cache, the budget and the loop status."""
+        if self._in_progress is not None:
+            return
+        await self._monitor.refresh(record=self._work is None)
+        state = self._inhibitor.state
+        if self._status.is_new(state.limit_us, self._settings):
+            self._status.delay = await asyncio.to_thread(read_delay, self._host.root)
+            self._status.log_budget(self._budget(), dry_run=self._settings.dry_run)
+        if state.held:
+            self._status.held(self._budget(), self._intervals.refresh_s)
+        else:
+            self._status.not_held(str(state), state.because, self._intervals.retry_s)
+
+    async def _restart_logind_off_bus(self) -> None:
+        """Restart a logind that runs without the bus: it does not return by itself, and would signal no shutdown."""
+        now_s = self._context.clock.monotonic_s()
+        if not self._settings.shutdown.restart_logind or self._settings.dry_run:
+            return
+        if Command(CommandKind.CHECK_LOGIND) not in self._apply(LockOverdue(now_s)):
+            return
+        off_bus = await asyncio.to_thread(self._host.logind.runs_beside_the_bus)
+        if Command(CommandKind.RESTART_LOGIND) not in self._apply(LogindUnitChecked(off_bus, now_s)):
+            return
+        self._recorder.logger.warning("logind_restart", because="it runs, but is not on the system bus")
+        try:
+            await asyncio.to_thread(self._host.logind.restart)
+        except InhibitorError as error:
+            self._recorder.logger.warning("logind_restart_failed", error=str(error))
+
+    def _budget(self) -> ShutdownBudget:
+        delay = self._status.delay
+        limit = DelayLimit.of_logind(self._inhibitor.state.limit_us, delay.delay_us, delay.set_by)
+        return shutdown_budget(self._settings.shutdown.phases, limit)
+
+    # ---- commands
+
+    def _apply(self, event: Event) -> tuple[Command, ...]:
+        commands = self._inhibitor.apply(event)
+        for each in commands:
+            self._carry_out(each)
+        return commands
+
+    def _on_command(self, reported: ReportedCommand) -> None:
+        """Carry out a command from the bus. It runs inside the message handler, so it only starts tasks."""
+        self._context.lock_held = reported.state.held
+        self._wake.set()
+        self._carry_out(reported.command)
+
+    def _carry_out(self, command: Command) -> None:
+        """Carry out a command; those not listed are carried out by the method that reported their event."""
+        logger, because = self._recorder.logger, command.because
+        match command.kind:
+            case CommandKind.REPORT_HELD:
+                number = self._inhibitor.descriptor
+                kept = number is not None and self._host.store.keep(number)
+                self._status.missing_because = ""
+                logger.info("inhibitor_lock_acquired", because=because, kept_by_systemd=kept)
+            case CommandKind.REPORT_LOST:
+                self._status.missing_because = because
+                logger.warning("inhibitor_lock_lost", because=because)
+            case CommandKind.RELEASE:
+                self._host.store.forget()
+                self._context.lock_held = False
+                logger.info("inhibitor_lock_released", because=because)
+            case CommandKind.DELEGATE:
+                logger.warning("shutdown_delegated", because=because, hint="nodeagent doctor --fix-logind")
+            case CommandKind.DISABLE:
+                self._context.pass_lock.lift(NAME)  # without the lock a cancellation is not reported
+                self._host.store.forget()
+            case CommandKind.START_SHUTDOWN:
+                self._context.pass_lock.hold(Pause(NAME, "the node is going down"))
+                self._work = asyncio.create_task(self._go_down(self._work))
+            case CommandKind.CANCEL_SHUTDOWN:
+                self._context.pass_lock.lift(NAME)
+                logger.warning("shutdown_cancelled")
+                if self._work is not None:
+                    self._work.cancel()
+                self._work = asyncio.create_task(self._close_cancelled(self._work))
+            case CommandKind.CLOSE_EARLIER:
+                self._work = asyncio.create_task(self._close_cancelled(self._work))
+
+    # ---- shutdown
+
+    async def _go_down(self, previous: asyncio.Task[None] | None) -> None:
+        """Stop the pods and release the lock, whatever fails; a stop of the agent or a cancellation ends it early."""
+        try:
+            if previous is not None and not previous.done():
+                await asyncio.wait({previous})
+            enablement = await read_enablement(self._context)  # a kubelet may have started since the last poll
+            commands = self._apply(ShutdownChecked(enablement.disabled_because, self._budget()))
+            if enablement.disabled_because:
+                self._wake.set()
+            if Command(CommandKind.STOP_PODS) in commands:
+                with self._recorder.files.claim() as claimed:
+                    if claimed:
+                        await self._stop_pods()
+                    else:
+                        because = "another process of the agent stops the pods"
+                        self._recorder.logger.warning("shutdown_delegated", because=because)
+        except Exception:  # a bug must not delay the shutdown of the node
+            self._recorder.logger.exception("shutdown_crashed")
+        self._apply(PodsStopped("shutdown handling finished"))
+
+    async def _stop_pods(self) -> None:
+        earlier, self._earlier = self._earlier, None
+        logger = self._recorder.logger
+        if earlier is not None and earlier.end is StopEnd.COMPLETE:
+            logger.info("shutdown_already_done")
+            return
+        budget, runtime = self._budget(), self._monitor.connected()
+        if runtime is None:
+            logger.error("shutdown_runtime_unavailable", error=self._monitor.problem)
+            return
+        await self._monitor.complete(runtime)
+        if self._settings.dry_run:
+            rehearse(budget, runtime.pods.pods, logger)
+            return
+        if earlier is not None and earlier.end is not StopEnd.IN_PROGRESS:
+            earlier = None
+        self._in_progress = ShutdownInProgress(
+            self._recorder, budget, runtime.cri, runtime.pods, kind=StopKind.SIGNAL, earlier=earlier
+        )
+        self._context.loop_statuses.running(NAME, budget.granted_ms / 1000 + _SLACK_S)
+        await self._in_progress.carry_out()
+        self._apply(PodsStopped("every pod has ended"))
+        stop = await self._in_progress.close(sandboxes_within_s=_SANDBOXES_S)
+        self._context.loop_statuses.ended(NAME, stop.end.value)
+
+    async def _close_cancelled(self, previous: asyncio.Task[None] | None) -> None:
+        """Record the cancellation of a shutdown, also of one that an earlier run of the agent began."""
+        if previous is not None and not previous.done():
+            await asyncio.wait({previous})
+        in_progress, self._in_progress = self._in_progress, None
+        earlier, self._earlier = self._earlier, None
+        self._monitor.record_again()
+        if in_progress is not None:
+            await in_progress.close(StopEnd.CANCELLED)
+            self._context.loop_statuses.ended(NAME, StopEnd.CANCELLED.value)
+        elif earlier is not None and earlier.end in (StopEnd.IN_PROGRESS, StopEnd.COMPLETE):
+            closed = replace(earlier, end=StopEnd.CANCELLED, ended_at=self._context.clock.now())
+            await asyncio.to_thread(self._recorder.close, closed)
+        if self._work is asyncio.current_task():
+            self._work = None
+        self._wake.set()
+
+    async def _end_work(self) -> None:
+        """Leave a shutdown in progress to a successor; wait for the record of a finished or cancelled one."""
+        if self._work is None:
+            return
+        going_down = self._inhibitor.machine.going_down
+        if going_down:
+            self._work.cancel()
+        _, late = await asyncio.wait({self._work}, timeout=_FINISH_WITHIN_S)
+        for task in late:
+            task.cancel()
+        if self._in_progress is not None and going_down:
+            await self._in_progress.interrupt()
+
+
+class _LockStatus:
+    """Log entries and loop status of the lock; each reason is logged once.
+
+    Attributes:
+        delay: logind's limit according to its files.
+        missing_because: last logged reason for a missing lock.
+    """
+
+    def __init__(self, context: DaemonContext, recorder: ShutdownRecorder, missing_because: str) -> None:
+        self._loop_statuses = context.loop_statuses
+        self._logger = recorder.logger
+        self._logged: object = None
+        self.delay = LogindDelay(None)
+        self.missing_because = missing_because
+
+    def is_new(self, limit_us: int | None, settings: object) -> bool:
+        """Return whether the budget was not logged for this limit and these settings; ``None`` is never new."""
+        if limit_us is None or self._logged == (limit_us, settings):
+            return False
+        self._logged = limit_us, settings
+        return True
+
+    def log_budget(self, budget: ShutdownBudget, *, dry_run: bool) -> None:
+        """Log the budget with its warnings."""
+        self._logger.info(
+            "shutdown_ready",
+            wanted_s=budget.requested_ms / 1000,
+            granted_s=budget.granted_ms / 1000,
+            limit_s=None if budget.limit_ms is None else budget.limit_ms / 1000,
+            phases={each.phase.name: each.granted_ms / 1000 for each in budget.phases},
+            at_signal=budget.suffices_at_signal,
+            dry_run=dry_run,
+        )
+        delegated = budget.delegated_because
+        for note in (delegated,) if delegated else budget.notes:
+            self._logger.warning("shutdown_warning", note=note, hint="nodeagent doctor --fix-logind")
+
+    def held(self, budget: ShutdownBudget, next_s: float) -> None:
+        """Set the loop status for a held lock."""
+        if budget.delegated_because:
+            self._loop_statuses.paused(NAME, budget.delegated_because, next_s + _SLACK_S)
+        else:
+            self._loop_statuses.waiting(NAME, next_s, _SLACK_S)
+
+    def not_held(self, status: str, because: str, next_s: float) -> None:
+        """Set the loop status for a missing lock, and log a new reason."""
+        self._loop_statuses.paused(NAME, status, next_s + _SLACK_S)
+        if because != self.missing_because:
+            self.missing_because = because
+            self._logger.warning("inhibitor_lock_missing", because=because)

@@ -1,0 +1,374 @@
+"""The inhibitor lock as a state machine: events in, a new state and commands out.
+
+logind delays a shutdown while a process has a delay lock. The machine decides when to acquire and release the lock,
+when to stop pods, and when a logind that lost the bus is restarted. It does no I/O: the logind client and the
+inhibitor task report events and carry out commands.
+
+A lock stays open until its successor is acquired, since logind refuses locks during a shutdown. The machine never
+releases it while pods are being stopped; :class:`PodsStopped` ends that at the deadline of the run at the latest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from nodeagent.plan.shutdown.budget import ShutdownBudget
+
+RESTART_INTERVAL_S: Final = 300.0
+"""Least time between two restarts of logind."""
+
+
+class Stage(StrEnum):
+    """Progress of the shutdown that logind announced."""
+
+    IDLE = "idle"
+    CHECKING = "checking"
+    STOPPING = "stopping"
+    FINISHED = "finished"
+
+
+class CommandKind(StrEnum):
+    """Action for the caller. The logind client carries out the first two, the inhibitor task the others."""
+
+    ACQUIRE = "acquire"
+    RELEASE = "release"
+    REPORT_HELD = "report-held"
+    REPORT_LOST = "report-lost"
+    START_SHUTDOWN = "start-shutdown"
+    CANCEL_SHUTDOWN = "cancel-shutdown"
+    CLOSE_EARLIER = "close-earlier"
+    STOP_PODS = "stop-pods"
+    DELEGATE = "delegate"
+    DISABLE = "disable"
+    CHECK_LOGIND = "check-logind"
+    RESTART_LOGIND = "restart-logind"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One action with its reason.
+
+    Attributes:
+        because: empty where the kind says enough.
+    """
+
+    kind: CommandKind
+    because: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LogindState:
+    """The state as reported to operators.
+
+    Attributes:
+        held: whether logind lists the lock.
+        because: reason in either case, without a full stop.
+        preparing: whether a shutdown is in progress; ``None`` until logind has answered.
+        limit_us: longest delay in microseconds; ``None`` until logind has answered.
+    """
+
+    held: bool = False
+    because: str = "not requested yet"
+    preparing: bool | None = None
+    limit_us: int | None = None
+
+    def __str__(self) -> str:
+        return f"inhibitor lock {'held' if self.held else 'not held'}: {self.because}"
+
+
+@dataclass(frozen=True, slots=True)
+class InhibitorState:
+    """The machine's state.
+
+    Attributes:
+        logind: what is reported to operators.
+        connected: whether logind is reachable on the bus.
+        logind_missing: whether the bus is reachable and logind is not on it.
+        has_lock: whether a descriptor of a lock is open, listed by logind or not.
+        released_because: reason of the release; no lock is acquired until the shutdown is cancelled. Empty before.
+        stage: progress of the current shutdown.
+        has_earlier: whether an earlier run of the agent left a shutdown of this boot to be resumed or closed.
+        restarted_s: monotonic seconds of the last restart of logind; ``None`` before the first.
+    """
+
+    logind: LogindState = LogindState()
+    connected: bool = False
+    logind_missing: bool = False
+    has_lock: bool = False
+    released_because: str = ""
+    stage: Stage = Stage.IDLE
+    has_earlier: bool = False
+    restarted_s: float | None = None
+
+    @property
+    def needs_lock(self) -> bool:
+        """Whether to call ``Inhibit``.
+
+        Outside a shutdown an open lock is replaced: a restarted logind may not know it. During one logind gives out
+        no locks, so the open one is kept.
+        """
+        return self.connected and not self.released_because and not (self.logind.preparing and self.has_lock)
+
+    @property
+    def going_down(self) -> bool:
+        """Whether pods are being stopped, or are about to be."""
+        return self.stage in (Stage.CHECKING, Stage.STOPPING)
+
+
+# ---- events
+
+
+@dataclass(frozen=True, slots=True)
+class Connecting:
+    """A connection to the bus is being opened."""
+
+
+@dataclass(frozen=True, slots=True)
+class BusConnected:
+    """The bus is connected; logind was not found on it yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogindConnected:
+    """logind is on the bus."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLost:
+    """The bus or the lock is lost, or a call failed; the connection is closed.
+
+    Attributes:
+        because: reason, without a full stop.
+    """
+
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogindLeft:
+    """logind left the bus, which is still connected."""
+
+
+@dataclass(frozen=True, slots=True)
+class DelayChanged:
+    """logind reported ``InhibitDelayMaxUSec``."""
+
+    limit_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareForShutdown:
+    """logind reported the begin or the end of a shutdown, by its signal or its property."""
+
+    active: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LockAcquired:
+    """``Inhibit`` returned a descriptor."""
+
+
+@dataclass(frozen=True, slots=True)
+class LockListed:
+    """logind lists the lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class LockRefused:
+    """logind refused a lock because of a shutdown in progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownChecked:
+    """The role and the budget were read after the begin of a shutdown.
+
+    Attributes:
+        disabled_because: reason to leave the pods alone, such as a kubelet that manages the node; else empty.
+    """
+
+    disabled_because: str
+    budget: ShutdownBudget
+
+
+@dataclass(frozen=True, slots=True)
+class PodsStopped:
+    """Every pod has ended, or its time is over, or stopping pods failed."""
+
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Disabled:
+    """The settings or the role disable graceful shutdown."""
+
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentStopping:
+    """The agent ends; a shutdown in progress is resumed by its successor."""
+
+
+@dataclass(frozen=True, slots=True)
+class LockOverdue:
+    """The lock was not acquired in the usual time."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LogindUnitChecked:
+    """systemd reported the units of the bus and of logind.
+
+    Attributes:
+        runs_off_bus: whether both run, so that logind will not return to the bus by itself.
+    """
+
+    runs_off_bus: bool
+    now_s: float
+
+
+Event = (
+    Connecting
+    | BusConnected
+    | LogindConnected
+    | ConnectionLost
+    | LogindLeft
+    | DelayChanged
+    | PrepareForShutdown
+    | LockAcquired
+    | LockListed
+    | LockRefused
+    | ShutdownChecked
+    | PodsStopped
+    | Disabled
+    | AgentStopping
+    | LockOverdue
+    | LogindUnitChecked
+)
+
+Transition = tuple[InhibitorState, tuple[Command, ...]]
+
+
+def step(state: InhibitorState, event: Event) -> Transition:
+    """Return the state after an event, and the commands in the order in which they are to be carried out."""
+    match event:
+        case PrepareForShutdown(active):
+            return _prepare(state, active=active)
+        case ShutdownChecked():
+            return _on_checked(state, event)
+        case PodsStopped() | Disabled() | AgentStopping():
+            return _on_agent_event(state, event)
+        case LockAcquired() | LockListed() | LockRefused():
+            return _on_lock_event(state, event)
+        case LockOverdue() | LogindUnitChecked():
+            return _on_overdue(state, event)
+        case _:
+            return _on_connection_event(state, event)
+
+
+def _on_connection_event(
+    state: InhibitorState,
+    event: Connecting | BusConnected | LogindConnected | ConnectionLost | LogindLeft | DelayChanged,
+) -> Transition:
+    match event:
+        case Connecting():
+            return replace(state, connected=False, logind_missing=False), ()
+        case BusConnected():
+            return replace(state, connected=False, logind_missing=True), ()
+        case LogindConnected():
+            return replace(state, connected=True, logind_missing=False), (Command(CommandKind.ACQUIRE),)
+        case DelayChanged(limit_us):
+            return replace(state, logind=replace(state.logind, limit_us=limit_us)), ()
+        case ConnectionLost(because):
+            return _lose(replace(state, connected=False), because)
+        case LogindLeft():
+            return _lose(replace(state, connected=False, logind_missing=True), "logind left the bus")
+
+
+def _on_lock_event(state: InhibitorState, event: LockAcquired | LockListed | LockRefused) -> Transition:
+    if isinstance(event, LockRefused):
+        return _not_held(state, "a shutdown is in progress, and logind grants no lock during one"), ()
+    if isinstance(event, LockAcquired):
+        if state.released_because:  # released while the call was pending
+            return replace(state, has_lock=False), (Command(CommandKind.RELEASE, state.released_because),)
+        return replace(state, has_lock=True), ()
+    if not state.has_lock or not state.connected:  # released or lost while the list was being read
+        return state, ()
+    after = replace(state, logind=replace(state.logind, held=True, because="logind lists it"))
+    if state.logind.held:
+        return after, ()
+    commands = [Command(CommandKind.REPORT_HELD, after.logind.because)]
+    if state.has_earlier and not state.logind.preparing:  # it was cancelled while no agent ran
+        commands.append(Command(CommandKind.CLOSE_EARLIER))
+        after = replace(after, has_earlier=False, stage=Stage.IDLE)
+    return after, tuple(commands)
+
+
+def _prepare(state: InhibitorState, *, active: bool) -> Transition:
+    was_active = state.logind.preparing
+    after = replace(state, logind=replace(state.logind, preparing=active))
+    if active and not was_active:
+        return replace(after, stage=Stage.CHECKING), (Command(CommandKind.START_SHUTDOWN),)
+    if was_active and not active:
+        # logind grants locks again, and may not know the open one any more
+        after = replace(after, released_because="", stage=Stage.IDLE, has_earlier=False)
+        return after, (Command(CommandKind.ACQUIRE), Command(CommandKind.CANCEL_SHUTDOWN))
+    return after, ()
+
+
+def _on_checked(state: InhibitorState, event: ShutdownChecked) -> Transition:
+    if state.stage is not Stage.CHECKING:  # cancelled meanwhile
+        return state, ()
+    disabled_because = event.disabled_because or state.released_because  # no lock, so no time, since it was disabled
+    if disabled_because:
+        return _release(state, disabled_because)
+    if event.budget.delegated_because:
+        after, released = _release(state, "logind grants too little time to stop pods")
+        return after, (Command(CommandKind.DELEGATE, event.budget.delegated_because), *released)
+    return replace(state, stage=Stage.STOPPING, has_earlier=False), (Command(CommandKind.STOP_PODS),)
+
+
+def _on_agent_event(state: InhibitorState, event: PodsStopped | Disabled | AgentStopping) -> Transition:
+    match event:
+        case PodsStopped(because):
+            return _release(state, because) if state.going_down else (state, ())
+        case Disabled(because):
+            if state.going_down:  # the shutdown is finished first
+                return state, ()
+            after, released = _release(state, because)
+            return after, (*(released if state.logind.held else ()), Command(CommandKind.DISABLE, because))
+        case AgentStopping():
+            because = state.released_because or "the agent is stopping"
+            return _not_held(replace(state, has_lock=False), because), (Command(CommandKind.RELEASE, because),)
+
+
+def _on_overdue(state: InhibitorState, event: LockOverdue | LogindUnitChecked) -> Transition:
+    if state.logind.held or state.released_because or not state.logind_missing:
+        return state, ()
+    recently = state.restarted_s is not None and event.now_s - state.restarted_s < RESTART_INTERVAL_S
+    if recently:
+        return state, ()
+    if isinstance(event, LockOverdue):
+        return state, (Command(CommandKind.CHECK_LOGIND),)
+    if not event.runs_off_bus:
+        return state, ()
+    return replace(state, restarted_s=event.now_s), (Command(CommandKind.RESTART_LOGIND),)
+
+
+def _lose(state: InhibitorState, because: str) -> Transition:
+    after = state if state.released_because else _not_held(state, because)
+    return after, (Command(CommandKind.REPORT_LOST, because),) if state.logind.held else ()
+
+
+def _release(state: InhibitorState, because: str) -> Transition:
+    stage = Stage.FINISHED if state.going_down else state.stage
+    after = _not_held(replace(state, has_lock=False, released_because=because, stage=stage), because)
+    return after, (Command(CommandKind.RELEASE, because),)
+
+
+def _not_held(state: InhibitorState, because: str) -> InhibitorState:
+    return replace(state, logind=replace(state.logind, held=False, because=because))

@@ -1,0 +1,303 @@
+"""The inhibitor lock's state machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
+from nodeagent.plan.shutdown.inhibitor import (
+    RESTART_INTERVAL_S,
+    AgentStopping,
+    BusConnected,
+    Command,
+    CommandKind,
+    Connecting,
+    ConnectionLost,
+    DelayChanged,
+    Disabled,
+    Event,
+    InhibitorState,
+    LockAcquired,
+    LockListed,
+    LockOverdue,
+    LockRefused,
+    LogindConnected,
+    LogindLeft,
+    LogindUnitChecked,
+    PodsStopped,
+    PrepareForShutdown,
+    ShutdownChecked,
+    Stage,
+    step,
+)
+from nodeagent.plan.shutdown.phases import two_bands
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+PHASES = two_bands(30, 10)
+GRANTED = shutdown_budget(PHASES, DelayLimit(60_000_000, "/etc/x.conf"))
+NO_TIME = shutdown_budget(PHASES, DelayLimit(0, "/etc/x.conf"))
+KUBELET = "a kubelet manages this node"
+CONNECT = (Connecting(), BusConnected(), LogindConnected())
+ACQUIRE = (DelayChanged(60_000_000), PrepareForShutdown(active=False), LockAcquired(), LockListed())
+
+
+def play(events: Iterable[Event], state: InhibitorState | None = None) -> tuple[InhibitorState, list[CommandKind]]:
+    """Return the state after the events, and the kinds of all commands."""
+    state, kinds = state or InhibitorState(), []
+    for event in events:
+        state, commands = step(state, event)
+        kinds += [each.kind for each in commands]
+    return state, kinds
+
+
+def acquire(state: InhibitorState) -> tuple[InhibitorState, list[CommandKind]]:
+    """Carry out ``ACQUIRE`` as the logind client does, with a logind that is not shutting down."""
+    state, kinds = play((DelayChanged(5_000_000), PrepareForShutdown(active=False)), state)
+    state, more = play((LockAcquired(), LockListed()) if state.needs_lock else (LockListed(),), state)
+    return state, kinds + more
+
+
+HELD = play((*CONNECT, *ACQUIRE))[0]
+CHECKING = play((PrepareForShutdown(active=True),), HELD)[0]
+STOPPING = play((ShutdownChecked("", GRANTED),), CHECKING)[0]
+FINISHED = play((PodsStopped("every pod has ended"),), STOPPING)[0]
+
+
+# --- the life of a lock
+
+
+def test_lock_is_requested_once_logind_is_connected_and_held_once_listed() -> None:
+    state, kinds = play(CONNECT)
+    assert (kinds, state.needs_lock, state.logind.held) == ([CommandKind.ACQUIRE], True, False)
+    state, kinds = play(ACQUIRE, state)
+    assert kinds == [CommandKind.REPORT_HELD]
+    assert str(state.logind) == "inhibitor lock held: logind lists it"
+
+
+def test_open_lock_is_kept_during_a_shutdown_and_replaced_outside_one() -> None:
+    assert HELD.needs_lock
+    assert not CHECKING.needs_lock
+
+
+def test_listed_lock_is_reported_once() -> None:
+    assert play((LockListed(), LockListed()), HELD) == (HELD, [])
+
+
+def test_refused_lock_is_explained() -> None:
+    state, kinds = play((*CONNECT, PrepareForShutdown(active=True), LockRefused()))
+    assert kinds == [CommandKind.ACQUIRE, CommandKind.START_SHUTDOWN]
+    assert state.logind.because == "a shutdown is in progress, and logind grants no lock during one"
+
+
+@pytest.mark.parametrize(
+    ("event", "because"),
+    [(ConnectionLost("the bus was lost"), "the bus was lost"), (LogindLeft(), "logind left the bus")],
+)
+def test_lost_lock_is_reported_once(event: Event, because: str) -> None:
+    state, kinds = play((event, event), HELD)
+    assert (kinds, state.logind.held, state.logind.because) == ([CommandKind.REPORT_LOST], False, because)
+
+
+# --- a shutdown
+
+
+def test_pods_are_stopped_at_the_signal_and_the_lock_is_released_after_them() -> None:
+    assert CHECKING.stage is Stage.CHECKING
+    state, commands = step(CHECKING, ShutdownChecked("", GRANTED))
+    assert commands == (Command(CommandKind.STOP_PODS),)
+    state, commands = step(state, PodsStopped("every pod has ended"))
+    assert commands == (Command(CommandKind.RELEASE, "every pod has ended"),)
+    assert (state.stage, state.needs_lock, state.logind.because) == (Stage.FINISHED, False, "every pod has ended")
+
+
+def test_too_little_time_delegates_the_shutdown_and_releases_the_lock() -> None:
+    state, commands = step(CHECKING, ShutdownChecked("", NO_TIME))
+    assert [each.kind for each in commands] == [CommandKind.DELEGATE, CommandKind.RELEASE]
+    assert commands[0].because == NO_TIME.delegated_because
+    assert state.stage is Stage.FINISHED
+
+
+def test_kubelet_found_at_the_signal_releases_the_lock() -> None:
+    state, commands = step(CHECKING, ShutdownChecked(KUBELET, GRANTED))
+    assert commands == (Command(CommandKind.RELEASE, KUBELET),)
+    assert state.stage is Stage.FINISHED
+
+
+@pytest.mark.parametrize("state", [CHECKING, STOPPING], ids=["checking", "stopping"])
+def test_kubelet_found_during_a_shutdown_does_not_interrupt_it(state: InhibitorState) -> None:
+    assert step(state, Disabled(KUBELET)) == (state, ())
+
+
+def test_signal_is_applied_once_when_signal_and_property_report_the_same() -> None:
+    assert play((PrepareForShutdown(active=True),), CHECKING) == (CHECKING, [])
+
+
+@pytest.mark.parametrize("state", [CHECKING, STOPPING, FINISHED], ids=["checking", "stopping", "finished"])
+def test_cancelled_shutdown_acquires_the_lock_again(state: InhibitorState) -> None:
+    after, kinds = play((PrepareForShutdown(active=False),), state)
+    assert kinds == [CommandKind.ACQUIRE, CommandKind.CANCEL_SHUTDOWN]
+    assert (after.stage, after.needs_lock) == (Stage.IDLE, True)
+
+
+@pytest.mark.parametrize("event", [ShutdownChecked("", GRANTED), PodsStopped("every pod has ended")])
+def test_result_that_arrives_after_the_cancellation_is_ignored(event: Event) -> None:
+    assert step(HELD, event) == (HELD, ())
+
+
+def test_lock_acquired_after_its_release_is_closed() -> None:
+    state, kinds = play((*CONNECT, Disabled("disabled")))
+    assert kinds == [CommandKind.ACQUIRE, CommandKind.DISABLE]
+    state, kinds = play((LockAcquired(), LockListed()), state)
+    assert (kinds, state.has_lock, state.logind.held) == ([CommandKind.RELEASE], False, False)
+
+
+def test_earlier_shutdown_is_closed_when_logind_does_not_continue_it() -> None:
+    state, kinds = play((*CONNECT, *ACQUIRE), InhibitorState(has_earlier=True))
+    assert kinds == [CommandKind.ACQUIRE, CommandKind.REPORT_HELD, CommandKind.CLOSE_EARLIER]
+    assert not state.has_earlier
+
+
+def test_earlier_shutdown_is_resumed_with_the_adopted_lock() -> None:
+    resumed = (*CONNECT, PrepareForShutdown(active=True), LockListed(), ShutdownChecked("", GRANTED))
+    state, kinds = play(resumed, InhibitorState(has_lock=True, has_earlier=True))
+    assert kinds == [
+        CommandKind.ACQUIRE,
+        CommandKind.START_SHUTDOWN,
+        CommandKind.REPORT_HELD,
+        CommandKind.STOP_PODS,
+    ]
+    assert state.has_lock
+
+
+# --- a logind without the bus
+
+
+def test_logind_off_the_bus_is_restarted_once_per_interval() -> None:
+    state, _ = play((LogindLeft(),), HELD)
+    assert step(state, LockOverdue(1.0))[1] == (Command(CommandKind.CHECK_LOGIND),)
+    assert step(state, LogindUnitChecked(runs_off_bus=False, now_s=1.0)) == (state, ())
+    state, commands = step(state, LogindUnitChecked(runs_off_bus=True, now_s=1.0))
+    assert commands == (Command(CommandKind.RESTART_LOGIND),)
+    assert step(state, LockOverdue(RESTART_INTERVAL_S)) == (state, ())
+    assert step(state, LockOverdue(1.0 + RESTART_INTERVAL_S))[1] == (Command(CommandKind.CHECK_LOGIND),)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [InhibitorState(), HELD, FINISHED, play((ConnectionLost("no bus"),), HELD)[0]],
+    ids=["not-connected", "held", "released", "bus-lost"],
+)
+def test_logind_is_not_restarted_for_another_reason(state: InhibitorState) -> None:
+    assert step(state, LockOverdue(1e6)) == (state, ())
+
+
+# --- all histories
+
+TIMES_S = st.floats(0, 1e6)
+BUDGETS = st.sampled_from([GRANTED, NO_TIME])
+EVENTS: st.SearchStrategy[Event] = st.one_of(
+    st.sampled_from(
+        [
+            *CONNECT,
+            ConnectionLost("lost"),
+            LogindLeft(),
+            LockAcquired(),
+            LockListed(),
+            LockRefused(),
+            PodsStopped("stopped"),
+            Disabled("disabled"),
+            AgentStopping(),
+        ]
+    ),
+    st.builds(DelayChanged, st.integers(0, 2**64 - 1)),
+    st.builds(PrepareForShutdown, st.booleans()),
+    st.builds(ShutdownChecked, st.sampled_from(["", KUBELET]), BUDGETS),
+    st.builds(LockOverdue, TIMES_S),
+    st.builds(LogindUnitChecked, st.booleans(), TIMES_S),
+)
+HISTORIES = st.lists(EVENTS, max_size=30)
+
+
+@given(HISTORIES, EVENTS)
+def test_lock_is_not_released_while_pods_are_being_stopped(history: list[Event], event: Event) -> None:
+    before, _ = play(history)
+    after, kinds = play((event,), before)
+    if before.stage is Stage.STOPPING and not isinstance(event, PodsStopped | AgentStopping):
+        assert CommandKind.RELEASE not in kinds
+        assert after.has_lock >= before.has_lock
+    if CommandKind.RELEASE in kinds:
+        assert not after.has_lock
+        assert not after.logind.held
+
+
+@given(HISTORIES)
+def test_lock_is_acquired_after_logind_returns(history: list[Event]) -> None:
+    state, _ = play((*history, PrepareForShutdown(active=True), PrepareForShutdown(active=False), LogindLeft()))
+    assert not state.logind.held
+    state, kinds = play(CONNECT, state)
+    assert CommandKind.ACQUIRE in kinds
+    state, kinds = acquire(state)
+    assert CommandKind.REPORT_HELD in kinds
+    assert state.logind.held
+
+
+@given(HISTORIES)
+def test_lock_is_acquired_again_after_a_cancelled_shutdown(history: list[Event]) -> None:
+    state, _ = play((*history, LogindConnected(), PrepareForShutdown(active=True)))
+    state, kinds = play((PrepareForShutdown(active=False),), state)
+    assert kinds == [CommandKind.ACQUIRE, CommandKind.CANCEL_SHUTDOWN]
+    state, _ = acquire(state)
+    assert (state.logind.held, state.stage) == (True, Stage.IDLE)
+
+
+@given(HISTORIES, st.integers(0, 1_999_999), st.sampled_from(["", KUBELET]))
+def test_no_pod_is_stopped_at_the_signal_without_granted_time(
+    history: list[Event], limit_us: int, disabled_because: str
+) -> None:
+    before, _ = play(history)
+    budget = shutdown_budget(PHASES, DelayLimit(limit_us))
+    after, kinds = play((ShutdownChecked(disabled_because, budget),), before)
+    assert CommandKind.STOP_PODS not in kinds
+    if before.stage is Stage.CHECKING:
+        assert kinds[-1] is CommandKind.RELEASE
+        assert after.stage is Stage.FINISHED
+
+
+@given(HISTORIES)
+def test_pods_are_stopped_at_most_once_per_announced_shutdown(history: list[Event]) -> None:
+    _, kinds = play(history)
+    starts = 0
+    for kind in kinds:
+        if kind is CommandKind.START_SHUTDOWN:
+            starts = 1
+        elif kind is CommandKind.STOP_PODS:
+            assert starts == 1
+            starts = 0
+
+
+@given(HISTORIES)
+def test_held_lock_is_open_and_a_released_one_is_not_requested(history: list[Event]) -> None:
+    state, _ = play(history)
+    if state.logind.held:
+        assert state.has_lock
+        assert state.connected
+        assert not state.released_because
+    if state.released_because:
+        assert not state.needs_lock
+
+
+@given(HISTORIES)
+def test_restarts_of_logind_keep_their_interval(history: list[Event]) -> None:
+    state, restarted_s = InhibitorState(), None
+    for event in history:
+        state, commands = step(state, event)
+        if Command(CommandKind.RESTART_LOGIND) in commands:
+            assert isinstance(event, LogindUnitChecked)
+            assert restarted_s is None or event.now_s - restarted_s >= RESTART_INTERVAL_S
+            restarted_s = event.now_s
