@@ -1,4 +1,4 @@
-"""How the pods are stopped when the node goes down, in the terms of the daemon."""
+"""Settings of graceful shutdown, as the daemon uses them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ShutdownSettings:
-    """Checked settings.
+    """Validated settings.
 
     Attributes:
         enabled: ``None`` to follow the role of the agent.
-        phases: those of the whole shutdown in order; none for no graceful shutdown.
+        phases: all phases in order; none disable graceful shutdown.
         restart_logind: whether a logind that lost the bus is restarted.
     """
 
@@ -26,13 +26,13 @@ class ShutdownSettings:
     restart_logind: bool = True
 
     def off_because(self, role: Role, evidence: str = "") -> str:
-        """Return why pods are not stopped in order on this node, in words; empty if they are.
+        """Return the reason for disabled graceful shutdown, without a full stop; empty if it is enabled.
 
-        Beside a kubelet they are not, even if ``enabled``: the kubelet restarts each container within a second.
+        Beside a kubelet it is disabled even if ``enabled``: the kubelet restarts each container within a second.
 
         Args:
-            role: of the agent on this node.
-            evidence: for the role, to be named in the answer.
+            role: role of the agent on this node.
+            evidence: evidence for the role, quoted in the reason.
         """
         if self.enabled is False:
             return "it is not enabled"

@@ -1,4 +1,4 @@
-"""How the node went down, or did not: what is remembered of each time over restarts of agent and node."""
+"""Stops of the node, planned and unclean, as they are recorded across restarts of the agent and the node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class StopKind(StrEnum):
-    """How a stop of the node came about. The values are part of the state on disk and of the JSON output."""
+    """Cause of a stop. The values are part of the state on disk and of the JSON output."""
 
     SIGNAL = "signal"
     UNIT_STOP = "unit-stop"
@@ -41,11 +41,11 @@ class StoppedPod:
     """One pod of a shutdown.
 
     Attributes:
-        phase: the name of its phase; ``why`` says in words why it was there.
-        outcome: ``None`` where it was not told to stop yet.
-        requested_at_ms: when it was told, in milliseconds since the shutdown began.
-        took_ms: how long it took from then; ``None`` as long as it has not ended.
-        detail: what went wrong, empty otherwise.
+        phase: the name of its phase; ``why`` has the reason for it.
+        outcome: ``None`` before its stop request.
+        requested_at_ms: time of the stop request, in milliseconds since the shutdown began.
+        took_ms: milliseconds from the stop request to its end; ``None`` until then.
+        detail: reason for a failure, empty otherwise.
     """
 
     uid: str
@@ -60,21 +60,21 @@ class StoppedPod:
 
     @property
     def progress(self) -> PodProgress | None:
-        """What a plan has to know of it; ``None`` before it was told to stop."""
+        """The progress for the planner; ``None`` before the stop request."""
         return None if self.outcome is None else PodProgress(self.outcome, self.requested_at_ms, self.detail)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStop:
-    """One time that the node went down, or was about to.
+    """One stop of the node, or the attempt of one.
 
     Attributes:
-        boot_id: of the boot that it ended.
-        started_at: when it began; for an unclean one when the node was last seen up.
-        started_s: the same on the clock that counts from boot; outlives a restart of the agent.
-        granted_ms: how long it might take in all.
-        ended_at: ``None`` as long as it is under way, and where nobody saw the end.
-        pods: those that were told to stop, or that ran when the node was last seen.
+        boot_id: id of the boot that it ended.
+        started_at: its begin; for an unclean stop the last record of the running node.
+        started_s: its begin in seconds since boot; not affected by restarts of the agent.
+        granted_ms: time granted to all pods.
+        ended_at: ``None`` while in progress, and for an end without a record.
+        pods: pods of the shutdown, or the running pods in the last record of the node.
     """
 
     boot_id: str
@@ -89,12 +89,12 @@ class NodeStop:
 
     @property
     def id(self) -> str:
-        """Its name in the history."""
+        """Its key in the history."""
         return f"{self.boot_id[:8]}-{self.started_at:%Y%m%dT%H%M%S}"
 
 
 class LastActivity(StrEnum):
-    """What the agent was last doing on a boot. The values are part of the state on disk."""
+    """The agent's last recorded activity on a boot. The values are part of the state on disk."""
 
     WATCHING = "watching"
     AGENT_STOPPED = "agent-stopped"
@@ -103,11 +103,11 @@ class LastActivity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BootRecord:
-    """What was last seen of a boot; one that ends with ``WATCHING`` ended without a word.
+    """Last record of a boot; a boot with ``WATCHING`` as its last activity ended unclean.
 
     Attributes:
-        seen_at: when it was last written.
-        pods: what ran then.
+        recorded_at: time of the record.
+        pods: the running pods at that time.
     """
 
     boot_id: str

@@ -1,4 +1,4 @@
-"""What a graceful shutdown has to know of the pods on the node, and what became of them."""
+"""Pods of a node that goes down, and the outcome of each."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class ShutdownPod:
     """One pod that runs when the node goes down.
 
     Attributes:
-        priority: ``None`` where no source told it.
-        priority_source: who told the priority, in words, such as ``kubelet /pods``; empty where nobody did.
-        static: whether it comes from a file or a mirror of one; ``static_source`` says who told so.
-        node_critical: whether it is critical to the node; ``node_critical_source`` says who told so.
+        priority: ``None`` if no source has it.
+        priority_source: source of the priority, such as ``kubelet /pods``; empty without one.
+        static: whether it comes from a manifest file or is a mirror of such a pod; see ``static_source``.
+        node_critical: whether it is critical to the node; see ``node_critical_source``.
         labels: the pod's own labels.
-        termination_grace_s: what the pod asks for, in seconds; ``None`` where not known.
-        container_ids: its running containers, in the order in which they are to be told.
+        termination_grace_s: its termination grace period in seconds; ``None`` where not known.
+        container_ids: its running containers, in the order of their stop requests.
 
     Source: Kubernetes ``PodSpec`` (``priority``, ``terminationGracePeriodSeconds``), annotations of the sandbox.
     """
@@ -41,7 +41,7 @@ class ShutdownPod:
 
 
 class PodOutcome(StrEnum):
-    """How far a pod has come. The values are part of the state on disk and of the history."""
+    """Progress of one pod. The values are part of the state on disk and of the history."""
 
     STOPPING = "stopping"
     STOPPED = "stopped"
@@ -50,17 +50,17 @@ class PodOutcome(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is left to be done; a failed stop is tried again as long as there is time."""
+        """Whether the pod has stopped; a failed stop is retried while there is time."""
         return self in (PodOutcome.STOPPED, PodOutcome.KILLED)
 
 
 @dataclass(frozen=True, slots=True)
 class PodProgress:
-    """What is remembered of one pod while the node goes down.
+    """Recorded progress of one pod of a shutdown.
 
     Attributes:
-        requested_at_ms: when it was told to stop, in milliseconds since the shutdown began.
-        detail: what went wrong, empty otherwise.
+        requested_at_ms: time of the stop request, in milliseconds since the shutdown began.
+        detail: reason for a failure, empty otherwise.
     """
 
     outcome: PodOutcome

@@ -1,1 +1,1 @@
-"""Carrying out a shutdown plan: pods are stopped group by group within the budget, and verified to have ended."""
+"""Execution of shutdown plans: pods are stopped phase by phase within the budget, and their end is verified."""

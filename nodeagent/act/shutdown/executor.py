@@ -1,8 +1,8 @@
-"""Stopping the pods of a node that goes down: phase by phase, all pods of a phase at once, never past the end.
+"""Stops the pods of a node that goes down: phase by phase, all pods of a phase at once, within the shutdown budget.
 
-The runtime is asked to end each container within its grace. What is still there when its time is over is killed, and
-the next phase begins without waiting for that. What the runtime does not answer is given up at the end: the lock that
-holds the node back is let go whatever happened.
+The runtime stops each container within its grace period. Containers that still run at its end are killed, and the next
+phase begins without waiting for the kill. Calls without an answer are abandoned at the end of the run, so that the
+inhibitor lock is always released in time.
 """
 
 from __future__ import annotations
@@ -25,26 +25,29 @@ if TYPE_CHECKING:
 
 _RETRY_S: Final = 0.2
 _LIST_WITHIN_S: Final = 2.0
-_RUNTIME_KILLS_MS: Final = 250  # the runtime's own KILL is given this much before ours
-_NO_ANSWER: Final = "the runtime did not answer in time; whether it still runs is not known"
+_RUNTIME_KILL_LEAD_MS: Final = 250  # the runtime's own KILL comes this much before ours
+_NO_ANSWER: Final = "the runtime did not answer in time; the containers may still run"
 
 
 class Stopper(Protocol):
-    """Ends containers and sandboxes; both raise errors of the runtime, and take what is gone for ended."""
+    """Stops containers and sandboxes.
+
+    Both methods raise errors of the runtime, and treat a container or sandbox that was not found as stopped.
+    """
 
     async def stop_container(self, container_id: str, timeout_s: int) -> None:
-        """Tell a container to end and kill it after so many seconds; returns once it has ended."""
+        """Send TERM to a container and KILL after so many seconds; returns once it has stopped."""
 
     async def stop_sandbox(self, sandbox_id: str) -> None:
-        """End a sandbox and what runs in it."""
+        """Stop a sandbox with its containers."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningPod:
-    """A pod with something running.
+    """A pod with running containers or a ready sandbox.
 
     Attributes:
-        pod: its containers are those that run.
+        pod: with its running containers only.
         sandbox_ids: its ready sandboxes.
     """
 
@@ -53,8 +56,8 @@ class RunningPod:
 
 
 @dataclass(slots=True)
-class _Reported:
-    """One pod that was told to stop."""
+class _PodRecord:
+    """One pod with a stop request."""
 
     stop: PodStop
     phase: str
@@ -63,11 +66,11 @@ class _Reported:
     took_ms: int | None = None
     problems: list[str] = field(default_factory=list)
     killed: bool = False
-    under_way: int = 0
+    pending: int = 0
 
     @property
     def stopped(self) -> StoppedPod:
-        """The pod as it is remembered."""
+        """The pod in the form of the records."""
         pod = self.stop.pod
         return StoppedPod(
             uid=pod.uid,
@@ -83,17 +86,17 @@ class _Reported:
 
 
 @dataclass
-class ShutdownRun:
-    """One run over the phases, or the rest of one that was interrupted.
+class ShutdownRun:  # 17 attributes: its seams, and the progress of one run that its tasks share
+    """One run over the phases, or the rest of an interrupted run.
 
     Attributes:
-        elapsed_ms: milliseconds since the shutdown began; never goes back.
-        list_pods: asks the runtime what is up now.
-        on_phase: told when a phase begins, with the number of pods known to belong to it.
-        on_pod: told of each pod once it ended, or failed.
-        on_change: told after anything in ``pods`` changed.
-        before: what an earlier run left, by pod UID.
-        list_problem: why the runtime could not be asked what is up; empty where it could.
+        elapsed_ms: returns the milliseconds since the shutdown began; never decreases.
+        list_pods: lists the running pods.
+        on_phase: called at the begin of a phase, with its number of known pods.
+        on_pod: called with each pod that has stopped or failed to.
+        on_change: called after each change of ``pods``.
+        before: pods of an interrupted run, by UID.
+        list_problem: reason for the failure of the last list; empty after a success.
     """
 
     budget: ShutdownBudget
@@ -107,94 +110,94 @@ class ShutdownRun:
 
     def __post_init__(self) -> None:
         self.list_problem = ""
-        self._up: dict[str, RunningPod] = {}
+        self._running: dict[str, RunningPod] = {}
         self._placed: dict[str, tuple[int, Placement]] = {}
-        self._seen: set[str] = set()  # containers that were told, and sandboxes of pods without any
-        self._told: dict[str, _Reported] = {}
+        self._requested_ids: set[str] = set()  # containers, and sandboxes of pods without any
+        self._records: dict[str, _PodRecord] = {}
         self._tasks: dict[asyncio.Task[None], int] = {}
         self._sandboxes: set[asyncio.Task[None]] = set()
         self._current = 0
-        self._begun_ms = self.elapsed_ms()
+        self._started_ms = self.elapsed_ms()
 
     @property
     def ends_ms(self) -> int:
         """Latest end of the run, in milliseconds since the shutdown began."""
-        return self.budget.latest_end_ms(self._begun_ms)
+        return self.budget.latest_end_ms(self._started_ms)
 
     @property
     def pods(self) -> tuple[StoppedPod, ...]:
-        """Every pod: those of an earlier run, those that were told in that order, those that wait for their phase."""
-        shown = dict(self.before)
-        shown.update((uid, told.stopped) for uid, told in self._told.items())
+        """Every pod: those of an interrupted run, those with a stop request in order, those of later phases."""
+        pods = dict(self.before)
+        pods.update((uid, record.stopped) for uid, record in self._records.items())
         for uid, (phase, placement) in self._placed.items():
-            pod, name = self._up[uid].pod, self.budget.phases[phase].phase.name
-            shown.setdefault(uid, StoppedPod(uid, pod.namespace, pod.name, name, placement.why))
-        return tuple(shown.values())
+            pod, name = self._running[uid].pod, self.budget.phases[phase].phase.name
+            pods.setdefault(uid, StoppedPod(uid, pod.namespace, pod.name, name, placement.why))
+        return tuple(pods.values())
 
-    async def carry_out(self, warm: Sequence[RunningPod]) -> None:
-        """Stop all pods; returns once each has ended, at the end of the time at the latest.
+    async def carry_out(self, cached: Sequence[RunningPod]) -> None:
+        """Stop all pods; returns once each has stopped, at the end of the run at the latest.
 
-        Cancelled, it leaves alone what was not told to stop yet.
+        When cancelled, pods without a stop request are left running.
 
         Args:
-            warm: what was up when last looked. It is acted on at once, while the runtime is asked anew.
+            cached: the last list of running pods. They are stopped at once, while the runtime is listed again.
         """
         try:
             if self.budget.phases:
-                self._learn(warm)
+                self._add(cached)
             for index in range(len(self.budget.phases)):
-                await self._phase(index)
-            await self._settle()
+                await self._run_phase(index)
+            await self._finish()
         finally:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def end_sandboxes(self, within_s: float) -> None:
-        """Give the sandboxes of ended pods so many seconds to end, too; then leave them to the node."""
+        """Wait up to so many seconds for the sandboxes of stopped pods to stop; then cancel the rest."""
         if self._sandboxes and within_s > 0:
             await asyncio.wait(self._sandboxes, timeout=within_s)
         for task in self._sandboxes:
             task.cancel()
         await asyncio.gather(*self._sandboxes, return_exceptions=True)
 
-    def _learn(self, pods: Iterable[RunningPod]) -> None:
-        """Note what is up; a pod that shows up late takes part in the phase under way."""
-        for up in pods:
-            uid = up.pod.uid
-            self._up[uid] = up
+    def _add(self, pods: Iterable[RunningPod]) -> None:
+        """Add running pods; a pod that is listed late joins the current phase."""
+        for running in pods:
+            uid = running.pod.uid
+            self._running[uid] = running
             if uid not in self._placed:
-                placement = place(up.pod, self.budget.phases)
+                placement = place(running.pod, self.budget.phases)
                 self._placed[uid] = max(placement.phase, self._current), placement
 
-    async def _phase(self, index: int) -> None:
-        """Stop what belongs to a phase; returns when that is done, at its deadline at the latest."""
+    async def _run_phase(self, index: int) -> None:
+        """Stop the pods of a phase; returns once they have stopped, at its deadline at the latest."""
         self._current = index
         share = self.budget.phases[index]
         members = sum(phase == index for phase, _ in self._placed.values())
-        self._tell_due()
+        self._request_due()
         if members or index == 0:
-            self._start(self._list_anew(), index)
+            self._start(self._list_again(), index)
         self.on_phase(share.phase.name, members)
         while (left_ms := share.deadline_ms - self.elapsed_ms()) > 0:
-            mine = [task for task, phase in self._tasks.items() if phase == index]
-            if not mine:
+            tasks = [task for task, phase in self._tasks.items() if phase == index]
+            if not tasks:
                 return
-            await asyncio.wait(mine, timeout=left_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, timeout=left_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _settle(self) -> None:
-        """Wait for the last kills, and note what did not answer."""
+    async def _finish(self) -> None:
+        """Wait for the last kills, and mark pods without an answer as failed."""
         while self._tasks and (left_ms := self.ends_ms - self.elapsed_ms()) > 0:
             await asyncio.wait(self._tasks, timeout=left_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
-        for told in self._told.values():
-            if told.outcome is PodOutcome.STOPPING:
-                told.outcome = PodOutcome.FAILED
-                told.problems.append(_NO_ANSWER)
-                self.on_pod(told.stopped)
+        for record in self._records.values():
+            if record.outcome is PodOutcome.STOPPING:
+                record.outcome = PodOutcome.FAILED
+                record.problems.append(_NO_ANSWER)
+                self.on_pod(record.stopped)
         self.on_change()
 
-    async def _list_anew(self) -> None:
-        """Ask the runtime what is up, and tell what was not told yet."""
+    async def _list_again(self) -> None:
+        """List the running pods, and send stop requests to those that are due."""
         within_s = min(_LIST_WITHIN_S, (self.ends_ms - self.elapsed_ms()) / 1000)
         try:
             async with asyncio.timeout(within_s):
@@ -206,85 +209,86 @@ class ShutdownRun:
                         self.list_problem = str(error)
                     await asyncio.sleep(_RETRY_S)
         except TimeoutError:
-            self.list_problem = self.list_problem or "the runtime does not list what is up"
+            self.list_problem = self.list_problem or "cannot list pods: no answer in time"
             return
         self.list_problem = ""
-        self._learn(pods)
-        self._tell_due()
+        self._add(pods)
+        self._request_due()
 
-    def _tell_due(self) -> None:
-        """Tell every pod whose phase has begun, as far as it was not told yet."""
+    def _request_due(self) -> None:
+        """Send stop requests to the pods of all phases that have begun, except to those that have one."""
         due: dict[str, tuple[str, ...]] = {}
         for uid, (phase, _) in self._placed.items():
-            up = self._up[uid]
-            ids = tuple(each for each in up.pod.container_ids if each not in self._seen)
-            bare = not up.pod.container_ids and not self._seen.intersection(up.sandbox_ids) and uid not in self._told
-            if phase <= self._current and (ids or bare):
+            running = self._running[uid]
+            ids = tuple(each for each in running.pod.container_ids if each not in self._requested_ids)
+            no_containers = not running.pod.container_ids and uid not in self._records
+            sandbox_only = no_containers and not self._requested_ids.intersection(running.sandbox_ids)
+            if phase <= self._current and (ids or sandbox_only):
                 due[uid] = ids
-                self._seen.update(ids or up.sandbox_ids)
+                self._requested_ids.update(ids or running.sandbox_ids)
         if not due:
             return
         share, now_ms = self.budget.phases[self._current], self.elapsed_ms()
-        left = {
+        earlier = {
             uid: progress
             for uid in due
             if (known := self.before.get(uid)) is not None
             and (progress := known.progress) is not None
             and not progress.outcome.ended
         }
-        stops = tuple(PodStop(self._up[uid].pod, self._placed[uid][1], 0, capped=False) for uid in due)
-        for stop in begin_phase(PlannedPhase(share, now_ms, now_ms, stops), elapsed_ms=now_ms, progress=left):
-            self._tell(stop, due[stop.pod.uid], share.phase.name, left.get(stop.pod.uid))
+        stops = tuple(PodStop(self._running[uid].pod, self._placed[uid][1], 0, capped=False) for uid in due)
+        for stop in begin_phase(PlannedPhase(share, now_ms, now_ms, stops), elapsed_ms=now_ms, progress=earlier):
+            self._request(stop, due[stop.pod.uid], share.phase.name, earlier.get(stop.pod.uid))
         self.on_change()
 
-    def _tell(self, stop: PodStop, ids: tuple[str, ...], phase: str, earlier: PodProgress | None) -> None:
+    def _request(self, stop: PodStop, ids: tuple[str, ...], phase: str, earlier: PodProgress | None) -> None:
         uid = stop.pod.uid
-        told = self._told.get(uid)
-        if told is None:
+        record = self._records.get(uid)
+        if record is None:
             requested_at_ms = earlier.requested_at_ms if earlier is not None else self.elapsed_ms()
-            told = self._told[uid] = _Reported(stop, phase, requested_at_ms)
-        told.outcome, told.took_ms = PodOutcome.STOPPING, None
-        told.under_way += 1
-        self._start(self._end_pod(told, stop, ids), self._current)
+            record = self._records[uid] = _PodRecord(stop, phase, requested_at_ms)
+        record.outcome, record.took_ms = PodOutcome.STOPPING, None
+        record.pending += 1
+        self._start(self._stop_pod(record, stop, ids), self._current)
 
     def _start(self, work: Coroutine[object, object, None], phase: int) -> None:
         task = asyncio.create_task(work)
         self._tasks[task] = phase
         task.add_done_callback(self._tasks.pop)
 
-    async def _end_pod(self, told: _Reported, stop: PodStop, ids: tuple[str, ...]) -> None:
-        """End containers side by side; the sandboxes follow when nobody waits any more."""
-        await asyncio.gather(*(self._end_container(told, stop, each) for each in ids))
-        told.under_way -= 1
-        if told.under_way:
+    async def _stop_pod(self, record: _PodRecord, stop: PodStop, ids: tuple[str, ...]) -> None:
+        """Stop containers in parallel; the sandboxes follow without delaying the phase."""
+        await asyncio.gather(*(self._stop_container(record, stop, each) for each in ids))
+        record.pending -= 1
+        if record.pending:
             return
-        told.took_ms = max(0, self.elapsed_ms() - told.requested_at_ms)
-        told.outcome = PodOutcome.KILLED if told.killed else PodOutcome.STOPPED
-        if told.problems:
-            told.outcome = PodOutcome.FAILED
-        for sandbox_id in self._up[stop.pod.uid].sandbox_ids:
-            task = asyncio.create_task(self._end_sandbox(sandbox_id))
+        record.took_ms = max(0, self.elapsed_ms() - record.requested_at_ms)
+        record.outcome = PodOutcome.KILLED if record.killed else PodOutcome.STOPPED
+        if record.problems:
+            record.outcome = PodOutcome.FAILED
+        for sandbox_id in self._running[stop.pod.uid].sandbox_ids:
+            task = asyncio.create_task(self._stop_sandbox(sandbox_id))
             self._sandboxes.add(task)
             task.add_done_callback(self._sandboxes.discard)
-        self.on_pod(told.stopped)
+        self.on_pod(record.stopped)
         self.on_change()
 
-    async def _end_container(self, told: _Reported, stop: PodStop, container_id: str) -> None:
-        """End one container, by force when its time is over; what goes wrong is written to the pod."""
-        begun_ms, problem = self.elapsed_ms(), ""
+    async def _stop_container(self, record: _PodRecord, stop: PodStop, container_id: str) -> None:
+        """Stop one container, and kill it at the end of its grace period; a failure is added to the pod's record."""
+        started_ms, problem = self.elapsed_ms(), ""
         if stop.grace_ms:
-            own_ms = 0 if stop.capped or stop.grace_ms % 1000 else _RUNTIME_KILLS_MS
-            problem = await self._ask(container_id, stop.timeout_s, begun_ms + stop.grace_ms + own_ms)
+            lead_ms = 0 if stop.capped or stop.grace_ms % 1000 else _RUNTIME_KILL_LEAD_MS
+            problem = await self._call(container_id, stop.timeout_s, started_ms + stop.grace_ms + lead_ms)
             if not problem:
-                told.killed |= self.elapsed_ms() - begun_ms >= stop.timeout_s * 1000
+                record.killed |= self.elapsed_ms() - started_ms >= stop.timeout_s * 1000
                 return
-        told.killed = True
-        unkilled = await self._ask(container_id, 0, self.ends_ms)
-        if unkilled:
-            told.problems.append(unkilled)
+        record.killed = True
+        problem = await self._call(container_id, 0, self.ends_ms)
+        if problem:
+            record.problems.append(problem)
 
-    async def _ask(self, container_id: str, timeout_s: int, until_ms: int) -> str:
-        """Ask for a container's end until that works or the time is over; return why it did not, else nothing."""
+    async def _call(self, container_id: str, timeout_s: int, until_ms: int) -> str:
+        """Call ``StopContainer`` until it succeeds or the time is over; return the last problem, empty on success."""
         problem = _NO_ANSWER
         left_ms = until_ms - self.elapsed_ms()
         try:
@@ -301,8 +305,8 @@ class ShutdownRun:
         except TimeoutError:
             return problem
 
-    async def _end_sandbox(self, sandbox_id: str) -> None:
+    async def _stop_sandbox(self, sandbox_id: str) -> None:
         try:
             await self.stopper.stop_sandbox(sandbox_id)
         except NodeAgentError:
-            return  # the node goes down; its containers have ended
+            return  # the node goes down; the containers have stopped

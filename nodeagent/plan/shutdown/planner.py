@@ -1,7 +1,7 @@
-"""Which pods are stopped when, and how long each may take, while the node goes down.
+"""Shutdown planning: the phase of each pod and its grace period.
 
-One function serves the rehearsal, the shutdown itself and its continuation after a restart of the agent: what
-differs is how much time is over and which pods are done.
+One function serves the rehearsal, the shutdown itself and its continuation after a restart of the agent; they differ
+in the elapsed time and in the pods that have stopped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NO_PROGRESS: Final[Mapping[str, PodProgress]] = MappingProxyType({})
 
 
 class PlacedBy(StrEnum):
-    """Why a pod is in its phase. The values are part of the JSON output: they are added to, never changed."""
+    """Rule that placed a pod in its phase. The values are part of the JSON output and never change."""
 
     PRIORITY = "priority"
     BELOW_ALL = "below-all"
@@ -41,7 +41,7 @@ class Placement:
 
     Attributes:
         phase: position among the phases.
-        why: in words, without a full stop; names the source of each fact used.
+        why: reason with the source of each fact, without a full stop.
     """
 
     phase: int
@@ -51,12 +51,12 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class PodStop:
-    """How one pod is to be stopped.
+    """The planned stop of one pod.
 
     Attributes:
-        grace_ms: how long it may take from the begin of its phase: what it asks for, less what it already had, at
-            most what the phase has left. 0 kills at once.
-        capped: whether the pod asks for more than that.
+        grace_ms: its time from the begin of its phase: its termination grace period, less the part it had before a
+            restart of the agent, at most the rest of the phase. 0 kills at once.
+        capped: whether its termination grace period is longer than that.
     """
 
     pod: ShutdownPod
@@ -66,7 +66,7 @@ class PodStop:
 
     @property
     def timeout_s(self) -> int:
-        """The grace in whole seconds, rounded up; the phase's end cuts off what that adds.
+        """The grace in whole seconds, rounded up; the end of the phase limits the added part.
 
         Source: CRI ``StopContainerRequest.timeout``.
         """
@@ -78,10 +78,10 @@ class PlannedPhase:
     """One phase with its pods.
 
     Attributes:
-        starts_ms: when it begins if every pod before it takes all its grace; counted from the begin of the shutdown.
-        ends_ms: when its last pod is gone in that case; never after its deadline, except for a phase that is late
+        starts_ms: its begin if every pod before it uses its whole grace; counted from the begin of the shutdown.
+        ends_ms: the end of its last pod in that case; never after its deadline, except for a phase that is late
             already, which begins and ends at once.
-        stops: its pods, highest grace first, ties by namespace, name and uid. All are told at once.
+        stops: its pods, highest grace first, ties by namespace, name and uid. They are stopped in parallel.
     """
 
     budget: PhaseBudget
@@ -91,18 +91,18 @@ class PlannedPhase:
 
     @property
     def seconds(self) -> float:
-        """How long it takes at most."""
+        """Its longest duration in seconds."""
         return (self.ends_ms - self.starts_ms) / 1000
 
 
 @dataclass(frozen=True, slots=True)
 class ShutdownPlan:
-    """What is left to be done of a shutdown.
+    """Plan of a shutdown, or of its rest.
 
     Attributes:
-        phases: all phases in order, those without pods too: they take no time.
-        elapsed_ms: how long the shutdown has been going on when this was planned.
-        ended: uids of pods that are done already.
+        phases: all phases in order; a phase without pods takes no time.
+        elapsed_ms: milliseconds from the begin of the shutdown to this plan.
+        ended: uids of pods that have stopped already.
     """
 
     budget: ShutdownBudget
@@ -112,12 +112,12 @@ class ShutdownPlan:
 
     @property
     def left_ms(self) -> int:
-        """What is left of the whole time."""
+        """Rest of the granted time in milliseconds."""
         return max(0, self.budget.granted_ms - self.elapsed_ms)
 
     @property
     def ends_ms(self) -> int:
-        """When the last pod is gone at the latest, counted from the begin of the shutdown."""
+        """Latest end of the last pod, in milliseconds since the shutdown began."""
         return max((phase.ends_ms for phase in self.phases), default=self.elapsed_ms)
 
 
@@ -128,31 +128,29 @@ def plan_shutdown(
     elapsed_ms: int = 0,
     progress: Mapping[str, PodProgress] = NO_PROGRESS,
 ) -> ShutdownPlan:
-    """Put every pod into one phase and give it its time.
+    """Return the plan: every pod in one phase, with its grace period.
 
-    A phase begins when the one before it has ended, at its deadline at the latest, so time left over passes on. With
-    ``elapsed_ms`` it is the continuation of a shutdown: pods that ended are left out, pods that were told to stop
-    have used up part of their grace, and what belongs to a phase whose deadline is over is killed at once, which
-    takes nothing from the phases after it.
+    A phase begins when the one before it has ended, at its deadline at the latest, so unused time extends the next.
+    With ``elapsed_ms`` the plan continues a shutdown: stopped pods are left out, pods with a stop request have used
+    part of their grace, and pods of a phase past its deadline are killed at once, at no cost to later phases.
 
     Args:
-        budget: the phases; with none nothing is planned.
-        pods: the pods that run now; order does not matter. Of two with the same uid the first in order of names
-            counts.
+        budget: the phases; without phases the plan is empty.
+        pods: the running pods in any order. Of two with the same uid the first by name is used.
         elapsed_ms: milliseconds since the shutdown began.
-        progress: pod uid to what is remembered of it.
+        progress: recorded progress by pod uid.
 
-    Source: kubelet ``podManager.killPods`` in ``nodeshutdown`` for grouping and the cap on the grace period; passing
-    time on and continuing are this agent's own.
+    Source: kubelet ``podManager.killPods`` in ``nodeshutdown`` for grouping and the cap on the grace period; the use
+    of unused time and the continuation are this agent's own.
     """
     elapsed_ms = max(0, elapsed_ms)
     ended = {uid for uid, record in progress.items() if record.outcome.ended}
     members: list[list[tuple[ShutdownPod, Placement]]] = [[] for _ in budget.phases]
-    seen = set(ended)
+    planned = set(ended)
     for pod in sorted(pods, key=lambda each: (each.namespace, each.name, each.uid)):
-        if pod.uid in seen or not budget.phases:
+        if pod.uid in planned or not budget.phases:
             continue
-        seen.add(pod.uid)
+        planned.add(pod.uid)
         placement = place(pod, budget.phases)
         members[placement.phase].append((pod, placement))
     phases, now_ms = [], elapsed_ms
@@ -167,8 +165,8 @@ def plan_shutdown(
 def elapsed_since(started_s: float, now_s: float) -> int:
     """Return the milliseconds between two readings of a clock that counts from boot; 0 if the first is later.
 
-    Such a clock outlives a restart of the agent and no change of the wall time touches it. That both readings are
-    of the same boot is for the caller to check.
+    Such a clock is affected neither by a restart of the agent nor by a change of the wall time. Both readings must
+    be of the same boot.
     """
     return max(0, round((now_s - started_s) * 1000))
 
@@ -176,7 +174,7 @@ def elapsed_since(started_s: float, now_s: float) -> int:
 def begin_phase(
     phase: PlannedPhase, *, elapsed_ms: int, progress: Mapping[str, PodProgress] = NO_PROGRESS
 ) -> tuple[PodStop, ...]:
-    """Return the stops of a phase that begins now, with the time there really is: more where others ended early."""
+    """Return the stops of a phase that begins now, with the time that is left: more if earlier phases ended early."""
     placed = [(stop.pod, stop.placement) for stop in phase.stops]
     return _stops(phase.budget, placed, max(0, elapsed_ms), progress)
 
@@ -195,8 +193,8 @@ def _stops(
             continue
         grace_ms, capped = left_ms, False
         if pod.termination_grace_s is not None:
-            had_ms = max(0, now_ms - record.requested_at_ms) if record is not None else 0
-            own_ms = max(0, round(pod.termination_grace_s * 1000) - had_ms)
+            used_ms = max(0, now_ms - record.requested_at_ms) if record is not None else 0
+            own_ms = max(0, round(pod.termination_grace_s * 1000) - used_ms)
             grace_ms, capped = min(own_ms, left_ms), own_ms > left_ms
         stops.append(PodStop(pod, placement, grace_ms, capped))
     stops.sort(key=lambda stop: (-stop.grace_ms, stop.pod.namespace, stop.pod.name, stop.pod.uid))
@@ -206,10 +204,9 @@ def _stops(
 def place(pod: ShutdownPod, phases: Sequence[PhaseBudget]) -> Placement:
     """Return the phase of a pod; ``phases`` is not empty and one of them has a minimum priority.
 
-    By priority first: the phase with the highest minimum that is not above the pod's, below all of them the lowest.
-    Static and node-critical pods, and pods of unknown priority in ``kube-system``, take the last of these phases
-    whatever their priority says. A selector of a later phase then moves the pod there; where several match, the
-    last one counts.
+    The priority band is the phase with the highest minimum up to the pod's priority, the lowest phase for a priority
+    below all minima. Static and node-critical pods, and pods of unknown priority in ``kube-system``, are in the last
+    band at any priority. A matching selector of a later phase moves the pod there; the last match is used.
 
     Source: kubelet ``groupByPriority``; an unknown priority counts as 0 there too.
     """
@@ -227,9 +224,11 @@ def place(pod: ShutdownPod, phases: Sequence[PhaseBudget]) -> Placement:
 def _by_priority(pod: ShutdownPod, bands: Sequence[tuple[int, int]]) -> Placement:
     last = bands[-1][1]
     if pod.static:
-        return Placement(last, PlacedBy.STATIC, f"a static pod{_told_by(pod.static_source)}")
+        return Placement(last, PlacedBy.STATIC, f"a static pod{_source_suffix(pod.static_source)}")
     if pod.node_critical:
-        return Placement(last, PlacedBy.NODE_CRITICAL, f"critical to the node{_told_by(pod.node_critical_source)}")
+        return Placement(
+            last, PlacedBy.NODE_CRITICAL, f"critical to the node{_source_suffix(pod.node_critical_source)}"
+        )
     if pod.priority is None:
         if pod.namespace == SYSTEM_NAMESPACE:
             return Placement(last, PlacedBy.SYSTEM_UNKNOWN, f"priority not known, and it is in {SYSTEM_NAMESPACE}")
@@ -237,7 +236,7 @@ def _by_priority(pod: ShutdownPod, bands: Sequence[tuple[int, int]]) -> Placemen
     by = PlacedBy.PRIORITY if pod.priority >= bands[0][0] else PlacedBy.BELOW_ALL
     critical = ", critical" if pod.priority >= CRITICAL_PRIORITY else ""
     below = f", below the lowest phase's {bands[0][0]}" if by is PlacedBy.BELOW_ALL else ""
-    why = f"priority {pod.priority}{critical}{below}{_told_by(pod.priority_source)}"
+    why = f"priority {pod.priority}{critical}{below}{_source_suffix(pod.priority_source)}"
     return Placement(_band(pod.priority, bands), by, why)
 
 
@@ -249,5 +248,5 @@ def _band(priority: int, bands: Sequence[tuple[int, int]]) -> int:
     return found
 
 
-def _told_by(source: str) -> str:
+def _source_suffix(source: str) -> str:
     return f" ({source})" if source else ""
