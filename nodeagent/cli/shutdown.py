@@ -124,11 +124,11 @@ def at_stop(config: Path | None, unit: str) -> None:
         NodeAgentError: the runtime cannot be found.
     """
     from nodeagent.daemon.shutdown.stop_hook import stop_pods_at_unit_stop  # noqa: PLC0415
-    from nodeagent.daemon.unix_signals import hangup_survived  # noqa: PLC0415
+    from nodeagent.daemon.unix_signals import ignore_hangup  # noqa: PLC0415
     from nodeagent.host.systemd import read_unit_stop  # noqa: PLC0415
     from nodeagent.telemetry import logging as log  # noqa: PLC0415 - not for every command
 
-    with hangup_survived():  # a reload sent to all processes of the unit must not end this one
+    with ignore_hangup():  # a reload sent to all processes of the unit must not end this one
         told = read_unit_stop(unit)
         if not told.node_goes_down:
             return

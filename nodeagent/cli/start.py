@@ -1,7 +1,7 @@
-"""Where the command line begins.
+"""Entry point of the command line.
 
-``status`` is asked often, by scripts as well, and the library that parses the command line takes as long as all else
-of it. So the forms in which it has no options of its own are known here; everything else is parsed.
+``status`` runs often, from scripts as well, and to import the command-line parser takes as long as the rest of the
+command. So its common forms are matched here without the parser.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-PLAIN: Final[Mapping[tuple[str, ...], str]] = {
+STATUS_FORMS: Final[Mapping[tuple[str, ...], str]] = {
     ("status",): "table",
     ("status", "-o", "json"): "json",
     ("status", "--output", "json"): "json",
     ("status", "--output=json"): "json",
 }
-"""What needs no parser, and the form of its answer."""
+"""Output format by arguments, for the commands that need no parser."""
 
 
 def main() -> None:
-    """Run the command line; every expected error becomes one message and an exit code."""
-    if sys.argv[1:2] == ["run"]:  # before anything heavy is imported: a reload may be asked for at any moment
-        from nodeagent.daemon.unix_signals import hold_signals  # noqa: PLC0415 - only for the daemon
+    """Run the command; an expected error becomes one message and an exit code."""
+    if sys.argv[1:2] == ["run"]:  # before slow imports: a SIGHUP can arrive at any moment
+        from nodeagent.daemon.unix_signals import block_signals  # noqa: PLC0415 - only for the daemon
 
-        hold_signals()
-    form = PLAIN.get(tuple(sys.argv[1:]))
+        block_signals()
+    form = STATUS_FORMS.get(tuple(sys.argv[1:]))
     if form is None:
-        from nodeagent.cli.main import main as whole  # noqa: PLC0415 - with the parser
+        from nodeagent.cli.main import main as run_parsed  # noqa: PLC0415 - with the parser
 
-        whole()
+        run_parsed()
         return
     from nodeagent.cli.exit_codes import guarded  # noqa: PLC0415 - not for the parser
     from nodeagent.cli.status import show_status  # noqa: PLC0415

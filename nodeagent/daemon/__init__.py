@@ -1,5 +1,8 @@
-"""The daemon: supervisor, loops, reload, and stopping in order.
+"""The daemon: supervisor, loops and tasks, reload, and orderly stop.
 
-One supervisor owns the tasks. Loops run one pass at a time and share the pass lock, so that two of them never act
-together. All waits end when the daemon is stopped.
+The supervisor owns all tasks. Loops run one pass at a time and share the pass lock, so that two of them never act
+together. Every wait ends at the stop of the daemon.
+
+The subpackages ``control``, ``http``, ``eviction`` and ``shutdown`` are independent of each other and share the modules
+beside this one; only the supervisor composes them (an import contract enforces this).
 """

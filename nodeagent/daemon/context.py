@@ -1,4 +1,4 @@
-"""What the duties of one daemon share, for as long as it lives."""
+"""Daemon context: the state that the loops and tasks of one daemon share."""
 
 from __future__ import annotations
 
@@ -25,43 +25,45 @@ _NO_ANSWER: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
 
 
 class DaemonTask(Protocol):
-    """Something that the daemon does until it is told to stop."""
+    """A task that the supervisor runs until the daemon stops or the agent is replaced."""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work; return soon after ``stop`` is set.
+        """Run; return soon after ``stop`` is set.
 
-        An error that escapes ends the daemon: a duty logs what it can live with and goes on.
+        An error that escapes ends the daemon: a task logs the errors that it can survive and continues.
         """
 
 
 @dataclass
 class DaemonContext:
-    """What the duties share.
+    """State shared by the loops and tasks.
 
-    Settings change at a reload: the agent is then composed anew, and with it every duty that serves one agent.
-    What has to last over that, such as what is remembered of evictions, hangs here.
+    A reload composes a new agent, and with it every task that serves one agent. State that has to survive this, such
+    as the eviction state, is kept here. More than ten attributes: tasks communicate through nothing else, and a group
+    of them would only be another name to follow.
 
     Attributes:
-        settings: those in force.
-        stop: set when the daemon is to end.
-        loop_statuses: what each duty is doing.
-        pass_lock: who may act.
-        agent: the one in force; ``None`` while none is composed.
-        wake: for each loop by name, set to have it run at once.
-        eviction: what is remembered of thresholds and evictions.
+        settings: settings in force.
+        stop: set at the stop of the daemon.
+        loop_statuses: status of each loop and task.
+        pass_lock: taken by every pass.
+        agent: agent in force; ``None`` while none is composed.
+        wake: for each loop by name, set to start its next pass at once.
+        eviction: thresholds, victims and conditions of the eviction loop.
         evictions_restored: whether the outstanding effects of an earlier process were restored.
-        reload: set to have the configuration read again.
+        reload: set to read the configuration again.
         config_problem: why the configuration on disk is not in force; empty if it is.
-        counters: what is counted of all that happens.
+        lock_held: whether logind has granted the delay lock; ``None`` if the shutdown task does not request it.
         runtime_answered: whether the runtime answered a call of the agent in force.
-        lock_held: whether logind holds our delay lock; ``None`` where none is wanted.
-        roles: the role on this node, for all tasks.
-        started_at: when the daemon began.
-        awaiting_reload: those who wait for the outcome of the next reload.
+        renew: set while newer settings wait for the running pass to end.
+        started_at: start of the daemon.
+        awaiting_reload: callers that wait for the outcome of the next reload.
         announced: cleared while the effect of a reload is computed; no loop starts before.
-        grace: the wait between a switch from dry run to active and the first destructive pass.
+        grace: reload grace period between a switch from dry run to active and the first destructive pass.
         stored_mode: the mode in the state directory.
-        pausing: held while a pause begins or ends, so that what is in force and what is kept are the same.
+        pausing: taken while a pause starts or ends, so that the pause in force and the stored one agree.
+        counters: metrics counted from events and calls.
+        roles: role of this node, for all tasks.
     """
 
     settings: Settings
@@ -94,13 +96,13 @@ class DaemonContext:
 
     @property
     def newest(self) -> Settings:
-        """The settings that were swapped in last, in force or not yet."""
+        """Settings of the last reload, in force or not yet."""
         return self._next or self.settings
 
     def swap(self, settings: Settings) -> None:
-        """Have the agent composed anew with other settings, as soon as the pass under way has ended.
+        """Replace the settings once the running pass has ended; the supervisor then composes a new agent.
 
-        The reload grace period begins, starts again, or ends by the switch that this is.
+        The reload grace period starts, restarts or ends with the switch that this is.
         """
         self.grace.begin(grace_needed_s(self.newest, settings, pending=self.grace.pending), BY_RELOAD)
         self._next = settings
@@ -108,7 +110,7 @@ class DaemonContext:
 
     @property
     def dry_run(self) -> bool:
-        """Whether nothing may be removed now, by the settings in force or as passes wait for the grace period."""
+        """Whether nothing may be removed now, by the settings in force or during the reload grace period."""
         return self.settings.dry_run or self.grace.pending
 
     def observe_call(self, method: str, took_s: float, status: str) -> None:
@@ -124,7 +126,7 @@ class DaemonContext:
             self.runtime_answered = True
 
     def take_next(self) -> Settings | None:
-        """Put the settings in force that were swapped in; return those before, ``None`` if none were."""
+        """Put the swapped settings in force; return the replaced ones, ``None`` if there was no swap."""
         earlier = None
         if self._next is not None:
             earlier, self.settings, self._next = self.settings, self._next, None

@@ -1,35 +1,35 @@
-"""Whether the agent is alive and ready, in sentences: for probes, for metrics and for the service manager's status."""
+"""Liveness and readiness of the agent, with reasons, for probes, metrics and the status document."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nodeagent.daemon.pause import OPERATOR
+from nodeagent.daemon.pass_lock import PausedBy
 
 if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
 
 
 def not_alive(context: DaemonContext) -> tuple[str, ...]:
-    """Return why the agent had better be started anew: duties without progress. A runtime that is away is no reason."""
+    """Return the reasons for a restart of the agent: tasks without progress. An unavailable runtime is none."""
     return tuple(f"no progress: {name}" for name in context.loop_statuses.stuck())
 
 
 def not_ready(context: DaemonContext) -> tuple[str, ...]:
-    """Return why the agent cannot do its work now."""
-    found = list(not_alive(context))
+    """Return the reasons for which the agent cannot work now; empty if it is ready."""
+    reasons = list(not_alive(context))
     if context.stop.is_set():
-        found.append("the agent is stopping")
+        reasons.append("agent is stopping")
     if context.agent is None:
-        found.append("the agent is not composed: it starts, reloads, or there is no container runtime")
+        reasons.append("agent not composed: it is starting or reloading, or no container runtime was found")
     elif context.counters.runtime_down:
-        found.append("the container runtime does not answer")
+        reasons.append("container runtime unavailable")
     elif not context.runtime_answered and _calls_runtime(context):
-        found.append("the container runtime has not answered yet")
-    pause = context.pass_lock.pause_of("shutdown")
-    if pause is not None:
-        found.append(pause.text)
-    return tuple(found)
+        reasons.append("container runtime has not answered yet")
+    shutdown = context.pass_lock.pause_of(PausedBy.SHUTDOWN)
+    if shutdown is not None:
+        reasons.append(shutdown.text)
+    return tuple(reasons)
 
 
 def _calls_runtime(context: DaemonContext) -> bool:
@@ -37,7 +37,7 @@ def _calls_runtime(context: DaemonContext) -> bool:
 
     The settings decide, not the loop statuses: a loop has no status before its first pass.
     """
-    if context.pass_lock.pause_of(OPERATOR) is not None:
+    if context.pass_lock.pause_of(PausedBy.OPERATOR) is not None:
         return False
     settings = context.settings
     return (

@@ -1,4 +1,4 @@
-"""What each duty of the daemon is doing: for the watchdog, for status and for metrics."""
+"""Status of every loop and task of the daemon, for the watchdog, the status document and metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Activity(StrEnum):
-    """What a duty is at. The values are part of the JSON output."""
+    """State of a loop or task. The values are part of the JSON output."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -22,84 +22,89 @@ class Activity(StrEnum):
 
 
 @dataclass(slots=True)
-class LoopStatus:
-    """One duty on the board.
+class LoopStatus:  # one row of the status document: its attributes are the columns
+    """Status of one loop or task.
 
     Attributes:
-        why: why it is off or paused; empty otherwise.
-        started_at: when its last run began, and ``ended_at`` when the last one ended.
-        result: how its last run ended, in one word; empty before the first.
-        detail: what was missing or went wrong.
-        runs: how many runs ended, ``failures`` of them badly.
-        due_s: monotonic seconds at which the next run begins; ``None`` where nothing is due.
-        silent_until_s: monotonic seconds by which it reports again, else it is stuck; ``None`` if it need not.
+        reason: cause of ``DISABLED`` or ``PAUSED``; empty otherwise.
+        started_at: start of the last run; ``ended_at`` its end.
+        result: result code of the last run; empty before the first.
+        detail: error or shortfall of the last run.
+        runs: number of finished runs; ``failures`` the number of failed ones.
+        next_run_s: monotonic seconds of the next run; ``None`` if none is scheduled.
+        report_until_s: monotonic seconds of the deadline for the next report, after which the task counts as stuck;
+            ``None`` if it need not report.
     """
 
     name: str
     activity: Activity = Activity.WAITING
-    why: str = ""
+    reason: str = ""
     started_at: datetime | None = None
     ended_at: datetime | None = None
     result: str = ""
     detail: str = ""
     runs: int = 0
     failures: int = 0
-    due_s: float | None = None
-    silent_until_s: float | None = None
+    next_run_s: float | None = None
+    report_until_s: float | None = None
 
 
 class LoopStatuses:
-    """All duties in the order in which they first reported."""
+    """Status of all loops and tasks, in the order of their first report."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._lines: dict[str, LoopStatus] = {}
+        self._by_name: dict[str, LoopStatus] = {}
 
     @property
-    def lines(self) -> tuple[LoopStatus, ...]:
-        """Every duty."""
-        return tuple(self._lines.values())
+    def all(self) -> tuple[LoopStatus, ...]:
+        """Status of every loop and task that has reported."""
+        return tuple(self._by_name.values())
 
-    def disabled(self, name: str, why: str) -> None:
-        """Note that a duty is not done at all."""
-        line = self._line(name)
-        line.activity, line.why, line.due_s, line.silent_until_s = Activity.DISABLED, why, None, None
+    def disabled(self, name: str, reason: str) -> None:
+        """Set a task to disabled."""
+        status = self._status(name)
+        status.activity, status.reason = Activity.DISABLED, reason
+        status.next_run_s = status.report_until_s = None
 
-    def paused(self, name: str, why: str, within_s: float) -> None:
-        """Note that a duty does nothing for now; it looks again within so many seconds."""
-        line = self._line(name)
-        line.activity, line.why, line.due_s = Activity.PAUSED, why, None
+    def paused(self, name: str, reason: str, within_s: float) -> None:
+        """Set a task to paused; the next report is due within ``within_s`` seconds."""
+        status = self._status(name)
+        status.activity, status.reason, status.next_run_s = Activity.PAUSED, reason, None
         self.beat(name, within_s)
 
     def running(self, name: str, within_s: float) -> None:
-        """Note that a run begins; it reports again within so many seconds."""
-        line = self._line(name)
-        line.activity, line.why, line.due_s, line.started_at = Activity.RUNNING, "", None, self._clock.now()
+        """Record the start of a run; the next report is due within ``within_s`` seconds."""
+        status = self._status(name)
+        status.activity, status.reason, status.next_run_s = Activity.RUNNING, "", None
+        status.started_at = self._clock.now()
         self.beat(name, within_s)
 
     def beat(self, name: str, within_s: float) -> None:
-        """Note that a duty made progress and reports again within so many seconds."""
-        self._line(name).silent_until_s = self._clock.monotonic_s() + within_s
+        """Record progress; the next report is due within ``within_s`` seconds."""
+        self._status(name).report_until_s = self._clock.monotonic_s() + within_s
 
     def ended(self, name: str, result: str, *, detail: str = "", failed: bool = False) -> None:
-        """Note how a run ended."""
-        line = self._line(name)
-        line.activity, line.result, line.detail, line.ended_at = Activity.WAITING, result, detail, self._clock.now()
-        line.runs += 1
-        line.failures += failed
+        """Record the result of a run."""
+        status = self._status(name)
+        status.activity, status.result, status.detail = Activity.WAITING, result, detail
+        status.ended_at = self._clock.now()
+        status.runs += 1
+        status.failures += failed
 
     def waiting(self, name: str, wait_s: float, slack_s: float) -> None:
-        """Note that the next run begins in ``wait_s`` seconds, ``slack_s`` later at most."""
-        line = self._line(name)
-        line.activity, line.why, line.due_s = Activity.WAITING, "", self._clock.monotonic_s() + wait_s
+        """Set a task to waiting: the next run starts in ``wait_s`` seconds, at most ``slack_s`` later."""
+        status = self._status(name)
+        status.activity, status.reason = Activity.WAITING, ""
+        status.next_run_s = self._clock.monotonic_s() + wait_s
         self.beat(name, wait_s + slack_s)
 
     def stuck(self) -> tuple[str, ...]:
-        """Return the duties that should have reported by now."""
+        """Return the names of the tasks whose report is overdue."""
         now_s = self._clock.monotonic_s()
         return tuple(
-            line.name for line in self.lines if line.silent_until_s is not None and line.silent_until_s < now_s
+            status.name for status in self.all if status.report_until_s is not None and status.report_until_s < now_s
         )
 
-    def _line(self, name: str) -> LoopStatus:
-        return self._lines.setdefault(name, LoopStatus(name))
+    def _status(self, name: str) -> LoopStatus:
+        return self._by_name.setdefault(name, LoopStatus(name))

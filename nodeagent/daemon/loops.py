@@ -1,13 +1,14 @@
-"""The daemon's loops: one pass at a time, then a wait, until told to stop.
+"""The collection loops of the daemon: one pass at a time, then a wait, until the daemon stops.
 
-A pass that fails is logged and tried again at the next turn; a runtime that is away is retried with back-off and
-logged once per change, not once per attempt.
+A failed pass is logged and retried after the interval. While the runtime is unavailable, passes are retried with
+back-off and the loss is logged once, not once per attempt.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.act.gc.outcomes import Outcome, PassEnd
@@ -29,25 +30,25 @@ if TYPE_CHECKING:
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0
 JITTER_SHARE = 0.1
-PAUSE_LOOK_S = 1.0
+PAUSE_POLL_S = 1.0
 SILENCE_S = 600.0
-"""How long a pass may go without any item being done before it counts as stuck; calls have shorter deadlines."""
+"""Time between two finished items of a pass after which it counts as stuck; single calls have shorter deadlines."""
 
 
 class Pass(Protocol):
     """One garbage collection pass over a scope."""
 
     async def __call__(self, scope: Scope, stop: asyncio.Event) -> tuple[Preview, PassReport]:
-        """Observe, plan and act once.
+        """Observe, plan and act once; return the plan that was made first, and the report.
 
         Raises:
             RuntimeUnavailableError: the runtime does not answer.
-            NodeAgentError: the pass could not be made.
+            NodeAgentError: a reading failed or was contradictory.
         """
 
 
 async def wait_for_any(seconds: float, *events: asyncio.Event) -> bool:
-    """Wait until one of the events is set, at most ``seconds``; return whether one is."""
+    """Wait until one of the events is set, at most ``seconds``; return whether one is set."""
     waits = [asyncio.ensure_future(each.wait()) for each in events]
     try:
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -58,7 +59,7 @@ async def wait_for_any(seconds: float, *events: asyncio.Event) -> bool:
 
 
 class RuntimeWatch:
-    """Remembers whether the runtime answered last time, and logs only changes."""
+    """Availability of the runtime for one loop: logs each change once and computes the back-off."""
 
     def __init__(self, logger: FilteringBoundLogger) -> None:
         self._logger = logger
@@ -66,7 +67,7 @@ class RuntimeWatch:
         self._retry_s = FIRST_RETRY_S
 
     def lost(self, error: RuntimeUnavailableError) -> float:
-        """Note that the runtime is away; return the seconds to wait before trying again."""
+        """Record an unavailable runtime; return the seconds until the next attempt."""
         if not self._down:
             self._logger.warning("runtime_unavailable", error=str(error))
         self._down = True
@@ -75,98 +76,111 @@ class RuntimeWatch:
         return wait_s
 
     def answered(self) -> None:
-        """Note that the runtime answered."""
+        """Record an answer of the runtime; the back-off starts again."""
         if self._down:
             self._logger.info("runtime_available")
         self._down = False
         self._retry_s = FIRST_RETRY_S
 
 
-class Loop:
-    """Runs passes over one scope: run, then wait the interval with jitter. Rounds never overlap.
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Time between two passes, with jitter: the nodes of a fleet that start together drift apart.
 
-    Passes of different loops share the turn, so that only one of them acts at any time.
+    Attributes:
+        seconds: mean time.
+        jitter: returns a number from 0 to 1, drawn for each wait.
+    """
+
+    seconds: float
+    jitter: Callable[[], float]
+
+    def next_s(self) -> float:
+        """Return the seconds until the next pass, within ``JITTER_SHARE`` of the mean."""
+        return self.seconds * (1 + JITTER_SHARE * (2 * self.jitter() - 1))
+
+
+class Loop:
+    """Runs passes over one scope, one after the other with an interval between them.
+
+    Passes of different loops share the pass lock, so that only one of them acts at any time.
     """
 
     def __init__(  # noqa: PLR0913 - the loop's collaborators
         self,
         scope: Scope,
-        interval_s: float,
+        interval: Interval,
         run_pass: Pass,
         *,
         pass_lock: PassLock,
         loop_statuses: LoopStatuses,
         logger: FilteringBoundLogger,
-        jitter: Callable[[], float],
         wake: asyncio.Event,
     ) -> None:
-        """Compose a loop; ``jitter`` returns a number from 0 to 1, drawn anew for each wait."""
+        """Compose a loop; ``wake`` ends the wait for the next pass."""
         self._scope = scope
-        self._name = scope.value
-        self._interval_s = interval_s
+        self._interval = interval
         self._run_pass = run_pass
         self._pass_lock = pass_lock
         self._loop_statuses = loop_statuses
         self._logger = logger.bind(loop=scope.value)
-        self._jitter = jitter
         self._wake = wake
         self._runtime = RuntimeWatch(self._logger)
         self._warned: frozenset[str] = frozenset()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until told to stop."""
+        """Run passes until ``stop`` is set."""
+        name = self._scope.value
         while not stop.is_set():
             self._wake.clear()
-            wait_s = await self.turn()
-            self._loop_statuses.waiting(self._name, wait_s, SILENCE_S)
+            wait_s = await self.run_once()
+            self._loop_statuses.waiting(name, wait_s, SILENCE_S)
             if (pause := self._pass_lock.pause()) is not None:
-                self._loop_statuses.paused(self._name, pause.text, wait_s + SILENCE_S)
+                self._loop_statuses.paused(name, pause.text, wait_s + SILENCE_S)
             await wait_for_any(wait_s, stop, self._wake)
 
-    async def turn(self) -> float:
-        """Make one pass; return the seconds to wait before the next."""
+    async def run_once(self) -> float:
+        """Run one pass, or none during a pause; return the seconds until the next."""
+        name = self._scope.value
         if (pause := self._pass_lock.pause()) is not None:
-            self._loop_statuses.paused(self._name, pause.text, PAUSE_LOOK_S + SILENCE_S)
-            return PAUSE_LOOK_S
-        self._loop_statuses.waiting(self._name, 0.0, SILENCE_S)
+            self._loop_statuses.paused(name, pause.text, PAUSE_POLL_S + SILENCE_S)
+            return PAUSE_POLL_S
+        self._loop_statuses.waiting(name, 0.0, SILENCE_S)
         try:
             async with self._pass_lock.take() as end:
                 if end.is_set():
-                    return PAUSE_LOOK_S
-                self._loop_statuses.running(self._name, SILENCE_S)
+                    return PAUSE_POLL_S
+                self._loop_statuses.running(name, SILENCE_S)
                 preview, report = await self._run_pass(self._scope, end)
         except RuntimeUnavailableError as error:
-            self._loop_statuses.ended(self._name, "runtime-unavailable", detail=str(error), failed=True)
+            self._loop_statuses.ended(name, "runtime-unavailable", detail=str(error), failed=True)
             return self._runtime.lost(error)
         except NodeAgentError as error:
             self._runtime.answered()
-            self._loop_statuses.ended(self._name, "failed", detail=str(error), failed=True)
+            self._loop_statuses.ended(name, "failed", detail=str(error), failed=True)
             self._logger.error("pass_failed", error=str(error))  # noqa: TRY400 - an operator's error, not a bug
-            return self._next_s()
-        except Exception as error:  # the supervisor's one broad catch: a bug must not end the duty
-            self._loop_statuses.ended(self._name, "crashed", detail=repr(error), failed=True)
+            return self._interval.next_s()
+        except Exception as error:  # the one broad catch of a loop: a bug in a pass must not end the daemon
+            self._loop_statuses.ended(name, "crashed", detail=repr(error), failed=True)
             self._logger.exception("pass_crashed")
-            return self._next_s()
-        wait_s = self._ended(preview, report)
-        del preview, report
+            return self._interval.next_s()
+        wait_s = self._finish(preview, report)
+        del preview, report  # before memory is released
         release_memory()
         return wait_s
 
-    def _ended(self, preview: Preview, report: PassReport) -> float:
-        """Tell how a pass ended; return the seconds to wait before the next."""
+    def _finish(self, preview: Preview, report: PassReport) -> float:
+        """Record and log the end of a pass; return the seconds until the next."""
         lost = report.end is PassEnd.RUNTIME_LOST
-        self._loop_statuses.ended(self._name, report.end.value, detail=report.end_detail, failed=lost)
+        self._loop_statuses.ended(self._scope.value, report.end.value, detail=report.end_detail, failed=lost)
         if not lost:
             self._runtime.answered()
         self._warned = log_report(self._logger, preview, report, self._warned)
-        return self._runtime.lost(RuntimeUnavailableError(report.end_detail)) if lost else self._next_s()
-
-    def _next_s(self) -> float:
-        return self._interval_s * (1 + JITTER_SHARE * (2 * self._jitter() - 1))
+        return self._runtime.lost(RuntimeUnavailableError(report.end_detail)) if lost else self._interval.next_s()
 
 
 def log_result(logger: FilteringBoundLogger, result: Result, *, dry_run: bool) -> None:
-    """Log one act: a line per item touched, failed or, in a dry run, that would be."""
+    """Log the outcome of one removal, also of a failed one and of one that a dry run left out."""
     decision = result.decision
     level = logger.warning if result.outcome is Outcome.FAILED else logger.info
     level(
@@ -186,10 +200,16 @@ def log_result(logger: FilteringBoundLogger, result: Result, *, dry_run: bool) -
 def log_report(
     logger: FilteringBoundLogger, preview: Preview, report: PassReport, warned: frozenset[str] = frozenset()
 ) -> frozenset[str]:
-    """Log a pass: new warnings, then one summary line; kept items only at debug level.
+    """Log a pass: new warnings, then one summary; each decision only at debug level.
 
-    Returns the warnings of this pass, to be handed in as ``warned`` next time, so that each is logged once for as
-    long as it stands.
+    Args:
+        logger: of the loop.
+        preview: gives the warnings of the observation.
+        report: the pass.
+        warned: warnings of the pass before, which are not logged again.
+
+    Returns:
+        The warnings of this pass.
     """
     warnings: Sequence[str] = (
         *preview.snapshot.warnings,
@@ -221,7 +241,7 @@ def log_report(
         failed=len(report.failed),
         planned=sum(len(plan.removals) for plan in report.plans),
         kept=_kept(report),
-        wanted_bytes=_wanted_bytes(report),
+        wanted_bytes=_target_bytes(report),
         short_bytes=_short_bytes(report),
         predicted_bytes=report.predicted_bytes,
         freed_bytes=report.freed_bytes,
@@ -235,28 +255,28 @@ def log_report(
 
 
 def _kept(report: PassReport) -> dict[str, int]:
-    """Return how many items stayed, by reason, as the last plan of each kind has it."""
+    """Return the number of kept items by reason, from the last plan of each kind."""
     last = {plan.kind: plan for plan in report.plans}
-    found = Counter(
+    counts = Counter(
         decision.reason.code.value
         for plan in last.values()
         for decision in plan.decisions
         if decision.verdict is not Verdict.REMOVE
     )
-    return dict(sorted(found.items()))
+    return dict(sorted(counts.items()))
 
 
-def _wanted_bytes(report: PassReport) -> int:
-    """Return how much was to be freed when the pass began."""
+def _target_bytes(report: PassReport) -> int:
+    """Return the bytes to free at the start of the pass."""
     first = {plan.kind: plan for plan in reversed(report.plans)}
     return sum(plan.wanted_bytes for plan in first.values())
 
 
 def _short_bytes(report: PassReport) -> int:
-    """Return how much of what was wanted is missing; 0 unless the pass ended short of it."""
+    """Return the bytes between the target and the bytes freed; 0 unless the pass ended with a shortfall."""
     if report.end is not PassEnd.SHORTFALL:
         return 0
     if report.freed_bytes is not None:
-        return max(0, _wanted_bytes(report) - report.freed_bytes)
+        return max(0, _target_bytes(report) - report.freed_bytes)
     last = {plan.kind: plan for plan in report.plans}
     return sum(plan.shortfall_bytes for plan in last.values())

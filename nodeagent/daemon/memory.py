@@ -1,6 +1,6 @@
-"""Giving memory back to the node.
+"""Memory use of the daemon: fewer libraries, fewer arenas, free heap returned to the kernel, code locked in memory.
 
-A pass makes a short-lived heap of messages and values. glibc keeps it, spread over an arena per thread; a daemon
+A pass allocates a short-lived heap of messages and values. glibc keeps it, spread over an arena per thread; a daemon
 that sleeps for minutes between passes returns it instead.
 """
 
@@ -21,52 +21,51 @@ if TYPE_CHECKING:
 _M_ARENA_MAX = -8  # Source: malloc.h of glibc
 _MCL_CURRENT_FUTURE_ONFAULT = 1 | 2 | 4  # Source: mlockall(2), Linux
 
-
 _OPENSSL: Final = ("ssl", "_hashlib")
 _OWN_HASHES: Final = (("_md5",), ("_sha1",), ("_sha2", "_sha256"), ("_sha2", "_sha512"), ("_sha3",), ("_blake2",))
 
 
 @contextmanager
 def without_openssl() -> Iterator[None]:
-    """Let asyncio and hashlib be imported without OpenSSL, 4 MiB, which whoever speaks TLS imports later on.
+    """Import asyncio and hashlib within the block without OpenSSL, which takes 4 MiB.
 
-    Without it asyncio has no TLS of its own, and hashes are Python's; where Python was built without those, OpenSSL
-    is taken after all.
+    asyncio then has no TLS, and hashlib uses Python's own hashes; where Python was built without them, OpenSSL is
+    imported after all. Code that speaks TLS can import it later.
     """
     has_hashes = all(any(importlib.util.find_spec(name) for name in names) for names in _OWN_HASHES)
-    kept_out = [name for name in _OPENSSL if has_hashes and name not in sys.modules]
-    for name in kept_out:
-        sys.modules[name] = cast("ModuleType", None)  # import statements take this for "not installed"
+    hidden = [name for name in _OPENSSL if has_hashes and name not in sys.modules]
+    for name in hidden:
+        sys.modules[name] = cast("ModuleType", None)  # makes an import statement raise ImportError
     try:
         yield
     finally:
-        for name in kept_out:
+        for name in hidden:
             del sys.modules[name]
 
 
 def limit_arenas() -> None:
-    """Let all threads share two heaps; without glibc nothing happens. Call before threads are started."""
+    """Limit malloc to two arenas for all threads; a no-op without glibc. Call before threads are started."""
     libc = _libc()
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_ARENA_MAX, 2)
 
 
 def lock_memory() -> str:
-    """Keep what the process has touched, and will touch, in memory; return why not, empty if it is kept.
+    """Lock every page that the process has touched or will touch; return the error, empty on success.
 
-    When memory runs out the kernel drops file pages first, the agent's own code among them: reading it back while
+    When memory runs out the kernel drops file pages first, the agent's own code among them: to read it back while
     everything stalls takes seconds. Source: mlockall(2), ``MCL_ONFAULT``.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "mlockall"):
-        return "this system has no mlockall"
+        return "mlockall is unavailable on this system"
     if libc.mlockall(_MCL_CURRENT_FUTURE_ONFAULT) != 0:
-        return f"mlockall: {os.strerror(ctypes.get_errno())}; the unit's LimitMEMLOCK= allows it"
+        return f"mlockall: {os.strerror(ctypes.get_errno())}; set LimitMEMLOCK= in the unit"
     return ""
 
 
 def release_memory() -> None:
-    """Return free heap memory to the kernel; without glibc nothing happens. Source: malloc_trim(3)."""
+    """Return free heap memory to the kernel; a no-op without glibc. Source: malloc_trim(3)."""
     gc.collect()
     libc = _libc()
     if hasattr(libc, "malloc_trim"):

@@ -1,4 +1,4 @@
-"""Who may act: one pass at a time, none while the daemon is paused, and what is urgent goes before what can wait."""
+"""Pass lock: one pass at a time, none during a pause, and an urgent pass ends the one that is running."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import math
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,46 +15,53 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
 
 
+class PausedBy(StrEnum):
+    """Origin of a pause. The values are part of the JSON output."""
+
+    OPERATOR = "operator"
+    SHUTDOWN = "shutdown"
+
+
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Why nothing is done for now.
+    """A pause of all passes.
 
     Attributes:
-        who: what asked for it, such as ``operator`` or ``shutdown``.
-        why: in words.
-        until_s: monotonic seconds at which it lapses; ``None`` for no end.
+        by: origin; each has at most one pause.
+        reason: cause, for people.
+        until_s: monotonic seconds at which it expires; ``None`` for no end.
     """
 
-    who: str
-    why: str
+    by: PausedBy
+    reason: str
     until_s: float | None = None
 
     @property
     def text(self) -> str:
-        """Who and why in one line."""
-        return f"{self.who}: {self.why}"
+        """Origin and reason in one line."""
+        return f"{self.by}: {self.reason}"
 
 
 class PassLock:
-    """The one turn that all passes of the daemon share."""
+    """The lock that all passes of the daemon share."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = asyncio.Lock()
-        self._pauses: dict[str, Pause] = {}
+        self._pauses: dict[PausedBy, Pause] = {}
         self._resumed_s = -math.inf
         self._passes: set[asyncio.Event] = set()
         self._ended = False
 
     @asynccontextmanager
     async def take(self, *, urgent: bool = False) -> AsyncIterator[asyncio.Event]:
-        """Wait for the turn, and hold it.
+        """Wait for the lock and keep it for the block.
 
-        Gives the event that tells the holder to end between two items: the daemon stops, or is paused, or something
-        urgent wants the turn. It may be set from the start.
+        Yields an event that asks the pass to end between two items: the daemon stops or is paused, or an urgent pass
+        waits for the lock. It can be set from the start.
 
         Args:
-            urgent: have the pass end that holds the turn now.
+            urgent: end the pass that has the lock now.
         """
         if urgent:
             self.stop_passes()
@@ -68,44 +76,44 @@ class PassLock:
                 self._passes.discard(end)
 
     def pause(self) -> Pause | None:
-        """Return why nothing may be done now, ``None`` if all may."""
+        """Return the oldest pause in force; ``None`` without one."""
         now_s = self._clock.monotonic_s()
-        for who, pause in list(self._pauses.items()):
+        for by, pause in list(self._pauses.items()):
             if pause.until_s is not None and pause.until_s <= now_s:
-                del self._pauses[who]
+                del self._pauses[by]
                 self._resumed_s = max(self._resumed_s, pause.until_s)
         return next(iter(self._pauses.values()), None)
 
-    def pause_of(self, who: str) -> Pause | None:
-        """Return the pause that somebody asked for, whatever others there are."""
+    def pause_of(self, by: PausedBy) -> Pause | None:
+        """Return the pause of one origin, whatever other pauses are in force; ``None`` without one."""
         self.pause()
-        return self._pauses.get(who)
+        return self._pauses.get(by)
 
-    def hold(self, pause: Pause) -> None:
-        """Let no pass begin, and the one under way end between two items; a pause of the same asker is replaced."""
-        self._pauses[pause.who] = pause
+    def add_pause(self, pause: Pause) -> None:
+        """Start a pause, or replace that of the same origin; the running pass ends between two items."""
+        self._pauses[pause.by] = pause
         self.stop_passes()
 
-    def lift(self, who: str) -> bool:
-        """End the pause that ``who`` asked for; return whether there was one."""
-        there = self.pause_of(who) is not None
-        if there:
-            del self._pauses[who]
+    def end_pause(self, by: PausedBy) -> bool:
+        """End the pause of one origin; return whether it was in force."""
+        in_force = self.pause_of(by) is not None
+        if in_force:
+            del self._pauses[by]
             self._resumed_s = self._clock.monotonic_s()
-        return there
+        return in_force
 
     @property
     def resumed_s(self) -> float:
-        """The monotonic second at which the last pause ended; minus infinity if none did."""
+        """Monotonic seconds at which the last pause ended; minus infinity before the first end."""
         self.pause()
         return self._resumed_s
 
     def end(self) -> None:
-        """Let the pass under way end, and each that begins end at once, for good."""
+        """End the running pass between two items, and each later pass at its start."""
         self._ended = True
         self.stop_passes()
 
     def stop_passes(self) -> None:
-        """Let the pass under way end between two items."""
+        """End the running pass between two items."""
         for each in self._passes:
             each.set()

@@ -21,14 +21,14 @@ SHOWN: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What passes do under new settings beyond what they did under the earlier ones.
+    """Removals and evictions under new settings that the earlier ones did not cause.
 
     Attributes:
-        dry_run: whether the new settings are a dry run, so that all of this is only logged.
-        removals: items, in order of execution.
-        thresholds: eviction thresholds that are met now and are acted on, or acted on sooner.
-        pods: the pods evicted first.
-        problem: why part of it is unknown; empty if all is known.
+        dry_run: whether the new settings are a dry run, which only logs them.
+        removals: in order of execution.
+        thresholds: eviction thresholds that are met now, and new or with a shorter grace period.
+        pods: pods evicted first.
+        problem: why part of the effect is unknown; empty if none is.
     """
 
     dry_run: bool
@@ -39,7 +39,7 @@ class Effect:
 
     @property
     def frees_bytes(self) -> int:
-        """The bytes that the removals are expected to free."""
+        """Predicted bytes that the removals free."""
         return sum(each.frees_bytes or 0 for each in self.removals)
 
     @property
@@ -59,14 +59,14 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """The outcome of a reload, or of its preview.
+    """Outcome of a reload, or of its preview.
 
     Attributes:
-        changes: settings that differ, each in one line.
+        changes: changed settings, one line each.
         dry_run: whether the new settings are a dry run.
-        effect: ``None`` where nothing changed.
-        grace_s: seconds until the first destructive pass; 0 if none waits.
-        until: the wall time of that; ``None`` if none waits, or while a pause holds it.
+        effect: ``None`` if no setting changed.
+        grace_s: seconds until the first destructive pass; 0 if it does not wait.
+        until: wall time of the first destructive pass; ``None`` if it does not wait, or during a pause.
         applied: whether the settings are in force.
     """
 
@@ -79,6 +79,6 @@ class Reloaded:
 
 
 def threshold_text(status: ThresholdStatus) -> str:
-    """Return a threshold with its grace period, for people."""
+    """Return a threshold and its grace period as text."""
     grace_s = status.threshold.grace_s
     return f"{status.threshold.text} ({f'after {grace_s:g} s' if grace_s else 'at once'})"

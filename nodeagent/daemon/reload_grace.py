@@ -1,7 +1,7 @@
-"""The reload grace period: the wait between a switch from dry run to active and the first destructive pass.
+"""Reload grace period: the wait between a switch from dry run to active and the first destructive pass.
 
 Until it has ended, every agent is composed as a dry run, so that no loop can remove or evict anything by mistake. The
-mode is kept in the state directory, since a restart is a switch as well.
+mode is stored in the state directory, since a restart can be a switch as well.
 """
 
 from __future__ import annotations
@@ -28,27 +28,28 @@ BY_RESTART = "dry_run was true before the restart"
 
 
 def grace_needed_s(before: Settings, after: Settings, *, pending: bool) -> float:
-    """Return how long passes under new settings have to wait, in seconds; 0 for no wait.
+    """Return the seconds that destructive passes under new settings have to wait; 0 for no wait.
 
-    Only a switch from dry run to active waits. A change during a wait starts it again, as the effect is another one.
+    Only a switch from dry run to active waits. A change during a wait restarts it, since it changes the effect.
 
     Args:
-        before: the settings that are replaced.
-        after: the settings that replace them.
-        pending: whether passes wait already.
+        before: settings that are replaced.
+        after: settings that replace them.
+        pending: whether passes already wait.
     """
     return 0.0 if after.dry_run or not (before.dry_run or pending) else after.reload_grace_s
 
 
 class ReloadGrace:
-    """The wait of one daemon.
+    """Reload grace period of one daemon.
 
-    A pause stops it: the period starts again at the end of the pause, so that an operator who pauses to prevent the
-    removals has the whole period after ``resume``. It also starts again once the effect has been announced.
+    A pause stops it: the period restarts at the end of the pause, so that an operator who pauses to prevent removals
+    has the whole period after ``resume``. It also restarts when the effect has been logged.
 
     Attributes:
-        announced: whether the effect was computed, or found unknown, since the wait began; it does not end before.
-        reason: why passes wait; empty while they do not.
+        period_s: length; 0 while passes do not wait.
+        announced: whether the effect, or that it is unknown, was logged since the wait began; it does not end before.
+        reason: cause of the wait; empty while passes do not wait.
     """
 
     def __init__(self, clock: Clock, pass_lock: PassLock) -> None:
@@ -61,11 +62,11 @@ class ReloadGrace:
 
     @property
     def pending(self) -> bool:
-        """Whether passes have to wait; true until the end of the period has been acted on."""
+        """Whether destructive passes wait; true until the supervisor calls ``end``."""
         return self._began_s is not None
 
     def begin(self, period_s: float, reason: str) -> None:
-        """Wait from now on, with a new period if passes wait already; 0 seconds end the wait."""
+        """Start or restart the wait; a period of 0 ends it."""
         if not period_s:
             self.end()
             return
@@ -73,24 +74,24 @@ class ReloadGrace:
         self.announced, self.reason = False, reason
 
     def announce(self) -> None:
-        """Start the period, now that its effect is in the log."""
+        """Restart the period after its effect was logged."""
         if self._began_s is not None:
             self._began_s, self.announced = self._clock.monotonic_s(), True
 
     def end(self) -> bool:
-        """Stop waiting; return whether passes waited."""
+        """End the wait; return whether passes waited."""
         waited = self.pending
         self._began_s, self.period_s, self.announced, self.reason = None, 0.0, False, ""
         return waited
 
     def deadline_s(self) -> float | None:
-        """Return the monotonic second at which the period ends; ``None`` unless it runs."""
+        """Return the monotonic seconds at which the period ends; ``None`` unless it runs."""
         if self._began_s is None or not self.announced or self._pass_lock.pause() is not None:
             return None
         return max(self._began_s, self._pass_lock.resumed_s) + self.period_s
 
     def left_s(self) -> float:
-        """Return the seconds until the first destructive pass: all of them while the period does not run, 0 if over."""
+        """Return the seconds until the first destructive pass: the whole period while it does not run, 0 after it."""
         deadline_s = self.deadline_s()
         return self.period_s if deadline_s is None else max(0.0, deadline_s - self._clock.monotonic_s())
 
@@ -99,7 +100,7 @@ class ReloadGrace:
         return None if self.deadline_s() is None else self._clock.now() + timedelta(seconds=self.left_s())
 
     def over(self) -> bool:
-        """Return whether passes waited for the whole period."""
+        """Return whether the whole period has passed."""
         return self.deadline_s() is not None and not self.left_s()
 
 
@@ -117,7 +118,7 @@ def restore_grace(grace: ReloadGrace, settings: Settings) -> None:
 
 
 class StoredMode:
-    """The mode, dry run or active, in the state directory: the next process needs it, as a restart can be a switch."""
+    """The mode, dry run or active, in the state directory, where the next process reads it."""
 
     def __init__(self, logger: FilteringBoundLogger) -> None:
         self._logger = logger

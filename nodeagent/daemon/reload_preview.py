@@ -1,4 +1,4 @@
-"""The effect of a reload: the removals and evictions that follow from it, computed before the first pass."""
+"""Preview of a reload: its additional removals and evictions, computed before the first pass."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _WITHIN_S: Final = 10.0
 
 
 @dataclass(slots=True)
-class _Finding:
-    """The parts of an effect, filled in one after the other, so that a late one costs none of the others."""
+class _PartialEffect:
+    """Parts of an effect, filled in one after the other, so that a timeout loses only the parts after it."""
 
     removals: tuple[Decision, ...] = ()
     thresholds: tuple[ThresholdStatus, ...] = ()
@@ -49,14 +49,14 @@ class _Finding:
 
 
 async def find_effect(agent: Agent, earlier: Settings) -> Effect:
-    """Return the effect of an agent's settings, within a bounded time. It changes nothing and raises nothing."""
-    return await _bounded(agent.settings, lambda found: _find(agent, earlier, found))
+    """Return the effect of an agent's settings within ``_WITHIN_S`` seconds; failures become its ``problem``."""
+    return await _bounded(agent.settings, lambda partial: _find(agent, earlier, partial))
 
 
 async def preview_effect(settings: Settings, earlier: Settings, context: DaemonContext) -> Effect:
-    """Return the effect of settings that may not be in force, from an agent of its own; as ``find_effect``."""
+    """Return the effect of settings that are not in force, from a separate agent; otherwise as ``find_effect``."""
 
-    async def find(found: _Finding) -> None:
+    async def find(partial: _PartialEffect) -> None:
         opened = open_agent(
             settings,
             record=False,
@@ -66,7 +66,7 @@ async def preview_effect(settings: Settings, earlier: Settings, context: DaemonC
             roles=context.roles.detached(),
         )
         async with opened as agent:
-            await _find(agent, earlier, found)
+            await _find(agent, earlier, partial)
 
     return await _bounded(settings, find)
 
@@ -74,12 +74,12 @@ async def preview_effect(settings: Settings, earlier: Settings, context: DaemonC
 async def log_reload_effect(
     agent: Agent, earlier: Settings, logger: FilteringBoundLogger, stop: asyncio.Event
 ) -> Effect | None:
-    """Log what the next passes remove or evict that they would not have under the settings before.
+    """Log the removals and evictions of the next passes that the earlier settings did not cause.
 
-    Nobody watches the node meanwhile, so it takes a bounded while, and ends with the agent.
+    It takes at most ``_WITHIN_S`` seconds: no loop runs meanwhile.
 
     Returns:
-        The effect; ``None`` if it was told to stop before.
+        The effect; ``None`` if ``stop`` was set first.
     """
     effect = await until_stopped(find_effect(agent, earlier), stop)
     if effect is not None:
@@ -87,9 +87,9 @@ async def log_reload_effect(
     return effect
 
 
-async def until_stopped(finding: Awaitable[Effect], stop: asyncio.Event) -> Effect | None:
-    """Return an effect; ``None`` if ``stop`` is set before it is known."""
-    work, stopped = asyncio.ensure_future(finding), asyncio.ensure_future(stop.wait())
+async def until_stopped(search: Awaitable[Effect], stop: asyncio.Event) -> Effect | None:
+    """Return the result; ``None`` if ``stop`` is set first."""
+    work, stopped = asyncio.ensure_future(search), asyncio.ensure_future(stop.wait())
     try:
         done, _ = await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
         return work.result() if work in done else None
@@ -100,7 +100,7 @@ async def until_stopped(finding: Awaitable[Effect], stop: asyncio.Event) -> Effe
 
 
 def log_effect(effect: Effect, logger: FilteringBoundLogger) -> None:
-    """Log an effect: what is removed, the thresholds acted on, and why part of it is unknown."""
+    """Log an effect: its removals, its evictions, and why part of it is unknown."""
     if effect.removals:
         logger.warning(
             "reload_removes_more",
@@ -158,36 +158,36 @@ def _described(effect: Effect) -> dict[str, Json]:
     }
 
 
-async def _bounded(settings: Settings, find: Callable[[_Finding], Awaitable[None]]) -> Effect:
-    """Return what was found in time, and why the rest is unknown."""
-    found = _Finding()
+async def _bounded(settings: Settings, find: Callable[[_PartialEffect], Awaitable[None]]) -> Effect:
+    """Return the parts found in time, and why the others are unknown."""
+    partial = _PartialEffect()
     try:
         async with asyncio.timeout(_WITHIN_S):
-            await find(found)
+            await find(partial)
     except TimeoutError:
-        found.problems.append(f"the node was not read within {_WITHIN_S:g} s")
+        partial.problems.append(f"cannot read the node: timeout after {_WITHIN_S:g} s")
     except NodeAgentError as error:
-        found.problems.append(str(error))
-    except Exception as error:  # noqa: BLE001 - a bug in a preview must not end the daemon, nor loop at its start
-        found.problems.append(f"internal error: {error!r}")
-    return Effect(settings.dry_run, found.removals, found.thresholds, found.pods, "; ".join(found.problems))
+        partial.problems.append(str(error))
+    except Exception as error:  # noqa: BLE001 - a bug in a preview must not end the daemon, or restart it in a loop
+        partial.problems.append(f"internal error: {error!r}")
+    return Effect(settings.dry_run, partial.removals, partial.thresholds, partial.pods, "; ".join(partial.problems))
 
 
-async def _find(agent: Agent, earlier: Settings, found: _Finding) -> None:
-    """Fill in every part; nothing counts as done before if passes were a dry run and are not any more."""
-    armed = earlier.dry_run and not agent.settings.dry_run
+async def _find(agent: Agent, earlier: Settings, partial: _PartialEffect) -> None:
+    """Fill in every part; after a switch from dry run to active, all removals and evictions are additional."""
+    activated = earlier.dry_run and not agent.settings.dry_run
     preview = await agent.collector.preview(Scope.ALL)
-    found.problems += [f"{plan.kind}: {plan.blocked}" for plan in preview.plans if plan.blocked]
+    partial.problems += [f"{plan.kind}: {plan.blocked}" for plan in preview.plans if plan.blocked]
     before = set()
-    if not armed:
+    if not activated:
         plans = plans_for(Scope.ALL, preview.snapshot, earlier.policy)
         before = {each.id for each in _removals(plans, earlier)}
-    found.removals = tuple(each for each in _removals(preview.plans, agent.settings) if each.id not in before)
-    await _find_evictions(agent, None if armed else earlier, found)
+    partial.removals = tuple(each for each in _removals(preview.plans, agent.settings) if each.id not in before)
+    await _find_evictions(agent, None if activated else earlier, partial)
 
 
 def _removals(plans: Iterable[Plan], settings: Settings) -> Iterable[Decision]:
-    """Yield the removals of the loops that are enabled."""
+    """Yield the removals of the enabled loops."""
     for plan in plans:
         for each in plan.removals:
             interval_s = settings.image_interval_s if each.kind is ItemKind.IMAGE else settings.container_interval_s
@@ -195,20 +195,20 @@ def _removals(plans: Iterable[Plan], settings: Settings) -> Iterable[Decision]:
                 yield each
 
 
-async def _find_evictions(agent: Agent, earlier: Settings | None, found: _Finding) -> None:
-    """Fill in thresholds and pods; ``earlier`` is ``None`` if no pod was evicted before."""
+async def _find_evictions(agent: Agent, earlier: Settings | None, partial: _PartialEffect) -> None:
+    """Fill in thresholds and pods; ``earlier`` is ``None`` if the earlier settings evicted no pod."""
     settings = agent.settings.eviction
     if settings.off_because(agent.role):
         return
     if earlier is not None and earlier.eviction.off_because(agent.role):
         earlier = None
-    ground, evaluation = await _evaluated(agent, agent.settings)
+    layout, evaluation = await _evaluated(agent, agent.settings)
     met = evaluation.met
     if earlier is not None:
         _, before = await _evaluated(agent, earlier)
         known = {each.threshold.text: each.threshold.grace_s for each in before.met}
         met = tuple(each for each in met if each.threshold.grace_s < known.get(each.threshold.text, float("inf")))
-    found.thresholds = met
+    partial.thresholds = met
     limits = settings.policy.local_storage_isolation
     if earlier is not None and earlier.eviction.policy.local_storage_isolation:
         limits = False
@@ -222,13 +222,13 @@ async def _find_evictions(agent: Agent, earlier: Settings | None, found: _Findin
             pods = await pod_reader.read(with_disk=True)
     finally:
         await pod_reader.close()
-    over = pods_over_limits(pods.facts, settings.policy, ground.layout) if limits else ()
-    first = first_victim(evaluation, pods.facts, settings.policy, ground.layout) if met else None
-    found.pods = over if first is None else (*over, first)
+    over = pods_over_limits(pods.facts, settings.policy, layout.layout) if limits else ()
+    first = first_victim(evaluation, pods.facts, settings.policy, layout.layout) if met else None
+    partial.pods = over if first is None else (*over, first)
 
 
 async def _evaluated(agent: Agent, settings: Settings) -> tuple[SignalLayout, Evaluation]:
-    """Return the thresholds of some settings, evaluated now."""
+    """Return the signal layout, and the thresholds of ``settings`` evaluated now."""
     reader = EvictionSignalReader(settings.eviction, agent.clock)
     found = await reader.evaluate(await reader.read_layout(agent.cri, settings.imagefs_path), EvictionState())
     return found.layout, found.evaluation

@@ -1,9 +1,9 @@
-"""What the daemon owes its service manager: readiness, a fed watchdog, and reloads."""
+"""Tasks for the service manager: the watchdog and reloads of the configuration."""
 
 from __future__ import annotations
 
 import asyncio
-import pickle  # to and from our own child
+import pickle  # to and from the child process of read_again
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -29,34 +29,34 @@ _LONG_S: Final = 3000.0
 
 
 class WatchdogTask:
-    """Feeds the service manager's watchdog for as long as every duty makes progress."""
+    """Feeds the watchdog of the service manager while every task makes progress."""
 
     def __init__(self, context: DaemonContext, notifier: Notifier) -> None:
         self._context = context
         self._notifier = notifier
-        self._told: tuple[str, ...] = ()
+        self._stuck: tuple[str, ...] = ()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Feed until told to stop."""
+        """Feed the watchdog until ``stop`` is set; return at once if the service manager has none."""
         every_s = self._notifier.watchdog_s
         if every_s is None:
             return
         while not stop.is_set():
-            self.look()
+            self.feed()
             await wait_for_any(every_s / 3, stop)
 
-    def look(self) -> None:
-        """Feed the watchdog if every duty makes progress; tell which does not, once."""
+    def feed(self) -> None:
+        """Feed the watchdog if every task makes progress; log the stuck tasks once per change."""
         stuck = self._context.loop_statuses.stuck()
         if not stuck:
             self._notifier.alive()
-        elif stuck != self._told:
-            self._context.logger.error("tasks_stuck", duties=list(stuck))
-        self._told = stuck
+        elif stuck != self._stuck:
+            self._context.logger.error("tasks_stuck", tasks=list(stuck))
+        self._stuck = stuck
 
 
 class ReloadTask:
-    """Reads the configuration again when asked to, and puts it in force if it is good."""
+    """Reads the configuration again on request and puts it in force if it is valid."""
 
     def __init__(self, context: DaemonContext, notifier: Notifier, preview: Preview = preview_effect) -> None:
         self._context = context
@@ -64,49 +64,50 @@ class ReloadTask:
         self._preview = preview
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Reload whenever asked to, until told to stop."""
-        asked = self._context.reload
+        """Reload on each request until ``stop`` is set."""
+        requested = self._context.reload
         while not stop.is_set():
-            if not await wait_for_any(_LONG_S, stop, asked):
+            if not await wait_for_any(_LONG_S, stop, requested):
                 continue
             if stop.is_set():
                 return
-            asked.clear()
-            waiting, self._context.awaiting_reload = self._context.awaiting_reload, []
+            requested.clear()
+            callers, self._context.awaiting_reload = self._context.awaiting_reload, []
             self._notifier.reloading()
             try:
                 reloaded = await self._reload(stop)
             except ConfigError as error:
-                _answer(waiting, error)
+                _answer(callers, error)
                 self._notifier.ready()
             else:
-                _answer(waiting, reloaded)
+                _answer(callers, reloaded)
 
     async def _reload(self, stop: asyncio.Event) -> Reloaded:
         context, before = self._context, self._context.newest
         try:
-            made = await read_again(before)
+            after = await read_again(before)
         except ConfigError as error:
             context.config_problem = str(error)
-            context.logger.error("config_rejected", error=str(error), hint="the running one stays in force")  # noqa: TRY400 - no bug
+            hint = "the previous configuration remains in force"
+            context.logger.error("config_rejected", error=str(error), hint=hint)  # noqa: TRY400 - no bug
             raise
         context.config_problem = ""
-        changes = differences(dict(before.values), dict(made.values))
+        changes = differences(dict(before.values), dict(after.values))
         context.logger.info("config_reloaded", changes=changes)
         if not changes:
             self._notifier.ready()
             return Reloaded((), before.dry_run, None, context.grace.left_s(), context.grace.until())
-        waited, earlier = context.grace.pending, _acted_on(context)
-        context.announced.clear()  # until then no loop starts under the new settings
+        waited, earlier = context.grace.pending, _effective(context)
+        context.announced.clear()  # no loop starts under the new settings before the effect is logged
         try:
-            context.swap(made)
+            context.swap(after)
             self._notifier.ready()  # the service manager does not wait for the runtime
-            effect = await until_stopped(self._preview(made, earlier, context), stop)
-            effect = effect or Effect(made.dry_run, problem="the agent is stopping")
+            effect = await until_stopped(self._preview(after, earlier, context), stop)
+            effect = effect or Effect(after.dry_run, problem="agent is stopping")
             self._announce(effect, waited=waited)
         finally:
             context.announced.set()
-        return Reloaded(tuple(changes), made.dry_run, effect, context.grace.left_s(), context.grace.until())
+        return Reloaded(tuple(changes), after.dry_run, effect, context.grace.left_s(), context.grace.until())
 
     def _announce(self, effect: Effect, *, waited: bool) -> None:
         log_effect(effect, self._context.logger)
@@ -119,7 +120,7 @@ class ReloadTask:
 
 
 def announce_grace(context: DaemonContext, effect: Effect) -> None:
-    """Start the reload grace period now that its effect is known, and log both."""
+    """Start the reload grace period and log it with its effect."""
     context.grace.announce()
     until = context.grace.until()
     period_s = context.grace.period_s
@@ -136,29 +137,29 @@ def announce_grace(context: DaemonContext, effect: Effect) -> None:
 
 
 async def preview_reload(context: DaemonContext, preview: Preview = preview_effect) -> Reloaded:
-    """Return the outcome of a reload without one: nothing is put in force, and no loop is disturbed.
+    """Return the outcome that a reload would have; the settings in force and the loops remain as they are.
 
     Raises:
-        ConfigError: the configuration cannot be used.
+        ConfigError: the configuration is invalid, or its check failed.
     """
     before = context.newest
-    made = await read_again(before)
-    changes = differences(dict(before.values), dict(made.values))
+    after = await read_again(before)
+    changes = differences(dict(before.values), dict(after.values))
     if not changes:
         return Reloaded((), before.dry_run, None, context.grace.left_s(), context.grace.until(), applied=False)
-    effect = await preview(made, _acted_on(context), context)
-    wait_s = grace_needed_s(before, made, pending=context.grace.pending)
-    return Reloaded(tuple(changes), made.dry_run, effect, wait_s, applied=False)
+    effect = await preview(after, _effective(context), context)
+    wait_s = grace_needed_s(before, after, pending=context.grace.pending)
+    return Reloaded(tuple(changes), after.dry_run, effect, wait_s, applied=False)
 
 
-def _acted_on(context: DaemonContext) -> Settings:
-    """Return the newest settings as passes acted on them: a dry run while they wait for the reload grace period."""
+def _effective(context: DaemonContext) -> Settings:
+    """Return the newest settings with the mode of the passes: dry run during the reload grace period."""
     return replace(context.newest, dry_run=True) if context.grace.pending else context.newest
 
 
-def _answer(waiting: Iterable[asyncio.Future[Reloaded]], outcome: Reloaded | ConfigError) -> None:
-    """Tell those who waited for a reload when it began what became of it."""
-    for each in waiting:
+def _answer(callers: Iterable[asyncio.Future[Reloaded]], outcome: Reloaded | ConfigError) -> None:
+    """Give the outcome of a reload to the callers that waited for it when it began."""
+    for each in callers:
         if each.done():
             continue
         if isinstance(outcome, ConfigError):
@@ -168,29 +169,32 @@ def _answer(waiting: Iterable[asyncio.Future[Reloaded]], outcome: Reloaded | Con
 
 
 async def read_again(settings: Settings) -> Settings:
-    """Return the settings as their origin has them now, checked by a process of its own.
+    """Return the settings that their origin has now, parsed and checked by a child process.
+
+    The libraries for it would be a third of the daemon's memory.
 
     Raises:
-        ConfigError: they cannot be used, or could not be checked.
+        ConfigError: the settings are invalid, or the check failed or timed out.
     """
     try:
         child = await start_python("-m", "nodeagent.config.handoff")
     except OSError as error:
-        raise ConfigError(f"the configuration could not be checked: {error}") from error
+        raise ConfigError(f"cannot check the configuration: {error}") from error
     try:
-        told, errors = await asyncio.wait_for(child.communicate(pickle.dumps(settings.origin)), _CHECK_WITHIN_S)
+        output, errors = await asyncio.wait_for(child.communicate(pickle.dumps(settings.origin)), _CHECK_WITHIN_S)
     except TimeoutError as error:
         child.kill()
         await child.wait()
-        raise ConfigError(f"the configuration was not checked within {_CHECK_WITHIN_S:g} s") from error
+        raise ConfigError(f"cannot check the configuration: timeout after {_CHECK_WITHIN_S:g} s") from error
     if child.returncode:
-        raise ConfigError(errors.decode(errors="replace").strip() or f"its check ended with {child.returncode}")
-    made: Settings = pickle.loads(told)  # noqa: S301 - written by our own child
-    return made
+        message = errors.decode(errors="replace").strip()
+        raise ConfigError(message or f"cannot check the configuration: exit status {child.returncode}")
+    settings_now: Settings = pickle.loads(output)  # noqa: S301 - written by this child process
+    return settings_now
 
 
 def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Return the settings that differ, each in one line."""
+    """Return the changed settings, one line each."""
     return [
         f"{key}: {before.get(key, '(none)')} -> {after.get(key, '(none)')}"
         for key in sorted(before.keys() | after.keys())

@@ -175,7 +175,7 @@ async def status_document(agent: Agent, look: StatusReader, context: DaemonConte
         "conditions": [each.condition.value for each in found.conditions if each.active],
         "signals": signals,
         "image_use": _image_use(agent),
-        "loops": [] if context is None else [_loop(each, context) for each in context.loop_statuses.lines],
+        "loops": [] if context is None else [_loop(each, context) for each in context.loop_statuses.all],
         "last_passes": await asyncio.to_thread(_last_passes, agent, told),
         "shutdown": {
             "off_because": agent.settings.shutdown.off_because(role.role, role.reason),
@@ -215,7 +215,7 @@ def without_agent(context: DaemonContext) -> dict[str, Json]:
         "conditions": [each.value for each in sorted(context.eviction.reported)],
         "signals": [],
         "image_use": {"observed_since": None, "maximum_unused_age_s": None},
-        "loops": [_loop(each, context) for each in context.loop_statuses.lines],
+        "loops": [_loop(each, context) for each in context.loop_statuses.all],
         "last_passes": [],
         "shutdown": {"off_because": "", "lock_held": context.lock_held},
         "holds": [],
@@ -260,7 +260,7 @@ def _pause(context: DaemonContext | None) -> Json:
     if context is None or pause is None:
         return None
     left_s = None if pause.until_s is None else max(0, round(pause.until_s - context.clock.monotonic_s()))
-    return {"who": pause.who, "why": pause.why, "seconds_left": left_s}
+    return {"who": pause.by.value, "why": pause.reason, "seconds_left": left_s}
 
 
 def _grace(context: DaemonContext | None) -> Json:
@@ -327,15 +327,15 @@ def _loop(line: LoopStatus, context: DaemonContext) -> dict[str, Json]:
     return {
         "name": line.name,
         "activity": line.activity.value,
-        "why": line.why or _why_dry(context),
+        "why": line.reason or _why_dry(context),
         "started_at": document.time_text(line.started_at),
         "ended_at": document.time_text(line.ended_at),
         "result": line.result,
         "detail": line.detail,
         "runs": line.runs,
         "failures": line.failures,
-        "due_in_s": None if line.due_s is None else max(0, round(line.due_s - now_s)),
-        "stuck": line.silent_until_s is not None and line.silent_until_s < now_s,
+        "due_in_s": None if line.next_run_s is None else max(0, round(line.next_run_s - now_s)),
+        "stuck": line.report_until_s is not None and line.report_until_s < now_s,
     }
 
 

@@ -1,4 +1,4 @@
-"""The supervisor: starts the duties, owns the stop event, and brings everything down within seconds."""
+"""The supervisor: composes and runs all tasks, owns the stop event, and stops everything within seconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nodeagent.daemon.control.socket import ControlServer
 from nodeagent.daemon.eviction.composition import eviction_tasks
 from nodeagent.daemon.http.metrics_task import MetricsTask
 from nodeagent.daemon.loop_status import LoopStatuses
-from nodeagent.daemon.loops import SILENCE_S, Loop, RuntimeWatch, log_report, log_result, wait_for_any
+from nodeagent.daemon.loops import SILENCE_S, Interval, Loop, RuntimeWatch, log_report, log_result, wait_for_any
 from nodeagent.daemon.pass_lock import PassLock
 from nodeagent.daemon.pause import restore_pause
 from nodeagent.daemon.reload_grace import restore_grace
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 
 STOP_WITHIN_S = 8.0
 GRACE_POLL_S = 0.5
-"""Interval at which the end of the reload grace period is checked; a pause moves it."""
+"""Interval at which the end of the reload grace period is checked; a pause postpones it."""
 _LONG_S = 3600.0
 
 
 def daemon_tasks(context: DaemonContext) -> Sequence[DaemonTask]:
-    """Return the tasks that run across reloads."""
+    """Return the tasks that continue over reloads."""
     notifier = Notifier()
     return (
         InhibitorTask(context),
@@ -68,20 +68,19 @@ async def supervise(
     once: bool,
     lasting_tasks: Callable[[DaemonContext], Sequence[DaemonTask]] = daemon_tasks,
 ) -> PassEnd:
-    """Do all duties until SIGTERM or SIGINT; with ``once`` make one pass over everything instead.
+    """Run all tasks until SIGTERM or SIGINT; with ``once`` run one pass over everything instead.
 
     SIGHUP reloads the configuration; with ``once`` it ends the pass as SIGTERM does.
 
-    A pass that is under way ends between two items. One that is caught in a call to the runtime is given
-    ``STOP_WITHIN_S`` seconds and then cancelled: the call may still take effect, which is no worse than a pass that
-    ended after it.
+    A running pass ends between two items. A call to the runtime gets ``STOP_WITHIN_S`` seconds to finish and is then
+    cancelled: it can still take effect, which is no worse than a pass that ended after it.
 
     Returns:
-        How the pass ended for ``once``, else ``COMPLETE``.
+        The end of the pass for ``once``, else ``COMPLETE``.
 
     Raises:
         RuntimeUnavailableError: with ``once``, the runtime does not answer.
-        NodeAgentError: with ``once``, the pass could not be made.
+        NodeAgentError: with ``once``, a reading failed or was contradictory.
     """
     clock = SystemClock()
     context = DaemonContext(settings, logger, clock, LoopStatuses(clock), PassLock(clock))
@@ -97,11 +96,11 @@ async def supervise(
         with handled(loop, end=end, hangup=end if once else context.reload.set, once=once):
             if once:
                 async with open_agent(settings, record=True, dry_run=settings.dry_run, roles=context.roles) as agent:
-                    _tell_start(agent, logger)
+                    _log_start(agent, logger)
                     return await _once(_passes(agent, logger, "once"), logger, context)
             restore_pause(context)
             restore_grace(context.grace, context.settings)
-            await _all_duties(context, lasting_tasks(context))
+            await _run_tasks(context, lasting_tasks(context))
             return PassEnd.COMPLETE
     finally:
         logger.info("agent_stopped")
@@ -109,35 +108,36 @@ async def supervise(
 
 
 def agent_tasks(context: DaemonContext, agent: Agent) -> Sequence[DaemonTask]:
-    """Return the duties that serve one agent, until the next reload."""
+    """Return the tasks that serve one agent, until the next reload."""
     return (*_loops(context, agent), *eviction_tasks(context, agent))
 
 
-async def _all_duties(context: DaemonContext, lasting: Sequence[DaemonTask]) -> None:
-    """Do the lasting duties, and those of one agent after the other."""
+async def _run_tasks(context: DaemonContext, lasting: Sequence[DaemonTask]) -> None:
+    """Run the tasks that continue over reloads, and one agent after the other."""
     async with asyncio.TaskGroup() as tasks:
-        for duty in lasting:
-            tasks.create_task(duty.run(context.stop))
+        for task in lasting:
+            tasks.create_task(task.run(context.stop))
         await serve_agents(context)
 
 
 async def serve_agents(context: DaemonContext) -> None:
-    """Compose one agent after the other and do its duties, until told to stop."""
+    """Compose one agent after the other and run its tasks, until the daemon stops."""
     runtime = RuntimeWatch(context.logger)
     while not context.stop.is_set():
         context.take_next()
         try:
-            await _one_agent(context)
+            await _serve_one_agent(context)
             runtime.answered()
         except RuntimeUnavailableError as error:
-            Notifier().ready(f"waiting for a container runtime: {error}")  # whoever starts us has no part in that
+            # Ready all the same: a service that orders itself after this one must not wait for a runtime.
+            Notifier().ready(f"waiting for a container runtime: {error}")
             await wait_for_any(runtime.lost(error), context.stop, context.renew)
 
 
-async def _one_agent(context: DaemonContext) -> None:
-    """Compose an agent from the settings in force and do its duties until told to stop, or to compose it anew.
+async def _serve_one_agent(context: DaemonContext) -> None:
+    """Compose an agent from the settings in force and run its tasks until the daemon stops or the agent is replaced.
 
-    It is a dry run until the reload grace period is over, whatever the settings say.
+    The agent is a dry run until the reload grace period is over, whatever the settings say.
 
     Raises:
         RuntimeUnavailableError: no runtime is configured and none is found.
@@ -145,7 +145,7 @@ async def _one_agent(context: DaemonContext) -> None:
     if context.grace.over():
         context.grace.end()
         context.logger.warning("reload_grace_ended", dry_run=False)
-    settings, dry_run = context.settings, context.dry_run  # at one instant: a reload may come at any await
+    settings, dry_run = context.settings, context.dry_run  # at one instant: a reload can happen at any await
     await context.stored_mode.write(settings.state_directory, dry_run=dry_run)
     context.runtime_answered = False  # by an earlier agent, perhaps over another endpoint
     async with open_agent(
@@ -156,8 +156,8 @@ async def _one_agent(context: DaemonContext) -> None:
         observer_of_calls=context.observe_call,
         roles=context.roles,
     ) as agent:
-        _tell_start(agent, context.logger)
-        await _announced(context, agent)
+        _log_start(agent, context.logger)
+        await _wait_for_effect(context, agent)
         if context.stop.is_set() or context.renew.is_set():
             return
         context.agent = agent
@@ -165,23 +165,23 @@ async def _one_agent(context: DaemonContext) -> None:
         done = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(duty.run(done)) for duty in agent_tasks(context, agent)]
-                await _replaced(context)
+                running = [tasks.create_task(task.run(done)) for task in agent_tasks(context, agent)]
+                await _wait_for_replacement(context)
                 done.set()
                 context.pass_lock.stop_passes()
                 if running:
-                    _, late = await asyncio.wait(running, timeout=STOP_WITHIN_S)
-                    for task in late:
+                    _, unfinished = await asyncio.wait(running, timeout=STOP_WITHIN_S)
+                    for task in unfinished:
                         task.cancel()
-                with suppress(TimeoutError):  # a pass that somebody asked for ends between two items, too
+                with suppress(TimeoutError):  # a pass of the control API ends between two items, too
                     async with asyncio.timeout(STOP_WITHIN_S), context.pass_lock.take():
                         context.agent = None
         finally:
             context.agent = None
 
 
-async def _announced(context: DaemonContext, agent: Agent) -> None:
-    """Wait until the effect of a reload is known; compute it here if a restart was the switch."""
+async def _wait_for_effect(context: DaemonContext, agent: Agent) -> None:
+    """Wait until the effect of a reload was logged; compute and log it here if a restart was the switch."""
     while not (context.announced.is_set() or context.stop.is_set() or context.renew.is_set()):
         await wait_for_any(_LONG_S, context.announced, context.stop, context.renew)
     if context.grace.pending and not context.grace.announced and context.announced.is_set():
@@ -190,10 +190,10 @@ async def _announced(context: DaemonContext, agent: Agent) -> None:
             announce_grace(context, effect)
 
 
-async def _replaced(context: DaemonContext) -> None:
+async def _wait_for_replacement(context: DaemonContext) -> None:
     """Wait until the daemon stops, a reload replaces the agent, or the reload grace period ends.
 
-    A duty that fails has its group cancel this wait.
+    A task that fails cancels this wait through the task group.
     """
     waits, deadline_s = context.grace.pending, context.grace.deadline_s()
     while not (context.stop.is_set() or context.renew.is_set()):
@@ -212,36 +212,36 @@ async def _replaced(context: DaemonContext) -> None:
 
 
 def _mode(context: DaemonContext, agent: Agent) -> str:
-    """Return how an agent works, for the service manager's status line."""
+    """Return the mode of an agent, for the status line of the service manager."""
     if context.grace.pending:
-        return f"waiting: dry run for the reload grace period of {context.grace.period_s:g} s"
-    return "tells what it would remove, and removes nothing" if agent.dry_run else "at work"
+        return f"dry run during the reload grace period of {context.grace.period_s:g} s"
+    return "dry run: removals are logged, not executed" if agent.dry_run else "running"
 
 
-def _tell_start(agent: Agent, logger: FilteringBoundLogger) -> None:
+def _log_start(agent: Agent, logger: FilteringBoundLogger) -> None:
     logger.info("agent_started", role=agent.role.value, role_because=agent.role_because, dry_run=agent.dry_run)
 
 
 def _passes(agent: Agent, logger: FilteringBoundLogger, trigger: str, context: DaemonContext | None = None) -> Pass:
-    """Return what makes one pass of an agent, and tells what it does."""
+    """Return a function that runs one pass of an agent and logs its removals."""
 
     async def run_pass(scope: Scope, stop: asyncio.Event) -> tuple[Preview, PassReport]:
-        def tell(result: Result) -> None:
+        def report_result(result: Result) -> None:
             log_result(logger, result, dry_run=agent.dry_run)
             if context is not None:
                 context.loop_statuses.beat(scope.value, SILENCE_S)
 
         preview = await agent.collector.preview(scope)
-        report = await agent.run(preview, trigger=trigger, stop=stop, on_result=tell)
+        report = await agent.run(preview, trigger=trigger, stop=stop, on_result=report_result)
         agent.log_health(logger)
-        await print_breakdown(agent, report, logger)
+        await log_breakdown(agent, report, logger)
         return preview, report
 
     return run_pass
 
 
-async def print_breakdown(agent: Agent, report: PassReport, logger: FilteringBoundLogger) -> None:
-    """Log what fills the image filesystem when a pass did not free enough, once until one does."""
+async def log_breakdown(agent: Agent, report: PassReport, logger: FilteringBoundLogger) -> None:
+    """Log the usage breakdown of the image filesystem after a shortfall, once until a pass reaches its target."""
     if report.before is None or report.dry_run:
         return
     if report.end is not PassEnd.SHORTFALL:
@@ -252,26 +252,26 @@ async def print_breakdown(agent: Agent, report: PassReport, logger: FilteringBou
     agent.shortfall_told = True
     try:
         snapshot = await agent.observer.observe(Scope.ALL)
-        found = await agent.break_down(snapshot, within_s=0, walk=False)
+        breakdown = await agent.break_down(snapshot, within_s=0, walk=False)
     except NodeAgentError as error:
         logger.warning("imagefs_breakdown_failed", error=str(error))
         return
-    logger.warning("imagefs_breakdown", pass_id=report.id, hint="nodeagent du --details", **_sizes(found))
+    logger.warning("imagefs_breakdown", pass_id=report.id, hint="nodeagent du --details", **_sizes(breakdown))
 
 
-def _sizes(found: Breakdown) -> dict[str, int]:
-    return {f"{part.replace('-', '_')}_bytes": size for part, size in describe(found).items()}
+def _sizes(breakdown: Breakdown) -> dict[str, int]:
+    return {f"{part.replace('-', '_')}_bytes": size for part, size in describe(breakdown).items()}
 
 
 async def _once(run_pass: Pass, logger: FilteringBoundLogger, context: DaemonContext) -> PassEnd:
-    """Make one pass; once told to stop, give it a bounded time to end by itself."""
+    """Run one pass; after a stop request it has ``STOP_WITHIN_S`` seconds to end by itself."""
     async with context.pass_lock.take() as end:
-        if end.is_set():  # a signal came while the process started
+        if end.is_set():  # a signal arrived while the process started
             return PassEnd.CANCELLED
         task = asyncio.ensure_future(run_pass(Scope.ALL, end))
-        told = asyncio.ensure_future(end.wait())
+        stopped = asyncio.ensure_future(end.wait())
         try:
-            await asyncio.wait({task, told}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 await asyncio.wait({task}, timeout=STOP_WITHIN_S)
             if not task.done():
@@ -280,7 +280,7 @@ async def _once(run_pass: Pass, logger: FilteringBoundLogger, context: DaemonCon
                 return PassEnd.CANCELLED
             preview, report = task.result()
         finally:
-            told.cancel()
+            stopped.cancel()
     log_report(logger, preview, report)
     if report.end is PassEnd.RUNTIME_LOST:
         raise RuntimeUnavailableError(report.end_detail)
@@ -288,25 +288,24 @@ async def _once(run_pass: Pass, logger: FilteringBoundLogger, context: DaemonCon
 
 
 def _loops(context: DaemonContext, agent: Agent) -> list[Loop]:
-    wanted = (
+    intervals = (
         (Scope.CONTAINERS, agent.settings.container_interval_s),
         (Scope.IMAGES, agent.settings.image_interval_s),
     )
-    made = []
-    for scope, interval_s in wanted:
+    loops = []
+    for scope, interval_s in intervals:
         if interval_s is None:
             context.loop_statuses.disabled(scope.value, "not enabled")
             context.logger.info("loop_disabled", loop=scope.value)
             continue
         loop = Loop(
             scope,
-            interval_s,
+            Interval(interval_s, random.random),
             _passes(agent, context.logger, "interval", context),
             pass_lock=context.pass_lock,
             loop_statuses=context.loop_statuses,
             logger=context.logger,
-            jitter=random.random,
             wake=context.wake.setdefault(scope.value, asyncio.Event()),
         )
-        made.append(loop)
-    return made
+        loops.append(loop)
+    return loops

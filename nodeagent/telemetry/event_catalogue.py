@@ -81,7 +81,7 @@ EVENTS: Final[Mapping[str, Event]] = {
         "619af18fe22c4d4cb98356543aeeab7c",
         "cannot write the mode file, a restart may switch the mode without a grace period: {error}",
     ),
-    "tasks_stuck": Event("f986472799364eef9aedd42ebee3005f", "tasks without progress: {duties}"),
+    "tasks_stuck": Event("f986472799364eef9aedd42ebee3005f", "tasks without progress: {tasks}"),
     "memory_not_locked": Event(
         "a1cf2c02d09447caaf0c3f5226fbf2e7", "cannot lock memory (mlockall), the daemon may be paged out: {because}"
     ),

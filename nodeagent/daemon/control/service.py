@@ -250,12 +250,12 @@ class ControlService:
 
     async def Trigger(self, request: api.TriggerRequest, _: Context) -> api.Document:  # noqa: N802
         """Have a loop run now."""
-        lines = {line.name: line for line in self._context.loop_statuses.lines}
+        lines = {line.name: line for line in self._context.loop_statuses.all}
         line, wake = lines.get(request.loop), self._context.wake.get(request.loop)
         if line is None or wake is None or line.activity is Activity.DISABLED:
             on = {name for name, each in lines.items() if each.activity is not Activity.DISABLED}
             known = ", ".join(sorted(self._context.wake.keys() & on))
-            why = f": {line.why}" if line is not None and line.why else ""
+            why = f": {line.reason}" if line is not None and line.reason else ""
             raise UsageError(f"loop {_text(request.loop, 'loop')!r} does not run here{why}; those that do: {known}")
         agent = self._agent()
         self._refuse_while_paused()
@@ -266,7 +266,7 @@ class ControlService:
                 lambda: line.runs >= ends or line.activity is Activity.DISABLED, f"{request.loop} did not end"
             )
             if line.runs < ends:
-                raise UsageError(f"loop {request.loop!r} does not run here: {line.why}")
+                raise UsageError(f"loop {request.loop!r} does not run here: {line.reason}")
         return _made(
             {
                 "schema": "nodeagent/trigger/v1",

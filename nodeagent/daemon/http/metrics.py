@@ -1,8 +1,8 @@
-"""Everything that is measured, as Prometheus reads it, in a registry of its own.
+"""Exposition of all metrics for Prometheus.
 
-Nothing is made before somebody asks: the numbers are counted in ``counters``, the rest is read from the node and from
-what the duties tell. Of the client library only the parts that hold and write metrics are loaded; its package would
-load web servers, 2.4 MiB, that are not used here.
+Counters come from ``telemetry.counters``; gauges are read from the node and from the loop statuses at each scrape. Of
+the client library only the modules for metrics and their text formats are imported; its package would import web
+servers, 2.4 MiB, that are not used here.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from nodeagent.observe.eviction_signals import SignalLayout, SignalReadings
     from nodeagent.telemetry.counters import Histogram
 
-    StatusReader = Callable[[], Awaitable[tuple[SignalLayout, SignalReadings] | None]]
+    ReadSignals = Callable[[], Awaitable[tuple[SignalLayout, SignalReadings] | None]]
 
 _PACKAGE: Final = "prometheus_client"
 
 
 @contextmanager
 def _without_servers() -> Iterator[None]:
-    """Let the client library's modules be imported without what its package imports."""
+    """Import modules of the client library within the block without its package, which imports the web servers."""
     spec = importlib.util.find_spec(_PACKAGE) if _PACKAGE not in sys.modules else None
     if spec is None:
         yield
@@ -48,7 +48,7 @@ def _without_servers() -> Iterator[None]:
     try:
         yield
     finally:
-        del sys.modules[_PACKAGE]  # whoever wants all of it imports it anew
+        del sys.modules[_PACKAGE]  # a later import of the package gets all of it
 
 
 with _without_servers():
@@ -59,157 +59,164 @@ with _without_servers():
 
 OPENMETRICS: Final = "application/openmetrics-text"
 _PLAIN: Final = "text/plain; version=0.0.4; charset=utf-8"
-_SURVEY_AGAIN_S: Final = 60.0
+_LAYOUT_RETRY_S: Final = 60.0
 
 
 class SignalReader:
-    """Reads the node's signals for whoever asks, evictions or not."""
+    """Reads the eviction signals of the node for metrics, also where eviction is disabled."""
 
     def __init__(self, context: DaemonContext) -> None:
         self._context = context
-        self._of: Agent | None = None
+        self._reader_of: Agent | None = None
         self._reader: EvictionSignalReader | None = None
-        self._ground: SignalLayout | None = None
-        self._surveyed = False
-        self._again_s = 0.0
+        self._layout: SignalLayout | None = None
+        self._layout_complete = False
+        self._retry_at_s = 0.0
 
-    async def look(self) -> tuple[SignalLayout, SignalReadings] | None:
-        """Return the thresholds and the signals now; ``None`` while no agent is composed."""
+    async def read(self) -> tuple[SignalLayout, SignalReadings] | None:
+        """Return the signal layout and the readings; ``None`` while no agent is composed.
+
+        Without an answer of the runtime the image filesystem is missing from both.
+        """
         agent, now_s = self._context.agent, self._context.clock.monotonic_s()
         if agent is None:
             return None
-        if agent is not self._of or self._reader is None:
-            self._of, self._surveyed, self._again_s = agent, False, now_s
+        if agent is not self._reader_of or self._reader is None:
+            self._reader_of, self._layout_complete, self._retry_at_s = agent, False, now_s
             self._reader = EvictionSignalReader(agent.settings.eviction, agent.clock)
-            self._ground = await self._reader.nodefs_layout()
+            self._layout = await self._reader.nodefs_layout()
         if self._context.counters.runtime_down:
-            self._again_s = now_s  # it is asked as soon as it is back
-        elif not self._surveyed and now_s >= self._again_s:
-            self._again_s = now_s + _SURVEY_AGAIN_S
-            layout, problem = await self._reader.read_layout_or_nodefs(agent.cri, agent.settings.imagefs_path)
+            self._retry_at_s = now_s  # retry at the first scrape after its return
+        elif not self._layout_complete and now_s >= self._retry_at_s:
+            self._retry_at_s = now_s + _LAYOUT_RETRY_S
+            complete, problem = await self._reader.read_layout_or_nodefs(agent.cri, agent.settings.imagefs_path)
             if not problem:
-                self._ground, self._surveyed = layout, True
-        ground = self._ground
-        if ground is None:
+                self._layout, self._layout_complete = complete, True
+        layout = self._layout
+        if layout is None:
             return None
-        return ground, await self._reader.read(ground)
+        return layout, await self._reader.read(layout)
 
 
 class Exposition(Collector):
-    """What is told, and the registry it is told by."""
+    """All metrics, and the registry that collects them."""
 
-    def __init__(self, context: DaemonContext, look: StatusReader | None = None) -> None:
-        """Prepare it; nothing is read yet.
+    def __init__(self, context: DaemonContext, read_signals: ReadSignals | None = None) -> None:
+        """Prepare the registry; nothing is read yet.
 
         Args:
-            context: what is told of.
-            look: how the node's signals are read; from the node itself unless given.
+            context: state of the daemon.
+            read_signals: reads the eviction signals; from this node unless given.
         """
         self._context = context
-        self._look = look or SignalReader(context).look
-        self._now = Counters(context.clock)
+        self._read_signals = read_signals or SignalReader(context).read
+        self._gauges = Counters(context.clock)
         self._registry = CollectorRegistry(support_collectors_without_names=True)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
         self._one_at_a_time = asyncio.Lock()
 
     async def render(self, accepts: str) -> tuple[str, bytes]:
-        """Return the type and the text of all metrics; OpenMetrics for who accepts that, else the older plain form."""
+        """Return content type and text of all metrics: OpenMetrics if the client accepts it, else text format 0.0.4.
+
+        Args:
+            accepts: value of the ``Accept`` header; empty without one.
+        """
         async with self._one_at_a_time:
-            self._now = Counters(self._context.clock)
-            self._tell_agent(self._now)
-            self._tell_duties(self._now)
-            self._tell_pressure(self._now, await self._look())
+            self._gauges = Counters(self._context.clock)
+            self._set_agent_gauges(self._gauges)
+            self._set_task_gauges(self._gauges)
+            self._set_pressure_gauges(self._gauges, await self._read_signals())
             try:
                 if OPENMETRICS in accepts:
                     return CONTENT_TYPE_LATEST, generate_latest(self._registry)  # type: ignore[no-untyped-call]
-                return _PLAIN, _plain(self._registry.collect())
+                return _PLAIN, _text_format(self._registry.collect())
             finally:
-                self._now = Counters(self._context.clock)
+                self._gauges = Counters(self._context.clock)
 
     def collect(self) -> Iterable[Family]:
-        """Return every metric that has a value; for the registry."""
-        counted, now = self._context.counters, self._now
+        """Return every metric with a value, for the registry."""
+        counted, gauges = self._context.counters, self._gauges
         for name, metric in METRICS.items():
             family = Family(name.removesuffix("_total"), metric.text, metric.kind.value)
-            for labels, value in {**now.values.get(name, {}), **counted.values.get(name, {})}.items():
+            for labels, value in {**gauges.values.get(name, {}), **counted.values.get(name, {})}.items():
                 family.add_sample(name, dict(zip(metric.labels, labels, strict=True)), value)
-            for labels, spread in counted.histograms.get(name, {}).items():
-                _add_spread(family, dict(zip(metric.labels, labels, strict=True)), spread)
+            for labels, histogram in counted.histograms.get(name, {}).items():
+                _add_histogram(family, dict(zip(metric.labels, labels, strict=True)), histogram)
             if not family.samples and not metric.labels and metric.kind is Kind.COUNTER:
                 family.add_sample(name, {}, 0)
             if family.samples:
                 yield family
 
-    def _tell_agent(self, now: Counters) -> None:
+    def _set_agent_gauges(self, gauges: Counters) -> None:
         context = self._context
-        now.set("nodeagent_build_info", 1, __version__)
-        now.set("nodeagent_ready", not not_ready(context))
-        now.set("nodeagent_dry_run", context.dry_run)
-        now.set("nodeagent_paused", context.pass_lock.pause() is not None)
-        now.set("nodeagent_config_ok", not context.config_problem)
+        gauges.set("nodeagent_build_info", 1, __version__)
+        gauges.set("nodeagent_ready", not not_ready(context))
+        gauges.set("nodeagent_dry_run", context.dry_run)
+        gauges.set("nodeagent_paused", context.pass_lock.pause() is not None)
+        gauges.set("nodeagent_config_ok", not context.config_problem)
         if context.lock_held is not None:
-            now.set("nodeagent_inhibitor_lock_held", context.lock_held)
+            gauges.set("nodeagent_inhibitor_lock_held", context.lock_held)
         agent = context.agent
-        now.set("nodeagent_runtime_up", agent is not None and not context.counters.runtime_down)
+        gauges.set("nodeagent_runtime_up", agent is not None and not context.counters.runtime_down)
         if agent is not None:
-            now.set("nodeagent_memory_persistent", agent.store.health.persistent, "images")
-            now.set("nodeagent_memory_persistent", not agent.history.problem, "history")
+            gauges.set("nodeagent_memory_persistent", agent.store.health.persistent, "images")
+            gauges.set("nodeagent_memory_persistent", not agent.history.problem, "history")
 
-    def _tell_duties(self, now: Counters) -> None:
+    def _set_task_gauges(self, gauges: Counters) -> None:
         loop_statuses = self._context.loop_statuses
         stuck = loop_statuses.stuck()
-        for line in loop_statuses.lines:
-            disabled = line.activity is Activity.DISABLED
-            now.set("nodeagent_task_enabled", not disabled, line.name)
+        for status in loop_statuses.all:
+            disabled = status.activity is Activity.DISABLED
+            gauges.set("nodeagent_task_enabled", not disabled, status.name)
             if disabled:
                 continue
-            now.set("nodeagent_task_stuck", line.name in stuck, line.name)
-            now.set("nodeagent_task_runs_total", line.runs, line.name)
-            now.set("nodeagent_task_failures_total", line.failures, line.name)
-            if line.ended_at is not None:
-                now.set("nodeagent_task_end_timestamp_seconds", line.ended_at.timestamp(), line.name)
+            gauges.set("nodeagent_task_stuck", status.name in stuck, status.name)
+            gauges.set("nodeagent_task_runs_total", status.runs, status.name)
+            gauges.set("nodeagent_task_failures_total", status.failures, status.name)
+            if status.ended_at is not None:
+                gauges.set("nodeagent_task_end_timestamp_seconds", status.ended_at.timestamp(), status.name)
 
-    def _tell_pressure(self, now: Counters, looked: tuple[SignalLayout, SignalReadings] | None) -> None:
+    def _set_pressure_gauges(self, gauges: Counters, signals: tuple[SignalLayout, SignalReadings] | None) -> None:
         for condition in NodeCondition:
-            now.set("nodeagent_node_condition", condition in self._context.eviction.reported, condition.value)
-        if looked is None:
+            gauges.set("nodeagent_node_condition", condition in self._context.eviction.reported, condition.value)
+        if signals is None:
             return
-        ground, seen = looked
-        found = {each.signal: each for each in seen.observations}
-        for signal, reading in found.items():
+        layout, readings = signals
+        by_signal = {each.signal: each for each in readings.observations}
+        for signal, reading in by_signal.items():
             if MEANINGS[signal].unit is Unit.STALL_PERCENT:
                 resource, _, kind = signal.value.split(".")
-                now.set("nodeagent_pressure_stall_percent", reading.available, resource, kind)
+                gauges.set("nodeagent_pressure_stall_percent", reading.available, resource, kind)
             else:
-                now.set("nodeagent_signal_available", reading.available, signal.value)
-                now.set("nodeagent_signal_capacity", reading.capacity, signal.value)
-        for threshold in ground.thresholds:
-            read = found.get(threshold.signal)
-            if read is None:
+                gauges.set("nodeagent_signal_available", reading.available, signal.value)
+                gauges.set("nodeagent_signal_capacity", reading.capacity, signal.value)
+        for threshold in layout.thresholds:
+            observation = by_signal.get(threshold.signal)
+            if observation is None:
                 continue
             labels = (threshold.text, threshold.signal.value, "hard" if threshold.hard else "soft")
-            limit = threshold.limit(read.capacity)
-            left = read.available - limit
-            now.set("nodeagent_threshold_limit", limit, *labels)
-            now.set(
-                "nodeagent_threshold_distance", left if threshold.operator is Operator.LESS_THAN else -left, *labels
-            )
-            now.set("nodeagent_threshold_met", threshold.met_by(read.available, read.capacity), *labels)
+            limit = threshold.limit(observation.capacity)
+            margin = observation.available - limit
+            gauges.set("nodeagent_threshold_limit", limit, *labels)
+            distance = margin if threshold.operator is Operator.LESS_THAN else -margin
+            met = threshold.met_by(observation.available, observation.capacity)
+            gauges.set("nodeagent_threshold_distance", distance, *labels)
+            gauges.set("nodeagent_threshold_met", met, *labels)
 
 
-def _add_spread(family: Family, labels: dict[str, str], spread: Histogram) -> None:
-    so_far = 0
-    for bound, count in zip((*spread.bounds, float("inf")), spread.counts, strict=True):
-        so_far += count
-        told = "+Inf" if bound == float("inf") else repr(bound)
-        family.add_sample(f"{family.name}_bucket", {**labels, "le": told}, so_far)
-    family.add_sample(f"{family.name}_count", labels, so_far)
-    family.add_sample(f"{family.name}_sum", labels, spread.total)
+def _add_histogram(family: Family, labels: dict[str, str], histogram: Histogram) -> None:
+    cumulative = 0
+    for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
+        cumulative += count
+        upper_bound = "+Inf" if bound == float("inf") else repr(bound)
+        family.add_sample(f"{family.name}_bucket", {**labels, "le": upper_bound}, cumulative)
+    family.add_sample(f"{family.name}_count", labels, cumulative)
+    family.add_sample(f"{family.name}_sum", labels, histogram.total)
 
 
-def _plain(families: Iterable[Family]) -> bytes:
-    """Return metrics in the plain form. Source: Prometheus text format 0.0.4."""
+def _text_format(families: Iterable[Family]) -> bytes:
+    """Return metrics as text. Source: Prometheus text format 0.0.4."""
     lines = []
     for family in families:
         name = f"{family.name}_total" if family.type == Kind.COUNTER else family.name
@@ -226,5 +233,5 @@ def _plain(families: Iterable[Family]) -> bytes:
 
 
 def _escaped(text: str, *, quoted: bool = False) -> str:
-    plain = text.replace("\\", r"\\").replace("\n", r"\n")
-    return plain.replace('"', r"\"") if quoted else plain
+    escaped = text.replace("\\", r"\\").replace("\n", r"\n")
+    return escaped.replace('"', r"\"") if quoted else escaped

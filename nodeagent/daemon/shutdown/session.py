@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.daemon.loops import wait_for_any
-from nodeagent.daemon.pass_lock import Pause
+from nodeagent.daemon.pass_lock import Pause, PausedBy
 from nodeagent.daemon.shutdown.environment import NAME, read_enablement
 from nodeagent.daemon.shutdown.execution import ShutdownInProgress, rehearse
 from nodeagent.daemon.shutdown.pod_monitor import PodMonitor
@@ -203,13 +203,13 @@ class InhibitorSession:  # 12 attributes: its collaborators, and the shutdown in
             case CommandKind.DELEGATE:
                 logger.warning("shutdown_delegated", because=because, hint="nodeagent doctor --fix-logind")
             case CommandKind.DISABLE:
-                self._context.pass_lock.lift(NAME)  # without the lock a cancellation is not reported
+                self._context.pass_lock.end_pause(PausedBy.SHUTDOWN)  # without the lock a cancellation is not reported
                 self._host.store.forget()
             case CommandKind.START_SHUTDOWN:
-                self._context.pass_lock.hold(Pause(NAME, "the node is going down"))
+                self._context.pass_lock.add_pause(Pause(PausedBy.SHUTDOWN, "the node is shutting down"))
                 self._work = asyncio.create_task(self._go_down(self._work))
             case CommandKind.CANCEL_SHUTDOWN:
-                self._context.pass_lock.lift(NAME)
+                self._context.pass_lock.end_pause(PausedBy.SHUTDOWN)
                 logger.warning("shutdown_cancelled")
                 if self._work is not None:
                     self._work.cancel()

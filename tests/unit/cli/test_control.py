@@ -72,7 +72,7 @@ async def test_status_shows_for_how_long_image_use_has_been_observed(
 async def test_status_is_not_green_while_it_cannot_work(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     node.context.agent = None
     code, out, _ = await say(capsys, "status")
-    assert (code, "not ready: the agent is not composed" in out) == (1, True)
+    assert (code, "not ready: agent not composed" in out) == (1, True)
 
 
 async def test_status_as_json_is_the_service_s_answer(node: Node, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,7 +64,7 @@ def test_a_plain_status_loads_no_parser() -> None:
     assert seen & ({"typer"} | FOR_TABLES | FOR_FILES) == set()
 
 
-@pytest.mark.parametrize(("words", "form"), sorted(start.PLAIN.items()))
+@pytest.mark.parametrize(("words", "form"), sorted(start.STATUS_FORMS.items()))
 def test_what_is_not_parsed_is_what_the_parser_would_make_of_it(
     words: tuple[str, ...], form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""When the agent counts as alive and as ready, and the reasons that are given where it does not."""
+"""Liveness and readiness of the agent, and the reasons against them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.health import not_alive, not_ready
 from nodeagent.daemon.loop_status import LoopStatuses
-from nodeagent.daemon.pass_lock import PassLock, Pause
+from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
 from nodeagent.model import Role
 from nodeagent.telemetry import logging as log
 from tests.unit.daemon_node import place
@@ -57,30 +57,31 @@ def lose_and_find_runtime(context: DaemonContext, clock: Clock) -> None:
     context.counters.count_event({"event": "runtime_available", "loop": "images"})
 
 
-def take_agent(context: DaemonContext, _: Clock) -> None:
+def remove_agent(context: DaemonContext, _: Clock) -> None:
     context.agent = None
 
 
-def take_agent_and_runtime(context: DaemonContext, clock: Clock) -> None:
-    take_agent(context, clock)
+def remove_agent_and_lose_runtime(context: DaemonContext, clock: Clock) -> None:
+    remove_agent(context, clock)
     lose_runtime(context, clock)
 
 
-def stick(context: DaemonContext, clock: Clock) -> None:
+def let_loop_get_stuck(context: DaemonContext, clock: Clock) -> None:
     del context
     clock.at_s = 71
 
 
-def pause(*askers: str) -> Callable[[DaemonContext, Clock], None]:
-    def hold(context: DaemonContext, _: Clock) -> None:
-        for who in askers:
-            context.pass_lock.hold(Pause(who, "why"))
+def pause(*origins: PausedBy) -> Callable[[DaemonContext, Clock], None]:
+    def add(context: DaemonContext, _: Clock) -> None:
+        for by in origins:
+            context.pass_lock.add_pause(Pause(by, "reason"))
 
-    return hold
+    return add
 
 
 NO_LOOPS = {"image_interval_s": None, "container_interval_s": None, "eviction": EvictionSettings(enabled=False)}
-NOT_ANSWERED = ("the container runtime has not answered yet",)
+NOT_ANSWERED = ("container runtime has not answered yet",)
+NOT_COMPOSED = ("agent not composed: it is starting or reloading, or no container runtime was found",)
 
 
 @pytest.mark.parametrize(
@@ -90,13 +91,13 @@ NOT_ANSWERED = ("the container runtime has not answered yet",)
         ({**NO_LOOPS, "container_interval_s": 60.0}, (), NOT_ANSWERED),
         ({**NO_LOOPS, "eviction": EvictionSettings(enabled=True)}, (), NOT_ANSWERED),
         (NO_LOOPS, (), ()),
-        ({}, ("operator",), ()),
-        ({}, ("shutdown",), (*NOT_ANSWERED, "shutdown: why")),
+        ({}, (PausedBy.OPERATOR,), ()),
+        ({}, (PausedBy.SHUTDOWN,), (*NOT_ANSWERED, "shutdown: reason")),
     ],
     ids=["all loops", "container GC only", "eviction only", "no loop", "paused by the operator", "shutting down"],
 )
 async def test_readiness_requires_an_answer_of_the_runtime_if_a_loop_calls_it(
-    settings: dict[str, Any], pauses: tuple[str, ...], ready: tuple[str, ...]
+    settings: dict[str, Any], pauses: tuple[PausedBy, ...], ready: tuple[str, ...]
 ) -> None:
     made, clock = healthy()
     made.settings, made.runtime_answered = replace(made.settings, **settings), False
@@ -129,30 +130,42 @@ async def test_daemon_without_a_runtime_is_not_ready_before_the_first_call() -> 
 
 
 @pytest.mark.parametrize(
-    ("happens", "alive", "ready"),
+    ("change", "alive", "ready"),
     [
         (lambda *_: None, (), ()),
-        (lose_runtime, (), ("the container runtime does not answer",)),
+        (lose_runtime, (), ("container runtime unavailable",)),
         (lose_and_find_runtime, (), ()),
-        (take_agent, (), ("the agent is not composed: it starts, reloads, or there is no container runtime",)),
+        (remove_agent, (), NOT_COMPOSED),
         (
-            take_agent_and_runtime,
+            remove_agent_and_lose_runtime,
             (),
-            ("the agent is not composed: it starts, reloads, or there is no container runtime",),
+            NOT_COMPOSED,
         ),
-        (stick, ("no progress: images",), ("no progress: images",)),
-        (pause("shutdown"), (), ("shutdown: why",)),
-        (pause("operator"), (), ()),
-        (pause("operator", "shutdown"), (), ("shutdown: why",)),
-        (lambda context, _: context.stop.set(), (), ("the agent is stopping",)),
+        (let_loop_get_stuck, ("no progress: images",), ("no progress: images",)),
+        (pause(PausedBy.SHUTDOWN), (), ("shutdown: reason",)),
+        (pause(PausedBy.OPERATOR), (), ()),
+        (pause(PausedBy.OPERATOR, PausedBy.SHUTDOWN), (), ("shutdown: reason",)),
+        (lambda context, _: context.stop.set(), (), ("agent is stopping",)),
         (lambda context, _: context.loop_statuses.disabled("images", "not enabled"), (), ()),
     ],
-    ids=["well", "lost", "found", "no-agent", "neither", "stuck", "shutdown", "paused", "both", "stopping", "off"],
+    ids=[
+        "healthy",
+        "runtime lost",
+        "runtime back",
+        "no agent",
+        "no agent and no runtime",
+        "stuck",
+        "shutdown",
+        "paused",
+        "paused and shutdown",
+        "stopping",
+        "disabled",
+    ],
 )
-async def test_reasons(
-    happens: Callable[[DaemonContext, Clock], None], alive: tuple[str, ...], ready: tuple[str, ...]
+async def test_reasons_against_liveness_and_readiness(
+    change: Callable[[DaemonContext, Clock], None], alive: tuple[str, ...], ready: tuple[str, ...]
 ) -> None:
     made, clock = healthy()
-    happens(made, clock)
+    change(made, clock)
     assert not_alive(made) == alive
     assert not_ready(made) == ready

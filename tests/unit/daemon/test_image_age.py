@@ -1,4 +1,4 @@
-"""Removal of images by age, by a composed agent on a simulated runtime: what was not observed counts as use."""
+"""Removal of images by age on a simulated runtime: an image counts as used while its use is not observed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NEWER = "PRAGMA user_version = 99"
 
 
 class Place:
-    """A node with one image that was pulled long ago, and a state directory; agents come and go on it."""
+    """A node with one image that was pulled 20 days ago, and a state directory for one agent after the other."""
 
     def __init__(self, directory: Path) -> None:
         self.node = SimNode()
@@ -52,7 +52,7 @@ class Place:
         self, *, maximum_s: float = MAXIMUM_S, record: bool = True, removal: str = "auto"
     ) -> AsyncIterator[Agent]:
         """Compose an agent as the daemon and the one-shot commands do."""
-        words: dict[str, str | int] = {
+        values: dict[str, str | int] = {
             "runtime.endpoint": f"unix://{self.directory}/cri.sock",
             "state.directory": str(self.state),
             "role": "standalone",
@@ -60,7 +60,7 @@ class Place:
             "image_gc.high_threshold_percent": 100,
             "image_gc.removal": removal,
         }
-        made = settings(load(None, words, {}).config)
+        made = settings(load(None, values, {}).config)
         policy = replace(made.policy.images, maximum_unused_age_s=maximum_s)
         made = replace(made, policy=replace(made.policy, images=policy))
         async with open_agent(made, record=record, dry_run=False, clock=self.node.clock) as agent:
@@ -77,7 +77,7 @@ class Place:
         self.node.remove_sandbox(sandbox.id)
 
     async def observe(self, agent: Agent, seconds: float) -> None:
-        """Let that time pass with the daemon's passes in it, one at the begin and one at the end."""
+        """Let time pass with the passes of the daemon, the first at once and the last at the end."""
         await plan_of(agent)
         while seconds > 0:
             step_s = min(seconds, INTERVAL_S)
@@ -95,7 +95,7 @@ async def plan_of(agent: Agent) -> Plan:
 
 
 async def verdict(place: Place, agent: Agent) -> str:
-    """Return why the image is kept or removed by a pass now."""
+    """Return verdict and reason code of the image in a pass now."""
     (found,) = (each for each in (await plan_of(agent)).decisions if each.id == place.image)
     return f"{'removed' if found.verdict is Verdict.REMOVE else 'kept'}: {found.reason.code.value}"
 
@@ -111,7 +111,7 @@ KEPT = "kept: age-not-observed"
 REMOVED = "removed: unused-too-long"
 
 
-async def test_fresh_installation_removes_nothing_by_age_before_the_maximum_was_observed(place: Place) -> None:
+async def test_fresh_installation_removes_no_image_by_age_before_the_maximum_was_observed(place: Place) -> None:
     place.use()
     async with place.agent() as agent:
         assert await verdict(place, agent) == KEPT
@@ -122,7 +122,7 @@ async def test_fresh_installation_removes_nothing_by_age_before_the_maximum_was_
 
 
 def corrupt(place: Place) -> None:
-    place.database.write_bytes(b"no database at all" * 1000)
+    place.database.write_bytes(b"not a database" * 1000)
 
 
 def unreadable(place: Place) -> None:
@@ -137,7 +137,7 @@ def newer(place: Place) -> None:
 
 @pytest.mark.parametrize("damage", [corrupt, unreadable, newer])
 @pytest.mark.parametrize("record", [True, False], ids=["run", "preview"])
-async def test_lost_database_removes_nothing_by_age(
+async def test_lost_database_removes_no_image_by_age(
     place: Place, damage: Callable[[Place], None], *, record: bool
 ) -> None:
     async with place.agent() as agent:
@@ -150,7 +150,7 @@ async def test_lost_database_removes_nothing_by_age(
 
 
 @pytest.mark.parametrize("damage", [unreadable, newer])
-async def test_degraded_store_removes_nothing_by_age_however_long_it_observes(
+async def test_degraded_store_removes_no_image_by_age_after_any_time(
     place: Place, damage: Callable[[Place], None]
 ) -> None:
     async with place.agent() as agent:
@@ -165,7 +165,7 @@ async def test_degraded_store_removes_nothing_by_age_however_long_it_observes(
         )
 
 
-async def test_store_that_recovers_keeps_what_was_observed_in_memory(place: Place) -> None:
+async def test_store_that_recovers_keeps_the_observation_in_memory(place: Place) -> None:
     place.database.mkdir(parents=True)
     async with place.agent() as agent:
         await place.observe(agent, 2 * MAXIMUM_S)
@@ -175,7 +175,7 @@ async def test_store_that_recovers_keeps_what_was_observed_in_memory(place: Plac
 
 
 @pytest.mark.parametrize("down_s", [MAXIMUM_S + 1, 30 * DAY_S])
-async def test_agent_down_longer_than_the_maximum_removes_nothing_by_age(place: Place, down_s: float) -> None:
+async def test_agent_down_longer_than_the_maximum_removes_no_image_by_age(place: Place, down_s: float) -> None:
     async with place.agent() as agent:
         await place.observe(agent, 2 * MAXIMUM_S)
     place.node.advance(down_s)
@@ -188,8 +188,8 @@ async def test_agent_down_longer_than_the_maximum_removes_nothing_by_age(place: 
         assert await verdict(place, agent) == REMOVED
 
 
-async def test_agent_down_longer_than_a_short_maximum_removes_nothing_by_age(place: Place) -> None:
-    """As commands do that run one after the other, with an age given on the command line."""
+async def test_agent_down_longer_than_a_short_maximum_removes_no_image_by_age(place: Place) -> None:
+    """Cover commands that run one after the other, with an age from the command line."""
     async with place.agent(maximum_s=5) as agent:
         await plan_of(agent)
     place.node.advance(5)
@@ -228,7 +228,7 @@ async def test_use_that_ended_while_the_agent_was_down_shortly_counts_until_it_i
         assert await verdict(place, agent) == REMOVED
 
 
-async def test_reboot_begins_the_observation_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reboot_restarts_the_observation(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     async with place.agent() as agent:
         await place.observe(agent, 2 * MAXIMUM_S)
         assert await verdict(place, agent) == REMOVED
@@ -237,7 +237,7 @@ async def test_reboot_begins_the_observation_again(place: Place, monkeypatch: py
         assert await verdict(place, agent) == KEPT
 
 
-async def test_runtime_away_for_long_begins_the_observation_again(place: Place) -> None:
+async def test_unavailable_runtime_restarts_the_observation(place: Place) -> None:
     async with place.agent() as agent:
         await place.observe(agent, 2 * MAXIMUM_S)
         place.node.advance(3 * INTERVAL_S)
@@ -248,7 +248,7 @@ async def test_runtime_away_for_long_begins_the_observation_again(place: Place) 
 
 
 @pytest.mark.parametrize("step_s", [3650 * DAY_S, 59.0], ids=["ten years", "a little"])
-async def test_wall_clock_that_was_ahead_for_a_while_ages_nothing(place: Place, step_s: float) -> None:
+async def test_wall_clock_that_was_ahead_ages_no_image(place: Place, step_s: float) -> None:
     async with place.agent() as agent:
         await place.observe(agent, 2 * INTERVAL_S)
         place.set_wall(step_s)
@@ -260,7 +260,7 @@ async def test_wall_clock_that_was_ahead_for_a_while_ages_nothing(place: Place, 
         assert await verdict(place, agent) == REMOVED
 
 
-async def test_pull_in_the_future_of_a_wall_clock_that_went_back_counts_as_now(place: Place) -> None:
+async def test_pull_in_the_future_after_a_step_of_the_wall_clock_counts_as_now(place: Place) -> None:
     async with place.agent() as agent:
         await place.observe(agent, 2 * MAXIMUM_S)
         place.set_wall(-3650 * DAY_S)
@@ -270,7 +270,7 @@ async def test_pull_in_the_future_of_a_wall_clock_that_went_back_counts_as_now(p
         assert await verdict(place, agent) == "kept: too-young"
 
 
-async def test_small_steps_of_the_wall_clock_add_up_to_nothing(place: Place) -> None:
+async def test_small_steps_of_the_wall_clock_do_not_add_up(place: Place) -> None:
     async with place.agent() as agent:
         await place.observe(agent, 2 * MAXIMUM_S)
         sandbox = place.node.add_pod("job")
@@ -334,14 +334,14 @@ async def test_preview_of_a_command_equals_the_run(place: Place, maximum_s: floa
 
 
 @pytest.mark.parametrize("removal", ["auto", "cri"])
-@pytest.mark.parametrize(("asked_s", "outcome"), [(599.0, Outcome.DONE), (601.0, Outcome.CHANGED)])
-async def test_plan_that_is_agreed_to_late_removes_nothing_by_age(
-    place: Place, asked_s: float, outcome: Outcome, removal: str
+@pytest.mark.parametrize(("delay_s", "outcome"), [(599.0, Outcome.DONE), (601.0, Outcome.CHANGED)])
+async def test_plan_that_is_executed_late_removes_no_image_by_age(
+    place: Place, delay_s: float, outcome: Outcome, removal: str
 ) -> None:
     async with place.agent(removal=removal) as agent:
         await place.observe(agent, 2 * MAXIMUM_S)
         preview = await agent.collector.preview(Scope.IMAGES)
-        place.node.advance(asked_s)
+        place.node.advance(delay_s)
         report = await agent.run(preview, trigger="test", stop=asyncio.Event())
         assert [(each.decision.id, each.outcome) for each in report.results] == [(place.image, outcome)]
         assert (place.image in place.node.images) == (outcome is Outcome.CHANGED)

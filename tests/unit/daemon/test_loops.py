@@ -1,4 +1,4 @@
-"""The loops: one pass at a time, back-off while the runtime is away, one log line per change."""
+"""Collection loops: one pass at a time, back-off while the runtime is unavailable, one event per change."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from nodeagent.act.gc.collector import Preview
 from nodeagent.act.gc.outcomes import PassEnd, PassReport
 from nodeagent.clock import SystemClock
 from nodeagent.daemon.loop_status import LoopStatuses
-from nodeagent.daemon.loops import Loop, RuntimeWatch
-from nodeagent.daemon.pass_lock import PassLock, Pause
+from nodeagent.daemon.loops import Interval, Loop, RuntimeWatch
+from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeUnavailableError
 from nodeagent.model import NodeSnapshot, RuntimeInfo
 from nodeagent.plan.gc.scope import Scope
@@ -31,7 +31,7 @@ SNAPSHOT = NodeSnapshot(observed_at=T0, runtime=RuntimeInfo("containerd", "1.7.2
 
 
 class Passes:
-    """Answers each turn with the next of its errors, or with a report."""
+    """Passes with prepared ends: each raises the next error or returns a report."""
 
     def __init__(self, *ends: Exception | PassEnd, warnings: tuple[str, ...] = ()) -> None:
         self.ends: Iterator[Exception | PassEnd] = iter(ends)
@@ -73,22 +73,21 @@ def loop(
     clock = SystemClock()
     return Loop(
         scope,
-        300.0,
+        Interval(300.0, lambda: 0.5),
         passes,
         pass_lock=pass_lock or PassLock(clock),
         loop_statuses=LoopStatuses(clock),
         logger=logger,
-        jitter=lambda: 0.5,
         wake=asyncio.Event(),
     )
 
 
-async def test_a_runtime_away_is_retried_with_back_off_and_logged_once(
+async def test_unavailable_runtime_is_retried_with_back_off_and_logged_once(
     logger: FilteringBoundLogger, stream: io.StringIO
 ) -> None:
-    away = RuntimeUnavailableError("no socket")
-    made = loop(Passes(*[away] * 8, PassEnd.NOTHING_TO_DO, away), logger)
-    waits = [await made.turn() for _ in range(10)]
+    unavailable = RuntimeUnavailableError("no socket")
+    made = loop(Passes(*[unavailable] * 8, PassEnd.NOTHING_TO_DO, unavailable), logger)
+    waits = [await made.run_once() for _ in range(10)]
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 300, 1]
     assert events(stream) == ["runtime_unavailable", "runtime_available", "pass_finished", "runtime_unavailable"]
 
@@ -101,29 +100,29 @@ async def test_a_runtime_away_is_retried_with_back_off_and_logged_once(
         (KeyError("bug"), "pass_crashed"),
     ],
 )
-async def test_a_failed_pass_is_logged_and_tried_again(
+async def test_failed_pass_is_logged_and_retried(
     error: Exception, event: str, logger: FilteringBoundLogger, stream: io.StringIO
 ) -> None:
     made = loop(Passes(error, PassEnd.COMPLETE), logger)
-    assert [await made.turn(), await made.turn()] == [300, 300]
+    assert [await made.run_once(), await made.run_once()] == [300, 300]
     assert events(stream) == [event, "pass_finished"]
 
 
-async def test_a_warning_is_logged_once_for_as_long_as_it_stands(
+async def test_warning_is_logged_again_only_after_a_pass_without_it(
     logger: FilteringBoundLogger, stream: io.StringIO
 ) -> None:
     passes = Passes(*[PassEnd.COMPLETE] * 4, warnings=("sizes are upper bounds",))
     made = loop(passes, logger)
-    await made.turn()
-    await made.turn()
+    await made.run_once()
+    await made.run_once()
     passes.warnings = ()
-    await made.turn()
+    await made.run_once()
     passes.warnings = ("sizes are upper bounds",)
-    await made.turn()
+    await made.run_once()
     assert events(stream).count("pass_warning") == 2
 
 
-async def test_waits_end_at_once_when_told_to_stop(logger: FilteringBoundLogger) -> None:
+async def test_stop_ends_the_wait_for_the_next_pass(logger: FilteringBoundLogger) -> None:
     stop = asyncio.Event()
     running = asyncio.ensure_future(loop(Passes(PassEnd.COMPLETE), logger).run(stop))
     await asyncio.sleep(0)
@@ -131,31 +130,29 @@ async def test_waits_end_at_once_when_told_to_stop(logger: FilteringBoundLogger)
     await asyncio.wait_for(running, 5)
 
 
-async def test_loops_share_one_turn(logger: FilteringBoundLogger) -> None:
+async def test_passes_of_two_loops_do_not_overlap(logger: FilteringBoundLogger) -> None:
     passes, pass_lock = Passes(*[PassEnd.COMPLETE] * 2), PassLock(SystemClock())
     both = [loop(passes, logger, pass_lock=pass_lock, scope=scope) for scope in (Scope.IMAGES, Scope.CONTAINERS)]
-    await asyncio.gather(*(each.turn() for each in both))
+    await asyncio.gather(*(each.run_once() for each in both))
 
 
-async def test_a_paused_loop_makes_no_pass(logger: FilteringBoundLogger, stream: io.StringIO) -> None:
+async def test_paused_loop_runs_no_pass(logger: FilteringBoundLogger, stream: io.StringIO) -> None:
     pass_lock = PassLock(SystemClock())
     made = loop(Passes(PassEnd.COMPLETE), logger, pass_lock=pass_lock)
-    pass_lock.hold(Pause("operator", "maintenance"))
-    await made.turn()
+    pass_lock.add_pause(Pause(PausedBy.OPERATOR, "maintenance"))
+    await made.run_once()
     assert events(stream) == []
-    pass_lock.lift("operator")
-    await made.turn()
+    pass_lock.end_pause(PausedBy.OPERATOR)
+    await made.run_once()
     assert events(stream) == ["pass_finished"]
 
 
-def test_jitter_stays_within_a_tenth(logger: FilteringBoundLogger) -> None:
-    for drawn, expected in ((0.0, 270.0), (0.5, 300.0), (1.0, 330.0)):
-        made = loop(Passes(), logger)
-        made._jitter = lambda drawn=drawn: drawn  # type: ignore[misc]
-        assert made._next_s() == pytest.approx(expected)
+@pytest.mark.parametrize(("drawn", "expected_s"), [(0.0, 270.0), (0.5, 300.0), (1.0, 330.0)])
+def test_interval_with_jitter_is_within_a_tenth(drawn: float, expected_s: float) -> None:
+    assert Interval(300.0, lambda: drawn).next_s() == pytest.approx(expected_s)
 
 
-def test_the_watch_starts_over_after_an_answer(logger: FilteringBoundLogger) -> None:
+def test_back_off_starts_again_after_an_answer(logger: FilteringBoundLogger) -> None:
     watch = RuntimeWatch(logger)
     assert [watch.lost(RuntimeUnavailableError("x")) for _ in range(3)] == [1, 2, 4]
     watch.answered()

@@ -1,4 +1,4 @@
-"""Turns: one holder at a time, pauses that end passes, and what is urgent going first."""
+"""Pass lock: one pass at a time, pauses end passes, urgent passes first; and the loop statuses."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 import pytest
 
 from nodeagent.daemon.loop_status import Activity, LoopStatuses
-from nodeagent.daemon.pass_lock import PassLock, Pause
+from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
 
 
-class StillClock:
-    """Time that is set by hand."""
+class ManualClock:
+    """A clock that is moved by the test."""
 
     def __init__(self) -> None:
         self.monotonic = 100.0
@@ -25,11 +25,11 @@ class StillClock:
 
 
 @pytest.fixture
-def clock() -> StillClock:
-    return StillClock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
-async def test_an_urgent_asker_has_the_holder_end(clock: StillClock) -> None:
+async def test_urgent_pass_ends_the_running_one_and_gets_the_lock(clock: ManualClock) -> None:
     pass_lock, order = PassLock(clock), []
 
     async def collect() -> None:
@@ -37,47 +37,47 @@ async def test_an_urgent_asker_has_the_holder_end(clock: StillClock) -> None:
             order.append("collect")
             await end.wait()
 
-    holder = asyncio.ensure_future(collect())
+    running = asyncio.ensure_future(collect())
     await asyncio.sleep(0)
     async with pass_lock.take(urgent=True) as end:
         order.append("evict")
         assert not end.is_set()
-    await holder
+    await running
     assert order == ["collect", "evict"]
 
 
-async def test_a_pause_ends_the_pass_and_each_that_begins(clock: StillClock) -> None:
+async def test_pause_ends_the_running_pass_and_each_later_one(clock: ManualClock) -> None:
     pass_lock = PassLock(clock)
     async with pass_lock.take() as end:
-        pass_lock.hold(Pause("operator", "maintenance"))
+        pass_lock.add_pause(Pause(PausedBy.OPERATOR, "maintenance"))
         assert end.is_set()
     async with pass_lock.take() as end:
         assert end.is_set()
-    assert pass_lock.lift("operator")
-    assert not pass_lock.lift("operator")
+    assert pass_lock.end_pause(PausedBy.OPERATOR)
+    assert not pass_lock.end_pause(PausedBy.OPERATOR)
     async with pass_lock.take() as end:
         assert not end.is_set()
 
 
-def test_a_pause_lapses(clock: StillClock) -> None:
+def test_pause_expires(clock: ManualClock) -> None:
     pass_lock = PassLock(clock)
-    pass_lock.hold(Pause("operator", "maintenance", until_s=160.0))
-    pass_lock.hold(Pause("shutdown", "the node goes down"))
-    assert pass_lock.pause() == Pause("operator", "maintenance", until_s=160.0)
+    pass_lock.add_pause(Pause(PausedBy.OPERATOR, "maintenance", until_s=160.0))
+    pass_lock.add_pause(Pause(PausedBy.SHUTDOWN, "node is shutting down"))
+    assert pass_lock.pause() == Pause(PausedBy.OPERATOR, "maintenance", until_s=160.0)
     clock.monotonic = 160.0
-    assert pass_lock.pause() == Pause("shutdown", "the node goes down")
-    pass_lock.lift("shutdown")
+    assert pass_lock.pause() == Pause(PausedBy.SHUTDOWN, "node is shutting down")
+    pass_lock.end_pause(PausedBy.SHUTDOWN)
     assert pass_lock.pause() is None
 
 
-async def test_the_end_is_for_good(clock: StillClock) -> None:
+async def test_passes_after_the_end_of_the_daemon_end_at_their_start(clock: ManualClock) -> None:
     pass_lock = PassLock(clock)
     pass_lock.end()
     async with pass_lock.take() as end:
         assert end.is_set()
 
 
-def test_the_board_tells_what_is_stuck(clock: StillClock) -> None:
+def test_task_without_a_report_in_time_is_stuck(clock: ManualClock) -> None:
     loop_statuses = LoopStatuses(clock)
     loop_statuses.disabled("images", "not enabled")
     loop_statuses.running("containers", within_s=10.0)
@@ -91,5 +91,5 @@ def test_the_board_tells_what_is_stuck(clock: StillClock) -> None:
     loop_statuses.waiting("containers", 60.0, slack_s=10.0)
     clock.monotonic += 69
     assert loop_statuses.stuck() == ()
-    line = next(each for each in loop_statuses.lines if each.name == "containers")
-    assert (line.activity, line.runs, line.failures, line.result) == (Activity.WAITING, 1, 0, "complete")
+    status = next(each for each in loop_statuses.all if each.name == "containers")
+    assert (status.activity, status.runs, status.failures, status.result) == (Activity.WAITING, 1, 0, "complete")

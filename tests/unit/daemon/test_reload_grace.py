@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from nodeagent.config.handoff import checked
 from nodeagent.config.settings import Origin
-from nodeagent.daemon.pass_lock import PassLock, Pause
+from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
 from nodeagent.daemon.pause import pause, resume
 from nodeagent.daemon.reload_grace import ReloadGrace, grace_needed_s
 from nodeagent.plan.eviction.effects import FREED_WITHIN_S
 from nodeagent.sim.clock import SimClock
 from tests.unit.daemon_node import GRACE_S, IMAGE, Daemon, daemon, place, refused
 
-HELD = Pause("operator", "maintenance")
+HELD = Pause(PausedBy.OPERATOR, "maintenance")
 FEWER_EXAMPLES = settings(max_examples=settings().max_examples // 4, suppress_health_check=[HealthCheck.too_slow])
 """Each example starts a daemon and reloads it several times."""
 
@@ -73,10 +73,10 @@ def test_period_does_not_end_before_the_effect_is_announced(clock: SimClock, pas
 
 def test_period_starts_again_at_resume(grace: ReloadGrace, clock: SimClock, pass_lock: PassLock) -> None:
     clock.advance(50)
-    pass_lock.hold(HELD)
+    pass_lock.add_pause(HELD)
     clock.advance(1000)
     assert (grace.over(), grace.left_s(), grace.until()) == (False, 60, None)
-    pass_lock.lift("operator")
+    pass_lock.end_pause(PausedBy.OPERATOR)
     clock.advance(59)
     assert not grace.over()
     clock.advance(1)
@@ -86,28 +86,28 @@ def test_period_starts_again_at_resume(grace: ReloadGrace, clock: SimClock, pass
 def test_period_starts_again_when_a_pause_lapses_unnoticed(
     grace: ReloadGrace, clock: SimClock, pass_lock: PassLock
 ) -> None:
-    pass_lock.hold(replace(HELD, until_s=clock.monotonic_s() + 100))
+    pass_lock.add_pause(replace(HELD, until_s=clock.monotonic_s() + 100))
     clock.advance(130)
     assert (grace.over(), grace.left_s()) == (False, 30)
 
 
 def test_pause_before_the_switch_counts_from_its_end(clock: SimClock, pass_lock: PassLock) -> None:
     made = ReloadGrace(clock, pass_lock)
-    pass_lock.hold(HELD)
+    pass_lock.add_pause(HELD)
     made.begin(60, "test")
     made.announce()
     clock.advance(100)
-    pass_lock.lift("operator")
+    pass_lock.end_pause(PausedBy.OPERATOR)
     assert made.left_s() == 60
 
 
 def test_last_of_several_pauses_counts(grace: ReloadGrace, clock: SimClock, pass_lock: PassLock) -> None:
-    pass_lock.hold(HELD)
-    pass_lock.hold(replace(HELD, who="shutdown"))
-    pass_lock.lift("operator")
+    pass_lock.add_pause(HELD)
+    pass_lock.add_pause(replace(HELD, by=PausedBy.SHUTDOWN))
+    pass_lock.end_pause(PausedBy.OPERATOR)
     clock.advance(100)
     assert not grace.over()
-    pass_lock.lift("shutdown")
+    pass_lock.end_pause(PausedBy.SHUTDOWN)
     assert grace.left_s() == 60
 
 

@@ -1,4 +1,4 @@
-"""What a reload is told to change, on a simulated node's runtime and this machine's own signals."""
+"""Preview of a reload, with a simulated runtime and the signals of this machine."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def made(tmp_path: Path, change: dict[str, str | int]) -> Settings:
         f'role = "standalone"\n[container_gc]\nminimum_age = "0s"\npod_log_root = "{tmp_path}/pods"\n'
         f'container_log_root = "{tmp_path}/containers"\n'
     )
-    words = {"runtime.endpoint": f"unix://{tmp_path}/cri.sock", "state.directory": str(tmp_path / "state")}
-    return checked(Origin(path, tuple({**words, **change}.items())))
+    values = {"runtime.endpoint": f"unix://{tmp_path}/cri.sock", "state.directory": str(tmp_path / "state")}
+    return checked(Origin(path, tuple({**values, **change}.items())))
 
 
 async def effect(
@@ -66,7 +66,7 @@ async def effect(
     slow: bool = False,
     stop: asyncio.Event | None = None,
 ) -> list[dict[str, Any]]:
-    """Return what is logged of a reload from one to the other, at a runtime that answers or takes its time."""
+    """Return the events of a reload from ``earlier`` to ``later``; a slow runtime does not list its containers."""
     sim = SimNode()
     sim.root_path = str(tmp_path)
     sim.add_image(IMAGE, layers=[Layer("base", 1 << 20)])
@@ -100,7 +100,7 @@ async def effect(
         ({**KEEPS_NONE, "dry_run": True}, {**KEEPS_NONE, "container_gc.enabled": False}, None),
     ],
 )
-async def test_what_goes_now_and_did_not_before_is_told(
+async def test_removals_that_the_earlier_settings_did_not_cause_are_logged(
     tmp_path: Path, earlier: dict[str, str | int], later: dict[str, str | int], items: int | None
 ) -> None:
     found = await effect(tmp_path, QUIET | earlier, QUIET | later)
@@ -110,7 +110,7 @@ async def test_what_goes_now_and_did_not_before_is_told(
 
 
 @pytest.mark.parametrize(
-    ("earlier", "later", "told"),
+    ("earlier", "later", "logged"),
     [
         (QUIET, evicting(ALWAYS_MET), [f"{ALWAYS_MET} (at once)"]),
         (QUIET, evicting("nodefs.available<1Ki"), None),
@@ -129,12 +129,12 @@ async def test_what_goes_now_and_did_not_before_is_told(
         ),
     ],
 )
-async def test_thresholds_that_are_met_only_now_are_told(
-    tmp_path: Path, earlier: dict[str, str | int], later: dict[str, str | int], told: list[str] | None
+async def test_thresholds_that_the_earlier_settings_did_not_act_on_are_logged(
+    tmp_path: Path, earlier: dict[str, str | int], later: dict[str, str | int], logged: list[str] | None
 ) -> None:
     found = await effect(tmp_path, KEEPS_ALL | earlier, KEEPS_ALL | later)
     evicts = [each["thresholds"] for each in found if each["event"] == "reload_evicts_more"]
-    assert evicts == ([] if told is None else [told])
+    assert evicts == ([] if logged is None else [logged])
 
 
 @pytest.mark.parametrize(("absent_s", "met"), [(1.0, False), (ABSENT_S, True)])
@@ -170,13 +170,15 @@ async def test_preview_of_another_role_leaves_the_role_in_force(tmp_path: Path) 
     assert stream.getvalue() == ""
 
 
-async def test_a_slow_runtime_holds_up_no_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_runtime_delays_a_reload_only_until_the_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("nodeagent.daemon.reload_preview._WITHIN_S", 0.05, raising=False)
-    (told,) = await effect(tmp_path, KEEPS_ALL, KEEPS_NONE, slow=True)
-    assert (told["event"], told["error"]) == ("reload_effect_unknown", "the node was not read within 0.05 s")
+    (event,) = await effect(tmp_path, KEEPS_ALL, KEEPS_NONE, slow=True)
+    assert (event["event"], event["error"]) == ("reload_effect_unknown", "cannot read the node: timeout after 0.05 s")
 
 
-async def test_the_end_waits_for_no_telling(tmp_path: Path) -> None:
+async def test_stop_ends_the_preview_without_an_effect(tmp_path: Path) -> None:
     stop = asyncio.Event()
     stop.set()
     assert await effect(tmp_path, KEEPS_ALL, KEEPS_NONE, slow=True, stop=stop) == []
@@ -187,14 +189,16 @@ async def test_bug_in_a_preview_is_an_unknown_effect(tmp_path: Path, monkeypatch
         raise KeyError("bug")
 
     monkeypatch.setattr("nodeagent.daemon.reload_preview.plans_for", bug)
-    (told,) = await effect(tmp_path, KEEPS_ALL, KEEPS_NONE)
-    assert (told["event"], told["error"]) == ("reload_effect_unknown", "internal error: KeyError('bug')")
+    (event,) = await effect(tmp_path, KEEPS_ALL, KEEPS_NONE)
+    assert (event["event"], event["error"]) == ("reload_effect_unknown", "internal error: KeyError('bug')")
 
 
-async def test_runtime_lost_halfway_leaves_the_known_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def away(*_: object) -> None:
+async def test_runtime_lost_during_the_preview_keeps_the_parts_found_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
         raise RuntimeUnavailableError("no socket")
 
-    monkeypatch.setattr("nodeagent.daemon.reload_preview._evaluated", away)
+    monkeypatch.setattr("nodeagent.daemon.reload_preview._evaluated", fail)
     found = await effect(tmp_path, KEEPS_ALL, KEEPS_NONE | evicting(ALWAYS_MET))
     assert [each["event"] for each in found] == ["reload_removes_more", "reload_effect_unknown"]

@@ -1,4 +1,4 @@
-"""The daemon's signals while it starts and stops, sent to real processes beside a simulated runtime."""
+"""Signals during start and stop of the daemon, sent to real processes with a simulated runtime."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.cli import shutdown
-from nodeagent.daemon.unix_signals import HELD
+from nodeagent.daemon.unix_signals import BLOCKED
 from nodeagent.host.systemd import UnitStop
 from tests.support.reclaim import poll
 
@@ -33,10 +33,12 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         f'[container_gc]\npod_log_root = "{directory}/pods"\ncontainer_log_root = "{directory}/containers"\n'
         '[control]\nsocket = ""\n[metrics]\nlisten = "off"\n[shutdown]\nenabled = "off"\n[eviction]\nenabled = "off"\n'
     )
-    words = ["--socket", str(directory / "s"), "--root", str(directory), "--images", "3", "--containers", "3"]
-    with subprocess.Popen([sys.executable, "-m", "nodeagent.sim", *words], stdout=subprocess.DEVNULL, cwd=ROOT) as sim:
+    arguments = ["--socket", str(directory / "s"), "--root", str(directory), "--images", "3", "--containers", "3"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "nodeagent.sim", *arguments], stdout=subprocess.DEVNULL, cwd=ROOT
+    ) as sim:
         try:
-            poll("the simulated runtime serves", (directory / "s").exists, timeout_s=30)
+            poll("the simulated runtime is listening", (directory / "s").exists, timeout_s=30)
             yield path
         finally:
             sim.terminate()
@@ -46,12 +48,12 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def started(
     config: Path, *options: str, before: tuple[str, ...] = ()
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """Start ``nodeagent run`` and wait until its signals are held; give it and its log."""
+    """Start ``nodeagent run``, wait until its signals are blocked, and yield the process and its log."""
     log = config.with_name("log")
-    words = [*before, sys.executable, "-m", "nodeagent", "run", *options, "--config", str(config)]
-    with log.open("wb") as out, subprocess.Popen(words, stderr=out, cwd=ROOT) as process:
+    command = [*before, sys.executable, "-m", "nodeagent", "run", *options, "--config", str(config)]
+    with log.open("wb") as out, subprocess.Popen(command, stderr=out, cwd=ROOT) as process:
         try:
-            poll("its signals are held", lambda: process.poll() is not None or held(process.pid), timeout_s=30)
+            poll("its signals are blocked", lambda: process.poll() is not None or blocked(process.pid), timeout_s=30)
             yield process, log
         finally:
             process.kill()
@@ -63,17 +65,17 @@ def masks(pid: int | str) -> dict[str, int]:
     return {name: int(value, 16) for name, _, value in lines if name in {"SigBlk", "SigIgn", "SigCgt"}}
 
 
-def held(pid: int) -> bool:
-    return all(masks(pid)["SigBlk"] & 1 << (number - 1) for number in HELD)
+def blocked(pid: int) -> bool:
+    return all(masks(pid)["SigBlk"] & 1 << (number - 1) for number in BLOCKED)
 
 
 def hang_up(process: subprocess.Popen[bytes]) -> bool:
-    """Send a hangup; return whether the process runs and would survive it just now."""
-    seen = masks(process.pid)
+    """Send SIGHUP; return whether the process was running and the signal not fatal."""
+    mask = masks(process.pid)
     if process.poll() is not None:
         return False
     process.send_signal(signal.SIGHUP)
-    return bool((seen["SigBlk"] | seen["SigIgn"] | seen["SigCgt"]) & HANGUP)
+    return bool((mask["SigBlk"] | mask["SigIgn"] | mask["SigCgt"]) & HANGUP)
 
 
 @pytest.mark.parametrize("attempt", range(2))
@@ -94,7 +96,7 @@ def test_hangups_from_start_to_exit_reload_and_never_kill(config: Path, attempt:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize(("options", "code"), [((), 0), (("--once",), 3)], ids=["daemon", "once"])
-def test_a_stop_asked_for_during_the_start_is_orderly(
+def test_stop_signal_during_the_start_is_orderly(
     config: Path, options: tuple[str, ...], code: int, number: signal.Signals
 ) -> None:
     with started(config, *options) as (process, log):
@@ -105,13 +107,13 @@ def test_a_stop_asked_for_during_the_start_is_orderly(
         assert "pass_finished" not in log.read_text()
 
 
-def test_a_hangup_ends_a_single_pass_like_a_stop(config: Path) -> None:
+def test_hangup_ends_a_single_pass_like_a_stop(config: Path) -> None:
     with started(config, "--once") as (process, _):
         process.send_signal(signal.SIGHUP)
         assert process.wait(60) == 3
 
 
-def test_a_single_pass_under_nohup_ignores_hangups(config: Path) -> None:
+def test_single_pass_under_nohup_ignores_hangups(config: Path) -> None:
     with started(config, "--once", before=("nohup",)) as (process, log):
         while process.poll() is None:
             process.send_signal(signal.SIGHUP)
@@ -119,33 +121,33 @@ def test_a_single_pass_under_nohup_ignores_hangups(config: Path) -> None:
         assert "pass_finished" in log.read_text()
 
 
-HELD_THEN_HANDLED = """
+BLOCKED_THEN_HANDLED = """
 import asyncio, os, signal, subprocess
-from nodeagent.daemon.unix_signals import handled, hold_signals
+from nodeagent.daemon.unix_signals import handled, block_signals
 
 async def main():
-    heard = asyncio.Event()
-    with handled(asyncio.get_running_loop(), end=lambda: None, hangup=heard.set, once=False):
-        await asyncio.wait_for(heard.wait(), 20)
+    received = asyncio.Event()
+    with handled(asyncio.get_running_loop(), end=lambda: None, hangup=received.set, once=False):
+        await asyncio.wait_for(received.wait(), 20)
         subprocess.run(["cat", "/proc/self/status"], check=True)
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
 
-hold_signals()
+block_signals()
 os.kill(os.getpid(), signal.SIGHUP)
 asyncio.run(main())
 """
 
 
-def test_a_held_hangup_is_delivered_to_its_handler_and_children_get_the_defaults() -> None:
-    words = [sys.executable, "-c", HELD_THEN_HANDLED]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True, cwd=ROOT)
+def test_blocked_hangup_is_delivered_to_the_handler_and_children_get_default_actions() -> None:
+    command = [sys.executable, "-c", BLOCKED_THEN_HANDLED]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=ROOT)
     lines = ended.stdout.splitlines()
     own = [int(each.split()[1], 16) for each in lines if each.startswith(("SigBlk", "SigIgn", "SigCgt"))]
     assert len(own) == 3
-    assert not any(each & 1 << (number - 1) for each in own for number in HELD)
+    assert not any(each & 1 << (number - 1) for each in own for number in BLOCKED)
 
 
-def test_a_hangup_does_not_end_the_stop_command_of_the_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hangup_does_not_end_the_stop_command_of_the_unit(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(_: str) -> UnitStop:
         os.kill(os.getpid(), signal.SIGHUP)
         return UnitStop("running")

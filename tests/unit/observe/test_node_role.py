@@ -180,8 +180,8 @@ class Evicting:
         self.running.clear()
 
     def line(self) -> tuple[Activity, str]:
-        (line,) = self.context.loop_statuses.lines
-        return line.activity, line.why
+        (line,) = self.context.loop_statuses.all
+        return line.activity, line.reason
 
     async def wait_until(self, condition: Callable[[], object]) -> None:
         async with asyncio.timeout(20):
@@ -200,7 +200,7 @@ async def test_eviction_stops_beside_a_kubelet_and_resumes_without_it(watched: W
     running = asyncio.ensure_future(made.task.run(made.stop))
     await asyncio.wait_for(made.running.wait(), 20)
     watched.kubelet.set(KUBELET)
-    await made.wait_until(lambda: made.context.loop_statuses.lines)
+    await made.wait_until(lambda: made.context.loop_statuses.all)
     assert made.line()[0] is Activity.DISABLED
     assert "kubelet process 812 (kubelet)" in made.line()[1]
     assert made.context.eviction == EvictionState(evicted_s=(1.0,))
@@ -225,7 +225,7 @@ async def test_unfinished_eviction_is_kept_and_logged_when_a_kubelet_starts(watc
     made.context.eviction = EvictionState(evicted_s=(1.0,), outstanding=effects, victims=victims)
     watched.kubelet.set(KUBELET)
     running = asyncio.ensure_future(made.task.run(made.stop))
-    await made.wait_until(lambda: made.context.loop_statuses.lines)
+    await made.wait_until(lambda: made.context.loop_statuses.all)
     made.stop.set()
     await asyncio.wait_for(running, 20)
     assert made.context.eviction == EvictionState(evicted_s=(1.0,), outstanding=effects[:1], victims=victims)
@@ -239,7 +239,7 @@ async def test_eviction_configured_on_is_refused_beside_a_kubelet(watched: Watch
     watched.kubelet.set(KUBELET)
     made = Evicting(watched, configured, enabled=True)
     running = asyncio.ensure_future(made.task.run(made.stop))
-    await made.wait_until(lambda: made.context.loop_statuses.lines)
+    await made.wait_until(lambda: made.context.loop_statuses.all)
     made.stop.set()
     await asyncio.wait_for(running, 20)
     assert made.loops == 0

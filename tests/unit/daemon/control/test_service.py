@@ -41,7 +41,7 @@ from nodeagent.daemon.control.socket import (
     who_may_connect,
 )
 from nodeagent.daemon.loop_status import LoopStatuses
-from nodeagent.daemon.pass_lock import PassLock, Pause
+from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
 from nodeagent.daemon.pause import restore_pause
 from nodeagent.daemon.service_manager import ReloadTask
 from nodeagent.errors import ObservationError
@@ -430,7 +430,7 @@ async def test_member_cannot_end_or_replace_the_pause_of_another_user(
     code, why = await as_actor.refused(method, request_)
     assert (code, f"placed by {placed_by.name} until" in why) == ("INVALID_ARGUMENT", True), why
     kept, pause = PauseFile(as_actor.context.settings.state_directory).read(), as_actor.context.pass_lock.pause()
-    assert (kept and kept.by, pause and "looking" in pause.why) == (placed_by.name, True)
+    assert (kept and kept.by, pause and "looking" in pause.reason) == (placed_by.name, True)
     as_actor.peer[0] = ROOT
     assert (await as_actor.ask("Resume"))["was_paused"] is True
 
@@ -716,7 +716,7 @@ async def test_who_waits_for_a_run_is_told_of_a_pause(node: Node) -> None:
     node.context.loop_statuses.waiting("images", 600, 600)
     asked = asyncio.ensure_future(node.refused("Trigger", api.TriggerRequest(loop="images", wait=True)))
     await asyncio.wait_for(node.context.wake["images"].wait(), 20)
-    node.context.pass_lock.hold(Pause("operator", "looking"))
+    node.context.pass_lock.add_pause(Pause(PausedBy.OPERATOR, "looking"))
     code, why = await asked
     assert (code, "while the agent is paused" in why) == ("INVALID_ARGUMENT", True)
 

@@ -25,7 +25,7 @@ from nodeagent.daemon.eviction.pod_monitor import PodMonitor
 from nodeagent.daemon.eviction.reporting import EvictionReporter
 from nodeagent.daemon.eviction.signal_monitor import SignalMonitor
 from nodeagent.daemon.loop_status import LoopStatuses
-from nodeagent.daemon.pass_lock import PassLock, Pause
+from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError
 from nodeagent.host.node import boot_id
 from nodeagent.host.signals import SignalPaths
@@ -178,7 +178,7 @@ class Node:
         return [each for each in lines if not name or each["event"] == name]
 
     def result(self) -> str:
-        return self.context.loop_statuses.lines[0].result
+        return self.context.loop_statuses.all[0].result
 
 
 async def run_pass(node: Node, loop: EvictionLoop | None = None) -> float:
@@ -308,7 +308,7 @@ async def test_eviction_limit_stops_evictions_and_is_logged() -> None:
 
 async def test_no_pod_is_evicted_during_a_pause() -> None:
     node = Node(pods=(pod(),), readings=lambda: (LOW,))
-    node.context.pass_lock.hold(Pause("shutdown", "the node shuts down"))
+    node.context.pass_lock.add_pause(Pause(PausedBy.SHUTDOWN, "the node shuts down"))
     await run_pass(node)
     assert (node.evicted, node.result()) == ([], "pressure")
 
@@ -320,7 +320,7 @@ async def test_chosen_pod_is_not_evicted_after_a_pause_or_stop(end: str) -> None
     class Interrupted(Node):
         async def read_pods(self, with_disk: bool) -> PodInventory:
             if end == "pause":
-                self.context.pass_lock.hold(Pause("operator", "debugging"))
+                self.context.pass_lock.add_pause(Pause(PausedBy.OPERATOR, "debugging"))
             else:
                 stop.set()
             return await super().read_pods(with_disk)
@@ -328,7 +328,7 @@ async def test_chosen_pod_is_not_evicted_after_a_pause_or_stop(end: str) -> None
     node = Interrupted(readings=lambda: (LOW,), pods=(pod("hog", memory=500),))
     await node.loop().run_pass(stop)
     assert node.evicted == []
-    assert node.context.loop_statuses.lines[0].failures == 0
+    assert node.context.loop_statuses.all[0].failures == 0
 
 
 async def test_hard_threshold_shortens_the_grace_period_of_a_soft_eviction() -> None:
@@ -692,7 +692,7 @@ async def test_containers_are_not_removed_in_a_pause_or_dry_run(end: str) -> Non
     await run_passes(node, node.loop(), 3)
     attempts = len(node.cleared)
     if end == "pause":
-        node.context.pass_lock.hold(Pause("operator", "debugging"))
+        node.context.pass_lock.add_pause(Pause(PausedBy.OPERATOR, "debugging"))
     node.dry_run = end == "dry-run"
     await run_passes(node, node.loop(), 20)
     assert len(node.cleared) == attempts

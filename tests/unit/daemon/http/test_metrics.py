@@ -1,4 +1,4 @@
-"""What is told to Prometheus: every declared metric, in both forms, as another reader understands them."""
+"""Exposition for Prometheus: every declared metric in both text formats, parsed by the client library."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.http.metrics import OPENMETRICS, Exposition, SignalReader
 from nodeagent.daemon.loop_status import LoopStatuses
-from nodeagent.daemon.pass_lock import PassLock, Pause
+from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
 from nodeagent.host.signals import SignalPaths
 from nodeagent.model.pressure import FilesystemLayout, Moment, NodeCondition, Observation, Signal
 from nodeagent.observe.eviction_signals import SignalLayout, SignalReadings
@@ -63,31 +63,31 @@ def context(clock: Clock | None = None) -> DaemonContext:
     )
 
 
-def looked(
+def signals_of(
     *observed: tuple[Signal, float, float],
 ) -> Callable[[], Awaitable[tuple[SignalLayout, SignalReadings] | None]]:
-    """Return a look at a node with these readings."""
+    """Return a reader of the signals of a node with these readings."""
     thresholds = parse_thresholds(
         hard="memory.available<1Gi,nodefs.available<10%,memory.psi.full>20",
         soft="memory.available<3Gi",
         soft_grace_period="memory.available=1m",
         minimum_reclaim="",
     )
-    ground = SignalLayout(SignalPaths("/"), FilesystemLayout.SINGLE, thresholds)
+    layout = SignalLayout(SignalPaths("/"), FilesystemLayout.SINGLE, thresholds)
     at = Moment(T0, 0.0)
 
-    async def look() -> tuple[SignalLayout, SignalReadings]:
-        return ground, SignalReadings(tuple(Observation(*each, at) for each in observed), (), at)
+    async def read_signals() -> tuple[SignalLayout, SignalReadings]:
+        return layout, SignalReadings(tuple(Observation(*each, at) for each in observed), (), at)
 
-    return look
+    return read_signals
 
 
-async def nothing() -> None:
+async def no_signals() -> None:
     return None
 
 
 def read(kind: str, body: bytes) -> dict[str, Family]:
-    """Return the metrics of a text, as the library's parsers understand it."""
+    """Return the metrics of a text, parsed by the client library."""
     if kind.startswith(OPENMETRICS):
         families = list(openmetrics_parser.text_string_to_metric_families(body.decode()))  # type: ignore[no-untyped-call]
     else:
@@ -97,10 +97,10 @@ def read(kind: str, body: bytes) -> dict[str, Family]:
 
 
 async def values(
-    made: DaemonContext, look: Callable[[], Awaitable[tuple[SignalLayout, SignalReadings] | None]] = nothing
+    made: DaemonContext, read_signals: Callable[[], Awaitable[tuple[SignalLayout, SignalReadings] | None]] = no_signals
 ) -> dict[str, float]:
     """Return every sample by its name and label values."""
-    kind, body = await Exposition(made, look).render("")
+    kind, body = await Exposition(made, read_signals).render("")
     return {
         " ".join((sample.name, *sample.labels.values())): sample.value
         for family in read(kind, body).values()
@@ -109,7 +109,7 @@ async def values(
 
 
 def full() -> DaemonContext:
-    """Return a station at which everything has happened."""
+    """Return the context of a daemon in which every event has happened."""
     made = context()
     for case in CASES:
         for each in case[0]:
@@ -124,9 +124,9 @@ def full() -> DaemonContext:
 
 
 class _Agent:
-    """What of an agent is asked how well it remembers."""
+    """The parts of an agent that report whether its databases are persistent."""
 
-    class store:  # noqa: N801 - stands for the attribute
+    class store:  # noqa: N801 - in place of the attribute
         class health:  # noqa: N801
             persistent = True
 
@@ -134,12 +134,12 @@ class _Agent:
         problem = "disk full"
 
 
-EVERYTHING = looked((Signal.MEMORY_AVAILABLE, 2 * GIB, 8 * GIB), (Signal.MEMORY_PSI_FULL, 30.0, 100.0))
+ALL_SIGNALS = signals_of((Signal.MEMORY_AVAILABLE, 2 * GIB, 8 * GIB), (Signal.MEMORY_PSI_FULL, 30.0, 100.0))
 
 
 @pytest.mark.parametrize("accepts", ["", "text/plain", f"{OPENMETRICS};version=1.0.0;q=0.8,text/plain;q=0.5"])
-async def test_everything_declared_is_told(accepts: str) -> None:
-    kind, body = await Exposition(full(), EVERYTHING).render(accepts)
+async def test_every_declared_metric_is_exposed(accepts: str) -> None:
+    kind, body = await Exposition(full(), ALL_SIGNALS).render(accepts)
     assert kind.startswith(OPENMETRICS if OPENMETRICS in accepts else "text/plain; version=0.0.4")
     found = read(kind, body)
     ours = {name: each for name, each in found.items() if not name.startswith("process_")}
@@ -153,8 +153,8 @@ async def test_everything_declared_is_told(accepts: str) -> None:
             assert {sample.name for sample in family.samples} == {name}
 
 
-async def test_both_forms_tell_the_same() -> None:
-    made = Exposition(full(), EVERYTHING)
+async def test_both_formats_have_the_same_samples() -> None:
+    made = Exposition(full(), ALL_SIGNALS)
 
     def samples(families: dict[str, Family]) -> set[tuple[str, tuple[tuple[str, str], ...], float]]:
         return {
@@ -167,7 +167,7 @@ async def test_both_forms_tell_the_same() -> None:
     assert samples(read(*await made.render(""))) == samples(read(*await made.render(OPENMETRICS)))
 
 
-async def test_a_fresh_daemon_tells_counters_as_0_and_nothing_it_does_not_know() -> None:
+async def test_new_daemon_exposes_counters_as_0_and_no_unknown_value() -> None:
     found = await values(context())
     assert found["nodeagent_ready"] == 0
     assert found["nodeagent_runtime_up"] == 0
@@ -178,7 +178,7 @@ async def test_a_fresh_daemon_tells_counters_as_0_and_nothing_it_does_not_know()
     assert "kubelet_graceful_shutdown_start_time_seconds" not in found
 
 
-async def test_the_state_of_the_agent() -> None:
+async def test_state_of_the_agent_is_exposed() -> None:
     made = full()
     made.counters.runtime_down.clear()
     found = await values(made)
@@ -190,14 +190,14 @@ async def test_the_state_of_the_agent() -> None:
     made.counters.runtime_down.add("images")
     made.config_problem, made.lock_held = "bad", False
     made.settings = replace(made.settings, dry_run=True)
-    made.pass_lock.hold(Pause("operator", "why"))
+    made.pass_lock.add_pause(Pause(PausedBy.OPERATOR, "reason"))
     found = await values(made)
     assert found["nodeagent_ready"] == found["nodeagent_runtime_up"] == found["nodeagent_config_ok"] == 0
     assert found["nodeagent_inhibitor_lock_held"] == 0
     assert found["nodeagent_dry_run"] == found["nodeagent_paused"] == 1
 
 
-async def test_duties_are_told_one_by_one() -> None:
+async def test_tasks_are_exposed_one_by_one() -> None:
     clock = Clock()
     made = context(clock)
     made.loop_statuses.disabled("eviction", "not enabled")
@@ -213,10 +213,10 @@ async def test_duties_are_told_one_by_one() -> None:
     assert found["nodeagent_task_end_timestamp_seconds images"] == T0.timestamp()
 
 
-async def test_thresholds_and_their_distances() -> None:
+async def test_thresholds_are_exposed_with_limit_and_distance() -> None:
     made = context()
     made.eviction = EvictionState(reported=frozenset({NodeCondition.MEMORY_PRESSURE}))
-    found = await values(made, EVERYTHING)
+    found = await values(made, ALL_SIGNALS)
     hard, soft, stall = (
         f"{text} {signal} {kind}"
         for text, signal, kind in (
@@ -236,7 +236,7 @@ async def test_thresholds_and_their_distances() -> None:
     assert found["nodeagent_node_condition DiskPressure"] == 0
 
 
-async def test_a_histogram_adds_up() -> None:
+async def test_histogram_buckets_are_cumulative() -> None:
     made = context()
     for took_s in (0.3, 0.6, 1e9):
         made.counters.count_event({"event": "evicted", "signal": "s", "outcome": "evicted", "took_s": took_s})
@@ -247,20 +247,20 @@ async def test_a_histogram_adds_up() -> None:
 
 
 @given(st.text(max_size=20))
-async def test_any_label_value_is_told_as_it_is(text: str) -> None:
+async def test_any_label_value_is_exposed_unchanged(text: str) -> None:
     made = context()
     made.counters.count_event({"event": "reclaimed", "threshold": text or "x"})
     for accepts in ("", OPENMETRICS):
-        kind, body = await Exposition(made, nothing).render(accepts)
+        kind, body = await Exposition(made, no_signals).render(accepts)
         (sample,) = (each for each in read(kind, body)["nodeagent_reclaims"].samples if each.name.endswith("_total"))
         assert sample.labels == {"threshold": text or "x"}
 
 
-async def test_the_signals_of_a_node_are_read_whether_pods_are_evicted_or_not(tmp_path: Path) -> None:
+async def test_signals_are_read_where_eviction_is_disabled(tmp_path: Path) -> None:
     clock = Clock()
     made = context(clock)
-    look = SignalReader(made)
-    assert await look.look() is None
+    reader = SignalReader(made)
+    assert await reader.read() is None
     async with SimServer(SimNode(), tmp_path / "s") as server:
         made.settings = replace(
             made.settings,
@@ -271,29 +271,29 @@ async def test_the_signals_of_a_node_are_read_whether_pods_are_evicted_or_not(tm
         )
         async with open_agent(made.settings, record=False, dry_run=True, clock=clock) as agent:
             made.agent = agent
-            first = await look.look()
+            first = await reader.read()
             assert first is not None
             assert first[0].paths.imagefs == str(tmp_path)
             assert Signal.MEMORY_AVAILABLE in {each.signal for each in first[1].observations}
-    clock.at_s = 1e6  # it was surveyed, so the runtime that is gone is not asked again
-    again = await look.look()
+    clock.at_s = 1e6  # the layout is complete, so the stopped runtime is not called again
+    again = await reader.read()
     assert again is not None
     assert again[0] is first[0]
 
 
-async def test_without_a_runtime_the_rest_is_read(tmp_path: Path) -> None:
+async def test_signals_but_those_of_imagefs_are_read_without_a_runtime(tmp_path: Path) -> None:
     made = context()
     made.settings = replace(made.settings, endpoint=f"unix://{tmp_path}/none", state_directory=tmp_path / "state")
     async with open_agent(made.settings, record=False, dry_run=True, clock=Clock()) as agent:
         made.agent = agent
-        found = await SignalReader(made).look()
+        found = await SignalReader(made).read()
     assert found is not None
     signals = {each.signal for each in found[1].observations}
     assert Signal.NODEFS_AVAILABLE in signals
     assert Signal.IMAGEFS_AVAILABLE not in signals
 
 
-def test_of_the_library_only_what_is_used_is_loaded() -> None:
+def test_only_the_used_modules_of_the_client_library_are_imported() -> None:
     program = (
         "import sys; from nodeagent.daemon.http import metrics; loaded = set(sys.modules); import prometheus_client; "
         "prometheus_client.start_http_server; print(*sorted(loaded))"

@@ -315,8 +315,8 @@ async def test_a_port_in_use_is_told_and_tried_again(free_port: Listen) -> None:
         other.listen()
         async with serving(free_port) as made:
             await made.until("metrics_unavailable")
-            line = next(each for each in made.context.loop_statuses.lines if each.name == NAME)
-            assert (line.activity.value, line.why) == ("paused", "the address is in use by another process")
+            line = next(each for each in made.context.loop_statuses.all if each.name == NAME)
+            assert (line.activity.value, line.reason) == ("paused", "the address is in use by another process")
             other.close()
             await made.move(None)  # to try again at once
             await made.until("loop_disabled")

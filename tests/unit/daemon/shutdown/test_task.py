@@ -320,7 +320,7 @@ async def test_limit_too_short_for_the_phases_stops_nothing_at_the_signal(place:
         (note,) = daemon.events("shutdown_warning")
         assert "no pod is stopped at the signal" in note["note"]
         assert note["hint"] == "nodeagent doctor --fix-logind"
-        await daemon.until(lambda: any(note["note"] == each.why for each in daemon.context.loop_statuses.lines))
+        await daemon.until(lambda: any(note["note"] == each.reason for each in daemon.context.loop_statuses.all))
         place.login1.request_shutdown()
         await daemon.until("inhibitor_lock_released")
         await place.login1.until(lambda: place.login1.executed == 1)
@@ -531,9 +531,9 @@ async def test_without_a_bus_it_says_so_and_goes_on_trying(place: Place) -> None
     place.bus.stop()
     async with daemon_on(place) as daemon:
         await daemon.until("inhibitor_lock_missing")
-        (line,) = daemon.context.loop_statuses.lines
+        (line,) = daemon.context.loop_statuses.all
         assert (line.name, line.activity) == ("shutdown", Activity.PAUSED)
-        assert line.why.startswith("inhibitor lock not held:")
+        assert line.reason.startswith("inhibitor lock not held:")
 
 
 class BrokenStatuses(LoopStatuses):
@@ -555,8 +555,8 @@ async def test_it_is_off_where_it_is_not_wanted_and_gives_up_a_lock_that_waits(p
     reader, writer = os.pipe()
     async with daemon_on(place, settings=place.settings(enabled="off"), adopted=writer) as daemon:
         await daemon.until("shutdown_disabled")
-        (line,) = daemon.context.loop_statuses.lines
-        assert (line.activity, line.why) == (Activity.DISABLED, "it is not enabled")
+        (line,) = daemon.context.loop_statuses.all
+        assert (line.activity, line.reason) == (Activity.DISABLED, "it is not enabled")
         assert os.read(reader, 1) == b""
         assert place.login1.calls == []
     os.close(reader)
@@ -589,12 +589,12 @@ async def test_lock_is_released_when_a_kubelet_joins_and_taken_again_after_it_le
         assert daemon.context.lock_held is None
         (event,) = daemon.events("inhibitor_lock_released")
         assert "kubelet process 812" in event["because"]
-        (line,) = daemon.context.loop_statuses.lines
-        assert (line.activity, "kubelet process 812" in line.why) == (Activity.DISABLED, True)
+        (line,) = daemon.context.loop_statuses.all
+        assert (line.activity, "kubelet process 812" in line.reason) == (Activity.DISABLED, True)
         kubelet.set(NO_KUBELET)
         kubelet.set(NO_KUBELET, 5)
         assert len(daemon.events("inhibitor_lock_acquired")) == 1
-        await daemon.until(lambda: "absent for" in line.why)
+        await daemon.until(lambda: "absent for" in line.reason)
         kubelet.set(NO_KUBELET, 300)
         await daemon.until("inhibitor_lock_acquired", 2)
 
