@@ -9,10 +9,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nodeagent.act.agent import actors_for
 from nodeagent.act.gc.collector import Collector
 from nodeagent.act.gc.log_removal import HostLogs
 from nodeagent.act.gc.outcomes import PassEnd
+from nodeagent.act.gc.remover_factory import RemoverFactory
 from nodeagent.cli import render
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.session import run_async
@@ -24,6 +24,7 @@ from nodeagent.plan.gc.scope import Scope
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient
+from nodeagent.runtime.storage_backend import ContainerdStorage
 from nodeagent.runtime.storage_graph import LayerCache
 from nodeagent.sim.filesystem import SimFilesystem
 from nodeagent.sim.scenario import believable_node
@@ -75,7 +76,7 @@ async def _simulated() -> AsyncIterator[Collector]:
     node = scenario.node
     usage: dict[str, ImageUsage] = {}
 
-    def remember(
+    def record_image_use(
         listed: Mapping[str, datetime | None], in_use: Collection[str], now: datetime, _monotonic_s: float
     ) -> ImageUseRecord:
         merged = merge_usage(usage, listed, in_use, now)
@@ -91,20 +92,29 @@ async def _simulated() -> AsyncIterator[Collector]:
         scenario.write_logs(root)
         read = SimFilesystem(node).read
         async with SimServer(node, root / "runtime.sock") as server, RuntimeConnection(server.endpoint) as connection:
-            cri, containerd = CriClient(connection), ContainerdClient(connection)
+            cri = CriClient(connection)
+            storage = ContainerdStorage(
+                ContainerdClient(connection), node.clock, lambda _path: LayerCache(clock=node.clock)
+            )
             settings = ObserverSettings("", root / "pods", root / "containers")
             observer = Observer(
                 cri,
-                containerd,
-                lambda _path: LayerCache(clock=node.clock),
+                storage,
                 settings=settings,
                 clock=node.clock,
                 read_filesystem=read,
-                remember=remember,
+                record_image_use=record_image_use,
                 read_holds=tuple,
                 read_role=standalone,
                 booted_at=node.now - timedelta(days=30),
             )
             logs = HostLogs(settings.pod_log_root, settings.container_log_root)
-            actors = actors_for(cri, containerd, logs, node.clock, tuple, observer.find_unreferenced, bulk=True)
-            yield Collector(observer, actors, _POLICY, clock=node.clock, read_filesystem=read)
+            removers = RemoverFactory(cri, storage, logs, node.clock, tuple, observer.find_unreferenced, bulk=True)
+            yield Collector(
+                observer,
+                removers,
+                _POLICY,
+                clock=node.clock,
+                read_filesystem=read,
+                collect_garbage=storage.collect_garbage,
+            )

@@ -144,7 +144,7 @@ async def _query_runtime(settings: Settings) -> list[Finding]:
 
 
 def _accounting_finding(agent: Agent, snapshot: NodeSnapshot) -> Finding:
-    if agent.containerd is None:
+    if not agent.storage.enabled:
         return Finding("containerd-api", Verdict.SKIPPED, "runtime.containerd_api is off; sizes are upper bounds")
     if snapshot.storage is not None:
         return Finding("containerd-api", Verdict.OK, "shared layers are counted once")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from nodeagent.act.gc.collector import Preview
+    from nodeagent.act.gc.preview import Preview
     from nodeagent.api.documents import Json
     from nodeagent.plan.gc.explanation import Explanation
     from nodeagent.store.history import PastAction, PastPass

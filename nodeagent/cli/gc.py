@@ -9,8 +9,9 @@ import sys
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from nodeagent.act.gc.collector import MAX_ROUNDS, Preview
+from nodeagent.act.gc.collector import MAX_ROUNDS
 from nodeagent.act.gc.outcomes import Outcome, PassEnd
+from nodeagent.act.gc.preview import Preview
 from nodeagent.api import documents as document
 from nodeagent.cli.control_answers import breakdown as decode_breakdown
 from nodeagent.cli.control_answers import by_agent

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.tree import Tree as RichTree
 
-    from nodeagent.act.gc.collector import Preview
+    from nodeagent.act.gc.preview import Preview
     from nodeagent.api.documents import Json
     from nodeagent.config.settings import Settings
     from nodeagent.model import Container, Image, NodeSnapshot, Sandbox

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from nodeagent.act.gc.collector import Preview
     from nodeagent.act.gc.outcomes import PassReport
+    from nodeagent.act.gc.preview import Preview
     from nodeagent.config.settings import Settings
     from nodeagent.plan.gc.saved_plan import Difference, Drift, SavedPlan
 

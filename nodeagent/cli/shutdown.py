@@ -148,16 +148,13 @@ def query_logind() -> tuple[LogindFacts | None, str]:
 
 
 async def _pods(settings: Settings) -> tuple[RunningPod, ...]:
-    from nodeagent.act.agent import READ_METHODS  # noqa: PLC0415
     from nodeagent.clock import SystemClock  # noqa: PLC0415 - the runtime clients are not for every command
     from nodeagent.daemon.shutdown.pod_cache import PodCache  # noqa: PLC0415
     from nodeagent.observe.node_role import read_role  # noqa: PLC0415
-    from nodeagent.runtime.connection import RuntimeConnection, discover_endpoint  # noqa: PLC0415
+    from nodeagent.runtime.configured_connection import configured_connection  # noqa: PLC0415
     from nodeagent.runtime.cri import CriClient  # noqa: PLC0415
 
-    endpoint = await asyncio.to_thread(discover_endpoint, settings.endpoint or None)
-    deadlines = dict.fromkeys(READ_METHODS, settings.timeout_s)
-    async with RuntimeConnection(endpoint, deadlines=deadlines) as connection:
+    async with await asyncio.to_thread(configured_connection, settings) as connection:
         role = await asyncio.to_thread(read_role, settings.role)
         pods = PodCache(CriClient(connection), settings, SystemClock(), lambda: role.role)
         try:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
-    from nodeagent.act.gc.collector import Preview
     from nodeagent.act.gc.outcomes import PassReport, Result
+    from nodeagent.act.gc.preview import Preview
     from nodeagent.daemon.loop_status import LoopStatuses
     from nodeagent.daemon.pass_lock import PassLock
     from nodeagent.plan.gc.scope import Scope

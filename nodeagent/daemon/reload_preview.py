@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.agent import open_agent
-from nodeagent.act.gc.collector import plans_for
+from nodeagent.act.gc.preview import plans_for
 from nodeagent.api import documents as document
 from nodeagent.daemon.reload_effect import SHOWN, Effect, threshold_text
 from nodeagent.errors import NodeAgentError

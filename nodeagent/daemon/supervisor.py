@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from nodeagent.act.agent import Agent
-    from nodeagent.act.gc.collector import Preview
     from nodeagent.act.gc.outcomes import PassReport, Result
+    from nodeagent.act.gc.preview import Preview
     from nodeagent.config.settings import Settings
     from nodeagent.daemon.context import DaemonTask
     from nodeagent.daemon.loops import Pass
@@ -245,11 +245,11 @@ async def log_breakdown(agent: Agent, report: PassReport, logger: FilteringBound
     if report.before is None or report.dry_run:
         return
     if report.end is not PassEnd.SHORTFALL:
-        agent.shortfall_told = False
+        agent.shortfall_reported = False
         return
-    if agent.shortfall_told:
+    if agent.shortfall_reported:
         return
-    agent.shortfall_told = True
+    agent.shortfall_reported = True
     try:
         snapshot = await agent.observer.observe(Scope.ALL)
         breakdown = await agent.break_down(snapshot, within_s=0, walk=False)

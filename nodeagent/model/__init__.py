@@ -11,7 +11,7 @@ from nodeagent.model.kubelet_traces import KubeletProcess, KubeletTraces, Role, 
 from nodeagent.model.logs import ContainerLogLink, PodLogDirectory
 from nodeagent.model.node import NodeSnapshot, RuntimeInfo
 from nodeagent.model.shutdown import PodOutcome, PodProgress, ShutdownPod
-from nodeagent.model.storage import Holder, ImageRecord, PieceKind, StorageGraph, StoredPiece, UnreferencedPiece
+from nodeagent.model.storage import ImageRecord, PieceKind, ReferenceKind, StorageGraph, StoredPiece, UnreferencedPiece
 from nodeagent.model.workload import Container, ContainerState, Sandbox
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "ContainerState",
     "FsObservation",
     "Hold",
-    "Holder",
     "Image",
     "ImageRecord",
     "ImageUsage",
@@ -34,6 +33,7 @@ __all__ = [
     "PodLogDirectory",
     "PodOutcome",
     "PodProgress",
+    "ReferenceKind",
     "Role",
     "RoleBasis",
     "RoleDecision",

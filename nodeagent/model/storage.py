@@ -1,7 +1,7 @@
-"""What images really occupy: snapshots and blobs, and who holds each of them.
+"""Storage graph: the snapshots and blobs of images, and the references to each.
 
-Two images that share a base hold the same snapshots and blobs, so what deleting one frees depends on what else
-is left. The graph keeps every stored piece once and lets a planner count marginal bytes.
+Images with a common base reference the same snapshots and blobs, so the bytes freed by a removal depend on the
+remaining images. The graph contains every piece once, so a planner can count marginal bytes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class PieceKind(StrEnum):
-    """What a stored piece is."""
+    """Kind of a stored piece."""
 
     SNAPSHOT = "snapshot"
     BLOB = "blob"
 
 
-class Holder(StrEnum):
-    """Who besides images keeps a piece alive."""
+class ReferenceKind(StrEnum):
+    """Kind of a reference to a piece other than from a listed image. The values are part of the JSON output."""
 
     CONTAINER = "container"
     LEASE = "lease"
@@ -39,27 +39,26 @@ class StoredPiece:
 
     Attributes:
         key: the snapshot's key (for images its chain id) or the blob's digest.
-        size_bytes: what it occupies on disk, rounded up to the filesystem's allocation unit where known.
-        inodes: how many inodes go with it.
-        holders: who else than the listed images keeps it; empty when only images do.
+        size_bytes: its disk usage, in whole allocation units of the filesystem where known.
+        inodes: number of inodes freed with it.
+        references: references other than from listed images; empty if only images reference it.
     """
 
     key: str
     kind: PieceKind
     size_bytes: int
     inodes: int
-    holders: tuple[Holder, ...] = ()
+    references: tuple[ReferenceKind, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ImageRecord:
-    """What the runtime's own image service says of one CRI image.
+    """Records of one CRI image in the runtime's own image service.
 
     Attributes:
-        names: every name under which it is stored there (tags, digests, the config digest); all must go for
-            the image to go.
-        pulled_at: latest time one of these names was made or moved; ``None`` where unknown.
-        complete: whether every blob and snapshot it should have was found.
+        names: every name of the image (tags, digests, the config digest); it is removed with the last of them.
+        pulled_at: latest creation or update of these names; ``None`` if unknown.
+        complete: whether every blob and snapshot that it references exists.
     """
 
     names: tuple[str, ...]
@@ -69,14 +68,14 @@ class ImageRecord:
 
 @dataclass(frozen=True, slots=True)
 class StorageGraph:
-    """Every stored piece once, and which pieces each image holds.
+    """Every stored piece once, and the pieces referenced by each image.
 
     Attributes:
-        pieces: all pieces that some listed image holds.
+        pieces: all pieces referenced by a listed image.
         by_image: CRI image id to indexes into ``pieces``, each index once per image. An image without an entry
-            could not be resolved; its size is not known here.
-        pending_bytes: what pieces that nothing holds occupy; the runtime's next garbage collection frees it.
-        records: CRI image id to what the image service says of it.
+            could not be resolved; its size is unknown.
+        pending_bytes: size of the unreferenced pieces, freed by the runtime's next garbage collection.
+        records: CRI image id to its records in the image service.
     """
 
     pieces: tuple[StoredPiece, ...] = ()
@@ -87,14 +86,14 @@ class StorageGraph:
 
 @dataclass(frozen=True, slots=True)
 class UnreferencedPiece:
-    """A blob or a snapshot that no image, container, lease, write under way or other piece holds.
+    """A blob or a snapshot without reference from an image, container, lease, ingest or other piece.
 
     Attributes:
-        piece: what it is and occupies; its key without its snapshotter.
+        piece: its kind, size and key; the key is without snapshotter.
         snapshotter: of a snapshot; empty for a blob.
-        created_at: when it was made; ``None`` where that is not told.
-        rooted: whether a label of its own, or of a piece above it, keeps it from being collected.
-        parent: key of the snapshot it lies on; empty for none.
+        created_at: its creation time; ``None`` if not reported.
+        rooted: whether a ``containerd.io/gc.root`` label, its own or of a child, exempts it from collection.
+        parent: key of the parent snapshot; empty for none.
     """
 
     piece: StoredPiece

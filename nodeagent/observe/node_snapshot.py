@@ -1,9 +1,9 @@
-"""Reading the node into one immutable snapshot.
+"""Observation of the node as one immutable snapshot.
 
-The order of the readings is part of safety. Log directories are listed before sandboxes, and images before
-containers, so that a pod that starts meanwhile is seen as a user of what was listed, never the other way round.
-A reading that a decision depends on and that fails makes the whole observation fail; one that only makes an answer
-less exact becomes a warning in the snapshot.
+The order of the readings is part of safety: log directories are listed before sandboxes and images before
+containers, so a pod that starts during the observation counts as a user of the listed images and logs. With the
+reverse order its image could be listed as unused. A failed reading fails the observation if decisions depend on it;
+otherwise it becomes a warning in the snapshot.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from nodeagent.model import ContainerState, NodeSnapshot
 from nodeagent.plan.gc.images import images_in_use
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.runtime.containerd_facts import unlisted_containers, with_pins
+from nodeagent.runtime.storage_backend import CriOnlyStorage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -47,10 +48,9 @@ if TYPE_CHECKING:
         StorageGraph,
         UnreferencedPiece,
     )
-    from nodeagent.runtime.containerd import ContainerdClient
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.cri_messages import RuntimeStatus
-    from nodeagent.runtime.storage_graph import LayerCache
+    from nodeagent.runtime.storage_backend import StorageBackend
 
 T = TypeVar("T")
 
@@ -60,12 +60,12 @@ _STATVFS_DEADLINE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ObserverSettings:
-    """Where to look.
+    """Paths on the node.
 
     Attributes:
-        imagefs_path: overrides the mount point that ``ImageFsInfo`` names; empty for none.
-        pod_log_root: where the kubelet keeps pod logs.
-        container_log_root: where the links to them are.
+        imagefs_path: overrides the mount point in ``ImageFsInfo``; empty for no override.
+        pod_log_root: directory of the pod logs.
+        container_log_root: directory of the links to container logs.
     """
 
     imagefs_path: str
@@ -73,15 +73,19 @@ class ObserverSettings:
     container_log_root: Path
 
 
-class UsageMemory(Protocol):
-    """Remembers when images were first detected and last used."""
+class ImageUseRecorder(Protocol):
+    """Records the first detection and last use of images."""
 
     def __call__(
         self, listed: Mapping[str, datetime | None], in_use: Collection[str], now: datetime, monotonic_s: float, /
     ) -> ImageUseRecord:
-        """Return the usage of each listed image (id to time of pull, if known) after this detection; blocking.
+        """Record one detection and return the usage of each listed image; blocking.
 
-        ``now`` and ``monotonic_s`` are one reading of both clocks.
+        Args:
+            listed: image id to time of pull; ``None`` if unknown.
+            in_use: ids of the images in use.
+            now: wall clock, aware UTC.
+            monotonic_s: monotonic clock, read at the same time as ``now``.
         """
 
 
@@ -89,44 +93,41 @@ class HoldReader(Protocol):
     """Reads operators' holds; blocking."""
 
     def __call__(self) -> tuple[Hold, ...]:
-        """Return the holds. Raises StoreError where they cannot be told."""
+        """Return the holds. Raises StoreError if they cannot be read."""
 
 
 class RoleReader(Protocol):
     """Reads the role of the agent on this node."""
 
     async def __call__(self) -> Role:
-        """Return the role now."""
+        """Return the current role."""
 
 
 class Observer:
-    """Reads a node through its runtime, its filesystems and the agent's memory.
+    """Reads a node from its runtime, its filesystems and the agent's state database.
 
-    What cannot change is read once and kept: details of exited containers and the images of sandboxes, by id.
+    Immutable facts are cached by id: details of exited containers and the images of sandboxes.
     """
 
-    def __init__(  # noqa: PLR0913 - it composes the room's readers
+    def __init__(  # noqa: PLR0913 - one argument per source of the snapshot
         self,
         cri: CriClient,
-        containerd: ContainerdClient | None,
-        make_layers: Callable[[str], LayerCache],
+        storage: StorageBackend,
         *,
         settings: ObserverSettings,
         clock: Clock,
         read_filesystem: Callable[[str], FsObservation],
-        remember: UsageMemory,
+        record_image_use: ImageUseRecorder,
         read_holds: HoldReader,
         read_role: RoleReader,
         booted_at: datetime | None,
     ) -> None:
         self._cri = cri
-        self._containerd = containerd
-        self._make_layers = make_layers
-        self._layers: LayerCache | None = None
+        self._storage = storage
         self._settings = settings
         self._clock = clock
         self._read_filesystem = read_filesystem
-        self._remember = remember
+        self._record_image_use = record_image_use
         self._read_holds = read_holds
         self._read_role = read_role
         self._booted_at = booted_at
@@ -135,27 +136,22 @@ class Observer:
         self._slots = asyncio.Semaphore(_CONCURRENCY)
 
     async def find_unreferenced(self) -> tuple[UnreferencedPiece, ...]:
-        """Return the blobs and snapshots that nothing holds.
+        """Return the unreferenced blobs and snapshots.
 
         Raises:
-            ObservationError: this runtime does not tell what holds what, or may not be asked.
+            ObservationError: the runtime has no records of references, or they are disabled.
         """
-        if self._containerd is None:
-            raise ObservationError("only containerd's own services tell what holds what; they are off or not there")
         status = await self._cri.status()
-        if self._layers is None:
-            observed, _ = await self._image_filesystem()
-            self._layers = self._make_layers(observed.path if observed else "/")
-        try:
-            return await self._layers.find_unreferenced(self._containerd, snapshotter=status.snapshotter)
-        except RuntimeUnsupportedError as error:
-            raise ObservationError(f"this runtime does not tell what holds what: {error}") from error
+        observed, _ = await self._image_filesystem()
+        return await self._storage.find_unreferenced(
+            snapshotter=status.snapshotter, path=observed.path if observed else "/"
+        )
 
     async def observe(self, scope: Scope) -> NodeSnapshot:
-        """Return the node as it is now.
+        """Return the current state of the node.
 
         Raises:
-            RuntimeUnavailableError: the runtime does not answer.
+            RuntimeUnavailableError: no connection to the runtime.
             NodeAgentError: a reading that decisions depend on failed.
         """
         warnings: list[str] = []
@@ -163,17 +159,16 @@ class Observer:
         info, status = await asyncio.gather(self._cri.version(), self._cri.status())
         images = await self._cri.list_images() if scope is not Scope.CONTAINERS else ()
         containers, sandboxes = await asyncio.gather(self._cri.list_containers(), self._cri.list_sandboxes())
-        now_s = self._clock.monotonic_s()  # first: a delay between the two makes observation look shorter, not longer
+        now_s = self._clock.monotonic_s()  # first: a delay between both clocks then shortens the observed period
         now = self._clock.now()
         sandboxes, unread = await self._with_sandbox_images(sandboxes, scope)
         containers = await self._with_details(containers, sandboxes, info, scope)
-        if self._containerd is not None:
-            try:
-                containers += await unlisted_containers(self._containerd, containers, sandboxes)
-            except RuntimeUnsupportedError:
-                self._containerd = None
+        try:
+            containers += unlisted_containers(await self._storage.list_containers(), containers, sandboxes)
+        except RuntimeUnsupportedError:  # not containerd
+            self._storage = CriOnlyStorage()
         writable = await self._writable_bytes(containers, scope, warnings)
-        role = await self._read_role()  # last, as a kubelet may have started meanwhile
+        role = await self._read_role()  # last, since a kubelet may have started during the observation
         snapshot = NodeSnapshot(
             observed_at=now,
             runtime=info,
@@ -201,22 +196,22 @@ class Observer:
         links: tuple[ContainerLogLink, ...] = ()
         try:
             directories = podlogs.list_pod_log_directories(self._settings.pod_log_root)
-            if self._settings.pod_log_root.is_dir():  # without the targets' root every link would look dead
+            if self._settings.pod_log_root.is_dir():  # without it the target of every link is missing
                 links = podlogs.list_dead_log_links(self._settings.container_log_root)
         except ObservationError as error:
-            warnings.append(f"pod logs are left alone: {error}")
+            warnings.append(f"pod logs are kept: {error}")
         return directories, links
 
     async def _with_sandbox_images(
         self, sandboxes: Sequence[Sandbox], scope: Scope
     ) -> tuple[tuple[Sandbox, ...], frozenset[str]]:
-        """Return the sandboxes with the image each runs from, and the ids of those where it could not be read."""
+        """Return the sandboxes with their own images, and the ids of sandboxes whose image could not be read."""
         if scope is Scope.CONTAINERS:
             return tuple(sandboxes), frozenset()
         listed = {sandbox.id for sandbox in sandboxes}
         known = self._sandbox_details = _only(self._sandbox_details, listed)
         if listed - known.keys():
-            images = await self._stored_images()
+            images = await self._container_images()
             known.update(
                 {each.id: replace(each, image=images[each.id]) for each in sandboxes if images.get(each.id, "")}
             )
@@ -240,36 +235,35 @@ class Observer:
         )
         return filled, frozenset(unread)
 
-    async def _stored_images(self) -> dict[str, str]:
-        """Return the image of every container record, sandboxes included: one call where CRI needs one for each.
+    async def _container_images(self) -> dict[str, str]:
+        """Return the image of every container record, sandboxes included, in one call; CRI needs one per sandbox.
 
         Source: containerd ``containers.v1.Container.image``.
         """
-        if self._containerd is None:
-            return {}
         try:
-            return {each.id: each.image for each in await self._containerd.list_containers()}
+            return {each.id: each.image for each in await self._storage.list_containers()}
         except RuntimeRequestError:
             return {}
 
     async def _with_details(
         self, containers: Sequence[Container], sandboxes: Sequence[Sandbox], info: RuntimeInfo, scope: Scope
     ) -> tuple[Container, ...]:
-        """Return the containers, with end time and mounted images where a decision depends on them.
+        """Return the containers, with finish time and mounted images where a decision depends on them.
 
-        The end time matters only for pods that look gone; mounted images only on runtimes that can mount any.
+        Finish times are needed only for pods without a ready sandbox, mounted images only on runtimes with image
+        volumes.
         """
         known = self._details = _only(self._details, {container.id for container in containers})
         ready = {sandbox.uid for sandbox in sandboxes if sandbox.ready}
         mounting = scope is not Scope.CONTAINERS and mounts_images(info)
         ending = scope is not Scope.IMAGES
 
-        def wanted(container: Container) -> bool:
-            before = known.get(container.id)
-            if before is not None and (before.state is ContainerState.EXITED or not ending):
+        def must_read(container: Container) -> bool:
+            cached = known.get(container.id)
+            if cached is not None and (cached.state is ContainerState.EXITED or not ending):
                 return False
             ended = container.state is ContainerState.EXITED and container.pod_uid not in ready
-            return (mounting and before is None) or (ending and ended)
+            return (mounting and cached is None) or (ending and ended)
 
         async def read(container_id: str) -> None:
             async with self._slots:
@@ -279,17 +273,17 @@ class Observer:
                     return
                 except RuntimeRequestError as error:
                     if mounting:
-                        raise ObservationError(f"it cannot be told which images are mounted: {error}") from error
+                        raise ObservationError(f"cannot read the image volumes of containers: {error}") from error
 
-        await asyncio.gather(*(read(container.id) for container in containers if wanted(container)))
+        await asyncio.gather(*(read(container.id) for container in containers if must_read(container)))
         return tuple(_merged(container, known.get(container.id)) for container in containers)
 
     async def _writable_bytes(
         self, containers: Sequence[Container], scope: Scope, warnings: list[str]
     ) -> dict[str, int]:
-        """Return what the writable layers of dead containers occupy, as far as the runtime tells.
+        """Return the size of the writable layers of dead containers, where reported.
 
-        Source: CRI ``ContainerStats.writable_layer``; containerd leaves containers out that do not run.
+        Source: CRI ``ContainerStats.writable_layer``; containerd omits containers that are not running.
         """
         dead = {each.id for each in containers if each.state is not ContainerState.RUNNING}
         if scope is Scope.IMAGES or not dead:
@@ -297,7 +291,7 @@ class Observer:
         try:
             stats = await self._cri.list_container_stats()
         except RuntimeRequestError as error:
-            warnings.append(f"the size of writable layers is not known: {error}")
+            warnings.append(f"size of writable layers unknown: {error}")
             return {}
         return {
             each.container_id: each.writable_bytes
@@ -308,14 +302,15 @@ class Observer:
     async def _with_images(
         self, snapshot: NodeSnapshot, status: RuntimeStatus, warnings: list[str], observed_s: float
     ) -> NodeSnapshot:
-        """Return the snapshot with what images occupy, when they were used, and the filesystem they lie on."""
+        """Return the snapshot with the storage graph, the usage of images, the holds and the image filesystem."""
         observed, error = await self._image_filesystem()
-        storage = await self._storage(snapshot.images, status, observed.path if observed else "/", warnings)
-        if storage is not None and self._containerd is not None:
-            snapshot = replace(snapshot, images=await with_pins(self._containerd, snapshot.images, storage))
+        storage = await self._build_graph(snapshot.images, status, observed.path if observed else "/", warnings)
+        if storage is not None:
+            names = await self._storage.list_image_names()
+            snapshot = replace(snapshot, images=with_pins(snapshot.images, names, storage))
         pulled = {image.id: _pulled_at(storage, image.id) for image in snapshot.images}
         in_use = images_in_use(snapshot)
-        use = await asyncio.to_thread(self._remember, pulled, in_use, snapshot.observed_at, observed_s)
+        use = await asyncio.to_thread(self._record_image_use, pulled, in_use, snapshot.observed_at, observed_s)
         holds: tuple[Hold, ...] = ()
         holds_error = ""
         try:
@@ -333,30 +328,26 @@ class Observer:
             image_filesystem_error=error,
         )
 
-    async def _storage(
+    async def _build_graph(
         self, images: Sequence[Image], status: RuntimeStatus, path: str, warnings: list[str]
     ) -> StorageGraph | None:
-        if self._containerd is None:
-            return None
-        if self._layers is None:
-            self._layers = self._make_layers(path)
         try:
-            return await self._layers.build(self._containerd, images, snapshotter=status.snapshotter)
+            return await self._storage.build_graph(images, snapshotter=status.snapshotter, path=path)
         except NodeAgentError as error:
-            warnings.append(f"sizes are upper bounds, as containerd's own services do not answer: {error}")
+            warnings.append(f"sizes are upper bounds: containerd's own services failed: {error}")
             return None
 
     async def _read_in_time(self, path: str) -> FsObservation:
-        """Read a filesystem in a thread, since statvfs on a dead mount never returns."""
+        """Read a filesystem in a thread with a deadline, since statvfs on a dead mount never returns."""
         try:
             return await asyncio.wait_for(asyncio.to_thread(self._read_filesystem, path), _STATVFS_DEADLINE_S)
         except TimeoutError as error:
-            raise ObservationError(f"{path}: statvfs gave no answer in {_STATVFS_DEADLINE_S:.0f} s") from error
+            raise ObservationError(f"{path}: statvfs timed out after {_STATVFS_DEADLINE_S:.0f} s") from error
 
     async def _image_filesystem(self) -> tuple[FsObservation | None, str]:
-        """Return the filesystem images lie on, or why it cannot be judged.
+        """Return the image filesystem, or ``None`` and the error.
 
-        Several image filesystems are judged by the fullest. Source: CRI ``ImageFsInfo``.
+        Of several image filesystems the fullest is returned. Source: CRI ``ImageFsInfo``.
         """
         try:
             if self._settings.imagefs_path:
@@ -364,7 +355,7 @@ class Observer:
             else:
                 paths = (await self._cri.image_fs_info()).image_mountpoints
             if not paths:
-                return None, "the runtime names no image filesystem (ImageFsInfo is empty); set runtime.imagefs_path"
+                return None, "the runtime reports no image filesystem (ImageFsInfo is empty); set runtime.imagefs_path"
             readings = [await self._read_in_time(path) for path in paths]
         except (ObservationError, RuntimeRequestError) as error:
             return None, str(error)
@@ -372,12 +363,12 @@ class Observer:
 
 
 def _only(known: Mapping[str, T], listed: Collection[str]) -> dict[str, T]:
-    """Return what is known of those that are listed, in a table of its own: another look may be under way."""
-    return {each: told for each, told in known.items() if each in listed}
+    """Return the cached entries of listed ids in a new dictionary, since a concurrent observation may use the old."""
+    return {each: value for each, value in known.items() if each in listed}
 
 
 def _merged(container: Container, detail: Container | None) -> Container:
-    """Return a listed container with what its status told; an end is taken only while it is listed as exited."""
+    """Return a listed container with the fields of its status; a finish time only if it is listed as exited."""
     if detail is None:
         return container
     ended = container.state is ContainerState.EXITED and detail.state is ContainerState.EXITED
@@ -399,9 +390,9 @@ _VERSION = re.compile(r"v?(\d+)\.(\d+)")
 
 
 def mounts_images(info: RuntimeInfo) -> bool:
-    """Return whether this runtime may mount images as volumes, so that containers' mounts have to be read.
+    """Return whether this runtime may mount images as volumes, so that the mounts of containers must be read.
 
-    containerd can since 2.1, CRI-O since 1.31; an unknown runtime is taken to.
+    containerd 2.1 and CRI-O 1.31 or newer do; an unknown runtime is assumed to.
     """
     match = _VERSION.match(info.version)
     if match is None:

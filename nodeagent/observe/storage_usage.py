@@ -1,6 +1,6 @@
-"""Measuring what fills the image filesystem: the readings behind a breakdown.
+"""Readings for the usage breakdown of the image filesystem.
 
-Nothing is decided on it, so a reading that fails leaves its part out; walking is bounded in time.
+No decision depends on them, so a failed reading omits its part; walking directories is bounded in time.
 """
 
 from __future__ import annotations
@@ -15,97 +15,82 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError
 from nodeagent.host.disk_usage import Tree, TreeReader, mount_point
 from nodeagent.host.kubelet_files import KUBELET_ROOT
-from nodeagent.plan.gc.storage_breakdown import Measured, Walk, break_down
-from nodeagent.runtime.metadata_graph import run_bounded
+from nodeagent.plan.gc.storage_breakdown import MeasuredUsage, Walk, break_down
 
 if TYPE_CHECKING:
     from nodeagent.model import FsObservation, NodeSnapshot, UnreferencedPiece
     from nodeagent.observe.node_snapshot import Observer
     from nodeagent.plan.gc.storage_breakdown import Breakdown
-    from nodeagent.runtime.containerd import ContainerdClient
-    from nodeagent.runtime.containerd_records import StoredContainer
+    from nodeagent.runtime.storage_backend import StorageBackend
 
 POD_VOLUMES: Final = KUBELET_ROOT / "pods"
 LARGEST: Final = 10
 
 
-async def survey(  # noqa: PLR0913 - the readers of three rooms
+async def read_breakdown(  # noqa: PLR0913 - one argument per source of the breakdown
     snapshot: NodeSnapshot,
     observer: Observer,
-    containerd: ContainerdClient | None,
+    storage: StorageBackend,
     pod_log_root: Path,
     *,
     within_s: float,
     walk: bool = True,
 ) -> Breakdown:
-    """Return what fills the image filesystem of a snapshot.
+    """Return the usage breakdown of a snapshot's image filesystem.
 
     Args:
-        snapshot: of all there is, storage included where the runtime tells.
-        observer: that made it.
-        containerd: its own services, if they may be asked.
-        pod_log_root: where pod logs are.
-        within_s: how long directories may be walked.
-        walk: whether they are walked at all; without it logs, volumes and other data count as not container data.
+        snapshot: of every scope, with storage graph where available.
+        observer: the observer that made the snapshot.
+        storage: for the size of writable layers.
+        pod_log_root: directory of the pod logs.
+        within_s: time limit for walking directories.
+        walk: whether directories are walked; without it logs and volumes count as other data.
 
     Raises:
         ObservationError: the image filesystem cannot be read.
     """
     filesystem = snapshot.image_filesystem
     if filesystem is None:
-        raise ObservationError(snapshot.image_filesystem_error or "there is no reading of the image filesystem")
-    loose: tuple[UnreferencedPiece, ...] = ()
+        raise ObservationError(snapshot.image_filesystem_error or "no reading of the image filesystem")
+    unreferenced: tuple[UnreferencedPiece, ...] = ()
     with suppress(NodeAgentError):
-        loose = await observer.find_unreferenced()
+        unreferenced = await observer.find_unreferenced()
     writable = dict(snapshot.writable_bytes)
-    if containerd is not None and snapshot.storage is not None:
+    if snapshot.storage is not None:
         with suppress(RuntimeRequestError):
-            writable.update(await _writable(containerd))
-    measured = Measured(loose=loose, writable_bytes=writable)
+            writable.update(await storage.read_writable_bytes())
+    measured = MeasuredUsage(unreferenced=unreferenced, writable_bytes=writable)
     if walk:
         measured = await asyncio.to_thread(_walk, measured, filesystem, pod_log_root, time.monotonic() + within_s)
     return break_down(snapshot, filesystem, measured)
 
 
-async def _writable(containerd: ContainerdClient) -> dict[str, int]:
-    """Return what the writable layer of each container occupies, sandboxes included."""
-    stored = [each for each in await containerd.list_containers() if each.snapshotter and each.snapshot_key]
-
-    async def usage(each: StoredContainer) -> int:
-        with suppress(RuntimeRequestError):
-            return (await containerd.snapshot_usage(each.snapshotter, each.snapshot_key)).size_bytes
-        return 0
-
-    sizes = await run_bounded(usage, stored)
-    return {each.id: size for each, size in zip(stored, sizes, strict=True)}
-
-
-def _walk(measured: Measured, filesystem: FsObservation, pod_log_root: Path, deadline_s: float) -> Measured:
-    """Return the measurements with those of directories that lie on the image filesystem."""
+def _walk(measured: MeasuredUsage, filesystem: FsObservation, pod_log_root: Path, deadline_s: float) -> MeasuredUsage:
+    """Return the measurements with those of the directories on the image filesystem."""
     reader = TreeReader(filesystem.device_id, deadline_s)
-    logs = reader.measure(str(pod_log_root)) if _on(pod_log_root, filesystem) else None
+    logs = reader.measure(str(pod_log_root)) if _is_on(pod_log_root, filesystem) else None
     volumes = []
-    if _on(POD_VOLUMES, filesystem):
+    if _is_on(POD_VOLUMES, filesystem):
         with suppress(OSError):
             volumes = [reader.measure(str(each)) for each in sorted(POD_VOLUMES.iterdir())]
     image_path = Path(filesystem.path)
     known = (image_path, image_path.parent / "io.containerd.content.v1.content", pod_log_root, POD_VOLUMES)
     largest = reader.largest(mount_point(filesystem.path), [str(each) for each in known], LARGEST)
-    return Measured(
-        measured.loose,
+    return MeasuredUsage(
+        measured.unreferenced,
         measured.writable_bytes,
-        _as_walk(logs) if logs is not None else None,
-        tuple(map(_as_walk, volumes)),
-        tuple(map(_as_walk, largest)),
+        _to_walk(logs) if logs is not None else None,
+        tuple(map(_to_walk, volumes)),
+        tuple(map(_to_walk, largest)),
     )
 
 
-def _on(path: Path, filesystem: FsObservation) -> bool:
+def _is_on(path: Path, filesystem: FsObservation) -> bool:
     try:
         return os.stat(path).st_dev == filesystem.device_id  # noqa: PTH116 - one call, no object
     except OSError:
         return False
 
 
-def _as_walk(tree: Tree) -> Walk:
+def _to_walk(tree: Tree) -> Walk:
     return Walk(tree.path, tree.size_bytes, tree.complete)

@@ -1,7 +1,7 @@
-"""What containerd knows and its CRI service does not tell.
+"""Facts that containerd records and its CRI service does not report.
 
-Containers made by other clients in the same namespace use images as well, and containerd 1.6 does not tell CRI which
-images are pinned. Both are read from containerd's own services.
+Containers created by other clients in the same namespace use images too, and containerd 1.6 does not report pinned
+images through CRI. Both are read from containerd's own services.
 """
 
 from __future__ import annotations
@@ -15,26 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from nodeagent.model import Image, Sandbox, StorageGraph
-    from nodeagent.runtime.containerd import ContainerdClient
     from nodeagent.runtime.containerd_records import StoredContainer, StoredImage
 
 PINNED_LABEL = "io.cri-containerd.pinned"
 
 
-async def unlisted_containers(
-    client: ContainerdClient, containers: Iterable[Container], sandboxes: Iterable[Sandbox]
-) -> tuple[Container, ...]:
-    """Return the containers of the namespace that CRI does not list, as ``unlisted`` does, after asking for them.
-
-    Source: containerd ``containers.v1.Containers.List``.
-    """
-    return unlisted(await client.list_containers(), containers, sandboxes)
-
-
-def unlisted(
+def unlisted_containers(
     stored: Iterable[StoredContainer], containers: Iterable[Container], sandboxes: Iterable[Sandbox]
 ) -> tuple[Container, ...]:
-    """Return the stored containers that CRI does not list, of unknown state and without creation time."""
+    """Return the stored containers that CRI does not list, in unknown state and without creation time."""
     listed = {each.id for each in containers} | {each.id for each in sandboxes}
     return tuple(
         Container(
@@ -55,15 +44,15 @@ def is_pinned(stored: StoredImage) -> bool:
     return stored.labels.get(PINNED_LABEL) == "pinned"
 
 
-async def with_pins(client: ContainerdClient, images: Sequence[Image], storage: StorageGraph) -> tuple[Image, ...]:
-    """Return the images with every pin that containerd's labels tell; a pin on any of an image's names counts."""
-    pinned = {each.name for each in await client.list_images() if is_pinned(each)}
+def with_pins(images: Sequence[Image], names: Iterable[StoredImage], storage: StorageGraph) -> tuple[Image, ...]:
+    """Return the images with pins from containerd's labels added; a pin on any of an image's names counts."""
+    pinned = {each.name for each in names if is_pinned(each)}
 
-    def names(image: Image) -> tuple[str, ...]:
+    def names_of(image: Image) -> tuple[str, ...]:
         record = storage.records.get(image.id)
         return record.names if record is not None else image.references
 
     return tuple(
-        replace(image, pinned=True) if not image.pinned and not pinned.isdisjoint(names(image)) else image
+        replace(image, pinned=True) if not image.pinned and not pinned.isdisjoint(names_of(image)) else image
         for image in images
     )

@@ -1,10 +1,10 @@
-"""containerd's metadata of one namespace as a graph of what keeps what.
+"""containerd's metadata of one namespace as a graph of references.
 
-The edges are those its garbage collector follows: an image name keeps the blob it points at, a blob what its labels
-name (a manifest its config and layers, a config the snapshot unpacked from it), a snapshot its parent, a container its
-snapshot, a lease its resources. Reading manifests and computing chain ids would give the same edges where all is
-well; where it is not (a label missing, a blob removed, another snapshotter, an artifact of whatever form) the labels
-are what deletes and keeps, so they are what counts here. It also needs no blob to be read.
+The edges are those of containerd's garbage collector: an image name references its target blob; a blob references the
+objects in its labels (a manifest its config and layers, a config the snapshot unpacked from it); a snapshot its parent;
+a container its snapshot; a lease its resources. Reading manifests and computing chain ids gives the same edges for an
+intact image. For others (a missing label, a removed blob, another snapshotter, an OCI artifact) the collector follows
+the labels, so the graph does as well. It also needs no reading of blobs.
 
 Source: containerd ``docs/garbage-collection.md``, labels ``containerd.io/gc.*``.
 """
@@ -58,14 +58,22 @@ _PLATFORM_REF = "containerd.io/gc.ref.content.m."
 
 
 class Node(NamedTuple):
-    """One thing containerd keeps; ``kind`` is spelt as a lease's resource type (``snapshots/NAME`` with the name)."""
+    """One object in the metadata; ``kind`` is a lease's resource type (``snapshots/NAME`` with the snapshotter)."""
 
     kind: str
     id: str
 
 
 class References(NamedTuple):
-    """What an object's labels say: what it keeps, what keeps it, and whether it stays by itself."""
+    """References in an object's labels.
+
+    Attributes:
+        to: the objects that it references.
+        back: the objects that reference it.
+        optional: those of ``to`` that may be missing.
+        root: whether it has a ``containerd.io/gc.root`` label.
+        has_layers: whether it references layers.
+    """
 
     to: tuple[Node, ...] = ()
     back: tuple[Node, ...] = ()
@@ -78,17 +86,17 @@ _NO_REFERENCES = References()
 
 
 class Stored:
-    """Every blob and snapshot there is, and what they keep. Never changed once made.
+    """Every blob and snapshot with its references; immutable.
 
     Attributes:
         blobs: by digest.
         snapshots: by snapshotter and key.
-        edges: from a node to what it keeps.
+        edges: node to the nodes that it references.
         existing: every blob and snapshot.
-        optional: manifests that an index names; that one is missing means that its platform was not pulled.
-        with_layers: manifests that name blobs of layers.
-        rooted: what stays by its own label.
-        snapshotters: how often labels name each snapshotter.
+        optional: manifests referenced by an index; a missing one belongs to a platform that was not pulled.
+        with_layers: manifests that reference layer blobs.
+        rooted: nodes with a ``containerd.io/gc.root`` label.
+        snapshotters: number of labels that name each snapshotter.
     """
 
     def __init__(self, blobs: Mapping[str, Blob], snapshots: Mapping[str, Mapping[str, Snapshot]]) -> None:
@@ -100,44 +108,44 @@ class Stored:
         self.with_layers: set[Node] = set()
         self.rooted: set[Node] = set()
         self.snapshotters: Counter[str] = Counter()
-        self._one: dict[Node, Node] = {}
+        interned: dict[Node, Node] = {}
         for digest, blob in blobs.items():
-            self._add(Node(CONTENT, digest), (), blob.labels)
+            self._add(Node(CONTENT, digest), (), blob.labels, interned)
         for name, listed in snapshots.items():
             kind = SNAPSHOTS + name
             for key, snapshot in listed.items():
-                self._add(Node(kind, key), (Node(kind, snapshot.parent),) if snapshot.parent else (), snapshot.labels)
-        self._one.clear()
+                parent = (Node(kind, snapshot.parent),) if snapshot.parent else ()
+                self._add(Node(kind, key), parent, snapshot.labels, interned)
 
-    def _add(self, node: Node, kept: tuple[Node, ...], labels: Mapping[str, str]) -> None:
-        said = references(labels) if labels else _NO_REFERENCES
-        node = self._one.setdefault(node, node)
+    def _add(self, node: Node, parent: tuple[Node, ...], labels: Mapping[str, str], interned: dict[Node, Node]) -> None:
+        found = references(labels) if labels else _NO_REFERENCES
+        node = interned.setdefault(node, node)
         self.existing.add(node)
-        if kept or said.to:
-            # Equal nodes are one object: there are tens of thousands, and each is named several times.
-            named = (self._one.setdefault(each, each) for each in (*kept, *said.to))
-            self.edges[node] = (*self.edges.get(node, ()), *named)
-        if said is _NO_REFERENCES:
+        if parent or found.to:
+            # Equal nodes are one object, to save memory: there are tens of thousands, each in several edges.
+            targets = (interned.setdefault(each, each) for each in (*parent, *found.to))
+            self.edges[node] = (*self.edges.get(node, ()), *targets)
+        if found is _NO_REFERENCES:
             return
-        self.snapshotters.update(_snapshotters(each.kind for each in said.to))
-        self.optional.update(said.optional)
-        if said.has_layers:
+        self.snapshotters.update(_snapshotters(each.kind for each in found.to))
+        self.optional.update(found.optional)
+        if found.has_layers:
             self.with_layers.add(node)
-        if said.root:
+        if found.root:
             self.rooted.add(node)
-        for keeper in said.back:
-            self.edges[keeper] = (*self.edges.get(keeper, ()), node)
+        for source in found.back:
+            self.edges[source] = (*self.edges.get(source, ()), node)
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What one namespace holds, as read.
+    """One reading of a namespace.
 
     Attributes:
-        leases: those not expired, each with what it holds.
-        expected: digests that are being written.
-        foreign: digests of blobs that other namespaces have too; the bytes on disk are common.
-        snapshotter: the one images are unpacked into.
+        leases: those not expired, with their resources.
+        expected: digests of the blobs being written.
+        foreign: digests of blobs that also exist in other namespaces; namespaces share the bytes on disk.
+        snapshotter: the snapshotter of the images.
     """
 
     stored: Stored
@@ -149,25 +157,25 @@ class Inventory:
     snapshotter: str = DEFAULT_SNAPSHOTTER
 
     def closure(self, starts: Iterable[Node]) -> dict[Node, None]:
-        """Return everything that ``starts`` keep, themselves included, existing or not, in a fixed order."""
-        edges, seen = self.stored.edges, dict.fromkeys(starts)
-        stack = list(reversed(seen))
+        """Return ``starts`` and everything reachable from them, existing or not, in a fixed order."""
+        edges, reached = self.stored.edges, dict.fromkeys(starts)
+        stack = list(reversed(reached))
         while stack:
             for node in edges.get(stack.pop(), ()):
-                if node not in seen:
-                    seen[node] = None
+                if node not in reached:
+                    reached[node] = None
                     stack.append(node)
-        return seen
+        return reached
 
-    def kept_by_images(self, images: Iterable[StoredImage]) -> dict[Node, None]:
-        """Return everything that image names keep."""
+    def referenced_by_images(self, images: Iterable[StoredImage]) -> dict[Node, None]:
+        """Return everything reachable from image names."""
         starts: list[Node] = []
         for image in images:
             starts += (Node(CONTENT, image.target), Node(IMAGES, image.name), *references(image.labels).to)
         return self.closure(starts)
 
-    def kept_by_containers(self) -> dict[Node, None]:
-        """Return everything that containers keep: the snapshot each writes to, and those under it."""
+    def referenced_by_containers(self) -> dict[Node, None]:
+        """Return everything reachable from containers: their writable snapshots and the parents of these."""
         starts: list[Node] = []
         for container in self.containers:
             starts += (Node(CONTAINERS, container.id), *references(container.labels).to)
@@ -175,20 +183,20 @@ class Inventory:
                 starts.append(Node(SNAPSHOTS + container.snapshotter, container.snapshot_key))
         return self.closure(starts)
 
-    def kept_by_leases(self) -> set[Node]:
-        """Return everything that leases keep; a flat lease keeps its blobs without what those name.
+    def referenced_by_leases(self) -> set[Node]:
+        """Return everything reachable from leases; a flat lease references its blobs without their own references.
 
         Source: containerd label ``containerd.io/gc.flat``.
         """
-        kept: set[Node] = set()
+        referenced: set[Node] = set()
         for lease, resources in self.leases:
             nodes = [Node(resource.type, resource.id) for resource in resources]
             flat = {node for node in nodes if node.kind == CONTENT and _FLAT in lease.labels}
-            kept.update(flat, self.closure(node for node in nodes if node not in flat))
-        return kept
+            referenced.update(flat, self.closure(node for node in nodes if node not in flat))
+        return referenced
 
-    def kept_by_ingests(self) -> dict[Node, None]:
-        """Return everything that writes under way expect to find or make."""
+    def referenced_by_ingests(self) -> dict[Node, None]:
+        """Return everything reachable from the expected digests of ingests."""
         return self.closure(Node(CONTENT, digest) for digest in sorted(self.expected))
 
 
@@ -198,10 +206,10 @@ async def read_inventory(
     """Read a namespace with at most :data:`MAX_CALLS` calls at a time.
 
     Args:
-        client: where to read.
-        snapshotter: the configured one; ``None`` takes the one most images are unpacked into.
-        now: leases that expire before it are left out.
-        known: an earlier reading; the same object comes back where nothing in it has changed.
+        client: containerd, in the namespace to read.
+        snapshotter: the configured one; ``None`` selects the one used by most images.
+        now: leases that expired before are omitted.
+        known: an earlier reading; the same object is returned if nothing in it changed.
     """
     images, blobs, containers, leases, ingests, namespaces = await asyncio.gather(
         client.list_images(),
@@ -216,7 +224,7 @@ async def read_inventory(
     kinds = [resource.type for each in resources for resource in each]
     used = Counter(_snapshotters(kinds)) + Counter(each.snapshotter for each in containers if each.snapshotter)
     foreign = await run_bounded(client.list_digests, [name for name in namespaces if name != client.namespace])
-    stored = await _read_stored(client, blobs, {*used, snapshotter or ""} - {""}, must=snapshotter, known=known)
+    stored = await _read_stored(client, blobs, {*used, snapshotter or ""} - {""}, required=snapshotter, known=known)
     used += stored.snapshotters
     return Inventory(
         stored,
@@ -230,38 +238,40 @@ async def read_inventory(
 
 
 async def _read_stored(
-    client: ContainerdClient, blobs: Mapping[str, Blob], names: set[str], *, must: str | None, known: Stored | None
+    client: ContainerdClient, blobs: Mapping[str, Blob], names: set[str], *, required: str | None, known: Stored | None
 ) -> Stored:
-    """List the snapshots of every snapshotter that is named, and return them with the blobs."""
+    """List the snapshots of every named snapshotter and return them with the blobs."""
     same_blobs = known is not None and _same(blobs, known.blobs)
     named = known.snapshotters if known is not None and same_blobs else Stored(blobs, {}).snapshotters
-    wanted = sorted({*names, *named} or {DEFAULT_SNAPSHOTTER})
+    snapshotters = sorted({*names, *named} or {DEFAULT_SNAPSHOTTER})
     before: Mapping[str, Mapping[str, Snapshot]] = known.snapshots if known is not None else {}
 
-    async def listed(name: str) -> Mapping[str, Snapshot]:
+    async def list_snapshots(name: str) -> Mapping[str, Snapshot]:
         try:
             return await client.list_snapshots(name, before.get(name))
         except RuntimeRequestError:
-            if name == must:
+            if name == required:
                 raise
-            return {}  # labels can name a snapshotter that is no longer loaded
+            return {}  # labels can name a snapshotter that is not loaded any more
 
-    snapshots = dict(zip(wanted, await run_bounded(listed, wanted), strict=True))
+    snapshots = dict(zip(snapshotters, await run_bounded(list_snapshots, snapshotters), strict=True))
     same = (
-        same_blobs and snapshots.keys() == before.keys() and all(_same(snapshots[key], before[key]) for key in wanted)
+        same_blobs
+        and snapshots.keys() == before.keys()
+        and all(_same(snapshots[key], before[key]) for key in snapshotters)
     )
     return known if known is not None and same else Stored(blobs, snapshots)
 
 
 def _same(new: Mapping[str, object], old: Mapping[str, object]) -> bool:
-    """Return whether two listings hold the very same entries."""
+    """Return whether two listings have identical entries."""
     return len(new) == len(old) and all(old.get(key) is value for key, value in new.items())
 
 
 async def run_bounded(
     call: Callable[[Item], Awaitable[Result]], items: Sequence[Item], limit: int = MAX_CALLS
 ) -> list[Result]:
-    """Return what ``call`` gives for every item, in order, at most ``limit`` at a time; the first error ends all."""
+    """Return the result of ``call`` for every item, in order, at most ``limit`` at a time; the first error ends all."""
     results: dict[int, Result] = {}
     pending = iter(enumerate(items))
 
@@ -279,12 +289,12 @@ async def run_bounded(
 
 
 def _snapshotters(kinds: Iterable[str]) -> list[str]:
-    """Return the snapshotters that these kinds of nodes name."""
+    """Return the snapshotters in these node kinds."""
     return [kind.removeprefix(SNAPSHOTS) for kind in kinds if kind.startswith(SNAPSHOTS)]
 
 
 def _expired(lease: Lease, now: datetime) -> bool:
-    """Return whether the collector no longer honours a lease; one with a senseless expiry is honoured."""
+    """Return whether a lease expired; one with an invalid expiry time has not, as in containerd."""
     text = lease.labels.get(_EXPIRE)
     if text is None:
         return False
@@ -296,7 +306,7 @@ def _expired(lease: Lease, now: datetime) -> bool:
 
 
 def references(labels: Mapping[str, str]) -> References:
-    """Return what an object's labels say to the garbage collector.
+    """Return the references in an object's garbage collection labels.
 
     Source: containerd ``containerd.io/gc.ref.content[./]*``, ``.image``, ``.snapshot.NAME[/*]``, ``gc.bref.*`` (only
     newer servers) and ``gc.root``.
@@ -325,7 +335,7 @@ def references(labels: Mapping[str, str]) -> References:
 
 
 def _target(name: str, value: str) -> Node | None:
-    """Return the node that ``content.l.0`` or ``snapshot.overlayfs/x`` with this value means, if it is known here."""
+    """Return the node of a label suffix (``content.l.0``, ``snapshot.overlayfs/x``) and value; ``None`` if unknown."""
     kind, _, rest = name.partition(".")
     if kind == "snapshot":
         return Node(SNAPSHOTS + rest.partition("/")[0], value)

@@ -1,11 +1,11 @@
-"""What images really occupy, and what else keeps each piece of it: builds the model's :class:`StorageGraph`.
+"""Disk usage of images and the references to each blob and snapshot: builds the model's :class:`StorageGraph`.
 
-A deletion frees the blobs and snapshots that nothing keeps any more, so the graph is containerd's own
-(:mod:`nodeagent.runtime.metadata_graph`), cut down to what the images of CRI's list keep. Sizes are what the filesystem
-gives back: a blob's bytes in whole blocks; for a snapshot the usage its snapshotter recorded, the directories that
-it does not count, and its inodes where they come out of the same space.
+A deletion frees the blobs and snapshots that become unreferenced, so the graph is containerd's own
+(:mod:`nodeagent.runtime.metadata_graph`), reduced to the pieces referenced by images that CRI lists. Sizes are the
+bytes that the filesystem frees: a blob's bytes in whole blocks; for a snapshot the usage recorded by its snapshotter,
+the directories not included in it, and its inodes where they take space from the same filesystem.
 
-Every build lists names, blobs and snapshots anew, which is cheap; only usage costs a call for each snapshot.
+Every build lists names, blobs and snapshots again, which is cheap; only usage needs one call per snapshot.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.clock import SystemClock
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeTimeoutError
-from nodeagent.model import Holder, ImageRecord, PieceKind, StorageGraph, StoredPiece, UnreferencedPiece
+from nodeagent.model import ImageRecord, PieceKind, ReferenceKind, StorageGraph, StoredPiece, UnreferencedPiece
 from nodeagent.runtime.containerd_records import SnapshotKind, SnapshotUsage, Stamp
 from nodeagent.runtime.metadata_graph import (
     CONTENT,
@@ -37,19 +37,19 @@ if TYPE_CHECKING:
     from nodeagent.runtime.containerd_records import Snapshot, StoredImage
     from nodeagent.runtime.metadata_graph import Inventory, Stored
 
-# Directories of a snapshot beside the one its usage counts: its own, and overlay's work directory.
+# Directories of a snapshot that its usage does not include: its own, and overlay's work directory.
 _UNCOUNTED_DIRECTORIES = dict.fromkeys(("overlayfs", "fuse-overlayfs", "stargz", "soci", "nydus"), 2)
 _INODES_PER_CHUNK = 64
 
 
 @dataclass(frozen=True, slots=True)
 class DiskFormat:
-    """How the filesystem that images lie on allocates.
+    """Allocation sizes of the image filesystem.
 
     Attributes:
-        block_bytes: files occupy multiples of it.
-        directory_bytes: what a nearly empty directory occupies: a block on ext4, 0 on xfs and btrfs.
-        inode_chunk_bytes: what 64 inodes together take of the free space, 0 where all were set apart at the start.
+        block_bytes: allocation unit of files.
+        directory_bytes: size of a nearly empty directory: a block on ext4, 0 on xfs and btrfs.
+        inode_chunk_bytes: free space used by 64 inodes; 0 where all inodes are allocated by mkfs.
     """
 
     block_bytes: int = 4096
@@ -58,10 +58,10 @@ class DiskFormat:
 
 
 def disk_format(filesystem_type: str) -> DiskFormat:
-    """Return how a type of filesystem allocates.
+    """Return the allocation sizes of a filesystem type.
 
-    XFS and Btrfs keep small directories in their inodes. XFS makes inodes when they are needed, 64 at a time, and gives
-    their space back once none of the 64 is in use. Source: mkfs.xfs(8), ``-i size``: 512 bytes unless chosen.
+    XFS and Btrfs store small directories in their inodes. XFS allocates inodes on demand in chunks of 64, and frees a
+    chunk once none of its inodes is in use. Source: mkfs.xfs(8), ``-i size``: 512 bytes unless chosen.
     """
     match filesystem_type:
         case "xfs":
@@ -72,17 +72,17 @@ def disk_format(filesystem_type: str) -> DiskFormat:
             return DiskFormat()
 
 
-_FOREIGN = Holder.OTHER_NAMESPACE
+_FOREIGN = ReferenceKind.OTHER_NAMESPACE
 
 
 @dataclass(frozen=True, slots=True)
 class _Resolved:
-    """One CRI image in containerd's terms.
+    """Records of one CRI image in containerd.
 
     Attributes:
-        names: every name under which it is stored.
-        nodes: the blobs and snapshots it keeps, those that exist.
-        complete: whether nothing it should have is missing.
+        names: every name of the image.
+        nodes: the existing blobs and snapshots that it references.
+        complete: whether every referenced blob and snapshot exists.
     """
 
     names: tuple[str, ...]
@@ -92,12 +92,12 @@ class _Resolved:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """A graph without its holders, and what it was made from; good for as long as that is unchanged.
+    """A graph without the references of non-images, and its inputs; valid while these are unchanged.
 
     Attributes:
-        index: where each node's piece is.
-        names: the image names of the images in it.
-        whole: whether the usage of every snapshot could be read.
+        index: node to the position of its piece.
+        names: every name of the images in the graph.
+        whole: whether the usage of every snapshot was read.
     """
 
     stored: Stored
@@ -110,98 +110,101 @@ class _Layout:
     whole: bool
 
 
-class UsageNotes(Protocol):
-    """Remembers the usage of committed snapshots beyond this process. Its methods block and never raise."""
+class SnapshotUsageStore(Protocol):
+    """Persists the usage of committed snapshots. Its methods block and never raise."""
 
     def read(self) -> Mapping[Node, tuple[Stamp, SnapshotUsage]]:
-        """Return the usage of each remembered snapshot, with the time the snapshot was made."""
+        """Return the usage of each recorded snapshot, with the creation time of the snapshot."""
 
-    def write(self, learned: Mapping[Node, tuple[Stamp, SnapshotUsage]], gone: Collection[Node]) -> None:
-        """Remember what was learned; forget what has gone."""
+    def write(self, read: Mapping[Node, tuple[Stamp, SnapshotUsage]], removed: Collection[Node]) -> None:
+        """Record the usage of ``read`` and delete the records of ``removed``."""
 
 
 class LayerCache:
-    """Builds storage graphs, and keeps what has not changed since the last build.
+    """Builds storage graphs and caches the parts that are unchanged since the last build.
 
     The usage of a committed snapshot never changes, so it is read once.
     """
 
     def __init__(
-        self, disk: DiskFormat | None = None, clock: Clock | None = None, notes: UsageNotes | None = None
+        self,
+        disk: DiskFormat | None = None,
+        clock: Clock | None = None,
+        usage_store: SnapshotUsageStore | None = None,
     ) -> None:
-        """Start with what ``notes`` hold; ``disk`` is ext4's with 4 KiB blocks unless told otherwise."""
+        """Start with the usage in ``usage_store``; ``disk`` defaults to ext4 with 4 KiB blocks."""
         self._disk = disk or DiskFormat()
         self._clock = clock or SystemClock()
         self._usage: dict[Node, tuple[Stamp, SnapshotUsage]] = {}
         self._layout: _Layout | None = None
-        self._notes = notes
-        self._noted: frozenset[Node] | None = None
+        self._usage_store = usage_store
+        self._stored: frozenset[Node] | None = None
 
     async def build(
         self, client: ContainerdClient, images: Sequence[Image], *, snapshotter: str | None = None
     ) -> StorageGraph:
-        """Return what ``images`` occupy now.
+        """Return the storage graph of ``images``.
 
-        An image whose names are not stored, or of which a snapshot's usage cannot be read, gets no entry in
-        ``by_image``; what it shares with others then counts as kept by an unlisted image.
+        An image without stored names, or with a snapshot whose usage cannot be read, has no entry in ``by_image``;
+        pieces that it shares with others then count as referenced by an unlisted image.
 
         Args:
-            client: containerd, in the namespace CRI uses.
-            images: as CRI lists them, read before this call.
-            snapshotter: the configured one; ``None`` takes the one most images are unpacked into.
+            client: containerd, in CRI's namespace.
+            images: as listed by CRI, read before this call.
+            snapshotter: the configured one; ``None`` selects the one used by most images.
 
         Raises:
             RuntimeUnavailableError: no connection.
             RuntimeRequestError: a listing failed; without it the graph would be wrong.
         """
-        await self._recall()
+        await self._load_usage()
         inventory = await self._read(client, snapshotter)
         layout = self._layout
-        if layout is None or not _still_good(layout, inventory, images):
+        if layout is None or not _is_valid(layout, inventory, images):
             layout = self._layout = await self._lay_out(client, inventory, tuple(images))
-        kept = _kept_otherwise(layout, inventory)
-        loose = inventory.stored.existing.difference(
-            layout.index, *(nodes for holder, nodes in kept if holder is not _FOREIGN)
+        others = _other_references(layout, inventory)
+        unreferenced = inventory.stored.existing.difference(
+            layout.index, *(nodes for kind, nodes in others if kind is not _FOREIGN)
         )
-        usage = await self._read_usage(client, inventory, sorted(loose)) if loose else {}
+        usage = await self._read_usage(client, inventory, sorted(unreferenced)) if unreferenced else {}
         pending = [
             self._piece(node, inventory, usage)
-            for node in loose
+            for node in unreferenced
             if node in usage or (node.kind == CONTENT and node.id not in inventory.foreign)
         ]
-        return replace(_with_holders(layout, kept), pending_bytes=sum(piece.size_bytes for piece in pending))
+        return replace(_with_references(layout, others), pending_bytes=sum(piece.size_bytes for piece in pending))
 
     async def find_unreferenced(
         self, client: ContainerdClient, *, snapshotter: str | None = None
     ) -> tuple[UnreferencedPiece, ...]:
-        """Return the blobs and snapshots that no image, container, lease, write or other piece keeps.
+        """Return the blobs and snapshots without reference from an image, container, lease, ingest or other piece.
 
-        Those that a label of their own keeps are among them, marked. Blobs that other namespaces have too are, with
-        their holder: their record goes, their bytes stay.
+        Pieces with a ``containerd.io/gc.root`` label are included and marked. Blobs that also exist in another
+        namespace are included with that reference: deleting them removes the record and frees no bytes.
         """
         inventory = await self._read(client, snapshotter)
-        kept = set().union(
-            inventory.kept_by_images(inventory.images),
-            inventory.kept_by_containers(),
-            inventory.kept_by_leases(),
-            inventory.kept_by_ingests(),
+        referenced = set().union(
+            inventory.referenced_by_images(inventory.images),
+            inventory.referenced_by_containers(),
+            inventory.referenced_by_leases(),
+            inventory.referenced_by_ingests(),
         )
-        rooted = inventory.closure(sorted(inventory.stored.rooted - kept))
-        loose = sorted(inventory.stored.existing - kept)
-        usage = await self._read_usage(client, inventory, loose)
+        rooted = inventory.closure(sorted(inventory.stored.rooted - referenced))
+        unreferenced = sorted(inventory.stored.existing - referenced)
+        usage = await self._read_usage(client, inventory, unreferenced)
         found = []
-        for node in loose:
+        for node in unreferenced:
             if node.kind != CONTENT and node not in usage:
                 continue
             piece = self._piece(node, inventory, usage)
             if node.kind == CONTENT:
                 created = inventory.stored.blobs[node.id].created
-                if created.at is None:  # containerd 1.6 does not list it
+                if created.at is None:  # containerd 1.6 omits it in listings
                     with suppress(RuntimeRequestError):
                         blob = await client.get_blob(node.id)
                         created = blob.created if blob is not None else created
                 if node.id in inventory.foreign:
-                    piece = replace(piece, holders=(_FOREIGN,))
+                    piece = replace(piece, references=(_FOREIGN,))
                 found.append(UnreferencedPiece(piece, "", created.at, rooted=node in rooted))
             else:
                 snapshot = _snapshot(inventory, node)
@@ -216,27 +219,27 @@ class LayerCache:
         known = self._layout.stored if self._layout else None
         return await read_inventory(client, snapshotter, now=self._clock.now(), known=known)
 
-    async def _recall(self) -> None:
-        if self._notes is not None and self._noted is None:
-            self._usage.update(await asyncio.to_thread(self._notes.read))
-            self._noted = frozenset(self._usage)
+    async def _load_usage(self) -> None:
+        if self._usage_store is not None and self._stored is None:
+            self._usage.update(await asyncio.to_thread(self._usage_store.read))
+            self._stored = frozenset(self._usage)
 
-    async def _take_notes(self, learned: Iterable[Node]) -> None:
-        if self._notes is None or self._noted is None:
+    async def _save_usage(self, read: Iterable[Node]) -> None:
+        if self._usage_store is None or self._stored is None:
             return
-        changed = {node: self._usage[node] for node in learned}
-        gone = self._noted - self._usage.keys()
-        if changed or gone:
-            await asyncio.to_thread(self._notes.write, changed, gone)
-            self._noted = frozenset(self._usage)
+        changed = {node: self._usage[node] for node in read}
+        removed = self._stored - self._usage.keys()
+        if changed or removed:
+            await asyncio.to_thread(self._usage_store.write, changed, removed)
+            self._stored = frozenset(self._usage)
 
     async def _lay_out(self, client: ContainerdClient, inventory: Inventory, images: tuple[Image, ...]) -> _Layout:
         resolved = _resolve(images, inventory)
-        wanted = dict.fromkeys(node for each in resolved.values() for node in each.nodes)
+        referenced = dict.fromkeys(node for each in resolved.values() for node in each.nodes)
         before = dict(self._usage)
-        usage = await self._read_usage(client, inventory, wanted)
-        self._forget_all_but(inventory)
-        await self._take_notes(node for node, told in self._usage.items() if before.get(node) != told)
+        usage = await self._read_usage(client, inventory, referenced)
+        self._discard_removed(inventory)
+        await self._save_usage(node for node, entry in self._usage.items() if before.get(node) != entry)
         sized = {image_id: each for image_id, each in resolved.items() if _all_sized(each.nodes, usage)}
         nodes = dict.fromkeys(node for each in sized.values() for node in each.nodes)
         index = {node: position for position, node in enumerate(nodes)}
@@ -263,28 +266,28 @@ class LayerCache:
     async def _read_usage(
         self, client: ContainerdClient, inventory: Inventory, nodes: Iterable[Node]
     ) -> dict[Node, SnapshotUsage]:
-        """Return the usage of the snapshots among ``nodes``, without those whose snapshotter refuses to tell."""
+        """Return the usage of the snapshots among ``nodes``, except those whose snapshotter fails."""
         snapshots = [node for node in nodes if node.kind != CONTENT]
-        missing = [node for node in snapshots if not self._knows(node, inventory)]
-        answers = await run_bounded(lambda node: _ask_usage(client, node), missing)
-        fresh = {node: usage for node, usage in zip(missing, answers, strict=True) if usage is not None}
+        missing = [node for node in snapshots if not self._is_cached(node, inventory)]
+        read = await run_bounded(lambda node: _snapshot_usage(client, node), missing)
+        fresh = {node: usage for node, usage in zip(missing, read, strict=True) if usage is not None}
         for node, usage in fresh.items():
             snapshot = _snapshot(inventory, node)
             if snapshot.kind is SnapshotKind.COMMITTED:
                 self._usage[node] = (snapshot.created, usage)
-        return fresh | {node: self._usage[node][1] for node in snapshots if self._knows(node, inventory)}
+        return fresh | {node: self._usage[node][1] for node in snapshots if self._is_cached(node, inventory)}
 
-    def _knows(self, node: Node, inventory: Inventory) -> bool:
-        """Return whether the usage of this very snapshot, not of an earlier one of the same name, is remembered."""
-        remembered = self._usage.get(node)
-        return remembered is not None and remembered[0] == _snapshot(inventory, node).created
+    def _is_cached(self, node: Node, inventory: Inventory) -> bool:
+        """Return whether the usage of this snapshot is cached, and not that of an earlier one with the same key."""
+        cached = self._usage.get(node)
+        return cached is not None and cached[0] == _snapshot(inventory, node).created
 
-    def _forget_all_but(self, inventory: Inventory) -> None:
+    def _discard_removed(self, inventory: Inventory) -> None:
         for node in self._usage.keys() - inventory.stored.existing:
             del self._usage[node]
 
     def _piece(self, node: Node, inventory: Inventory, usage: Mapping[Node, SnapshotUsage]) -> StoredPiece:
-        """Return the piece without holders; the key of a snapshot in another snapshotter starts with its name."""
+        """Return the piece without references; the key of a snapshot in another snapshotter starts with its name."""
         if node.kind == CONTENT:
             block = self._disk.block_bytes
             size = -(-inventory.stored.blobs[node.id].size_bytes // block) * block
@@ -292,7 +295,7 @@ class LayerCache:
         snapshotter, used = node.kind.removeprefix(SNAPSHOTS), usage[node]
         directories = _UNCOUNTED_DIRECTORIES.get(snapshotter, 0) if used.inodes else 0
         inodes = used.inodes + directories
-        # Inodes of a snapshot were made one after another; what does not fill a chunk shares one with others.
+        # Inodes of a snapshot are allocated in sequence; those that do not fill a chunk share it with other files.
         chunks_bytes = inodes // _INODES_PER_CHUNK * self._disk.inode_chunk_bytes
         return StoredPiece(
             node.id if snapshotter == inventory.snapshotter else f"{snapshotter}/{node.id}",
@@ -302,8 +305,8 @@ class LayerCache:
         )
 
 
-async def _ask_usage(client: ContainerdClient, node: Node) -> SnapshotUsage | None:
-    """Return a snapshot's usage, ``None`` where the snapshotter refuses to tell; one that has gone occupies nothing."""
+async def _snapshot_usage(client: ContainerdClient, node: Node) -> SnapshotUsage | None:
+    """Return a snapshot's usage: 0 if it was removed since the listing, ``None`` if the snapshotter fails."""
     try:
         return await client.snapshot_usage(node.kind.removeprefix(SNAPSHOTS), node.id)
     except RuntimeNotFoundError:
@@ -314,7 +317,7 @@ async def _ask_usage(client: ContainerdClient, node: Node) -> SnapshotUsage | No
         return None
 
 
-def _still_good(layout: _Layout, inventory: Inventory, images: Sequence[Image]) -> bool:
+def _is_valid(layout: _Layout, inventory: Inventory, images: Sequence[Image]) -> bool:
     return (
         layout.whole
         and layout.stored is inventory.stored
@@ -325,9 +328,9 @@ def _still_good(layout: _Layout, inventory: Inventory, images: Sequence[Image]) 
 
 
 def _resolve(images: Iterable[Image], inventory: Inventory) -> dict[str, _Resolved]:
-    """Return each CRI image's names and pieces, without images none of whose names is stored.
+    """Return each CRI image's names and pieces; images without a stored name are omitted.
 
-    CRI stores an image under its id, its tags and its digests; names it cannot parse point at the same blob.
+    CRI stores an image under its id, its tags and its digests; names that it cannot parse have the same target.
     """
     by_name = {image.name: image for image in inventory.images}
     by_target: dict[str, list[StoredImage]] = {}
@@ -336,20 +339,20 @@ def _resolve(images: Iterable[Image], inventory: Inventory) -> dict[str, _Resolv
     existing = inventory.stored.existing
     resolved = {}
     for listed in images:
-        said = [by_name[name] for name in (*listed.references, listed.id) if name in by_name]
-        aliases = [each for target in dict.fromkeys(each.target for each in said) for each in by_target[target]]
-        stored = {each.name: each for each in (*said, *aliases)}
+        own = [by_name[name] for name in (*listed.references, listed.id) if name in by_name]
+        aliases = [each for target in dict.fromkeys(each.target for each in own) for each in by_target[target]]
+        stored = {each.name: each for each in (*own, *aliases)}
         if stored:
-            kept = inventory.kept_by_images(stored.values())
-            nodes = tuple(node for node in kept if node in existing)
-            resolved[listed.id] = _Resolved(tuple(stored), nodes, _is_complete(kept, inventory.stored))
+            referenced = inventory.referenced_by_images(stored.values())
+            nodes = tuple(node for node in referenced if node in existing)
+            resolved[listed.id] = _Resolved(tuple(stored), nodes, _is_complete(referenced, inventory.stored))
     return resolved
 
 
-def _is_complete(kept: Iterable[Node], stored: Stored) -> bool:
-    """Return whether nothing is missing: no blob or snapshot that is named, nor any snapshot where there are layers."""
+def _is_complete(referenced: Iterable[Node], stored: Stored) -> bool:
+    """Return whether every referenced blob and snapshot exists, and a snapshot if there are layers."""
     unpacked = layered = False
-    for node in kept:
+    for node in referenced:
         if node in stored.existing:
             unpacked = unpacked or node.kind != CONTENT
             layered = layered or node in stored.with_layers
@@ -366,28 +369,28 @@ def _snapshot(inventory: Inventory, node: Node) -> Snapshot:
     return inventory.stored.snapshots[node.kind.removeprefix(SNAPSHOTS)][node.id]
 
 
-def _with_holders(layout: _Layout, kept: Iterable[tuple[Holder, Iterable[Node]]]) -> StorageGraph:
-    """Return the layout's graph with the holders of this moment."""
+def _with_references(layout: _Layout, others: Iterable[tuple[ReferenceKind, Iterable[Node]]]) -> StorageGraph:
+    """Return the layout's graph with the current references of non-images."""
     pieces = list(layout.graph.pieces)
-    for holder, nodes in kept:
+    for kind, nodes in others:
         for node in nodes:
             index = layout.index.get(node)
             if index is not None:
-                pieces[index] = replace(pieces[index], holders=(*pieces[index].holders, holder))
+                pieces[index] = replace(pieces[index], references=(*pieces[index].references, kind))
     return replace(layout.graph, pieces=tuple(pieces))
 
 
-def _kept_otherwise(layout: _Layout, inventory: Inventory) -> tuple[tuple[Holder, Iterable[Node]], ...]:
-    """Return what others than the listed images keep, by who does. A label of its own counts as a lease."""
+def _other_references(layout: _Layout, inventory: Inventory) -> tuple[tuple[ReferenceKind, Iterable[Node]], ...]:
+    """Return the nodes referenced other than by listed images, by kind; a ``gc.root`` label counts as a lease."""
     rooted = inventory.stored.rooted
     below = inventory.closure(sorted(rooted)).keys() - rooted
     parents = {node for node in below if node.kind != CONTENT}
     unlisted = [image for image in inventory.images if image.name not in layout.names]
     return (
-        (Holder.CONTAINER, inventory.kept_by_containers()),
-        (Holder.LEASE, inventory.kept_by_leases() | rooted | (below - parents)),
-        (Holder.SNAPSHOT_CHILD, parents),
-        (Holder.OTHER_NAMESPACE, [Node(CONTENT, digest) for digest in inventory.foreign]),
-        (Holder.INGEST, inventory.kept_by_ingests()),
-        (Holder.UNLISTED_IMAGE, inventory.kept_by_images(unlisted)),
+        (ReferenceKind.CONTAINER, inventory.referenced_by_containers()),
+        (ReferenceKind.LEASE, inventory.referenced_by_leases() | rooted | (below - parents)),
+        (ReferenceKind.SNAPSHOT_CHILD, parents),
+        (ReferenceKind.OTHER_NAMESPACE, [Node(CONTENT, digest) for digest in inventory.foreign]),
+        (ReferenceKind.INGEST, inventory.referenced_by_ingests()),
+        (ReferenceKind.UNLISTED_IMAGE, inventory.referenced_by_images(unlisted)),
     )

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from nodeagent.config.settings import Settings
     from nodeagent.model.node_stop import NodeStop
 
 FILE_NAME: Final = "history.db"
@@ -151,6 +152,11 @@ class Retention:
 
     maximum_age: timedelta
     maximum_bytes: int
+
+
+def configured_retention(settings: Settings) -> Retention:
+    """Return the configured retention of the history."""
+    return Retention(timedelta(seconds=settings.history_age_s), settings.history_bytes)
 
 
 class History:

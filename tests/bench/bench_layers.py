@@ -14,9 +14,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from nodeagent.act.agent import StoredUsage
 from nodeagent.cli.session import load_settings
 from nodeagent.clock import SystemClock
+from nodeagent.observe.snapshot_usage import StoredSnapshotUsage
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient
@@ -38,10 +38,10 @@ async def measure(config: Path, runs: int) -> dict[str, list[float]]:
             with tempfile.TemporaryDirectory() as state:
                 store = Store(Path(state))
                 store.observe({}, (), ClockReading("", SystemClock().monotonic_s(), SystemClock().now()))
-                cache = LayerCache(notes=StoredUsage(store))
+                cache = LayerCache(usage_store=StoredSnapshotUsage(store))
                 for kind, built in (("cold", cache), ("warm", cache), ("remembered", None)):
                     if built is None:
-                        built = LayerCache(notes=StoredUsage(Store(Path(state))))  # noqa: PLW2901 - a new process's
+                        built = LayerCache(usage_store=StoredSnapshotUsage(Store(Path(state))))  # noqa: PLW2901 - a new process's
                     gc.collect()
                     began = time.perf_counter()
                     graph = await built.build(client, images)

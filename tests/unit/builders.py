@@ -13,12 +13,12 @@ from nodeagent.model import (
     ContainerLogLink,
     ContainerState,
     FsObservation,
-    Holder,
     Image,
     ImageUsage,
     NodeSnapshot,
     PieceKind,
     PodLogDirectory,
+    ReferenceKind,
     RuntimeInfo,
     Sandbox,
     StorageGraph,
@@ -154,9 +154,9 @@ def log_link(container_id: str, *, modified_s: float = 3600, name: str | None = 
     )
 
 
-def piece(key: str, size_mib: int = 1, *, inodes: int = 1, holders: Sequence[Holder] = ()) -> StoredPiece:
+def piece(key: str, size_mib: int = 1, *, inodes: int = 1, references: Sequence[ReferenceKind] = ()) -> StoredPiece:
     """Return a snapshot."""
-    return StoredPiece(key, PieceKind.SNAPSHOT, size_mib * MIB, inodes, tuple(holders))
+    return StoredPiece(key, PieceKind.SNAPSHOT, size_mib * MIB, inodes, tuple(references))
 
 
 def graph(pieces: Iterable[StoredPiece], held: Mapping[str, Sequence[str]]) -> StorageGraph:

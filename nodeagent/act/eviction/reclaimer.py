@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from nodeagent.act.gc.collector import Preview
 from nodeagent.act.gc.outcomes import Outcome
+from nodeagent.act.gc.preview import Preview
 from nodeagent.errors import NodeAgentError, RuntimeUnsupportedError
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.eviction.reclaim import ReclaimAction

@@ -1,8 +1,8 @@
-"""Removing many images at once through containerd's own image service.
+"""Bulk image removal through containerd's image service.
 
-CRI's RemoveImage lets containerd collect garbage for every image, and each collection walks everything there is. Here
-only the names of an image are deleted, and containerd collects once at the end. An image is gone from CRI's list when
-its last name is: tags, digests, and the id under which CRI stores it.
+Every CRI RemoveImage runs a garbage collection, and each collection walks all of containerd's metadata. Here only the
+names of an image are deleted, with one collection at the end. CRI no longer lists an image once its last name (tags,
+digests, and the id under which CRI stores it) is deleted.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_NOTICED_WITHIN_S: Final = 20.0  # containerd 2 tells CRI of hundreds of deletions with seconds of delay
+_LISTED_WITHIN_S: Final = 20.0  # containerd 2's CRI service processes hundreds of deletions with seconds of delay
 _FIRST_WAIT_S: Final = 0.02
 _LAST_WAIT_S: Final = 1.0
 
 
 class NameActions(Protocol):
-    """The calls on containerd's image names. Source: containerd ``images.v1.Images``."""
+    """Changes to image names, provided by the storage backend. Source: containerd ``images.v1.Images``."""
 
     async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:
-        """Delete a name; return whether it was there."""
+        """Delete a name with that target digest; return whether it existed."""
 
-    async def collect_garbage(self, clock: Clock) -> None:
-        """Make containerd collect garbage and wait for it."""
+    async def collect_garbage(self) -> None:
+        """Run the runtime's garbage collection and wait for it."""
 
 
 class BulkReader(FreshReader, Protocol):
-    """What is read besides."""
+    """Readings for bulk removal."""
 
     async def image_and_names(self, image_id: str) -> tuple[Image | None, tuple[StoredImage, ...]]:
-        """Return the image as it is now, and what each name points at that it is stored under."""
+        """Return the current image and the names it is stored under, each with its target."""
 
     async def image_ids(self) -> frozenset[str]:
         """Return the id of every image that CRI lists."""
 
 
 class BulkImageRemover(ImageRemover):
-    """Removes images by their names, each behind the same guard, and collects once.
+    """Removes images by their names, each behind the guard of :class:`ImageRemover`, and collects garbage once.
 
-    Whatever does not go as it should makes it go on through CRI, image by image.
+    After an unexpected result the remaining images are removed through CRI, one by one.
     """
 
-    def __init__(  # noqa: PLR0913 - it composes the guard
+    def __init__(  # noqa: PLR0913 - the guard's arguments and the image service
         self,
         reader: BulkReader,
         actions: RuntimeActions,
@@ -69,45 +69,45 @@ class BulkImageRemover(ImageRemover):
         read_holds: Callable[[], tuple[Hold, ...]],
         names: NameActions,
     ) -> None:
-        """Take what the guard needs, and containerd's own services."""
+        """Compose the remover; see :class:`ImageRemover` for the guard's arguments."""
         super().__init__(reader, actions, policy, template, clock=clock, read_holds=read_holds)
         self._bulk_reader = reader
         self._names = names
-        self._begun: list[Result] = []
-        self._trusted = True
+        self._unconfirmed: list[Result] = []
+        self._bulk_works = True
 
     async def remove_many(self, decisions: Sequence[Decision]) -> list[Result | NodeAgentError]:
-        """Remove a few images at once, each unless it is gone, in use or otherwise kept by now.
+        """Remove several images, except those already removed, in use or kept by another rule now.
 
-        Who uses what is read once for all of them, after everything else and right before their names are deleted.
+        Image use is read once for all of them, last, immediately before their names are deleted.
 
         Returns:
-            What became of each, or why it could not be removed, in order.
+            The result of each image, or the error of its removal, in order.
 
         Raises:
-            RuntimeUnavailableError: the runtime is gone.
+            RuntimeUnavailableError: the runtime is unavailable.
         """
-        if not self._trusted:
-            return [await _caught(self.remove(each)) for each in decisions]
-        read = await asyncio.gather(*(_caught(self._bulk_reader.image_and_names(each.id)) for each in decisions))
+        if not self._bulk_works:
+            return [await _catch(self.remove(each)) for each in decisions]
+        read = await asyncio.gather(*(_catch(self._bulk_reader.image_and_names(each.id)) for each in decisions))
         images = {each[0].id: each[0] for each in read if not isinstance(each, NodeAgentError) and each[0] is not None}
-        kept = await self._kept_because(images, decisions) if images else {}
+        kept = await self._keep_reasons(images, decisions) if images else {}
         return await asyncio.gather(
-            *(_caught(self._remove(each, told, kept)) for each, told in zip(decisions, read, strict=True))
+            *(_catch(self._remove(each, found, kept)) for each, found in zip(decisions, read, strict=True))
         )
 
     async def _remove(
         self,
         decision: Decision,
-        told: tuple[Image | None, tuple[StoredImage, ...]] | NodeAgentError,
+        found: tuple[Image | None, tuple[StoredImage, ...]] | NodeAgentError,
         kept: Mapping[str, str],
     ) -> Result:
-        """Delete the names of an image that the guard has looked at."""
-        if isinstance(told, NodeAgentError):
-            raise told
-        image, names = told
+        """Delete the names of an image unless the guard keeps it."""
+        if isinstance(found, NodeAgentError):
+            raise found
+        image, names = found
         if image is None:
-            return Result(decision, Outcome.GONE, "already gone")
+            return Result(decision, Outcome.GONE, "already removed")
         if image.id in kept:
             return Result(decision, Outcome.CHANGED, f"kept: {kept[image.id]}")
         try:
@@ -116,79 +116,82 @@ class BulkImageRemover(ImageRemover):
             raise
         except RuntimeRequestError:
             deleted = 0
-        if not deleted:  # an image that CRI lists has a name; if it cannot be found, this is not understood
-            self._trusted = False
+        if not deleted:  # every image that CRI lists has a stored name, so the records are not as expected
+            self._bulk_works = False
             return await self.remove(decision)
         result = Result(decision, Outcome.DONE)
-        self._begun.append(result)
+        self._unconfirmed.append(result)
         return result
 
     async def _delete_names(self, image: Image, names: Sequence[StoredImage]) -> int:
-        """Delete an image's names, its id last; return how many there were.
+        """Delete an image's names, its id last; return their number.
 
-        What CRI says is a name of it goes. A further name, one that CRI cannot parse, goes if it points where one of
-        those does: it would keep everything otherwise.
+        Names that CRI lists are deleted, and so is every other name with the same target: CRI cannot parse it, and it
+        would keep the content.
         """
-        said = {*image.references, image.id}
-        targets = {each.target for each in names if each.name in said}
-        going = [each for each in names if each.target in targets]
-        await asyncio.gather(*(self._delete_name(each) for each in going if each.name != image.id))
-        await asyncio.gather(*(self._delete_name(each) for each in going if each.name == image.id))
-        return len(going)
+        listed = {*image.references, image.id}
+        targets = {each.target for each in names if each.name in listed}
+        deleted = [each for each in names if each.target in targets]
+        await asyncio.gather(*(self._delete_name(each) for each in deleted if each.name != image.id))
+        await asyncio.gather(*(self._delete_name(each) for each in deleted if each.name == image.id))
+        return len(deleted)
 
     async def _delete_name(self, stored: StoredImage) -> None:
         await self._names.delete_image(stored.name, sync=False, target=stored.target)
 
     async def finish(self) -> tuple[Result, ...]:
-        """Let containerd collect, and make sure that CRI lists none of the images any more.
+        """Collect garbage and verify that CRI no longer lists the images.
 
         Returns:
-            The results of those that CRI still listed and that were removed, or not, through CRI.
+            The results of images that CRI still listed, after their removal through CRI.
         """
-        begun, self._begun = self._begun, []
-        if not begun:
+        unconfirmed, self._unconfirmed = self._unconfirmed, []
+        if not unconfirmed:
             return ()
-        await self._names.collect_garbage(self._clock)
-        left = await self._still_listed({result.decision.id for result in begun})
-        if not left:
+        await self._names.collect_garbage()
+        listed = await self._still_listed({result.decision.id for result in unconfirmed})
+        if not listed:
             return ()
-        self._trusted = False
-        return tuple([await self._again(result) for result in begun if result.decision.id in left])
+        self._bulk_works = False
+        return tuple([await self._remove_listed(each) for each in unconfirmed if each.decision.id in listed])
 
-    async def _still_listed(self, gone: set[str]) -> frozenset[str]:
-        """Return which of the images CRI still lists once it had time to notice; it is told by events.
+    async def _still_listed(self, deleted: set[str]) -> frozenset[str]:
+        """Return the ids that CRI still lists after a bounded wait.
 
-        Those that have a name again are not waited for.
+        containerd's CRI service learns of deletions from events, so it lists images for a while. There is no wait for
+        images that have a name again.
         """
-        listed = gone & await self._bulk_reader.image_ids()
-        told = await asyncio.gather(*(_caught(self._bulk_reader.image_and_names(each)) for each in listed))
-        back = {each for each, one in zip(listed, told, strict=True) if not isinstance(one, NodeAgentError) and one[1]}
-        stale, waited_s, wait_s = listed - back, 0.0, _FIRST_WAIT_S
-        while stale and waited_s < _NOTICED_WITHIN_S:
+        listed = deleted & await self._bulk_reader.image_ids()
+        read = await asyncio.gather(*(_catch(self._bulk_reader.image_and_names(each)) for each in listed))
+        named = {
+            each for each, found in zip(listed, read, strict=True) if not isinstance(found, NodeAgentError) and found[1]
+        }
+        stale, waited_s, wait_s = listed - named, 0.0, _FIRST_WAIT_S
+        while stale and waited_s < _LISTED_WITHIN_S:
             await asyncio.sleep(wait_s)
             waited_s, wait_s = waited_s + wait_s, min(2 * wait_s, _LAST_WAIT_S)
             stale &= await self._bulk_reader.image_ids()
-        return frozenset(stale | back)
+        return frozenset(stale | named)
 
-    async def _again(self, result: Result) -> Result:
-        """Look at an image that CRI still lists: pulled anew it stays; without any name it goes through CRI."""
+    async def _remove_listed(self, result: Result) -> Result:
+        """Return the result of an image that CRI still lists: kept if pulled again, else removed through CRI."""
         try:
             image, names = await self._bulk_reader.image_and_names(result.decision.id)
             if image is None:
                 return result
             if names:
-                return replace(result, outcome=Outcome.CHANGED, detail="kept: it was given a name meanwhile")
-            again = await self.remove(result.decision)
+                return replace(result, outcome=Outcome.CHANGED, detail="kept: named again during the removal")
+            removed = await self.remove(result.decision)
         except RuntimeUnavailableError:
             raise
         except NodeAgentError as error:
             return replace(result, outcome=Outcome.FAILED, detail=str(error))
-        detail = again.detail or "its names were gone and CRI still listed it; removed through CRI"
-        return replace(again, detail=detail, duration_s=result.duration_s)
+        detail = removed.detail or "still listed by CRI after its names were deleted; removed through CRI"
+        return replace(removed, detail=detail, duration_s=result.duration_s)
 
 
-async def _caught(work: Coroutine[object, object, T]) -> T | NodeAgentError:
-    """Return what work gives, or the error that concerns only it."""
+async def _catch(work: Coroutine[object, object, T]) -> T | NodeAgentError:
+    """Return the result of ``work``, or its error unless the runtime is unavailable."""
     try:
         return await work
     except RuntimeUnavailableError:

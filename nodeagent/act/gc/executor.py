@@ -1,4 +1,4 @@
-"""Carrying out a plan: in order, one guarded removal after the other, until told to stop."""
+"""Execution of a plan: guarded removals in order, until finished or stopped."""
 
 from __future__ import annotations
 
@@ -16,64 +16,64 @@ if TYPE_CHECKING:
     from nodeagent.plan.decision import Decision, ItemKind
 
 BATCH: Final = 8
-"""How many items a batch remover is given at a time; told to stop, a pass ends after them."""
+"""Maximum number of items per call of a batch remover; a stop request takes effect after them."""
 
 
 class Remover(Protocol):
-    """Removes one kind of item, after looking once more whether it may."""
+    """Removes one kind of item after re-reading its state."""
 
     async def remove(self, decision: Decision) -> Result:
-        """Remove what ``decision`` names, unless it changed since the plan was made.
+        """Remove the item of ``decision`` unless it changed since the plan was made.
 
         Raises:
-            RuntimeUnavailableError: the runtime is gone; nothing more can be done in this pass.
-            NodeAgentError: this item could not be removed; others may be.
+            RuntimeUnavailableError: the runtime is unavailable; the pass ends.
+            NodeAgentError: this item could not be removed; the pass continues.
         """
 
 
 @runtime_checkable
 class BatchRemover(Protocol):
-    """A remover of several items at a time, whose work is done only once all of it is known."""
+    """Removes several items per call; the work is complete only after :meth:`finish`."""
 
     async def remove_many(self, decisions: Sequence[Decision]) -> Sequence[Result | NodeAgentError]:
-        """Remove what ``decisions`` name, but for what changed; return what became of each, in order.
+        """Remove the items of ``decisions`` that are unchanged; return the result or error of each, in order.
 
         Raises:
-            RuntimeUnavailableError: the runtime is gone; nothing more can be done in this pass.
+            RuntimeUnavailableError: the runtime is unavailable; the pass ends.
         """
 
     async def finish(self) -> Sequence[Result]:
-        """Complete what was begun; return the results that turned out otherwise than told.
+        """Complete the removals; return the results that differ from those of :meth:`remove_many`.
 
         Raises:
-            RuntimeUnavailableError: the runtime is gone; what it was told it may do when it is back.
-            NodeAgentError: it cannot be told whether all of it was done.
+            RuntimeUnavailableError: the runtime is unavailable; it may complete the removals after a restart.
+            NodeAgentError: the removals could not be confirmed.
         """
 
 
 class DryRunRemover:
-    """Touches nothing and says so."""
+    """Removes nothing."""
 
     async def remove(self, decision: Decision) -> Result:
-        """Answer that this would be removed."""
+        """Return the outcome ``dry-run``."""
         return Result(decision, Outcome.DRY_RUN)
 
 
-class Interrupted(Exception):  # noqa: N818 - not an error: it carries what was done so far
+class Interrupted(Exception):  # noqa: N818 - not an error: it carries the results so far
     """The pass ended early.
 
     Attributes:
-        results: one for every decision, those not reached marked as not attempted.
-        lost: why the runtime is gone, or empty if the pass was told to stop.
+        results: one for every decision; those not reached have the outcome ``not-attempted``.
+        lost: why the runtime is unavailable; empty if the pass was stopped.
     """
 
     def __init__(self, results: tuple[Result, ...], lost: str) -> None:
         self.results = results
         self.lost = lost
-        super().__init__(lost or "told to stop")
+        super().__init__(lost or "stopped")
 
 
-async def carry_out(  # noqa: PLR0913 - what a pass hands down
+async def carry_out(  # noqa: PLR0913 - the collaborators of one pass
     decisions: Sequence[Decision],
     removers: Mapping[ItemKind, Remover | BatchRemover],
     *,
@@ -82,22 +82,22 @@ async def carry_out(  # noqa: PLR0913 - what a pass hands down
     enough: Callable[[Decision], bool] | None = None,
     on_result: Callable[[Result], None] = lambda _: None,
 ) -> tuple[Result, ...]:
-    """Carry out the removals in order; a failure is recorded and the next is tried.
+    """Carry out the removals in order; a failure is recorded and the next removal is tried.
 
     Args:
         decisions: removals, in the plan's order.
-        removers: who removes which kind.
+        removers: the remover of each kind of item.
         clock: for durations.
-        stop: when set, no further removal is begun.
-        enough: asked before each removal; true means that it is not needed any more.
-        on_result: told of each result as it comes.
+        stop: when set, no further removal starts.
+        enough: evaluated before each removal; true skips it as not needed.
+        on_result: called with each result.
 
     Raises:
-        Interrupted: told to stop, or the runtime is gone; carries the results so far.
+        Interrupted: stopped, or the runtime is unavailable; carries the results so far.
     """
     results: list[Result] = []
 
-    def note(result: Result) -> None:
+    def record(result: Result) -> None:
         results.append(result)
         on_result(result)
 
@@ -105,36 +105,36 @@ async def carry_out(  # noqa: PLR0913 - what a pass hands down
     while position < len(decisions):
         if stop.is_set():
             results = await _finish(results, removers)
-            raise Interrupted(_with_rest(results, decisions[position:], "the pass was told to stop"), "")
+            raise Interrupted(_with_rest(results, decisions[position:], "pass stopped"), "")
         if enough is not None and enough(decisions[position]):
-            note(Result(decisions[position], Outcome.NOT_NEEDED, "enough was freed by the removals before it"))
+            record(Result(decisions[position], Outcome.NOT_NEEDED, "earlier removals freed enough"))
             position += 1
             continue
         remover = removers[decisions[position].kind]
-        together = _together(decisions, position, removers)
-        began_s = clock.monotonic_s()
+        batch = _next_batch(decisions, position, removers)
+        started_s = clock.monotonic_s()
         try:
             if isinstance(remover, BatchRemover):
-                ended = await remover.remove_many(together)
+                ended = await remover.remove_many(batch)
             else:
-                ended = [await _one(remover, together[0])]
+                ended = [await _remove_one(remover, batch[0])]
         except RuntimeUnavailableError as error:
-            detail = f"the runtime went away: {error}"
-            for decision in together:
-                note(Result(decision, Outcome.FAILED, detail, duration_s=clock.monotonic_s() - began_s))
-            rest = decisions[position + len(together) :]
+            detail = f"runtime unavailable: {error}"
+            for decision in batch:
+                record(Result(decision, Outcome.FAILED, detail, duration_s=clock.monotonic_s() - started_s))
+            rest = decisions[position + len(batch) :]
             raise Interrupted(_with_rest(results, rest, detail), str(error)) from error
         except NodeAgentError as error:
-            ended = [error] * len(together)
-        took_s = (clock.monotonic_s() - began_s) / len(together)
-        for decision, each in zip(together, ended, strict=True):
+            ended = [error] * len(batch)
+        duration_s = (clock.monotonic_s() - started_s) / len(batch)
+        for decision, each in zip(batch, ended, strict=True):
             result = each if isinstance(each, Result) else Result(decision, Outcome.FAILED, str(each))
-            note(replace(result, duration_s=took_s))
-        position += len(together)
+            record(replace(result, duration_s=duration_s))
+        position += len(batch)
     return tuple(await _finish(results, removers))
 
 
-async def _one(remover: Remover, decision: Decision) -> Result | NodeAgentError:
+async def _remove_one(remover: Remover, decision: Decision) -> Result | NodeAgentError:
     try:
         return await remover.remove(decision)
     except RuntimeUnavailableError:
@@ -143,10 +143,10 @@ async def _one(remover: Remover, decision: Decision) -> Result | NodeAgentError:
         return error
 
 
-def _together(
+def _next_batch(
     decisions: Sequence[Decision], position: int, removers: Mapping[ItemKind, Remover | BatchRemover]
 ) -> Sequence[Decision]:
-    """Return the next decisions that are carried out at once: several only for a batch remover."""
+    """Return the next decisions of one kind: up to ``BATCH`` for a batch remover, else one."""
     kind = decisions[position].kind
     if not isinstance(removers[kind], BatchRemover):
         return decisions[position : position + 1]
@@ -157,7 +157,7 @@ def _together(
 
 
 async def _finish(results: list[Result], removers: Mapping[ItemKind, Remover | BatchRemover]) -> list[Result]:
-    """Let batches be completed; return the results with what that corrected."""
+    """Complete the batches; return the results with the corrections of the batch removers."""
     for remover in {id(each): each for each in removers.values()}.values():
         if not isinstance(remover, BatchRemover):
             continue
@@ -168,7 +168,7 @@ async def _finish(results: list[Result], removers: Mapping[ItemKind, Remover | B
         except NodeAgentError as error:
             detail = f"not confirmed: {error}"
             corrected = {
-                _key(each): replace(each, detail=detail) for each in results if _in_batch(each, remover, removers)
+                _key(each): replace(each, detail=detail) for each in results if _is_removed_by(each, remover, removers)
             }
         results = [corrected.get(_key(each), each) for each in results]
     return results
@@ -178,7 +178,7 @@ def _key(result: Result) -> tuple[ItemKind, str]:
     return result.decision.kind, result.decision.id
 
 
-def _in_batch(
+def _is_removed_by(
     result: Result, remover: Remover | BatchRemover, removers: Mapping[ItemKind, Remover | BatchRemover]
 ) -> bool:
     return result.outcome is Outcome.DONE and removers[result.decision.kind] is remover

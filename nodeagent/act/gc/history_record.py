@@ -1,4 +1,4 @@
-"""A pass as the history keeps it."""
+"""History records of garbage collection passes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def past_pass(report: PassReport, snapshot: NodeSnapshot, plan_id: str) -> PastPass:
-    """Return a pass with every planned removal; ``snapshot`` tells the names of its images."""
+    """Return the history record of a pass with every planned removal; image names are from ``snapshot``."""
     names = {image.id: image.references for image in snapshot.images}
     return PastPass(
         id=report.id,

@@ -1,8 +1,8 @@
-"""Deleting blobs and snapshots that nothing holds."""
+"""Removal of unreferenced blobs and snapshots."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from nodeagent.act.gc.outcomes import Outcome, Result
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
@@ -12,69 +12,52 @@ from nodeagent.plan.gc.leaks import piece_name
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from nodeagent.clock import Clock
     from nodeagent.model import UnreferencedPiece
     from nodeagent.plan.decision import Decision
-
-
-class PieceActions(Protocol):
-    """The calls on containerd's stores. Source: containerd ``content.v1.Content``, ``snapshots.v1.Snapshots``."""
-
-    async def delete_content(self, digest: str) -> bool:
-        """Delete a blob's record; return whether it was there."""
-
-    async def remove_snapshot(self, snapshotter: str, key: str) -> bool:
-        """Remove a snapshot that nothing lies on; return whether it was there."""
-
-    async def collect_garbage(self, clock: Clock) -> None:
-        """Make containerd collect garbage and wait for it."""
+    from nodeagent.runtime.storage_backend import StorageBackend
 
 
 class LeakRemover:
-    """Deletes pieces a few at a time, after looking once more at everything that could hold them."""
+    """Deletes unreferenced pieces in batches; before each batch all references are read again."""
 
     def __init__(
-        self,
-        find_unreferenced: Callable[[], Awaitable[tuple[UnreferencedPiece, ...]]],
-        actions: PieceActions,
-        clock: Clock,
+        self, find_unreferenced: Callable[[], Awaitable[tuple[UnreferencedPiece, ...]]], storage: StorageBackend
     ) -> None:
-        self._find_loose = find_unreferenced
-        self._actions = actions
-        self._clock = clock
+        self._find_unreferenced = find_unreferenced
+        self._storage = storage
         self._deleted = False
 
     async def remove_many(self, decisions: Sequence[Decision]) -> list[Result | NodeAgentError]:
-        """Delete what is still loose; the order of the plan is kept, as a snapshot goes after those on it.
+        """Delete the pieces that are still unreferenced, in the plan's order: a snapshot after its children.
 
         Raises:
-            RuntimeUnavailableError: the runtime is gone.
+            RuntimeUnavailableError: the runtime is unavailable.
         """
-        loose = {piece_name(each): each for each in await self._find_loose()}
-        ended: list[Result | NodeAgentError] = []
+        unreferenced = {piece_name(each): each for each in await self._find_unreferenced()}
+        results: list[Result | NodeAgentError] = []
         for decision in decisions:
             try:
-                ended.append(await self._delete(decision, loose.get(decision.name)))
+                results.append(await self._delete(decision, unreferenced.get(decision.name)))
             except RuntimeUnavailableError:
                 raise
             except NodeAgentError as error:
-                ended.append(error)
-        return ended
+                results.append(error)
+        return results
 
     async def _delete(self, decision: Decision, found: UnreferencedPiece | None) -> Result:
         if found is None:
-            return Result(decision, Outcome.CHANGED, "kept: it is gone, or something holds it now")
+            return Result(decision, Outcome.CHANGED, "kept: already removed, or referenced again")
         if found.rooted and not decision.reason.details.get("rooted"):
-            return Result(decision, Outcome.CHANGED, "kept: a label of its own keeps it now")
+            return Result(decision, Outcome.CHANGED, "kept: labelled containerd.io/gc.root since the plan")
         if decision.kind is ItemKind.BLOB:
-            there = await self._actions.delete_content(decision.id)
+            existed = await self._storage.delete_content(decision.id)
         else:
-            there = await self._actions.remove_snapshot(found.snapshotter, decision.id)
-        self._deleted = self._deleted or there
-        return Result(decision, Outcome.DONE if there else Outcome.GONE)
+            existed = await self._storage.remove_snapshot(found.snapshotter, decision.id)
+        self._deleted = self._deleted or existed
+        return Result(decision, Outcome.DONE if existed else Outcome.GONE)
 
     async def finish(self) -> tuple[Result, ...]:
-        """Let containerd remove from the disk what was deleted from its records."""
+        """Collect garbage, which removes the deleted records' data from the disk."""
         if self._deleted:
-            await self._actions.collect_garbage(self._clock)
+            await self._storage.collect_garbage()
         return ()

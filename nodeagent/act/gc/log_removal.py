@@ -1,4 +1,4 @@
-"""Removal below the log roots of this host."""
+"""Removal of logs below the log roots of this host."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from nodeagent.host import podlogs
 
 
 class HostLogs:
-    """Removes pod logs where the kubelet keeps them; see ``host.podlogs`` for what is refused."""
+    """Removes pod logs below the kubelet's log roots; ``host.podlogs`` has the checks on paths."""
 
     def __init__(self, pod_log_root: Path, container_log_root: Path) -> None:
-        self._pods = pod_log_root
-        self._links = container_log_root
+        self._pod_log_root = pod_log_root
+        self._container_log_root = container_log_root
 
     def remove_container_logs(self, log_path: str, container_id: str) -> int:
         """Remove a container's current and rotated logs, then its links; return the bytes freed."""
-        freed = podlogs.remove_container_logs(self._pods, Path(log_path)).size_bytes
-        podlogs.remove_links_of(self._links, container_id)
+        freed = podlogs.remove_container_logs(self._pod_log_root, Path(log_path)).size_bytes
+        podlogs.remove_links_of(self._container_log_root, container_id)
         return freed
 
     def remove_pod_directory(self, name: str, uid: str) -> int:
         """Remove one pod log directory; return the bytes freed."""
-        return podlogs.remove_pod_log_directory(self._pods, name, uid).size_bytes
+        return podlogs.remove_pod_log_directory(self._pod_log_root, name, uid).size_bytes
 
     def remove_dead_link(self, name: str) -> bool:
-        """Remove a link whose target is gone; false when it leads somewhere again."""
-        return podlogs.remove_dead_log_link(self._links, name)
+        """Remove a link whose target does not exist; return false if the target exists again."""
+        return podlogs.remove_dead_log_link(self._container_log_root, name)

@@ -1,4 +1,4 @@
-"""What became of each planned removal, and of the pass as a whole."""
+"""Outcomes of planned removals and of whole passes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Outcome(StrEnum):
-    """What became of one planned removal. The values are part of the JSON output and of logs."""
+    """Outcome of one planned removal. The values are part of the JSON output and of logs."""
 
     DONE = "done"
     GONE = "gone"
@@ -26,7 +26,7 @@ class Outcome(StrEnum):
 
 
 class PassEnd(StrEnum):
-    """How a pass came to its end."""
+    """How a pass ended. The values are part of the JSON output and of logs."""
 
     COMPLETE = "complete"
     NOTHING_TO_DO = "nothing-to-do"
@@ -38,12 +38,12 @@ class PassEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One planned removal and what became of it.
+    """One planned removal with its outcome.
 
     Attributes:
-        detail: why, where the outcome alone does not say.
-        freed_bytes: what was confirmed to be freed by this one item; ``None`` where it was not measured.
-        duration_s: how long it took.
+        detail: the cause; empty where the outcome needs none.
+        freed_bytes: bytes confirmed as freed by this item; ``None`` if not measured.
+        duration_s: duration of the removal.
     """
 
     decision: Decision
@@ -55,14 +55,14 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
-    """One pass: what was planned, what was done, and what it brought.
+    """Plans, results and effect of one pass.
 
     Attributes:
-        plans: the plan of each round; later rounds exist where items failed or less was freed than planned.
-        before: the image filesystem as it was observed for the first plan.
-        after: the same filesystem measured after the last removal; ``None`` in a dry run.
-        collected_bytes: what nothing held and the runtime collected on request.
-        end_detail: what was missing or went wrong, in a sentence; empty when all is well.
+        plans: the plan of each round; a pass has several if items failed or less was freed than planned.
+        before: the image filesystem in the first plan's snapshot.
+        after: the image filesystem after the last removal; ``None`` in a dry run.
+        collected_bytes: size of the unreferenced content collected by the runtime on request.
+        end_detail: the cause of an incomplete pass, as a sentence; empty if complete.
     """
 
     id: str
@@ -82,24 +82,24 @@ class PassReport:
 
     @property
     def removed(self) -> tuple[Result, ...]:
-        """What is gone now, whoever removed it."""
+        """Results of removed items, including those removed by another process."""
         return tuple(result for result in self.results if result.outcome in (Outcome.DONE, Outcome.GONE))
 
     @property
     def failed(self) -> tuple[Result, ...]:
-        """What could not be removed."""
+        """Results of failed removals."""
         return tuple(result for result in self.results if result.outcome is Outcome.FAILED)
 
     @property
     def predicted_bytes(self) -> int:
-        """What the removals that were really done, and the collection before them, were expected to free."""
+        """Predicted bytes of the items removed and of the collection before them."""
         return self.collected_bytes + sum(result.decision.frees_bytes or 0 for result in self.removed)
 
     @property
     def freed_bytes(self) -> int | None:
-        """How much more is available on the image filesystem than before; ``None`` where not measured.
+        """Increase of the available bytes of the image filesystem; ``None`` if not measured.
 
-        It includes whatever else happened on that filesystem meanwhile, and may be negative.
+        It includes the writes and deletions of other processes during the pass, so it can be negative.
         """
         if self.before is None or self.after is None or self.before.device_id != self.after.device_id:
             return None

@@ -1,4 +1,4 @@
-"""What the guards read from the runtime, fresh every time."""
+"""Runtime state for the guards, read anew before each removal."""
 
 from __future__ import annotations
 
@@ -7,31 +7,29 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nodeagent.errors import RuntimeNotFoundError
-from nodeagent.runtime.containerd_facts import is_pinned, unlisted
+from nodeagent.runtime.containerd_facts import is_pinned, unlisted_containers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from nodeagent.model import Container, Image, NodeSnapshot, Sandbox
-    from nodeagent.runtime.containerd import ContainerdClient
     from nodeagent.runtime.containerd_records import StoredImage
     from nodeagent.runtime.cri import CriClient
+    from nodeagent.runtime.storage_backend import StorageBackend
 
 _CONCURRENCY = 8
 
 
 class RuntimeReader:
-    """Reads images, containers and sandboxes as they are now.
+    """Reads the current images, containers and sandboxes.
 
-    What never changes for an id, a sandbox's own image and the images a container mounts, is taken from the plan's
-    snapshot where that has it; for ids that came later it is asked for.
+    Facts that never change for an id (a sandbox's own image, the images mounted by a container) are taken from the
+    plan's snapshot; they are read for ids that the snapshot lacks.
     """
 
-    def __init__(
-        self, cri: CriClient, containerd: ContainerdClient | None, snapshot: NodeSnapshot, *, mounts_images: bool
-    ) -> None:
+    def __init__(self, cri: CriClient, storage: StorageBackend, snapshot: NodeSnapshot, *, mounts_images: bool) -> None:
         self._cri = cri
-        self._containerd = containerd
+        self._storage = storage
         self._mounts_images = mounts_images
         self._sandbox_images = {each.id: each.image for each in snapshot.sandboxes if each.image}
         self._volume_images = {each.id: each.volume_images for each in snapshot.containers}
@@ -40,53 +38,39 @@ class RuntimeReader:
         self._slots = asyncio.Semaphore(_CONCURRENCY)
 
     async def image(self, image_id: str) -> Image | None:
-        """Return the image as it is now, ``None`` when it is gone."""
+        """Return the current image; ``None`` if it is removed."""
         return (await self.image_and_names(image_id))[0]
 
     async def image_and_names(self, image_id: str) -> tuple[Image | None, tuple[StoredImage, ...]]:
-        """Return the image as it is now, and what each name points at that it is stored under.
+        """Return the current image and the names it is stored under, each with its target.
 
-        The names the plan knows are asked for together with the image. Without containerd's own services there are
-        none.
+        The names in the plan's snapshot are read concurrently with the image. With CRI alone there are none.
         """
-        if self._containerd is None:
-            return await self._cri.image_status(image_id), ()
         known = dict.fromkeys((*self._names.get(image_id, ()), image_id))
-        image, stored = await asyncio.gather(
-            self._cri.image_status(image_id), asyncio.gather(*(self._containerd.get_image(name) for name in known))
-        )
+        image, names = await asyncio.gather(self._cri.image_status(image_id), self._storage.get_image_names(known))
         if image is None:
             return None, ()
-        new = [name for name in image.references if name not in known]
-        stored += await asyncio.gather(*(self._containerd.get_image(name) for name in new))
-        names = tuple(each for each in stored if each is not None)
+        names += await self._storage.get_image_names(name for name in image.references if name not in known)
         return (image if image.pinned else replace(image, pinned=any(map(is_pinned, names)))), names
 
     async def image_ids(self) -> frozenset[str]:
         """Return the id of every image that CRI lists."""
         return frozenset(image.id for image in await self._cri.list_images())
 
-    async def containers(self) -> tuple[Container, ...]:
-        """Return all containers, with the images they mount where the runtime can mount any."""
-        return (await self.users())[0]
-
     async def users(self) -> tuple[tuple[Container, ...], tuple[Sandbox, ...]]:
-        """Return all containers and all sandboxes; what is listed by one service and not yet by another counts."""
-        if self._containerd is None:
-            containers, sandboxes = await asyncio.gather(self._cri.list_containers(), self._cri.list_sandboxes())
-        else:
-            containers, sandboxes, stored = await asyncio.gather(
-                self._cri.list_containers(), self._cri.list_sandboxes(), self._containerd.list_containers()
-            )
-            containers += unlisted(stored, containers, sandboxes)
+        """Return all containers and sandboxes, including containers that CRI does not list."""
+        containers, sandboxes, stored = await asyncio.gather(
+            self._cri.list_containers(), self._cri.list_sandboxes(), self._storage.list_containers()
+        )
+        containers += unlisted_containers(stored, containers, sandboxes)
         if self._mounts_images:
-            await self._read_new(
+            await self._read_volume_images(
                 each.id for each in containers if each.sandbox_id and each.id not in self._volume_images
             )
             containers = tuple(replace(each, volume_images=self._volume_images.get(each.id, ())) for each in containers)
         return containers, await self._with_images(sandboxes)
 
-    async def _read_new(self, container_ids: Iterable[str]) -> None:
+    async def _read_volume_images(self, container_ids: Iterable[str]) -> None:
         async def read(container_id: str) -> None:
             async with self._slots:
                 try:
@@ -96,10 +80,6 @@ class RuntimeReader:
                 self._volume_images[container_id] = status.volume_images
 
         await asyncio.gather(*(read(container_id) for container_id in container_ids))
-
-    async def sandboxes(self) -> tuple[Sandbox, ...]:
-        """Return all sandboxes with their own images."""
-        return await self._with_images(await self._cri.list_sandboxes())
 
     async def _with_images(self, listed: tuple[Sandbox, ...]) -> tuple[Sandbox, ...]:
         for sandbox in listed:
@@ -112,5 +92,5 @@ class RuntimeReader:
         return tuple(replace(each, image=self._sandbox_images.get(each.id, "")) for each in listed)
 
     async def container(self, container_id: str) -> Container | None:
-        """Return one container with its details, ``None`` when it is gone."""
+        """Return one container with its details; ``None`` if it is removed."""
         return await self._cri.get_container(container_id)

@@ -1,7 +1,7 @@
-"""The removals themselves, each behind its guard.
+"""Removers, one per kind of item, each with a guard.
 
-A guard looks at fresh runtime state right before the call. It does not repeat the rules: it asks the planner again
-about the one item, so that a preview, a pass and a guard cannot disagree.
+A guard reads the runtime's state immediately before the removing call. It has no rules of its own: it runs the planner
+again for the one item, so a preview, a pass and a guard cannot disagree.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ if TYPE_CHECKING:
 
 
 LONGEST_UNOBSERVED_S: Final = 600.0
-"""How old a plan may be for a removal by age: use that began and ended since then was not seen."""
+"""Maximum age of a plan for removals by age: use that began and ended since the plan was not observed."""
 
 
 class FreshReader(Protocol):
-    """What the guards read, never from a cache."""
+    """Readings of the guards, never from a cache."""
 
     async def image(self, image_id: str) -> Image | None:
-        """Return the image as it is now, ``None`` when it is gone."""
+        """Return the current image; ``None`` if it is removed."""
 
     async def users(self) -> tuple[tuple[Container, ...], tuple[Sandbox, ...]]:
-        """Return all containers, with the images they mount, and all sandboxes, with their own images."""
+        """Return all containers with the images they mount, and all sandboxes with their own images."""
 
     async def container(self, container_id: str) -> Container | None:
-        """Return one container with its details, ``None`` when it is gone."""
+        """Return one container with its details; ``None`` if it is removed."""
 
 
 class RuntimeActions(Protocol):
-    """The calls that change the runtime. Source: CRI ``ImageService`` and ``RuntimeService``."""
+    """Calls that change the runtime. Source: CRI ``ImageService`` and ``RuntimeService``."""
 
     async def remove_image(self, reference: str) -> None:
-        """Remove an image by id; success when it is already gone."""
+        """Remove an image by id; success if absent."""
 
     async def remove_container(self, container_id: str) -> None:
-        """Remove a container; success when it is already gone."""
+        """Remove a container; success if absent."""
 
     async def stop_sandbox(self, sandbox_id: str) -> None:
-        """Stop a sandbox; success when it is already stopped or gone."""
+        """Stop a sandbox; success if already stopped or absent."""
 
     async def remove_sandbox(self, sandbox_id: str) -> None:
-        """Remove a sandbox; success when it is already gone."""
+        """Remove a sandbox; success if absent."""
 
 
 class LogActions(Protocol):
-    """Removal below the log roots; blocking, so called in a thread."""
+    """Removals below the log roots; blocking, so called in a thread."""
 
     def remove_container_logs(self, log_path: str, container_id: str) -> int:
         """Remove a container's current and rotated logs and its link; return the bytes freed."""
@@ -69,16 +69,16 @@ class LogActions(Protocol):
         """Remove one pod log directory; return the bytes freed."""
 
     def remove_dead_link(self, name: str) -> bool:
-        """Remove a link whose target is gone; false when it is no such link any more."""
+        """Remove a link whose target does not exist; return false if the target exists again."""
 
 
 class ImageRemover:
-    """Removes one image after asking the planner about it again, on fresh state.
+    """Removes one image after planning it again on fresh state.
 
     Source: CRI ``RemoveImage``.
     """
 
-    def __init__(  # noqa: PLR0913 - it composes the guard
+    def __init__(  # noqa: PLR0913 - inputs of the second planning
         self,
         reader: FreshReader,
         actions: RuntimeActions,
@@ -88,11 +88,20 @@ class ImageRemover:
         clock: Clock,
         read_holds: Callable[[], tuple[Hold, ...]],
     ) -> None:
-        """Take the policy the plan was made with, and its snapshot for what does not change within a pass."""
+        """Compose the remover.
+
+        Args:
+            reader: reads the current state.
+            actions: the runtime.
+            policy: the plan's policy.
+            template: the plan's snapshot, for facts that do not change within a pass.
+            clock: for the age of the plan.
+            read_holds: reads the current holds; blocking.
+        """
         self._read_holds = read_holds
         self._reader = reader
         self._actions = actions
-        self._template = replace(template, sandboxes_unread=frozenset())  # the plan settled what they mean
+        self._template = replace(template, sandboxes_unread=frozenset())  # already considered by the plan
         self._clock = clock
         protection = replace(policy.protection, keep_last_n_tags_per_repository=0)
         self._policy = replace(
@@ -100,27 +109,27 @@ class ImageRemover:
         )
 
     async def remove(self, decision: Decision) -> Result:
-        """Remove the image unless it is gone, in use or otherwise kept by now."""
+        """Remove the image unless it is already removed, in use or kept by another rule."""
         image = await self._reader.image(decision.id)
         if image is None:
-            return Result(decision, Outcome.GONE, "already gone")
-        kept = await self._kept_because({image.id: image}, [decision])
+            return Result(decision, Outcome.GONE, "already removed")
+        kept = await self._keep_reasons({image.id: image}, [decision])
         if kept:
             return Result(decision, Outcome.CHANGED, f"kept: {kept[image.id]}")
         return await self._delete(image, decision)
 
     async def _delete(self, image: Image, decision: Decision) -> Result:
-        """Remove an image that the guard has let pass."""
+        """Remove an image that passed the guard."""
         try:
             await self._actions.remove_image(image.id)
         except RuntimeTimeoutError:
             if await self._reader.image(image.id) is not None:
                 raise
-            return Result(decision, Outcome.DONE, "removed, though the runtime did not answer in time")
+            return Result(decision, Outcome.DONE, "removed; the call timed out")
         return Result(decision, Outcome.DONE)
 
-    async def _kept_because(self, images: Mapping[str, Image], decisions: Sequence[Decision]) -> dict[str, str]:
-        """Return why images of that id stay by now, asking the planner on fresh state; none of them for most."""
+    async def _keep_reasons(self, images: Mapping[str, Image], decisions: Sequence[Decision]) -> dict[str, str]:
+        """Plan the images again on fresh state; return image id to the reason to keep it, without the others."""
         try:
             holds = await asyncio.to_thread(self._read_holds)
         except StoreError as error:
@@ -140,14 +149,14 @@ class ImageRemover:
         by_age = {each.id for each in decisions if each.reason.code is ReasonCode.UNUSED_TOO_LONG}
         unobserved_s = (fresh.observed_at - self._template.observed_at).total_seconds()
         stale: dict[str, str] = {}
-        if unobserved_s > LONGEST_UNOBSERVED_S:  # such as while a person was asked
-            why = f"image use was not observed for {format_duration(unobserved_s)} since the plan was made"
-            stale = dict.fromkeys(by_age & images.keys(), why)
+        if unobserved_s > LONGEST_UNOBSERVED_S:  # such as while waiting for a confirmation
+            reason = f"image use not observed for {format_duration(unobserved_s)} since the plan"
+            stale = dict.fromkeys(by_age & images.keys(), reason)
         return stale | {
             verdict.id: verdict.reason.sentence
             for verdict in plan_image_gc(fresh, self._policy, remove_all_unused=True).decisions
             if verdict.verdict is not Verdict.REMOVE
-            # the maximum age does not look at the minimum age
+            # removals by maximum age ignore the minimum age
             and not (verdict.reason.code is ReasonCode.TOO_YOUNG and verdict.id in by_age)
         }
 
@@ -155,7 +164,7 @@ class ImageRemover:
 class ContainerRemover:
     """Removes one dead container and then its logs.
 
-    The container goes first: were it the other way round and the removal failed, its logs would be lost for nothing.
+    In the reverse order a failed removal would lose the logs of a container that is kept.
     Source: kubelet ``removeContainer``; CRI ``RemoveContainer``.
     """
 
@@ -165,16 +174,16 @@ class ContainerRemover:
         self._logs = logs
 
     async def remove(self, decision: Decision) -> Result:
-        """Remove the container unless it runs, or its pod came back."""
+        """Remove the container unless it is running or its pod is active again."""
         container = await self._reader.container(decision.id)
         if container is None:
-            return Result(decision, Outcome.GONE, "already gone")
+            return Result(decision, Outcome.GONE, "already removed")
         if container.state in (ContainerState.RUNNING, ContainerState.UNKNOWN):
-            return Result(decision, Outcome.CHANGED, f"kept: it is {container.state.value} now")
+            return Result(decision, Outcome.CHANGED, f"kept: container is {container.state.value}")
         if decision.reason.code is ReasonCode.POD_DELETED:
-            alive = await self._pod_alive(container)
-            if alive:
-                return Result(decision, Outcome.CHANGED, f"kept: {alive}")
+            active = await self._pod_activity(container)
+            if active:
+                return Result(decision, Outcome.CHANGED, f"kept: {active}")
         try:
             await self._actions.remove_container(decision.id)
         except RuntimeTimeoutError:
@@ -183,9 +192,9 @@ class ContainerRemover:
         detail = await self._remove_logs(container)
         return Result(decision, Outcome.DONE, detail, freed_bytes=decision.frees_bytes)
 
-    async def _pod_alive(self, container: Container) -> str:
+    async def _pod_activity(self, container: Container) -> str:
         containers, sandboxes = await self._reader.users()
-        return pod_alive(container.pod_uid, container.sandbox_id, containers, sandboxes)
+        return pod_activity(container.pod_uid, container.sandbox_id, containers, sandboxes)
 
     async def _remove_logs(self, container: Container) -> str:
         if not container.log_path:
@@ -193,7 +202,7 @@ class ContainerRemover:
         try:
             await asyncio.to_thread(self._logs.remove_container_logs, container.log_path, container.id)
         except NodeAgentError as error:
-            return f"its log stays: {error}"
+            return f"log kept: {error}"
         return ""
 
 
@@ -208,29 +217,27 @@ class SandboxRemover:
         self._actions = actions
 
     async def remove(self, decision: Decision) -> Result:
-        """Remove the sandbox unless it became ready or holds a container by now."""
+        """Remove the sandbox unless it is ready or has containers."""
         containers, sandboxes = await self._reader.users()
         sandbox = next((each for each in sandboxes if each.id == decision.id), None)
         if sandbox is None:
-            return Result(decision, Outcome.GONE, "already gone")
+            return Result(decision, Outcome.GONE, "already removed")
         if sandbox.ready:
-            return Result(decision, Outcome.CHANGED, "kept: it is ready now")
-        held = [each.id[:12] for each in containers if each.sandbox_id == decision.id]
-        if held:
-            return Result(
-                decision, Outcome.CHANGED, f"kept: it still has {len(held)} container(s): {', '.join(held[:3])}"
-            )
+            return Result(decision, Outcome.CHANGED, "kept: sandbox is ready")
+        own = [each.id[:12] for each in containers if each.sandbox_id == decision.id]
+        if own:
+            return Result(decision, Outcome.CHANGED, f"kept: sandbox has {len(own)} container(s): {', '.join(own[:3])}")
         if decision.reason.code is ReasonCode.POD_DELETED:
-            alive = pod_alive(sandbox.uid, sandbox.id, containers, sandboxes)
-            if alive:
-                return Result(decision, Outcome.CHANGED, f"kept: {alive}")
+            active = pod_activity(sandbox.uid, sandbox.id, containers, sandboxes)
+            if active:
+                return Result(decision, Outcome.CHANGED, f"kept: {active}")
         await self._actions.stop_sandbox(decision.id)
         await self._actions.remove_sandbox(decision.id)
         return Result(decision, Outcome.DONE)
 
 
 class PodLogRemover:
-    """Removes one pod log directory, if nothing of its pod is left in the runtime."""
+    """Removes one pod log directory if the runtime has no container or sandbox of its pod."""
 
     def __init__(self, reader: FreshReader, logs: LogActions, uid_of: Callable[[str], str]) -> None:
         self._reader = reader
@@ -238,15 +245,15 @@ class PodLogRemover:
         self._uid_of = uid_of
 
     async def remove(self, decision: Decision) -> Result:
-        """Remove the directory unless the runtime knows a container or sandbox of that pod."""
+        """Remove the directory unless the runtime lists a container or sandbox of its pod."""
         uid = self._uid_of(decision.id)
         containers, sandboxes = await self._reader.users()
         if any(each.uid == uid for each in sandboxes) or any(each.pod_uid == uid for each in containers):
-            return Result(decision, Outcome.CHANGED, "kept: the runtime still knows its pod")
+            return Result(decision, Outcome.CHANGED, "kept: the runtime lists a container or sandbox of its pod")
         try:
             freed = await asyncio.to_thread(self._logs.remove_pod_directory, decision.id, uid)
         except FileNotFoundError:
-            return Result(decision, Outcome.GONE, "already gone")
+            return Result(decision, Outcome.GONE, "already removed")
         return Result(decision, Outcome.DONE, freed_bytes=freed)
 
 
@@ -259,34 +266,38 @@ class LogLinkRemover:
         self._container_of = container_of
 
     async def remove(self, decision: Decision) -> Result:
-        """Remove the link unless its container is still there and has not exited.
+        """Remove the link unless its container exists and has not exited.
 
-        A log rotation can leave the target missing for a moment. Source: kubelet ``removeDeadSymlinks``.
+        During a log rotation the target is missing for a moment. Source: kubelet ``removeDeadSymlinks``.
         """
         container_id = self._container_of(decision.id)
         if container_id:
             container = await self._reader.container(container_id)
             if container is not None and container.state is not ContainerState.EXITED:
-                return Result(decision, Outcome.CHANGED, f"kept: its container is {container.state.value}")
+                return Result(decision, Outcome.CHANGED, f"kept: container is {container.state.value}")
         try:
             removed = await asyncio.to_thread(self._logs.remove_dead_link, decision.id)
         except FileNotFoundError:
-            return Result(decision, Outcome.GONE, "already gone")
-        return Result(decision, Outcome.DONE) if removed else Result(decision, Outcome.CHANGED, "its target is back")
+            return Result(decision, Outcome.GONE, "already removed")
+        return (
+            Result(decision, Outcome.DONE)
+            if removed
+            else Result(decision, Outcome.CHANGED, "kept: its target exists again")
+        )
 
 
-def pod_alive(uid: str, sandbox_id: str, containers: tuple[Container, ...], sandboxes: tuple[Sandbox, ...]) -> str:
-    """Return why a pod is not gone after all, or an empty text.
+def pod_activity(uid: str, sandbox_id: str, containers: tuple[Container, ...], sandboxes: tuple[Sandbox, ...]) -> str:
+    """Return why a pod is active; empty if it is not.
 
-    A pod lives when a sandbox of it is ready or a container of it may be running.
+    A pod is active if one of its sandboxes is ready or one of its containers may be running.
     """
     ids = {each.id for each in sandboxes if uid and each.uid == uid} | {sandbox_id}
     if any(each.ready and each.id in ids for each in sandboxes):
-        return "its pod has a ready sandbox now"
+        return "its pod has a ready sandbox"
     active = (ContainerState.RUNNING, ContainerState.UNKNOWN)
     for each in containers:
         if each.state in active and (each.sandbox_id in ids or (uid and each.pod_uid == uid)):
-            return f"container {each.name} of its pod is {each.state.value} now"
+            return f"container {each.name} of its pod is {each.state.value}"
     return ""
 
 
@@ -299,5 +310,5 @@ __all__ = [
     "PodLogRemover",
     "RuntimeActions",
     "SandboxRemover",
-    "pod_alive",
+    "pod_activity",
 ]

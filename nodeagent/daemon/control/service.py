@@ -59,8 +59,8 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from nodeagent.act.agent import Agent
-    from nodeagent.act.gc.collector import Preview
     from nodeagent.act.gc.outcomes import PassReport, Result
+    from nodeagent.act.gc.preview import Preview
     from nodeagent.api.documents import Json
     from nodeagent.config.settings import Settings
     from nodeagent.daemon.context import DaemonContext

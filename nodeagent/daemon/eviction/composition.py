@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -34,19 +33,18 @@ from nodeagent.observe.pods import make_pod_reader
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.eviction.state import suspended
 from nodeagent.store.evictions import EvictionFile
-from nodeagent.store.history import PastAction, PastPass, Retention
+from nodeagent.store.history import PastAction, PastPass, configured_retention
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from nodeagent.act.agent import Agent
-    from nodeagent.act.gc.collector import Preview
     from nodeagent.act.gc.outcomes import PassReport, Result
-    from nodeagent.clock import Clock
+    from nodeagent.act.gc.preview import Preview
     from nodeagent.daemon.context import DaemonContext, DaemonTask
     from nodeagent.daemon.eviction.pass_result import EvictionRecord
     from nodeagent.model.pods import PodInventory
-    from nodeagent.runtime.containerd import ContainerdClient
+    from nodeagent.runtime.storage_backend import StorageBackend
 
 _ENDS = {
     EvictionOutcome.EVICTED: PassEnd.COMPLETE,
@@ -124,9 +122,6 @@ def _make_loop(context: DaemonContext, agent: Agent) -> EvictionLoop:
     pod_reader = make_pod_reader(agent.cri, agent.settings, agent.clock, lambda: agent.role)
     signal_reader = EvictionSignalReader(settings, agent.clock)
     read_layout = partial(signal_reader.read_layout, agent.cri, agent.settings.imagefs_path)
-    containerd = agent.containerd
-    collect_garbage = None if containerd is None else partial(containerd.collect_garbage, agent.clock)
-    remove_orphans = None if containerd is None else partial(_remove_orphans, containerd, agent.clock)
 
     async def read_pods(with_disk: bool) -> PodInventory:  # noqa: FBT001 - the only choice of the call
         return await pod_reader.read(with_disk=with_disk)
@@ -144,10 +139,10 @@ def _make_loop(context: DaemonContext, agent: Agent) -> EvictionLoop:
                 read_processes=read_processes,
                 verify_s=settings.verify_s,
             ),
-            reclaimer=_make_reclaimer(context, agent, collect_garbage),
+            reclaimer=_make_reclaimer(context, agent),
             effects=OutstandingEffects(
                 context,
-                CriClearer(agent.cri, collect_garbage, remove_orphans),
+                CriClearer(agent.cri, agent.storage.collect_garbage, partial(_remove_orphans, agent.storage)),
                 find_layers=find_upper_directories,
                 file=EvictionFile(agent.settings.state_directory) if agent.record else None,
                 logger=logger,
@@ -165,9 +160,7 @@ def _make_loop(context: DaemonContext, agent: Agent) -> EvictionLoop:
     return loop
 
 
-def _make_reclaimer(
-    context: DaemonContext, agent: Agent, collect_garbage: Callable[[], Awaitable[None]] | None
-) -> Reclaimer:
+def _make_reclaimer(context: DaemonContext, agent: Agent) -> Reclaimer:
     async def run(preview: Preview, stop: asyncio.Event) -> PassReport:
         def log(result: Result) -> None:
             log_result(context.logger, result, dry_run=agent.dry_run)
@@ -178,25 +171,28 @@ def _make_reclaimer(
         return {each.uid: each.sandbox_ids for each in context.eviction.victims}
 
     return Reclaimer(
-        agent.observer.observe, agent.settings.policy, run, evicted=evicted, collect_garbage=collect_garbage
+        agent.observer.observe,
+        agent.settings.policy,
+        run,
+        evicted=evicted,
+        collect_garbage=agent.storage.collect_garbage,
     )
 
 
 async def _record(agent: Agent, record: EvictionRecord) -> None:
     """Add an eviction to the history, unless nothing is recorded."""
     if agent.record:
-        retention = Retention(timedelta(seconds=agent.settings.history_age_s), agent.settings.history_bytes)
-        await asyncio.to_thread(agent.history.add, past_eviction(record), retention)
+        await asyncio.to_thread(agent.history.add, past_eviction(record), configured_retention(agent.settings))
 
 
-async def _remove_orphans(containerd: ContainerdClient, clock: Clock, layers: Collection[str]) -> None:
+async def _remove_orphans(storage: StorageBackend, layers: Collection[str]) -> None:
     """Remove the directories of these writable layers, whose snapshots no longer exist.
 
     Raises:
         NodeAgentError: the runtime failed or refused the call.
     """
     for snapshotter in sorted({snapshotter_of(each) for each in layers} - {""}):
-        await containerd.remove_orphaned_directories(snapshotter, clock)
+        await storage.remove_orphaned_directories(snapshotter)
 
 
 def past_eviction(record: EvictionRecord) -> PastPass:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nodeagent.act.agent import READ_METHODS
 from nodeagent.act.shutdown.executor import RunningPod
 from nodeagent.observe.pods import make_pod_reader
-from nodeagent.runtime.connection import RuntimeConnection, discover_endpoint
+from nodeagent.runtime.configured_connection import configured_connection
 from nodeagent.runtime.cri import CriClient
 
 if TYPE_CHECKING:
@@ -78,9 +77,7 @@ class PodRuntime:
         Raises:
             NodeAgentError: no runtime is configured and none is found.
         """
-        endpoint = discover_endpoint(settings.endpoint or None)
-        deadlines = dict.fromkeys(READ_METHODS, settings.timeout_s)
-        self._connection = RuntimeConnection(endpoint, deadlines=deadlines, observer=observer)
+        self._connection = configured_connection(settings, observer=observer)
         self.cri = CriClient(self._connection)
         self.pods = PodCache(self.cri, settings, clock, role)
 

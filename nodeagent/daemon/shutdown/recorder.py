@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
 from nodeagent.model.node_stop import BootRecord, LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
-from nodeagent.store.history import History, Retention
+from nodeagent.store.history import History, Retention, configured_retention
 from nodeagent.store.shutdown import ShutdownFiles
 
 if TYPE_CHECKING:
@@ -42,12 +41,16 @@ class ShutdownRecorder:
     def open(cls, settings: Settings, clock: Clock, logger: FilteringBoundLogger, boot_id: str) -> ShutdownRecorder:
         """Return a recorder for the state directory of the settings; nothing is written yet."""
         directory = settings.state_directory
-        return cls(ShutdownFiles(directory), History(directory), retention(settings), clock, logger, boot_id)
+        return cls(ShutdownFiles(directory), History(directory), configured_retention(settings), clock, logger, boot_id)
 
     def follow(self, settings: Settings) -> None:
         """Write to the state directory of other settings from now on."""
         directory = settings.state_directory
-        self.files, self.history, self.retention = ShutdownFiles(directory), History(directory), retention(settings)
+        self.files, self.history, self.retention = (
+            ShutdownFiles(directory),
+            History(directory),
+            configured_retention(settings),
+        )
 
     def last(self) -> NodeStop | None:
         """Return the last stop; ``None`` if there was none or it cannot be read."""
@@ -130,11 +133,6 @@ def running_pods(pods: Iterable[RunningPod]) -> tuple[StoppedPod, ...]:
     """Return running pods in the form of the records, by namespace, name and UID."""
     records = (StoppedPod(each.pod.uid, each.pod.namespace, each.pod.name) for each in pods)
     return tuple(sorted(records, key=lambda each: (each.namespace, each.name, each.uid)))
-
-
-def retention(settings: Settings) -> Retention:
-    """Return the limits of the history."""
-    return Retention(timedelta(seconds=settings.history_age_s), settings.history_bytes)
 
 
 def summary(stop: NodeStop) -> dict[str, object]:

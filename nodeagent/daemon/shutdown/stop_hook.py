@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.act.agent import READ_METHODS
 from nodeagent.clock import SystemClock
 from nodeagent.daemon.shutdown.execution import ShutdownInProgress, rehearse
 from nodeagent.daemon.shutdown.pod_cache import PodCache
@@ -18,7 +17,7 @@ from nodeagent.host.node import boot_id
 from nodeagent.model.node_stop import LastActivity, StopEnd, StopKind
 from nodeagent.observe.node_role import RoleWatch
 from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
-from nodeagent.runtime.connection import RuntimeConnection, discover_endpoint
+from nodeagent.runtime.configured_connection import configured_connection
 from nodeagent.runtime.cri import CriClient
 
 if TYPE_CHECKING:
@@ -76,8 +75,7 @@ async def _stop_pods(
         because = "TimeoutStopSec of the unit leaves no time to stop pods"
         recorder.logger.warning("shutdown_delegated", because=because)
         return None
-    deadlines = dict.fromkeys(READ_METHODS, min(settings.timeout_s, _LIST_WITHIN_S))
-    async with RuntimeConnection(discover_endpoint(settings.endpoint or None), deadlines=deadlines) as connection:
+    async with configured_connection(settings, read_timeout_s=min(settings.timeout_s, _LIST_WITHIN_S)) as connection:
         cri = CriClient(connection)
         pods = PodCache(cri, settings, recorder.clock, lambda: role)
         try:

@@ -65,7 +65,7 @@ def plan_container_gc(
     snapshot: NodeSnapshot,
     policy: ContainerGCPolicy,
     *,
-    set_aside: Mapping[str, str] = NO_FAILURES,
+    failed: Mapping[str, str] = NO_FAILURES,
     evict_non_deleted_pods: bool = False,
     statuses: Mapping[str, PodDeletionStatus] | None = None,
 ) -> Plan:
@@ -80,7 +80,7 @@ def plan_container_gc(
     Args:
         snapshot: the node.
         policy: the limits.
-        set_aside: container id to why it could not be removed earlier in this pass.
+        failed: container id to why it could not be removed earlier in this pass.
         evict_non_deleted_pods: also remove the containers of pods that still exist but have finished.
         statuses: as ``check_pods`` answers for this snapshot and policy, if that is known already.
 
@@ -88,7 +88,7 @@ def plan_container_gc(
     """
     if statuses is None:
         statuses = check_pods(snapshot, policy.deleted_pod_grace_s)
-    sieve = _Sieve(snapshot, policy, set_aside, _reasons_of_pods_over(statuses, finished_too=evict_non_deleted_pods))
+    sieve = _Sieve(snapshot, policy, failed, _reasons_of_pods_over(statuses, finished_too=evict_non_deleted_pods))
     sieve.sift()
     kept, units, removed = sieve.kept, sieve.units, sieve.of_pods_over()
     if policy.max_per_pod_container >= 0:
@@ -129,12 +129,12 @@ class _Sieve:
         self,
         snapshot: NodeSnapshot,
         policy: ContainerGCPolicy,
-        set_aside: Mapping[str, str],
+        failed: Mapping[str, str],
         pods_over: Mapping[str, Reason],
     ) -> None:
         self._snapshot = snapshot
         self._policy = policy
-        self._set_aside = set_aside
+        self._failed = failed
         self._pods_over = pods_over
         self._sandboxes = {sandbox.id: sandbox for sandbox in snapshot.sandboxes}
         self._over: list[tuple[float, int, str, int, Container, Reason]] = []
@@ -180,8 +180,8 @@ class _Sieve:
             return _R_UNMANAGED
         if container.state is _UNKNOWN:
             return _R_STATE_UNKNOWN
-        if container.id in self._set_aside:
-            return Reason(ReasonCode.FAILED_EARLIER, {"detail": self._set_aside[container.id]})
+        if container.id in self._failed:
+            return Reason(ReasonCode.FAILED_EARLIER, {"detail": self._failed[container.id]})
         home = self._sandboxes.get(container.sandbox_id)
         if home is not None and home.uid != container.pod_uid:
             against = contradiction(container, self._sandboxes)

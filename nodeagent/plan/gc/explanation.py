@@ -276,8 +276,8 @@ def _sharing(storage: StorageGraph | None, image: Image, images: Iterable[Image]
         if both:
             shared |= both
             common[names.get(other, other)] = sum(storage.pieces[index].size_bytes for index in both)
-    held = {holder.value for index in mine for holder in storage.pieces[index].holders}
-    shared |= {index for index in mine if storage.pieces[index].holders}
+    held = {holder.value for index in mine for holder in storage.pieces[index].references}
+    shared |= {index for index in mine if storage.pieces[index].references}
     return Sharing(
         unique_bytes=sum(storage.pieces[index].size_bytes for index in mine - shared),
         shared_bytes=sum(storage.pieces[index].size_bytes for index in shared),

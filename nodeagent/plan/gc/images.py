@@ -100,7 +100,7 @@ def plan_image_gc(  # noqa: PLR0913 - what one pass carries from round to round
     snapshot: NodeSnapshot,
     policy: ImageGCPolicy,
     *,
-    set_aside: Mapping[str, str] = NO_FAILURES,
+    failed: Mapping[str, str] = NO_FAILURES,
     spent: Spent = _NOTHING_SPENT,
     remove_all_unused: bool = False,
     users: ImageUsers | None = None,
@@ -123,7 +123,7 @@ def plan_image_gc(  # noqa: PLR0913 - what one pass carries from round to round
     Args:
         snapshot: the node; without image filesystem only the maximum age removes anything.
         policy: thresholds, ages, limits, protection.
-        set_aside: image id to why it could not be removed earlier in this pass.
+        failed: image id to why it could not be removed earlier in this pass.
         spent: what earlier rounds of this pass removed.
         remove_all_unused: remove every unused image that is old enough, whatever the thresholds; the maximum age
             plays no part. The limits per pass hold.
@@ -132,7 +132,7 @@ def plan_image_gc(  # noqa: PLR0913 - what one pass carries from round to round
 
     Source: kubelet image manager, ``GarbageCollect``, ``freeSpace``, ``DeleteUnusedImages``.
     """
-    keepers = _Keepers(snapshot, policy.protection, set_aside, users or find_users(snapshot), only)
+    keepers = _Keepers(snapshot, policy.protection, failed, users or find_users(snapshot), only)
     return _ImagePlanner(snapshot, policy, keepers, spent).plan(remove_all_unused=remove_all_unused)
 
 
@@ -398,7 +398,7 @@ class _Keepers:
         self,
         snapshot: NodeSnapshot,
         protection: ProtectionPolicy,
-        set_aside: Mapping[str, str],
+        failed: Mapping[str, str],
         users: ImageUsers,
         only: frozenset[str] | None,
     ) -> None:
@@ -409,7 +409,7 @@ class _Keepers:
         self._configured = users.index.resolve_all(snapshot.sandbox_images)
         self._protected = protection.reasons(snapshot.images, snapshot.image_usage)
         self._held = held_images(snapshot, users.index)
-        self._set_aside = set_aside
+        self._failed = failed
         self._named_pause = {
             image.id
             for image in snapshot.images
@@ -439,8 +439,8 @@ class _Keepers:
             yield self._held[image_id]
         if self._only is not None and image_id not in self._only:
             yield _NOT_IN_PLAN
-        if image_id in self._set_aside:
-            yield Reason(ReasonCode.FAILED_EARLIER, {"detail": self._set_aside[image_id]})
+        if image_id in self._failed:
+            yield Reason(ReasonCode.FAILED_EARLIER, {"detail": self._failed[image_id]})
         if last_used > self._now:
             yield Reason(ReasonCode.USED_THIS_PASS, {"last_used_at": last_used})
         if self.use_unknown is not None:

@@ -45,8 +45,8 @@ def plan_leaks(found: Sequence[UnreferencedPiece], now: datetime, *, minimum_age
     for each in ordered:
         reason = reasons[each.snapshotter, each.piece.key]
         verdict = Verdict.REMOVE if reason is None else Verdict.KEEP
-        frees = 0 if each.piece.holders else each.piece.size_bytes
-        inodes = 0 if each.piece.holders else each.piece.inodes
+        frees = 0 if each.piece.references else each.piece.size_bytes
+        inodes = 0 if each.piece.references else each.piece.inodes
         said = reason or Reason(ReasonCode.UNREFERENCED, _age(each, now))
         decisions.append(
             Decision(_KINDS[each.piece.kind], each.piece.key, piece_name(each), verdict, said, frees, inodes)

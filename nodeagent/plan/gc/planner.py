@@ -58,19 +58,19 @@ def plan_containers(  # noqa: PLR0913 - what one pass carries from round to roun
     snapshot: NodeSnapshot,
     policy: GCPolicy,
     *,
-    set_aside: Mapping[str, str] = NO_FAILURES,
+    failed: Mapping[str, str] = NO_FAILURES,
     evict_non_deleted_pods: bool = False,
     evicted: frozenset[str] = frozenset(),
     only: frozenset[str] | None = None,
 ) -> GCPlan:
     """Plan dead containers, sandboxes and logs, each on what the plan before it leaves.
 
-    ``set_aside`` holds ids of any kind, as does ``only``: what may go, all else staying; ``None`` for anything.
+    ``failed`` holds ids of any kind, as does ``only``: what may go, all else staying; ``None`` for anything.
     ``evicted`` has the UIDs of pods evicted by this agent; see ``check_pods``.
     Source: kubelet ``containerGC.GarbageCollect``.
     """
     return _plan_containers(
-        snapshot, policy, set_aside, only, evict_non_deleted_pods=evict_non_deleted_pods, evicted=evicted
+        snapshot, policy, failed, only, evict_non_deleted_pods=evict_non_deleted_pods, evicted=evicted
     )[0]
 
 
@@ -78,18 +78,18 @@ def plan_all(  # noqa: PLR0913 - what one pass carries from round to round
     snapshot: NodeSnapshot,
     policy: GCPolicy,
     *,
-    set_aside: Mapping[str, str] = NO_FAILURES,
+    failed: Mapping[str, str] = NO_FAILURES,
     evict_non_deleted_pods: bool = False,
     remove_all_unused: bool = False,
     only: frozenset[str] | None = None,
 ) -> GCPlan:
     """Plan as ``plan_containers`` does, then the images on the node as that leaves it."""
     made, containers_gone, sandboxes_gone = _plan_containers(
-        snapshot, policy, set_aside, only, evict_non_deleted_pods=evict_non_deleted_pods
+        snapshot, policy, failed, only, evict_non_deleted_pods=evict_non_deleted_pods
     )
     after, users = project_with_users(snapshot, containers_gone, sandboxes_gone, find_users(snapshot))
     images = plan_image_gc(
-        after, policy.images, set_aside=set_aside, remove_all_unused=remove_all_unused, users=users, only=only
+        after, policy.images, failed=failed, remove_all_unused=remove_all_unused, users=users, only=only
     )
     return replace(made, images=images)
 
@@ -97,7 +97,7 @@ def plan_all(  # noqa: PLR0913 - what one pass carries from round to round
 def _plan_containers(  # noqa: PLR0913 - likewise
     snapshot: NodeSnapshot,
     policy: GCPolicy,
-    set_aside: Mapping[str, str],
+    failed: Mapping[str, str],
     only: frozenset[str] | None,
     *,
     evict_non_deleted_pods: bool,
@@ -108,7 +108,7 @@ def _plan_containers(  # noqa: PLR0913 - likewise
     containers = plan_container_gc(
         snapshot,
         policy.containers,
-        set_aside=set_aside,
+        failed=failed,
         evict_non_deleted_pods=evict_non_deleted_pods,
         statuses=statuses,
     )
@@ -119,7 +119,7 @@ def _plan_containers(  # noqa: PLR0913 - likewise
         policy.sandboxes,
         statuses=statuses,
         containers_gone=containers_gone,
-        set_aside=set_aside,
+        failed=failed,
         evict_non_deleted_pods=evict_non_deleted_pods,
     )
     sandboxes = _restricted(sandboxes, only)
@@ -130,7 +130,7 @@ def _plan_containers(  # noqa: PLR0913 - likewise
         statuses=statuses,
         containers_gone=containers_gone,
         sandboxes_gone=sandboxes_gone,
-        set_aside=set_aside,
+        failed=failed,
     )
     return GCPlan(containers, sandboxes, _restricted(logs, only)), containers_gone, sandboxes_gone
 

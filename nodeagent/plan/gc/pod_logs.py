@@ -41,7 +41,7 @@ def plan_pod_logs(  # noqa: PLR0913 - what the plans before it leave
     statuses: Mapping[str, PodDeletionStatus],
     containers_gone: frozenset[str] = frozenset(),
     sandboxes_gone: frozenset[str] = frozenset(),
-    set_aside: Mapping[str, str] = NO_FAILURES,
+    failed: Mapping[str, str] = NO_FAILURES,
 ) -> Plan:
     """Choose the log directories of gone pods, and the links to logs that are gone.
 
@@ -58,14 +58,14 @@ def plan_pod_logs(  # noqa: PLR0913 - what the plans before it leave
         statuses: as ``check_pods`` answers for this snapshot.
         containers_gone: ids of containers that go before.
         sandboxes_gone: likewise of sandboxes.
-        set_aside: entry name to why it could not be removed earlier in this pass.
+        failed: entry name to why it could not be removed earlier in this pass.
 
     Source: kubelet ``containerGC.evictPodLogsDirectories``.
     """
     judge = _DirectoryJudge(snapshot, policy, statuses, containers_gone | sandboxes_gone)
     containers = _ContainersById(snapshot.containers if snapshot.dead_log_links else ())
     decisions = [
-        _decision(ItemKind.POD_LOG_DIRECTORY, entry, judge.judge(entry), set_aside.get(entry.name))
+        _decision(ItemKind.POD_LOG_DIRECTORY, entry, judge.judge(entry), failed.get(entry.name))
         for entry in sorted(snapshot.pod_log_directories, key=lambda each: each.name)
     ]
     decisions += [
@@ -73,7 +73,7 @@ def plan_pod_logs(  # noqa: PLR0913 - what the plans before it leave
             ItemKind.CONTAINER_LOG_LINK,
             entry,
             _judge_link(entry, containers, snapshot, policy),
-            set_aside.get(entry.name),
+            failed.get(entry.name),
         )
         for entry in sorted(snapshot.dead_log_links, key=lambda each: each.name)
     ]

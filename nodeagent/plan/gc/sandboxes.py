@@ -44,7 +44,7 @@ def plan_sandbox_gc(  # noqa: PLR0913 - what the plans before it leave
     *,
     statuses: Mapping[str, PodDeletionStatus],
     containers_gone: frozenset[str] = frozenset(),
-    set_aside: Mapping[str, str] = NO_FAILURES,
+    failed: Mapping[str, str] = NO_FAILURES,
     evict_non_deleted_pods: bool = False,
 ) -> Plan:
     """Choose the sandboxes to remove: inactive ones, all of gone pods and all but the newest of others.
@@ -57,7 +57,7 @@ def plan_sandbox_gc(  # noqa: PLR0913 - what the plans before it leave
         policy: what is kept.
         statuses: as ``check_pods`` answers for this snapshot.
         containers_gone: ids of containers that go before, so that their sandboxes count as empty.
-        set_aside: sandbox id to why it could not be removed earlier in this pass.
+        failed: sandbox id to why it could not be removed earlier in this pass.
         evict_non_deleted_pods: also remove the sandboxes of pods that still exist but have finished.
 
     Source: kubelet ``containerGC.evictSandboxes``.
@@ -67,7 +67,7 @@ def plan_sandbox_gc(  # noqa: PLR0913 - what the plans before it leave
     kept: list[Decision] = []
     spare: list[Sandbox] = []
     for sandbox in snapshot.sandboxes:
-        reason = _kept_because(sandbox, snapshot, policy, held[sandbox.id], set_aside)
+        reason = _kept_because(sandbox, snapshot, policy, held[sandbox.id], failed)
         if reason is not None:
             kept.append(_decision(sandbox, _COULD_NOT if reason.code is _FAILED else _KEEP, reason))
             continue
@@ -91,7 +91,7 @@ def plan_sandbox_gc(  # noqa: PLR0913 - what the plans before it leave
 
 
 def _kept_because(  # noqa: PLR0911 - one for each rule
-    sandbox: Sandbox, snapshot: NodeSnapshot, policy: SandboxGCPolicy, held: int, set_aside: Mapping[str, str]
+    sandbox: Sandbox, snapshot: NodeSnapshot, policy: SandboxGCPolicy, held: int, failed: Mapping[str, str]
 ) -> Reason | None:
     """Return why a sandbox stays whatever becomes of its pod."""
     if sandbox.ready:
@@ -100,8 +100,8 @@ def _kept_because(  # noqa: PLR0911 - one for each rule
         return Reason(ReasonCode.SANDBOX_HAS_CONTAINERS, {"count": held})
     if not sandbox.has_kubelet_labels and not policy.include_unlabelled:
         return _UNMANAGED
-    if sandbox.id in set_aside:
-        return Reason(ReasonCode.FAILED_EARLIER, {"detail": set_aside[sandbox.id]})
+    if sandbox.id in failed:
+        return Reason(ReasonCode.FAILED_EARLIER, {"detail": failed[sandbox.id]})
     if sandbox.created_at is None:
         return _AGE_UNKNOWN
     age_s = (snapshot.observed_at - sandbox.created_at).total_seconds()

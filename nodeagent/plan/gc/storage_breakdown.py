@@ -1,4 +1,4 @@
-"""What fills a filesystem, piece by piece, so that nobody has to guess why collection did not free enough."""
+"""Usage breakdown of the image filesystem: shows why garbage collection did not free enough."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from nodeagent.model import Holder
+from nodeagent.model import ReferenceKind
 from nodeagent.plan.gc.image_users import find_users
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Part(StrEnum):
-    """A part of what fills the image filesystem. The values are part of the JSON output."""
+    """A part of the image filesystem's usage. The values are part of the JSON output."""
 
     IMAGES_IN_USE = "images-in-use"
     IMAGES_UNUSED = "images-unused"
@@ -31,12 +31,12 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """What a directory tree occupies.
+    """Disk usage of a directory tree.
 
     Attributes:
         path: its root.
-        size_bytes: what its files occupy on its own filesystem.
-        complete: whether all of it could be read in time.
+        size_bytes: disk usage of its files, other filesystems excluded.
+        complete: whether all of it was read in time; else a lower bound.
     """
 
     path: str
@@ -45,18 +45,18 @@ class Walk:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What was measured besides the snapshot.
+class MeasuredUsage:
+    """Measurements that the snapshot lacks.
 
     Attributes:
-        loose: blobs and snapshots that nothing holds.
-        writable_bytes: container id to what its writable layer occupies.
-        logs: the pod log root, ``None`` when it lies on another filesystem.
+        unreferenced: unreferenced blobs and snapshots.
+        writable_bytes: container id to the size of its writable layer.
+        logs: the pod log root; ``None`` if on another filesystem.
         volumes: pod volume directories on this filesystem.
-        largest: the largest directories on this filesystem that belong to no container runtime.
+        largest: the largest other directories on this filesystem.
     """
 
-    loose: Sequence[UnreferencedPiece] = ()
+    unreferenced: Sequence[UnreferencedPiece] = ()
     writable_bytes: Mapping[str, int] | None = None
     logs: Walk | None = None
     volumes: Sequence[Walk] = ()
@@ -65,7 +65,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One part, with what it is made up of, largest first."""
+    """One part with its largest members, largest first."""
 
     part: Part
     size_bytes: int
@@ -75,12 +75,12 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """What fills a filesystem; the shares add up to what is used.
+    """Usage of a filesystem by part; the shares add up to the used bytes.
 
     Attributes:
         filesystem: its reading.
         shares: the parts, in a fixed order.
-        exact: whether layers are known; else images are counted by the sizes the runtime tells.
+        exact: whether images are counted by layers; else by the sizes that CRI reports.
     """
 
     filesystem: FsObservation
@@ -88,12 +88,12 @@ class Breakdown:
     exact: bool
 
 
-def break_down(snapshot: NodeSnapshot, filesystem: FsObservation, measured: Measured) -> Breakdown:
-    """Return what fills the image filesystem.
+def break_down(snapshot: NodeSnapshot, filesystem: FsObservation, measured: MeasuredUsage) -> Breakdown:
+    """Return the usage of the image filesystem by part.
 
-    A layer that an image in use holds counts there, even if unused images hold it too. What is left of the usage is
-    not container data; its members are the largest directories, which need not make up all of it. Where the parts
-    come to more than is used, as with sizes that are upper bounds, nothing is left for it.
+    A layer shared by used and unused images counts for the used ones. The remaining usage is not container data; its
+    members are the largest directories, which may be only a part of it. If the parts exceed the usage, as upper-bound
+    sizes can, the remainder is 0.
     """
     users = find_users(snapshot)
     storage = snapshot.storage
@@ -102,59 +102,59 @@ def break_down(snapshot: NodeSnapshot, filesystem: FsObservation, measured: Meas
         if storage is not None
         else _image_shares_by_size(snapshot, users.images)
     )
-    loose_bytes = sum(each.piece.size_bytes for each in measured.loose if not each.piece.holders)
-    members = [(each.piece.key, each.piece.size_bytes) for each in measured.loose if not each.piece.holders]
-    shares.append(Share(Part.NOT_HELD, loose_bytes, _largest(members)))
+    unreferenced_bytes = sum(each.piece.size_bytes for each in measured.unreferenced if not each.piece.references)
+    members = [(each.piece.key, each.piece.size_bytes) for each in measured.unreferenced if not each.piece.references]
+    shares.append(Share(Part.NOT_HELD, unreferenced_bytes, _largest(members)))
     shares += _writable_shares(snapshot, measured.writable_bytes or {})
     if measured.logs is not None:
         shares.append(Share(Part.POD_LOGS, measured.logs.size_bytes, exact=measured.logs.complete))
     if measured.volumes:
         shares.append(_of_walks(Part.POD_VOLUMES, measured.volumes))
     used_bytes = filesystem.capacity_bytes - filesystem.available_bytes
-    rest = max(0, used_bytes - sum(share.size_bytes for share in shares))
+    other_bytes = max(0, used_bytes - sum(share.size_bytes for share in shares))
     members = [(each.path, each.size_bytes) for each in measured.largest]
-    shares.append(Share(Part.OTHER, rest, _largest(members), all(each.complete for each in measured.largest)))
+    shares.append(Share(Part.OTHER, other_bytes, _largest(members), all(each.complete for each in measured.largest)))
     return Breakdown(filesystem, tuple(shares), exact=storage is not None)
 
 
 def users_by_image(snapshot: NodeSnapshot) -> dict[str, str]:
-    """Return image id to the pods that use it, in one line."""
+    """Return image id to the names of up to three pods that use it."""
     users = find_users(snapshot)
-    told = {}
+    users_of = {}
     for image in snapshot.images:
         containers, sandboxes = users.containers.get(image.id, ()), users.sandboxes.get(image.id, ())
         pods = {f"{each.pod_namespace}/{each.pod_name}" if each.pod_name else each.name for each in containers}
         pods |= {f"{each.namespace}/{each.name}" for each in sandboxes}
         if pods:
             named = sorted(pods)
-            told[image.id] = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
-    return told
+            users_of[image.id] = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
+    return users_of
 
 
 def _image_shares(
     snapshot: NodeSnapshot, storage: StorageGraph, in_use: frozenset[str], users: Mapping[str, str]
 ) -> list[Share]:
-    """Count each piece once: for images in use, for others, or for whoever else holds it."""
+    """Return the shares of images, with each piece counted once: as used, unused or referenced otherwise."""
     names = {image.id: image.name for image in snapshot.images}
     counted: set[int] = set()
     shares = []
-    for part, wanted in ((Part.IMAGES_IN_USE, True), (Part.IMAGES_UNUSED, False)):
+    for part, used in ((Part.IMAGES_IN_USE, True), (Part.IMAGES_UNUSED, False)):
         members = []
         total = 0
         for image_id, indexes in storage.by_image.items():
-            if (image_id in in_use) is not wanted:
+            if (image_id in in_use) is not used:
                 continue
-            mine = [index for index in indexes if index not in counted]
-            size = sum(storage.pieces[index].size_bytes for index in mine)
-            counted.update(mine)
+            uncounted = [index for index in indexes if index not in counted]
+            size = sum(storage.pieces[index].size_bytes for index in uncounted)
+            counted.update(uncounted)
             total += size
             name = names.get(image_id, image_id)
             members.append((f"{name} ({users[image_id]})" if image_id in users else name, size))
         shares.append(Share(part, total, _largest(members)))
     others = [
-        (", ".join(holder.value for holder in piece.holders), piece.size_bytes)
+        (", ".join(kind.value for kind in piece.references), piece.size_bytes)
         for index, piece in enumerate(storage.pieces)
-        if index not in counted and piece.holders and set(piece.holders) != {Holder.CONTAINER}
+        if index not in counted and piece.references and set(piece.references) != {ReferenceKind.CONTAINER}
     ]
     shares.append(Share(Part.HELD_OTHERWISE, sum(size for _, size in others), _largest(others)))
     return shares
@@ -162,8 +162,8 @@ def _image_shares(
 
 def _image_shares_by_size(snapshot: NodeSnapshot, in_use: frozenset[str]) -> list[Share]:
     shares = []
-    for part, wanted in ((Part.IMAGES_IN_USE, True), (Part.IMAGES_UNUSED, False)):
-        members = [(image.name, image.size_bytes or 0) for image in snapshot.images if (image.id in in_use) is wanted]
+    for part, used in ((Part.IMAGES_IN_USE, True), (Part.IMAGES_UNUSED, False)):
+        members = [(image.name, image.size_bytes or 0) for image in snapshot.images if (image.id in in_use) is used]
         shares.append(Share(part, sum(size for _, size in members), _largest(members), exact=False))
     return shares
 
@@ -175,7 +175,7 @@ def _writable_shares(snapshot: NodeSnapshot, writable_bytes: Mapping[str, int]) 
     for container_id, size in writable_bytes.items():
         container = known.get(container_id)
         if container is None:
-            running.append((container_id[:12], size))  # a sandbox, or a container CRI does not list
+            running.append((container_id[:12], size))  # a sandbox, or a container that CRI does not list
             continue
         name = (
             f"{container.pod_namespace}/{container.pod_name}/{container.name}" if container.pod_name else container.name
@@ -197,8 +197,8 @@ def _largest(members: Iterable[tuple[str, int]], count: int = 20) -> tuple[tuple
 
 
 def describe(breakdown: Breakdown) -> dict[str, int]:
-    """Return part to bytes, for a log line; parts of nothing are left out."""
+    """Return part to bytes, for a log line; empty parts are omitted."""
     return {share.part.value: share.size_bytes for share in breakdown.shares if share.size_bytes}
 
 
-__all__ = ["Breakdown", "Measured", "Part", "Share", "Walk", "break_down", "describe"]
+__all__ = ["Breakdown", "MeasuredUsage", "Part", "Share", "Walk", "break_down", "describe"]

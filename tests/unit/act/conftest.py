@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from nodeagent.act.agent import actors_for
 from nodeagent.act.gc.collector import Collector
 from nodeagent.act.gc.log_removal import HostLogs
+from nodeagent.act.gc.remover_factory import RemoverFactory
 from nodeagent.model import ImageUseRecord, Role
 from nodeagent.observe.node_snapshot import Observer, ObserverSettings
 from nodeagent.plan.gc.containers import ContainerGCPolicy
@@ -18,6 +18,7 @@ from nodeagent.plan.gc.planner import GCPolicy
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient
+from nodeagent.runtime.storage_backend import ContainerdStorage
 from nodeagent.runtime.storage_graph import LayerCache
 from nodeagent.sim.filesystem import SimFilesystem
 from nodeagent.sim.scenario import believable_node
@@ -67,7 +68,7 @@ def rig(tmp_path: Path) -> Opener:
         scenario.write_logs(tmp_path)
         usage: dict[str, ImageUsage] = {}
 
-        def remember(
+        def record_image_use(
             listed: Mapping[str, datetime | None], in_use: Collection[str], now: datetime, _monotonic_s: float
         ) -> ImageUseRecord:
             merged = merge_usage(usage, listed, in_use, now)
@@ -82,24 +83,34 @@ def rig(tmp_path: Path) -> Opener:
             SimServer(node, tmp_path / "s", profile=profile) as server,
             RuntimeConnection(server.endpoint, deadlines=deadlines) as connection,
         ):
-            cri, containerd = CriClient(connection), ContainerdClient(connection)
+            cri = CriClient(connection)
+            storage = ContainerdStorage(
+                ContainerdClient(connection), node.clock, lambda _path: LayerCache(clock=node.clock)
+            )
             settings = ObserverSettings("", tmp_path / "pods", tmp_path / "containers")
             read = SimFilesystem(node).read
             observer = Observer(
                 cri,
-                containerd,
-                lambda _path: LayerCache(clock=node.clock),
+                storage,
                 settings=settings,
                 clock=node.clock,
                 read_filesystem=read,
-                remember=remember,
+                record_image_use=record_image_use,
                 read_holds=read_holds,
                 read_role=standalone,
                 booted_at=node.now - timedelta(days=30),
             )
             logs = HostLogs(settings.pod_log_root, settings.container_log_root)
-            actors = actors_for(cri, containerd, logs, node.clock, read_holds, observer.find_unreferenced, bulk=bulk)
-            collector = Collector(observer, actors, policy, clock=node.clock, read_filesystem=read, dry_run=dry_run)
+            removers = RemoverFactory(cri, storage, logs, node.clock, read_holds, observer.find_unreferenced, bulk=bulk)
+            collector = Collector(
+                observer,
+                removers,
+                policy,
+                clock=node.clock,
+                read_filesystem=read,
+                collect_garbage=storage.collect_garbage,
+                dry_run=dry_run,
+            )
             yield Rig(node, server, observer, collector, tmp_path)
 
     return opened

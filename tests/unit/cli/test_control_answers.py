@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.act.gc.collector import plans_for
+from nodeagent.act.gc.preview import plans_for
 from nodeagent.api import documents as document
 from nodeagent.cli import control_answers as told
 from nodeagent.model import ContainerState, Hold

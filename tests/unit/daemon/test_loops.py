@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.gc.collector import Preview
 from nodeagent.act.gc.outcomes import PassEnd, PassReport
+from nodeagent.act.gc.preview import Preview
 from nodeagent.clock import SystemClock
 from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.loops import Interval, Loop, RuntimeWatch

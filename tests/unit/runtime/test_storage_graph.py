@@ -7,7 +7,7 @@ import pytest
 
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent.errors import RuntimeRequestError
-from nodeagent.model import Holder, Image, StorageGraph
+from nodeagent.model import Image, ReferenceKind, StorageGraph
 from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.containerd_records import SnapshotUsage, Stamp
 from nodeagent.runtime.metadata_graph import CONTENT, SNAPSHOTS, Node, references
@@ -43,8 +43,8 @@ def keys(graph: StorageGraph, image: Image) -> set[str]:
     return {graph.pieces[index].key for index in graph.by_image[image.id]}
 
 
-def held(graph: StorageGraph) -> dict[str, tuple[Holder, ...]]:
-    return {piece.key: piece.holders for piece in graph.pieces if piece.holders}
+def held(graph: StorageGraph) -> dict[str, tuple[ReferenceKind, ...]]:
+    return {piece.key: piece.references for piece in graph.pieces if piece.references}
 
 
 async def test_each_image_has_its_blobs_and_its_chain_of_snapshots(client: ContainerdClient) -> None:
@@ -149,22 +149,25 @@ def _unlisted(store: Store) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (_container, {"base/a1": (Holder.CONTAINER,), "base": (Holder.CONTAINER,)}),
-        (_lease, dict.fromkeys(("sha256:a", "base/a1", "base"), (Holder.LEASE,))),
-        (_flat_lease, {"m-a": (Holder.LEASE,)}),
-        (_snapshot_lease, dict.fromkeys(("base/a1", "base"), (Holder.LEASE,))),
+        (_container, {"base/a1": (ReferenceKind.CONTAINER,), "base": (ReferenceKind.CONTAINER,)}),
+        (_lease, dict.fromkeys(("sha256:a", "base/a1", "base"), (ReferenceKind.LEASE,))),
+        (_flat_lease, {"m-a": (ReferenceKind.LEASE,)}),
+        (_snapshot_lease, dict.fromkeys(("base/a1", "base"), (ReferenceKind.LEASE,))),
         (_expired_lease, {}),
-        (_senseless_lease, {"l-a1": (Holder.LEASE,)}),
-        (_other_namespace, {"l-base": (Holder.OTHER_NAMESPACE,)}),
-        (_ingest, {"l-a1": (Holder.INGEST,)}),
-        (_rooted_child, {"base": (Holder.SNAPSHOT_CHILD,)}),
-        (_rooted, {"base/a1": (Holder.LEASE,), "base": (Holder.SNAPSHOT_CHILD,)}),
+        (_senseless_lease, {"l-a1": (ReferenceKind.LEASE,)}),
+        (_other_namespace, {"l-base": (ReferenceKind.OTHER_NAMESPACE,)}),
+        (_ingest, {"l-a1": (ReferenceKind.INGEST,)}),
+        (_rooted_child, {"base": (ReferenceKind.SNAPSHOT_CHILD,)}),
+        (_rooted, {"base/a1": (ReferenceKind.LEASE,), "base": (ReferenceKind.SNAPSHOT_CHILD,)}),
         (_orphan_child, {}),
-        (_unlisted, dict.fromkeys(("l-base", "base"), (Holder.UNLISTED_IMAGE,))),
+        (_unlisted, dict.fromkeys(("l-base", "base"), (ReferenceKind.UNLISTED_IMAGE,))),
     ],
 )
 async def test_holders(
-    client: ContainerdClient, store: Store, change: Callable[[Store], None], expected: dict[str, tuple[Holder, ...]]
+    client: ContainerdClient,
+    store: Store,
+    change: Callable[[Store], None],
+    expected: dict[str, tuple[ReferenceKind, ...]],
 ) -> None:
     change(store)
     cache = LayerCache()
@@ -257,7 +260,7 @@ async def test_usage_that_cannot_be_read_leaves_the_image_out_but_what_it_shares
     graph = await cache.build(client, [A, B])
     assert set(graph.by_image) == {B.id}
     assert graph.records[A.id].names
-    assert held(graph) == dict.fromkeys(("l-base", "base"), (Holder.UNLISTED_IMAGE,))
+    assert held(graph) == dict.fromkeys(("l-base", "base"), (ReferenceKind.UNLISTED_IMAGE,))
     store.broken = set()
     assert set((await cache.build(client, [A, B])).by_image) == {A.id, B.id}
 
@@ -279,35 +282,35 @@ async def test_a_second_build_reads_only_what_is_new(client: ContainerdClient, s
     assert store.usage_calls == ["base/b1"]
 
 
-class Notes:
+class SavedUsage:
     def __init__(self) -> None:
-        self.kept: dict[Node, tuple[Stamp, SnapshotUsage]] = {}
+        self.records: dict[Node, tuple[Stamp, SnapshotUsage]] = {}
 
     def read(self) -> dict[Node, tuple[Stamp, SnapshotUsage]]:
-        return dict(self.kept)
+        return dict(self.records)
 
-    def write(self, learned: Mapping[Node, tuple[Stamp, SnapshotUsage]], gone: Collection[Node]) -> None:
-        self.kept.update(learned)
-        for node in gone:
-            del self.kept[node]
+    def write(self, read: Mapping[Node, tuple[Stamp, SnapshotUsage]], removed: Collection[Node]) -> None:
+        self.records.update(read)
+        for node in removed:
+            del self.records[node]
 
 
 async def test_what_was_noted_is_not_read_again_unless_it_is_of_an_earlier_snapshot(
     client: ContainerdClient, store: Store
 ) -> None:
-    notes = Notes()
-    first = await LayerCache(notes=notes).build(client, [A])
-    assert {node.id for node in notes.kept} == {"base", "base/a1"}
+    saved = SavedUsage()
+    first = await LayerCache(usage_store=saved).build(client, [A])
+    assert {node.id for node in saved.records} == {"base", "base/a1"}
     store.usage_calls.clear()
-    assert await LayerCache(notes=notes).build(client, [A]) == first
+    assert await LayerCache(usage_store=saved).build(client, [A]) == first
     assert store.usage_calls == []
     node = Node(SNAPSHOTS + "overlayfs", "base/a1")
-    notes.kept[node] = (Stamp(1, 1), notes.kept[node][1])
-    assert await LayerCache(notes=notes).build(client, [A]) == first
+    saved.records[node] = (Stamp(1, 1), saved.records[node][1])
+    assert await LayerCache(usage_store=saved).build(client, [A]) == first
     assert store.usage_calls == ["base/a1"]
     del store.images["a:1"], store.images["sha256:a"], store.snapshots["overlayfs"]["base/a1"]
-    await LayerCache(notes=notes).build(client, [B])
-    assert {node.id for node in notes.kept} == {"base", "base/b1"}
+    await LayerCache(usage_store=saved).build(client, [B])
+    assert {node.id for node in saved.records} == {"base", "base/b1"}
 
 
 async def test_changes_between_builds_are_seen(client: ContainerdClient, store: Store) -> None:
@@ -329,10 +332,10 @@ async def test_loose_pieces_are_those_that_nothing_else_keeps(client: Containerd
     store.expected = ["coming"]
     store.snapshots["overlayfs"]["orphan"] = ("base", {})
     found = await LayerCache().find_unreferenced(client)
-    assert {each.piece.key: (each.piece.holders, each.rooted) for each in found} == {
+    assert {each.piece.key: (each.piece.references, each.rooted) for each in found} == {
         "loose": ((), False),
         "orphan": ((), False),
-        "elsewhere": ((Holder.OTHER_NAMESPACE,), False),
+        "elsewhere": ((ReferenceKind.OTHER_NAMESPACE,), False),
         "kept": ((), True),
     }
     assert {each.snapshotter for each in found if each.piece.key in ("orphan", "kept")} == {"overlayfs"}

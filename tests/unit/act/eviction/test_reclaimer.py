@@ -20,7 +20,7 @@ from nodeagent.plan.gc.scope import Scope
 from tests.unit.builders import NOW, RUNTIME, ago, container, image, log_directory, sandbox, used
 
 if TYPE_CHECKING:
-    from nodeagent.act.gc.collector import Preview
+    from nodeagent.act.gc.preview import Preview
     from nodeagent.model import Sandbox
 
 POLICY = GCPolicy(images=ImageGCPolicy(minimum_age_s=0.0))

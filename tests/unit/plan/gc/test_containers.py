@@ -179,7 +179,7 @@ class TestSetAside:
         plan = plan_container_gc(
             snapshot(containers=attempts(3), sandboxes=LIVE),
             ContainerGCPolicy(max_per_pod_container=2),
-            set_aside={"app0": "busy"},
+            failed={"app0": "busy"},
         )
         assert not plan.removals
         assert decided(plan, "app0").verdict is Verdict.FAILED

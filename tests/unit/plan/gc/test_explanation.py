@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from nodeagent.model import ContainerState, Hold, Holder, NodeSnapshot
+from nodeagent.model import ContainerState, Hold, NodeSnapshot, ReferenceKind
 from nodeagent.plan.decision import ReasonCode, Verdict
 from nodeagent.plan.gc.explanation import Explanation, explain
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
@@ -33,7 +33,12 @@ POLICY = GCPolicy()
 
 
 def node(used_percent: int = 50, **fields: object) -> NodeSnapshot:
-    pieces = [piece("base", 30), piece("own-a", 5), piece("own-b", 7), piece("leased", 2, holders=[Holder.LEASE])]
+    pieces = [
+        piece("base", 30),
+        piece("own-a", 5),
+        piece("own-b", 7),
+        piece("leased", 2, references=[ReferenceKind.LEASE]),
+    ]
     return snapshot(
         (image("a", "r.example/a:1", "r.example/a:latest"), used(3 * DAY_S, seen_s=9 * DAY_S)),
         (image("b", "r.example/b:1"), used(2 * DAY_S, seen_s=9 * DAY_S)),

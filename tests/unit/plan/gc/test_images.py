@@ -418,7 +418,7 @@ def test_precedence_of_what_keeps() -> None:
             image_filesystem=filesystem(99),
         ),
         policy,
-        set_aside=everything,
+        failed=everything,
     )
     assert codes(plan) == {
         "container": "in-use-by-container",
@@ -445,13 +445,13 @@ class TestSetAside:
         images = [aged("stuck", 900), aged("next", 800), aged("last", 700)]
         fields = {"image_filesystem": filesystem(90)}
         assert removed(plan_image_gc(node(*images, **fields), POLICY)) == ["stuck"]
-        plan = plan_image_gc(node(*images, **fields), POLICY, set_aside={"stuck": "still referenced"})
+        plan = plan_image_gc(node(*images, **fields), POLICY, failed={"stuck": "still referenced"})
         assert removed(plan) == ["next"]
         assert decided(plan, "stuck").verdict is Verdict.FAILED
 
     def test_holds_for_the_maximum_age_too(self) -> None:
         policy = ImageGCPolicy(maximum_unused_age_s=10)
-        plan = plan_image_gc(node(aged("stuck", 900)), policy, set_aside={"stuck": "x"})
+        plan = plan_image_gc(node(aged("stuck", 900)), policy, failed={"stuck": "x"})
         assert codes(plan) == {"stuck": "failed-earlier"}
 
 
@@ -553,9 +553,9 @@ class TestAccounting:
         assert decided(plan, "middle").frees_bytes == 450 * MIB
 
     def test_what_others_hold_is_never_freed(self) -> None:
-        from nodeagent.model import Holder  # noqa: PLC0415
+        from nodeagent.model import ReferenceKind  # noqa: PLC0415
 
-        storage = graph([piece("x", 5, holders=[Holder.CONTAINER]), piece("y", 3)], {"a": ["x", "y"]})
+        storage = graph([piece("x", 5, references=[ReferenceKind.CONTAINER]), piece("y", 3)], {"a": ["x", "y"]})
         plan = plan_image_gc(node(image("a"), storage=storage), POLICY, remove_all_unused=True)
         assert plan.removals[0].frees_bytes == 3 * MIB
 

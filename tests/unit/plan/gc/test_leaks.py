@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.model import Holder, PieceKind, StoredPiece, UnreferencedPiece
+from nodeagent.model import PieceKind, ReferenceKind, StoredPiece, UnreferencedPiece
 from nodeagent.plan.gc.leaks import plan_leaks
 from tests.unit.builders import DAY_S, NOW, ago, codes, removed
 
@@ -14,7 +14,7 @@ from tests.unit.builders import DAY_S, NOW, ago, codes, removed
 def blob(
     key: str, age_s: float | None = 2 * DAY_S, *, rooted: bool = False, foreign: bool = False
 ) -> UnreferencedPiece:
-    holders = (Holder.OTHER_NAMESPACE,) if foreign else ()
+    holders = (ReferenceKind.OTHER_NAMESPACE,) if foreign else ()
     created_at = None if age_s is None else ago(age_s)
     return UnreferencedPiece(StoredPiece(key, PieceKind.BLOB, 100, 1, holders), "", created_at, rooted)
 

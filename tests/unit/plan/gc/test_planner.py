@@ -79,8 +79,8 @@ def test_images_count_on_the_space_of_writable_layers() -> None:
     assert made.images.wanted_bytes == 140 * MIB
 
 
-def test_failed_items_of_every_kind_are_set_aside() -> None:
-    made = plan_all(snapshot(*IMAGES, **NODE), POLICY, set_aside={"dead": "x", "idle": "y"})
+def test_failed_items_of_every_kind_are_failed() -> None:
+    made = plan_all(snapshot(*IMAGES, **NODE), POLICY, failed={"dead": "x", "idle": "y"})
     assert "dead" not in removed(made.containers)
     assert removed(made.sandboxes) == []
     assert "shop_gone_uid-gone" not in removed(made.logs)

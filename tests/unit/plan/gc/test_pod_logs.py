@@ -100,11 +100,11 @@ def test_links(link: dict[str, Any], fields: dict[str, Any], code: str) -> None:
     assert plan.decisions[0].reason.sentence
 
 
-def test_what_failed_is_set_aside() -> None:
+def test_what_failed_is_failed() -> None:
     directory, link = log_directory("uid-x"), log_link(CID)
     plan = plan_for(
         {"pod_log_directories": (directory,), "dead_log_links": (link,)},
-        set_aside={directory.name: "", link.name: "busy"},
+        failed={directory.name: "", link.name: "busy"},
     )
     assert codes(plan) == {directory.name: "failed-earlier", link.name: "failed-earlier"}
     assert decided(plan, link.name).verdict.value == "failed"

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nodeagent.act.gc.collector import Preview, plans_for, plans_for_saved
 from nodeagent.act.gc.outcomes import PassEnd
+from nodeagent.act.gc.preview import Preview, plans_for, plans_for_saved
 from nodeagent.model import (
     Container,
     ContainerState,
-    Holder,
     Image,
     ImageUsage,
     NodeSnapshot,
     PieceKind,
+    ReferenceKind,
     Role,
     StorageGraph,
     StoredPiece,
@@ -88,7 +88,7 @@ def images(draw: st.DrawFn, *, pins: bool = True) -> tuple[tuple[Image, ...], di
 
 @st.composite
 def storages(draw: st.DrawFn, listed: tuple[Image, ...]) -> StorageGraph:
-    holders = st.one_of(st.just(()), st.just(()), st.just(()), st.just((Holder.CONTAINER,)))
+    holders = st.one_of(st.just(()), st.just(()), st.just(()), st.just((ReferenceKind.CONTAINER,)))
     pieces = tuple(
         StoredPiece(f"p{n}", PieceKind.SNAPSHOT, draw(st.integers(0, 90)) * MIB, draw(st.integers(0, 9)), draw(holders))
         for n in range(draw(st.integers(1, 8)))
@@ -349,7 +349,7 @@ def test_limits_are_kept(node: NodeSnapshot, policy: ImageGCPolicy, images_spent
 def test_what_is_set_aside_is_never_removed(node: NodeSnapshot, policy: GCPolicy, data: st.DataObject) -> None:
     ids = [each.id for plan in plan_all(node, policy).plans for each in plan.removals]
     aside = data.draw(st.sets(st.sampled_from(ids))) if ids else set()
-    made = plan_all(node, policy, set_aside=dict.fromkeys(aside, "busy"))
+    made = plan_all(node, policy, failed=dict.fromkeys(aside, "busy"))
     for plan in made.plans:
         assert not aside & set(removed(plan))
 
@@ -432,7 +432,7 @@ def test_marginal_accounting_equals_counting_anew(node: NodeSnapshot, policy: Im
         free = [
             each
             for n, each in enumerate(graph.pieces)
-            if n not in held and not each.holders and any(n in i for i in graph.by_image.values())
+            if n not in held and not each.references and any(n in i for i in graph.by_image.values())
         ]
         return sum(each.size_bytes for each in free), sum(each.inodes for each in free)
 

@@ -83,8 +83,8 @@ def test_finished_pods_lose_theirs_only_when_space_is_wanted() -> None:
     assert codes(plan_for(fields=fields, evict_non_deleted_pods=True)) == {"sb-web": "pod-finished"}
 
 
-def test_what_failed_is_set_aside() -> None:
-    plan = plan_for(fields={"sandboxes": (sandbox(),)}, set_aside={"sb-web": "stop failed"})
+def test_what_failed_is_failed() -> None:
+    plan = plan_for(fields={"sandboxes": (sandbox(),)}, failed={"sb-web": "stop failed"})
     assert decided(plan, "sb-web").verdict.value == "failed"
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.act.gc.collector import plans_for_saved
+from nodeagent.act.gc.preview import plans_for_saved
 from nodeagent.api.documents import dumps, saved_plan
 from nodeagent.plan.decision import Verdict
 from nodeagent.plan.gc.containers import ContainerGCPolicy

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from nodeagent.model import ContainerState, Holder, UnreferencedPiece
+from nodeagent.model import ContainerState, ReferenceKind, UnreferencedPiece
 from nodeagent.plan.gc.layer_sharing import sharing_tree
-from nodeagent.plan.gc.storage_breakdown import Measured, Part, Walk, break_down
+from nodeagent.plan.gc.storage_breakdown import MeasuredUsage, Part, Walk, break_down
 from tests.unit.builders import MIB, container, filesystem, graph, image, piece, snapshot, used
 
 PIECES = [
     piece("base", 30),
     piece("own-a", 5),
     piece("own-b", 7),
-    piece("leased", 2, holders=[Holder.LEASE]),
+    piece("leased", 2, references=[ReferenceKind.LEASE]),
 ]
 
 
@@ -27,8 +27,8 @@ def test_shares_add_up_to_what_is_used() -> None:
         storage=graph(PIECES, {"a": ["base", "own-a"], "b": ["base", "own-b"]}),
         image_filesystem=fs,
     )
-    measured = Measured(
-        loose=[UnreferencedPiece(piece("lost", 11), "overlayfs", None)],
+    measured = MeasuredUsage(
+        unreferenced=[UnreferencedPiece(piece("lost", 11), "overlayfs", None)],
         writable_bytes={"run": 3 * MIB, "dead": 4 * MIB, "0123456789abcdef": 1 * MIB},
         logs=Walk("/var/log/pods", 13 * MIB),
         volumes=[Walk("/pods/x", 17 * MIB, complete=False)],
@@ -57,7 +57,7 @@ def test_shares_add_up_to_what_is_used() -> None:
 def test_sizes_that_are_upper_bounds_are_marked_and_never_exceed_what_is_left() -> None:
     fs = filesystem(10)
     seen = snapshot((image("a", "r/a:1", size_mib=900), used(1)), image_filesystem=fs)
-    found = break_down(seen, fs, Measured())
+    found = break_down(seen, fs, MeasuredUsage())
     assert not found.exact
     assert {share.part: share.size_bytes for share in found.shares}[Part.OTHER] == 0
 

@@ -1,0 +1,84 @@
+"""Previews: the plans of a pass with the snapshot they were made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nodeagent.act.gc.outcomes import PassEnd
+from nodeagent.plan.gc.images import plan_image_gc
+from nodeagent.plan.gc.planner import plan_all, plan_containers
+from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.strictness import stricter
+from nodeagent.units import format_bytes
+
+if TYPE_CHECKING:
+    from nodeagent.model import NodeSnapshot
+    from nodeagent.plan.decision import Decision, Plan
+    from nodeagent.plan.gc.planner import GCPolicy
+    from nodeagent.plan.gc.saved_plan import SavedPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """The plans of a pass, in order of execution, with their snapshot."""
+
+    scope: Scope
+    snapshot: NodeSnapshot
+    plans: tuple[Plan, ...]
+
+    @property
+    def removals(self) -> tuple[Decision, ...]:
+        """Every removal, in order of execution."""
+        return tuple(decision for plan in self.plans for decision in plan.removals)
+
+    @property
+    def pending_bytes(self) -> int:
+        """Unreferenced bytes that the runtime collects before the first removal."""
+        return sum(plan.pending_bytes for plan in self.plans)
+
+    @property
+    def acts(self) -> bool:
+        """Whether a pass would collect or remove anything."""
+        return bool(self.pending_bytes) or any(plan.removals for plan in self.plans)
+
+    @property
+    def predicted_end(self) -> tuple[PassEnd, str]:
+        """The end of a pass in which every removal succeeds and frees the planned bytes, with its detail.
+
+        A dry run ends like this; other passes end by measurement. Failures cannot be predicted.
+        """
+        blocked = [plan.blocked for plan in self.plans if plan.blocked]
+        if blocked:
+            return PassEnd.REFUSED, "; ".join(blocked)
+        short_bytes = sum(plan.shortfall_bytes for plan in self.plans)
+        if short_bytes:
+            return PassEnd.SHORTFALL, f"{format_bytes(short_bytes)} short of the low threshold"
+        return (PassEnd.COMPLETE if self.acts else PassEnd.NOTHING_TO_DO), ""
+
+
+def plans_for(
+    scope: Scope, snapshot: NodeSnapshot, policy: GCPolicy, only: frozenset[str] | None = None
+) -> tuple[Plan, ...]:
+    """Return the plans of a pass over ``scope``, in order of execution; ``only`` restricts the removals, by id."""
+    if scope is Scope.IMAGES:
+        return (plan_image_gc(snapshot, policy.images, only=only),)
+    if scope is Scope.CONTAINERS:
+        return plan_containers(snapshot, policy, only=only).plans
+    return plan_all(snapshot, policy, only=only).plans
+
+
+def plans_for_saved(
+    saved: SavedPlan, snapshot: NodeSnapshot, current: GCPolicy
+) -> tuple[tuple[Plan, ...], tuple[Plan, ...]]:
+    """Return the plans under the policy in force, and the plans to carry out when a saved plan is applied.
+
+    The latter remove only items that the saved plan lists, that ``current`` removes on this snapshot, and that the
+    stricter of both policies removes. Planning twice makes this hold by construction: thresholds are not monotonic
+    (an image that one policy removes by age can bring usage below the high threshold, which keeps others), so the
+    stricter fields alone could remove an item that ``current`` keeps.
+    """
+    listed = frozenset([item.id for item in saved.removals])
+    in_force = plans_for(saved.scope, snapshot, current, listed)
+    allowed = frozenset([decision.id for plan in in_force for decision in plan.removals])
+    return in_force, plans_for(saved.scope, snapshot, stricter(saved.policy, current), allowed)

@@ -1,0 +1,79 @@
+"""State of a garbage collection pass between its rounds."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+from nodeagent.act.gc.outcomes import Outcome, PassReport
+from nodeagent.plan.decision import ItemKind
+from nodeagent.plan.gc.images import Spent
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from nodeagent.act.gc.outcomes import PassEnd, Result
+    from nodeagent.act.gc.preview import Preview
+    from nodeagent.model import FsObservation
+    from nodeagent.plan.decision import Plan
+
+
+class PassProgress:
+    """Plans, results and warnings of a pass so far."""
+
+    def __init__(self, started_at: datetime, preview: Preview, trigger: str) -> None:
+        self.id = f"{started_at:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+        self.started_at = started_at
+        self.preview = preview
+        self.trigger = trigger
+        self.rounds = 0
+        self.collected_bytes = 0
+        self.plans: list[Plan] = []
+        self.results: list[Result] = []
+        self.warnings: list[str] = []
+        self.last_plan: Plan | None = None
+        self.end: tuple[PassEnd, str] | None = None
+
+    def failed_images(self) -> dict[str, str]:
+        """Return the ids of images that failed or changed in this pass, with the cause."""
+        return {
+            result.decision.id: result.detail
+            for result in self.results
+            if result.decision.kind is ItemKind.IMAGE and result.outcome in (Outcome.FAILED, Outcome.CHANGED)
+        }
+
+    def removed_ids(self) -> frozenset[str]:
+        """Return the ids of the removed items."""
+        return frozenset(
+            result.decision.id for result in self.results if result.outcome in (Outcome.DONE, Outcome.GONE)
+        )
+
+    def spent(self) -> Spent:
+        """Return the removals that count against the limits per pass."""
+        done = [
+            result.decision
+            for result in self.results
+            if result.decision.kind is ItemKind.IMAGE and result.outcome is Outcome.DONE
+        ]
+        return Spent(images=len(done), size_bytes=sum(decision.frees_bytes or 0 for decision in done))
+
+    def report(
+        self, end: tuple[PassEnd, str], *, duration_s: float, dry_run: bool, after: FsObservation | None
+    ) -> PassReport:
+        """Return the report of the pass; ``after`` is the image filesystem after the last removal, if measured."""
+        return PassReport(
+            id=self.id,
+            scope=self.preview.scope.value,
+            trigger=self.trigger,
+            started_at=self.started_at,
+            duration_s=duration_s,
+            dry_run=dry_run,
+            plans=tuple(self.plans),
+            results=tuple(self.results),
+            end=end[0],
+            end_detail=end[1],
+            before=self.preview.snapshot.image_filesystem,
+            after=after,
+            warnings=tuple(self.warnings),
+            collected_bytes=self.collected_bytes,
+        )

@@ -1,0 +1,84 @@
+"""The removers of a pass on this node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nodeagent.act.gc.bulk_removal import BulkImageRemover
+from nodeagent.act.gc.leak_removal import LeakRemover
+from nodeagent.act.gc.recheck import RuntimeReader
+from nodeagent.act.gc.removers import (
+    ContainerRemover,
+    ImageRemover,
+    LogLinkRemover,
+    PodLogRemover,
+    SandboxRemover,
+)
+from nodeagent.host import podlogs
+from nodeagent.observe.node_snapshot import mounts_images
+from nodeagent.plan.decision import ItemKind
+from nodeagent.runtime.storage_backend import CriOnlyStorage
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from nodeagent.act.gc.executor import BatchRemover, Remover
+    from nodeagent.act.gc.removers import LogActions
+    from nodeagent.clock import Clock
+    from nodeagent.model import Hold, NodeSnapshot, UnreferencedPiece
+    from nodeagent.plan.gc.planner import GCPolicy
+    from nodeagent.runtime.cri import CriClient
+    from nodeagent.runtime.storage_backend import StorageBackend
+
+
+@dataclass(frozen=True, slots=True)
+class RemoverFactory:
+    """Makes the removers of a round from its snapshot and policy.
+
+    Attributes:
+        cri: the runtime.
+        storage: the runtime's own image and layer records.
+        logs: removal of logs.
+        clock: for the age of plans.
+        read_holds: reads the current holds; blocking.
+        find_unreferenced: reads the unreferenced blobs and snapshots.
+        bulk: whether images are removed by name, with one garbage collection, where the storage backend allows it.
+    """
+
+    cri: CriClient
+    storage: StorageBackend
+    logs: LogActions
+    clock: Clock
+    read_holds: Callable[[], tuple[Hold, ...]]
+    find_unreferenced: Callable[[], Awaitable[tuple[UnreferencedPiece, ...]]]
+    bulk: bool
+
+    def __call__(self, snapshot: NodeSnapshot, policy: GCPolicy) -> Mapping[ItemKind, Remover | BatchRemover]:
+        """Return the remover of each kind of item."""
+        # Without a storage graph the records failed during the observation; the guards then rely on CRI as well.
+        storage = self.storage if snapshot.storage is not None else CriOnlyStorage()
+        reader = RuntimeReader(self.cri, storage, snapshot, mounts_images=mounts_images(snapshot.runtime))
+        leaks = LeakRemover(self.find_unreferenced, self.storage)
+        return {
+            ItemKind.BLOB: leaks,
+            ItemKind.SNAPSHOT: leaks,
+            ItemKind.IMAGE: self._image_remover(reader, snapshot, policy),
+            ItemKind.CONTAINER: ContainerRemover(reader, self.cri, self.logs),
+            ItemKind.SANDBOX: SandboxRemover(reader, self.cri),
+            ItemKind.POD_LOG_DIRECTORY: PodLogRemover(reader, self.logs, podlogs.pod_uid),
+            ItemKind.CONTAINER_LOG_LINK: LogLinkRemover(reader, self.logs, podlogs.link_container_id),
+        }
+
+    def _image_remover(self, reader: RuntimeReader, snapshot: NodeSnapshot, policy: GCPolicy) -> Remover:
+        if self.bulk and snapshot.storage is not None:
+            return BulkImageRemover(
+                reader,
+                self.cri,
+                policy.images,
+                snapshot,
+                clock=self.clock,
+                read_holds=self.read_holds,
+                names=self.storage,
+            )
+        return ImageRemover(reader, self.cri, policy.images, snapshot, clock=self.clock, read_holds=self.read_holds)

@@ -1,0 +1,227 @@
+# ruff: noqa: ARG002 - the null backend ignores its arguments
+"""Storage below CRI: image names, layers and unreferenced content.
+
+CRI lists images with compressed sizes and removes them one by one. A storage backend adds a runtime's own records:
+the storage graph, the names and users of images that CRI does not list, deletion by name, garbage collection.
+:class:`ContainerdStorage` is the one for containerd; :class:`CriOnlyStorage` is the null backend for every other
+runtime, and for ``runtime.containerd_api = "off"``: sizes are upper bounds and every removal is a CRI call.
+
+Rejected: an optional client, which every caller has to test for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError, RuntimeUnsupportedError
+from nodeagent.runtime.metadata_graph import run_bounded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from nodeagent.clock import Clock
+    from nodeagent.model import Image, StorageGraph, UnreferencedPiece
+    from nodeagent.runtime.containerd import ContainerdClient
+    from nodeagent.runtime.containerd_records import StoredContainer, StoredImage
+    from nodeagent.runtime.storage_graph import LayerCache
+
+_DISABLED = "runtime.containerd_api is off"
+
+
+class StorageBackend(Protocol):
+    """The runtime's own records of images and layers.
+
+    Unless stated otherwise, every method raises the errors of :meth:`RuntimeConnection.unary`, including
+    RuntimeUnsupportedError on a runtime other than containerd.
+    """
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the runtime's own services are used; false for CRI alone."""
+
+    async def build_graph(self, images: Sequence[Image], *, snapshotter: str | None, path: str) -> StorageGraph | None:
+        """Return the storage graph of ``images``; ``None`` if the backend has no records.
+
+        Args:
+            images: as listed by CRI, read before this call.
+            snapshotter: the configured one; ``None`` selects the one used by most images.
+            path: a path on the image filesystem, whose type determines allocation sizes.
+        """
+
+    async def find_unreferenced(self, *, snapshotter: str | None, path: str) -> tuple[UnreferencedPiece, ...]:
+        """Return the unreferenced blobs and snapshots; arguments as in :meth:`build_graph`.
+
+        Raises:
+            ObservationError: the backend has no records of references.
+        """
+
+    async def list_image_names(self) -> tuple[StoredImage, ...]:
+        """Return every image name; none for CRI alone."""
+
+    async def get_image_names(self, names: Iterable[str]) -> tuple[StoredImage, ...]:
+        """Return those of these image names that exist; none for CRI alone."""
+
+    async def list_containers(self) -> tuple[StoredContainer, ...]:
+        """Return every container record, including those of sandboxes and other clients; none for CRI alone."""
+
+    async def read_writable_bytes(self) -> dict[str, int]:
+        """Return container id to the size of its writable layer, sandboxes included; empty for CRI alone."""
+
+    async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:
+        """Delete an image name with that target digest; return whether it existed."""
+
+    async def delete_content(self, digest: str) -> bool:
+        """Delete a blob's record; return whether it existed."""
+
+    async def remove_snapshot(self, snapshotter: str, key: str) -> bool:
+        """Remove a snapshot without children; return whether it existed."""
+
+    async def collect_garbage(self) -> None:
+        """Run the runtime's garbage collection and wait for it.
+
+        Raises:
+            NodeAgentError: the backend is disabled.
+        """
+
+    async def remove_orphaned_directories(self, snapshotter: str) -> None:
+        """Remove the directories of snapshots whose removal failed earlier; nothing for CRI alone."""
+
+
+class CriOnlyStorage:
+    """The null backend: no records beyond CRI. Deletions and collections fail."""
+
+    enabled = False
+
+    async def build_graph(
+        self,
+        images: Sequence[Image],
+        *,
+        snapshotter: str | None,
+        path: str,
+    ) -> StorageGraph | None:
+        """Return ``None``."""
+        return None
+
+    async def find_unreferenced(
+        self,
+        *,
+        snapshotter: str | None,
+        path: str,
+    ) -> tuple[UnreferencedPiece, ...]:
+        """Raise ObservationError, since CRI has no records of references."""
+        raise ObservationError("references are recorded only by containerd's own services: disabled or unavailable")
+
+    async def list_image_names(self) -> tuple[StoredImage, ...]:
+        """Return nothing."""
+        return ()
+
+    async def get_image_names(self, names: Iterable[str]) -> tuple[StoredImage, ...]:
+        """Return nothing."""
+        return ()
+
+    async def list_containers(self) -> tuple[StoredContainer, ...]:
+        """Return nothing."""
+        return ()
+
+    async def read_writable_bytes(self) -> dict[str, int]:
+        """Return nothing."""
+        return {}
+
+    async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:
+        """Raise NodeAgentError."""
+        raise NodeAgentError(_DISABLED)
+
+    async def delete_content(self, digest: str) -> bool:
+        """Raise NodeAgentError."""
+        raise NodeAgentError(_DISABLED)
+
+    async def remove_snapshot(self, snapshotter: str, key: str) -> bool:
+        """Raise NodeAgentError."""
+        raise NodeAgentError(_DISABLED)
+
+    async def collect_garbage(self) -> None:
+        """Raise NodeAgentError."""
+        raise NodeAgentError(_DISABLED)
+
+    async def remove_orphaned_directories(self, snapshotter: str) -> None:
+        """Do nothing."""
+
+
+class ContainerdStorage:
+    """containerd's own services, on the socket that also serves CRI."""
+
+    enabled = True
+
+    def __init__(self, client: ContainerdClient, clock: Clock, make_cache: Callable[[str], LayerCache]) -> None:
+        """Compose the backend; ``make_cache`` returns the cache for images on the filesystem of a path."""
+        self._client = client
+        self._clock = clock
+        self._make_cache = make_cache
+        self._cache: LayerCache | None = None
+
+    async def build_graph(self, images: Sequence[Image], *, snapshotter: str | None, path: str) -> StorageGraph:
+        """Return the storage graph of ``images``."""
+        return await self._cache_for(path).build(self._client, images, snapshotter=snapshotter)
+
+    async def find_unreferenced(self, *, snapshotter: str | None, path: str) -> tuple[UnreferencedPiece, ...]:
+        """Return the unreferenced blobs and snapshots.
+
+        Raises:
+            ObservationError: the runtime is not containerd.
+        """
+        try:
+            return await self._cache_for(path).find_unreferenced(self._client, snapshotter=snapshotter)
+        except RuntimeUnsupportedError as error:
+            raise ObservationError(f"this runtime does not report references: {error}") from error
+
+    def _cache_for(self, path: str) -> LayerCache:
+        if self._cache is None:
+            self._cache = self._make_cache(path)
+        return self._cache
+
+    async def list_image_names(self) -> tuple[StoredImage, ...]:
+        """Return every image name."""
+        return await self._client.list_images()
+
+    async def get_image_names(self, names: Iterable[str]) -> tuple[StoredImage, ...]:
+        """Return those of these image names that exist."""
+        found = await asyncio.gather(*(self._client.get_image(name) for name in names))
+        return tuple(each for each in found if each is not None)
+
+    async def list_containers(self) -> tuple[StoredContainer, ...]:
+        """Return every container record. Source: containerd ``containers.v1.Containers.List``."""
+        return await self._client.list_containers()
+
+    async def read_writable_bytes(self) -> dict[str, int]:
+        """Return container id to the size of its writable layer; 0 where the snapshotter fails."""
+        stored = [each for each in await self._client.list_containers() if each.snapshotter and each.snapshot_key]
+
+        async def usage(each: StoredContainer) -> int:
+            with suppress(RuntimeRequestError):
+                return (await self._client.snapshot_usage(each.snapshotter, each.snapshot_key)).size_bytes
+            return 0
+
+        sizes = await run_bounded(usage, stored)
+        return {each.id: size for each, size in zip(stored, sizes, strict=True)}
+
+    async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:
+        """Delete an image name with that target digest; return whether it existed."""
+        return await self._client.delete_image(name, sync=sync, target=target)
+
+    async def delete_content(self, digest: str) -> bool:
+        """Delete a blob's record; return whether it existed."""
+        return await self._client.delete_content(digest)
+
+    async def remove_snapshot(self, snapshotter: str, key: str) -> bool:
+        """Remove a snapshot without children; return whether it existed."""
+        return await self._client.remove_snapshot(snapshotter, key)
+
+    async def collect_garbage(self) -> None:
+        """Run containerd's garbage collection and wait for it."""
+        await self._client.collect_garbage(self._clock)
+
+    async def remove_orphaned_directories(self, snapshotter: str) -> None:
+        """Remove the directories of snapshots whose removal failed earlier."""
+        await self._client.remove_orphaned_directories(snapshotter, self._clock)
