@@ -1,8 +1,10 @@
-"""The agent's memory on disk: image usage, history, holds, evictions, pause and shutdown state.
+"""State on disk: image usage, history, holds, evictions, pause and shutdown state.
 
-One SQLite file under the state directory holds usage and history. A failing store never stops the agent: with a full
-disk, a read-only path or a corrupt file it continues in memory, logs that once, and writes everything back when the
-file works again. A corrupt file is quarantined under another name, never deleted.
+Image usage and history are two SQLite files in the state directory, all else small JSON files. A failing store never
+stops the agent: with a full disk, a read-only path or a corrupt file it continues in memory, logs that once, and writes
+everything when the file works again. A corrupt database is quarantined under another name, never deleted.
+
+Files of earlier versions are read; databases are migrated with the first write.
 """
 
 from nodeagent.store.clock_jumps import ClockReading

@@ -1,4 +1,4 @@
-"""Telling a jump of the wall clock from time that passed."""
+"""Detection of jumps of the wall clock."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 TOLERANCE_S: Final = 1.0
-"""How far wall time and boot time may drift apart, in total, before it counts as a jump.
+"""Total difference between wall time and boot time, in seconds, above which it counts as a jump.
 
-Ages are off by this much at most. Both clocks are slewed alike, so only steps add up.
+It is the maximum error of ages. Both clocks are slewed alike, so that only steps add up.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """Both clocks at one instant of one boot.
+    """Reading of both clocks at one instant.
 
     Attributes:
-        boot_id: of this boot; empty if unknown.
+        boot_id: id of the boot; empty if unknown.
         boottime_s: seconds since boot, suspend included.
         wall: wall time, aware UTC.
     """
@@ -35,27 +35,27 @@ class ClockReading:
 
 @dataclass(frozen=True, slots=True)
 class ClockJump:
-    """The wall clock moved by ``jump_s`` seconds more than time passed."""
+    """A step of the wall clock by ``jump_s`` seconds relative to elapsed time."""
 
     jump_s: float
 
 
 def find_jump(before: ClockReading | None, now: ClockReading) -> ClockJump | None:
-    """Return the jump between two readings, ``None`` if there is none or it cannot be told.
+    """Return the jump between two readings; ``None`` without a jump or between different boots.
 
-    Within one boot the two clocks must advance alike. Across boots only a clock that lies behind the last reading
-    can be told, and that is harmless: ages then start again at nothing.
+    Within one boot the two clocks must advance alike. Across boots only a clock behind the last reading could be
+    detected, which is harmless: ages then restart at zero.
     """
     if before is None or not now.boot_id or before.boot_id != now.boot_id:
         return None
-    walked_s = (now.wall - before.wall).total_seconds()
-    passed_s = now.boottime_s - before.boottime_s
-    jump_s = walked_s - passed_s
-    return ClockJump(jump_s) if passed_s >= 0 and abs(jump_s) > TOLERANCE_S else None
+    wall_s = (now.wall - before.wall).total_seconds()
+    elapsed_s = now.boottime_s - before.boottime_s
+    jump_s = wall_s - elapsed_s
+    return ClockJump(jump_s) if elapsed_s >= 0 and abs(jump_s) > TOLERANCE_S else None
 
 
 def shifted(usage: Mapping[str, ImageUsage], jump: ClockJump) -> dict[str, ImageUsage]:
-    """Return the usage with every time moved along with the clock, so that ages stay what they were."""
+    """Return the usage with all times shifted by the jump, so that ages are unchanged."""
     return {
         image_id: ImageUsage(
             moved(each.first_detected, jump), moved(each.last_used, jump) if each.last_used is not None else None
@@ -65,7 +65,7 @@ def shifted(usage: Mapping[str, ImageUsage], jump: ClockJump) -> dict[str, Image
 
 
 def moved(moment: datetime, jump: ClockJump) -> datetime:
-    """Return a time moved along with the clock; the same time where that is beyond the calendar."""
+    """Return a time shifted by the jump; unchanged if the result is beyond the calendar."""
     try:
         return moment + timedelta(seconds=jump.jump_s)
     except OverflowError:

@@ -1,4 +1,4 @@
-"""The sqlite file, and going on without it."""
+"""Database of image and snapshot usage, with a fallback to memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nodeagent.errors import StoreError
 from nodeagent.model import ImageUsage, ImageUseRecord
 from nodeagent.store.clock_jumps import ClockReading, find_jump, shifted
 from nodeagent.store.image_usage import merge_usage
-from nodeagent.store.observation import GapLimits, Observation, begun
+from nodeagent.store.observation import GapLimits, Observation, start_observation
 from nodeagent.store.sqlite import (
     BROKEN,
     BUSY_TIMEOUT_S,
@@ -24,7 +24,7 @@ from nodeagent.store.sqlite import (
     is_corrupt,
     micros,
     moment,
-    set_aside,
+    quarantine,
 )
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ _MIGRATIONS: Final = (
 
 
 class SnapshotFigures(NamedTuple):
-    """What a committed snapshot occupies, and when it was made, which tells it from a later one of the same name."""
+    """Usage of a committed snapshot; its creation time distinguishes it from a later one of the same name."""
 
     created_s: int
     created_ns: int
@@ -62,34 +62,41 @@ class SnapshotFigures(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoreHealth:
-    """Whether the memory is on disk. ``problem`` is empty when it is; else it says why not and what that means."""
+    """Health of the database.
+
+    Attributes:
+        problem: why the usage is not on disk, with the consequence; empty if it is.
+    """
 
     problem: str = ""
 
     @property
     def persistent(self) -> bool:
-        """Whether what is remembered survives a restart."""
+        """Whether the usage survives a restart."""
         return not self.problem
 
 
 class Store:
-    """Remembers image use. Its methods block and may be called from any thread; none raises.
+    """Usage of images and snapshots. Its methods block, may be called from any thread, and never raise.
 
-    The memory is the truth while the agent runs; the file follows it. When the file cannot be read or written,
-    ``health`` says why, every later write tries again, and the first that works writes everything.
+    The state in memory is authoritative while the agent runs; the file is a copy. If the file cannot be read or
+    written, ``health`` has the cause; each later write is a retry, and the first that succeeds writes everything.
     """
 
     def __init__(self, directory: Path, *, read_only: bool = False, gaps: GapLimits = _DEFAULT_GAPS) -> None:
-        """Read what is remembered under ``directory``; with ``read_only`` nothing is ever made or written there.
+        """Read the database in ``directory``.
 
-        ``gaps`` limits the gaps between detections that continue the observation of image use.
+        Args:
+            directory: state directory; created with the first write.
+            read_only: whether nothing is ever written.
+            gaps: longest gaps between detections that continue the observation of image use.
         """
         self._path = directory / FILE_NAME
         self._read_only = read_only
         self._lock = threading.Lock()
         self._usage: dict[str, ImageUsage] = {}
         self._gaps = gaps
-        self._anchor: ClockReading | None = None  # the clocks that the remembered wall times fit
+        self._anchor: ClockReading | None = None  # clock reading that all stored wall times refer to
         self._observation: Observation | None = None
         self._observing = False
         self._written: dict[str, ImageUsage] | None = None
@@ -100,13 +107,13 @@ class Store:
             self._load()
 
     def take_notices(self) -> tuple[str, ...]:
-        """Return what happened that an operator should know, such as a file set aside; each is returned once."""
+        """Return the notices for operators since the last call, such as a quarantined file."""
         with self._lock:
             notices, self._notices = tuple(self._notices), []
             return notices
 
     def usage(self) -> dict[str, ImageUsage]:
-        """Return what is remembered, by image id."""
+        """Return the usage by image id."""
         with self._lock:
             return dict(self._usage)
 
@@ -115,7 +122,7 @@ class Store:
     ) -> ImageUseRecord:
         """Record a detection and return the usage of every listed image after it; see ``merge_usage``.
 
-        After a jump of the wall clock all remembered times move along with it.
+        After a jump of the wall clock all stored times are shifted by it.
         """
         with self._lock:
             if not self._loaded:
@@ -131,10 +138,10 @@ class Store:
             return ImageUseRecord(dict(self._usage), self._observed_since(at))
 
     def observed_since(self, at: ClockReading) -> datetime | None:
-        """Return since when image use has been observed without a gap, by the wall clock of ``at``.
+        """Return the start of the gapless observation of image use, by the wall clock of ``at``.
 
-        ``None`` if it is not: with an unavailable file, before the first detection, or after a gap that is too long.
-        Takes no lock, so that a disk that hangs does not keep the status from being told.
+        ``None`` before the first detection, after a gap that is too long, or while the file is unavailable. Takes no
+        lock, so that a hanging disk does not block the status.
         """
         observation = self._observation
         if observation is None or not observation.continues(at, self._longest_gap_s):
@@ -142,7 +149,7 @@ class Store:
         return self._observed_since(at)
 
     def snapshot_usage(self) -> dict[tuple[str, str], SnapshotFigures]:
-        """Return what is remembered of committed snapshots, by snapshotter and key; nothing if it cannot be read."""
+        """Return the usage of committed snapshots by snapshotter and key; empty if it cannot be read."""
         with self._lock:
             if not self._loaded or self._written is None:
                 return {}
@@ -156,28 +163,28 @@ class Store:
                 return {}
 
     def note_snapshot_usage(
-        self, learned: Mapping[tuple[str, str], SnapshotFigures], gone: Collection[tuple[str, str]]
+        self, measured: Mapping[tuple[str, str], SnapshotFigures], removed: Collection[tuple[str, str]]
     ) -> None:
-        """Keep what was learned of committed snapshots, which saves a call for each after a restart.
+        """Store the usage of committed snapshots, which saves one call per snapshot after a restart.
 
-        It can all be read anew from the runtime, so a write that fails is not told; ``health`` tells of the next.
+        A failed write is ignored, since the runtime can be asked again; ``health`` reports the next failure.
         """
         with self._lock:
             if self._read_only or not self._loaded:
                 return
             with suppress(*BROKEN), closing(connect(self._path, _MIGRATIONS)) as connection:
                 connection.execute("BEGIN IMMEDIATE")
-                connection.executemany("DELETE FROM snapshot_usage WHERE snapshotter = ? AND key = ?", gone)
+                connection.executemany("DELETE FROM snapshot_usage WHERE snapshotter = ? AND key = ?", removed)
                 connection.executemany(
                     "INSERT OR REPLACE INTO snapshot_usage VALUES (?, ?, ?, ?, ?, ?)",
-                    [(*name, *figures) for name, figures in learned.items()],
+                    [(*name, *figures) for name, figures in measured.items()],
                 )
                 connection.execute("COMMIT")
 
     def _observe_late(
         self, listed: Mapping[str, datetime | None], in_use: Collection[str], at: ClockReading, last: Observation
     ) -> ImageUseRecord:
-        """Record a detection that a later one has overtaken: only what it saw in use is news."""
+        """Record a detection that finished after a later one: only its images in use are new information."""
         usage = merge_usage(self._usage, listed, in_use, last.last_at, previous_at=last.last_at)
         self._usage.update({key: usage[key] for key in self._usage.keys() & usage.keys() if key in in_use})
         jumped = find_jump(at, ClockReading(last.boot_id, last.last_s, last.last_at)) is not None
@@ -196,12 +203,12 @@ class Store:
         return self._gaps.running_s if self._observing else self._gaps.restart_s
 
     def _extend_observation(self, at: ClockReading) -> datetime | None:
-        """Add a detection to the observation; return when the one before was, ``None`` if the observation begins."""
+        """Add a detection to the observation; return the time of the one before, ``None`` for the first."""
         before = self._observation
-        goes_on = before is not None and before.continues(at, self._longest_gap_s)
+        continued = before is not None and before.continues(at, self._longest_gap_s)
         self._observing = True
-        if before is None or not goes_on:
-            self._observation = begun(at)
+        if before is None or not continued:
+            self._observation = start_observation(at)
             return None
         self._observation = before.extended(at)
         return before.last_at
@@ -213,7 +220,7 @@ class Store:
         return at.wall - timedelta(seconds=at.boottime_s - observation.since_s)
 
     def _load(self) -> None:
-        """Read the file; a broken one is set aside. Merges below what a time without the file left in memory."""
+        """Read the file and merge it with the state in memory, which is newer; a corrupt file is quarantined."""
         try:
             if not _exists(self._path):
                 self._loaded = True
@@ -223,14 +230,14 @@ class Store:
                 check(connection)
                 usage, anchor, observation = _read(connection)
         except sqlite3.DatabaseError as error:
-            self._on_broken(error)
+            self._handle_error(error)
             return
         except (OSError, StoreError) as error:
             self._fail(str(error))
             return
         self._written = usage
         jump = find_jump(anchor, self._anchor) if self._anchor is not None else None
-        if jump is not None:  # the clock jumped before the file could be read
+        if jump is not None:  # it jumped while the file was unavailable
             usage = shifted(usage, jump)
         self._usage = {**usage, **{key: _combined(each, usage.get(key)) for key, each in self._usage.items()}}
         self._anchor = self._anchor or anchor
@@ -239,30 +246,31 @@ class Store:
         self.health = StoreHealth()
 
     def _open_for_reading(self) -> sqlite3.Connection:
-        """Open the file so that nothing beside it is made, unless a log of unfinished writes has to be read, too."""
+        """Return a read-only connection. It creates no ``-wal`` and ``-shm`` files unless a ``-wal`` has to be read."""
         unfinished = _exists(self._path.with_name(f"{FILE_NAME}-wal"))
         uri = f"{self._path.absolute().as_uri()}?{'mode=ro' if unfinished else 'immutable=1'}"
         return sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
 
-    def _on_broken(self, error: sqlite3.DatabaseError) -> None:
-        """Tell a broken file from one that cannot be reached just now."""
+    def _handle_error(self, error: sqlite3.DatabaseError) -> None:
+        """Quarantine a corrupt file; otherwise report it as inaccessible."""
         if self._read_only or not is_corrupt(error):
             self._fail(str(error))
             return
         try:
-            notice = set_aside(self._path, error)
-        except OSError as moving:
-            self._fail(f"{error}, and it cannot be set aside: {moving.strerror or moving}")
+            notice = quarantine(self._path, error)
+        except OSError as failure:
+            self._fail(f"{error}; cannot quarantine the file: {failure.strerror or failure}")
             return
         self._loaded = True
         self._written = None
         self._notices.append(notice)
         self.health = StoreHealth()
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, cause: str) -> None:
         self._written = None
         self.health = StoreHealth(
-            f"{self._path}: {why}; first detection and last use of images are kept in memory only until this is mended"
+            f"cannot use state database {self._path}: {cause}; continuing in memory, a restart would lose the usage "
+            "of images"
         )
 
     def _write(self) -> None:
@@ -272,7 +280,7 @@ class Store:
                     check(connection)
                 _write(connection, self._usage, self._written, _encoded(self._anchor, self._observation))
         except sqlite3.DatabaseError as error:
-            self._on_broken(error)
+            self._handle_error(error)
             return
         except (OSError, StoreError) as error:
             self._fail(str(error))
@@ -282,7 +290,11 @@ class Store:
 
 
 def _exists(path: Path) -> bool:
-    """Return whether there is such a file; raises OSError where that cannot be told."""
+    """Return whether a file exists.
+
+    Raises:
+        OSError: its directory is inaccessible.
+    """
     try:
         path.stat()
     except FileNotFoundError:
@@ -291,7 +303,7 @@ def _exists(path: Path) -> bool:
 
 
 def _combined(memory: ImageUsage, file: ImageUsage | None) -> ImageUsage:
-    """Return what both know of an image: the earlier detection, the later use."""
+    """Return the merged usage of an image: the earlier detection and the later use."""
     if file is None:
         return memory
     uses = [used for used in (memory.last_used, file.last_used) if used is not None]
@@ -302,11 +314,11 @@ _Stored = tuple[dict[str, ImageUsage], ClockReading | None, Observation | None]
 
 
 def _read(connection: sqlite3.Connection) -> _Stored:
-    """Return what the file holds; a file without tables yet holds nothing.
+    """Return the content of the file; empty for a file without tables.
 
     Raises:
-        StoreError: a newer agent wrote it.
-        sqlite3.DatabaseError: it is broken, also if it holds values no agent writes.
+        StoreError: a newer version of the agent wrote it.
+        sqlite3.DatabaseError: it is corrupt, or contains values that no version writes.
     """
     if check_version(connection, len(_MIGRATIONS)) == 0:
         return {}, None, None
@@ -336,22 +348,22 @@ _OBSERVATION_KEYS: Final = ("observed_boot_id", "observed_since_s", "observed_la
 
 
 def _decoded_observation(meta: Mapping[str, str]) -> Observation | None:
-    """Return the observation; ``None`` in a file of an agent that recorded none.
+    """Return the stored observation; ``None`` in files of 0.1, which recorded none.
 
     Raises:
-        ValueError: no agent writes such values.
+        ValueError: the values are impossible.
     """
     if any(key not in meta for key in _OBSERVATION_KEYS):
         return None
     boot_id, since, last, last_us = (meta[key] for key in _OBSERVATION_KEYS)
     since_s, last_s = float(since), float(last)
     if not (math.isfinite(last_s) and 0 <= since_s <= last_s):
-        raise ValueError(f"observed from {since} to {last}")
+        raise ValueError(f"impossible observation from {since} s to {last} s")
     return Observation(boot_id, since_s, last_s, moment(int(last_us)))
 
 
 def _encoded(anchor: ClockReading | None, observation: Observation | None) -> dict[str, str]:
-    """Return the rows of ``meta``; an older agent leaves those that it does not know as they are."""
+    """Return the rows of ``meta``; an older version keeps the rows unknown to it."""
     values: dict[str, str] = {}
     if anchor is not None:
         values |= {
@@ -360,8 +372,8 @@ def _encoded(anchor: ClockReading | None, observation: Observation | None) -> di
             "wall_us": str(micros(anchor.wall)),
         }
     if observation is not None:
-        told = (observation.boot_id, observation.since_s, observation.last_s, micros(observation.last_at))
-        values |= dict(zip(_OBSERVATION_KEYS, map(str, told), strict=True))
+        columns = (observation.boot_id, observation.since_s, observation.last_s, micros(observation.last_at))
+        values |= dict(zip(_OBSERVATION_KEYS, map(str, columns), strict=True))
     return values
 
 
@@ -371,14 +383,14 @@ def _write(
     written: Mapping[str, ImageUsage] | None,
     meta: Mapping[str, str],
 ) -> None:
-    """Write what differs from what was written last; all of it when that is not known."""
+    """Write the differences to ``written``; everything if that is ``None``."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         if written is None:
             connection.execute("DELETE FROM image_usage")
             written = {}
-        gone = [(image_id,) for image_id in written.keys() - usage.keys()]
-        connection.executemany("DELETE FROM image_usage WHERE image_id = ?", gone)
+        removed = [(image_id,) for image_id in written.keys() - usage.keys()]
+        connection.executemany("DELETE FROM image_usage WHERE image_id = ?", removed)
         connection.executemany(
             "INSERT INTO image_usage VALUES (?, ?, ?) ON CONFLICT (image_id) DO UPDATE SET"
             " first_detected_us = excluded.first_detected_us, last_used_us = excluded.last_used_us",

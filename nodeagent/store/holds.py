@@ -1,7 +1,7 @@
-"""Operators' holds, in a file of their own.
+"""Holds of operators, in a JSON file that is replaced atomically.
 
-They are not in the database because they must not share its fate: a broken database is set aside and made anew,
-while a hold that cannot be read has to stop deletion until somebody has looked. The file is JSON, replaced as a whole.
+They are not in the database, since a corrupt database is quarantined and replaced by an empty one. Unreadable holds
+must instead stop the removal of images until an operator repairs the file.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ _TIMES: Final = ("placed_at", "until")
 
 
 class HoldFile:
-    """The holds of this node. Its methods block and may be called from any thread or process."""
+    """File with the holds of this node. Its methods block and may be called from any thread or process."""
 
     def __init__(self, directory: Path) -> None:
-        """Keep the holds under ``directory``; nothing is made there before the first hold."""
+        """Store the holds in ``directory``, which is created with the first hold."""
         self._path = directory / FILE_NAME
 
     def read(self) -> tuple[Hold, ...]:
-        """Return every hold that was not taken back, run out or not.
+        """Return all holds, expired ones included.
 
         Raises:
-            StoreError: there is a file, and it cannot be read or is not what this agent writes.
+            StoreError: the file cannot be read or is not a document of holds.
         """
         try:
             text = self._path.read_text(encoding="utf-8")
         except FileNotFoundError:
             return ()
         except (OSError, UnicodeDecodeError) as error:
-            raise StoreError(f"{self._path}: holds cannot be read: {error}") from error
+            raise StoreError(f"cannot read holds {self._path}: {error}") from error
         try:
             return _decode(text)
         except (ValueError, KeyError, TypeError) as error:
             raise StoreError(
-                f"{self._path}: holds cannot be understood: {error}; mend the file, or remove it to give up all holds"
+                f"cannot read holds {self._path}: {error}; repair the file, or remove it to remove all holds"
             ) from error
 
     def add(self, hold: Hold) -> Hold:
-        """Add a hold under the next free number as its id, drop those that ran out, and return it.
+        """Add a hold and return it with its id, the next free number; expired holds are dropped.
 
         Raises:
-            StoreError: the file cannot be read or written; nothing changed.
+            StoreError: the file cannot be read or written; nothing was changed.
         """
 
         def change(holds: tuple[Hold, ...]) -> tuple[Hold, ...]:
@@ -68,22 +68,22 @@ class HoldFile:
         return self._change(change)[-1]
 
     def remove(self, hold_id: str, *, placed_by: str | None = None) -> Hold | None:
-        """Remove a hold and return it; ``None`` when there is none of that id, or not by ``placed_by`` if given.
+        """Remove a hold and return it; ``None`` without a hold of that id, and of ``placed_by`` if given.
 
         Raises:
-            StoreError: the file cannot be read or written; nothing changed.
+            StoreError: the file cannot be read or written; nothing was changed.
         """
 
-        def is_meant(hold: Hold) -> bool:
+        def matches(hold: Hold) -> bool:
             return hold.id == hold_id and placed_by in (None, hold.by)
 
-        if not any(map(is_meant, self.read())):
+        if not any(map(matches, self.read())):
             return None
         removed: list[Hold] = []
 
         def change(holds: tuple[Hold, ...]) -> tuple[Hold, ...]:
-            removed.extend(filter(is_meant, holds))
-            return tuple(each for each in holds if not is_meant(each))
+            removed.extend(filter(matches, holds))
+            return tuple(each for each in holds if not matches(each))
 
         self._change(change)
         return removed[0] if removed else None
@@ -95,7 +95,7 @@ class HoldFile:
                 holds = change(self.read())
                 replace_file(self._path, _encode(holds))
         except OSError as error:
-            raise StoreError(f"{self._path}: holds cannot be written: {error.strerror or error}") from error
+            raise StoreError(f"cannot write holds {self._path}: {error.strerror or error}") from error
         return holds
 
 
@@ -129,5 +129,5 @@ def _hold(row: object) -> Hold:
         raise ValueError(f"not a hold: {str(row)[:80]}")
     times = [datetime.fromisoformat(row[name]) for name in _TIMES]
     if any(moment.tzinfo is None for moment in times):
-        raise ValueError(f"hold {row['id']}: a time lacks its zone")
+        raise ValueError(f"hold {row['id']}: a time has no time zone")
     return Hold(row["id"], row["image"], row["why"], row["by"], *times)

@@ -1,4 +1,4 @@
-"""How one detection changes what is remembered of images."""
+"""Update of the image usage by one detection."""
 
 from __future__ import annotations
 
@@ -22,16 +22,20 @@ def merge_usage(
     *,
     previous_at: datetime | None = None,
 ) -> dict[str, ImageUsage]:
-    """Return the usage of every listed image after a detection at ``now``; images not listed are forgotten.
+    """Return the usage of every listed image after a detection at ``now``; other images are dropped.
 
-    ``listed`` maps an image id to the time its newest name was made in the runtime, which is the time of the last
-    pull, where the runtime tells. A new image is first detected then, not later than now; a known one that was
-    pulled again counts from the new pull. Times in the future, left by a clock that went back, become now, so that
-    ages start again at nothing.
+    A new image is first detected at its pull, a known image at its latest pull, neither later than now. Times in the
+    future, which remain when the clock is set back, become now, so that ages restart at zero.
 
-    ``previous_at`` is the time of the detection before, ``None`` if use was not observed since then. An image that was
-    in use then and is not now may have been used until just before now. An image that was not listed then, although
-    pulled before, is first detected now: a clock may have been wrong, or a listing incomplete.
+    Args:
+        known: usage after the detection before.
+        listed: image ids with the time of the last pull, which is the creation of the newest name in the runtime;
+            ``None`` if the runtime does not report it.
+        in_use: ids of the images in use.
+        now: time of this detection.
+        previous_at: time of the detection before; ``None`` if use was not observed since then. An image in use at that
+            time and not now may have been used until just before now. An image pulled before that time but not listed
+            then is first detected now: a clock may have been wrong, or a listing incomplete.
 
     Source: kubelet image manager, ``detectImages``.
     """
@@ -48,6 +52,6 @@ def merge_usage(
             first = max(first, pulled) if pulled is not None else first
             used = min(before.last_used, now) if before.last_used is not None else None
             if used is not None and previous_at is not None and used >= previous_at:
-                used = now - _RESOLUTION  # exactly now would look like use to the next detection
+                used = now - _RESOLUTION  # exactly now would count as use in the next detection
         merged[image_id] = ImageUsage(first, now if image_id in in_use else used)
     return merged

@@ -1,4 +1,4 @@
-"""Whether the daemon removes items or runs dry, in a file, so that a restart cannot switch it unnoticed."""
+"""Last mode of the daemon, armed or dry run, stored so that a restart cannot change it unnoticed."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ _SCHEMA: Final = "nodeagent/mode/v1"
 
 
 class ModeFile:
-    """The last mode of the daemon. Its methods block."""
+    """File with the last mode of the daemon. Its methods block."""
 
     def __init__(self, directory: Path) -> None:
-        """Keep it under ``directory``; nothing is made there before the first write."""
+        """Store the mode in ``directory``, which is created with the first write."""
         self._path = directory / FILE_NAME
 
     def read(self) -> bool | None:
-        """Return whether the daemon was a dry run; ``None`` if no mode was kept.
+        """Return whether the daemon last ran dry; ``None`` if no mode is stored.
 
         Raises:
-            StoreError: there is a file, and it cannot be read or is not what this agent writes.
+            StoreError: the file cannot be read or is not a mode document.
         """
         try:
             document = json.loads(self._path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:
-            raise StoreError(f"{self._path}: cannot be read: {error}") from error
+            raise StoreError(f"cannot read mode {self._path}: {error}") from error
         dry_run = document.get("dry_run") if isinstance(document, dict) else None
         if not isinstance(dry_run, bool) or document.get("schema") != _SCHEMA:
-            raise StoreError(f"{self._path}: not a document of schema {_SCHEMA}")
+            raise StoreError(f"cannot read mode {self._path}: not a document of schema {_SCHEMA}")
         return dry_run
 
     def write(self, *, dry_run: bool) -> None:
-        """Keep a mode instead of the one before.
+        """Store a mode, replacing the one before.
 
         Raises:
             StoreError: it cannot be written.
@@ -49,4 +49,4 @@ class ModeFile:
             self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
             replace_file(self._path, json.dumps({"schema": _SCHEMA, "dry_run": dry_run}) + "\n")
         except OSError as error:
-            raise StoreError(f"{self._path}: cannot be written: {error.strerror or error}") from error
+            raise StoreError(f"cannot write mode {self._path}: {error.strerror or error}") from error

@@ -1,8 +1,8 @@
-"""Since when image use has been observed without a gap.
+"""Gapless observation of image use, the precondition for removal by age.
 
-A coarse guard for removal by age: between two detections a container may have used an image unnoticed, so a gap that is
-too long starts the observation again. Time is counted on the boot clock, so that no step of the wall clock makes an
-observation longer, and a reboot starts it again: containers may have run before the agent did.
+Between two detections a container may have used an image unnoticed, so a long gap restarts the observation. Time is
+measured on the boot clock: a step of the wall clock cannot extend an observation. A reboot restarts it, since
+containers may have run before the agent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nodeagent.store.clock_jumps import ClockJump, ClockReading
 
 LONGEST_GAP_S: Final = 600.0
-"""As for an upgrade of the agent; more where passes are rare."""
+"""Enough for an upgrade of the agent; longer if passes are rare."""
 
 _MISSED_PASSES: Final = 3
 
@@ -39,8 +39,8 @@ class GapLimits:
 def gap_limits(interval_s: float | None, maximum_unused_age_s: float) -> GapLimits:
     """Return the gap limits for passes every ``interval_s`` (``None`` if only on request).
 
-    No restart may take longer than the maximum unused age (0 for none): an image could be used and become old enough
-    in the meantime. A running process may miss passes even then, as the interval is the operator's choice.
+    A restart may not take longer than the maximum unused age (0 disables it): in the meantime an image could be used
+    and reach that age. A running process may miss passes nevertheless, since the operator chose the interval.
     """
     scheduled_s = _MISSED_PASSES * (interval_s or 0.0)
     longest_s = max(LONGEST_GAP_S, scheduled_s)
@@ -73,10 +73,10 @@ class Observation:
         return replace(self, last_s=now.boottime_s, last_at=now.wall)
 
     def moved(self, jump: ClockJump) -> Observation:
-        """Return the observation with its wall time moved along with the clock."""
+        """Return the observation with its wall time shifted by the jump."""
         return replace(self, last_at=moved(self.last_at, jump))
 
 
-def begun(now: ClockReading) -> Observation:
-    """Return the observation that a detection at ``now`` begins."""
+def start_observation(now: ClockReading) -> Observation:
+    """Return an observation with ``now`` as its first detection."""
     return Observation(now.boot_id, now.boottime_s, now.boottime_s, now.wall)

@@ -1,4 +1,4 @@
-"""The operator's pause, in a file, so that a restart of the agent does not end it."""
+"""The operator's pause, stored so that it survives a restart of the agent."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class StoredPause:
     """A pause.
 
     Attributes:
-        by: who asked for it.
-        why: the reason given.
-        until: when it ends by itself, aware UTC.
+        by: user who paused the agent.
+        why: reason given by the user.
+        until: end of the pause, aware UTC.
     """
 
     by: str
@@ -33,29 +33,27 @@ class StoredPause:
 
 
 class PauseFile:
-    """The pause of this node. Its methods block."""
+    """File with the pause of this node. Its methods block."""
 
     def __init__(self, directory: Path) -> None:
-        """Keep it under ``directory``; nothing is made there before the first pause."""
+        """Store the pause in ``directory``, which is created with the first pause."""
         self._path = directory / FILE_NAME
 
     def read(self) -> StoredPause | None:
-        """Return the pause, run out or not; ``None`` if there is none.
+        """Return the stored pause, expired or not; ``None`` without one.
 
         Raises:
-            StoreError: there is a file, and it cannot be read or is not what this agent writes.
+            StoreError: the file cannot be read or is not a pause document.
         """
         try:
             return _decode(self._path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StoreError(
-                f"{self._path}: cannot be understood: {error}; 'nodeagent resume' ends the pause it stood for"
-            ) from error
+            raise StoreError(f"cannot read pause {self._path}: {error}; 'nodeagent resume' ends the pause") from error
 
     def write(self, pause: StoredPause) -> None:
-        """Keep a pause instead of any before.
+        """Store a pause, replacing the one before.
 
         Raises:
             StoreError: it cannot be written.
@@ -65,10 +63,10 @@ class PauseFile:
             self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
             replace_file(self._path, json.dumps(document, ensure_ascii=False) + "\n")
         except OSError as error:
-            raise StoreError(f"{self._path}: cannot be written: {error.strerror or error}") from error
+            raise StoreError(f"cannot write pause {self._path}: {error.strerror or error}") from error
 
     def clear(self) -> None:
-        """Keep none any more.
+        """Remove the stored pause.
 
         Raises:
             StoreError: it cannot be removed.
@@ -76,7 +74,7 @@ class PauseFile:
         try:
             self._path.unlink(missing_ok=True)
         except OSError as error:
-            raise StoreError(f"{self._path}: cannot be removed: {error.strerror or error}") from error
+            raise StoreError(f"cannot remove pause {self._path}: {error.strerror or error}") from error
 
 
 def _decode(text: str) -> StoredPause:
@@ -85,5 +83,5 @@ def _decode(text: str) -> StoredPause:
         raise ValueError(f"not a document of schema {_SCHEMA}")
     until = datetime.fromisoformat(document["until"])
     if until.tzinfo is None:
-        raise ValueError("its time lacks a zone")
+        raise ValueError("until has no time zone")
     return StoredPause(str(document["by"]), str(document["why"]), until)

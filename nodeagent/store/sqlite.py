@@ -1,4 +1,4 @@
-"""What the sqlite files of the agent have in common."""
+"""Common operations on the agent's SQLite files."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 BUSY_TIMEOUT_S: Final = 2.0
 BROKEN: Final = (OSError, StoreError, sqlite3.DatabaseError)
-"""What using a file may raise."""
+"""Exceptions of any use of a file."""
 
-_LARGEST: Final = 2**63 - 1
+_MAX_INTEGER: Final = 2**63 - 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 Migrations = tuple[tuple[str, ...], ...]
-"""Statements that lead from each schema version to the next."""
+"""Statements for each schema version that migrate from the one before."""
 
 
 def connect(path: Path, migrations: Migrations) -> sqlite3.Connection:
-    """Return a connection for writing; make the file and bring its schema up to date.
+    """Return a connection for writing; the file is created and its schema migrated.
 
     Raises:
-        StoreError: a newer agent wrote it.
-        OSError: its directory cannot be made.
-        sqlite3.DatabaseError: it cannot be opened or is broken.
+        StoreError: a newer version of the agent wrote it.
+        OSError: its directory cannot be created.
+        sqlite3.DatabaseError: it cannot be opened or is corrupt.
     """
     path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
@@ -50,23 +50,27 @@ def check_version(connection: sqlite3.Connection, newest: int) -> int:
     """Return the schema version of a file.
 
     Raises:
-        StoreError: a newer agent wrote it.
+        StoreError: a newer version of the agent wrote it.
     """
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > newest:
-        raise StoreError(f"it was written by a newer agent (schema {version}, this one knows {newest})")
+        raise StoreError(f"written by a newer agent (schema {version}, supported up to {newest})")
     return int(version)
 
 
 def check(connection: sqlite3.Connection) -> None:
-    """Raise sqlite3.DatabaseError if the file is broken."""
+    """Check the integrity of a file.
+
+    Raises:
+        sqlite3.DatabaseError: it is corrupt.
+    """
     (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
         raise sqlite3.DatabaseError(f"malformed: {verdict}")
 
 
 def fault_of(path: Path) -> str:
-    """Return what is wrong with a file, read only and as a whole; empty if nothing is."""
+    """Return the fault of a file, opened read-only and checked completely; empty without one."""
     try:
         uri = f"{path.absolute().as_uri()}?mode=ro"
         with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)) as connection:
@@ -77,7 +81,7 @@ def fault_of(path: Path) -> str:
 
 
 def is_corrupt(error: sqlite3.DatabaseError) -> bool:
-    """Return whether an error means that the file is broken, not that it cannot be reached just now."""
+    """Return whether an error means a corrupt file, not one that is inaccessible for now."""
     if isinstance(error, sqlite3.OperationalError):
         return False
     name = getattr(error, "sqlite_errorname", "")  # absent on errors raised here
@@ -85,46 +89,46 @@ def is_corrupt(error: sqlite3.DatabaseError) -> bool:
 
 
 def is_of_file(error: Exception) -> bool:
-    """Return whether an error of a statement comes from the file or its disk, not from the values to be written."""
+    """Return whether an error of a statement comes from the file or its disk, not from the written values."""
     if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
         return is_corrupt(error)
     return isinstance(error, BROKEN)
 
 
 def storable(*values: object) -> tuple[object, ...]:
-    """Return values as a statement takes them: texts that can be encoded, integers of 64 bits at most."""
+    """Return values that SQLite can store: texts escaped to valid UTF-8, integers capped at 64 bits."""
     return tuple(
         encodable(each)
         if isinstance(each, str)
-        else max(-_LARGEST - 1, min(_LARGEST, each))
+        else max(-_MAX_INTEGER - 1, min(_MAX_INTEGER, each))
         if isinstance(each, int)
         else each
         for each in values
     )
 
 
-def set_aside(path: Path, error: sqlite3.DatabaseError) -> str:
-    """Rename a broken file and what sqlite keeps beside it; return a sentence that says so.
+def quarantine(path: Path, error: sqlite3.DatabaseError) -> str:
+    """Rename a corrupt file with its ``-wal`` and ``-shm`` files; return a sentence for operators.
 
     Raises:
         OSError: it cannot be renamed.
     """
-    aside = path.with_name(f"{path.name}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%S}")
-    path.rename(aside)
+    target = path.with_name(f"{path.name}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%S}")
+    path.rename(target)
     for suffix in ("-wal", "-shm"):
         with suppress(FileNotFoundError):
-            path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
-    return f"{path} was broken ({error}) and is set aside as {aside.name}; starting anew"
+            path.with_name(path.name + suffix).rename(target.with_name(target.name + suffix))
+    return f"database {path} is corrupt ({error}); quarantined as {target.name}, continuing with an empty one"
 
 
 def micros(moment_: datetime) -> int:
-    """Return a time as whole microseconds since 1970."""
+    """Return a time in whole microseconds since 1970."""
     delta = moment_ - _EPOCH
     return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
 
 
 def moment(since_epoch_us: int) -> datetime:
-    """Return the time that so many microseconds since 1970 are."""
+    """Return the time ``since_epoch_us`` microseconds after 1970, aware UTC."""
     return _EPOCH + timedelta(microseconds=since_epoch_us)
 
 

@@ -333,7 +333,7 @@ def test_a_full_state_directory_costs_only_the_memory_and_is_recovered_from(worn
         before = tags(worn)
         report = gc(worn, "images", "--yes")
         assert report["end"] == "complete"
-        assert any("memory only" in warning for warning in report["warnings"]), report["warnings"]
+        assert any("continuing in memory" in warning for warning in report["warnings"]), report["warnings"]
         gone = before - tags(worn)
         assert gone
         with daemon(worn, log):

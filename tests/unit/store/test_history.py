@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nodeagent.errors import StoreError
 from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
-from nodeagent.store.history import _MIGRATIONS, FILE_NAME, History, PastAction, PastPass, Retention
+from nodeagent.store.history import FILE_NAME, MIGRATIONS, History, PastAction, PastPass, Retention
 from nodeagent.store.sqlite import connect
 from nodeagent.text import encodable
 
@@ -67,7 +67,7 @@ def test_an_eviction_is_kept_with_what_it_was_decided_by(tmp_path: Path) -> None
 
 
 def test_a_history_of_the_first_schema_is_read_and_then_goes_on(tmp_path: Path) -> None:
-    with closing(connect(tmp_path / FILE_NAME, _MIGRATIONS[:1])):
+    with closing(connect(tmp_path / FILE_NAME, MIGRATIONS[:1])):
         pass
     assert History(tmp_path).read() == ()
     evicted = replace(past("one", "web", kind="pod"), eviction="{}")
@@ -127,7 +127,7 @@ def test_passes_wait_until_they_can_be_written(tmp_path: Path) -> None:
     state.write_text("a file where the directory should be")
     history = History(state)
     history.add(past("one", "a"), KEEP)
-    assert "kept in memory only" in history.problem
+    assert "continuing in memory" in history.problem
     state.unlink()
     history.add(past("two", "b", at=T0 + timedelta(hours=1)), KEEP)
     assert history.problem == ""
@@ -136,11 +136,11 @@ def test_passes_wait_until_they_can_be_written(tmp_path: Path) -> None:
 
 def test_a_broken_file_is_set_aside_and_nothing_is_lost_that_waits(tmp_path: Path) -> None:
     (tmp_path / "history.db").write_bytes(b"no database at all" * 1000)
-    with pytest.raises(StoreError, match="cannot be read"):
+    with pytest.raises(StoreError, match="cannot read history"):
         History(tmp_path).read()
     history = History(tmp_path)
     history.add(past("one", "a"), KEEP)
-    assert "is set aside" in history.problem
+    assert "quarantined as" in history.problem
     history.add(past("two", "b"), KEEP)
     assert {each.id for each in history.read()} == {"one", "two"}
     assert [each.name for each in tmp_path.glob("*corrupt*")]
@@ -152,10 +152,11 @@ def test_a_broken_file_that_cannot_be_moved_is_told(tmp_path: Path, monkeypatch:
     def refuse(*_: object) -> str:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("nodeagent.store.history.set_aside", refuse)
+    monkeypatch.setattr("nodeagent.store.history.quarantine", refuse)
     history = History(tmp_path)
     history.add(past("one", "a"), KEEP)
-    assert history.problem.endswith("cannot be set aside: Permission denied")
+    assert "cannot quarantine corrupt history" in history.problem
+    assert history.problem.endswith("Permission denied")
 
 
 NOT_UTF_8 = b"ns\xff_pod_uid".decode(errors="surrogateescape")
@@ -185,7 +186,7 @@ def test_a_record_that_cannot_be_written_is_dropped_reported_and_holds_up_no_oth
     impossible = past("bad", "a")
     history.add(replace(impossible, actions=(replace(impossible.actions[0], detail=bad),)), KEEP)  # type: ignore[arg-type]
     history.add(past("waiting", "b"), KEEP)
-    assert "kept in memory only" in history.problem
+    assert "continuing in memory" in history.problem
     (tmp_path / "state").unlink()
     history.add(past("good", "c", at=T0 + timedelta(hours=1)), KEEP)
     assert history.problem == ""

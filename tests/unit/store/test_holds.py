@@ -68,7 +68,7 @@ def test_those_that_ran_out_are_dropped_with_the_next(tmp_path: Path) -> None:
 )
 def test_a_file_that_is_not_understood_is_told_and_kept(tmp_path: Path, text: str) -> None:
     (tmp_path / "holds.json").write_text(text)
-    with pytest.raises(StoreError, match="holds cannot be understood"):
+    with pytest.raises(StoreError, match="cannot read holds"):
         HoldFile(tmp_path).read()
     with pytest.raises(StoreError):
         HoldFile(tmp_path).add(hold())

@@ -121,7 +121,7 @@ def test_a_broken_file_is_set_aside(tmp_path: Path) -> None:
     content = b"this is no database " * 300
     (tmp_path / "nodeagent.db").write_bytes(content)
     store = Store(tmp_path)
-    assert "set aside" in store.take_notices()[0]
+    assert "quarantined as" in store.take_notices()[0]
     remember(store, {"a": None}, (), T0)
     assert store.health.persistent
     (aside,) = tmp_path.glob("nodeagent.db.corrupt-*")
@@ -158,7 +158,7 @@ def test_an_unusable_directory_degrades_and_recovers(tmp_path: Path) -> None:
     directory.write_text("a file is in the way")
     store = Store(directory)
     remember(store, {"a": None}, (), T0)
-    assert "memory only" in store.health.problem
+    assert "continuing in memory" in store.health.problem
     directory.unlink()
     remember(store, {"a": None, "b": None}, (), T0 + HOUR)
     assert store.health.persistent
