@@ -1,4 +1,4 @@
-"""The kubelet's own list of pods, over its HTTP interface."""
+"""Pod list of the kubelet, from its HTTP API."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ _CHUNK_BYTES: Final = 1 << 18
 _TOKEN_BYTES: Final = 64 << 10
 _MARGIN_S: Final = 1.0
 _HINTS: Final = {
-    401: "it does not know the credentials; set a token or client certificate it accepts",
-    403: "the credentials may not read nodes/proxy (or nodes/pods); grant them that",
-    404: "is this the kubelet's address?",
+    401: "credentials unknown; set a token or client certificate of the cluster",
+    403: "credentials lack access; grant get on nodes/proxy (or nodes/pods)",
+    404: "not a kubelet API; check the address",
 }
 
 
 class KubeletPods:
-    """Asks one kubelet for its pods."""
+    """Reads the pods of one kubelet."""
 
     def __init__(self, access: KubeletAccess) -> None:
         self._access = access
 
     async def read(self) -> tuple[PodSpec, ...]:
-        """Return all pods the kubelet knows, static ones too.
+        """Return all pods of the kubelet, static ones included.
 
         Raises:
-            ObservationError: it did not answer in time, refused, or its answer is malformed; the text says which.
+            ObservationError: no answer in time, a refusal, or a malformed answer; the text has the cause.
 
         Source: kubelet ``/pods``.
         """
@@ -51,38 +51,38 @@ class KubeletPods:
         try:
             return await asyncio.wait_for(asyncio.to_thread(_read, access), access.timeout_s + _MARGIN_S)
         except TimeoutError as error:
-            raise ObservationError(f"{_about(access)}: no answer in {access.timeout_s:g} s") from error
+            raise ObservationError(f"{_endpoint(access)}: no answer in {access.timeout_s:g} s") from error
 
 
 def parse_pod_list(document: object, where: str) -> tuple[PodSpec, ...]:
     """Return the pods of a ``PodList`` document.
 
     Raises:
-        ObservationError: it is none, or one of its pods is malformed.
+        ObservationError: it is not a ``PodList``, or one of its pods is malformed.
     """
     if not isinstance(document, dict) or document.get("kind") not in ("PodList", "List"):
-        raise ObservationError(f"{where}: the answer is no list of pods")
+        raise ObservationError(f"{where}: not a list of pods")
     items = document.get("items")
     if items is None:
         return ()
     if not isinstance(items, list):
-        raise ObservationError(f"{where}: items is no list")
+        raise ObservationError(f"{where}: items is not a list")
     return tuple(parse_pod(each, f"{where}: pod {number}") for number, each in enumerate(items))
 
 
 def _read(access: KubeletAccess) -> tuple[PodSpec, ...]:
-    about = _about(access)
-    body = _fetch(access, about)
+    endpoint = _endpoint(access)
+    body = _fetch(access, endpoint)
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise ObservationError(f"{about}: the answer is no JSON: {str(error)[:100]}") from error
-    return parse_pod_list(document, about)
+        raise ObservationError(f"{endpoint}: answer is not JSON: {str(error)[:100]}") from error
+    return parse_pod_list(document, endpoint)
 
 
-def _fetch(access: KubeletAccess, about: str) -> bytes:
-    """Return the answer's body, all of it within the deadline: a timer cuts the connection."""
-    import http.client  # noqa: PLC0415 - a node without a kubelet need not hold it in memory
+def _fetch(access: KubeletAccess, endpoint: str) -> bytes:
+    """Return the complete body of the answer; at the deadline a timer shuts the connection down."""
+    import http.client  # noqa: PLC0415 - saves memory on nodes without a kubelet
 
     parts = urlsplit(access.url)
     secure = parts.scheme == "https"
@@ -94,10 +94,10 @@ def _fetch(access: KubeletAccess, about: str) -> bytes:
     ends_s = time.monotonic() + access.timeout_s
     with ExitStack() as closing:
         opened: list[socket.socket] = []
-        cut = threading.Timer(access.timeout_s, _cut, (opened,))
-        cut.daemon = True
-        cut.start()
-        closing.callback(cut.cancel)
+        timer = threading.Timer(access.timeout_s, _shut_down, (opened,))
+        timer.daemon = True
+        timer.start()
+        closing.callback(timer.cancel)
         try:
             sock = closing.enter_context(socket.create_connection((host, port), timeout=access.timeout_s))
             secured: ssl.SSLSocket | None = None
@@ -112,19 +112,19 @@ def _fetch(access: KubeletAccess, about: str) -> bytes:
             connection.sock = sock
             connection.request("GET", _PATH, headers=headers)
             body = _body(closing.enter_context(connection.getresponse()), access)
-            if time.monotonic() < ends_s:  # else it ended because it was cut
+            if time.monotonic() < ends_s:  # after the deadline the body is incomplete
                 return body
         except (OSError, ValueError, http.client.HTTPException, ObservationError) as error:
             if time.monotonic() < ends_s:
-                raise ObservationError(f"{about}: {_why(error)}") from error
-    raise ObservationError(f"{about}: no answer in {access.timeout_s:g} s")
+                raise ObservationError(f"{endpoint}: {_cause(error)}") from error
+    raise ObservationError(f"{endpoint}: no answer in {access.timeout_s:g} s")
 
 
-def _cut(opened: list[socket.socket]) -> None:
-    """End whatever a connection waits for; the socket's own timeout starts anew with each byte that drips in."""
+def _shut_down(opened: list[socket.socket]) -> None:
+    """Abort all waits on a connection; the timeout of the socket itself restarts with each byte received."""
     for each in opened:
         try:
-            socket.socket.shutdown(each, socket.SHUT_RDWR)  # not the encrypted one's own, which is for one thread
+            socket.socket.shutdown(each, socket.SHUT_RDWR)  # that of SSLSocket is not thread-safe
         except OSError:
             continue
 
@@ -134,25 +134,25 @@ def _body(answer: http.client.HTTPResponse, access: KubeletAccess) -> bytes:
         hint = _HINTS.get(answer.status, "")
         raise ObservationError(f"HTTP {answer.status} {answer.reason}" + (f"; {hint}" if hint else ""))
     if (answer.length or 0) > access.max_bytes:
-        raise ObservationError(f"the answer has {answer.length} bytes, more than {access.max_bytes}")
+        raise ObservationError(f"answer has {answer.length} bytes, more than {access.max_bytes}")
     chunks, size_bytes = [], 0
     while chunk := answer.read(_CHUNK_BYTES):
         chunks.append(chunk)
         size_bytes += len(chunk)
         if size_bytes > access.max_bytes:
-            raise ObservationError(f"the answer has more than {access.max_bytes} bytes")
+            raise ObservationError(f"answer has more than {access.max_bytes} bytes")
     if answer.length:
-        raise ObservationError(f"the answer broke off after {size_bytes} bytes")
+        raise ObservationError(f"answer truncated after {size_bytes} bytes")
     return b"".join(chunks)
 
 
 def _context(access: KubeletAccess) -> ssl.SSLContext:
-    import ssl  # noqa: PLC0415 - with OpenSSL, 4 MiB that a daemon without a kubelet to ask does not need
+    import ssl  # noqa: PLC0415 - with OpenSSL 4 MiB, saved on nodes without a kubelet
 
     try:
         context = ssl.create_default_context(cafile=None if access.ca_file is None else str(access.ca_file))
     except (OSError, ValueError) as error:
-        raise ObservationError(f"kubelet ca_file {access.ca_file} cannot be used: {error}") from error
+        raise ObservationError(f"cannot load kubelet ca_file {access.ca_file}: {error}") from error
     if access.insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -160,7 +160,9 @@ def _context(access: KubeletAccess) -> ssl.SSLContext:
         try:
             context.load_cert_chain(access.certificate_file, access.key_file)
         except (OSError, ValueError) as error:
-            raise ObservationError(f"kubelet client certificate {access.certificate_file}: {error}") from error
+            raise ObservationError(
+                f"cannot load kubelet client certificate {access.certificate_file}: {error}"
+            ) from error
     return context
 
 
@@ -169,24 +171,24 @@ def _token(path: Path) -> str:
         with path.open("rb") as file:
             token = file.read(_TOKEN_BYTES).decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ObservationError(f"kubelet token_file {path} cannot be read: {error}") from error
+        raise ObservationError(f"cannot read kubelet token_file {path}: {error}") from error
     if not token or not token.isprintable():
-        raise ObservationError(f"kubelet token_file {path} holds no token")
+        raise ObservationError(f"kubelet token_file {path} contains no token")
     return token
 
 
-def _why(error: Exception) -> str:
-    import ssl  # noqa: PLC0415 - likewise
+def _cause(error: Exception) -> str:
+    import ssl  # noqa: PLC0415 - saves memory on nodes without a kubelet
 
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
-            f"its certificate is not trusted: {error.verify_message}; set ca_file (and server_name if the name "
+            f"certificate not trusted: {error.verify_message}; set ca_file (and server_name if the name "
             "differs), or insecure"
         )
     if isinstance(error, ConnectionRefusedError):
-        return "nothing listens there; is the kubelet running, and the port right?"
+        return "connection refused; check that the kubelet runs and the port is right"
     return str(error) or type(error).__name__
 
 
-def _about(access: KubeletAccess) -> str:
+def _endpoint(access: KubeletAccess) -> str:
     return f"kubelet {access.url.rstrip('/')}{_PATH}"

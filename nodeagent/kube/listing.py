@@ -1,4 +1,4 @@
-"""The kubelet's list of pods as it was last told, so that a slow kubelet holds nothing up."""
+"""Latest pod list of the kubelet, cached so that a slow kubelet delays no pass."""
 
 from __future__ import annotations
 
@@ -11,30 +11,38 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
     from nodeagent.model.pods import PodSpec
 
-_ASK_AGAIN_S: Final = 1.0
-_PATIENCE_S: Final = 0.25
+_REREAD_S: Final = 1.0
+_WAIT_S: Final = 0.25
 
 
 class PodLister(Protocol):
-    """The kubelet's list of pods."""
+    """Source of the kubelet's pod list."""
 
     async def read(self) -> tuple[PodSpec, ...]:
-        """Return all pods the kubelet knows. Raises ObservationError where it does not tell."""
+        """Return all pods of the kubelet.
+
+        Raises:
+            ObservationError: the list cannot be read.
+        """
 
 
 class KubeletListing:
-    """The kubelet's list as it was last read.
+    """Latest pod list of the kubelet.
 
-    A kubelet that is slow to answer holds a pass up only while there is no list at all; after that a pass goes on
-    with the list there is and the answer serves the next one.
+    A pass waits for a slow kubelet only for the first list; later it uses the cached list, and the answer is for the
+    next pass.
+
+    Attributes:
+        configured: whether a kubelet is configured.
+        pods: the latest list; ``None`` before the first.
     """
 
     def __init__(self, source: PodLister | None, clock: Clock, max_age_s: float) -> None:
         self._source = source
         self._clock = clock
         self._max_age_s = max_age_s
-        self._asked_s: float | None = None
-        self._asking: asyncio.Task[None] | None = None
+        self._requested_s: float | None = None
+        self._request: asyncio.Task[None] | None = None
         self._uids: frozenset[str] = frozenset()
         self._error = ""
         self.configured = source is not None
@@ -42,50 +50,48 @@ class KubeletListing:
 
     @property
     def complete(self) -> bool:
-        """Whether the list is the one last asked for, so that a pod missing from it is none of the kubelet's."""
-        return self.pods is not None and not self._error and (self._asking is None or self._asking.done())
+        """Whether the list is that of the latest request, so that a missing pod is not a pod of the kubelet."""
+        return self.pods is not None and not self._error and (self._request is None or self._request.done())
 
     async def read_if_due(self) -> None:
-        """Ask where the list has grown too old."""
-        if self._asked_s is None or self._clock.monotonic_s() - self._asked_s >= self._max_age_s:
+        """Request the list if it exceeds the maximum age."""
+        if self._requested_s is None or self._clock.monotonic_s() - self._requested_s >= self._max_age_s:
             await self._read()
 
     async def read_for(self, uids: set[str]) -> None:
-        """Ask again where a pod is missing from the list, but not at once after it was asked for."""
-        if self._asked_s is None or uids <= self._uids or self._clock.monotonic_s() - self._asked_s < _ASK_AGAIN_S:
+        """Request the list if it lacks a pod, at most once a second."""
+        if self._requested_s is None or uids <= self._uids or self._clock.monotonic_s() - self._requested_s < _REREAD_S:
             return
         await self._read()
 
     def warn(self, warnings: list[str]) -> None:
-        """Say if the list is not known."""
+        """Add a warning if the latest request failed."""
         if self._error:
-            warnings.append(
-                f"the kubelet's list of pods is not known; pods it did not list before are kept: {self._error}"
-            )
+            warnings.append(f"cannot list the kubelet's pods: {self._error}; pods missing from its last list are kept")
 
     async def close(self) -> None:
-        """Stop asking."""
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.wait([self._asking])
-            self._asking = None
+        """Cancel a pending request."""
+        if self._request is not None:
+            self._request.cancel()
+            await asyncio.wait([self._request])
+            self._request = None
 
     async def _read(self) -> None:
         if self._source is None:
             return
-        patience_s = None if self._asked_s is None else _PATIENCE_S
-        if self._asking is None or self._asking.done():
-            self._asked_s = self._clock.monotonic_s()
-            self._asking = asyncio.create_task(self._ask(self._source))
-        await asyncio.wait([self._asking], timeout=patience_s)
-        if self._asking.done():
-            self._asking.result()
+        wait_s = None if self._requested_s is None else _WAIT_S
+        if self._request is None or self._request.done():
+            self._requested_s = self._clock.monotonic_s()
+            self._request = asyncio.create_task(self._update(self._source))
+        await asyncio.wait([self._request], timeout=wait_s)
+        if self._request.done():
+            self._request.result()
 
-    async def _ask(self, source: PodLister) -> None:
+    async def _update(self, source: PodLister) -> None:
         try:
             self.pods = await source.read()
         except ObservationError as error:
-            # What a pod's definition says does not change, so what was read before holds for the pods in it.
+            # The spec of a pod is immutable, so the cached list remains valid for its pods.
             self._error = str(error)
         else:
             self._error = ""

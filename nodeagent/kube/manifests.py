@@ -1,4 +1,4 @@
-"""Static pods, from the directory the kubelet reads them from."""
+"""Static pods from the manifest directory of the kubelet."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _MAX_FILES: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Manifests:
-    """The pods of a directory, by file name, and what of it could not be used, in sentences."""
+    """Pods of a directory in order of file name, with a warning for each unusable file."""
 
     pods: tuple[PodSpec, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
 class ManifestReader:
-    """Reads one directory; a file that has not changed is not read again."""
+    """Repeated readings of one directory; unchanged files are not read again."""
 
     def __init__(self, directory: Path = MANIFESTS, *, max_bytes: int = _MAX_BYTES) -> None:
         self._directory = directory
@@ -38,10 +38,10 @@ class ManifestReader:
         self._known: dict[str, tuple[tuple[int, int, int, int], tuple[PodSpec, ...] | str]] = {}
 
     def read(self) -> Manifests:
-        """Return the static pods; none where there is no such directory. Blocking.
+        """Return the static pods; none if the directory does not exist. Blocks.
 
-        Names that begin with a dot and directories are passed over, and so is a link that leads out of the
-        directory, with a warning. A file that is malformed is left out, with a warning.
+        Names that start with a dot and directories are skipped. Malformed files and links that resolve outside the
+        directory are skipped with a warning.
 
         Source: kubelet ``extractFromDir``.
         """
@@ -52,14 +52,14 @@ class ManifestReader:
             self._known.clear()
             return Manifests()
         except OSError as error:
-            return Manifests(warnings=(f"static manifests: {self._directory} cannot be read: {error.strerror}",))
+            return Manifests(warnings=(f"static manifests: cannot read {self._directory}: {error.strerror}",))
         pods: list[PodSpec] = []
         warnings = []
         if len(names) > _MAX_FILES:
             warnings.append(f"static manifests: {root} has {len(names)} files, only the first {_MAX_FILES} are read")
             names = names[:_MAX_FILES]
-        for gone in self._known.keys() - set(names):
-            del self._known[gone]
+        for removed in self._known.keys() - set(names):
+            del self._known[removed]
         for name in names:
             found = self._file(root, name)
             if isinstance(found, str):
@@ -69,34 +69,34 @@ class ManifestReader:
         return Manifests(tuple(pods), tuple(warnings))
 
     def _file(self, root: Path, name: str) -> tuple[PodSpec, ...] | str:
-        """Return the pods of a file, or what is wrong with it."""
+        """Return the pods of a file, or a warning."""
         path = root / name
         try:
             target = path.resolve(strict=True)
             if not target.is_relative_to(root):
-                return f"{path} is a link that leads out of the directory; it is left out"
+                return f"{path} skipped: link resolves outside the directory"
             descriptor = os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
             return ()
         except (OSError, RuntimeError) as error:
-            return f"{path} cannot be read: {error}"
+            return f"cannot read {path}: {error}"
         try:
-            about = os.fstat(descriptor)
-            if not stat.S_ISREG(about.st_mode):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
                 return ()
-            mark = (about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+            version = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
             known = self._known.get(name)
-            if known is None or known[0] != mark:
-                known = self._known[name] = mark, self._parsed(descriptor, about.st_size, path)
+            if known is None or known[0] != version:
+                known = self._known[name] = version, self._parsed(descriptor, status.st_size, path)
             return known[1]
         except OSError as error:
-            return f"{path} cannot be read: {error}"
+            return f"cannot read {path}: {error}"
         finally:
             os.close(descriptor)
 
     def _parsed(self, descriptor: int, size_bytes: int, path: Path) -> tuple[PodSpec, ...] | str:
         if size_bytes > self._max_bytes:
-            return f"{path} has {size_bytes} bytes, more than {self._max_bytes}; it is left out"
+            return f"{path} skipped: {size_bytes} bytes, more than {self._max_bytes}"
         with os.fdopen(os.dup(descriptor), "rb") as file:
             text = file.read(self._max_bytes)
         try:
@@ -109,25 +109,25 @@ class ManifestReader:
             if kind in ("PodList", "List"):
                 return parse_pod_list(document, str(path))
         except (ObservationError, ValueError) as error:
-            return f"{str(error).removeprefix(f'{path}: ')} ({path}); it is left out"
-        return f"{path} holds no Pod but {kind!r}; it is left out"
+            return f"{path} skipped: {str(error).removeprefix(f'{path}: ')}"
+        return f"{path} skipped: kind {kind!r}, not Pod"
 
 
 def _document(text: bytes) -> object:
     """Return the first document of a text in JSON or YAML.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: it is neither JSON nor YAML.
     """
     try:
         if text.lstrip().startswith(b"{"):
             return json.loads(text)
     except (ValueError, RecursionError):
-        pass  # a flow mapping of YAML begins with a brace too
-    import yaml  # noqa: PLC0415 - only where there are manifests
+        pass  # a YAML flow mapping starts with a brace as well
+    import yaml  # noqa: PLC0415 - only with manifests
 
     try:
-        # Not the loader in C: deep nesting makes that one end the whole process.
+        # Not the C loader: deep nesting crashes the process.
         return next(iter(yaml.safe_load_all(text)), None)
     except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"it is neither JSON nor YAML: {' '.join(str(error).split())[:200]}") from error
+        raise ValueError(f"neither JSON nor YAML: {' '.join(str(error).split())[:200]}") from error

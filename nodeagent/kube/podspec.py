@@ -1,6 +1,6 @@
-"""A pod's definition, from a parsed document to a checked value.
+"""Parser of pod specs, from JSON or YAML documents to checked values.
 
-What is absent takes Kubernetes' default; what is there and malformed is refused, with its place in the document.
+Absent fields get the defaults of Kubernetes; malformed fields are refused with their path in the document.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Object = dict[str, object]
 
 _SHORT: Final = reprlib.Repr()
 _SHORT.maxlevel = 1
-_MOST_BYTES: Final = 2**63 - 1
+_MAX_INT64: Final = 2**63 - 1
 _PRIORITIES: Final = range(-(2**31), 2**31)
 _MEMORY: Final = "memory"
 _CPU: Final = "cpu"
@@ -34,11 +34,11 @@ def parse_pod(document: object, where: str) -> PodSpec:
     """Return the pod of a ``Pod`` document.
 
     Args:
-        document: what JSON or YAML gave.
-        where: what to call it in errors, such as a file or ``pod 3 of the list``.
+        document: decoded JSON or YAML.
+        where: its name in errors, such as a file or ``pod 3``.
 
     Raises:
-        ObservationError: it is no pod, or a part of it is malformed; the text names the part.
+        ObservationError: it is not a pod, or a field is malformed; the text has the path of the field.
 
     Source: Kubernetes ``Pod``; requests as the scheduler counts them, ``PodRequests``.
     """
@@ -52,7 +52,7 @@ def parse_pod(document: object, where: str) -> PodSpec:
     spec = _mapping(pod.get("spec"), f"{where}: spec")
     status = _optional(pod, "status", where)
     containers = _containers(spec, where)
-    whole = _resources(_optional(spec, "resources", where), f"{where}: spec.resources")
+    pod_level = _resources(_optional(spec, "resources", where), f"{where}: spec.resources")
     overhead = _quantities(_optional(spec, "overhead", where), f"{where}: spec.overhead")
     limits = [each.ephemeral_limit_bytes for each in containers if not each.init or each.sidecar]
     priority_class = _text(spec, "priorityClassName", where)
@@ -67,10 +67,10 @@ def parse_pod(document: object, where: str) -> PodSpec:
         containers=containers,
         empty_dirs=_empty_dirs(spec, where),
         memory_request_bytes=_pod_request(
-            whole[0].get(_MEMORY), [(each, each.memory_request_bytes) for each in containers], overhead.get(_MEMORY)
+            pod_level[0].get(_MEMORY), [(each, each.memory_request_bytes) for each in containers], overhead.get(_MEMORY)
         ),
         ephemeral_request_bytes=_pod_request(
-            whole[0].get(_EPHEMERAL),
+            pod_level[0].get(_EPHEMERAL),
             [(each, each.ephemeral_request_bytes) for each in containers],
             overhead.get(_EPHEMERAL),
         ),
@@ -95,7 +95,7 @@ def parse_resource_quantity(value: object, where: str) -> Decimal:
         number = parse_quantity(text)
     except ValueError as error:
         raise ObservationError(f"{where}: {_shown(value)} is not a quantity such as 500Mi") from error
-    if number > _MOST_BYTES:
+    if number > _MAX_INT64:
         raise ObservationError(f"{where}: {_shown(value)} exceeds 64 bits")
     return number
 
@@ -110,10 +110,10 @@ def _containers(spec: _Object, where: str) -> tuple[ContainerSpec, ...]:
             found.append(
                 ContainerSpec(
                     name=_text(fields, "name", place),
-                    memory_request_bytes=_whole(requests.get(_MEMORY)),
-                    memory_limit_bytes=_whole(limits.get(_MEMORY)),
-                    ephemeral_request_bytes=_whole(requests.get(_EPHEMERAL)),
-                    ephemeral_limit_bytes=_whole(limits.get(_EPHEMERAL)),
+                    memory_request_bytes=_rounded_up(requests.get(_MEMORY)),
+                    memory_limit_bytes=_rounded_up(limits.get(_MEMORY)),
+                    ephemeral_request_bytes=_rounded_up(requests.get(_EPHEMERAL)),
+                    ephemeral_limit_bytes=_rounded_up(limits.get(_EPHEMERAL)),
                     init=init,
                     sidecar=init and _text(fields, "restartPolicy", place) == "Always",
                 )
@@ -122,7 +122,7 @@ def _containers(spec: _Object, where: str) -> tuple[ContainerSpec, ...]:
 
 
 def _resources(resources: _Object, where: str) -> tuple[dict[str, Decimal], dict[str, Decimal]]:
-    """Return requests and limits; a limit without a request is a request too, as the API server makes it."""
+    """Return requests and limits; a limit is the default of its request, as set by the API server."""
     limits = _quantities(_optional(resources, "limits", where), f"{where}.limits")
     requests = _quantities(_optional(resources, "requests", where), f"{where}.requests")
     return limits | requests, limits
@@ -133,11 +133,11 @@ def _quantities(values: _Object, where: str) -> dict[str, Decimal]:
 
 
 def _pod_request(
-    whole: Decimal | None, containers: Sequence[tuple[ContainerSpec, int]], overhead: Decimal | None
+    pod_level: Decimal | None, containers: Sequence[tuple[ContainerSpec, int]], overhead: Decimal | None
 ) -> int:
-    """Return a pod's request: its own, else its containers' with the most its init containers need meanwhile."""
-    if whole is not None:
-        return _whole(whole) + _whole(overhead)
+    """Return a pod's request: that of the pod, otherwise of its containers, at least the peak of init containers."""
+    if pod_level is not None:
+        return _rounded_up(pod_level) + _rounded_up(overhead)
     main = sum(request for container, request in containers if not container.init)
     sidecars, peak = 0, 0
     for container, request in containers:
@@ -146,29 +146,29 @@ def _pod_request(
             peak = max(peak, sidecars)
         elif container.init:
             peak = max(peak, sidecars + request)
-    return max(main + sidecars, peak) + _whole(overhead)
+    return max(main + sidecars, peak) + _rounded_up(overhead)
 
 
 def _qos(spec: _Object, status: _Object, where: str) -> QosClass | None:
-    """Return the class the status tells, else what it follows from. Source: Kubernetes ``ComputePodQOS``."""
-    told = _text(status, "qosClass", where)
-    if told:
+    """Return the QoS class of the status, otherwise computed. Source: Kubernetes ``ComputePodQOS``."""
+    reported = _text(status, "qosClass", where)
+    if reported:
         try:
-            return QosClass(told)
+            return QosClass(reported)
         except ValueError:
             return None
     parts = [_optional(spec, "resources", where)]
     if not parts[0]:
         containers = (*_list(spec, "initContainers", where), *_list(spec, "containers", where))
         parts = [_optional(_mapping(each, where), "resources", where) for each in containers]
-    guaranteed, anything = bool(parts), False
+    guaranteed, has_resources = bool(parts), False
     for part in parts:
         requests, limits = _resources(part, where)
         for name in (_CPU, _MEMORY):
             request, limit = requests.get(name) or Decimal(0), limits.get(name) or Decimal(0)
-            anything = anything or bool(request or limit)
+            has_resources = has_resources or bool(request or limit)
             guaranteed = guaranteed and bool(limit) and request == limit
-    if not anything:
+    if not has_resources:
         return QosClass.BEST_EFFORT
     return QosClass.GUARANTEED if guaranteed else QosClass.BURSTABLE
 
@@ -182,7 +182,9 @@ def _empty_dirs(spec: _Object, where: str) -> tuple[EmptyDirSpec, ...]:
             continue
         source = _optional(fields, "emptyDir", place)
         limit = source.get("sizeLimit")
-        limit_bytes = None if limit is None else _whole(parse_resource_quantity(limit, f"{place}.emptyDir.sizeLimit"))
+        limit_bytes = (
+            None if limit is None else _rounded_up(parse_resource_quantity(limit, f"{place}.emptyDir.sizeLimit"))
+        )
         in_memory = _text(source, "medium", place) not in ("", "Default")
         found.append(EmptyDirSpec(_text(fields, "name", place), limit_bytes, in_memory))
     return tuple(found)
@@ -193,29 +195,29 @@ def _priority(spec: _Object, priority_class: str, where: str) -> int | None:
     if priority is None:
         return CRITICAL_CLASS_PRIORITIES.get(priority_class)
     if isinstance(priority, bool) or not isinstance(priority, int) or priority not in _PRIORITIES:
-        raise ObservationError(f"{where}: spec.priority is {_shown(priority)}, no 32-bit number")
+        raise ObservationError(f"{where}: spec.priority is {_shown(priority)}, not a 32-bit number")
     return priority
 
 
 def _grace_s(spec: _Object, metadata: _Object, where: str) -> float | None:
-    """Return the grace the pod has: that of its deletion where it is deleted, else its own."""
+    """Return the termination grace period: that of the deletion if the pod is deleted, otherwise of its spec."""
     for fields, key in ((metadata, "deletionGracePeriodSeconds"), (spec, "terminationGracePeriodSeconds")):
         seconds = fields.get(key)
         if seconds is None:
             continue
-        if isinstance(seconds, bool) or not isinstance(seconds, int) or seconds > _MOST_BYTES:
-            raise ObservationError(f"{where}: {key} is {_shown(seconds)}, no number of seconds")
-        return float(max(1, seconds)) if seconds < 0 else float(seconds)  # below 0 the API server makes it 1
+        if isinstance(seconds, bool) or not isinstance(seconds, int) or seconds > _MAX_INT64:
+            raise ObservationError(f"{where}: {key} is {_shown(seconds)}, not a number of seconds")
+        return float(max(1, seconds)) if seconds < 0 else float(seconds)  # the API server replaces negative values by 1
     return None
 
 
-def _whole(number: Decimal | None) -> int:
+def _rounded_up(number: Decimal | None) -> int:
     return 0 if number is None else int(number.to_integral_value(rounding=ROUND_CEILING))
 
 
 def _mapping(value: object, where: str) -> _Object:
     if not isinstance(value, dict):
-        raise ObservationError(f"{where}: {_shown(value)} where an object has to be")
+        raise ObservationError(f"{where}: {_shown(value)} is not an object")
     return value
 
 
@@ -229,7 +231,7 @@ def _list(fields: Mapping[str, object], key: str, where: str) -> list[object]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise ObservationError(f"{where}: {key} is {_shown(value)}, no list")
+        raise ObservationError(f"{where}: {key} is {_shown(value)}, not a list")
     return value
 
 
@@ -238,7 +240,7 @@ def _text(fields: Mapping[str, object], key: str, where: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise ObservationError(f"{where}: {key} is {_shown(value)}, no text")
+        raise ObservationError(f"{where}: {key} is {_shown(value)}, not a text")
     return value
 
 
@@ -246,11 +248,11 @@ def _texts(fields: Mapping[str, object], key: str, where: str) -> dict[str, str]
     found = {}
     for name, value in _optional(fields, key, where).items():
         if not isinstance(value, str):
-            raise ObservationError(f"{where}: {key} has {_shown(value)} for {name}, no text")
+            raise ObservationError(f"{where}: {key}.{name} is {_shown(value)}, not a text")
         found[name] = value
     return found
 
 
 def _shown(value: object) -> str:
-    """Return a value cut to what fits an error; YAML may refer to itself, so it is never written out in full."""
-    return "nothing" if value is None else _SHORT.repr(value)
+    """Return a value truncated for an error; recursive YAML would otherwise never end."""
+    return "null" if value is None else _SHORT.repr(value)

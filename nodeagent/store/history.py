@@ -11,6 +11,7 @@ import sqlite3
 import threading
 from collections import deque
 from contextlib import closing, contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError

@@ -160,15 +160,15 @@ def test_a_class_alone_tells_the_priority_if_it_is_built_in(name: str, priority:
 @pytest.mark.parametrize(
     ("document", "said"),
     [
-        (None, "here: nothing where an object has to be"),
-        ([], "here: [] where an object has to be"),
+        (None, "here: null is not an object"),
+        ([], "here: [] is not an object"),
         ({"metadata": {}, "spec": {}}, "here: metadata.name is missing"),
-        ({"metadata": {"name": 7}, "spec": {}}, "here: name is 7, no text"),
-        ({"metadata": {"name": "x"}}, "here (default/x): spec: nothing where an object has to be"),
-        (pod({"priority": "high"}), "here (shop/web): spec.priority is 'high', no 32-bit number"),
-        (pod({"priority": True}), "here (shop/web): spec.priority is True, no 32-bit number"),
-        (pod({"priority": 2**31}), "here (shop/web): spec.priority is 2147483648, no 32-bit number"),
-        (pod({"containers": {}}), "here (shop/web): containers is {}, no list"),
+        ({"metadata": {"name": 7}, "spec": {}}, "here: name is 7, not a text"),
+        ({"metadata": {"name": "x"}}, "here (default/x): spec: null is not an object"),
+        (pod({"priority": "high"}), "here (shop/web): spec.priority is 'high', not a 32-bit number"),
+        (pod({"priority": True}), "here (shop/web): spec.priority is True, not a 32-bit number"),
+        (pod({"priority": 2**31}), "here (shop/web): spec.priority is 2147483648, not a 32-bit number"),
+        (pod({"containers": {}}), "here (shop/web): containers is {}, not a list"),
         (
             pod({"containers": [container(memory="-5")]}),
             "here (shop/web): spec.containers[0].resources.requests.memory: '-5' is not a quantity such as 500Mi",
@@ -179,10 +179,10 @@ def test_a_class_alone_tells_the_priority_if_it_is_built_in(name: str, priority:
         ),
         (
             pod({"terminationGracePeriodSeconds": 1.5}),
-            "here (shop/web): terminationGracePeriodSeconds is 1.5, no number of seconds",
+            "here (shop/web): terminationGracePeriodSeconds is 1.5, not a number of seconds",
         ),
-        (pod(annotations={"a": 1}), "here (shop/web): annotations has 1 for a, no text"),
-        (pod(status=[]), "here (shop/web): status: [] where an object has to be"),
+        (pod(annotations={"a": 1}), "here (shop/web): annotations.a is 1, not a text"),
+        (pod(status=[]), "here (shop/web): status: [] is not an object"),
     ],
 )
 def test_what_is_malformed_is_refused_with_its_place(document: object, said: str) -> None:
