@@ -1,4 +1,4 @@
-"""A clock moved by hand."""
+"""Manual clock."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ START: Final = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 
 
 class SimClock:
-    """Both of the agent's clocks, standing still until advanced."""
+    """Wall clock and monotonic clock that change only by ``advance`` and ``set_wall_time``."""
 
     def __init__(self, start: datetime = START, *, monotonic_s: float = 86400.0) -> None:
-        """Start at an aware time; ``monotonic_s`` is how long the machine has been up by then."""
+        """Start at an aware time; ``monotonic_s`` is the uptime of the machine at that time, in seconds."""
         self._now = start
         self._monotonic_s = monotonic_s
 
@@ -25,10 +25,10 @@ class SimClock:
         return self._monotonic_s
 
     def advance(self, seconds: float) -> None:
-        """Let time pass on both clocks."""
+        """Advance both clocks."""
         self._now += timedelta(seconds=seconds)
         self._monotonic_s += seconds
 
     def set_wall_time(self, now: datetime) -> None:
-        """Set only the wall clock, as a time server or an administrator does; it may go back."""
+        """Set the wall clock only, as a time service or an administrator does; it may jump backwards."""
         self._now = now

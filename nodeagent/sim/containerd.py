@@ -1,4 +1,4 @@
-"""containerd's own services over a simulated node's metadata, in the namespace of Kubernetes."""
+"""containerd's own services on the metadata of a simulated node, for the namespace of Kubernetes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _CONDITION: Final = re.compile(r'(?P<field>[a-z_]+(?:\."[^"]+"|\.[^=!~]+)?)(?:(?
 
 
 class ContainerdServices:
-    """The services; every method takes the request and the namespace, and raises RefusedError where it cannot."""
+    """containerd's services; a method takes the request and the namespace, and raises RefusedError for a gRPC error."""
 
     def __init__(self, node: SimNode, profile: Profile) -> None:
         self._node = node
@@ -56,7 +56,7 @@ class ContainerdServices:
         self._store = node.store
 
     def methods(self) -> dict[str, dict[str, Callable[..., object]]]:
-        """Return the methods by the service's full name and their own."""
+        """Return the methods by full service name and method name."""
         return {
             "containerd.services.namespaces.v1.Namespaces": {"List": self.list_namespaces},
             "containerd.services.images.v1.Images": {
@@ -95,48 +95,50 @@ class ContainerdServices:
         return namespaces_pb2.ListNamespacesResponse(namespaces=[namespaces_pb2.Namespace(name=name) for name in names])
 
     def get_image(self, request: images_pb2.GetImageRequest, namespace: str) -> images_pb2.GetImageResponse:
-        """Return one name."""
+        """Return one image name."""
         name = self._store.names.get(request.name) if namespace == NAMESPACE else None
         if name is None:
             raise RefusedError("NOT_FOUND", f'image "{request.name}": not found')
         return images_pb2.GetImageResponse(image=_image(name))
 
     def list_images(self, request: images_pb2.ListImagesRequest, namespace: str) -> images_pb2.ListImagesResponse:
-        """List names in their order."""
+        """List image names in alphabetical order."""
         names = sorted(self._store.names.values(), key=lambda name: name.name) if namespace == NAMESPACE else []
-        matches = _filter(request.filters)
-        chosen = [
+        matches = parse_filters(request.filters)
+        matching = [
             name for name in names if matches({"name": name.name, "target.digest": name.target.digest}, name.labels)
         ]
-        return images_pb2.ListImagesResponse(images=map(_image, chosen))
+        return images_pb2.ListImagesResponse(images=map(_image, matching))
 
     def delete_image(self, request: images_pb2.DeleteImageRequest, namespace: str) -> Empty:
-        """Delete one name; with ``sync`` after a collection."""
+        """Delete one image name; with ``sync``, return after a garbage collection."""
         known = self._store.names.get(request.name)
         if namespace != NAMESPACE or known is None:
             raise RefusedError("NOT_FOUND", f'image "{request.name}": not found')
-        looks = self._profile.has_runtime_config  # servers before 2.0 do not look at the target
-        if looks and request.HasField("target") and request.target.digest != known.target.digest:
+        moved = request.HasField("target") and request.target.digest != known.target.digest
+        if moved and self._profile.checks_delete_target:
             raise RefusedError("FAILED_PRECONDITION", f"image target mismatch for {request.name}: failed precondition")
         self._node.delete_image_name(request.name, sync=request.sync)
         return Empty()
 
     def blob_info(self, request: content_pb2.InfoRequest, namespace: str) -> content_pb2.InfoResponse:
-        """Tell one blob."""
+        """Return one blob."""
         return content_pb2.InfoResponse(info=_blob(self._blob(request.digest, namespace)))
 
     def list_blobs(
         self, request: content_pb2.ListContentRequest, namespace: str
     ) -> Iterator[content_pb2.ListContentResponse]:
-        """List blobs in the order of their digests."""
-        matches = _filter(request.filters)
+        """List blobs ordered by digest."""
+        matches = parse_filters(request.filters)
         blobs = sorted(self._blobs(namespace).values(), key=lambda blob: blob.digest)
-        chosen = [blob for blob in blobs if matches({"digest": blob.digest, "size": str(blob.size_bytes)}, blob.labels)]
-        for batch in _batches(chosen):
+        matching = [
+            blob for blob in blobs if matches({"digest": blob.digest, "size": str(blob.size_bytes)}, blob.labels)
+        ]
+        for batch in _batches(matching):
             yield content_pb2.ListContentResponse(info=map(_blob, batch))
 
     def delete_blob(self, request: content_pb2.DeleteContentRequest, namespace: str) -> Empty:
-        """Delete one blob, whoever refers to it."""
+        """Delete one blob, even if it is referenced."""
         self._blob(request.digest, namespace)
         if namespace == NAMESPACE:
             self._store.remove_blob(request.digest)
@@ -147,7 +149,7 @@ class ContainerdServices:
     def list_ingests(
         self, _request: content_pb2.ListStatusesRequest, namespace: str
     ) -> content_pb2.ListStatusesResponse:
-        """List writes that have not ended."""
+        """List unfinished writes."""
         ingests = self._store.ingests.values() if namespace == NAMESPACE else ()
         return content_pb2.ListStatusesResponse(
             statuses=[
@@ -166,25 +168,25 @@ class ContainerdServices:
     def list_snapshots(
         self, request: snapshots_pb2.ListSnapshotsRequest, namespace: str
     ) -> Iterator[snapshots_pb2.ListSnapshotsResponse]:
-        """List snapshots in the order of their keys."""
+        """List snapshots ordered by key."""
         _check_snapshotter(request.snapshotter)
-        matches = _filter(request.filters)
+        matches = parse_filters(request.filters)
         known = self._store.snapshots.values() if namespace == NAMESPACE else ()
-        chosen = [
+        matching = [
             snapshot
             for snapshot in sorted(known, key=lambda snapshot: snapshot.key)
             if matches({"name": snapshot.key, "parent": snapshot.parent, "kind": snapshot.kind.value}, snapshot.labels)
         ]
-        for batch in _batches(chosen):
+        for batch in _batches(matching):
             yield snapshots_pb2.ListSnapshotsResponse(info=map(_snapshot, batch))
 
     def snapshot_usage(self, request: snapshots_pb2.UsageRequest, namespace: str) -> snapshots_pb2.UsageResponse:
-        """Tell what one snapshot occupies without its parents."""
+        """Return the usage of one snapshot without its parents."""
         known = self._snapshot(request, namespace)
         return snapshots_pb2.UsageResponse(size=known.size_bytes, inodes=known.inodes)
 
     def remove_snapshot(self, request: snapshots_pb2.RemoveSnapshotRequest, namespace: str) -> Empty:
-        """Remove a snapshot that has no children."""
+        """Remove a snapshot without children."""
         self._store.remove_snapshot(self._snapshot(request, namespace).key)
         return Empty()
 
@@ -199,41 +201,41 @@ class ContainerdServices:
         return snapshots_pb2.PrepareSnapshotResponse()
 
     def clean_up(self, request: snapshots_pb2.CleanupRequest, _namespace: str) -> Empty:
-        """Refuse, as containerd 1.6 does."""
+        """Fail as containerd 1.6 does."""
         _check_snapshotter(request.snapshotter)
         raise RefusedError("UNIMPLEMENTED", "snapshotter does not implement Cleanup method: not implemented")
 
     def create_lease(self, request: leases_pb2.CreateRequest, _namespace: str) -> leases_pb2.CreateResponse:
-        """Make a lease; without an id it gets one."""
+        """Create a lease; generate an id if the request has none."""
         lease = Lease(request.id or f"lease-{len(self._store.leases)}", self._node.now, dict(request.labels))
         self._store.add_lease(lease)
         return leases_pb2.CreateResponse(lease=_lease(lease))
 
     def delete_lease(self, request: leases_pb2.DeleteRequest, _namespace: str) -> Empty:
-        """Delete a lease; with ``sync`` after a collection."""
+        """Delete a lease; with ``sync``, return after a garbage collection."""
         self._store.delete_lease(request.id)
         if request.sync:
             self._node.collect_garbage()
         return Empty()
 
     def list_leases(self, request: leases_pb2.ListRequest, namespace: str) -> leases_pb2.ListResponse:
-        """List leases, on containerd 2 also the empty one that each sandbox has."""
+        """List leases; on containerd 2 including the empty lease of each sandbox."""
         leases = list(self._store.leases.values())
         if self._profile.sandbox_leases:
             leases += [Lease(sandbox.id, sandbox.created_at) for sandbox in self._node.sandboxes.values()]
-        matches = _filter(request.filters)
-        chosen = [lease for lease in leases if namespace == NAMESPACE and matches({"id": lease.id}, lease.labels)]
-        return leases_pb2.ListResponse(leases=map(_lease, chosen))
+        matches = parse_filters(request.filters)
+        matching = [lease for lease in leases if namespace == NAMESPACE and matches({"id": lease.id}, lease.labels)]
+        return leases_pb2.ListResponse(leases=map(_lease, matching))
 
     def add_resource(self, request: leases_pb2.AddResourceRequest, _namespace: str) -> Empty:
-        """Put a resource under a lease."""
+        """Add a resource to a lease."""
         self._store.add_resource(request.id, request.resource.id, request.resource.type)
         return Empty()
 
     def list_resources(
         self, request: leases_pb2.ListResourcesRequest, _namespace: str
     ) -> leases_pb2.ListResourcesResponse:
-        """List what a lease holds."""
+        """List the resources of a lease."""
         if self._profile.sandbox_leases and request.id in self._node.sandboxes:
             return leases_pb2.ListResourcesResponse()
         resources = self._store.get_lease(request.id).resources
@@ -244,7 +246,7 @@ class ContainerdServices:
     def list_containers(
         self, _request: containers_pb2.ListContainersRequest, namespace: str
     ) -> containers_pb2.ListContainersResponse:
-        """List containers and sandboxes alike, with the snapshot each writes to."""
+        """List containers and sandboxes, each with its writable snapshot."""
         if namespace != NAMESPACE:
             return containers_pb2.ListContainersResponse()
         items = [
@@ -345,10 +347,10 @@ def _batches(items: Iterable[_T]) -> Iterator[list[_T]]:
         yield batch
 
 
-def _filter(filters: Sequence[str]) -> Callable[[Mapping[str, str], Mapping[str, str]], bool]:
-    """Return a test of fields and labels: one filter must match, with all of its comma-separated conditions.
+def parse_filters(filters: Sequence[str]) -> Callable[[Mapping[str, str], Mapping[str, str]], bool]:
+    """Return a predicate of fields and labels: any filter must match, with all of its comma-separated conditions.
 
-    Source: containerd's ``pkg/filters``, as far as clients use it.
+    Source: containerd's ``pkg/filters``, reduced to the syntax in use.
     """
     parsed = [[_condition(part) for part in text.split(",")] for text in filters]
 

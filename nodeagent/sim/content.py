@@ -1,4 +1,4 @@
-"""What an image is made of: layers, and the documents that tie them together, byte for byte as a registry has them."""
+"""Content of images: layers, and the manifests, configs and indexes with the exact bytes that a registry would have."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def digest(data: bytes) -> str:
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer; two layers of the same name and size are the same layer.
+    """One layer, identified by name and size.
 
     Attributes:
-        name: anything.
-        size_bytes: what it occupies unpacked.
-        compressed_bytes: the size of its blob; 0 takes two fifths of ``size_bytes``.
-        inodes: files and directories in it; 0 takes what a distribution's packages have on average.
+        name: any text.
+        size_bytes: unpacked size.
+        compressed_bytes: size of the blob; 0 for two fifths of ``size_bytes``.
+        inodes: files and directories; 0 for the average of distribution packages.
     """
 
     name: str
@@ -63,13 +63,13 @@ class Layer:
 
     @property
     def inode_count(self) -> int:
-        """How many inodes it takes unpacked."""
+        """Number of inodes of the unpacked layer."""
         return self.inodes or 1 + self.size_bytes // _BYTES_PER_FILE
 
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """How one document points at a blob."""
+    """Reference of a document to a blob."""
 
     digest: str
     size_bytes: int
@@ -78,7 +78,7 @@ class Descriptor:
 
 @dataclass(frozen=True, slots=True)
 class JsonBlob:
-    """A document and what it points at."""
+    """A document and the descriptors in it."""
 
     descriptor: Descriptor
     data: bytes
@@ -87,13 +87,13 @@ class JsonBlob:
 
 @dataclass(frozen=True, slots=True)
 class BuiltImage:
-    """What a push leaves in a registry under one digest: ``documents`` from the target down to the config.
+    """Documents of an image or artifact in a registry.
 
     Attributes:
-        target: what an image name points at: a manifest, or an index of several.
-        manifest: this platform's manifest.
-        config: its config; for an image, its digest is CRI's image id.
-        chain_ids: the snapshot key of each layer, bottom first; empty for what is no image.
+        target: target of the image name: a manifest, or an index of several manifests.
+        manifest: manifest of this platform.
+        config: config of the manifest; the digest of an image's config is CRI's image id.
+        chain_ids: snapshot key of each layer, bottom first; empty for an artifact.
     """
 
     target: JsonBlob
@@ -103,7 +103,7 @@ class BuiltImage:
 
     @property
     def documents(self) -> tuple[JsonBlob, ...]:
-        """Every document once."""
+        """All documents, without duplicates."""
         return tuple({blob.descriptor.digest: blob for blob in (self.target, self.manifest, self.config)}.values())
 
 
@@ -118,8 +118,11 @@ def chain_ids(diff_ids: Iterable[str]) -> tuple[str, ...]:
 def build_image(layers: Sequence[Layer], *, variant: str = "", index: bool = False, docker: bool = False) -> BuiltImage:
     """Return an image of these layers for linux/amd64.
 
-    ``variant`` tells images of equal layers apart. With ``index`` the target is an index that names a second platform,
-    whose manifest is absent as on any node. ``docker`` uses Docker's media types.
+    Args:
+        layers: layers of the image, bottom first.
+        variant: distinguishes images of equal layers.
+        index: whether the target is an index with a second platform, whose manifest is absent as on any node.
+        docker: whether to use Docker's media types.
     """
     config = _document(
         {
@@ -140,7 +143,7 @@ def build_image(layers: Sequence[Layer], *, variant: str = "", index: bool = Fal
 
 
 def build_artifact(files: Sequence[Layer], artifact_type: str) -> BuiltImage:
-    """Return an OCI artifact: a manifest with an empty config, which no runtime unpacks."""
+    """Return an OCI artifact: a manifest with an empty config, never unpacked by a runtime."""
     config = JsonBlob(Descriptor(digest(_EMPTY), len(_EMPTY), "application/vnd.oci.empty.v1+json"), _EMPTY)
     stored = tuple(Descriptor(file.blob_digest, file.blob_bytes, "application/octet-stream") for file in files)
     manifest = _manifest(config.descriptor, stored, OCI_MANIFEST, artifact_type=artifact_type)

@@ -1,4 +1,4 @@
-"""CRI's two services over a simulated node."""
+"""CRI services of a simulated node."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _RUNTIME_TYPE: Final = "io.containerd.runc.v2"
 
 
 class RuntimeService:
-    """``runtime.v1.RuntimeService``; each method answers one request and raises RefusedError where it cannot."""
+    """``runtime.v1.RuntimeService``; a method handles one request and raises RefusedError for a gRPC error."""
 
     def __init__(self, node: SimNode, profile: Profile, messages: Messages) -> None:
         self._node = node
         self._profile = profile
         self._messages = messages
-        self._listed = Memo(messages.container)
-        self._sandboxes = Memo(messages.sandbox)
-        self._containers_answer: tuple[int, api.ListContainersResponse] = (-1, api.ListContainersResponse())
-        self._stats_answer: tuple[int, datetime, api.ListContainerStatsResponse] | None = None
+        self._container_items = Memo(messages.container)
+        self._sandbox_items = Memo(messages.sandbox)
+        self._containers_response: tuple[int, api.ListContainersResponse] = (-1, api.ListContainersResponse())
+        self._stats_response: tuple[int, datetime, api.ListContainerStatsResponse] | None = None
 
     def version(self, _request: api.VersionRequest) -> api.VersionResponse:
-        """Tell who answers."""
+        """Return name and version of the runtime."""
         return api.VersionResponse(
             version="0.1.0",
             runtime_name=self._profile.runtime_name,
@@ -42,49 +42,49 @@ class RuntimeService:
         )
 
     def status(self, request: api.StatusRequest) -> api.StatusResponse:
-        """Tell that all is well, verbosely the configuration."""
+        """Return a ready status; in verbose form with the configuration."""
         conditions = [api.RuntimeCondition(type=name, status=True) for name in ("RuntimeReady", "NetworkReady")]
-        answer = api.StatusResponse(status=api.RuntimeStatus(conditions=conditions))
-        if self._profile.has_handlers:
-            answer.runtime_handlers.extend(api.RuntimeHandler(name=name) for name in ("", "runc"))
-            answer.features.supplemental_groups_policy = True
+        response = api.StatusResponse(status=api.RuntimeStatus(conditions=conditions))
+        if self._profile.reports_handlers:
+            response.runtime_handlers.extend(api.RuntimeHandler(name=name) for name in ("", "runc"))
+            response.features.supplemental_groups_policy = True
         if request.verbose:
-            answer.info["config"] = json.dumps(self._config(), separators=(",", ":"))
-        return answer
+            response.info["config"] = json.dumps(self._config(), separators=(",", ":"))
+        return response
 
     def list_sandboxes(self, request: api.ListPodSandboxRequest) -> api.ListPodSandboxResponse:
         """List sandboxes."""
-        wanted = request.filter
-        chosen = {
+        criteria = request.filter
+        matching = {
             key: sandbox
             for key, sandbox in self._node.sandboxes.items()
-            if key.startswith(wanted.id)
-            and (not wanted.HasField("state") or sandbox.ready == (wanted.state.state == api.SANDBOX_READY))
-            and _labelled(sandbox.labels, wanted.label_selector)
+            if key.startswith(criteria.id)
+            and (not criteria.HasField("state") or sandbox.ready == (criteria.state.state == api.SANDBOX_READY))
+            and _labelled(sandbox.labels, criteria.label_selector)
         }
-        if len(chosen) < len(self._node.sandboxes):
-            return api.ListPodSandboxResponse(items=map(self._messages.sandbox, chosen.values()))
-        return api.ListPodSandboxResponse(items=self._sandboxes.all(chosen))
+        if len(matching) < len(self._node.sandboxes):
+            return api.ListPodSandboxResponse(items=map(self._messages.sandbox, matching.values()))
+        return api.ListPodSandboxResponse(items=self._sandbox_items.all(matching))
 
     def sandbox_status(self, request: api.PodSandboxStatusRequest) -> api.PodSandboxStatusResponse:
-        """Tell one sandbox's status, verbosely its image, log directory and cgroup parent."""
+        """Return the status of a sandbox; in verbose form with image, log directory and cgroup parent."""
         sandbox = self._node.find_sandbox(request.pod_sandbox_id)
         if sandbox is None:
             raise RefusedError("NOT_FOUND", "an error occurred when try to find sandbox: not found")
-        answer = api.PodSandboxStatusResponse(status=self._messages.sandbox_status(sandbox))
+        response = api.PodSandboxStatusResponse(status=self._messages.sandbox_status(sandbox))
         if request.verbose:
-            answer.info["info"] = json.dumps(self._sandbox_info(sandbox), separators=(",", ":"))
-        return answer
+            response.info["info"] = json.dumps(self._sandbox_info(sandbox), separators=(",", ":"))
+        return response
 
     def stop_sandbox(self, request: api.StopPodSandboxRequest) -> api.StopPodSandboxResponse:
-        """Stop a sandbox and all in it."""
+        """Stop a sandbox and its containers."""
         name = request.pod_sandbox_id
         if not self._node.stop_sandbox(name) and not self._profile.stops_missing:
             raise RefusedError("NOT_FOUND", f'an error occurred when try to find sandbox "{name}": not found')
         return api.StopPodSandboxResponse()
 
     def remove_sandbox(self, request: api.RemovePodSandboxRequest) -> api.RemovePodSandboxResponse:
-        """Remove a sandbox and all in it."""
+        """Remove a sandbox and its containers."""
         self._node.remove_sandbox(request.pod_sandbox_id)
         return api.RemovePodSandboxResponse()
 
@@ -93,60 +93,60 @@ class RuntimeService:
         if request.filter.ByteSize():
             items = filter(_container_filter(request.filter), map(self._messages.container, self._candidates(request)))
             return api.ListContainersResponse(containers=items)
-        revision, answer = self._containers_answer
+        revision, response = self._containers_response
         if revision != self._node.revision:
-            answer = api.ListContainersResponse(containers=self._listed.all(self._node.containers))
-            self._containers_answer = self._node.revision, answer
-        return answer
+            response = api.ListContainersResponse(containers=self._container_items.all(self._node.containers))
+            self._containers_response = self._node.revision, response
+        return response
 
     def container_status(self, request: api.ContainerStatusRequest) -> api.ContainerStatusResponse:
-        """Tell one container's status."""
+        """Return the status of a container."""
         container = self._node.find_container(request.container_id)
         if container is None:
             raise _no_container(request.container_id)
-        answer = api.ContainerStatusResponse(status=self._messages.container_status(container))
+        response = api.ContainerStatusResponse(status=self._messages.container_status(container))
         if request.verbose:
-            answer.info["info"] = json.dumps(self._container_info(container), separators=(",", ":"))
-        return answer
+            response.info["info"] = json.dumps(self._container_info(container), separators=(",", ":"))
+        return response
 
     def stop_container(self, request: api.StopContainerRequest) -> api.StopContainerResponse:
-        """Stop a container; it heeds TERM at once."""
+        """Stop a container; it exits on SIGTERM immediately."""
         if not self._node.stop_container(request.container_id) and not self._profile.stops_missing:
             raise _no_container(request.container_id)
         return api.StopContainerResponse()
 
     def remove_container(self, request: api.RemoveContainerRequest) -> api.RemoveContainerResponse:
-        """Remove a container, a running one as well."""
+        """Remove a container, even a running one."""
         self._node.remove_container(request.container_id)
         return api.RemoveContainerResponse()
 
     def list_container_stats(self, request: api.ListContainerStatsRequest) -> api.ListContainerStatsResponse:
-        """Tell the usage of containers."""
-        wanted = request.filter
-        known, moment = self._stats_answer, (self._node.revision, self._node.now)
-        if known is not None and known[:2] == moment and not wanted.ByteSize():
+        """Return the usage of containers."""
+        criteria = request.filter
+        known, moment = self._stats_response, (self._node.revision, self._node.now)
+        if known is not None and known[:2] == moment and not criteria.ByteSize():
             return known[2]
-        answer = api.ListContainerStatsResponse(
+        response = api.ListContainerStatsResponse(
             stats=[
                 self._messages.container_stats(container)
                 for container in self._node.containers.values()
-                if container.id.startswith(wanted.id)
-                and wanted.pod_sandbox_id in ("", container.sandbox_id)
-                and _labelled(container.labels, wanted.label_selector)
+                if container.id.startswith(criteria.id)
+                and criteria.pod_sandbox_id in ("", container.sandbox_id)
+                and _labelled(container.labels, criteria.label_selector)
             ]
         )
-        if not wanted.ByteSize():
-            self._stats_answer = (*moment, answer)
-        return answer
+        if not criteria.ByteSize():
+            self._stats_response = (*moment, response)
+        return response
 
     def _candidates(self, request: api.ListContainersRequest) -> list[SimContainer]:
         known = self._node.containers.get(request.filter.id)
         return [known] if known is not None else list(self._node.containers.values())
 
     def _config(self) -> dict[str, object]:
-        """Return what the verbose status tells of the configuration; its shape is the runtime's own."""
+        """Return the configuration of the verbose status, in a runtime-specific form."""
         config: dict[str, object] = {}
-        if self._profile.tells_sandbox_image:
+        if self._profile.reports_sandbox_image:
             config["sandboxImage"] = self._node.sandbox_image
         if not self._profile.containerd_api:
             return config
@@ -154,7 +154,7 @@ class RuntimeService:
             "defaultRuntimeName": "runc",
             "runtimes": {"runc": {"runtimeType": _RUNTIME_TYPE}},
         }
-        if self._profile.tells_snapshotter:
+        if self._profile.reports_snapshotter:
             runtime["snapshotter"] = SNAPSHOTTER
         return {
             **config,
@@ -229,39 +229,39 @@ class ImageService:
         self._node = node
         self._profile = profile
         self._messages = messages
-        self._images = Memo(messages.image)
+        self._image_items = Memo(messages.image)
 
     def list_images(self, request: api.ListImagesRequest) -> api.ListImagesResponse:
-        """List images; an artifact is none."""
+        """List images; CRI does not list artifacts."""
         if request.filter.image.image:
             found = self._node.resolve_image(request.filter.image.image)
             return api.ListImagesResponse(images=[self._messages.image(self._node.images[found])] if found else [])
-        return api.ListImagesResponse(images=self._images.all(self._node.images))
+        return api.ListImagesResponse(images=self._image_items.all(self._node.images))
 
     def image_status(self, request: api.ImageStatusRequest) -> api.ImageStatusResponse:
-        """Tell one image; an empty answer says that there is none."""
+        """Return an image; an empty response for an unknown one."""
         found = self._node.resolve_image(request.image.image)
         if found is None:
             return api.ImageStatusResponse()
         image = self._node.images[found]
-        answer = api.ImageStatusResponse(image=self._messages.image(image))
+        response = api.ImageStatusResponse(image=self._messages.image(image))
         if request.verbose:
-            answer.info["info"] = json.dumps(_image_info(image), separators=(",", ":"))
-        return answer
+            response.info["info"] = json.dumps(_image_info(image), separators=(",", ":"))
+        return response
 
     def fs_info(self, _request: api.ImageFsInfoRequest) -> api.ImageFsInfoResponse:
-        """Tell where images lie and what the snapshots take there; blobs are not counted."""
+        """Return the mount point of images and the usage of snapshots; blobs are not counted."""
         store = self._node.store
         used = self._messages.usage(
             self._node.imagefs_path,
             store.snapshot_bytes,
             sum(snapshot.inodes for snapshot in store.snapshots.values()),
         )
-        both = self._profile.tells_container_filesystems
+        both = self._profile.reports_container_filesystems
         return api.ImageFsInfoResponse(image_filesystems=[used], container_filesystems=[used] if both else [])
 
     def remove_image(self, request: api.RemoveImageRequest) -> api.RemoveImageResponse:
-        """Remove an image with all its names; on CRI-O a name alone is only untagged."""
+        """Remove an image with all its names; CRI-O only untags one of several names."""
         reference = request.image.image
         if self._profile.refuses_used_images:
             self._remove_as_cri_o(reference)
@@ -284,7 +284,7 @@ class ImageService:
 
 
 def runtime_methods(service: RuntimeService) -> dict[str, Callable[..., object]]:
-    """Return the runtime service's methods by their name on the wire."""
+    """Return the methods of the runtime service by RPC name."""
     return {
         "Version": service.version,
         "Status": service.status,
@@ -301,7 +301,7 @@ def runtime_methods(service: RuntimeService) -> dict[str, Callable[..., object]]
 
 
 def image_methods(service: ImageService) -> dict[str, Callable[..., object]]:
-    """Return the image service's methods by their name on the wire."""
+    """Return the methods of the image service by RPC name."""
     return {
         "ListImages": service.list_images,
         "ImageStatus": service.image_status,
@@ -318,13 +318,13 @@ def _labelled(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
     return all(labels.get(key) == value for key, value in selector.items())
 
 
-def _container_filter(wanted: api.ContainerFilter) -> Callable[[api.Container], bool]:
+def _container_filter(criteria: api.ContainerFilter) -> Callable[[api.Container], bool]:
     def matches(item: api.Container) -> bool:
         return (
-            item.id.startswith(wanted.id)
-            and (not wanted.HasField("state") or item.state == wanted.state.state)
-            and wanted.pod_sandbox_id in ("", item.pod_sandbox_id)
-            and _labelled(item.labels, wanted.label_selector)
+            item.id.startswith(criteria.id)
+            and (not criteria.HasField("state") or item.state == criteria.state.state)
+            and criteria.pod_sandbox_id in ("", item.pod_sandbox_id)
+            and _labelled(item.labels, criteria.label_selector)
         )
 
     return matches

@@ -1,4 +1,4 @@
-"""Faults to order: calls that fail, hang, or find the node changed under them; and a log of all calls."""
+"""Fault injection: calls that fail, hang, or race with a change of the node; and a log of all calls."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 
 class Call(NamedTuple):
-    """A call that arrived.
+    """A received call.
 
-    CRI methods go by their own name, containerd's by ``Service.Method`` (``Images.Delete``).
+    The name of a CRI method is the method alone, that of a containerd method is ``Service.Method``
+    (``Images.Delete``).
     """
 
     method: str
@@ -37,8 +38,8 @@ class _Rule:
     moment: _Moment
     act: Callable[[], object]
 
-    def takes(self, call: Call, moment: _Moment) -> bool:
-        """Return whether it applies to this call, and count it if so."""
+    def applies(self, call: Call, moment: _Moment) -> bool:
+        """Return whether the rule applies to a call; count the call if so."""
         if self.moment is not moment or self.method != call.method or self.times == 0:
             return False
         if self.target is not None and self.target != call.target:
@@ -56,13 +57,13 @@ class _Waiter:
 
 
 class Faults:
-    """What goes wrong and when; rules apply in the order they were given, each ``times`` often (``None``: always).
+    """Rules for injected faults, applied in the order of their creation, ``times`` often each (``None``: always).
 
-    A ``target`` is compared as the client sends it: an id, a reference, a name; ``None`` means any. Unknown methods
-    are refused with ``ValueError``, so that a misspelt rule is no rule that never applies.
+    A ``target`` is compared with the id, reference or name in the request; ``None`` matches any. Unknown methods raise
+    ``ValueError``, as a misspelt rule would never apply.
 
     Attributes:
-        calls: every call in the order of arrival, refused and failed ones too.
+        calls: all received calls in order, including refused and failed ones.
     """
 
     def __init__(self, methods: Iterable[str]) -> None:
@@ -80,7 +81,7 @@ class Faults:
         status: str = "UNKNOWN",
         detail: str = "simulated failure",
     ) -> None:
-        """Refuse calls with a gRPC status, before they have an effect."""
+        """Fail calls with a gRPC status, before they have an effect."""
 
         def refuse() -> None:
             raise RefusedError(status, detail)
@@ -96,39 +97,39 @@ class Faults:
         times: int | None = 1,
         effect_first: bool = False,
     ) -> None:
-        """Let calls hang until the event is set, or until the client gives up.
+        """Block calls until the event is set, or until the client cancels.
 
-        With ``effect_first`` only the answer is late: the node has changed although the client hears nothing.
+        With ``effect_first`` only the response is delayed: the node has changed, and the client does not know it.
         """
-        waited = event or asyncio.Event()
-        self._add(method, target, times, _Moment.AFTER if effect_first else _Moment.BEFORE, waited.wait)
+        release = event or asyncio.Event()
+        self._add(method, target, times, _Moment.AFTER if effect_first else _Moment.BEFORE, release.wait)
 
     def before(
         self, method: str, callback: Callable[[], object], *, target: str | None = None, times: int | None = 1
     ) -> None:
-        """Do something when the call has arrived and before it is carried out; an awaitable result is awaited."""
+        """Run a callback before a call takes effect; an awaitable result is awaited."""
         self._add(method, target, times, _Moment.BEFORE, callback)
 
     def after(
         self, method: str, callback: Callable[[], object], *, target: str | None = None, times: int | None = 1
     ) -> None:
-        """Do something when the call was carried out and before it is answered."""
+        """Run a callback after a call took effect and before its response; an awaitable result is awaited."""
         self._add(method, target, times, _Moment.AFTER, callback)
 
     def clear(self) -> None:
-        """Drop all rules; the log stays."""
+        """Remove all rules; the call log is kept."""
         self._rules.clear()
 
     def count(self, method: str, target: str | None = None) -> int:
-        """Return how many such calls arrived."""
+        """Return the number of received calls of a method, with any target or the given one."""
         return sum(1 for call in self.calls if call.method == method and target in (None, call.target))
 
     def targets(self, method: str) -> tuple[str, ...]:
-        """Return what calls of a method were about, in the order of arrival."""
+        """Return the targets of the received calls of a method, in order."""
         return tuple(call.target for call in self.calls if call.method == method)
 
     async def arrival(self, method: str, target: str | None = None) -> None:
-        """Wait for the next such call."""
+        """Wait for the next call of a method, with any target or the given one."""
         self._check(method)
         waiter = _Waiter(Call(method, target or ""), target is None)
         self._waiters.append(waiter)
@@ -138,7 +139,11 @@ class Faults:
             self._waiters.remove(waiter)
 
     async def enter(self, call: Call) -> None:
-        """Log a call and apply what was ordered before it; raises RefusedError where that is a failure."""
+        """Log a call and apply the rules before its effect.
+
+        Raises:
+            RefusedError: injected failure.
+        """
         self.calls.append(call)
         for waiter in self._waiters:
             if waiter.call == call or (waiter.any_target and waiter.call.method == call.method):
@@ -146,12 +151,12 @@ class Faults:
         await self._apply(call, _Moment.BEFORE)
 
     async def leave(self, call: Call) -> None:
-        """Apply what was ordered after a call."""
+        """Apply the rules after the effect of a call."""
         await self._apply(call, _Moment.AFTER)
 
     async def _apply(self, call: Call, moment: _Moment) -> None:
         for rule in tuple(self._rules):
-            if not rule.takes(call, moment):
+            if not rule.applies(call, moment):
                 continue
             result = rule.act()
             if inspect.isawaitable(result):
@@ -165,4 +170,4 @@ class Faults:
 
     def _check(self, method: str) -> None:
         if method not in self._methods:
-            raise ValueError(f"no method {method!r}; there are {', '.join(sorted(self._methods))}")
+            raise ValueError(f"unknown method {method!r}; known methods: {', '.join(sorted(self._methods))}")

@@ -1,4 +1,4 @@
-"""The image filesystem of a simulated node, read as a real one would be."""
+"""Reader of the image filesystem of a simulated node."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["DEVICE_ID", "SimClock", "SimFilesystem"]
 
 
 class SimFilesystem:
-    """Answers for the node's image filesystem; any other path fails as on a machine that lacks it.
+    """Reader of the node's image filesystem; any other path fails like a missing file.
 
     Attributes:
-        failing: while not empty, every reading fails with this text.
+        failing: error text of all readings; empty for successful readings.
     """
 
     def __init__(self, node: SimNode) -> None:
@@ -29,10 +29,10 @@ class SimFilesystem:
         self.failing = ""
 
     def read_filesystem(self, path: str, clock: Clock) -> FsObservation:
-        """Return the node's filesystem as of now.
+        """Return the current usage of the node's filesystem.
 
         Raises:
-            ObservationError: the path is not below the runtime's root, or readings are to fail.
+            ObservationError: the path is outside the runtime's root directory, or ``failing`` is set.
         """
         root = self._node.root_path
         if self.failing:
@@ -50,5 +50,5 @@ class SimFilesystem:
         )
 
     def read(self, path: str) -> FsObservation:
-        """Return the same by the node's own clock."""
+        """Return the current usage, with the time of the node's clock."""
         return self.read_filesystem(path, self._node.clock)

@@ -1,4 +1,4 @@
-"""Writes the log tree of a simulated node as real small files."""
+"""Pod log tree of a simulated node, written as small real files."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 _LINES: Final = 20
 _LINK_NAME_BYTES: Final = 255
-_ROTATIONS: Final = (("20260228-031500.gz", 9.0), ("20260301-031500", 2.0))  # name's end, age in hours
+_ROTATIONS: Final = (("20260228-031500.gz", 9.0), ("20260301-031500", 2.0))  # suffix of the name, age in hours
 
 
 def write_logs(
     node: SimNode, root: Path, *, former_pods: Sequence[tuple[SimSandbox, Sequence[SimContainer]]] = ()
 ) -> None:
-    """Write ``root/pods`` and ``root/containers`` as the kubelet and the runtime lay them out.
+    """Write ``root/pods`` and ``root/containers`` in the layout of the kubelet and the runtime.
 
-    Each container has its current log and a link to it, a container restarted before has a rotated one. ``former_pods``
-    are pods the runtime has forgotten: directories without a sandbox, and links whose target is gone. The node's log
-    paths point there afterwards. Modification times are by the node's clock.
+    Each container has a current log and a link to it, a restarted container also has rotated logs. ``former_pods``
+    are absent from the runtime: directories without a sandbox, and dangling links. Afterwards the log paths of the
+    node refer to these files. Modification times follow the node's clock.
 
     Source: kubelet ``BuildPodLogsDirectory`` and ``logSymlink``.
     """
@@ -51,7 +51,7 @@ def _write_container(sandbox: SimSandbox, container: SimContainer, pods: Path, l
     log = _log_file(pods, sandbox, container)
     log.parent.mkdir(parents=True, exist_ok=True)
     ended = container.finished_at or now
-    line = f"{container.created_at.isoformat()} stdout F {container.name} attempt {container.attempt} is at work\n"
+    line = f"{container.created_at.isoformat()} stdout F {container.name} attempt {container.attempt} running\n"
     log.write_text(line * _LINES)
     _date(log, ended)
     if container.running and container.attempt:

@@ -1,7 +1,7 @@
-"""A simulated node's records as the Container Runtime Interface's messages.
+"""CRI messages of a simulated node's records.
 
-List items are built once per record: records are frozen and replaced when they change, so a record seen before is
-answered with the message made then. That keeps lists of 20,000 containers quick.
+List items are built once per record: records are frozen and replaced on a change, so that the message of an unchanged
+record is reused. That keeps lists of 20,000 containers fast.
 """
 
 from __future__ import annotations
@@ -33,37 +33,36 @@ _STATES: Final = {
 
 
 def nanoseconds(at: datetime | None) -> int:
-    """Return the interface's number for an instant, 0 for none."""
+    """Return a CRI timestamp, nanoseconds since 1970; 0 for ``None``."""
     return 0 if at is None else (at - _EPOCH) // _MICROSECOND * 1000
 
 
 class Memo(Generic[Record, Built]):
-    """Messages by id, each kept for as long as the record is the same object."""
+    """Cache of messages by id, valid while the record is the same object."""
 
     def __init__(self, build: Callable[[Record], Built]) -> None:
         self._build = build
-        self._kept: dict[str, tuple[Record, Built]] = {}
+        self._cache: dict[str, tuple[Record, Built]] = {}
 
     def all(self, records: Mapping[str, Record]) -> list[Built]:
-        """Return the message of each record, in order; forget those of records that are gone."""
-        kept = self._kept
-        fresh: dict[str, tuple[Record, Built]] = {}
+        """Return the message of each record, in order; drop the messages of removed records."""
+        current: dict[str, tuple[Record, Built]] = {}
         for key, record in records.items():
-            known = kept.get(key)
-            fresh[key] = known if known is not None and known[0] is record else (record, self._build(record))
-        self._kept = fresh
-        return [built for _, built in fresh.values()]
+            known = self._cache.get(key)
+            current[key] = known if known is not None and known[0] is record else (record, self._build(record))
+        self._cache = current
+        return [built for _, built in current.values()]
 
 
 class Messages:
-    """Builds messages of one node in one runtime's manner."""
+    """Builds the messages of one node with the behaviour of one runtime version."""
 
     def __init__(self, node: SimNode, profile: Profile) -> None:
         self._node = node
         self._profile = profile
 
     def image_id(self, image_id: str) -> str:
-        """Return an image id in the runtime's spelling."""
+        """Return an image id in the runtime's format."""
         return image_id.removeprefix("sha256:") if self._profile.bare_ids else image_id
 
     def image(self, image: SimImage) -> api.Image:
@@ -73,7 +72,7 @@ class Messages:
             repo_tags=image.repo_tags,
             repo_digests=image.repo_digests,
             size=image.size_bytes,
-            pinned=image.pinned and self._profile.tells_pinned,
+            pinned=image.pinned and self._profile.reports_pinned,
         )
 
     def sandbox(self, sandbox: SimSandbox) -> api.PodSandbox:
@@ -113,21 +112,21 @@ class Messages:
             created_at=nanoseconds(container.created_at),
             labels=container.labels,
             annotations=container.annotations,
-            image_id=image_id if self._profile.fills_image_id else "",
+            image_id=image_id if self._profile.reports_image_id else "",
         )
 
     def container_status(self, container: SimContainer) -> api.ContainerStatus:
         """Return the status of ``ContainerStatus``.
 
-        containerd shows the image's first tag and digest of today there, whatever the container was made from, and
-        falls back to what it was made from once the image is gone.
+        containerd reports the current first tag and digest of the image, not the reference that the container was
+        created from, and falls back to that reference after the removal of the image.
         """
         image = self._node.images.get(container.image_id)
         name, reference = container.image_name, self.image_id(container.image_id)
         if image is not None and not self._profile.bare_ids:
             name = image.repo_tags[0] if image.repo_tags else name
             reference = image.repo_digests[0] if image.repo_digests else reference
-        volumes = container.volume_images if self._profile.mounts_images else ()
+        volumes = container.volume_images if self._profile.reports_image_volumes else ()
         return api.ContainerStatus(
             id=container.id,
             metadata=api.ContainerMetadata(name=container.name, attempt=container.attempt),
@@ -143,8 +142,8 @@ class Messages:
             annotations=container.annotations,
             mounts=[_volume(number, volume) for number, volume in enumerate(volumes)],
             log_path=self._node.log_path(container),
-            resources=_resources(container) if self._profile.tells_resources else None,
-            image_id=self.image_id(container.image_id) if self._profile.fills_image_id else "",
+            resources=_resources(container) if self._profile.reports_resources else None,
+            image_id=self.image_id(container.image_id) if self._profile.reports_image_id else "",
         )
 
     def container_stats(self, container: SimContainer) -> api.ContainerStats:
@@ -168,7 +167,7 @@ class Messages:
         return stats
 
     def usage(self, mountpoint: str, used_bytes: int, inodes_used: int) -> api.FilesystemUsage:
-        """Return a filesystem's usage as of now."""
+        """Return a filesystem usage with the current time."""
         return api.FilesystemUsage(
             timestamp=nanoseconds(self._node.now),
             fs_id=api.FilesystemIdentifier(mountpoint=mountpoint),

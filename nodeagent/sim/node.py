@@ -1,4 +1,8 @@
-"""A node held in memory: images, pods, containers and the filesystem they lie on."""
+"""State of a simulated node: images, pods, containers and the image filesystem.
+
+One class above the usual size: images, pods and disk usage share ids, clock and metadata store, and tests address all
+of them through one object.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +32,10 @@ from nodeagent.sim.store import (
     SnapshotKind,
     on_disk,
 )
-from nodeagent.sim.workload import EventKind, QosClass, SimContainer, SimEvent, SimImage, SimSandbox
+from nodeagent.sim.workload import QosClass, SimContainer, SimImage, SimSandbox
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
 
     from nodeagent.sim.content import BuiltImage, Layer
@@ -40,26 +44,25 @@ _T = TypeVar("_T")
 
 PAUSE: Final = "registry.k8s.io/pause:3.9"
 GIB: Final = 1024**3
-_WRITABLE_BYTES: Final = 20480  # what overlayfs and the runtime put into any container's layer
+_WRITABLE_BYTES: Final = 20480  # size of an unused writable layer with the files of overlayfs and the runtime
 _WRITABLE_INODES: Final = 8
 _FILE_BYTES: Final = 16384
 
 
 class SimNode:
-    """The whole mutable state. Nothing happens by itself: time, exits and collections are told.
+    """Mutable state of a node. It changes by method calls only, including time, exits and garbage collections.
 
-    Records handed out are frozen; the methods take them or their ids and put new ones in their place.
+    Returned records are frozen; methods take records or ids and replace them.
 
     Attributes:
-        clock: moved by hand; ``now`` is its wall time.
-        store: containerd's metadata, for what no method here offers.
+        clock: manual clock; ``now`` is its wall time.
+        store: containerd's metadata.
         capacity_bytes: size of the image filesystem.
-        other_bytes: what lies on it besides container data.
-        root_path: containerd's root directory, below which the image filesystem is mounted.
-        pod_log_root: what log paths start with.
-        sandbox_image: the configured pause image.
-        revision: grows with every change.
-        listeners: told of container events.
+        other_bytes: usage of the image filesystem by other data.
+        root_path: containerd's root directory, the mount point of the image filesystem.
+        pod_log_root: root directory of pod logs.
+        sandbox_image: configured pause image.
+        revision: number of changes.
     """
 
     def __init__(  # noqa: PLR0913 - the properties of a machine
@@ -75,7 +78,7 @@ class SimNode:
         sandbox_image: str = PAUSE,
         seed: int = 0,
     ) -> None:
-        """Make an empty node; ``inodes`` 0 takes one for each 16 KiB, as ext4 does; ``seed`` goes into the ids."""
+        """Create an empty node; ``inodes`` 0 allocates one per 16 KiB, as ext4 does; ids derive from ``seed``."""
         self.clock = clock or SimClock()
         self.store = MetadataStore()
         self.capacity_bytes = capacity_bytes
@@ -87,53 +90,52 @@ class SimNode:
         self.pod_log_root = "/var/log/pods"
         self.sandbox_image = sandbox_image
         self.revision = 0
-        self.listeners: list[Callable[[SimEvent], None]] = []
+
         self.images: dict[str, SimImage] = {}
         self.sandboxes: dict[str, SimSandbox] = {}
         self.containers: dict[str, SimContainer] = {}
         self._seed = seed
-        self._made = 0
+        self._id_count = 0
         self._image_of_target: dict[str, SimImage] = {}
         self._names_of: dict[str, dict[str, None]] = {}
         self._containers_of: dict[str, dict[str, None]] = {}
-        self._offers: dict[str, tuple[Layer, ...]] = {}
 
     # ---- time and disk ----
 
     @property
     def now(self) -> datetime:
-        """The wall time."""
+        """Wall time of the clock."""
         return self.clock.now()
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self.clock.advance(seconds)
 
     @property
     def imagefs_path(self) -> str:
-        """The mount point that ``ImageFsInfo`` of containerd names."""
+        """Mount point in containerd's response to ``ImageFsInfo``."""
         return f"{self.root_path}/io.containerd.snapshotter.v1.{SNAPSHOTTER}"
 
     @property
     def used_bytes(self) -> int:
-        """What is occupied of the image filesystem."""
+        """Used bytes of the image filesystem."""
         return self.other_bytes + self.store.used_bytes
 
     @property
     def available_bytes(self) -> int:
-        """What is left of the image filesystem, never below 0."""
+        """Available bytes of the image filesystem, never below 0."""
         return max(0, self.capacity_bytes - self.used_bytes)
 
     @property
     def inodes_free(self) -> int:
-        """How many inodes are left, never below 0."""
+        """Free inodes of the image filesystem, never below 0."""
         return max(0, self.inodes - self.other_inodes - self.store.inodes_used)
 
     def fill_to(self, used_percent: float) -> None:
-        """Let other data grow or shrink until that share of the filesystem is used.
+        """Resize other data so that ``used_percent`` of the filesystem is used.
 
         Raises:
-            ValueError: container data alone is more.
+            ValueError: container data alone exceeds it.
         """
         other = int(self.capacity_bytes * used_percent / 100) - self.store.used_bytes
         if other < 0:
@@ -141,7 +143,7 @@ class SimNode:
         self.other_bytes = other
 
     def collect_garbage(self) -> int:
-        """Run the garbage collector; return the bytes it freed."""
+        """Run the garbage collector; return the freed bytes."""
         before = self.store.used_bytes
         self.store.collect()
         self._changed()
@@ -149,7 +151,7 @@ class SimNode:
 
     # ---- images ----
 
-    def add_image(  # noqa: PLR0913 - the kinds of images there are
+    def add_image(  # noqa: PLR0913 - the properties of an image
         self,
         *tags: str,
         layers: Sequence[Layer],
@@ -162,19 +164,19 @@ class SimNode:
         unpacked: bool = True,
         layer_blobs: bool = True,
     ) -> SimImage:
-        """Pull an image and return it; a tag that another image has moves to this one.
+        """Pull an image and return it; a tag of another image moves to this one.
 
         Args:
-            tags: its references, of one or several repositories; at least one.
-            layers: bottom first; layers that are already there are shared.
-            age_s: how long ago it was pulled.
-            pinned: whether the runtime asks to keep it.
-            variant: what tells it from another image of the same layers; by default its first tag.
-            digest_only: leave out the tags, as after a tag moved on or a pull by digest.
-            index: the names point at a multi-platform index.
-            docker: Docker's media types.
-            unpacked: whether its layers have snapshots.
-            layer_blobs: whether its compressed layers are kept (containerd's ``discard_unpacked_layers`` drops them).
+            tags: references in one or several repositories; at least one.
+            layers: layers, bottom first; existing layers are shared.
+            age_s: seconds since the pull.
+            pinned: whether the runtime marks the image as pinned.
+            variant: distinguishes images of the same layers; the first tag by default.
+            digest_only: whether to omit the tags, as after a pull by digest or after the tag moved.
+            index: whether the names refer to a multi-platform index.
+            docker: whether to use Docker's media types.
+            unpacked: whether the layers have snapshots.
+            layer_blobs: whether the compressed layers are kept (containerd's ``discard_unpacked_layers`` removes them).
         """
         at = self.now - timedelta(seconds=age_s)
         built = build_image(layers, variant=tags[0] if variant is None else variant, index=index, docker=docker)
@@ -209,7 +211,7 @@ class SimNode:
     def add_artifact(
         self, name: str, files: Sequence[Layer], *, artifact_type: str = "application/vnd.example.thing.v1"
     ) -> str:
-        """Pull an OCI artifact, which CRI does not list; return its digest."""
+        """Pull an OCI artifact, absent from CRI's image list; return its digest."""
         built = build_artifact(files, artifact_type)
         for file in files:
             self.store.put_blob(Blob(file.blob_digest, file.blob_bytes, self.now))
@@ -217,22 +219,8 @@ class SimNode:
         self._set_name(ImageName(name, built.target.descriptor, self.now, self.now))
         return built.target.descriptor.digest
 
-    def offer(self, reference: str, layers: Sequence[Layer]) -> None:
-        """Let a registry have an image, so that ``PullImage`` finds it."""
-        self._offers[normalise(reference)] = tuple(layers)
-
-    def pull_image(self, reference: str) -> SimImage:
-        """Return the image of a reference, fetched if a registry has it; raises RefusedError if none does."""
-        image_id = self.resolve_image(reference)
-        if image_id is not None:
-            return self.images[image_id]
-        layers = self._offers.get(normalise(reference))
-        if layers is None:
-            raise RefusedError("NOT_FOUND", f'failed to pull and unpack image "{normalise(reference)}": not found')
-        return self.add_image(normalise(reference), layers=layers)
-
     def resolve_image(self, reference: str) -> str | None:
-        """Return the id of the image a name, an id or the unique beginning of an id means."""
+        """Return the image id of a name, an id or a unique id prefix; ``None`` for an unknown one."""
         for image_id in (reference, f"sha256:{reference}"):
             if image_id in self.images:
                 return image_id
@@ -248,20 +236,20 @@ class SimNode:
         return found[0] if len(found) == 1 else None
 
     def names_of(self, image_id: str) -> tuple[str, ...]:
-        """Return every name of an image, in the order they were made."""
+        """Return all names of an image, in the order of creation."""
         return tuple(self._names_of.get(image_id, ()))
 
     def users_of(self, image_id: str) -> tuple[SimContainer, ...]:
-        """Return the containers made from an image."""
+        """Return the containers created from an image."""
         return tuple(container for container in self.containers.values() if container.image_id == image_id)
 
     def remove_image(self, reference: str) -> None:
-        """Remove all names of the image that a reference means, used or not, and collect garbage once.
+        """Remove all names of an image, even of one in use, and collect garbage once.
 
-        Unknown references succeed. A container keeps the snapshots below its own.
+        An unknown reference succeeds. The parent snapshots of a container are kept.
 
         Raises:
-            RefusedError: the reference is empty.
+            RefusedError: empty reference.
 
         Source: containerd's CRI ``RemoveImage``.
         """
@@ -275,24 +263,24 @@ class SimNode:
         self.store.collect()
 
     def delete_image_name(self, name: str, *, sync: bool = False) -> None:
-        """Delete one name; with ``sync`` collect garbage as well.
+        """Delete one image name; with ``sync`` also collect garbage.
 
         Raises:
-            RefusedError: there is no such name.
+            RefusedError: unknown name.
 
         Source: containerd's image service, ``Delete``.
         """
         known = self.store.delete_name(name)
         image = self._image_of_target.get(known.target.digest)
         if image is not None:
-            self._forget_name(image.id, name)
+            self._delete_name(image.id, name)
         if sync:
             self.store.collect()
         self._changed()
 
     # ---- pods ----
 
-    def add_pod(  # noqa: PLR0913 - what a pod is made of
+    def add_pod(  # noqa: PLR0913 - the properties of a pod
         self,
         name: str,
         *,
@@ -311,16 +299,27 @@ class SimNode:
     ) -> SimSandbox:
         """Run a sandbox and return it.
 
-        A second one of the same pod takes the first one's ``uid`` and the next ``attempt``. ``source`` is where a
-        kubelet had the pod from (``api``, or ``file`` for static pods), empty for a pod made without one;
-        ``cgroup_parent`` overrides what follows from ``qos``; without ``labelled`` it is none of the kubelet's.
+        Args:
+            name: pod name.
+            namespace: pod namespace.
+            uid: pod UID; for a further sandbox of the same pod, that of the first.
+            attempt: attempt of the sandbox.
+            ready: whether the sandbox is ready.
+            age_s: seconds since creation.
+            qos: QoS class, part of the cgroup path.
+            source: the kubelet's source of the pod: ``api``, ``file`` for static pods, empty without a kubelet.
+            cgroup_parent: overrides the cgroup path of ``qos``.
+            labels: labels in addition to those of the kubelet.
+            annotations: annotations in addition to those of the kubelet.
+            labelled: whether the sandbox has the labels and annotations of the kubelet.
+            runtime_handler: runtime handler.
         """
         uid = uid or str(uuid.UUID(self._next_id()[:32], version=4))
         created_at = self.now - timedelta(seconds=age_s)
         own = {LABEL_POD_NAME: name, LABEL_POD_NAMESPACE: namespace, LABEL_POD_UID: uid} if labelled else {}
-        seen = {"kubernetes.io/config.seen": created_at.isoformat()}
+        kubelet_annotations = {"kubernetes.io/config.seen": created_at.isoformat()}
         if source:
-            seen["kubernetes.io/config.source"] = source
+            kubelet_annotations["kubernetes.io/config.source"] = source
         level = "" if qos is QosClass.GUARANTEED else f"/{qos.value}"
         sandbox = SimSandbox(
             id=self._next_id(),
@@ -333,17 +332,17 @@ class SimNode:
             image=self.sandbox_image,
             cgroup_parent=f"/kubepods{level}/pod{uid}" if cgroup_parent is None else cgroup_parent,
             labels={**own, **(labels or {})},
-            annotations={**(seen if labelled else {}), **(annotations or {})},
+            annotations={**(kubelet_annotations if labelled else {}), **(annotations or {})},
             runtime_handler=runtime_handler,
         )
         self.sandboxes[sandbox.id] = sandbox
         self._containers_of[sandbox.id] = {}
         pause = self.images.get(self.resolve_image(self.sandbox_image) or "")
         self._put_writable(sandbox.id, pause, 0, created_at)
-        self._tell(EventKind.STARTED, sandbox.id, sandbox.id)
+        self._changed()
         return sandbox
 
-    def add_container(  # noqa: PLR0913 - what a container is made of
+    def add_container(  # noqa: PLR0913 - the properties of a container
         self,
         sandbox: SimSandbox | str,
         name: str,
@@ -365,35 +364,35 @@ class SimNode:
         labels: Mapping[str, str] | None = None,
         annotations: Mapping[str, str] | None = None,
     ) -> SimContainer:
-        """Make a container in a sandbox and return it.
+        """Create a container in a sandbox and return it.
 
         Args:
-            sandbox: a sandbox or its id.
-            name: its name in the pod.
-            image: a reference; the image must be there.
-            state: an exited one ended ``ended_s`` ago, by default as long ago as it was made.
-            attempt: how often it was restarted before.
-            age_s: how long ago it was made.
-            ended_s: how long ago it ended.
-            exit_code: how it ended.
-            writable_bytes: what it wrote into its own layer.
-            working_set_bytes: memory while it runs.
-            memory_request_bytes: what ``oom_score_adj`` is derived from.
-            memory_limit_bytes: 0 for none.
-            oom_score_adj: instead of what the kubelet would give.
-            cpu_shares: as the kubelet derives them from the request.
+            sandbox: sandbox or its id.
+            name: container name in the pod.
+            image: reference of an existing image.
+            state: state; an exited container ended ``ended_s`` ago, by default at its creation.
+            attempt: number of previous restarts.
+            age_s: seconds since creation.
+            ended_s: seconds since the exit.
+            exit_code: exit code of an exited container.
+            writable_bytes: size of the writable layer.
+            working_set_bytes: memory usage while running.
+            memory_request_bytes: memory request, from which ``oom_score_adj`` derives.
+            memory_limit_bytes: memory limit; 0 for none.
+            oom_score_adj: overrides the value that the kubelet would set.
+            cpu_shares: CPU shares, which the kubelet derives from the request.
             volume_images: references of images mounted as volumes.
-            labelled: whether it carries the kubelet's labels and annotations.
-            labels: on top of these.
-            annotations: on top of these.
+            labelled: whether the container has the labels and annotations of the kubelet.
+            labels: labels in addition to those of the kubelet.
+            annotations: annotations in addition to those of the kubelet.
 
         Raises:
-            ValueError: no such sandbox or image.
+            ValueError: unknown sandbox or image.
         """
         pod = self._sandbox(sandbox)
         image_id = self.resolve_image(image)
         if image_id is None:
-            raise ValueError(f"there is no image {image}")
+            raise ValueError(f"unknown image {image}")
         created_at = self.now - timedelta(seconds=age_s)
         exited = state is ContainerState.EXITED
         started = state is not ContainerState.CREATED
@@ -422,27 +421,25 @@ class SimNode:
         self.containers[container.id] = container
         self._containers_of[pod.id][container.id] = None
         self._put_writable(container.id, self.images[image_id], writable_bytes, created_at)
-        self._tell(EventKind.CREATED, container.id, pod.id)
-        if started:
-            self._tell(EventKind.STARTED, container.id, pod.id)
+        self._changed()
         return container
 
     def start_container(
         self, image: str, *, name: str = "late", sandbox: SimSandbox | str | None = None
     ) -> SimContainer:
-        """Start a container on an image right now, in a new pod unless told where: the race in one word."""
-        return self.add_container(sandbox or self.add_pod(f"{name}-{self._made}"), name, image)
+        """Start a container now, in a new pod by default; for tests of races with an image removal."""
+        return self.add_container(sandbox or self.add_pod(f"{name}-{self._id_count}"), name, image)
 
     def exit_container(self, container: SimContainer | str, exit_code: int = 0) -> SimContainer:
-        """Let a running container end now."""
+        """Exit a running container now."""
         known = self._container(container)
-        ended = replace(known, state=ContainerState.EXITED, finished_at=self.now, exit_code=exit_code)
-        self.containers[known.id] = ended
-        self._tell(EventKind.STOPPED, known.id, known.sandbox_id)
-        return ended
+        exited = replace(known, state=ContainerState.EXITED, finished_at=self.now, exit_code=exit_code)
+        self.containers[known.id] = exited
+        self._changed()
+        return exited
 
     def grow_container(self, container: SimContainer | str, size_bytes: int) -> None:
-        """Let a container write that much more into its own layer."""
+        """Increase the size of a container's writable layer."""
         known = self._container(container)
         self.containers[known.id] = replace(known, writable_bytes=known.writable_bytes + size_bytes)
         layer = self.store.get_snapshot(known.id)
@@ -454,22 +451,22 @@ class SimNode:
         return tuple(self.containers[each] for each in self._containers_of.get(sandbox_id, ()))
 
     def find_container(self, container_id: str) -> SimContainer | None:
-        """Return a container by its id or the unique beginning of it."""
+        """Return a container by id or unique id prefix; ``None`` for an unknown one."""
         return _by_prefix(self.containers, container_id)
 
     def find_sandbox(self, sandbox_id: str) -> SimSandbox | None:
-        """Return a sandbox by its id or the unique beginning of it."""
+        """Return a sandbox by id or unique id prefix; ``None`` for an unknown one."""
         return _by_prefix(self.sandboxes, sandbox_id)
 
     def stop_container(self, container_id: str) -> bool:
-        """Stop a container; false when there is none. One that has ended stays as it is."""
+        """Stop a container unless it has exited; return whether it exists."""
         known = self.find_container(container_id)
         if known is not None and known.state in (ContainerState.RUNNING, ContainerState.UNKNOWN):
             self.exit_container(known, 143)
         return known is not None
 
     def remove_container(self, container_id: str) -> None:
-        """Remove a container and its own layer, killing it if it runs; success when there is none.
+        """Remove a container and its writable layer, after a kill if it is running; ignore an unknown one.
 
         Source: CRI ``RemoveContainer``, which must force and be idempotent.
         """
@@ -481,10 +478,10 @@ class SimNode:
         del self.containers[known.id]
         self._containers_of[known.sandbox_id].pop(known.id, None)
         self._remove_writable(known.id)
-        self._tell(EventKind.DELETED, known.id, known.sandbox_id)
+        self._changed()
 
     def stop_sandbox(self, sandbox_id: str) -> bool:
-        """Stop a sandbox and what runs in it; false when there is none."""
+        """Stop a sandbox and its containers; return whether it exists."""
         known = self.find_sandbox(sandbox_id)
         if known is None:
             return False
@@ -492,11 +489,11 @@ class SimNode:
             self.stop_container(container.id)
         if known.ready:
             self.sandboxes[known.id] = replace(known, ready=False)
-            self._tell(EventKind.STOPPED, known.id, known.id)
+            self._changed()
         return True
 
     def remove_sandbox(self, sandbox_id: str) -> None:
-        """Remove a sandbox with its containers, by force; success when there is none.
+        """Remove a sandbox with its containers, even if they are running; ignore an unknown one.
 
         Source: CRI ``RemovePodSandbox``, which must force and be idempotent.
         """
@@ -508,46 +505,40 @@ class SimNode:
             self.remove_container(container.id)
         del self.sandboxes[known.id], self._containers_of[known.id]
         self._remove_writable(known.id)
-        self._tell(EventKind.DELETED, known.id, known.id)
+        self._changed()
 
     def log_directory(self, sandbox: SimSandbox) -> str:
-        """Return where a pod's logs go."""
+        """Return the log directory of a pod."""
         return f"{self.pod_log_root}/{sandbox.log_directory_name}"
 
     def log_path(self, container: SimContainer) -> str:
-        """Return where a container's current log goes."""
+        """Return the path of a container's current log."""
         pod = self.sandboxes[container.sandbox_id]
         return f"{self.log_directory(pod)}/{container.name}/{container.attempt}.log"
 
-    # ---- inside ----
+    # ---- internals ----
 
     def _changed(self) -> None:
         self.revision += 1
 
-    def _tell(self, kind: EventKind, container_id: str, sandbox_id: str) -> None:
-        self._changed()
-        event = SimEvent(kind, container_id, sandbox_id, self.now)
-        for listener in tuple(self.listeners):
-            listener(event)
-
     def _next_id(self) -> str:
-        self._made += 1
-        return hashlib.sha256(f"{self._seed} {self._made}".encode()).hexdigest()
+        self._id_count += 1
+        return hashlib.sha256(f"{self._seed} {self._id_count}".encode()).hexdigest()
 
     def _sandbox(self, sandbox: SimSandbox | str) -> SimSandbox:
         sandbox_id = sandbox if isinstance(sandbox, str) else sandbox.id
         if sandbox_id not in self.sandboxes:
-            raise ValueError(f"there is no sandbox {sandbox_id}")
+            raise ValueError(f"unknown sandbox {sandbox_id}")
         return self.sandboxes[sandbox_id]
 
     def _container(self, container: SimContainer | str) -> SimContainer:
         container_id = container if isinstance(container, str) else container.id
         if container_id not in self.containers:
-            raise ValueError(f"there is no container {container_id}")
+            raise ValueError(f"unknown container {container_id}")
         return self.containers[container_id]
 
     def _put_documents(self, built: BuiltImage, chain_id: str, at: datetime) -> None:
-        """Store an image's documents with the labels by which containerd's collector follows them."""
+        """Store the documents of an image with the labels that containerd's garbage collector follows."""
         config_digest = built.config.descriptor.digest
         for document in built.documents:
             labels: dict[str, str] = {}
@@ -570,24 +561,24 @@ class SimNode:
         if before is not None and before.target.digest != name.target.digest:
             image = self._image_of_target.get(before.target.digest)
             if image is not None:
-                self._forget_name(image.id, name.name)
+                self._delete_name(image.id, name.name)
         image = self._image_of_target.get(name.target.digest)
         if image is not None:
             self._names_of.setdefault(image.id, {})[name.name] = None
-            self._name_image(image.id)
+            self._update_names(image.id)
         self._changed()
 
-    def _forget_name(self, image_id: str, name: str) -> None:
+    def _delete_name(self, image_id: str, name: str) -> None:
         names = self._names_of[image_id]
         names.pop(name, None)
         if names:
-            self._name_image(image_id)
+            self._update_names(image_id)
             return
-        gone = self.images.pop(image_id)
-        del self._names_of[image_id], self._image_of_target[gone.target_digest]
+        removed = self.images.pop(image_id)
+        del self._names_of[image_id], self._image_of_target[removed.target_digest]
 
-    def _name_image(self, image_id: str) -> None:
-        """Put what CRI shows of an image's names into its record."""
+    def _update_names(self, image_id: str) -> None:
+        """Update the tags and digests in the record of an image."""
         names = [name for name in self._names_of[image_id] if not name.startswith("sha256:")]
         image = replace(
             self.images[image_id],
@@ -599,17 +590,17 @@ class SimNode:
     def _put_writable(self, key: str, image: SimImage | None, writable_bytes: int, at: datetime) -> None:
         parent = image.chain_id if image is not None else ""
         size_bytes = _WRITABLE_BYTES + writable_bytes
-        self.store.hold((PieceKind.SNAPSHOT, key))
+        self.store.add_reference((PieceKind.SNAPSHOT, key))
         self.store.put_snapshot(Snapshot(key, parent, SnapshotKind.ACTIVE, size_bytes, _WRITABLE_INODES, at))
 
     def _remove_writable(self, key: str) -> None:
-        """Remove a container's own layer; its bytes and the layers below stay until the next collection."""
+        """Remove a writable layer; its bytes and parents remain until the next collection."""
         if key in self.store.snapshots:
             self.store.remove_snapshot(key)
-        self.store.release((PieceKind.SNAPSHOT, key))
+        self.store.remove_reference((PieceKind.SNAPSHOT, key))
 
     def _oom_score_adj(self, pod: SimSandbox, request_bytes: int) -> int:
-        """Source: kubelet ``GetContainerOOMScoreAdjust``."""
+        """Return the kubelet's OOM score adjustment. Source: kubelet ``GetContainerOOMScoreAdjust``."""
         if f"/{QosClass.BEST_EFFORT.value}/" in pod.cgroup_parent:
             return 1000
         if f"/{QosClass.BURSTABLE.value}/" not in pod.cgroup_parent:

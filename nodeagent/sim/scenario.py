@@ -1,4 +1,4 @@
-"""Nodes to try things on: a believable worker, and large ones to measure with."""
+"""Example nodes: a believable worker for demos and tests, and nodes of any size for benchmarks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SYSTEM: Final = "registry.k8s.io"
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """Successive versions of one application: common layers, then one or two of each version's own."""
+    """Successive versions of one application: common base layers, then one or two layers per version."""
 
     repository: str
     base: tuple[Layer, ...]
@@ -58,11 +58,11 @@ _FAMILIES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A node and what is on its disk but not in its runtime.
+    """A node, and deleted pods with logs on its disk.
 
     Attributes:
-        node: the state.
-        former_pods: pods of which only logs are left.
+        node: state of the node.
+        former_pods: deleted pods that are absent from the runtime and have logs.
     """
 
     node: SimNode
@@ -74,22 +74,22 @@ class Scenario:
 
 
 def believable_node(seed: int = 1, *, now: datetime = START, root_path: str = "/var/lib/containerd") -> Scenario:
-    """Return a small cluster's worker whose image filesystem of 40 GiB is 91 percent used; equal seeds, equal nodes.
+    """Return the worker of a small cluster with an image filesystem of 40 GiB at 91 percent; reproducible per seed.
 
-    Fourteen pods run: system pods, a shop, batch work. Some containers crash in a loop and have left four dead
-    attempts, some pods are deleted and have left sandboxes and logs. About forty images share layers; the older
-    versions are unused, one image has just been pulled, the pause image is pinned.
+    Fourteen pods run: system pods, a shop, batch jobs. Some containers are in a crash loop with four dead attempts,
+    some deleted pods still have sandboxes and logs. About forty images share layers; older versions are unused, one
+    image was just pulled, the pause image is pinned.
     """
-    dice = random.Random(seed)  # noqa: S311 - no secret
+    dice = random.Random(seed)  # noqa: S311 - not for cryptography
     node = SimNode(clock=SimClock(now), capacity_bytes=40 * GIB, other_inodes=21_000, root_path=root_path, seed=seed)
     _add_system_images(node)
     for family in _FAMILIES:
         _add_family(node, family, dice)
-    _add_odd_images(node)
+    _add_special_images(node)
     _run_system_pods(node)
     _run_shop(node, dice)
-    _leave_traces(node, dice)
-    former = _forget_pods(node, dice)
+    _add_dead_pods(node, dice)
+    former = _add_former_pods(node, dice)
     node.collect_garbage()
     node.fill_to(91)
     return Scenario(node, former)
@@ -106,13 +106,12 @@ def scale_node(  # noqa: PLR0913 - the sizes to vary
     sharing: int = 8,
     seed: int = 1,
 ) -> SimNode:
-    """Return a node of any size to measure with.
+    """Return a node of any size, for benchmarks.
 
-    Half of an image's layers are common to ``sharing`` images; with 1 every layer is of one image only. Every third
-    container is dead, pods have up to four. A tenth of the images is in use. ``used_percent`` is of a filesystem made
-    large enough.
+    Half of the layers of an image are shared by ``sharing`` images; 1 disables sharing. Every third container is dead,
+    pods have up to four containers, and a tenth of the images is in use. The filesystem is sized for ``used_percent``.
     """
-    dice = random.Random(seed)  # noqa: S311 - no secret
+    dice = random.Random(seed)  # noqa: S311 - not for cryptography
     node = SimNode(clock=SimClock(now), root_path=root_path, seed=seed)
     node.add_image(PAUSE, layers=[Layer("pause", 728 * 1024, inodes=3)], pinned=True, age_s=90 * DAY_S)
     shared_count = layers_per_image // 2
@@ -168,7 +167,7 @@ def _add_system_images(node: SimNode) -> None:
 
 
 def _add_family(node: SimNode, family: _Family, dice: random.Random) -> None:
-    """Pull the versions one after the other; each third changes its dependencies, too."""
+    """Pull the versions in order; every third version also changes its dependencies."""
     dependencies = family.base
     for version in range(1, family.versions + 1):
         if version % 3 == 1:
@@ -182,8 +181,8 @@ def _add_family(node: SimNode, family: _Family, dice: random.Random) -> None:
         node.add_image(*tags, layers=(*dependencies, code), age_s=age_s)
 
 
-def _add_odd_images(node: SimNode) -> None:
-    """Add what a list of images also holds in practice."""
+def _add_special_images(node: SimNode) -> None:
+    """Add an index, a debug tool, a dangling image and an image that was just pulled."""
     nginx = (_DEBIAN, Layer("nginx-1.27", 118 * MIB, 41 * MIB, 240))
     node.add_image("docker.io/library/nginx:1.27", layers=nginx, age_s=20 * DAY_S, index=True)
     older = (_DEBIAN, Layer("nginx-1.25", 115 * MIB, 40 * MIB, 240))
@@ -242,8 +241,8 @@ def _run_shop(node: SimNode, dice: random.Random) -> None:
     _run(node, batch, "report", f"{_DATA}/report:v4", age_s=40 * 60, memory_mib=1500)
 
 
-def _leave_traces(node: SimNode, dice: random.Random) -> None:
-    """Leave what finished and deleted pods leave in the runtime: sandboxes that are not ready, dead containers."""
+def _add_dead_pods(node: SimNode, dice: random.Random) -> None:
+    """Add finished and deleted pods: sandboxes that are not ready, and dead containers."""
     for number, (name, image, count) in enumerate(
         (
             ("report-28998000-4gk9p", f"{_DATA}/report:v3", 1),
@@ -282,8 +281,8 @@ def _leave_traces(node: SimNode, dice: random.Random) -> None:
     )
 
 
-def _forget_pods(node: SimNode, dice: random.Random) -> tuple[tuple[SimSandbox, tuple[SimContainer, ...]], ...]:
-    """Run pods that are gone from the runtime and of which only logs are left."""
+def _add_former_pods(node: SimNode, dice: random.Random) -> tuple[tuple[SimSandbox, tuple[SimContainer, ...]], ...]:
+    """Add pods, remove them from the runtime and return them; only their logs remain."""
     former = []
     for name in ("shop-frontend-5b8d6f9c7-c6wjx", "report-28995120-n9s4f"):
         pod = node.add_pod(name, namespace="shop", ready=False, age_s=9 * DAY_S)
@@ -303,7 +302,7 @@ def _forget_pods(node: SimNode, dice: random.Random) -> tuple[tuple[SimSandbox, 
     return tuple(former)
 
 
-def _run(  # noqa: PLR0913 - what differs between them
+def _run(  # noqa: PLR0913 - the properties that differ between containers
     node: SimNode, pod: SimSandbox, name: str, image: str, *, age_s: float, memory_mib: int
 ) -> SimContainer:
     return node.add_container(
@@ -318,7 +317,7 @@ def _run(  # noqa: PLR0913 - what differs between them
     )
 
 
-def _crash_loop(  # noqa: PLR0913 - what is to be told of it
+def _crash_loop(  # noqa: PLR0913 - the properties of a crash loop
     node: SimNode,
     pod: SimSandbox,
     name: str,
@@ -328,13 +327,13 @@ def _crash_loop(  # noqa: PLR0913 - what is to be told of it
     runs_since_s: float,
     crashes: int = 4,
 ) -> Sequence[SimContainer]:
-    """Let a container die again and again, and run since ``runs_since_s``; the back-off grows as the kubelet's."""
-    made = []
+    """Add dead attempts of a container with the kubelet's back-off, and one that runs since ``runs_since_s``."""
+    attempts = []
     ended_s = runs_since_s + 10.0 * 2**crashes
     for attempt in range(crashes):
         lived_s = dice.uniform(5, 60)
         started_s = ended_s + lived_s
-        made.append(
+        attempts.append(
             node.add_container(
                 pod,
                 name,
@@ -347,5 +346,7 @@ def _crash_loop(  # noqa: PLR0913 - what is to be told of it
                 writable_bytes=dice.randrange(10, 120) * MIB,
             )
         )
-    made.append(node.add_container(pod, name, image, attempt=crashes, age_s=runs_since_s, working_set_bytes=400 * MIB))
-    return made
+    attempts.append(
+        node.add_container(pod, name, image, attempt=crashes, age_s=runs_since_s, working_set_bytes=400 * MIB)
+    )
+    return attempts

@@ -1,4 +1,4 @@
-"""Serves a simulated node on a unix socket, as a chosen runtime would."""
+"""gRPC server of a simulated node on a unix socket."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ GC_DELAY_S: Final = 0.05
 _SOCKET_PATH_BYTES: Final = 107
 _CRI_PACKAGE: Final = "runtime.v1"
 _NAMESPACE_KEY: Final = "containerd-namespace"
-_WITHOUT_NAMESPACE: Final = frozenset({"Version", "Namespaces"})
+_WITHOUT_NAMESPACE: Final = frozenset({"Namespaces"})
 _TARGET_FIELDS: Final = ("container_id", "pod_sandbox_id", "image", "name", "digest", "key", "id")
 _SERVICES: Final[dict[str, ServiceDescriptor]] = {
     service.full_name: service
@@ -60,13 +60,13 @@ _SERVICES: Final[dict[str, ServiceDescriptor]] = {
 
 
 class SimServer:
-    """An async context manager that serves a node; it belongs to the event loop that entered it.
+    """Async context manager that serves a node; it belongs to the event loop that entered it.
 
     Attributes:
-        node: the state served; change it directly at any time.
-        faults: what is to go wrong.
-        profile: which runtime it acts as.
-        socket: where it listens; ``endpoint`` is the same as a URL.
+        node: state of the node; tests may change it at any time.
+        faults: injected faults.
+        profile: simulated runtime version.
+        socket: path of the socket; ``endpoint`` is the same as a URL.
     """
 
     def __init__(
@@ -78,15 +78,15 @@ class SimServer:
         containerd_api: bool | None = None,
         gc_delay_s: float | None = GC_DELAY_S,
     ) -> None:
-        """Prepare to serve.
+        """Create a server that is not started yet.
 
         Args:
-            node: what to serve.
-            socket: a path, at most 107 bytes long.
-            profile: a key of ``PROFILES`` or one of your own.
-            containerd_api: overrides whether containerd's own services answer.
-            gc_delay_s: how long after a removal containerd's garbage collector runs by itself; ``None`` for never,
-                so that only synchronous removals and ``node.collect_garbage`` free anything.
+            node: state of the node.
+            socket: path of the socket, at most 107 bytes.
+            profile: key of ``PROFILES``, or a custom profile.
+            containerd_api: overrides ``containerd_api`` of the profile.
+            gc_delay_s: delay of the asynchronous garbage collection after a removal; ``None`` disables it, so that
+                only synchronous removals and ``node.collect_garbage`` free bytes.
 
         Raises:
             ValueError: the path is too long for a socket.
@@ -94,7 +94,7 @@ class SimServer:
         self.node = node
         self.socket = Path(socket)
         if len(str(self.socket).encode()) > _SOCKET_PATH_BYTES:
-            raise ValueError(f"{self.socket} is longer than a socket path may be, {_SOCKET_PATH_BYTES} bytes")
+            raise ValueError(f"{self.socket}: longer than a socket path can be ({_SOCKET_PATH_BYTES} bytes)")
         self.profile = PROFILES[profile] if isinstance(profile, str) else profile
         self._containerd_api = self.profile.containerd_api if containerd_api is None else containerd_api
         self._gc_delay_s = gc_delay_s
@@ -119,11 +119,11 @@ class SimServer:
 
     @property
     def calls(self) -> list[Call]:
-        """Every call so far as (method, target)."""
+        """All received calls."""
         return self.faults.calls
 
     async def start(self) -> None:
-        """Begin to listen; the node is as it was left."""
+        """Start listening; the state of the node is unchanged."""
         if self._server is not None:
             return
         self.socket.unlink(missing_ok=True)
@@ -133,7 +133,7 @@ class SimServer:
         await self._server.start()
 
     async def stop(self) -> None:
-        """Drop the socket and every call under way, as when the runtime is killed; :meth:`start` brings it back."""
+        """Remove the socket and abort all calls, as if the runtime were killed; :meth:`start` restarts the server."""
         server, self._server = self._server, None
         if self._collection is not None:
             self._collection.cancel()
@@ -143,45 +143,46 @@ class SimServer:
             self.socket.unlink(missing_ok=True)
 
     async def restart(self) -> None:
-        """Stop and start."""
+        """Stop and start the server."""
         await self.stop()
         await self.start()
 
     def _handlers(self) -> Iterator[grpc.GenericRpcHandler[object, object]]:
         messages = Messages(self.node, self.profile)
         runtime = RuntimeService(self.node, self.profile, messages)
-        runtime.list_containers(api_pb2.ListContainersRequest())  # so that the first client does not wait for it
-        answers = {
+        runtime.list_containers(api_pb2.ListContainersRequest())  # fills the message cache before the first client
+        services = {
             f"{_CRI_PACKAGE}.RuntimeService": runtime_methods(runtime),
             f"{_CRI_PACKAGE}.ImageService": image_methods(ImageService(self.node, self.profile, messages)),
         }
         if self._containerd_api:
-            answers |= ContainerdServices(self.node, self.profile).methods()
-        for name, methods in answers.items():
+            services |= ContainerdServices(self.node, self.profile).methods()
+        for name, methods in services.items():
             service = _SERVICES[name]
             served = {
-                method: self._served(service.methods_by_name[method], answer) for method, answer in methods.items()
+                method: self._served(service.methods_by_name[method], implementation)
+                for method, implementation in methods.items()
             }
             yield service_handler(service, SimpleNamespace(**served))
 
-    def _served(self, method: MethodDescriptor, answer: Callable[..., object]) -> Callable[..., object]:
-        """Return an rpc's handler: logged, with faults, refusals as statuses and a collection after removals."""
+    def _served(self, method: MethodDescriptor, implementation: Callable[..., object]) -> Callable[..., object]:
+        """Return the handler of an RPC with call log, faults, error statuses and garbage collection after removals."""
         name, in_namespace = _log_name(method), method.containing_service.file.package != _CRI_PACKAGE
         needs_namespace = in_namespace and method.containing_service.name not in _WITHOUT_NAMESPACE
 
-        def carry_out(request: Message, context: Context) -> object:
+        def run(request: Message, context: Context) -> object:
             if not in_namespace:
-                return answer(request)
+                return implementation(request)
             namespace = dict(context.invocation_metadata() or ()).get(_NAMESPACE_KEY, "")
             if needs_namespace and not namespace:
                 raise RefusedError("FAILED_PRECONDITION", "namespace is required: failed precondition")
-            return answer(request, namespace)
+            return implementation(request, namespace)
 
-        async def once(request: Message, context: Context) -> object:
+        async def unary(request: Message, context: Context) -> object:
             call = Call(name, _target(request))
             async with _refusals(context):
                 await self.faults.enter(call)
-                result = carry_out(request, context)
+                result = run(request, context)
                 self._collect_later()
                 await self.faults.leave(call)
                 return result
@@ -190,14 +191,14 @@ class SimServer:
             call = Call(name, _target(request))
             async with _refusals(context):
                 await self.faults.enter(call)
-                async for item in _each(carry_out(request, context)):
+                async for item in _each(run(request, context)):
                     yield item
                 await self.faults.leave(call)
 
-        return streamed if method.server_streaming else once
+        return streamed if method.server_streaming else unary
 
     def _collect_later(self) -> None:
-        """Let the collector run soon if something may have become garbage, once for all removals until then."""
+        """Schedule one garbage collection for all removals until it runs, if there may be garbage."""
         if self._gc_delay_s is None or self._collection is not None or not self.node.store.collection_due:
             return
         self._collection = asyncio.get_running_loop().call_later(self._gc_delay_s, self._collect)
@@ -210,7 +211,7 @@ class SimServer:
 
 @asynccontextmanager
 async def _refusals(context: Context) -> AsyncGenerator[None, None]:
-    """Turn a refusal into the call's status."""
+    """Translate RefusedError into the status of the call."""
     try:
         yield
     except RefusedError as refused:
@@ -218,13 +219,13 @@ async def _refusals(context: Context) -> AsyncGenerator[None, None]:
 
 
 def _log_name(method: MethodDescriptor) -> str:
-    """Return what the call log names a method: CRI's by itself, containerd's with its service."""
+    """Return the name of a method in the call log; containerd's methods include the service."""
     service = method.containing_service
     return method.name if service.file.package == _CRI_PACKAGE else f"{service.name}.{method.name}"
 
 
 def _target(request: Message) -> str:
-    """Return the id, reference or name a request is about; empty if it is about none."""
+    """Return the id, reference or name in a request; empty without one."""
     known = request.DESCRIPTOR.fields_by_name
     for field in _TARGET_FIELDS:
         if field in known:

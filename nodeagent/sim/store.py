@@ -1,8 +1,8 @@
-"""containerd's metadata: blobs, snapshots, image names, leases, ingests, and the garbage collector over them.
+"""containerd's metadata: blobs, snapshots, image names, leases, ingests, and their garbage collector.
 
-References are counted, so that a collection costs what it frees and not what the node holds. What nothing holds stays
-until the next :meth:`MetadataStore.collect`, and so do the bytes of what was removed by name, as on containerd, where
-the collector runs by itself some time after a removal, or at once for a call that asks to wait for it.
+References are counted, so that the cost of a collection depends on the garbage and not on the size of the store.
+Unreferenced pieces and the bytes of removed records remain until the next :meth:`MetadataStore.collect`, as in
+containerd, which collects asynchronously after a removal, or before it responds to a synchronous request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nodeagent.sim.content import Descriptor
 
 BLOCK_BYTES: Final = 4096
-UNCOUNTED_DIRECTORIES: Final = 2  # a snapshot's own and overlay's work directory, which its usage leaves out
+UNCOUNTED_DIRECTORIES: Final = 2  # directory of a snapshot and overlayfs work directory, absent from its usage
 SNAPSHOTTER: Final = "overlayfs"
 NAMESPACE: Final = "k8s.io"
 GC_ROOT_LABEL: Final = "containerd.io/gc.root"
@@ -30,11 +30,11 @@ PieceKey = tuple[PieceKind, str]
 
 
 class RefusedError(NodeAgentError):
-    """The simulated runtime refuses a call.
+    """gRPC error of the simulated runtime.
 
     Attributes:
-        status: a gRPC status name, such as ``NOT_FOUND``.
-        detail: the runtime's own words.
+        status: gRPC status name, such as ``NOT_FOUND``.
+        detail: error text of the runtime.
     """
 
     def __init__(self, status: str, detail: str) -> None:
@@ -44,7 +44,7 @@ class RefusedError(NodeAgentError):
 
 
 class SnapshotKind(StrEnum):
-    """Committed snapshots are layers, active ones belong to a container."""
+    """Kind of a snapshot: committed for image layers, active for containers."""
 
     ACTIVE = "active"
     COMMITTED = "committed"
@@ -53,7 +53,7 @@ class SnapshotKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """Stored content; ``data`` is ``None`` for layers, whose bytes nobody reads."""
+    """Stored content; ``data`` is ``None`` for layers, which are never read."""
 
     digest: str
     size_bytes: int
@@ -65,7 +65,7 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """An unpacked layer, or what a container wrote on top of one; sizes are without its parents."""
+    """An unpacked layer, or the writable layer of a container; sizes exclude the parents."""
 
     key: str
     parent: str
@@ -89,7 +89,7 @@ class ImageName:
 
 @dataclass(slots=True)
 class Lease:
-    """Holds what it lists; resources are (id, type) as containerd writes them."""
+    """A lease, which references its resources; each is an (id, type) pair in containerd's notation."""
 
     id: str
     created_at: datetime
@@ -99,7 +99,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Ingest:
-    """A write to the content store that has not ended."""
+    """An unfinished write to the content store."""
 
     ref: str
     offset: int
@@ -115,11 +115,13 @@ def on_disk(size_bytes: int) -> int:
 
 
 class MetadataStore:
-    """One namespace's metadata over a store of blobs that other namespaces may share.
+    """Metadata of one namespace, on a blob store shared with other namespaces.
+
+    It has more than ten attributes, as it is the database of containerd: one table each, and their reference counts.
 
     Attributes:
-        elsewhere: other namespace to the digests it lists; their blobs stay on disk whatever this namespace does.
-        collections: how often the garbage collector ran.
+        elsewhere: blobs by digest of each other namespace; they remain on disk after a removal in this namespace.
+        collections: number of garbage collections.
     """
 
     def __init__(self) -> None:
@@ -130,17 +132,17 @@ class MetadataStore:
         self.ingests: dict[str, Ingest] = {}
         self.elsewhere: dict[str, dict[str, Blob]] = {}
         self.collections = 0
-        self._held: Counter[PieceKey] = Counter()
+        self._references: Counter[PieceKey] = Counter()
         self._children: Counter[str] = Counter()
-        self._suspects: dict[PieceKey, None] = {}
+        self._candidates: dict[PieceKey, None] = {}
         self._unswept_bytes = self._unswept_inodes = 0
 
     @property
     def used_bytes(self) -> int:
-        """What all of it occupies on disk."""
+        """Disk usage of all blobs, snapshots and ingests, and of removed ones until the next collection."""
         blobs = self.blobs
         if self.elsewhere:
-            blobs = {**blobs, **{key: blob for held in self.elsewhere.values() for key, blob in held.items()}}
+            blobs = {**blobs, **{key: blob for each in self.elsewhere.values() for key, blob in each.items()}}
         return (
             sum(on_disk(blob.size_bytes) for blob in blobs.values())
             + self.snapshot_bytes
@@ -151,106 +153,134 @@ class MetadataStore:
 
     @property
     def snapshot_bytes(self) -> int:
-        """The usage of all snapshots as the snapshotter tells it."""
+        """Usage of all snapshots, as the snapshotter reports it."""
         return sum(on_disk(snapshot.size_bytes) for snapshot in self.snapshots.values())
 
     @property
     def inodes_used(self) -> int:
-        """How many inodes all of it takes."""
+        """Number of used inodes."""
         files = len(self.blobs) + len(self.ingests) + len(self.snapshots) * UNCOUNTED_DIRECTORIES + self._unswept_inodes
         return files + sum(snapshot.inodes for snapshot in self.snapshots.values())
 
     @property
     def collection_due(self) -> bool:
-        """Whether a collection might free something."""
-        return bool(self._suspects) or self._unswept_inodes > 0
+        """Whether a collection may free bytes."""
+        return bool(self._candidates) or self._unswept_inodes > 0
 
     def put_blob(self, blob: Blob) -> None:
-        """Store a blob unless it is there; without a holder it goes with the next collection."""
+        """Store a blob unless it exists; the next collection removes it if it is unreferenced."""
         if blob.digest in self.blobs:
             return
         self.blobs[blob.digest] = blob
-        self._entered((PieceKind.BLOB, blob.digest), blob.labels)
+        self._stored((PieceKind.BLOB, blob.digest), blob.labels)
         for piece in blob.references:
-            self.hold(piece)
+            self.add_reference(piece)
 
     def put_snapshot(self, snapshot: Snapshot) -> None:
-        """Store a snapshot unless it is there; without a holder it goes with the next collection."""
+        """Store a snapshot unless it exists; the next collection removes it if it is unreferenced."""
         if snapshot.key in self.snapshots:
             return
         self.snapshots[snapshot.key] = snapshot
-        self._entered((PieceKind.SNAPSHOT, snapshot.key), snapshot.labels)
+        self._stored((PieceKind.SNAPSHOT, snapshot.key), snapshot.labels)
         if snapshot.parent:
             self._children[snapshot.parent] += 1
-            self.hold((PieceKind.SNAPSHOT, snapshot.parent))
+            self.add_reference((PieceKind.SNAPSHOT, snapshot.parent))
 
     def resize_snapshot(self, snapshot: Snapshot) -> None:
-        """Replace a snapshot by one of the same key and parent."""
+        """Replace a snapshot with one of the same key and parent."""
         self.snapshots[snapshot.key] = snapshot
 
-    def hold(self, piece: PieceKey) -> None:
-        """Keep a piece, there or not yet there, until released as often."""
-        self._held[piece] += 1
+    def add_reference(self, piece: PieceKey) -> None:
+        """Count a reference to a piece, even to one that is not stored yet."""
+        self._references[piece] += 1
 
-    def release(self, piece: PieceKey) -> None:
-        """Take back one hold."""
-        self._held[piece] -= 1
-        if self._held[piece] <= 0:
-            del self._held[piece]
-            self._suspects[piece] = None
+    def remove_reference(self, piece: PieceKey) -> None:
+        """Remove one reference; a piece without references is a candidate of the next collection."""
+        self._references[piece] -= 1
+        if self._references[piece] <= 0:
+            del self._references[piece]
+            self._candidates[piece] = None
 
     def set_name(self, name: ImageName) -> None:
-        """Make a name or move it to another target."""
+        """Create a name or move it to another target."""
         known = self.names.get(name.name)
         self.names[name.name] = name
-        self.hold((PieceKind.BLOB, name.target.digest))
+        self.add_reference((PieceKind.BLOB, name.target.digest))
         if known is not None:
-            self.release((PieceKind.BLOB, known.target.digest))
+            self.remove_reference((PieceKind.BLOB, known.target.digest))
 
     def delete_name(self, name: str) -> ImageName:
-        """Delete a name and return it; raises RefusedError when there is none."""
+        """Delete a name and return it.
+
+        Raises:
+            RefusedError: unknown name.
+        """
         known = self.names.pop(name, None)
         if known is None:
             raise RefusedError("NOT_FOUND", f'image "{name}": not found')
-        self.release((PieceKind.BLOB, known.target.digest))
+        self.remove_reference((PieceKind.BLOB, known.target.digest))
         return known
 
     def remove_blob(self, digest: str) -> None:
-        """Delete a blob whoever holds it; raises RefusedError when there is none."""
+        """Delete a blob, even if it is referenced.
+
+        Raises:
+            RefusedError: unknown blob.
+        """
         if digest not in self.blobs:
             raise RefusedError("NOT_FOUND", f"content digest {digest}: not found")
         self._drop((PieceKind.BLOB, digest))
 
     def remove_snapshot(self, key: str) -> None:
-        """Delete a snapshot without children; raises RefusedError otherwise."""
+        """Delete a snapshot.
+
+        Raises:
+            RefusedError: unknown snapshot, or it has children.
+        """
         self.get_snapshot(key)
         if self._children[key] > 0:
             raise RefusedError("FAILED_PRECONDITION", "cannot remove snapshot with child: failed precondition")
         self._drop((PieceKind.SNAPSHOT, key))
 
     def get_blob(self, digest: str) -> Blob:
-        """Return a blob; raises RefusedError when there is none."""
+        """Return a blob.
+
+        Raises:
+            RefusedError: unknown blob.
+        """
         blob = self.blobs.get(digest)
         if blob is None:
             raise RefusedError("NOT_FOUND", f"content digest {digest}: not found")
         return blob
 
     def get_snapshot(self, key: str) -> Snapshot:
-        """Return a snapshot; raises RefusedError when there is none."""
+        """Return a snapshot.
+
+        Raises:
+            RefusedError: unknown snapshot.
+        """
         snapshot = self.snapshots.get(key)
         if snapshot is None:
             raise RefusedError("NOT_FOUND", f"snapshot {key} does not exist: not found")
         return snapshot
 
     def get_lease(self, lease_id: str) -> Lease:
-        """Return a lease; raises RefusedError when there is none."""
+        """Return a lease.
+
+        Raises:
+            RefusedError: unknown lease.
+        """
         lease = self.leases.get(lease_id)
         if lease is None:
             raise RefusedError("NOT_FOUND", f'lease "{lease_id}": not found')
         return lease
 
     def add_lease(self, lease: Lease) -> None:
-        """Make a lease and hold what it lists; raises RefusedError when its id is taken."""
+        """Create a lease and reference its resources.
+
+        Raises:
+            RefusedError: a lease with this id exists.
+        """
         if lease.id in self.leases:
             raise RefusedError("ALREADY_EXISTS", f'lease "{lease.id}": already exists')
         resources, lease.resources = lease.resources, []
@@ -259,53 +289,61 @@ class MetadataStore:
             self.add_resource(lease.id, resource_id, resource_type)
 
     def add_resource(self, lease_id: str, resource_id: str, resource_type: str) -> None:
-        """Put a resource under a lease; raises RefusedError for an unknown lease or type."""
+        """Add a resource to a lease.
+
+        Raises:
+            RefusedError: unknown lease or resource type.
+        """
         lease = self.get_lease(lease_id)
         lease.resources.append((resource_id, resource_type))
         piece = _leased(resource_id, resource_type)
         if piece is not None:
-            self.hold(piece)
+            self.add_reference(piece)
 
     def delete_lease(self, lease_id: str) -> None:
-        """Delete a lease; raises RefusedError when there is none."""
+        """Delete a lease.
+
+        Raises:
+            RefusedError: unknown lease.
+        """
         lease = self.get_lease(lease_id)
         del self.leases[lease_id]
         for resource_id, resource_type in lease.resources:
             piece = _leased(resource_id, resource_type)
             if piece is not None:
-                self.release(piece)
+                self.remove_reference(piece)
 
     def share(self, namespace: str, digest: str) -> None:
-        """Let another namespace list a blob, too."""
+        """Add a blob to another namespace."""
         self.elsewhere.setdefault(namespace, {})[digest] = self.get_blob(digest)
 
     def collect(self) -> None:
-        """Remove every piece that nothing holds, then what only those held; give all their bytes back."""
+        """Remove all unreferenced pieces, recursively, and free their bytes."""
         self.collections += 1
-        while self._suspects:
-            piece, _ = self._suspects.popitem()
-            if self._held[piece] <= 0:
+        while self._candidates:
+            piece, _ = self._candidates.popitem()
+            if self._references[piece] <= 0:
                 self._drop(piece)
         self._unswept_bytes = self._unswept_inodes = 0
 
-    def _entered(self, piece: PieceKey, labels: dict[str, str]) -> None:
+    def _stored(self, piece: PieceKey, labels: dict[str, str]) -> None:
         if GC_ROOT_LABEL in labels:
-            self.hold(piece)
-        elif self._held[piece] <= 0:
-            self._suspects[piece] = None
+            self.add_reference(piece)
+        elif self._references[piece] <= 0:
+            self._candidates[piece] = None
 
     def _drop(self, piece: PieceKey) -> None:
-        """Drop a record and what it refers to; the bytes stay until the collector has been there."""
+        """Delete a record and its references; its bytes remain until the end of the next collection."""
         kind, key = piece
         if kind is PieceKind.BLOB:
             blob = self.blobs.pop(key, None)
             if blob is None:
                 return
-            if not any(key in held for held in self.elsewhere.values()):
+            if not any(key in each for each in self.elsewhere.values()):
                 self._unswept_bytes += on_disk(blob.size_bytes)
                 self._unswept_inodes += 1
-            for referred in blob.references:
-                self.release(referred)
+            for reference in blob.references:
+                self.remove_reference(reference)
             return
         snapshot = self.snapshots.pop(key, None)
         if snapshot is None:
@@ -314,11 +352,11 @@ class MetadataStore:
         self._unswept_inodes += snapshot.inodes + UNCOUNTED_DIRECTORIES
         if snapshot.parent:
             self._children[snapshot.parent] -= 1
-            self.release((PieceKind.SNAPSHOT, snapshot.parent))
+            self.remove_reference((PieceKind.SNAPSHOT, snapshot.parent))
 
 
 def _leased(resource_id: str, resource_type: str) -> PieceKey | None:
-    """Return the piece a lease's resource means; ``None`` for ingests, which are not collected here."""
+    """Return the piece of a lease's resource; ``None`` for ingests, which the simulation does not collect."""
     if resource_type == "content":
         return PieceKind.BLOB, resource_id
     if resource_type == f"snapshots/{SNAPSHOTTER}":

@@ -1,4 +1,4 @@
-"""Sandboxes, containers and images of a simulated node, as frozen records that are replaced when they change."""
+"""Sandboxes, containers and images of a simulated node, as frozen records that are replaced on a change."""
 
 from __future__ import annotations
 
@@ -21,24 +21,15 @@ class QosClass(StrEnum):
     BEST_EFFORT = "besteffort"
 
 
-class EventKind(StrEnum):
-    """What happened to a container or sandbox. Source: CRI ``ContainerEventType``."""
-
-    CREATED = "created"
-    STARTED = "started"
-    STOPPED = "stopped"
-    DELETED = "deleted"
-
-
 @dataclass(frozen=True, slots=True)
 class SimImage:
-    """An image as CRI sees it: all names that lead to one config.
+    """An image in CRI: all names with the same config.
 
     Attributes:
         id: digest of the config.
-        target_digest: what the names point at.
-        chain_id: the topmost snapshot; empty where nothing was unpacked.
-        size_bytes: CRI's size: all compressed blobs, the shared ones too.
+        target_digest: digest that the names refer to.
+        chain_id: key of the topmost snapshot; empty for an image that is not unpacked.
+        size_bytes: size in CRI: all compressed blobs, including shared ones.
     """
 
     id: str
@@ -56,8 +47,8 @@ class SimSandbox:
     """One sandbox.
 
     Attributes:
-        image: the pause image's reference.
-        cgroup_parent: as the kubelet names it, which tells the QoS class.
+        image: reference of the pause image.
+        cgroup_parent: cgroup path in the kubelet's naming scheme, which includes the QoS class.
     """
 
     id: str
@@ -84,12 +75,12 @@ class SimContainer:
     """One container.
 
     Attributes:
-        image_name: the reference it was made from.
-        image_id: what that meant then; the image may be gone since.
-        writable_bytes: what it wrote into its own layer.
-        working_set_bytes: memory while it runs.
+        image_name: image reference at creation.
+        image_id: image id at creation; the image may have been removed since.
+        writable_bytes: size of the writable layer.
+        working_set_bytes: memory usage while running.
         volume_images: references of images mounted as volumes.
-        pid: of its process, while it runs.
+        pid: process ID while running.
     """
 
     id: str
@@ -115,24 +106,14 @@ class SimContainer:
 
     @property
     def running(self) -> bool:
-        """Whether its process is there."""
+        """Whether the process of the container is running."""
         return self.state is ContainerState.RUNNING
 
     @property
     def reason(self) -> str:
-        """Why it is where it is, in the runtime's word; empty while it has not exited."""
+        """Termination reason, as containerd reports it; empty before the exit."""
         if self.state is not ContainerState.EXITED:
             return ""
         if self.exit_code == 137:
             return "OOMKilled"
         return "Error" if self.exit_code else "Completed"
-
-
-@dataclass(frozen=True, slots=True)
-class SimEvent:
-    """Something a listener may want to know at once."""
-
-    kind: EventKind
-    container_id: str
-    sandbox_id: str
-    at: datetime

@@ -1,4 +1,4 @@
-"""A raw caller over the generated messages, so that the simulation is not judged by the agent's own client."""
+"""gRPC caller on the generated messages, so that the simulation is tested independently of the agent's client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Response = TypeVar("Response", bound=Message)
 
 
 class Caller(Protocol):
-    """Calls one method; several answers of a stream come as a list."""
+    """Calls one method; returns the messages of a stream as a list."""
 
     async def __call__(
         self, server: SimServer, method: str, request: Message, answer: type[Response], *, namespace: str = "k8s.io"

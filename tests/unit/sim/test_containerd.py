@@ -1,4 +1,4 @@
-"""containerd's own services as the agent's client meets them, beyond what the layer graph reads."""
+"""containerd services of the simulation, called through the client of the agent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nodeagent.clock import SystemClock
 from nodeagent.errors import RuntimeRequestError
 from nodeagent.runtime.connection import RuntimeConnection
 from nodeagent.runtime.containerd import ContainerdClient
-from nodeagent.sim.containerd import _filter
+from nodeagent.sim.containerd import parse_filters
 from nodeagent.sim.content import Layer
 from nodeagent.sim.node import SimNode
 from nodeagent.sim.server import SimServer
@@ -26,9 +26,9 @@ LAYERS = (Layer("base", 3 * MIB), Layer("own", MIB))
 
 @pytest.fixture
 def node() -> SimNode:
-    made = SimNode()
-    made.add_image("registry.test/a:v1", layers=LAYERS)
-    return made
+    node = SimNode()
+    node.add_image("registry.test/a:v1", layers=LAYERS)
+    return node
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ async def client(node: SimNode, tmp_path: Path) -> AsyncIterator[ContainerdClien
         yield ContainerdClient(connection)
 
 
-async def test_single_records(node: SimNode, client: ContainerdClient) -> None:
+async def test_unknown_names_and_blobs_are_none(node: SimNode, client: ContainerdClient) -> None:
     (image,) = node.images.values()
     found = await client.get_image("registry.test/a:v1")
     assert found is not None
@@ -59,7 +59,7 @@ async def test_removal_of_orphaned_directories_collects_garbage_and_leaves_no_sn
     assert node.store.collections > collections
 
 
-async def test_a_name_that_moved_is_not_deleted(node: SimNode, client: ContainerdClient) -> None:
+async def test_moved_name_is_not_deleted(node: SimNode, client: ContainerdClient) -> None:
     with pytest.raises(RuntimeRequestError, match="FAILED_PRECONDITION"):
         await client.delete_image("registry.test/a:v1", sync=False, target="sha256:" + "0" * 64)
     target = next(iter(node.images.values())).target_digest
@@ -67,7 +67,7 @@ async def test_a_name_that_moved_is_not_deleted(node: SimNode, client: Container
     assert not await client.delete_image("registry.test/a:v1", sync=False)
 
 
-async def test_removed_records_give_their_bytes_back_with_the_next_collection(
+async def test_bytes_of_removed_records_are_freed_by_the_next_collection(
     node: SimNode, client: ContainerdClient
 ) -> None:
     before = node.used_bytes
@@ -80,7 +80,7 @@ async def test_removed_records_give_their_bytes_back_with_the_next_collection(
     assert before - node.used_bytes > MIB
 
 
-async def test_ingests_and_rooted_blobs(node: SimNode, client: ContainerdClient) -> None:
+async def test_ingests_are_listed_and_rooted_blobs_kept(node: SimNode, client: ContainerdClient) -> None:
     node.store.ingests["layer-1"] = Ingest("layer-1", 4096, 9000, "sha256:" + "1" * 64, node.now, node.now)
     assert len(await client.list_ingests()) == 1
     node.store.put_blob(Blob("sha256:" + "2" * 64, 10, node.now, {GC_ROOT_LABEL: "now"}))
@@ -103,7 +103,7 @@ async def test_each_sandbox_has_a_lease_on_containerd_2(node: SimNode, client: C
     assert not await client.delete_lease("keep", sync=True)
 
 
-async def test_other_namespaces_hold_only_what_is_shared(node: SimNode, client: ContainerdClient) -> None:
+async def test_other_namespace_contains_shared_blobs_only(node: SimNode, client: ContainerdClient) -> None:
     node.store.share("moby", LAYERS[0].blob_digest)
     assert await client.list_namespaces() == ("k8s.io", "moby")
     assert await client.list_digests("moby") == {LAYERS[0].blob_digest}
@@ -125,10 +125,10 @@ async def test_other_namespaces_hold_only_what_is_shared(node: SimNode, client: 
         (['labels."other"'], False),
     ],
 )
-def test_filters(filters: list[str], expected: bool) -> None:
-    assert _filter(filters)({"name": "a", "kind": "committed"}, {"x/y": "1"}) == expected
+def test_filter_matches_fields_and_labels(filters: list[str], expected: bool) -> None:
+    assert parse_filters(filters)({"name": "a", "kind": "committed"}, {"x/y": "1"}) == expected
 
 
-def test_a_malformed_filter_is_refused() -> None:
+def test_malformed_filter_is_rejected() -> None:
     with pytest.raises(RefusedError, match="parse error"):
-        _filter(["=="])
+        parse_filters(["=="])

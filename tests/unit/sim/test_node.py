@@ -1,8 +1,9 @@
-"""The pure state: names, garbage collection, forced removals."""
+"""State of the simulated node: names, garbage collection, forced removals."""
 
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,7 +12,9 @@ from nodeagent.sim.content import Layer, chain_ids
 from nodeagent.sim.node import SimNode
 from nodeagent.sim.scenario import scale_node
 from nodeagent.sim.store import BLOCK_BYTES, UNCOUNTED_DIRECTORIES, Lease, RefusedError, on_disk
-from nodeagent.sim.workload import EventKind, SimEvent, SimImage
+
+if TYPE_CHECKING:
+    from nodeagent.sim.workload import SimImage
 
 MIB = 1024 * 1024
 BASE = Layer("base", 50 * MIB)
@@ -19,19 +22,19 @@ OWN = Layer("own", 10 * MIB, 4 * MIB)
 
 
 def unpacked_bytes(layer: Layer) -> int:
-    """What a layer's snapshot occupies, with the directories its usage leaves out."""
+    """Return the disk usage of a layer's snapshot, including the directories absent from its reported usage."""
     return on_disk(layer.size_bytes) + UNCOUNTED_DIRECTORIES * BLOCK_BYTES
 
 
 def own_bytes(node: SimNode, image: SimImage, *layers: Layer) -> int:
-    """What an image's manifest, config and those layers occupy."""
+    """Return the disk usage of an image's manifest and config and of some layers."""
     target = node.store.blobs[image.target_digest]
     config = node.store.blobs[image.id]
     pieces = sum(unpacked_bytes(layer) + on_disk(layer.blob_bytes) for layer in layers)
     return pieces + on_disk(target.size_bytes) + on_disk(config.size_bytes)
 
 
-def test_chain_ids_are_those_of_a_real_containerd() -> None:
+def test_chain_ids_equal_those_of_containerd() -> None:
     diff_ids = [
         "sha256:cadda0b056e8d7d9c8a5fe22c4f1eec8d26e34777f7b7acc27e79d509f1c599a",
         "sha256:8f0bca3224d6e8b948b9687f6b9e9185ea6759a1b1d5ff77f0c59e63be0beede",
@@ -44,7 +47,7 @@ def test_chain_ids_are_those_of_a_real_containerd() -> None:
     )
 
 
-def test_an_image_has_containerds_names() -> None:
+def test_image_has_the_names_of_containerd() -> None:
     node = SimNode()
     image = node.add_image("registry.test/app:v1", "registry.test/app:latest", layers=[BASE])
     digest = f"registry.test/app@{image.target_digest}"
@@ -53,8 +56,8 @@ def test_an_image_has_containerds_names() -> None:
     assert image.repo_digests == (digest,)
 
 
-@pytest.mark.parametrize("way", ["id", "bare id", "short id", "tag", "digest"])
-def test_any_reference_removes_all_names_with_one_collection(way: str) -> None:
+@pytest.mark.parametrize("form", ["id", "bare id", "short id", "tag", "digest"])
+def test_any_reference_removes_all_names_with_one_collection(form: str) -> None:
     node = SimNode()
     image = node.add_image("docker.io/library/app:v1", "docker.io/library/app:v2", layers=[BASE, OWN])
     reference = {
@@ -63,7 +66,7 @@ def test_any_reference_removes_all_names_with_one_collection(way: str) -> None:
         "short id": image.id.removeprefix("sha256:")[:12],
         "tag": "app:v2",
         "digest": image.repo_digests[0],
-    }[way]
+    }[form]
     node.remove_image(reference)
     assert node.images == {}
     assert node.store.names == {}
@@ -71,7 +74,7 @@ def test_any_reference_removes_all_names_with_one_collection(way: str) -> None:
     assert node.used_bytes == 0
 
 
-def test_removal_frees_only_what_is_not_shared() -> None:
+def test_removal_frees_unshared_layers_only() -> None:
     node = SimNode()
     first = node.add_image("a:1", layers=[BASE, OWN])
     second = node.add_image("b:1", layers=[BASE, Layer("other", 20 * MIB)])
@@ -82,7 +85,7 @@ def test_removal_frees_only_what_is_not_shared() -> None:
     assert node.used_bytes == 0
 
 
-def test_a_used_image_can_go_and_its_container_keeps_the_snapshots() -> None:
+def test_removal_of_a_used_image_keeps_the_snapshots_of_its_container() -> None:
     node = SimNode()
     image = node.add_image("a:1", layers=[BASE, OWN])
     container = node.start_container("a:1")
@@ -93,12 +96,12 @@ def test_a_used_image_can_go_and_its_container_keeps_the_snapshots() -> None:
     assert node.containers[container.id].running
     own = Layer("writable", node.store.snapshots[container.id].size_bytes)
     node.remove_container(container.id)
-    assert image.chain_id in node.store.snapshots  # until the collector comes by
+    assert image.chain_id in node.store.snapshots  # until the next collection
     assert node.collect_garbage() == sum(map(unpacked_bytes, (BASE, OWN, own)))
     assert image.chain_id not in node.store.snapshots
 
 
-def test_a_lease_keeps_what_it_lists() -> None:
+def test_lease_keeps_its_resources() -> None:
     node = SimNode()
     image = node.add_image("a:1", layers=[BASE, OWN])
     node.store.add_lease(Lease("keep", node.now, resources=[(image.chain_id, "snapshots/overlayfs")]))
@@ -109,7 +112,7 @@ def test_a_lease_keeps_what_it_lists() -> None:
     assert node.store.snapshots == {}
 
 
-def test_another_namespace_keeps_a_blob_on_disk() -> None:
+def test_blob_of_another_namespace_remains_on_disk() -> None:
     node = SimNode()
     node.add_image("a:1", layers=[BASE])
     node.store.share("moby", BASE.blob_digest)
@@ -118,7 +121,7 @@ def test_another_namespace_keeps_a_blob_on_disk() -> None:
     assert node.used_bytes == on_disk(BASE.blob_bytes)
 
 
-def test_a_moved_tag_leaves_an_image_without_tags() -> None:
+def test_moved_tag_leaves_the_old_image_without_tags() -> None:
     node = SimNode()
     old = node.add_image("a:latest", layers=[BASE], variant="old")
     new = node.add_image("a:latest", layers=[BASE], variant="new")
@@ -127,7 +130,7 @@ def test_a_moved_tag_leaves_an_image_without_tags() -> None:
     assert node.resolve_image("a:latest") == new.id
 
 
-def test_an_image_is_listed_until_its_last_name_is_gone() -> None:
+def test_image_is_listed_until_its_last_name_is_deleted() -> None:
     node = SimNode()
     image = node.add_image("a:1", layers=[BASE])
     node.delete_image_name("a:1")
@@ -135,13 +138,13 @@ def test_an_image_is_listed_until_its_last_name_is_gone() -> None:
     assert node.images[image.id].repo_digests == ()
     node.delete_image_name(image.id)
     assert node.images == {}
-    assert node.store.blobs  # nothing was collected yet
+    assert node.store.blobs  # no collection yet
     with pytest.raises(RefusedError, match="NOT_FOUND"):
         node.delete_image_name(image.id)
 
 
 @pytest.mark.parametrize("shape", ["index", "docker", "no blobs", "not unpacked"])
-def test_odd_images_leave_nothing_behind(shape: str) -> None:
+def test_removal_of_special_images_frees_all_bytes(shape: str) -> None:
     node = SimNode()
     image = node.add_image(
         "a:1",
@@ -159,7 +162,7 @@ def test_odd_images_leave_nothing_behind(shape: str) -> None:
     assert node.used_bytes == 0
 
 
-def test_an_artifact_is_no_image_and_is_removed_by_name() -> None:
+def test_artifact_is_not_an_image_and_is_removed_by_name() -> None:
     node = SimNode()
     node.add_artifact("registry.test/chart:1", [Layer("chart", 9000)])
     assert node.images == {}
@@ -169,8 +172,8 @@ def test_an_artifact_is_no_image_and_is_removed_by_name() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_any_order_of_removals_ends_where_it_should(seed: int) -> None:
-    """What remains occupies what it would on a node that never had the rest."""
+def test_any_order_of_removals_leaves_reachable_records_only(seed: int) -> None:
+    """The remaining records are those of a node that never had the removed images."""
     node = scale_node(25, 6, 12, seed=seed)
     node.collect_garbage()
     dice = random.Random(seed)
@@ -186,14 +189,14 @@ def test_any_order_of_removals_ends_where_it_should(seed: int) -> None:
 
 
 def reachable_blobs(node: SimNode) -> set[str]:
-    """The collector's answer by marking instead of counting."""
+    """Return the reachable blobs by mark and sweep, an independent check of the reference counts."""
     marked: set[str] = set()
-    waiting = [name.target.digest for name in node.store.names.values()]
-    while waiting:
-        digest = waiting.pop()
+    queue = [name.target.digest for name in node.store.names.values()]
+    while queue:
+        digest = queue.pop()
         if digest in node.store.blobs and digest not in marked:
             marked.add(digest)
-            waiting += [key for kind, key in node.store.blobs[digest].references if kind == "blob"]
+            queue += [key for kind, key in node.store.blobs[digest].references if kind == "blob"]
     return marked
 
 
@@ -209,24 +212,16 @@ def reachable_snapshots(node: SimNode) -> set[str]:
     return marked
 
 
-def test_removing_a_running_container_kills_it() -> None:
+def test_running_container_is_removed_and_a_second_removal_ignored() -> None:
     node = SimNode()
-    heard: list[SimEvent] = []
-    node.listeners.append(heard.append)
     node.add_image("a:1", layers=[BASE])
     container = node.start_container("a:1")
     node.remove_container(container.id)
     node.remove_container(container.id)
     assert node.containers == {}
-    assert [event.kind for event in heard if event.container_id == container.id] == [
-        EventKind.CREATED,
-        EventKind.STARTED,
-        EventKind.STOPPED,
-        EventKind.DELETED,
-    ]
 
 
-def test_stopping_and_removing_a_ready_sandbox_is_by_force() -> None:
+def test_ready_sandbox_is_stopped_and_removed_with_its_containers() -> None:
     node = SimNode()
     node.add_image("a:1", layers=[BASE])
     pod = node.add_pod("web")
@@ -243,7 +238,7 @@ def test_stopping_and_removing_a_ready_sandbox_is_by_force() -> None:
     assert set(node.store.snapshots) == {BASE.diff_id}
 
 
-def test_the_disk_shows_what_containers_write() -> None:
+def test_written_bytes_reduce_the_available_bytes() -> None:
     node = SimNode(capacity_bytes=1000 * MIB)
     node.add_image("a:1", layers=[BASE])
     container = node.start_container("a:1")
@@ -256,6 +251,6 @@ def test_the_disk_shows_what_containers_write() -> None:
         node.fill_to(1)
 
 
-def test_a_container_needs_its_image() -> None:
-    with pytest.raises(ValueError, match="there is no image nobody"):
-        SimNode().start_container("nobody")
+def test_container_requires_an_existing_image() -> None:
+    with pytest.raises(ValueError, match="unknown image missing"):
+        SimNode().start_container("missing")

@@ -1,4 +1,4 @@
-"""The nodes others rely on: a believable one, large ones, their filesystem and their logs."""
+"""Example nodes: sizes, filesystem and logs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def summary(node: SimNode) -> tuple[object, ...]:
     return (node.images, node.sandboxes, node.containers, node.store.snapshots, node.other_bytes)
 
 
-def test_the_believable_node_is_one() -> None:
+def test_believable_node_has_the_documented_content() -> None:
     node = believable_node().node
     reading = SimFilesystem(node).read(node.imagefs_path)
     assert (reading.used_percent, reading.capacity_bytes) == (91, 40 * GIB)
@@ -41,38 +41,38 @@ def test_the_believable_node_is_one() -> None:
     }
 
 
-def test_removing_the_unused_images_is_enough_and_takes_several() -> None:
+def test_low_threshold_is_reached_by_removing_several_unused_images() -> None:
     node = believable_node().node
     unused = [image for image in node.images.values() if not node.users_of(image.id) and not image.pinned]
-    wanted = node.used_bytes - node.capacity_bytes * 80 // 100
+    target = node.used_bytes - node.capacity_bytes * 80 // 100
     before = node.used_bytes
     largest = 0
     for image in unused:
-        held = node.used_bytes
+        used = node.used_bytes
         node.remove_image(image.id)
-        largest = max(largest, held - node.used_bytes)
-    assert before - node.used_bytes > wanted > 2 * largest
-    node.fill_to(91)  # other data was not touched, so it can still grow
+        largest = max(largest, used - node.used_bytes)
+    assert before - node.used_bytes > target > 2 * largest
+    node.fill_to(91)  # succeeds, as other data is unchanged and can grow
 
 
-def test_equal_seeds_make_equal_nodes() -> None:
+def test_equal_seeds_create_equal_nodes() -> None:
     assert summary(believable_node(7).node) == summary(believable_node(7).node)
     assert summary(believable_node(7).node) != summary(believable_node(8).node)
 
 
-def test_nothing_is_collectable_at_first() -> None:
+def test_believable_node_has_no_garbage() -> None:
     assert believable_node().node.collect_garbage() == 0
 
 
-def test_logs_lie_where_the_runtime_says(tmp_path: Path) -> None:
+def test_logs_are_at_the_paths_of_the_runtime(tmp_path: Path) -> None:
     scenario = believable_node()
     scenario.write_logs(tmp_path)
     node = scenario.node
     for container in node.containers.values():
         assert (tmp_path / "pods").joinpath(node.log_path(container)).is_file()
     uids = {path.name.rpartition("_")[2] for path in (tmp_path / "pods").iterdir()}
-    gone = uids - {sandbox.uid for sandbox in node.sandboxes.values()}
-    assert gone == {sandbox.uid for sandbox, _ in scenario.former_pods}
+    deleted = uids - {sandbox.uid for sandbox in node.sandboxes.values()}
+    assert deleted == {sandbox.uid for sandbox, _ in scenario.former_pods}
     dead = [link for link in (tmp_path / "containers").iterdir() if not link.exists()]
     assert len(dead) == len(scenario.former_pods) == 2
     assert all(link.is_symlink() for link in dead)
@@ -80,7 +80,7 @@ def test_logs_lie_where_the_runtime_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("sharing", "snapshots"), [(8, 650), (1, 991)])
-def test_a_scaled_node_has_the_asked_size(sharing: int, snapshots: int) -> None:
+def test_scaled_node_has_the_requested_size(sharing: int, snapshots: int) -> None:
     node = scale_node(100, 10, 60, sharing=sharing)
     layers = sum(1 for snapshot in node.store.snapshots.values() if snapshot.kind == "committed")
     assert len(node.images) == 100
@@ -89,7 +89,7 @@ def test_a_scaled_node_has_the_asked_size(sharing: int, snapshots: int) -> None:
     assert SimFilesystem(node).read(node.root_path).used_percent == 91
 
 
-def test_the_filesystem_answers_below_the_runtimes_root_only() -> None:
+def test_filesystem_is_readable_below_the_root_directory_only() -> None:
     node = scale_node(3)
     filesystem, clock = SimFilesystem(node), SimClock()
     reading = filesystem.read_filesystem(node.imagefs_path, clock)
@@ -103,7 +103,7 @@ def test_the_filesystem_answers_below_the_runtimes_root_only() -> None:
         filesystem.read_filesystem(node.imagefs_path, clock)
 
 
-def test_the_clock_moves_by_hand() -> None:
+def test_clock_changes_by_calls_only() -> None:
     clock = SimClock()
     before, since = clock.now(), clock.monotonic_s()
     clock.advance(90)
