@@ -102,7 +102,7 @@ class DaemonContext:
     def swap(self, settings: Settings) -> None:
         """Replace the settings once the running pass has ended; the supervisor then composes a new agent.
 
-        The reload grace period starts, restarts or ends with the switch that this is.
+        This starts, restarts or ends the reload grace period if it changes the mode or passes already wait.
         """
         self.grace.begin(grace_needed_s(self.newest, settings, pending=self.grace.pending), BY_RELOAD)
         self._next = settings

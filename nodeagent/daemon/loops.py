@@ -39,7 +39,7 @@ class Pass(Protocol):
     """One garbage collection pass over a scope."""
 
     async def __call__(self, scope: Scope, stop: asyncio.Event) -> tuple[Preview, PassReport]:
-        """Observe, plan and act once; return the plan that was made first, and the report.
+        """Observe, plan and act once; return the first plan and the report.
 
         Raises:
             RuntimeUnavailableError: the runtime does not answer.
@@ -85,7 +85,7 @@ class RuntimeWatch:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Time between two passes, with jitter: the nodes of a fleet that start together drift apart.
+    """Time between two passes, with jitter to spread the load of nodes that start together.
 
     Attributes:
         seconds: mean time.
@@ -180,7 +180,7 @@ class Loop:
 
 
 def log_result(logger: FilteringBoundLogger, result: Result, *, dry_run: bool) -> None:
-    """Log the outcome of one removal, also of a failed one and of one that a dry run left out."""
+    """Log the outcome of one removal, whether it was done, failed or skipped by a dry run."""
     decision = result.decision
     level = logger.warning if result.outcome is Outcome.FAILED else logger.info
     level(

@@ -1,4 +1,4 @@
-"""Pass lock: one pass at a time, none during a pause, and an urgent pass ends the one that is running."""
+"""Pass lock: one pass at a time, none during a pause, and an urgent pass ends the running one."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class PassLock:
     async def take(self, *, urgent: bool = False) -> AsyncIterator[asyncio.Event]:
         """Wait for the lock and keep it for the block.
 
-        Yields an event that asks the pass to end between two items: the daemon stops or is paused, or an urgent pass
+        Yields an event, set to end the pass between two items: the daemon stops or is paused, or an urgent pass
         waits for the lock. It can be set from the start.
 
         Args:

@@ -171,7 +171,7 @@ def _answer(callers: Iterable[asyncio.Future[Reloaded]], outcome: Reloaded | Con
 async def read_again(settings: Settings) -> Settings:
     """Return the settings that their origin has now, parsed and checked by a child process.
 
-    The libraries for it would be a third of the daemon's memory.
+    The daemon does not import the configuration libraries: they would be a third of its memory.
 
     Raises:
         ConfigError: the settings are invalid, or the check failed or timed out.

@@ -1,6 +1,6 @@
-"""A daemon's station that is asked over its real socket, on a simulated node.
+"""A daemon context with its control API on a real socket, on a simulated node.
 
-The caller is the one that the test names, or the one that the kernel reports: an unprivileged member of the group.
+The caller is the peer that the test sets, or the one that the kernel reports: an unprivileged member of the group.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ IMAGE = "registry.example/app:v1"
 GROUP_NAME = "group-of-the-test"
 NOBODY = 65534
 MEMBERS_GROUP = 4711 if os.geteuid() == 0 else os.getgid()
-"""Of the unprivileged member; as root any number will do, whether the machine has such a group or not."""
+"""Group of the unprivileged member; root can take any number, also that of no existing group."""
 
 
 @dataclass
 class Node:
-    """A daemon's station with an agent, asked over its socket."""
+    """A daemon context with an agent and the socket of its control API."""
 
     context: DaemonContext
     sim: SimNode
@@ -92,7 +92,7 @@ class Node:
             await self.ask(method, request)
         return caught.value.code().name, caught.value.details() or ""
 
-    def told(self, event: str) -> list[dict[str, Any]]:
+    def logged(self, event: str) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in self.log.getvalue().splitlines()]
         return [each for each in lines if each["event"] == event]
 
@@ -101,13 +101,13 @@ class Node:
 async def serving(
     tmp_path: Path, *, max_per_pod_container: int = 0, simulated_peers: bool = True, head: str = ""
 ) -> AsyncIterator[Node]:
-    """Serve; what an earlier agent left is gone at the end.
+    """Serve the control API; its socket is removed at the end.
 
     Args:
         tmp_path: for configuration, state and logs.
-        max_per_pod_container: so many dead containers does the configuration keep of each; the node has two.
-        simulated_peers: the caller is ``Node.peer``; else the one that the kernel reports.
-        head: what the configuration starts with.
+        max_per_pod_container: number of dead containers to keep of each container; the node has two.
+        simulated_peers: whether the caller is ``Node.peer``, not the peer that the kernel reports.
+        head: first lines of the configuration.
     """
     directory = Path(tempfile.mkdtemp(dir=tmp_path.parent if simulated_peers else None, prefix="c"))
     config = tmp_path / "config.toml"
@@ -152,7 +152,7 @@ async def serving(
         node.faults = server.faults
         stop = asyncio.Event()
         running = asyncio.ensure_future(ControlServer(context).run(stop))
-        while not node.told("control_listening"):  # noqa: ASYNC110 - the log is what tells
+        while not node.logged("control_listening"):  # noqa: ASYNC110 - the log has no event to wait on
             await asyncio.sleep(0)
         yield node
         stop.set()
@@ -162,9 +162,9 @@ async def serving(
 
 @contextmanager
 def _unprivileged() -> Iterator[None]:
-    """Have the kernel attribute what is done here to an unprivileged user in the members' group, as he may do it.
+    """Run the block as an unprivileged user in the group of the members.
 
-    A test that does not run as root is such a user anyway.
+    A test that does not run as root is such a user already.
     """
     if os.geteuid() != 0:
         yield
@@ -183,20 +183,20 @@ def _unprivileged() -> Iterator[None]:
 
 @asynccontextmanager
 async def served_to_member(tmp_path: Path, *, max_per_pod_container: int) -> AsyncIterator[Node]:
-    """Serve to an unprivileged member who may act: the kernel reports his credentials for every connection."""
+    """Serve an unprivileged member with write access; the kernel reports its credentials for every connection."""
     tasks: set[asyncio.Task[None]] = set()
     async with serving(tmp_path, max_per_pod_container=max_per_pod_container, simulated_peers=False) as node:
         settings = node.context.settings
         node.context.settings = replace(settings, control=replace(settings.control, group_may_act=True))
         node.path.parent.chmod(0o755)
-        reached, node.path = node.path, node.path.with_name("relay.sock")
+        direct, node.path = node.path, node.path.with_name("relay.sock")
 
         async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with _unprivileged():
-                taken = socket.socket(socket.AF_UNIX)
-                taken.connect(str(reached))
-            taken.setblocking(False)
-            inner_reader, inner_writer = await asyncio.open_unix_connection(sock=taken)
+                upstream = socket.socket(socket.AF_UNIX)
+                upstream.connect(str(direct))
+            upstream.setblocking(False)
+            inner_reader, inner_writer = await asyncio.open_unix_connection(sock=upstream)
             pumps = [
                 asyncio.ensure_future(_pump(reader, inner_writer)),
                 asyncio.ensure_future(_pump(inner_reader, writer)),
@@ -215,7 +215,7 @@ async def served_to_member(tmp_path: Path, *, max_per_pod_container: int) -> Asy
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             node.path.unlink(missing_ok=True)
-            node.path = reached
+            node.path = direct
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -226,7 +226,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def say(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    """Run a command; return its exit code, what it said and what it complained of."""
+    """Run a command; return its exit code, output and error output."""
 
     def run() -> int:
         with pytest.MonkeyPatch.context() as patch:
@@ -236,5 +236,5 @@ async def say(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str
         return int(ended.value.code or 0)
 
     code = await asyncio.to_thread(run)
-    shown = capsys.readouterr()
-    return code, shown.out, shown.err
+    output = capsys.readouterr()
+    return code, output.out, output.err

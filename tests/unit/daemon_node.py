@@ -1,4 +1,4 @@
-"""A daemon that serves agents and reloads on a simulated node, by a clock moved by hand."""
+"""A daemon with agents and reloads on a simulated node, by a clock moved by the test."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Daemon:
         return [each for each in self._events if not event or each["event"] == event]
 
     async def reload(self) -> Reloaded:
-        """Ask for a reload as the socket does."""
+        """Request a reload as the control API does."""
         waiting: asyncio.Future[Reloaded] = asyncio.get_running_loop().create_future()
         self.context.awaiting_reload.append(waiting)
         self.context.reload.set()
@@ -100,18 +100,18 @@ class Daemon:
         await self.settle()
 
     async def trigger(self, loop: str) -> dict[str, Any]:
-        """Have a loop run now, as ``nodeagent trigger LOOP --wait`` does."""
+        """Run a loop now, as ``nodeagent trigger LOOP --wait`` does."""
         answer = await ControlService(self.context).Trigger(api.TriggerRequest(loop=loop, wait=True), mock.Mock())
         shown: dict[str, Any] = json.loads(answer.json)
         return shown
 
     async def apply(self, scope: str) -> None:
-        """Have a pass made, as a member's ``nodeagent gc --yes`` does."""
+        """Run a pass, as ``nodeagent gc --yes`` of a group member does."""
         async for _ in ControlService(self.context).Apply(api.ApplyRequest(scope=scope), mock.Mock()):
             pass
 
     async def apply_plan(self, scope: str) -> None:
-        """Have a plan saved and carried out, as a member's confirmed ``nodeagent gc`` does."""
+        """Save and execute a plan, as a confirmed ``nodeagent gc`` of a group member does."""
         service = ControlService(self.context)
         saved = await service.Plan(api.PlanRequest(scope=scope, lasts_seconds=600), mock.Mock())
         async for _ in service.Apply(api.ApplyRequest(plan=saved.json), mock.Mock()):
@@ -124,9 +124,9 @@ class Daemon:
         return shown
 
     async def settle(self) -> None:
-        """Wait until every loop of the present agent has made a pass, or is paused."""
+        """Wait until every loop of the agent in force has finished a pass, or is paused."""
         async with asyncio.timeout(30):
-            while not self._settled():  # noqa: ASYNC110 - the log is what tells
+            while not self._settled():  # noqa: ASYNC110 - the log has no event to wait on
                 await asyncio.sleep(0.001)
 
     def _settled(self) -> bool:
@@ -143,7 +143,7 @@ class Daemon:
 
 @dataclass
 class Place:
-    """A node with its runtime, its configuration and its state directory, over restarts of the daemon."""
+    """A node with runtime, configuration and state directory, over restarts of the daemon."""
 
     directory: Path
     sim: SimNode = field(default_factory=SimNode)
@@ -167,7 +167,7 @@ class Place:
         return self.sim.clock.monotonic_s()
 
     def litter(self) -> None:
-        """Leave a dead container of an image that nothing else uses."""
+        """Add a dead container with an image that no other container uses."""
         if self.sim.resolve_image(IMAGE) is None:
             self.sim.add_image(IMAGE, layers=[Layer("base", 1 << 20)])
         self.sim.add_container(self.sandbox, "app", IMAGE, state=ContainerState.EXITED, age_s=3600)
@@ -189,21 +189,21 @@ class Place:
 
     @asynccontextmanager
     async def daemon(self, *, settled: bool = True) -> AsyncIterator[Daemon]:
-        """Run a daemon, until it is told to stop."""
+        """Run a daemon until the end of the block."""
         stream, clock = io.StringIO(), self.sim.clock
         logger = log.configure("json", "info", stream)
         context = DaemonContext(self.load(), logger, clock, LoopStatuses(clock), PassLock(clock))
         made = Daemon(self, context, stream)
 
         async def read(settings: Settings) -> Settings:
-            return checked(settings.origin)  # without a process of its own, to be quick
+            return checked(settings.origin)  # without the child process, which takes a second
 
         restore_pause(context)
         restore_grace(context.grace, context.settings)
         with (
             mock.patch.object(supervisor, "GRACE_POLL_S", 0.001),
             mock.patch.object(service, "read_again", read),
-            mock.patch.object(collect, "SETTLE_WITHIN_S", 0.0),  # this machine's disk shows nothing of what is freed
+            mock.patch.object(collect, "SETTLE_WITHIN_S", 0.0),  # this machine's disk does not show the freed bytes
         ):
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(ReloadTask(context, Notifier({})).run(context.stop))
@@ -219,7 +219,7 @@ class Place:
 
 @asynccontextmanager
 async def place(**changes: object) -> AsyncIterator[Place]:
-    """Serve a simulated node whose daemon runs dry unless told otherwise."""
+    """Serve a simulated node; its daemon is a dry run unless ``changes`` say otherwise."""
     with tempfile.TemporaryDirectory(prefix="d") as name:
         made = Place(Path(name))
         made.write(
@@ -242,14 +242,14 @@ async def place(**changes: object) -> AsyncIterator[Place]:
 
 @asynccontextmanager
 async def daemon(**changes: object) -> AsyncIterator[Daemon]:
-    """Run a daemon on a node of its own."""
+    """Run a daemon on a new node."""
     async with place(**changes) as here, here.daemon() as made:
         yield made
 
 
-async def refused(work: Any) -> str:
-    """Return why a request is refused; empty if it is not."""
+async def refused(request: Any) -> bool:
+    """Return whether a request is refused."""
     with suppress(UsageError):
-        await work
-        return ""
-    return "refused"
+        await request
+        return False
+    return True

@@ -208,7 +208,7 @@ async def test_one_pass_of_the_daemon_exits_with_the_same_code_as_its_dry_run(
     settings = checked(Origin(node.config, (), dry_run))
     end = await supervise(settings, node.context.logger, once=True)
     assert pass_exit_code(end) == case.code
-    assert sum(each["planned"] for each in node.told("pass_finished")) == case.removes
+    assert sum(each["planned"] for each in node.logged("pass_finished")) == case.removes
 
 
 async def test_dry_run_of_a_saved_plan_exits_with_the_code_of_applying_it(

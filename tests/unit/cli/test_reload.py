@@ -89,7 +89,7 @@ async def test_dry_run_prints_the_same_effect_and_changes_nothing(
     assert node.context.newest is before
     assert not node.context.renew.is_set()
     assert not node.context.grace.pending
-    assert node.told("config_reloaded") == []
+    assert node.logged("config_reloaded") == []
     assert "reload" not in node.log.getvalue()[len(logged) :]
     preview = json.loads((await say(capsys, "reload", "--dry-run", "-o", "json"))[1])
     real = json.loads((await say(capsys, "reload", "-o", "json"))[1])

@@ -1,4 +1,4 @@
-"""What is imported before anything is done: a quick help and a small daemon depend on it."""
+"""Imports of the entry points: fast help and a small daemon depend on them."""
 
 from __future__ import annotations
 
@@ -35,43 +35,45 @@ def imported(*arguments: str) -> set[str]:
 
 
 @pytest.mark.parametrize("word", ["--help", "--version"])
-def test_help_loads_nothing_that_commands_need(word: str) -> None:
-    seen = imported("-m", "nodeagent", word)
-    assert "nodeagent.cli.main" in seen
-    assert seen & (FOR_TABLES | FOR_FILES | FOR_NODES | {"asyncio", "json"}) == set()
+def test_help_does_not_import_libraries_of_commands(word: str) -> None:
+    modules = imported("-m", "nodeagent", word)
+    assert "nodeagent.cli.main" in modules
+    assert modules & (FOR_TABLES | FOR_FILES | FOR_NODES | {"asyncio", "json"}) == set()
 
 
 @pytest.mark.parametrize("words", ["gc", "config show", "doctor"])
-def test_help_of_a_command_does_not_load_what_it_works_with(words: str) -> None:
-    seen = imported("-m", "nodeagent", *words.split(), "--help")
-    ours = FOR_FILES - {"pydantic"}  # which the command line's library may take to convert options
-    assert seen & (FOR_TABLES | ours | FOR_NODES) == set()
+def test_help_of_a_command_does_not_import_its_libraries(words: str) -> None:
+    modules = imported("-m", "nodeagent", *words.split(), "--help")
+    ours = FOR_FILES - {"pydantic"}  # the library of the command line can import it to convert options
+    assert modules & (FOR_TABLES | ours | FOR_NODES) == set()
 
 
-def test_the_daemon_loads_no_command_line_and_no_models() -> None:
-    seen = imported("-c", DAEMON)
-    assert "nodeagent.daemon.supervisor" in seen
-    assert seen & ({"typer", "prometheus_client"} | FOR_TABLES | FOR_FILES) == set()
+def test_daemon_does_not_import_command_line_and_configuration_models() -> None:
+    modules = imported("-c", DAEMON)
+    assert "nodeagent.daemon.supervisor" in modules
+    assert modules & ({"typer", "prometheus_client"} | FOR_TABLES | FOR_FILES) == set()
 
 
-def test_a_plain_status_loads_no_parser() -> None:
-    seen = imported(
+def test_plain_status_does_not_import_the_parser() -> None:
+    modules = imported(
         "-c",
         "import sys; from nodeagent.cli import start, status; sys.argv[1:] = ['status']\n"
         "status.show_status = lambda *_, **__: None\n"
         "start.main()",
     )
-    assert seen & ({"typer"} | FOR_TABLES | FOR_FILES) == set()
+    assert modules & ({"typer"} | FOR_TABLES | FOR_FILES) == set()
 
 
 @pytest.mark.parametrize(("words", "form"), sorted(start.STATUS_FORMS.items()))
-def test_what_is_not_parsed_is_what_the_parser_would_make_of_it(
+def test_status_without_the_parser_equals_status_with_it(
     words: tuple[str, ...], form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[object] = []
+    calls: list[object] = []
     monkeypatch.setattr("sys.argv", ["nodeagent", *words])
-    monkeypatch.setattr("nodeagent.cli.status.show_status", lambda *told, **more: asked.append((told, more)))
+    monkeypatch.setattr(
+        "nodeagent.cli.status.show_status", lambda *arguments, **options: calls.append((arguments, options))
+    )
     start.main()
     with pytest.raises(SystemExit):
         command_line.main()
-    assert asked == [((None, form), {"watch_s": None})] * 2
+    assert calls == [((None, form), {"watch_s": None})] * 2

@@ -115,7 +115,7 @@ async def test_a_stranger_is_refused_everything(node: Node, method: str) -> None
     code, why = await node.refused(method)
     assert code == "PERMISSION_DENIED"
     assert "it takes root or a member of group group-of-the-test" in why
-    assert [each["method"] for each in node.told("control_refused")] == [method]
+    assert [each["method"] for each in node.logged("control_refused")] == [method]
 
 
 @pytest.mark.parametrize("method", sorted(name for name, right in RIGHTS.items() if right is Access.ACT))
@@ -155,7 +155,7 @@ async def test_what_keeps_it_from_answering_is_told(node: Node) -> None:
     taken.write_text("in the way")
     with pytest.raises(grpc.aio.AioRpcError):
         await node.ask("Status")
-    assert "File exists" in node.told("control_unavailable")[0]["error"]
+    assert "File exists" in node.logged("control_unavailable")[0]["error"]
     taken.unlink()
     assert (await node.ask("Status"))["agent"]["running"]
 
@@ -349,7 +349,7 @@ async def test_a_pause_is_kept_that_comes_while_one_ends(node: Node, monkeypatch
     resumed = asyncio.ensure_future(node.ask("Resume"))
     assert await asyncio.to_thread(ending.wait, 20)
     paused = asyncio.ensure_future(node.ask("Pause", api.PauseRequest(seconds=600, why="two")))
-    while len(node.told("control_request")) != 3:  # noqa: ASYNC110 - the log is what tells
+    while len(node.logged("control_request")) != 3:  # noqa: ASYNC110 - the log is what tells
         await asyncio.sleep(0)
     await asyncio.wait({paused}, timeout=0.2)
     go_on.set()
@@ -537,7 +537,7 @@ def signed(plan: dict[str, Any], key: bytes) -> dict[str, Any]:
 
 async def test_peer_reported_by_the_kernel_is_an_unprivileged_member(kept: Node) -> None:
     await kept.ask("Apply", api.ApplyRequest(scope="containers"))
-    (asked,) = kept.told("control_request")
+    (asked,) = kept.logged("control_request")
     assert (asked["method"], asked["uid"]) == ("Apply", os.geteuid() or NOBODY)
     assert asked["uid"] != 0
 
@@ -601,7 +601,7 @@ async def test_unusable_key_file_leaves_plans_that_last_as_long_as_the_daemon(no
         unseal(json.dumps(saved), bytes.fromhex("ab" * 32))
     report = (await node.ask("Apply", api.ApplyRequest(plan=json.dumps(saved))))["all"][-1]
     assert len(report["results"]) == 2
-    (warned,) = node.told("plan_key_unavailable")
+    (warned,) = node.logged("plan_key_unavailable")
     assert "mode 0644 gives access to others" in warned["error"]
 
 
@@ -766,7 +766,7 @@ async def test_no_request_ends_it(node: Node, call: tuple[str, bytes]) -> None:
         await node.ask(name, raw=raw)
     except grpc.aio.AioRpcError as error:
         assert error.code().name in {"INVALID_ARGUMENT", "FAILED_PRECONDITION"}, error.details()  # noqa: PT017
-    assert node.told("control_failed") == []
+    assert node.logged("control_failed") == []
     assert (await node.ask("Status"))["agent"]["running"]
 
 
@@ -824,7 +824,7 @@ async def test_what_is_too_large_is_refused_before_it_is_taken_in(node: Node) ->
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await node.ask("AddHold", raw=b"x" * (9 << 20))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert node.told("control_refused") == []
+    assert node.logged("control_refused") == []
 
 
 async def test_nobody_is_answered_any_more_once_it_is_switched_off(node: Node) -> None:
