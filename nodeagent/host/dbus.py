@@ -1,4 +1,4 @@
-"""One connection to the system bus: calls with deadlines, and descriptors that never leak."""
+"""Connections to the system bus: calls with deadlines, and descriptors that do not leak."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _REPLIES = (MessageType.METHOD_RETURN, MessageType.ERROR)
 
 
 class BusCallError(InhibitorError):
-    """A call was answered with an error.
+    """The answer of a call is an error.
 
     Attributes:
-        name: the error's name on the bus, such as ``org.freedesktop.DBus.Error.AccessDenied``.
+        name: the error's D-Bus name, such as ``org.freedesktop.DBus.Error.AccessDenied``.
     """
 
     def __init__(self, member: str, name: str, text: str) -> None:
@@ -38,13 +38,13 @@ class BusCallError(InhibitorError):
 
 
 class Descriptor:
-    """A file descriptor that is ours: closed on exec, and closed exactly once."""
+    """An owned file descriptor: closed on exec, and closed exactly once."""
 
     def __init__(self, number: int) -> None:
-        """Take over a descriptor.
+        """Take ownership of a descriptor.
 
         Raises:
-            OSError: it is not open.
+            OSError: the descriptor is not open.
         """
         os.set_inheritable(number, False)
         self._number: int | None = number
@@ -55,23 +55,23 @@ class Descriptor:
         return self._number
 
     def close(self) -> None:
-        """Close it; closing it again does nothing, since the number may belong to another file by then."""
+        """Close it; a second call does nothing, since the number may belong to another file by then."""
         number, self._number = self._number, None
         if number is not None:
             os.close(number)
 
 
 class Bus:
-    """A connection as an async context manager. It is not opened again once it is lost."""
+    """A connection as an async context manager. It is not reopened after a loss."""
 
     def __init__(self, address: str = "", *, deadline_s: float, on_signal: SignalHandler | None = None) -> None:
         """Prepare a connection.
 
         Args:
-            address: where the bus listens; empty for the system bus of this machine.
-            deadline_s: seconds for connecting, and for each call.
-            on_signal: gets every signal as it arrives; the sender is the bus's word and can be trusted. It must not
-                raise.
+            address: the bus's address; empty for the system bus of this machine.
+            deadline_s: deadline in seconds for connecting, and for each call.
+            on_signal: receives every signal as it arrives; the sender is set by the bus and can be trusted. It must
+                not raise.
         """
         self._address = address
         self._deadline_s = deadline_s
@@ -103,7 +103,7 @@ class Bus:
 
     @property
     def ended(self) -> asyncio.Future[None]:
-        """Is done once the connection is lost; wait for it, but do not cancel it."""
+        """A future that is done once the connection is lost; it must not be cancelled."""
         if self._end is None:
             raise InhibitorError("the system bus is not connected")
         return self._end
@@ -111,12 +111,12 @@ class Bus:
     async def call(
         self, destination: str, path: str, interface: str, member: str, signature: str = "", *body: object
     ) -> Message:
-        """Call a method and return its answer; the answer's descriptors are the caller's to close.
+        """Call a method and return its answer; the caller closes the answer's descriptors.
 
         Raises:
             BusCallError: the answer is an error.
-            InhibitorError: no connection, or no answer in time; an answer that comes too late is thrown away with
-                its descriptors.
+            InhibitorError: no connection, or no answer in time; a late answer is discarded, and its descriptors are
+                closed.
         """
         bus = self._bus
         if bus is None or not bus.connected:
@@ -135,7 +135,7 @@ class Bus:
                 async with asyncio.timeout(self._deadline_s):
                     reply: Message | None = await asyncio.shield(pending)
         except BaseException:
-            pending.add_done_callback(_throw_away)
+            pending.add_done_callback(_discard)
             raise
         if reply is None:
             raise InhibitorError(f"{member}: the connection to the system bus was closed")
@@ -146,22 +146,22 @@ class Bus:
         return reply
 
     async def call_bus(self, member: str, signature: str = "", *body: object) -> Message:
-        """Call a method of the bus itself. Raises what :meth:`call` does."""
+        """Call a method of the bus itself. Raises as :meth:`call`."""
         return await self.call(BUS_NAME, _BUS_PATH, BUS_NAME, member, signature, *body)
 
     async def subscribe(self, rule: str) -> None:
-        """Ask for the signals that match a rule; when it returns, none is missed. Raises what :meth:`call` does."""
+        """Subscribe to the signals that match a rule; none is missed after the return. Raises as :meth:`call`."""
         await self.call_bus("AddMatch", "s", rule)
 
     async def own_pid(self) -> int:
-        """Return our process id as the bus sees it, which may be from outside a container."""
+        """Return the id of this process in the bus's PID namespace."""
         reply = await self.call_bus("GetConnectionUnixProcessID", "s", self._bus.unique_name if self._bus else "")
         return int(reply.body[0])
 
     def _incoming(self, message: Message) -> None:
         if message.message_type in _REPLIES:
             return
-        close_all(message)  # nobody has a reason to send us one
+        close_all(message)  # no call or signal to this process has a descriptor
         if message.message_type is MessageType.SIGNAL and self._on_signal is not None:
             self._on_signal(message)
 
@@ -171,13 +171,13 @@ async def _ended(bus: MessageBus) -> None:
 
 
 def close_all(message: Message) -> None:
-    """Close the descriptors that came with a message."""
+    """Close the descriptors of a message."""
     for number in message.unix_fds:
         with suppress(OSError):
             os.close(number)
 
 
-def _throw_away(pending: asyncio.Future[Any]) -> None:
+def _discard(pending: asyncio.Future[Any]) -> None:
     if pending.cancelled() or pending.exception() is not None:
         return
     reply = pending.result()
@@ -186,14 +186,14 @@ def _throw_away(pending: asyncio.Future[Any]) -> None:
 
 
 @contextmanager
-def _translated(doing: str) -> Iterator[None]:
+def _translated(action: str) -> Iterator[None]:
     try:
         yield
     except TimeoutError as error:
-        raise InhibitorError(f"{doing}: no answer in time") from error
+        raise InhibitorError(f"{action}: no answer in time") from error
     except EOFError as error:
-        raise InhibitorError(f"{doing}: the connection to the system bus was closed") from error
+        raise InhibitorError(f"{action}: the connection to the system bus was closed") from error
     except OSError as error:
-        raise InhibitorError(f"{doing}: {error.strerror or error}") from error
+        raise InhibitorError(f"{action}: {error.strerror or error}") from error
     except DBusFastError as error:
-        raise InhibitorError(f"{doing}: {error}") from error
+        raise InhibitorError(f"{action}: {error}") from error

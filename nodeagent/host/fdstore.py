@@ -1,7 +1,7 @@
-"""The service manager's store of descriptors, where the delay lock waits for our successor after a crash.
+"""systemd's descriptor store, which keeps the inhibitor lock across a crash of the agent.
 
-logind gives out no locks once a shutdown is under way, so a lock that ended with its process could not be had again.
-systemd keeps a copy over restarts of the service and hands it to the next process.
+logind grants no locks during a shutdown, so a lock that ended with its process could not be acquired again. systemd
+keeps a copy across restarts of the service and passes it to the next process.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _FIRST: Final = 3
 
 
 def stored_descriptor(name: str = LOCK_NAME, environment: Mapping[str, str] = os.environ) -> int | None:
-    """Return the descriptor that was handed to this process under a name; ``None`` where there is none.
+    """Return the descriptor that systemd passed to this process under a name; ``None`` without one.
 
-    It is the caller's to close. Of several the last counts, and the others are closed.
+    The caller closes it. Of several the last is returned, and the others are closed.
 
     Source: sd_listen_fds(3), ``LISTEN_PID``, ``LISTEN_FDS`` and ``LISTEN_FDNAMES``.
     """
@@ -38,19 +38,19 @@ def stored_descriptor(name: str = LOCK_NAME, environment: Mapping[str, str] = os
 
 
 class DescriptorStore:
-    """What systemd keeps for this service; without systemd, or where it keeps nothing, nothing happens."""
+    """The descriptor store of this service; without systemd, or with a disabled store, calls have no effect."""
 
     def __init__(self, name: str = LOCK_NAME, environment: Mapping[str, str] = os.environ) -> None:
         self._name = name
         self._address = environment.get("NOTIFY_SOCKET", "")
 
     def keep(self, number: int) -> bool:
-        """Have a copy of a descriptor kept instead of the one before; return whether that was sent.
+        """Replace the stored descriptor by a copy of this one; return whether the message was sent.
 
-        Source: sd_notify(3), ``FDSTORE=1``. systemd itself drops a copy whose other end is gone.
+        Source: sd_notify(3), ``FDSTORE=1``. systemd itself closes a copy whose other end is closed.
         """
         return self.forget() and send(f"FDSTORE=1\nFDNAME={self._name}", self._address, number)
 
     def forget(self) -> bool:
-        """Have the copy closed; return whether that was sent. Source: sd_notify(3), ``FDSTOREREMOVE=1``."""
+        """Have systemd close the copy; return whether that was sent. Source: sd_notify(3), ``FDSTOREREMOVE=1``."""
         return send(f"FDSTOREREMOVE=1\nFDNAME={self._name}", self._address)

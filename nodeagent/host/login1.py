@@ -1,4 +1,4 @@
-"""What logind's manager object is asked, and what it answers."""
+"""Calls of logind's manager object on the bus."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T", bool, int)
 
 
 class InhibitorEntry(NamedTuple):
-    """One lock of logind's list. Source: org.freedesktop.login1(5), ``ListInhibitors``, in its order."""
+    """One inhibitor lock in logind's list. Source: org.freedesktop.login1(5), ``ListInhibitors``, in its order."""
 
     what: str
     who: str
@@ -32,18 +32,18 @@ class InhibitorEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogindFacts:
-    """What logind answers, read once."""
+    """logind's state at one reading."""
 
     preparing: bool
     limit_us: int
     inhibitors: tuple[InhibitorEntry, ...]
 
 
-async def take_lock(bus: Bus, who: str, why: str) -> Descriptor:
-    """Take a delay lock against shutdowns; it is held for as long as the descriptor, or a copy of it, is open.
+async def acquire_lock(bus: Bus, who: str, why: str) -> Descriptor:
+    """Acquire a delay lock against shutdowns; it is held for as long as the descriptor, or a copy of it, is open.
 
     Raises:
-        BusCallError: logind refuses; ``IN_PROGRESS`` while a shutdown is under way.
+        BusCallError: logind refuses; ``IN_PROGRESS`` during a shutdown.
         InhibitorError: no answer, or one without a descriptor.
 
     Source: org.freedesktop.login1(5), ``Inhibit``.
@@ -56,7 +56,7 @@ async def take_lock(bus: Bus, who: str, why: str) -> Descriptor:
 
 
 async def read_logind(address: str = "", *, deadline_s: float = 5.0) -> LogindFacts:
-    """Return what logind says now, without taking a lock.
+    """Return logind's current state, without acquiring a lock.
 
     Raises:
         InhibitorError: the bus or logind does not answer.
@@ -71,12 +71,12 @@ async def read_logind(address: str = "", *, deadline_s: float = 5.0) -> LogindFa
 
 
 async def owner_of_logind(bus: Bus) -> str:
-    """Return logind's unique name on the bus, after having it started where that is possible.
+    """Start logind where that is possible, and return its unique name on the bus.
 
     Raises:
-        InhibitorError: it is not there.
+        InhibitorError: logind is not on the bus.
     """
-    with suppress(BusCallError):  # the next call tells
+    with suppress(BusCallError):  # the next call reports the failure
         await bus.call_bus("StartServiceByName", "su", LOGIND_NAME, 0)
     try:
         reply = await bus.call_bus("GetNameOwner", "s", LOGIND_NAME)
@@ -89,7 +89,7 @@ async def read_property(bus: Bus, name: str, kind: type[T]) -> T:
     """Return a property of logind's manager.
 
     Raises:
-        InhibitorError: no answer, or not of that kind.
+        InhibitorError: no answer, or a value of another type.
     """
     reply = await bus.call(LOGIND_NAME, LOGIND_PATH, "org.freedesktop.DBus.Properties", "Get", "ss", MANAGER, name)
     value = reply.body[0].value if reply.body and isinstance(reply.body[0], Variant) else None
@@ -99,10 +99,10 @@ async def read_property(bus: Bus, name: str, kind: type[T]) -> T:
 
 
 async def read_limit_us(bus: Bus) -> int:
-    """Return how long logind waits for delay locks, in microseconds; 2**64-1 for no limit.
+    """Return logind's longest delay in microseconds; 2**64-1 for no limit.
 
     Raises:
-        InhibitorError: no answer, or no number of microseconds.
+        InhibitorError: no answer, or an invalid number of microseconds.
 
     Source: org.freedesktop.login1(5), ``InhibitDelayMaxUSec``, unsigned 64 bits.
     """
@@ -113,10 +113,10 @@ async def read_limit_us(bus: Bus) -> int:
 
 
 async def list_inhibitors(bus: Bus) -> tuple[InhibitorEntry, ...]:
-    """Return all locks that logind holds.
+    """Return logind's list of locks.
 
     Raises:
-        InhibitorError: no answer, or not of that form.
+        InhibitorError: no answer, or one of another type.
     """
     reply = await bus.call(LOGIND_NAME, LOGIND_PATH, MANAGER, "ListInhibitors")
     if reply.signature != "a(ssssuu)":

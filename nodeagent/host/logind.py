@@ -19,11 +19,11 @@ from nodeagent.host.login1 import (
     LOGIND_NAME,
     LOGIND_PATH,
     MANAGER,
+    acquire_lock,
     list_inhibitors,
     owner_of_logind,
     read_limit_us,
     read_property,
-    take_lock,
 )
 from nodeagent.plan.shutdown.inhibitor import (
     AgentStopping,
@@ -231,7 +231,7 @@ class ShutdownInhibitor:
             self._again.clear()  # the request is served below
         if self._machine.needs_lock:
             try:
-                new = await take_lock(bus, self._who, self._why)
+                new = await acquire_lock(bus, self._who, self._why)
             except BusCallError as error:
                 if error.name != IN_PROGRESS or not self.state.preparing:
                     raise

@@ -1,7 +1,7 @@
-"""Which file says how long logind waits for delay locks, and the drop-in that would settle it.
+"""logind's configured delay (``InhibitDelayMaxSec``), the file that sets it, and the agent's own drop-in.
 
-logind merges one main file and drop-ins of four directories. A distribution's drop-in with a shorter time is easily
-overlooked, since the name of a drop-in decides and not its directory.
+logind merges one main file and drop-ins of four directories. A distribution's drop-in with a shorter delay is easily
+overlooked, since the order of drop-ins depends on their names and not on their directories.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 _ROOT = Path("/")
 
 DEFAULT_DELAY_US: Final = 5_000_000
-"""What logind waits when nothing is configured. Source: logind.conf(5), ``InhibitDelayMaxSec=``."""
+"""logind's default. Source: logind.conf(5), ``InhibitDelayMaxSec=``."""
 
 _DIRECTORIES = ("etc/systemd", "run/systemd", "usr/local/lib/systemd", "usr/lib/systemd")
 _SECTION, _KEY = "Login", "InhibitDelayMaxSec"
-_LARGEST_FILE_BYTES = 1 << 20
+_MAX_FILE_BYTES = 1 << 20
 
 _OWN_SUFFIX = "nodeagent.conf"
 _OWN_NAME = f"zz-{_OWN_SUFFIX}"
@@ -51,11 +51,11 @@ _SPAN_PART = re.compile(r"\+?(?P<number>\d+(?:\.\d+)?|\.\d+)(?:\s*(?P<unit>[A-Za
 
 @dataclass(frozen=True, slots=True)
 class DelaySetting:
-    """One place where the time is set.
+    """One setting of the delay.
 
     Attributes:
         text: the value as written.
-        delay_us: in microseconds; ``USEC_INFINITY`` for no limit.
+        delay_us: the value in microseconds; ``USEC_INFINITY`` for no limit.
     """
 
     path: Path
@@ -65,12 +65,12 @@ class DelaySetting:
 
 @dataclass(frozen=True, slots=True)
 class LogindDelay:
-    """What the files say.
+    """The delay according to logind's files.
 
     Attributes:
-        winner: the setting that counts; ``None`` where none is made.
-        overridden: valid settings that do not count, in the order in which they are read.
-        warnings: files and values that could not be used, in sentences.
+        winner: the effective setting; ``None`` for systemd's default.
+        overridden: valid settings without effect, in the order in which they are read.
+        warnings: unreadable files and invalid values, as sentences.
     """
 
     winner: DelaySetting | None
@@ -84,24 +84,24 @@ class LogindDelay:
 
     @property
     def delay_us(self) -> int:
-        """How long logind waits once it has read these files."""
+        """Logind's delay in microseconds once it has read these files."""
         return DEFAULT_DELAY_US if self.winner is None else self.winner.delay_us
 
 
 @dataclass(frozen=True, slots=True)
 class DropIn:
-    """A file to be written."""
+    """A configuration file to write."""
 
     path: Path
     text: str
 
 
 def read_delay(root: Path = _ROOT) -> LogindDelay:
-    """Return where ``InhibitDelayMaxSec`` is set, and which place counts.
+    """Return all settings of ``InhibitDelayMaxSec``, with the effective one.
 
     The main file is read first, from the first directory that has one, then the drop-ins of all directories in the
-    order of their names. Of drop-ins with the same name only that of the first directory counts (/etc, /run,
-    /usr/local/lib, /usr/lib); an empty one, or a link to /dev/null, hides the others. The last valid value wins.
+    order of their names. Of drop-ins with the same name only that of the first directory is read (/etc, /run,
+    /usr/local/lib, /usr/lib); an empty one, or a link to /dev/null, masks the others. The last valid value wins.
 
     Source: logind.conf(5), configuration directories and precedence; systemd.syntax(7).
     """
@@ -113,9 +113,9 @@ def read_delay(root: Path = _ROOT) -> LogindDelay:
 
 
 def own_drop_in(delay_s: int, root: Path = _ROOT) -> DropIn:
-    """Return the drop-in that makes logind wait ``delay_s`` seconds, under a name that sorts after all others.
+    """Return the drop-in that sets a delay of ``delay_s`` seconds, under a name that sorts after all others.
 
-    Nothing is written, see :func:`write_drop_in`. logind reads it when it is reloaded.
+    Nothing is written, see :func:`write_drop_in`. logind reads the file when it is reloaded.
     """
     others = [name for name in _drop_ins(root, []) if not name.endswith(_OWN_SUFFIX)]
     last = max(others, key=os.fsencode, default="")
@@ -131,30 +131,30 @@ def own_drop_in(delay_s: int, root: Path = _ROOT) -> DropIn:
 
 
 def is_own_drop_in(text: str) -> bool:
-    """Return whether a drop-in is one of :func:`own_drop_in` and nothing was added to it but comments."""
+    """Return whether a drop-in is one of :func:`own_drop_in`, unchanged except for comments."""
     first, *lines = text.splitlines() or [""]
     settings = [stripped for line in lines if (stripped := line.strip()) and not stripped.startswith(("#", ";"))]
     return first.startswith(_OWN_MARK) and all(_OWN_LINE.fullmatch(each) for each in settings)
 
 
 def write_drop_in(drop_in: DropIn) -> None:
-    """Write the drop-in, whole or not at all; its directory is made if it is missing.
+    """Write the drop-in atomically; a missing directory is created.
 
     Raises:
-        InhibitorError: it could not be written; what was there before stays.
+        InhibitorError: the file cannot be written; the previous one is kept.
     """
     try:
         drop_in.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         replace_file(drop_in.path, drop_in.text, mode=0o644)
     except OSError as error:
-        raise InhibitorError(f"{drop_in.path} cannot be written: {error.strerror or error}") from error
+        raise InhibitorError(f"cannot write {drop_in.path}: {error.strerror or error}") from error
 
 
 def parse_span_us(text: str) -> int:
-    """Return the microseconds a time span stands for; ``USEC_INFINITY`` for ``infinity``.
+    """Return a time span in microseconds; ``USEC_INFINITY`` for ``infinity``.
 
     Raises:
-        ValueError: the text is no time span; the message quotes it.
+        ValueError: the text is not a time span; the message quotes it.
 
     Source: systemd.time(7), parsing time spans.
     """
@@ -166,13 +166,13 @@ def parse_span_us(text: str) -> int:
         part = _SPAN_PART.match(stripped, position)
         unit_us = _UNITS_US.get(part["unit"] or "") if part is not None else None
         if part is None or unit_us is None:
-            raise ValueError(f"{text!r} is no time span")
+            raise ValueError(f"{text!r} is not a time span")
         total += Decimal(part["number"]) * unit_us
         position = part.end()
         while position < len(stripped) and stripped[position].isspace():
             position += 1
     if position == 0 or total >= USEC_INFINITY:
-        raise ValueError(f"{text!r} is no time span")
+        raise ValueError(f"{text!r} is not a time span")
     return int(total)
 
 
@@ -188,24 +188,24 @@ def _files(root: Path, warnings: list[str]) -> Iterator[Path]:
 
 
 def _drop_ins(root: Path, warnings: list[str]) -> dict[str, Path]:
-    """Return the drop-ins by name, each from the first directory that has it; masks are among them."""
-    found: dict[str, Path] = {}
+    """Return the drop-ins by name, including masks, each from the first directory that has it."""
+    drop_ins: dict[str, Path] = {}
     for directory in _DIRECTORIES:
-        place = root / directory / "logind.conf.d"
+        drop_in_directory = root / directory / "logind.conf.d"
         try:
-            entries = list(place.iterdir())
+            entries = list(drop_in_directory.iterdir())
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            warnings.append(f"{place} cannot be read: {error.strerror or error}")
+            warnings.append(f"cannot read {drop_in_directory}: {error.strerror or error}")
             continue
         for path in entries:
-            if path.suffix == ".conf" and not path.name.startswith(".") and _counts(path):
-                found.setdefault(path.name, path)
-    return found
+            if path.suffix == ".conf" and not path.name.startswith(".") and _is_readable_kind(path):
+                drop_ins.setdefault(path.name, path)
+    return drop_ins
 
 
-def _counts(path: Path) -> bool:
+def _is_readable_kind(path: Path) -> bool:
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -218,12 +218,12 @@ def _text_of(path: Path, warnings: list[str]) -> str:
         if stat.S_ISCHR(path.stat().st_mode):
             return ""
         with path.open("rb") as file:
-            raw = file.read(_LARGEST_FILE_BYTES + 1)
+            raw = file.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
-        warnings.append(f"{path} cannot be read: {error.strerror or error}")
+        warnings.append(f"cannot read {path}: {error.strerror or error}")
         return ""
-    if len(raw) > _LARGEST_FILE_BYTES:
-        warnings.append(f"{path} is larger than {_LARGEST_FILE_BYTES} bytes and was not read")
+    if len(raw) > _MAX_FILE_BYTES:
+        warnings.append(f"cannot read {path}: larger than {_MAX_FILE_BYTES} bytes")
         return ""
     return raw.decode("utf-8", "replace").removeprefix("\ufeff")
 
@@ -240,7 +240,7 @@ def _settings_of(path: Path, text: str, warnings: list[str]) -> Iterator[DelaySe
         try:
             yield DelaySetting(path, value.strip(), parse_span_us(value))
         except ValueError:
-            warnings.append(f"{path}: {_KEY}={value.strip()} is no time span; logind ignores it")
+            warnings.append(f"{path}: {_KEY}={value.strip()} is not a time span; logind ignores it")
 
 
 def _logical_lines(text: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Telling the service manager how it goes. Without one nothing happens.
+"""Notifications to the service manager. Without one they have no effect.
 
 Source: sd_notify(3), systemd.service(5), ``WatchdogSec=``.
 """
@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 
 class Notifier:
-    """The service manager's socket, as the environment names it."""
+    """The service manager's notification socket, from the environment.
+
+    Attributes:
+        watchdog_s: watchdog timeout in seconds; ``None`` without a watchdog for this process.
+    """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
@@ -26,19 +30,19 @@ class Notifier:
         self.watchdog_s = int(microseconds) / 1e6 if microseconds.isdecimal() and ours else None
 
     def ready(self, status: str = "") -> None:
-        """Say that start-up, or a reload, is done."""
+        """Report that start-up, or a reload, has finished."""
         self._send("READY=1", status)
 
     def reloading(self) -> None:
-        """Say that a reload begins."""
+        """Report the begin of a reload."""
         self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
-        """Say that the end begins."""
+        """Report the begin of the shutdown of this process."""
         self._send("STOPPING=1")
 
     def status(self, text: str) -> None:
-        """Say in one line how it goes."""
+        """Set the status line."""
         self._send("", text)
 
     def alive(self) -> None:
@@ -51,9 +55,9 @@ class Notifier:
 
 
 def send(text: str, address: str, *descriptors: int) -> bool:
-    """Send a message, with copies of descriptors, to the service manager; return whether it went out.
+    """Send a message, with copies of descriptors, to the service manager; return whether it was sent.
 
-    It does not wait: where nobody listens, or the queue is full, the next message has to do.
+    It never blocks: without a listener, or with a full queue, the message is dropped.
     """
     if not address.startswith(("/", "@")):
         return False

@@ -1,4 +1,4 @@
-"""What systemd says of itself, of our unit and of logind's."""
+"""State of the system, of the agent's unit and of logind's unit, as systemd reports them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _RESTART_WITHIN_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class UnitStop:
-    """The stop of a unit that is under way.
+    """A stop of the agent's unit that is in progress.
 
     Attributes:
-        system_state: as ``systemctl is-system-running`` says it; empty where that is not known.
-        timeout_us: how long systemd waits for the unit's stop command; ``None`` for no limit or where not known.
+        system_state: output of ``systemctl is-system-running``; empty where not known.
+        timeout_us: ``TimeoutStopUSec`` of the unit; ``None`` for no limit or where not known.
     """
 
     system_state: str
@@ -34,47 +34,47 @@ class UnitStop:
 
     @property
     def node_goes_down(self) -> bool:
-        """Whether the whole machine is being stopped, not just the unit."""
+        """Whether the whole machine is being stopped, not only the unit."""
         return self.system_state == STOPPING
 
 
 def read_unit_stop(unit: str) -> UnitStop:
-    """Return why a unit is being stopped and how long it may take; what systemd does not tell is left out.
+    """Return the system state and the time limit of a unit's stop; values that systemd does not report are omitted.
 
     Source: systemctl(1), ``is-system-running``; systemd.service(5), ``TimeoutStopSec=``.
     """
-    state = _ask("is-system-running")
+    state = _systemctl_output("is-system-running")
     if state != STOPPING or not unit:
         return UnitStop(state)
     try:
-        timeout_us = parse_span_us(_ask("show", "--property=TimeoutStopUSec", "--value", unit))
+        timeout_us = parse_span_us(_systemctl_output("show", "--property=TimeoutStopUSec", "--value", unit))
     except ValueError:
         return UnitStop(state)
     return UnitStop(state, None if timeout_us == USEC_INFINITY else timeout_us)
 
 
 class LogindUnit:
-    """logind as a unit of systemd, which is asked on its own socket and not over the bus. Its methods block."""
+    """logind as a unit of systemd; systemctl uses systemd's own socket, not the bus. The methods block."""
 
     def runs_beside_the_bus(self) -> bool:
-        """Return whether logind and the bus both run, so that a logind missing on the bus will not come back.
+        """Return whether logind and the bus both run, so that a logind missing on the bus will not return to it.
 
-        Source: seen with systemd 257 and dbus-daemon: after a restart of the bus logind goes on without it.
+        Source: observed with systemd 257 and dbus-daemon: after a restart of the bus logind continues without it.
         """
-        return _ask("is-active", _BUS, _LOGIND).split() == ["active", "active"]
+        return _systemctl_output("is-active", _BUS, _LOGIND).split() == ["active", "active"]
 
     def restart(self) -> None:
         """Restart logind; it keeps its locks and sessions.
 
         Raises:
-            InhibitorError: systemd did not do it.
+            InhibitorError: systemd did not restart it.
         """
         done = _run("restart", _LOGIND, within_s=_RESTART_WITHIN_S)
         if done is None or done.returncode:
-            raise InhibitorError(f"{_LOGIND} was not restarted: {done.stderr.strip() if done else 'no answer'}")
+            raise InhibitorError(f"cannot restart {_LOGIND}: {done.stderr.strip() if done else 'no answer'}")
 
 
-def _ask(*words: str) -> str:
+def _systemctl_output(*words: str) -> str:
     done = _run(*words, within_s=_WITHIN_S)
     return done.stdout.strip() if done is not None else ""
 

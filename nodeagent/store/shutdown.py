@@ -1,7 +1,7 @@
-"""What has to outlive a crash while the node goes down: the shutdown under way, and what was last seen of this boot.
+"""Shutdown state that outlives a crash: the shutdown in progress, and the last record of the boot.
 
-Two small files, not tables: they are written while pods are being stopped, read by the process that goes on after a
-crash, and a database that is set aside must not take them along. Each is replaced as a whole and synced.
+Two small files instead of tables: they are written while pods are being stopped, read by the process that resumes the
+shutdown after a crash, and must survive a database that is quarantined. Each is replaced as a whole and synced.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ BOOT_FILE: Final = "boot.json"
 LOCK_FILE: Final = "shutdown.lock"
 _STOP_SCHEMA: Final = "nodeagent/shutdown-state/v1"
 _BOOT_SCHEMA: Final = "nodeagent/boot/v1"
-_LOOK_AGAIN_S: Final = 0.05
+_LOCK_POLL_S: Final = 0.05
 
 
 class ShutdownFiles:
     """The shutdown state of this node. Its methods block and may be called from any thread or process."""
 
     def __init__(self, directory: Path) -> None:
-        """Keep the files under ``directory``; nothing is made there before the first write."""
+        """Use files under ``directory``, which is created at the first write."""
         self._directory = directory
 
     def read_stop(self) -> NodeStop | None:
-        """Return the last shutdown, ended or not; ``None`` where there was none.
+        """Return the last shutdown, finished or not; ``None`` without a file.
 
         Raises:
-            StoreError: there is a file, and it cannot be read or is not what this agent writes.
+            StoreError: the file cannot be read, or its content is invalid.
         """
         document = self._read(STOP_FILE, _STOP_SCHEMA)
         return None if document is None else self._decoded(STOP_FILE, _stop, document)
@@ -53,33 +53,33 @@ class ShutdownFiles:
         """Replace the last shutdown by this one.
 
         Raises:
-            StoreError: it cannot be written; what was there stays.
+            StoreError: the file cannot be written; the previous one is kept.
         """
         self._write(STOP_FILE, _encode_stop(stop))
 
     def read_boot(self) -> BootRecord | None:
-        """Return what was last seen of a boot, this one or an earlier; ``None`` where nothing is known.
+        """Return the last record of a boot, this one or an earlier; ``None`` without a file.
 
         Raises:
-            StoreError: as :meth:`read_stop`.
+            StoreError: as for :meth:`read_stop`.
         """
         document = self._read(BOOT_FILE, _BOOT_SCHEMA)
         return None if document is None else self._decoded(BOOT_FILE, _boot, document)
 
     def write_boot(self, record: BootRecord) -> None:
-        """Replace what is known of the boot.
+        """Replace the record of the boot.
 
         Raises:
-            StoreError: as :meth:`write_stop`.
+            StoreError: as for :meth:`write_stop`.
         """
         self._write(BOOT_FILE, _encode_boot(record))
 
     @contextmanager
     def claim(self, within_s: float = 0.0) -> Iterator[bool]:
-        """Be the only process that stops pods; yields whether that worked within so many seconds.
+        """Claim to be the only process that stops pods; yields whether the claim succeeded within so many seconds.
 
-        The kernel ends the claim with the process. Where the file cannot be made, stopping pods is more important
-        than the claim, so it counts as given.
+        The kernel ends the claim with the process. If the lock file cannot be created the claim succeeds, since
+        stopping pods is more important than the claim.
         """
         try:
             self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -100,16 +100,16 @@ class ShutdownFiles:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise StoreError(f"{path}: cannot be read: {error}") from error
+            raise StoreError(f"cannot read {path}: {error}") from error
         if not isinstance(document, dict) or document.get("schema") != schema:
-            raise StoreError(f"{path}: not a document of schema {schema}")
+            raise StoreError(f"cannot read {path}: not a document of schema {schema}")
         return document
 
     def _decoded(self, name: str, decode: Callable[[Mapping[str, object]], T], document: Mapping[str, object]) -> T:
         try:
             return decode(document)
         except (KeyError, TypeError, ValueError) as error:
-            raise StoreError(f"{self._directory / name}: cannot be understood: {error!r}") from error
+            raise StoreError(f"cannot decode {self._directory / name}: {error!r}") from error
 
     def _write(self, name: str, document: Mapping[str, object]) -> None:
         path = self._directory / name
@@ -117,7 +117,7 @@ class ShutdownFiles:
             self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
             replace_file(path, json.dumps(document, ensure_ascii=False) + "\n")
         except OSError as error:
-            raise StoreError(f"{path}: cannot be written: {error.strerror or error}") from error
+            raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _lock(descriptor: int, until_s: float) -> bool:
@@ -127,7 +127,7 @@ def _lock(descriptor: int, until_s: float) -> bool:
         except BlockingIOError:
             if time.monotonic() >= until_s:
                 return False
-            time.sleep(_LOOK_AGAIN_S)  # a blocking lock has no deadline
+            time.sleep(_LOCK_POLL_S)  # a blocking flock has no deadline
         except OSError:
             return True
         else:
@@ -214,14 +214,14 @@ def _pod(row: Mapping[str, object]) -> StoppedPod:
 def _rows(document: Mapping[str, object]) -> list[Mapping[str, object]]:
     rows = document["pods"]
     if not isinstance(rows, list) or not all(isinstance(each, dict) for each in rows):
-        raise TypeError("pods is no list of tables")
+        raise TypeError("pods is not a list of tables")
     return rows
 
 
 def _text(document: Mapping[str, object], key: str) -> str:
     value = document[key]
     if not isinstance(value, str):
-        raise TypeError(f"{key} is {value!r}, not a text")
+        raise TypeError(f"{key} is {value!r}, not a string")
     return value
 
 
@@ -235,5 +235,5 @@ def _number(document: Mapping[str, object], key: str) -> float:
 def _time(text: str) -> datetime:
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
-        raise ValueError(f"{text} lacks its zone")
+        raise ValueError(f"{text} has no time zone")
     return moment

@@ -1,4 +1,4 @@
-"""How the node went down, each time: a part of the history."""
+"""Stops of the node, as part of the history."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TABLES: Final = (
 
 
 def insert_stop(connection: sqlite3.Connection, stop: NodeStop) -> None:
-    """Write a stop, in place of what is there of it."""
+    """Write a stop, replacing an earlier record of it."""
     connection.execute("DELETE FROM stopped_pods WHERE stop_id = ?", (stop.id,))
     connection.execute(
         "INSERT OR REPLACE INTO node_stops VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -68,12 +68,12 @@ def insert_stop(connection: sqlite3.Connection, stop: NodeStop) -> None:
 
 
 def prune_stops(connection: sqlite3.Connection, before: datetime) -> None:
-    """Drop stops that began before."""
+    """Delete the stops that began before a time."""
     connection.execute("DELETE FROM node_stops WHERE started_us < ?", (micros(before),))
 
 
 def read_stops(connection: sqlite3.Connection, since: datetime | None, limit: int) -> Iterator[NodeStop]:
-    """Yield stops with their pods, newest first; none from a file that is older than the table."""
+    """Yield stops with their pods, newest first; none from a database without the table."""
     if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'node_stops'").fetchone() is None:
         return
     rows = connection.execute(

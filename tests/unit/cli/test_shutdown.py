@@ -1,4 +1,4 @@
-"""``nodeagent shutdown`` as a process, against a simulated runtime and a logind on a private bus."""
+"""``nodeagent shutdown`` as a process, with a simulated runtime and a simulated logind on a private bus."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from nodeagent.host.dbus import Bus
-from nodeagent.host.login1 import take_lock
+from nodeagent.host.login1 import acquire_lock
 from nodeagent.model import PodOutcome
 from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.sim.content import Layer
@@ -40,7 +40,7 @@ class Ended(NamedTuple):
 
 
 class Node:
-    """A node for one command after the other."""
+    """A node for one command after another."""
 
     def __init__(self, directory: Path, bus: PrivateBus, login1: Login1, server: SimServer) -> None:
         self.directory = directory
@@ -75,14 +75,14 @@ async def node(private_bus: PrivateBus, tmp_path: Path) -> AsyncIterator[Node]:
     sim = SimNode()
     sim.add_image(IMAGE, layers=[Layer("base", 1000)])
     for name, namespace, priority in (("web", "shop", "0"), ("dns", "kube-system", "2000000000")):
-        notes = {"nodeagent.dev/priority": priority}
-        sim.add_container(sim.add_pod(name, namespace=namespace, annotations=notes), "main", IMAGE)
+        annotations = {"nodeagent.dev/priority": priority}
+        sim.add_container(sim.add_pod(name, namespace=namespace, annotations=annotations), "main", IMAGE)
     async with SimServer(sim, tmp_path / "cri.sock") as server:
         yield Node(tmp_path, private_bus, login1, server)
     await login1.stop()
 
 
-async def test_the_timeline_names_phases_pods_and_sources(node: Node) -> None:
+async def test_rehearsal_lists_phases_pods_and_sources(node: Node) -> None:
     ended = await node.run("--dry-run", "--output", "json")
     assert ended.code == 0, ended.err
     shown = json.loads(ended.out)
@@ -99,7 +99,7 @@ async def test_the_timeline_names_phases_pods_and_sources(node: Node) -> None:
     assert {call.method for call in node.server.calls}.isdisjoint({"StopContainer", "StopPodSandbox"})
 
 
-async def test_the_timeline_as_a_table(node: Node) -> None:
+async def test_rehearsal_as_a_table(node: Node) -> None:
     node.configure('enabled = "off"')
     ended = await node.run("--dry-run")
     assert ended.code == 0, ended.err
@@ -111,7 +111,7 @@ async def test_the_timeline_as_a_table(node: Node) -> None:
 async def test_limit_of_zero_is_reported(node: Node) -> None:
     node.login1.limit_us = 0
     async with Bus(node.bus.address, deadline_s=5) as bus:
-        lock = await take_lock(bus, "nodeagent", "test")
+        lock = await acquire_lock(bus, "nodeagent", "test")
         ended = await node.run("status", "-o", "json")
         table = await node.run("status")
         lock.close()
@@ -129,21 +129,21 @@ async def test_limit_of_zero_is_reported(node: Node) -> None:
     assert "the phases want 30s and are left to the unit's stop command" in table.out
 
 
-async def test_without_logind_the_files_have_to_do(node: Node) -> None:
+async def test_limit_is_read_from_the_files_without_logind(node: Node) -> None:
     ended = await node.run("--dry-run", "-o", "json", bus="unix:path=/nowhere")
     shown = json.loads(ended.out)
     assert shown["limit"]["told_by"] == "files"
     assert any("logind cannot be asked" in each for each in shown["warnings"])
 
 
-async def test_without_dry_run_it_is_a_wrong_use(node: Node) -> None:
+async def test_missing_dry_run_is_a_usage_error(node: Node) -> None:
     ended = await node.run()
     assert ended.code == 2
     assert "add --dry-run" in ended.err
 
 
 @pytest.mark.parametrize("text", ['grace_period_critical = "40s"', "by_priority = [{min_priority = 1, seconds = -1}]"])
-async def test_a_bad_configuration_ends_with_2(node: Node, text: str) -> None:
+async def test_invalid_configuration_exits_with_2(node: Node, text: str) -> None:
     node.configure(text)
     for words in (("--dry-run",), ("status",)):
         ended = await node.run(*words)
@@ -151,7 +151,7 @@ async def test_a_bad_configuration_ends_with_2(node: Node, text: str) -> None:
         assert str(node.config) in ended.err
 
 
-async def test_status_tells_the_lock_and_how_the_node_went_down(node: Node) -> None:
+async def test_status_shows_the_lock_and_the_last_stops(node: Node) -> None:
     pods = (StoppedPod("u1", "shop", "web", "ordinary", "", PodOutcome.KILLED, 5, 3000),)
     stop = NodeStop("b1", StopKind.SIGNAL, datetime(2026, 1, 10, tzinfo=UTC), 1.0, 9500, StopEnd.COMPLETE, pods=pods)
     ShutdownFiles(node.directory / "state").write_stop(stop)
@@ -160,15 +160,20 @@ async def test_status_tells_the_lock_and_how_the_node_went_down(node: Node) -> N
     shown = json.loads(ended.out)
     assert (shown["schema"], shown["inhibitor"]["held"]) == ("nodeagent/shutdown-status/v1", False)
     assert "is the daemon running?" in shown["inhibitor"]["because"]
-    (told,) = shown["stops"]
-    assert (told["kind"], told["end"], told["pods"][0]["outcome"], told["pods"][0]["took_s"]) == (
+    (stop_shown,) = shown["stops"]
+    assert (
+        stop_shown["kind"],
+        stop_shown["end"],
+        stop_shown["pods"][0]["outcome"],
+        stop_shown["pods"][0]["took_s"],
+    ) == (
         "signal",
         "complete",
         "killed",
         3.0,
     )
     async with Bus(node.bus.address, deadline_s=5) as bus:
-        lock = await take_lock(bus, "nodeagent", "test")
+        lock = await acquire_lock(bus, "nodeagent", "test")
         ended = await node.run("status")
         lock.close()
     assert ended.code == 0, ended.err
@@ -176,7 +181,7 @@ async def test_status_tells_the_lock_and_how_the_node_went_down(node: Node) -> N
     assert "killed" in ended.out
 
 
-async def test_the_history_tells_how_the_node_went_down(node: Node) -> None:
+async def test_history_lists_stops_of_the_node(node: Node) -> None:
     stop = NodeStop("b1", StopKind.UNCLEAN, datetime.now(UTC), end=StopEnd.UNKNOWN)
     History(node.directory / "state").add_stop(stop, Retention(timedelta(days=1), 1 << 20), datetime.now(UTC))
     shown = json.loads((await node.run("-o", "json", of="history")).out)
@@ -184,7 +189,7 @@ async def test_the_history_tells_how_the_node_went_down(node: Node) -> None:
     assert "node stop, unclean: unknown, 0 pods" in (await node.run(of="history")).out
 
 
-async def test_the_unit_s_stop_command_does_nothing_on_a_node_that_goes_on(node: Node) -> None:
+async def test_stop_hook_does_nothing_while_the_node_runs(node: Node) -> None:
     ended = await node.run("at-stop", "--unit", "nodeagent.service")
     assert (ended.code, ended.out, ended.err) == (0, "", "")
     assert node.server.calls == []

@@ -1,4 +1,4 @@
-"""The store of descriptors: what is handed over is found, and what is sent is what systemd takes."""
+"""Descriptor store of systemd: passed descriptors are found, and messages have the documented format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def handed(count: str, names: str, pid: int | None = None) -> dict[str, str]:
+def passed(count: str, names: str, pid: int | None = None) -> dict[str, str]:
     return {"LISTEN_PID": str(os.getpid() if pid is None else pid), "LISTEN_FDS": count, "LISTEN_FDNAMES": names}
 
 
@@ -23,17 +23,17 @@ def handed(count: str, names: str, pid: int | None = None) -> dict[str, str]:
     ("environment", "found"),
     [
         ({}, None),
-        (handed("1", LOCK_NAME), 3),
-        (handed("2", f"web.socket:{LOCK_NAME}"), 4),
-        (handed("1", LOCK_NAME, pid=1), None),
-        (handed("1", "web.socket"), None),
-        (handed("x", LOCK_NAME), None),
-        (handed("0", ""), None),
-        (handed("2", LOCK_NAME), 3),
+        (passed("1", LOCK_NAME), 3),
+        (passed("2", f"web.socket:{LOCK_NAME}"), 4),
+        (passed("1", LOCK_NAME, pid=1), None),
+        (passed("1", "web.socket"), None),
+        (passed("x", LOCK_NAME), None),
+        (passed("0", ""), None),
+        (passed("2", LOCK_NAME), 3),
     ],
-    ids=["none", "one", "second", "for another", "another", "no number", "zero", "fewer names"],
+    ids=["none", "one", "second", "other-process", "other-name", "no-number", "zero", "fewer-names"],
 )
-def test_it_is_found_by_name(environment: dict[str, str], found: int | None) -> None:
+def test_passed_descriptor_is_found_by_name(environment: dict[str, str], found: int | None) -> None:
     assert stored_descriptor(environment=environment) == found
 
 
@@ -46,7 +46,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[so
         yield listener, address
 
 
-def test_a_copy_is_kept_instead_of_the_one_before(manager: tuple[socket.socket, str]) -> None:
+def test_copy_replaces_the_stored_descriptor(manager: tuple[socket.socket, str]) -> None:
     listener, address = manager
     store = DescriptorStore(environment={"NOTIFY_SOCKET": address})
     reader, writer = os.pipe()
@@ -62,7 +62,7 @@ def test_a_copy_is_kept_instead_of_the_one_before(manager: tuple[socket.socket, 
 
 
 @pytest.mark.parametrize("address", ["", "vsock:2:1", "/nowhere/at/all"])
-def test_without_a_manager_nothing_happens(address: str) -> None:
+def test_without_a_service_manager_calls_have_no_effect(address: str) -> None:
     store = DescriptorStore(environment={"NOTIFY_SOCKET": address})
     assert not store.keep(0)
     assert not store.forget()

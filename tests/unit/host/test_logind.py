@@ -1,4 +1,4 @@
-"""The delay lock, against a logind on a private bus."""
+"""The inhibitor lock, against a simulated logind on a private bus."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 HELD, LOST = CommandKind.REPORT_HELD, CommandKind.REPORT_LOST
 STARTED, CANCELLED = CommandKind.START_SHUTDOWN, CommandKind.CANCEL_SHUTDOWN
 QUICK = Timings(first_retry_s=0.005, last_retry_s=0.02)
-NOSY = Timings(first_retry_s=0.005, last_retry_s=0.02, confirm_every_s=0.01)
+FREQUENT = Timings(first_retry_s=0.005, last_retry_s=0.02, confirm_every_s=0.01)
 
 
 class Agent:
-    """An inhibitor that runs, and what it reported."""
+    """A running inhibitor with its reported commands."""
 
     def __init__(self, address: str, **more: Any) -> None:
         self._events: asyncio.Queue[ReportedCommand] = asyncio.Queue()
-        self.seen: list[CommandKind] = []
+        self.reported: list[CommandKind] = []
         self.waits: list[float] = []
         self._waited = asyncio.Event()
         self.inhibitor = ShutdownInhibitor(self._note, address=address, sleep=self._sleep, **{"timings": QUICK, **more})
@@ -48,20 +48,20 @@ class Agent:
         return self.inhibitor.state
 
     async def expect(self, *kinds: CommandKind) -> LogindState:
-        """Wait for exactly these events, in order; return the state that came with the last one."""
+        """Wait for exactly these commands, in order; return the state of the last one."""
         state = self.state
         async with asyncio.timeout(WITHIN_S):
             for kind in kinds:
                 event = await self._events.get()
-                assert event.kind is kind, (event, self.seen)
+                assert event.kind is kind, (event, self.reported)
                 state = event.state
         return state
 
     async def attempts(self, more: int) -> None:
-        """Wait for so many more waits between attempts."""
-        wanted = len(self.waits) + more
+        """Wait until so many more attempts have ended."""
+        target = len(self.waits) + more
         async with asyncio.timeout(WITHIN_S):
-            while len(self.waits) < wanted:
+            while len(self.waits) < target:
                 self._waited.clear()
                 await self._waited.wait()
 
@@ -76,7 +76,7 @@ class Agent:
             await self._task
 
     def _note(self, event: ReportedCommand) -> None:
-        self.seen.append(event.kind)
+        self.reported.append(event.kind)
         self._events.put_nowait(event)
 
     async def _sleep(self, seconds: float) -> None:
@@ -118,10 +118,10 @@ def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-# --- taking it
+# --- acquisition
 
 
-async def test_the_lock_is_held_and_listed(private_bus: PrivateBus, login1: Login1) -> None:
+async def test_acquired_lock_is_listed_and_not_inherited(private_bus: PrivateBus, login1: Login1) -> None:
     async with agent_on(private_bus) as agent:
         assert str(agent.state) == "inhibitor lock not held: not requested yet"
         state = await agent.expect(HELD)
@@ -142,7 +142,7 @@ async def test_the_lock_is_held_and_listed(private_bus: PrivateBus, login1: Logi
         assert not os.get_inheritable(number)
 
 
-async def test_stopping_gives_everything_back(private_bus: PrivateBus, login1: Login1) -> None:
+async def test_stop_releases_the_lock_and_all_descriptors(private_bus: PrivateBus, login1: Login1) -> None:
     before = open_descriptors()
     async with agent_on(private_bus) as agent:
         await agent.expect(HELD)
@@ -151,7 +151,7 @@ async def test_stopping_gives_everything_back(private_bus: PrivateBus, login1: L
     assert open_descriptors() == before
 
 
-async def test_no_shutdown_is_missed_while_the_lock_is_being_taken(private_bus: PrivateBus, login1: Login1) -> None:
+async def test_shutdown_is_reported_while_the_lock_is_being_acquired(private_bus: PrivateBus, login1: Login1) -> None:
     async def shut_down() -> None:
         login1.before_answer = None
         login1.request_shutdown()
@@ -163,7 +163,9 @@ async def test_no_shutdown_is_missed_while_the_lock_is_being_taken(private_bus: 
         assert login1.executed == 0
 
 
-async def test_a_shutdown_that_wins_the_race_for_the_lock(private_bus: PrivateBus, login1: Login1) -> None:
+async def test_lock_is_acquired_after_the_cancellation_of_a_shutdown_that_preceded_it(
+    private_bus: PrivateBus, login1: Login1
+) -> None:
     async def shut_down() -> None:
         login1.before_inhibit = None
         login1.request_shutdown()
@@ -177,28 +179,28 @@ async def test_a_shutdown_that_wins_the_race_for_the_lock(private_bus: PrivateBu
 
 
 @pytest.mark.parametrize("name", ["PreparingForShutdown", "InhibitDelayMaxUSec"])
-async def test_a_signal_right_behind_an_answer_is_the_newer_word(
+async def test_signal_after_a_property_reading_is_not_overwritten_by_it(
     private_bus: PrivateBus, login1: Login1, name: str
 ) -> None:
-    def shut_down(asked: str) -> None:
-        if asked == name:
+    def shut_down(property_name: str) -> None:
+        if property_name == name:
             login1.after_get = None
             login1.request_shutdown()
 
-    async with agent_on(private_bus, timings=NOSY) as agent:
+    async with agent_on(private_bus, timings=FREQUENT) as agent:
         await agent.expect(HELD)
         login1.after_get = shut_down
         await agent.expect(STARTED)
-        seen = len(login1.calls)
-        await login1.until(lambda: login1.calls[seen:].count("ListInhibitors") >= 2)
-        assert agent.seen == [HELD, STARTED]
+        calls = len(login1.calls)
+        await login1.until(lambda: login1.calls[calls:].count("ListInhibitors") >= 2)
+        assert agent.reported == [HELD, STARTED]
         assert agent.state.preparing
 
 
 # --- a shutdown
 
 
-async def test_releasing_lets_logind_go_on(private_bus: PrivateBus, login1: Login1) -> None:
+async def test_release_lets_logind_proceed(private_bus: PrivateBus, login1: Login1) -> None:
     async with agent_on(private_bus) as agent:
         await agent.expect(HELD)
         login1.request_shutdown()
@@ -207,24 +209,26 @@ async def test_releasing_lets_logind_go_on(private_bus: PrivateBus, login1: Logi
         agent.release("all pods are stopped")
         await login1.until(lambda: login1.executed == 1)
         assert str(agent.state) == "inhibitor lock not held: all pods are stopped"
-        assert agent.seen == [HELD, STARTED]
+        assert agent.reported == [HELD, STARTED]
     assert agent.state.because == "all pods are stopped"
 
 
-async def test_releasing_again_closes_nothing_else(private_bus: PrivateBus, login1: Login1) -> None:
+async def test_second_release_closes_no_other_descriptor(private_bus: PrivateBus, login1: Login1) -> None:
     async with agent_on(private_bus) as agent:
         await agent.expect(HELD)
         number = agent.inhibitor.descriptor
         agent.release("once")
         await login1.until(lambda: not login1.locks)
         reader, writer = os.pipe()
-        assert number in {reader, writer}, "the number was to be used again"
+        assert number in {reader, writer}, "the number must be in use again"
         agent.release("twice")
         os.close(reader)
         os.close(writer)
 
 
-async def test_a_cancelled_shutdown_before_the_release(private_bus: PrivateBus, login1: Login1) -> None:
+async def test_lock_is_replaced_after_a_cancellation_before_the_release(
+    private_bus: PrivateBus, login1: Login1
+) -> None:
     async with agent_on(private_bus) as agent:
         await agent.expect(HELD)
         first = login1.locks[0]
@@ -240,7 +244,7 @@ async def test_a_cancelled_shutdown_before_the_release(private_bus: PrivateBus, 
         assert login1.executed == 0
 
 
-async def test_a_cancelled_shutdown_after_the_release(private_bus: PrivateBus, login1: Login1) -> None:
+async def test_lock_is_acquired_after_a_cancellation_after_the_release(private_bus: PrivateBus, login1: Login1) -> None:
     async with agent_on(private_bus) as agent:
         await agent.expect(HELD)
         login1.request_shutdown()
@@ -252,25 +256,25 @@ async def test_a_cancelled_shutdown_after_the_release(private_bus: PrivateBus, l
         assert len(login1.locks) == 1
 
 
-async def test_a_release_while_the_lock_is_being_taken(private_bus: PrivateBus, login1: Login1) -> None:
+async def test_lock_acquired_after_its_release_is_closed(private_bus: PrivateBus, login1: Login1) -> None:
     released = asyncio.Event()
 
     async def release() -> None:
-        agent.release("never mind")
+        agent.release("not needed any more")
         released.set()
 
     login1.before_answer = release
     async with agent_on(private_bus) as agent:
         await released.wait()
         await login1.until(lambda: not login1.locks)
-        assert agent.seen == []
+        assert agent.reported == []
         assert not agent.state.held
 
 
-# --- losing it
+# --- loss
 
 
-async def test_a_restart_of_logind(private_bus: PrivateBus, login1: Login1) -> None:
+async def test_lock_is_replaced_after_a_restart_of_logind(private_bus: PrivateBus, login1: Login1) -> None:
     async with agent_on(private_bus) as agent:
         await agent.expect(HELD)
         first = login1.locks[0]
@@ -280,13 +284,13 @@ async def test_a_restart_of_logind(private_bus: PrivateBus, login1: Login1) -> N
         await agent.attempts(2)
         assert "logind is not on the bus" in agent.state.because
         await login1.start()
-        assert login1.locks == [first], "logind finds the old lock again"
+        assert login1.locks == [first], "a restarted logind restores the old lock"
         await agent.expect(HELD)
         await login1.until(lambda: first not in login1.locks)
         assert len(login1.locks) == 1
 
 
-async def test_a_restart_of_the_bus(private_bus: PrivateBus, login1: Login1) -> None:
+async def test_lock_is_replaced_after_a_restart_of_the_bus(private_bus: PrivateBus, login1: Login1) -> None:
     async with agent_on(private_bus) as agent:
         await agent.expect(HELD)
         private_bus.stop()
@@ -300,7 +304,9 @@ async def test_a_restart_of_the_bus(private_bus: PrivateBus, login1: Login1) -> 
         await login1.until(lambda: len(login1.locks) == 1)
 
 
-async def test_a_restart_of_the_bus_during_a_shutdown(private_bus: PrivateBus, login1: Login1) -> None:
+async def test_lock_is_kept_over_a_restart_of_the_bus_during_a_shutdown(
+    private_bus: PrivateBus, login1: Login1
+) -> None:
     login1.limit_us = 60_000_000
     async with agent_on(private_bus) as agent:
         await agent.expect(HELD)
@@ -316,10 +322,10 @@ async def test_a_restart_of_the_bus_during_a_shutdown(private_bus: PrivateBus, l
         assert login1.executed == 0
         agent.release("all pods are stopped")
         await login1.until(lambda: login1.executed == 1)
-        assert agent.seen.count(STARTED) == 1
+        assert agent.reported.count(STARTED) == 1
 
 
-async def test_a_release_while_the_bus_is_away(private_bus: PrivateBus, login1: Login1) -> None:
+async def test_release_without_a_bus_lets_logind_proceed(private_bus: PrivateBus, login1: Login1) -> None:
     async with agent_on(private_bus) as agent:
         await agent.expect(HELD)
         login1.request_shutdown()
@@ -331,7 +337,7 @@ async def test_a_release_while_the_bus_is_away(private_bus: PrivateBus, login1: 
         assert agent.state.because == "all pods are stopped"
 
 
-async def test_logind_restarting_forgets_the_shutdown(private_bus: PrivateBus, login1: Login1) -> None:
+async def test_shutdown_is_cancelled_by_a_restart_of_logind(private_bus: PrivateBus, login1: Login1) -> None:
     async with agent_on(private_bus) as agent:
         await agent.expect(HELD)
         login1.request_shutdown()
@@ -342,23 +348,23 @@ async def test_logind_restarting_forgets_the_shutdown(private_bus: PrivateBus, l
         await agent.expect(CANCELLED, HELD)
 
 
-async def test_the_bus_comes_after_the_agent(private_bus: PrivateBus, login1: Login1) -> None:
+async def test_lock_is_acquired_on_a_bus_that_starts_later(private_bus: PrivateBus, login1: Login1) -> None:
     private_bus.stop()
     async with agent_on(private_bus) as agent:
         await agent.attempts(1)
-        assert agent.seen == []
+        assert agent.reported == []
         private_bus.start()
         await login1.rejoin()
         await agent.expect(HELD)
 
 
-async def test_attempts_become_rare(private_bus: PrivateBus) -> None:
+async def test_waits_between_attempts_double_up_to_two_seconds(private_bus: PrivateBus) -> None:
     async with agent_on(private_bus, timings=Timings()) as agent:
         await agent.attempts(8)
         assert agent.waits[:8] == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0]
 
 
-async def test_after_a_steady_connection_attempts_are_quick_again(private_bus: PrivateBus, login1: Login1) -> None:
+async def test_waits_start_over_after_a_steady_connection(private_bus: PrivateBus, login1: Login1) -> None:
     async with agent_on(private_bus, timings=Timings(first_retry_s=0.005, last_retry_s=0.02, steady_s=0.0)) as agent:
         await agent.expect(HELD)
         await login1.stop()
@@ -366,38 +372,38 @@ async def test_after_a_steady_connection_attempts_are_quick_again(private_bus: P
         assert set(agent.waits) == {0.005}
 
 
-async def test_a_lock_that_logind_no_longer_lists(private_bus: PrivateBus, login1: Login1) -> None:
-    async with agent_on(private_bus, timings=NOSY) as agent:
+async def test_unlisted_lock_is_reported_lost_and_replaced(private_bus: PrivateBus, login1: Login1) -> None:
+    async with agent_on(private_bus, timings=FREQUENT) as agent:
         await agent.expect(HELD)
         ours = login1.locks[0]
-        login1.locks.append(replace(ours, pid=1, reader=-1))  # of another agent
+        login1.locks.append(replace(ours, pid=1, reader=-1))  # of another process
         ours.listed = False
         state = await agent.expect(LOST)
         assert state.because == "logind does not list our lock"
         await agent.expect(HELD)
 
 
-async def test_a_lock_that_nobody_reads(private_bus: PrivateBus, login1: Login1) -> None:
-    async with agent_on(private_bus, timings=NOSY) as agent:
+async def test_lock_without_a_reader_is_reported_lost(private_bus: PrivateBus, login1: Login1) -> None:
+    async with agent_on(private_bus, timings=FREQUENT) as agent:
         await agent.expect(HELD)
         login1._close(login1.locks[0])
         state = await agent.expect(LOST)
         assert state.because == "logind no longer reads our lock"
 
 
-async def test_a_new_limit_is_noticed(private_bus: PrivateBus, login1: Login1) -> None:
-    async with agent_on(private_bus, timings=NOSY) as agent:
+async def test_changed_limit_is_read(private_bus: PrivateBus, login1: Login1) -> None:
+    async with agent_on(private_bus, timings=FREQUENT) as agent:
         await agent.expect(HELD)
         login1.limit_us = 45_000_000
-        seen = len(login1.calls)
-        await login1.until(lambda: login1.calls[seen:].count("ListInhibitors") >= 2)
+        calls = len(login1.calls)
+        await login1.until(lambda: login1.calls[calls:].count("ListInhibitors") >= 2)
         assert agent.state.limit_us == 45_000_000
 
 
-# --- coming in the middle
+# --- start during a shutdown
 
 
-async def test_a_shutdown_under_way_is_noticed(private_bus: PrivateBus, login1: Login1) -> None:
+async def test_shutdown_in_progress_is_reported_at_the_start(private_bus: PrivateBus, login1: Login1) -> None:
     login1.preparing = True
     async with agent_on(private_bus) as agent:
         await agent.expect(STARTED)
@@ -406,23 +412,23 @@ async def test_a_shutdown_under_way_is_noticed(private_bus: PrivateBus, login1: 
         await agent.expect(CANCELLED, HELD)
 
 
-async def test_without_a_lock_in_a_shutdown_the_state_says_so(private_bus: PrivateBus, login1: Login1) -> None:
+async def test_state_explains_a_lock_refused_during_a_shutdown(private_bus: PrivateBus, login1: Login1) -> None:
     login1.preparing = True
-    async with agent_on(private_bus, timings=NOSY) as agent:
+    async with agent_on(private_bus, timings=FREQUENT) as agent:
         await agent.expect(STARTED)
         await login1.until(lambda: login1.calls.count("Inhibit") >= 2)
         assert agent.state.because == "a shutdown is in progress, and logind grants no lock during one"
-        assert agent.seen == [STARTED]
+        assert agent.reported == [STARTED]
 
 
-async def test_a_lock_left_by_an_earlier_run_is_kept_in_a_shutdown(private_bus: PrivateBus, login1: Login1) -> None:
+async def test_adopted_lock_is_kept_during_a_shutdown(private_bus: PrivateBus, login1: Login1) -> None:
     async with agent_on(private_bus) as first:
         await first.expect(HELD)
         number = first.inhibitor.descriptor
         assert number is not None
         stored = os.dup(number)
         login1.request_shutdown()
-    login1.locks[0].pid = 0  # whoever took it is gone
+    login1.locks[0].pid = 0  # its process has ended
     async with agent_on(private_bus, adopted=stored) as second:
         await second.expect(STARTED, HELD)
         assert second.inhibitor.descriptor == stored
@@ -431,7 +437,7 @@ async def test_a_lock_left_by_an_earlier_run_is_kept_in_a_shutdown(private_bus: 
         await login1.until(lambda: login1.executed == 1)
 
 
-async def test_a_lock_left_by_an_earlier_run_is_replaced_otherwise(private_bus: PrivateBus, login1: Login1) -> None:
+async def test_adopted_lock_is_replaced_outside_a_shutdown(private_bus: PrivateBus, login1: Login1) -> None:
     async with agent_on(private_bus) as first:
         await first.expect(HELD)
         number = first.inhibitor.descriptor
@@ -444,7 +450,7 @@ async def test_a_lock_left_by_an_earlier_run_is_replaced_otherwise(private_bus: 
         assert len(login1.locks) == 1
 
 
-async def test_a_stored_number_that_is_not_open_is_no_lock(private_bus: PrivateBus, login1: Login1) -> None:
+async def test_closed_adopted_descriptor_is_ignored(private_bus: PrivateBus, login1: Login1) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     os.close(writer)
@@ -454,10 +460,10 @@ async def test_a_stored_number_that_is_not_open_is_no_lock(private_bus: PrivateB
     assert login1.calls.count("Inhibit") == 1
 
 
-# --- answers that are not what they should be
+# --- invalid answers
 
 
-async def test_a_refused_lock(private_bus: PrivateBus, login1: Login1) -> None:
+async def test_refused_lock_is_requested_again(private_bus: PrivateBus, login1: Login1) -> None:
     login1.refuse = "org.freedesktop.DBus.Error.AccessDenied"
     async with agent_on(private_bus) as agent:
         await agent.attempts(2)
@@ -467,7 +473,9 @@ async def test_a_refused_lock(private_bus: PrivateBus, login1: Login1) -> None:
 
 
 @pytest.mark.parametrize("descriptors", [0, 2])
-async def test_an_answer_without_one_descriptor(private_bus: PrivateBus, login1: Login1, descriptors: int) -> None:
+async def test_answer_without_exactly_one_descriptor_is_rejected(
+    private_bus: PrivateBus, login1: Login1, descriptors: int
+) -> None:
     login1.descriptors = descriptors
     async with agent_on(private_bus) as agent:
         await agent.attempts(2)
@@ -477,13 +485,13 @@ async def test_an_answer_without_one_descriptor(private_bus: PrivateBus, login1:
         await agent.expect(HELD)
 
 
-async def test_an_answer_that_comes_too_late_holds_nothing(private_bus: PrivateBus, login1: Login1) -> None:
-    slow, go_on = asyncio.Event(), asyncio.Event()
+async def test_lock_of_a_late_answer_is_closed(private_bus: PrivateBus, login1: Login1) -> None:
+    slow, proceed = asyncio.Event(), asyncio.Event()
 
     async def wait() -> None:
         login1.before_answer = None
         slow.set()
-        await go_on.wait()
+        await proceed.wait()
 
     login1.before_answer = wait
     async with agent_on(private_bus, timings=Timings(deadline_s=0.2, first_retry_s=0.005)) as agent:
@@ -492,34 +500,34 @@ async def test_an_answer_that_comes_too_late_holds_nothing(private_bus: PrivateB
         await agent.attempts(1)
         assert agent.state.because == "Inhibit: no answer in time"
         await agent.expect(HELD)
-        go_on.set()
+        proceed.set()
         await login1.until(lambda: late not in login1.locks)
         assert len(login1.locks) == 1
 
 
-async def test_a_late_answer_on_a_living_connection_is_thrown_away(private_bus: PrivateBus, login1: Login1) -> None:
-    go_on = asyncio.Event()
-    login1.before_answer = go_on.wait
+async def test_late_answer_on_an_open_connection_is_discarded(private_bus: PrivateBus, login1: Login1) -> None:
+    proceed = asyncio.Event()
+    login1.before_answer = proceed.wait
     async with Bus(private_bus.address, deadline_s=0.2) as bus:
         with pytest.raises(InhibitorError, match="Inhibit: no answer in time"):
             await bus.call(NAME, PATH, MANAGER, "Inhibit", "ssss", "shutdown", "a", "b", "delay")
         assert len(login1.locks) == 1
-        go_on.set()
+        proceed.set()
         await login1.until(lambda: not login1.locks)
 
 
 @pytest.mark.parametrize(("kind", "value"), [("s", "long"), ("b", True), ("x", -1), ("i", -5_000_000)])
-async def test_a_limit_that_is_no_number(private_bus: PrivateBus, login1: Login1, kind: str, value: object) -> None:
+async def test_invalid_limit_is_reported(private_bus: PrivateBus, login1: Login1, kind: str, value: object) -> None:
     login1.limit_type, login1.limit_us = kind, value
     async with agent_on(private_bus) as agent:
         await agent.attempts(1)
         assert agent.state.because == f"logind's InhibitDelayMaxUSec is {value!r}"
 
 
-# --- what others on the bus may try
+# --- other senders on the bus
 
 
-async def test_a_shutdown_announced_by_somebody_else_is_ignored(private_bus: PrivateBus, login1: Login1) -> None:
+async def test_shutdown_signal_of_another_sender_is_ignored(private_bus: PrivateBus, login1: Login1) -> None:
     async with agent_on(private_bus) as agent:
         await agent.expect(HELD)
         reader, writer = os.pipe()
@@ -543,26 +551,26 @@ async def test_a_shutdown_announced_by_somebody_else_is_ignored(private_bus: Pri
             after = open_descriptors()
         os.close(writer)
         os.close(reader)
-        assert agent.seen == [HELD]
+        assert agent.reported == [HELD]
         assert agent.state.preparing is False
-        assert after == before, "a descriptor nobody asked for is closed"
+        assert after == before, "an unexpected descriptor is closed"
 
 
-async def test_signals_of_another_form_are_ignored(private_bus: PrivateBus, login1: Login1) -> None:
-    async with agent_on(private_bus, timings=NOSY) as agent:
+async def test_signals_with_another_signature_are_ignored(private_bus: PrivateBus, login1: Login1) -> None:
+    async with agent_on(private_bus, timings=FREQUENT) as agent:
         await agent.expect(HELD)
         login1.emit("PrepareForShutdown", "s", "true")
         login1.emit("PrepareForShutdown", "")
         login1.emit("PrepareForSleep", "b", True)
-        seen = len(login1.calls)
-        await login1.until(lambda: login1.calls[seen:].count("ListInhibitors") >= 2)
-        assert agent.seen == [HELD]
+        calls = len(login1.calls)
+        await login1.until(lambda: login1.calls[calls:].count("ListInhibitors") >= 2)
+        assert agent.reported == [HELD]
 
 
-# --- the pieces
+# --- parts
 
 
-async def test_reading_without_a_lock(private_bus: PrivateBus, login1: Login1) -> None:
+async def test_read_logind_acquires_no_lock(private_bus: PrivateBus, login1: Login1) -> None:
     async with agent_on(private_bus) as agent:
         await agent.expect(HELD)
         facts = await read_logind(private_bus.address)
@@ -573,18 +581,18 @@ async def test_reading_without_a_lock(private_bus: PrivateBus, login1: Login1) -
     assert login1.calls.count("Inhibit") == 1
 
 
-async def test_reading_where_there_is_no_logind(private_bus: PrivateBus) -> None:
+async def test_read_logind_fails_without_logind(private_bus: PrivateBus) -> None:
     with pytest.raises(InhibitorError, match="logind is not on the bus: GetNameOwner failed"):
         await read_logind(private_bus.address)
 
 
 @pytest.mark.parametrize("address", ["unix:path=/nonexistent/bus", "nonsense"])
-async def test_an_address_that_leads_nowhere(address: str) -> None:
+async def test_unreachable_address_is_reported(address: str) -> None:
     with pytest.raises(InhibitorError, match="connecting to the system bus: "):
         await read_logind(address)
 
 
-async def test_calls_after_the_end_fail_at_once(private_bus: PrivateBus) -> None:
+async def test_calls_on_a_closed_connection_fail_at_once(private_bus: PrivateBus) -> None:
     async with Bus(private_bus.address, deadline_s=5) as bus:
         with pytest.raises(BusCallError, match="UnknownMethod"):
             await bus.call_bus("NoSuchThing")
@@ -598,7 +606,7 @@ async def test_calls_after_the_end_fail_at_once(private_bus: PrivateBus) -> None
         _ = never.ended
 
 
-def test_a_descriptor_is_closed_once() -> None:
+def test_descriptor_is_closed_once() -> None:
     reader, writer = os.pipe()
     os.set_inheritable(writer, True)
     mine = Descriptor(writer)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 ETC, RUN, LOCAL, LIB = "etc/systemd", "run/systemd", "usr/local/lib/systemd", "usr/lib/systemd"
 
 
-def put(root: Path, where: str, text: str) -> Path:
-    path = root / where
+def put(root: Path, name: str, text: str) -> Path:
+    path = root / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path
@@ -35,9 +35,9 @@ def login(seconds: object) -> str:
 
 
 def winner(root: Path) -> tuple[str, int]:
-    found = read_delay(root).winner
-    assert found is not None
-    return str(found.path.relative_to(root)), found.delay_us // 10**6
+    delay = read_delay(root).winner
+    assert delay is not None
+    return str(delay.path.relative_to(root)), delay.delay_us // 10**6
 
 
 @pytest.mark.parametrize(
@@ -62,24 +62,24 @@ def winner(root: Path) -> tuple[str, int]:
         (" 30 ", 30_000_000),
     ],
 )
-def test_time_spans(text: str, delay_us: int) -> None:
+def test_time_span_is_parsed(text: str, delay_us: int) -> None:
     assert parse_span_us(text) == delay_us
 
 
 @pytest.mark.parametrize(
     "text", ["", " ", "-5", "abc", "5x", "5 # five", "12.34.56", "5.", "1e3", "1,5", "\u0665", "9" * 30]
 )
-def test_what_is_no_time_span(text: str) -> None:
-    with pytest.raises(ValueError, match="is no time span"):
+def test_invalid_time_span_is_rejected(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a time span"):
         parse_span_us(text)
 
 
-def test_nothing_configured(tmp_path: Path) -> None:
-    found = read_delay(tmp_path)
-    assert (found.winner, found.delay_us, found.warnings) == (None, DEFAULT_DELAY_US, ())
+def test_default_delay_without_a_setting(tmp_path: Path) -> None:
+    delay = read_delay(tmp_path)
+    assert (delay.winner, delay.delay_us, delay.warnings) == (None, DEFAULT_DELAY_US, ())
 
 
-def test_the_main_file_of_the_first_directory_counts(tmp_path: Path) -> None:
+def test_main_file_of_the_first_directory_is_effective(tmp_path: Path) -> None:
     put(tmp_path, f"{LIB}/logind.conf", login(7))
     assert winner(tmp_path) == (f"{LIB}/logind.conf", 7)
     put(tmp_path, f"{ETC}/logind.conf", login(8))
@@ -87,46 +87,46 @@ def test_the_main_file_of_the_first_directory_counts(tmp_path: Path) -> None:
     assert read_delay(tmp_path).overridden == ()
 
 
-def test_a_drop_in_beats_the_main_file(tmp_path: Path) -> None:
+def test_drop_in_overrides_the_main_file(tmp_path: Path) -> None:
     put(tmp_path, f"{ETC}/logind.conf", login(60))
     put(tmp_path, f"{LIB}/logind.conf.d/10-vendor.conf", login(10))
     assert winner(tmp_path) == (f"{LIB}/logind.conf.d/10-vendor.conf", 10)
     assert [each.delay_us for each in read_delay(tmp_path).overridden] == [60_000_000]
 
 
-def test_the_name_decides_and_not_the_directory(tmp_path: Path) -> None:
+def test_drop_ins_are_ordered_by_name_across_directories(tmp_path: Path) -> None:
     put(tmp_path, f"{ETC}/logind.conf.d/99-kubelet.conf", login(60))
     put(tmp_path, f"{LIB}/logind.conf.d/unattended-upgrades-logind-maxdelay.conf", login(30))
     assert winner(tmp_path) == (f"{LIB}/logind.conf.d/unattended-upgrades-logind-maxdelay.conf", 30)
 
 
-def test_of_the_same_name_the_first_directory_counts(tmp_path: Path) -> None:
-    for seconds, where in enumerate((LIB, LOCAL, RUN, ETC), start=1):
-        put(tmp_path, f"{where}/logind.conf.d/50-x.conf", login(seconds))
-        assert winner(tmp_path) == (f"{where}/logind.conf.d/50-x.conf", seconds)
+def test_drop_in_of_the_first_directory_replaces_others_of_its_name(tmp_path: Path) -> None:
+    for seconds, directory in enumerate((LIB, LOCAL, RUN, ETC), start=1):
+        put(tmp_path, f"{directory}/logind.conf.d/50-x.conf", login(seconds))
+        assert winner(tmp_path) == (f"{directory}/logind.conf.d/50-x.conf", seconds)
         assert read_delay(tmp_path).overridden == ()
 
 
-@pytest.mark.parametrize("how", ["link", "empty", "other-key"])
-def test_a_file_hides_others_of_its_name(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("mask_by", ["link", "empty", "other-key"])
+def test_file_without_a_setting_masks_others_of_its_name(tmp_path: Path, mask_by: str) -> None:
     put(tmp_path, f"{LIB}/logind.conf.d/99-x.conf", login(60))
     put(tmp_path, f"{RUN}/logind.conf.d/10-x.conf", login(10))
-    if how == "link":
+    if mask_by == "link":
         mask = tmp_path / ETC / "logind.conf.d/99-x.conf"
         mask.parent.mkdir(parents=True)
         mask.symlink_to("/dev/null")
     else:
-        put(tmp_path, f"{ETC}/logind.conf.d/99-x.conf", "" if how == "empty" else "[Login]\nKillUserProcesses=no\n")
+        put(tmp_path, f"{ETC}/logind.conf.d/99-x.conf", "" if mask_by == "empty" else "[Login]\nKillUserProcesses=no\n")
     assert winner(tmp_path) == (f"{RUN}/logind.conf.d/10-x.conf", 10)
 
 
 @pytest.mark.parametrize("name", ["99-x.conf.bak", ".99-x.conf", "99-x", "README"])
-def test_other_files_do_not_count(tmp_path: Path, name: str) -> None:
+def test_files_with_another_suffix_are_ignored(tmp_path: Path, name: str) -> None:
     put(tmp_path, f"{ETC}/logind.conf.d/{name}", login(60))
     assert read_delay(tmp_path).winner is None
 
 
-def test_neither_directories_nor_dangling_links_count(tmp_path: Path) -> None:
+def test_directories_and_dangling_links_are_ignored(tmp_path: Path) -> None:
     (tmp_path / ETC / "logind.conf.d/a.conf").mkdir(parents=True)
     (tmp_path / ETC / "logind.conf.d/b.conf").symlink_to("nowhere")
     put(tmp_path, f"{LIB}/logind.conf.d/b.conf", login(10))
@@ -148,28 +148,28 @@ def test_neither_directories_nor_dangling_links_count(tmp_path: Path) -> None:
     ],
     ids=["spaces", "twice", "comments", "continued", "crlf", "no-newline", "bom", "other-section", "other-key"],
 )
-def test_the_syntax(tmp_path: Path, text: str, seconds: int) -> None:
+def test_configuration_syntax_is_parsed(tmp_path: Path, text: str, seconds: int) -> None:
     put(tmp_path, f"{ETC}/logind.conf", text)
     assert winner(tmp_path) == (f"{ETC}/logind.conf", seconds)
 
 
 @pytest.mark.parametrize("value", ["", "soon", "-1"])
-def test_what_logind_ignores_is_told(tmp_path: Path, value: str) -> None:
+def test_value_that_logind_ignores_is_reported(tmp_path: Path, value: str) -> None:
     put(tmp_path, f"{ETC}/logind.conf", login(9))
     bad = put(tmp_path, f"{ETC}/logind.conf.d/99-bad.conf", login(value))
-    found = read_delay(tmp_path)
+    delay = read_delay(tmp_path)
     assert winner(tmp_path) == (f"{ETC}/logind.conf", 9)
-    assert found.warnings == (f"{bad}: InhibitDelayMaxSec={value} is no time span; logind ignores it",)
+    assert delay.warnings == (f"{bad}: InhibitDelayMaxSec={value} is not a time span; logind ignores it",)
 
 
-def test_a_huge_file_is_told_and_not_read(tmp_path: Path) -> None:
+def test_huge_file_is_reported_and_not_read(tmp_path: Path) -> None:
     put(tmp_path, f"{ETC}/logind.conf", "#" * (2 << 20) + "\n" + login(9))
-    found = read_delay(tmp_path)
-    assert found.winner is None
-    assert "larger than" in found.warnings[0]
+    delay = read_delay(tmp_path)
+    assert delay.winner is None
+    assert "larger than" in delay.warnings[0]
 
 
-# --- our own drop-in
+# --- the agent's drop-in
 
 
 @pytest.mark.parametrize(
@@ -184,20 +184,20 @@ def test_a_huge_file_is_told_and_not_read(tmp_path: Path) -> None:
         ["\u00fcber.conf", "zz-nodeagent.conf"],
     ],
 )
-def test_our_drop_in_sorts_last_and_wins(tmp_path: Path, others: list[str]) -> None:
+def test_own_drop_in_sorts_last_and_is_effective(tmp_path: Path, others: list[str]) -> None:
     for name in others:
         put(tmp_path, f"{LIB}/logind.conf.d/{name}", login(1))
     drop_in = own_drop_in(45, tmp_path)
     assert not drop_in.path.exists()
     write_drop_in(drop_in)
-    found = read_delay(tmp_path)
-    assert found.winner is not None
-    assert (found.winner.path, found.delay_us) == (drop_in.path, 45_000_000)
+    delay = read_delay(tmp_path)
+    assert delay.winner is not None
+    assert (delay.winner.path, delay.delay_us) == (drop_in.path, 45_000_000)
     assert drop_in.path.parent == tmp_path / ETC / "logind.conf.d"
     assert own_drop_in(50, tmp_path).path == drop_in.path
 
 
-def test_our_drop_in_is_readable_by_all_and_leaves_nothing_else(tmp_path: Path) -> None:
+def test_own_drop_in_is_world_readable_and_the_only_file_written(tmp_path: Path) -> None:
     drop_in = own_drop_in(45, tmp_path)
     write_drop_in(drop_in)
     write_drop_in(own_drop_in(46, tmp_path))
@@ -206,7 +206,7 @@ def test_our_drop_in_is_readable_by_all_and_leaves_nothing_else(tmp_path: Path) 
     assert "InhibitDelayMaxSec=46\n" in drop_in.path.read_text()
 
 
-def test_a_drop_in_that_cannot_be_written(tmp_path: Path) -> None:
+def test_failed_write_of_the_drop_in_is_reported(tmp_path: Path) -> None:
     put(tmp_path, f"{ETC}/logind.conf.d", "a file in the way")
-    with pytest.raises(InhibitorError, match=r"zz-nodeagent.conf cannot be written: (File exists|Not a directory)"):
+    with pytest.raises(InhibitorError, match=r"cannot write .*zz-nodeagent.conf: (File exists|Not a directory)"):
         write_drop_in(own_drop_in(45, tmp_path))

@@ -1,4 +1,4 @@
-"""What systemctl is asked, and what its answers mean; systemctl is a script here."""
+"""Readings of systemctl, which is a script here."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def bin_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     return tmp_path
 
 
 def script(directory: Path, text: str) -> None:
     path = directory / "systemctl"
-    path.write_text(f'#!/bin/sh\necho "$@" >> {directory}/asked\n{text}\n')
+    path.write_text(f'#!/bin/sh\necho "$@" >> {directory}/calls\n{text}\n')
     path.chmod(0o755)
 
 
@@ -37,14 +37,18 @@ def script(directory: Path, text: str) -> None:
         ("", "", UnitStop("")),
     ],
 )
-def test_why_the_unit_stops(says: Path, state: str, timeout: str, expected: UnitStop) -> None:
-    script(says, f'case "$1" in is-system-running) echo "{state}"; exit 1;; show) echo "{timeout}";; esac')
-    told = read_unit_stop("nodeagent.service")
-    assert told == expected
-    assert told.node_goes_down is (state == "stopping")
+def test_system_state_and_time_limit_of_a_unit_stop_are_read(
+    bin_directory: Path, state: str, timeout: str, expected: UnitStop
+) -> None:
+    script(bin_directory, f'case "$1" in is-system-running) echo "{state}"; exit 1;; show) echo "{timeout}";; esac')
+    unit_stop = read_unit_stop("nodeagent.service")
+    assert unit_stop == expected
+    assert unit_stop.node_goes_down is (state == "stopping")
 
 
-def test_without_systemd_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_systemctl_the_state_is_unknown_and_a_restart_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert read_unit_stop("nodeagent.service") == UnitStop("")
     assert not LogindUnit().runs_beside_the_bus()
@@ -56,16 +60,16 @@ def test_without_systemd_nothing_is_known(tmp_path: Path, monkeypatch: pytest.Mo
     ("answer", "expected"),
     [("active\nactive", True), ("active\nactivating", False), ("inactive\nactive", False), ("", False)],
 )
-def test_whether_logind_runs_beside_the_bus(says: Path, answer: str, expected: bool) -> None:
-    script(says, f"printf '{answer}'")
+def test_logind_off_the_bus_needs_both_units_active(bin_directory: Path, answer: str, expected: bool) -> None:
+    script(bin_directory, f"printf '{answer}'")
     assert LogindUnit().runs_beside_the_bus() is expected
-    assert (says / "asked").read_text() == "is-active dbus.service systemd-logind.service\n"
+    assert (bin_directory / "calls").read_text() == "is-active dbus.service systemd-logind.service\n"
 
 
-def test_logind_is_restarted(says: Path) -> None:
-    script(says, "exit 0")
+def test_logind_is_restarted_and_a_failure_is_reported(bin_directory: Path) -> None:
+    script(bin_directory, "exit 0")
     LogindUnit().restart()
-    assert (says / "asked").read_text() == "restart systemd-logind.service\n"
-    script(says, "echo 'Access denied' >&2; exit 4")
+    assert (bin_directory / "calls").read_text() == "restart systemd-logind.service\n"
+    script(bin_directory, "echo 'Access denied' >&2; exit 4")
     with pytest.raises(InhibitorError, match="Access denied"):
         LogindUnit().restart()

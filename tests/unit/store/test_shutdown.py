@@ -1,4 +1,4 @@
-"""The state of a shutdown: it survives, it is whole, and only one process at a time acts on it."""
+"""The shutdown state: records survive the process, and one process at a time has the claim."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 T0 = datetime(2026, 1, 10, 12, tzinfo=UTC)
-KEEP = Retention(timedelta(days=30), 1 << 20)
+RETENTION = Retention(timedelta(days=30), 1 << 20)
 PODS = (
     StoppedPod("u1", "shop", "web", "ordinary", "priority 0", PodOutcome.STOPPED, 5, 1200),
     StoppedPod("u2", "shop", "db", "ordinary", "priority 0", PodOutcome.FAILED, 5, None, "no answer"),
@@ -27,7 +27,7 @@ PODS = (
 STOP = NodeStop("b1", StopKind.SIGNAL, T0, 123.5, 4500, pods=PODS)
 
 
-def test_what_is_written_is_read_by_the_next_process(tmp_path: Path) -> None:
+def test_records_are_read_by_the_next_process(tmp_path: Path) -> None:
     files = ShutdownFiles(tmp_path / "state")
     assert files.read_stop() is None
     assert files.read_boot() is None
@@ -62,24 +62,24 @@ def test_what_is_written_is_read_by_the_next_process(tmp_path: Path) -> None:
             '"dry_run": false, "pods": 5}'
         ),
     ],
-    ids=["empty", "list", "newer", "lacking", "unknown", "no zone", "wrong types"],
+    ids=["empty", "list", "newer", "missing-keys", "unknown-kind", "no-zone", "wrong-types"],
 )
-def test_a_file_that_is_not_understood_is_told(tmp_path: Path, text: str) -> None:
+def test_invalid_file_is_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / STOP_FILE).write_text(text)
     with pytest.raises(StoreError, match=STOP_FILE):
         ShutdownFiles(tmp_path).read_stop()
 
 
-def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_failed_write_is_reported_and_the_claim_succeeds(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     files = ShutdownFiles(tmp_path / "file")
-    with pytest.raises(StoreError, match="cannot be written"):
+    with pytest.raises(StoreError, match="cannot write"):
         files.write_stop(STOP)
-    with files.claim() as ours:
-        assert ours, "stopping pods is more important than the claim"
+    with files.claim() as claimed:
+        assert claimed, "stopping pods is more important than the claim"
 
 
-def test_only_one_claims(tmp_path: Path) -> None:
+def test_second_claim_fails_until_the_first_ends(tmp_path: Path) -> None:
     with ShutdownFiles(tmp_path).claim() as first, ShutdownFiles(tmp_path).claim() as second:
         assert (first, second) == (True, False)
     with ShutdownFiles(tmp_path).claim(0.1) as third:
@@ -89,21 +89,21 @@ def test_only_one_claims(tmp_path: Path) -> None:
 def test_stops_are_part_of_the_history(tmp_path: Path) -> None:
     history = History(tmp_path)
     assert history.read_stops() == ()
-    history.add_stop(STOP, KEEP, T0)
+    history.add_stop(STOP, RETENTION, T0)
     ended = replace(STOP, end=StopEnd.COMPLETE, ended_at=T0 + timedelta(seconds=4))
-    history.add_stop(ended, KEEP, T0)
+    history.add_stop(ended, RETENTION, T0)
     later = replace(STOP, boot_id="b2", started_at=T0 + timedelta(days=1), pods=())
-    history.add_stop(later, KEEP, T0)
+    history.add_stop(later, RETENTION, T0)
     assert history.read_stops() == (later, ended)
     assert history.read_stops(limit=1) == (later,)
     assert history.read_stops(since=T0 + timedelta(hours=1)) == (later,)
-    history.add_stop(replace(later, boot_id="b3"), KEEP, T0 + timedelta(days=30, hours=1))
+    history.add_stop(replace(later, boot_id="b3"), RETENTION, T0 + timedelta(days=30, hours=1))
     assert ended not in history.read_stops()
     assert history.problem == ""
 
 
-def test_a_history_that_cannot_be_written_is_told_and_costs_nothing_else(tmp_path: Path) -> None:
+def test_failed_write_of_the_history_is_reported_without_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     history = History(tmp_path / "file")
-    history.add_stop(STOP, KEEP, T0)
+    history.add_stop(STOP, RETENTION, T0)
     assert "history" in history.problem

@@ -1,4 +1,4 @@
-"""The unit's stop command: it acts when the whole node goes down and nobody did, and never otherwise."""
+"""The stop hook of the unit: it stops pods during a shutdown of the node that the daemon did not complete."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ IMAGE = "registry.test/app:v1"
 DOWN = UnitStop(STOPPING, 60_000_000)
 
 
-class Net:
-    """A node with a web and a dns pod, and its stop command."""
+class StopHookNode:
+    """A node with a web and a dns pod, and its stop hook."""
 
     def __init__(self, directory: Path, server: SimServer) -> None:
         self.server = server
@@ -47,8 +47,8 @@ class Net:
         self.settings = self.configured(directory)
         self.stream = io.StringIO()
         for name, priority in (("web", "0"), ("dns", "2000")):
-            notes = {"nodeagent.dev/priority": priority}
-            sandbox = server.node.add_pod(name, namespace="shop", uid=f"uid-{name}", annotations=notes)
+            annotations = {"nodeagent.dev/priority": priority}
+            sandbox = server.node.add_pod(name, namespace="shop", uid=f"uid-{name}", annotations=annotations)
             server.node.add_container(sandbox, "main", IMAGE)
 
     def configured(self, directory: Path, **shutdown: Any) -> Settings:
@@ -64,9 +64,9 @@ class Net:
             )
         )
 
-    async def stop(self, told: UnitStop = DOWN, settings: Settings | None = None) -> StopEnd | None:
+    async def stop(self, unit_stop: UnitStop = DOWN, settings: Settings | None = None) -> StopEnd | None:
         logger = log.configure("json", "debug", self.stream)
-        return await stop_pods_at_unit_stop(settings or self.settings, logger, told, this_boot=BOOT)
+        return await stop_pods_at_unit_stop(settings or self.settings, logger, unit_stop, this_boot=BOOT)
 
     def events(self) -> list[str]:
         return [json.loads(line)["event"] for line in self.stream.getvalue().splitlines()]
@@ -80,106 +80,106 @@ class Net:
 
 
 @pytest_asyncio.fixture
-async def net(tmp_path: Path) -> AsyncIterator[Net]:
+async def hook(tmp_path: Path) -> AsyncIterator[StopHookNode]:
     node = SimNode()
     node.add_image(IMAGE, layers=[Layer("base", 1000)])
     async with SimServer(node, tmp_path / "cri.sock") as server:
-        yield Net(tmp_path, server)
+        yield StopHookNode(tmp_path, server)
 
 
-async def test_it_stops_the_pods_in_order_when_nobody_did(net: Net) -> None:
-    assert await net.stop() is StopEnd.COMPLETE
-    assert net.stopped() == ["web", "dns"]
-    stop = net.files.read_stop()
+async def test_pods_are_stopped_in_order_without_a_shutdown_of_the_daemon(hook: StopHookNode) -> None:
+    assert await hook.stop() is StopEnd.COMPLETE
+    assert hook.stopped() == ["web", "dns"]
+    stop = hook.files.read_stop()
     assert stop is not None
     assert (stop.kind, stop.end) == (StopKind.UNIT_STOP, StopEnd.COMPLETE)
-    seen = net.files.read_boot()
-    assert seen is not None
-    assert seen.activity is LastActivity.GOING_DOWN
+    boot = hook.files.read_boot()
+    assert boot is not None
+    assert boot.activity is LastActivity.GOING_DOWN
 
 
 @pytest.mark.parametrize("state", ["running", "degraded", "starting", ""])
-async def test_a_plain_stop_of_the_unit_touches_no_pod(net: Net, state: str) -> None:
-    assert await net.stop(UnitStop(state)) is None
-    assert net.server.calls == []
+async def test_stop_of_the_unit_alone_stops_no_pod(hook: StopHookNode, state: str) -> None:
+    assert await hook.stop(UnitStop(state)) is None
+    assert hook.server.calls == []
 
 
-async def test_what_the_daemon_has_done_is_not_done_again(net: Net) -> None:
-    net.files.write_stop(NodeStop(BOOT, StopKind.SIGNAL, datetime.now(UTC), end=StopEnd.COMPLETE))
-    assert await net.stop() is StopEnd.COMPLETE
-    assert net.server.calls == []
+async def test_complete_shutdown_of_the_daemon_is_not_repeated(hook: StopHookNode) -> None:
+    hook.files.write_stop(NodeStop(BOOT, StopKind.SIGNAL, datetime.now(UTC), end=StopEnd.COMPLETE))
+    assert await hook.stop() is StopEnd.COMPLETE
+    assert hook.server.calls == []
 
 
-async def test_it_waits_for_the_daemon_that_is_at_it(net: Net) -> None:
-    net.files.write_stop(NodeStop(BOOT, StopKind.SIGNAL, datetime.now(UTC)))
-    with net.files.claim() as ours:
-        assert ours
-        assert await net.stop(UnitStop(STOPPING, 10_200_000)) is None
-    assert net.server.calls == []
-    assert net.events() == ["shutdown_delegated"]
+async def test_running_shutdown_of_the_daemon_is_waited_for(hook: StopHookNode) -> None:
+    hook.files.write_stop(NodeStop(BOOT, StopKind.SIGNAL, datetime.now(UTC)))
+    with hook.files.claim() as claimed:
+        assert claimed
+        assert await hook.stop(UnitStop(STOPPING, 10_200_000)) is None
+    assert hook.server.calls == []
+    assert hook.events() == ["shutdown_delegated"]
 
 
-async def test_it_goes_on_where_the_daemon_died(net: Net) -> None:
+async def test_interrupted_shutdown_of_the_daemon_is_resumed(hook: StopHookNode) -> None:
     pods = (
         StoppedPod("uid-web", "shop", "web", "priority-0", "", PodOutcome.STOPPED, 5, 10),
         StoppedPod("uid-dns", "shop", "dns", "priority-1000", "", PodOutcome.STOPPING, 20),
     )
     started_s = SystemClock().monotonic_s() - 3
-    net.files.write_stop(NodeStop(BOOT, StopKind.SIGNAL, datetime.now(UTC), started_s, 1500, pods=pods))
-    web = next(each for each in net.server.node.containers.values() if each.name == "main")
-    net.server.node.exit_container(web)
-    assert await net.stop() is StopEnd.COMPLETE
-    assert net.stopped() == ["dns"]
-    assert "shutdown_resumed" in net.events()
+    hook.files.write_stop(NodeStop(BOOT, StopKind.SIGNAL, datetime.now(UTC), started_s, 1500, pods=pods))
+    web = next(each for each in hook.server.node.containers.values() if each.name == "main")
+    hook.server.node.exit_container(web)
+    assert await hook.stop() is StopEnd.COMPLETE
+    assert hook.stopped() == ["dns"]
+    assert "shutdown_resumed" in hook.events()
 
 
-async def test_an_earlier_boot_s_shutdown_does_not_count(net: Net) -> None:
-    net.files.write_stop(NodeStop("22222222-0000", StopKind.SIGNAL, datetime.now(UTC), end=StopEnd.COMPLETE))
-    assert await net.stop() is StopEnd.COMPLETE
-    assert net.stopped() == ["web", "dns"]
+async def test_shutdown_of_an_earlier_boot_is_ignored(hook: StopHookNode) -> None:
+    hook.files.write_stop(NodeStop("22222222-0000", StopKind.SIGNAL, datetime.now(UTC), end=StopEnd.COMPLETE))
+    assert await hook.stop() is StopEnd.COMPLETE
+    assert hook.stopped() == ["web", "dns"]
 
 
-async def test_it_is_off_where_the_daemon_s_is(net: Net, tmp_path: Path) -> None:
-    assert await net.stop(settings=net.configured(tmp_path, enabled="off")) is None
-    assert net.server.calls == []
+async def test_disabled_shutdown_stops_no_pod(hook: StopHookNode, tmp_path: Path) -> None:
+    assert await hook.stop(settings=hook.configured(tmp_path, enabled="off")) is None
+    assert hook.server.calls == []
 
 
 @pytest.mark.parametrize("enabled", ["auto", "on"])
 async def test_pods_are_left_to_a_running_kubelet(
-    net: Net, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enabled: str
+    hook: StopHookNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enabled: str
 ) -> None:
     root = make_node(tmp_path / "node")
     add_process(root, 812, "kubelet", ("/usr/bin/kubelet",))
     monkeypatch.setattr(kubelet_detection, "HOST_ROOT", root)
-    assert await net.stop(settings=net.configured(tmp_path, enabled=enabled)) is None
-    assert net.server.calls == []
-    assert net.events() == ["role_contradiction", "shutdown_disabled"]
+    assert await hook.stop(settings=hook.configured(tmp_path, enabled=enabled)) is None
+    assert hook.server.calls == []
+    assert hook.events() == ["role_contradiction", "shutdown_disabled"]
 
 
-async def test_nothing_is_touched_in_a_dry_run(net: Net) -> None:
-    assert await net.stop(settings=replace(net.settings, dry_run=True)) is None
-    assert net.stopped() == []
-    assert net.events().count("would_stop") == 2
+async def test_dry_run_stops_no_pod(hook: StopHookNode) -> None:
+    assert await hook.stop(settings=replace(hook.settings, dry_run=True)) is None
+    assert hook.stopped() == []
+    assert hook.events().count("would_stop") == 2
 
 
-async def test_a_short_time_to_stop_scales_the_phases(net: Net) -> None:
+async def test_short_stop_timeout_scales_the_phases(hook: StopHookNode) -> None:
     hung = asyncio.Event()
-    net.server.faults.delay("StopContainer", hung, times=None)
-    assert await net.stop(UnitStop(STOPPING, 10_500_000)) is StopEnd.COMPLETE
-    stop = net.files.read_stop()
+    hook.server.faults.delay("StopContainer", hung, times=None)
+    assert await hook.stop(UnitStop(STOPPING, 10_500_000)) is StopEnd.COMPLETE
+    stop = hook.files.read_stop()
     assert stop is not None
     assert stop.granted_ms <= 450
     assert {each.outcome for each in stop.pods} == {PodOutcome.FAILED}
 
 
 @pytest.mark.parametrize("timeout_us", [0, 10_000_000])
-async def test_no_time_to_stop_kills_no_pod(net: Net, timeout_us: int) -> None:
-    assert await net.stop(UnitStop(STOPPING, timeout_us)) is None
-    assert net.stopped() == []
-    assert net.events() == ["shutdown_delegated"]
+async def test_stop_timeout_below_the_reserve_kills_no_pod(hook: StopHookNode, timeout_us: int) -> None:
+    assert await hook.stop(UnitStop(STOPPING, timeout_us)) is None
+    assert hook.stopped() == []
+    assert hook.events() == ["shutdown_delegated"]
 
 
-async def test_without_a_runtime_it_ends_in_time(net: Net) -> None:
-    await net.server.stop()
-    assert await net.stop() is StopEnd.COMPLETE
-    assert "shutdown_pods_unavailable" in net.events()
+async def test_shutdown_without_a_runtime_ends_in_time(hook: StopHookNode) -> None:
+    await hook.server.stop()
+    assert await hook.stop() is StopEnd.COMPLETE
+    assert "shutdown_pods_unavailable" in hook.events()

@@ -1,4 +1,4 @@
-"""The shutdown duty: a logind on a private bus, a simulated runtime, and everything between them that can break."""
+"""The inhibitor task, with a simulated logind on a private bus and a simulated runtime."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from nodeagent.daemon.shutdown.task import InhibitorTask
 from nodeagent.errors import InhibitorError
 from nodeagent.host.dbus import Bus
 from nodeagent.host.fdstore import DescriptorStore
-from nodeagent.host.login1 import take_lock
+from nodeagent.host.login1 import acquire_lock
 from nodeagent.host.systemd import STOPPING, UnitStop
 from nodeagent.model import PodOutcome, Role
 from nodeagent.model.node_stop import BootRecord, LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
@@ -55,7 +55,7 @@ BANDS: list[dict[str, float]] = [{"min_priority": 0, "seconds": 1.0}, {"min_prio
 
 
 class Store(DescriptorStore):
-    """Keeps copies as systemd does."""
+    """A descriptor store that copies descriptors as systemd does."""
 
     def __init__(self) -> None:
         super().__init__(environment={})
@@ -76,7 +76,7 @@ class Store(DescriptorStore):
 
 
 class LogindUnit:
-    """Stands for logind's unit; a restart is noted."""
+    """logind's unit; restarts are counted."""
 
     def __init__(self) -> None:
         self.active = True
@@ -93,7 +93,7 @@ class LogindUnit:
 
 
 class Place:
-    """A node with a runtime, a logind and a state directory; daemons come and go on it."""
+    """A node with a runtime, a logind and a state directory, for one daemon after another."""
 
     def __init__(self, directory: Path, bus: PrivateBus, login1: Login1, server: SimServer) -> None:
         self.directory = directory
@@ -120,9 +120,9 @@ class Place:
         )
 
     def pod(self, name: str, priority: int | None = 0, **more: Any) -> str:
-        """Run a pod of one container; return the container's id."""
-        notes = {} if priority is None else {"nodeagent.dev/priority": str(priority)}
-        sandbox = self.server.node.add_pod(name, namespace="shop", uid=f"uid-{name}", annotations=notes, **more)
+        """Run a pod with one container; return the container's id."""
+        annotations = {} if priority is None else {"nodeagent.dev/priority": str(priority)}
+        sandbox = self.server.node.add_pod(name, namespace="shop", uid=f"uid-{name}", annotations=annotations, **more)
         return self.server.node.add_container(sandbox, "main", IMAGE).id
 
     def running(self) -> set[str]:
@@ -145,7 +145,7 @@ class Place:
 
 
 class Daemon:
-    """The duty of one daemon, and what it logged."""
+    """The inhibitor task of one daemon, with its log."""
 
     def __init__(
         self,
@@ -171,10 +171,10 @@ class Daemon:
     def events(self, name: str) -> list[dict[str, Any]]:
         return [each for each in map(json.loads, self.stream.getvalue().splitlines()) if each["event"] == name]
 
-    async def until(self, what: str | Callable[[], object], times: int = 1) -> None:
-        """Wait for an event in the log, or for something that holds."""
+    async def until(self, target: str | Callable[[], object], times: int = 1) -> None:
+        """Wait for an event in the log, or until a condition is true."""
         async with asyncio.timeout(WITHIN_S):
-            while not (len(self.events(what)) >= times if isinstance(what, str) else what()):
+            while not (len(self.events(target)) >= times if isinstance(target, str) else target()):
                 assert not self.task.done(), self.task
                 await asyncio.sleep(0.01)  # the log has no waiters
 
@@ -209,7 +209,7 @@ async def daemon_on(
     kubelet: KubeletDouble | None = None,
     intervals: Intervals | None = None,
 ) -> AsyncIterator[Daemon]:
-    """Run a daemon that holds the lock and knows its pods."""
+    """Run a daemon on the node."""
     daemon = Daemon(place, settings or place.settings(), adopted=adopted, kubelet=kubelet, intervals=intervals)
     try:
         yield daemon
@@ -224,10 +224,10 @@ async def ready(daemon: Daemon) -> None:
     await daemon.until("shutdown_ready")
 
 
-# --- going down
+# --- shutdowns
 
 
-async def test_pods_go_in_order_and_the_node_is_let_go(place: Place) -> None:
+async def test_pods_are_stopped_in_order_and_the_lock_is_released(place: Place) -> None:
     web, dns = place.pod("web"), place.pod("dns", 2000)
     async with daemon_on(place) as daemon:
         await ready(daemon)
@@ -248,15 +248,15 @@ async def test_pods_go_in_order_and_the_node_is_let_go(place: Place) -> None:
         ("dns", "priority-1000", PodOutcome.STOPPED),
     ]
     assert place.history.read_stops() == (stop,)
-    seen = place.files.read_boot()
-    assert seen is not None
-    assert (seen.boot_id, seen.activity) == (BOOT, LastActivity.GOING_DOWN)
-    told = [(each["pod"], each["outcome"], each["phase"]) for each in daemon.events("pod_stopped")]
-    assert told == [("shop/web", "stopped", "priority-0"), ("shop/dns", "stopped", "priority-1000")]
+    boot = place.files.read_boot()
+    assert boot is not None
+    assert (boot.boot_id, boot.activity) == (BOOT, LastActivity.GOING_DOWN)
+    logged = [(each["pod"], each["outcome"], each["phase"]) for each in daemon.events("pod_stopped")]
+    assert logged == [("shop/web", "stopped", "priority-0"), ("shop/dns", "stopped", "priority-1000")]
     assert daemon.events("pod_stopped")[0]["why"] == "priority 0 (annotation nodeagent.dev/priority)"
 
 
-async def test_a_pod_that_ignores_the_signal_is_killed_at_its_phase_s_end(place: Place) -> None:
+async def test_pod_that_ignores_the_signal_is_killed_at_the_end_of_its_phase(place: Place) -> None:
     stubborn, dns = place.pod("stubborn"), place.pod("dns", 2000)
     place.server.faults.delay("StopContainer", target=stubborn)
     async with daemon_on(place) as daemon:
@@ -272,7 +272,7 @@ async def test_a_pod_that_ignores_the_signal_is_killed_at_its_phase_s_end(place:
     assert killed.took_ms >= 1000
 
 
-async def test_a_call_that_never_ends_does_not_hold_the_node(place: Place) -> None:
+async def test_call_without_an_answer_does_not_delay_the_release(place: Place) -> None:
     hung = place.pod("hung")
     place.server.faults.delay("StopContainer", target=hung, times=None)
     place.login1.limit_us = 2_000_000
@@ -285,7 +285,7 @@ async def test_a_call_that_never_ends_does_not_hold_the_node(place: Place) -> No
     assert place.outcomes() == {"hung": "failed"}
 
 
-async def test_without_a_runtime_the_node_is_let_go(place: Place) -> None:
+async def test_lock_is_released_without_a_runtime(place: Place) -> None:
     place.pod("web")
     async with daemon_on(place) as daemon:
         await ready(daemon)
@@ -297,7 +297,7 @@ async def test_without_a_runtime_the_node_is_let_go(place: Place) -> None:
     assert place.outcomes() == {"web": "failed"}
 
 
-async def test_a_shorter_limit_scales_the_phases_and_names_the_file(place: Place) -> None:
+async def test_shorter_limit_scales_the_phases_and_names_the_file(place: Place) -> None:
     drop_in = place.directory / "etc/systemd/logind.conf.d/30-unattended-upgrades.conf"
     drop_in.parent.mkdir(parents=True)
     drop_in.write_text("[Login]\nInhibitDelayMaxSec=1\n")
@@ -328,18 +328,18 @@ async def test_limit_too_short_for_the_phases_stops_nothing_at_the_signal(place:
         assert place.server.faults.count("StopContainer") == 0
         assert place.running() == {"web", "dns"}
         assert place.files.read_stop() is None
-        (left,) = daemon.events("shutdown_delegated")
-        assert "the unit's stop hook stops pods within TimeoutStopSec" in left["because"]
+        (delegated,) = daemon.events("shutdown_delegated")
+        assert "the unit's stop hook stops pods within TimeoutStopSec" in delegated["because"]
 
-        told = UnitStop(STOPPING, 60_000_000)
-        ended = await stop_pods_at_unit_stop(daemon.context.settings, daemon.context.logger, told, this_boot=BOOT)
+        unit_stop = UnitStop(STOPPING, 60_000_000)
+        ended = await stop_pods_at_unit_stop(daemon.context.settings, daemon.context.logger, unit_stop, this_boot=BOOT)
         assert ended is StopEnd.COMPLETE
     assert place.server.faults.targets("StopContainer") == (web, dns)
     assert place.outcomes() == {"web": "stopped", "dns": "stopped"}
     assert place.last().kind is StopKind.UNIT_STOP
 
 
-async def test_limit_that_is_infinite_gives_the_phases_their_time(place: Place) -> None:
+async def test_infinite_limit_grants_the_configured_time(place: Place) -> None:
     place.pod("web")
     place.login1.limit_us = 2**64 - 1
     async with daemon_on(place) as daemon:
@@ -349,7 +349,7 @@ async def test_limit_that_is_infinite_gives_the_phases_their_time(place: Place) 
         assert daemon.events("shutdown_warning") == []
 
 
-async def test_negative_limit_is_reported_and_no_lock_is_relied_on(place: Place) -> None:
+async def test_negative_limit_is_reported_as_a_missing_lock(place: Place) -> None:
     place.login1.limit_type, place.login1.limit_us = "x", -1
     async with daemon_on(place) as daemon:
         await daemon.until("inhibitor_lock_missing")
@@ -357,7 +357,7 @@ async def test_negative_limit_is_reported_and_no_lock_is_relied_on(place: Place)
         assert daemon.events("inhibitor_task_crashed") == []
 
 
-async def test_shutdown_that_was_left_and_cancelled_takes_the_lock_again(place: Place) -> None:
+async def test_lock_is_acquired_after_the_cancellation_of_a_delegated_shutdown(place: Place) -> None:
     place.pod("web")
     place.login1.limit_us = 0
     async with daemon_on(place) as daemon:
@@ -375,7 +375,7 @@ async def test_shutdown_that_was_left_and_cancelled_takes_the_lock_again(place: 
     assert place.outcomes() == {"web": "stopped"}
 
 
-async def test_a_cancelled_shutdown_puts_everything_back(place: Place) -> None:
+async def test_cancelled_shutdown_is_recorded_and_the_next_one_stops_the_pods(place: Place) -> None:
     web = place.pod("web")
     place.pod("dns", 2000)
     place.server.faults.delay("StopContainer", target=web)
@@ -400,7 +400,7 @@ async def test_a_cancelled_shutdown_puts_everything_back(place: Place) -> None:
         assert place.outcomes() == {"web": "stopped", "dns": "stopped"}
 
 
-async def test_one_that_was_cancelled_after_its_end_is_taken_back_too(place: Place) -> None:
+async def test_complete_shutdown_is_recorded_as_cancelled_after_a_cancellation(place: Place) -> None:
     place.pod("web")
     async with daemon_on(place) as daemon:
         await ready(daemon)
@@ -415,7 +415,7 @@ async def test_one_that_was_cancelled_after_its_end_is_taken_back_too(place: Pla
         assert place.store.number is not None
 
 
-async def test_nothing_is_touched_in_a_dry_run(place: Place) -> None:
+async def test_dry_run_stops_no_pod(place: Place) -> None:
     place.pod("web")
     async with daemon_on(place, settings=place.settings(dry_run=True)) as daemon:
         await ready(daemon)
@@ -430,7 +430,7 @@ async def test_nothing_is_touched_in_a_dry_run(place: Place) -> None:
 # --- crashes and restarts
 
 
-async def test_a_successor_goes_on_with_the_lock_that_was_kept(place: Place) -> None:
+async def test_successor_of_a_killed_daemon_resumes_with_the_stored_lock(place: Place) -> None:
     done, slow, dns = place.pod("done"), place.pod("slow"), place.pod("dns", 2000)
     place.server.faults.delay("StopContainer", target=slow)
     place.login1.limit_us = 4_000_000
@@ -442,8 +442,8 @@ async def test_a_successor_goes_on_with_the_lock_that_was_kept(place: Place) -> 
         await first.until(lambda: place.outcomes().get("done") == "stopped")
         await first.kill()
         assert place.login1.executed == 0
-        begun = place.last()
-        assert begun.end is StopEnd.IN_PROGRESS
+        first_record = place.last()
+        assert first_record.end is StopEnd.IN_PROGRESS
         number, place.store.number = place.store.number, None
         async with daemon_on(place, settings=settings, adopted=number) as second:
             await place.login1.until(lambda: place.login1.executed == 1)
@@ -453,11 +453,11 @@ async def test_a_successor_goes_on_with_the_lock_that_was_kept(place: Place) -> 
     assert place.outcomes() == {"done": "stopped", "slow": "stopped", "dns": "stopped"}
     assert place.server.faults.count("StopContainer", done) == 1
     assert place.server.faults.targets("StopContainer")[-2:] == (slow, dns)
-    assert place.last().started_at == begun.started_at
+    assert place.last().started_at == first_record.started_at
     assert place.last().end is StopEnd.COMPLETE
 
 
-async def test_told_to_stop_in_the_middle_it_leaves_the_rest_to_a_successor(place: Place) -> None:
+async def test_shutdown_is_left_in_progress_when_the_daemon_stops(place: Place) -> None:
     slow = place.pod("slow")
     place.server.faults.delay("StopContainer", target=slow)
     async with daemon_on(place) as daemon:
@@ -470,7 +470,7 @@ async def test_told_to_stop_in_the_middle_it_leaves_the_rest_to_a_successor(plac
         assert place.running() == {"slow"}
 
 
-async def test_a_successor_of_a_finished_one_lets_the_node_go_at_once(place: Place) -> None:
+async def test_successor_of_a_complete_shutdown_releases_the_lock_at_once(place: Place) -> None:
     place.pod("web")
     stop = NodeStop(BOOT, StopKind.SIGNAL, datetime(2026, 1, 10, tzinfo=UTC), 1.0, 1500, StopEnd.COMPLETE)
     place.files.write_stop(stop)
@@ -488,11 +488,11 @@ async def test_a_successor_of_a_finished_one_lets_the_node_go_at_once(place: Pla
         assert place.running() == {"web"}
 
 
-@pytest.mark.parametrize("what", ["logind", "bus"])
-async def test_the_lock_is_held_again_after_a_restart(place: Place, what: str) -> None:
+@pytest.mark.parametrize("restarted", ["logind", "bus"])
+async def test_lock_is_acquired_again_after_a_restart_of_logind_or_the_bus(place: Place, restarted: str) -> None:
     async with daemon_on(place) as daemon:
         await ready(daemon)
-        if what == "bus":
+        if restarted == "bus":
             place.bus.stop()
             await daemon.until("inhibitor_lock_lost")
             place.bus.start()
@@ -509,9 +509,9 @@ async def test_the_lock_is_held_again_after_a_restart(place: Place, what: str) -
 @pytest.mark.parametrize(
     ("active", "restart_logind", "restarts"),
     [(True, True, 1), (False, True, 0), (True, False, 0)],
-    ids=["off the bus", "stopped", "not wanted"],
+    ids=["off-the-bus", "stopped", "disabled"],
 )
-async def test_a_logind_that_lost_the_bus_is_restarted_once(
+async def test_logind_that_lost_the_bus_is_restarted_once(
     place: Place, active: bool, restart_logind: bool, restarts: int
 ) -> None:
     place.logind.active, place.logind.refuse = active, True
@@ -527,7 +527,7 @@ async def test_a_logind_that_lost_the_bus_is_restarted_once(
         assert place.logind.restarts == restarts
 
 
-async def test_without_a_bus_it_says_so_and_goes_on_trying(place: Place) -> None:
+async def test_missing_bus_is_reported_in_log_and_loop_status(place: Place) -> None:
     place.bus.stop()
     async with daemon_on(place) as daemon:
         await daemon.until("inhibitor_lock_missing")
@@ -551,7 +551,7 @@ async def test_exception_in_a_session_does_not_end_the_task(place: Place) -> Non
 # --- settings
 
 
-async def test_it_is_off_where_it_is_not_wanted_and_gives_up_a_lock_that_waits(place: Place) -> None:
+async def test_disabled_shutdown_closes_an_adopted_lock(place: Place) -> None:
     reader, writer = os.pipe()
     async with daemon_on(place, settings=place.settings(enabled="off"), adopted=writer) as daemon:
         await daemon.until("shutdown_disabled")
@@ -578,7 +578,7 @@ async def test_shutdown_is_refused_beside_a_kubelet_even_if_configured_on(place:
     os.close(reader)
 
 
-async def test_lock_is_released_when_a_kubelet_joins_and_taken_again_after_it_left(place: Place) -> None:
+async def test_lock_is_released_when_a_kubelet_starts_and_acquired_after_it_left(place: Place) -> None:
     kubelet = KubeletDouble()
     async with daemon_on(place, kubelet=kubelet, intervals=QUICK) as daemon:
         await ready(daemon)
@@ -599,7 +599,7 @@ async def test_lock_is_released_when_a_kubelet_joins_and_taken_again_after_it_le
         await daemon.until("inhibitor_lock_acquired", 2)
 
 
-async def test_signal_right_after_a_kubelet_joined_stops_no_pod(place: Place) -> None:
+async def test_signal_right_after_the_start_of_a_kubelet_stops_no_pod(place: Place) -> None:
     place.pod("web")
     kubelet = KubeletDouble()
     async with daemon_on(place, kubelet=kubelet) as daemon:
@@ -613,7 +613,7 @@ async def test_signal_right_after_a_kubelet_joined_stops_no_pod(place: Place) ->
     assert place.running() == {"web"}
 
 
-async def test_kubelet_that_joins_during_a_shutdown_does_not_interrupt_it(place: Place) -> None:
+async def test_kubelet_that_starts_during_a_shutdown_does_not_interrupt_it(place: Place) -> None:
     web, dns = place.pod("web"), place.pod("dns", 2000)
     place.server.faults.delay("StopContainer", target=web)
     kubelet = KubeletDouble()
@@ -627,7 +627,7 @@ async def test_kubelet_that_joins_during_a_shutdown_does_not_interrupt_it(place:
     assert set(place.server.faults.targets("StopContainer")) == {web, dns}
 
 
-async def test_a_reload_turns_it_off(place: Place) -> None:
+async def test_reload_that_disables_shutdown_releases_the_lock(place: Place) -> None:
     async with daemon_on(place) as daemon:
         await ready(daemon)
         daemon.context.settings = place.settings(enabled="off")
@@ -637,24 +637,24 @@ async def test_a_reload_turns_it_off(place: Place) -> None:
         assert place.store.number is None
 
 
-# --- what nobody announced
+# --- stops without a signal
 
 
-async def test_what_ran_is_told_after_a_power_loss(place: Place) -> None:
-    seen_at = datetime.now(UTC)
+async def test_unclean_stop_is_recorded_with_the_running_pods_after_a_power_loss(place: Place) -> None:
+    recorded_at = datetime.now(UTC)
     pods = (StoppedPod("uid-web", "shop", "web"),)
-    place.files.write_boot(BootRecord("22222222-0000", LastActivity.WATCHING, seen_at, pods))
+    place.files.write_boot(BootRecord("22222222-0000", LastActivity.WATCHING, recorded_at, pods))
     async with daemon_on(place) as daemon:
         await daemon.until("unclean_stop")
-        (told,) = daemon.events("unclean_stop")
-        assert (told["boot_id"], told["running"]) == ("22222222-0000", ["shop/web"])
+        (event,) = daemon.events("unclean_stop")
+        assert (event["boot_id"], event["running"]) == ("22222222-0000", ["shop/web"])
         await ready(daemon)
     (stop,) = place.history.read_stops()
-    assert (stop.kind, stop.end, stop.pods, stop.started_at) == (StopKind.UNCLEAN, StopEnd.UNKNOWN, pods, seen_at)
+    assert (stop.kind, stop.end, stop.pods, stop.started_at) == (StopKind.UNCLEAN, StopEnd.UNKNOWN, pods, recorded_at)
 
 
 @pytest.mark.parametrize("presence", [LastActivity.AGENT_STOPPED, LastActivity.GOING_DOWN])
-async def test_a_stop_that_was_announced_is_not_told(place: Place, presence: LastActivity) -> None:
+async def test_recorded_end_of_a_boot_is_not_reported_as_unclean(place: Place, presence: LastActivity) -> None:
     place.files.write_boot(BootRecord("22222222-0000", presence, datetime(2026, 1, 10, tzinfo=UTC)))
     async with daemon_on(place) as daemon:
         await ready(daemon)
@@ -662,21 +662,21 @@ async def test_a_stop_that_was_announced_is_not_told(place: Place, presence: Las
     assert place.history.read_stops() == ()
 
 
-async def test_what_runs_is_noted_while_it_runs_and_the_agent_s_own_end_too(place: Place) -> None:
+async def test_running_pods_and_the_stop_of_the_agent_are_recorded(place: Place) -> None:
     place.pod("web")
     async with daemon_on(place) as daemon:
         await ready(daemon)
         await daemon.until(lambda: place.files.read_boot() is not None)
-        seen = place.files.read_boot()
-        assert seen is not None
-        assert (seen.activity, [each.name for each in seen.pods]) == (LastActivity.WATCHING, ["web"])
+        boot = place.files.read_boot()
+        assert boot is not None
+        assert (boot.activity, [each.name for each in boot.pods]) == (LastActivity.WATCHING, ["web"])
         await daemon.end()
-    seen = place.files.read_boot()
-    assert seen is not None
-    assert (seen.activity, [each.name for each in seen.pods]) == (LastActivity.AGENT_STOPPED, ["web"])
+    boot = place.files.read_boot()
+    assert boot is not None
+    assert (boot.activity, [each.name for each in boot.pods]) == (LastActivity.AGENT_STOPPED, ["web"])
 
 
-async def test_a_shutdown_that_the_node_did_not_wait_for_is_told(place: Place) -> None:
+async def test_shutdown_cut_short_in_an_earlier_boot_is_reported(place: Place) -> None:
     pods = (
         StoppedPod("uid-web", "shop", "web", "priority-0", outcome=PodOutcome.STOPPED, took_ms=1),
         StoppedPod("uid-dns", "shop", "dns", "priority-1000"),
@@ -685,14 +685,14 @@ async def test_a_shutdown_that_the_node_did_not_wait_for_is_told(place: Place) -
     place.files.write_stop(begun)
     async with daemon_on(place) as daemon:
         await daemon.until("shutdown_incomplete")
-        (told,) = daemon.events("shutdown_incomplete")
-        assert told["running"] == ["shop/dns"]
+        (event,) = daemon.events("shutdown_incomplete")
+        assert event["running"] == ["shop/dns"]
     assert place.history.read_stops() == (replace(begun, end=StopEnd.INCOMPLETE),)
 
 
 async def _other_lock(place: Place) -> int:
-    """Take a lock of somebody else, so that the shutdown waits on."""
+    """Acquire the lock of another process, so that logind waits on."""
     async with Bus(place.bus.address, deadline_s=WITHIN_S) as bus:
-        lock = await take_lock(bus, "other", "test")
+        lock = await acquire_lock(bus, "other", "test")
         assert lock.number is not None
         return os.dup(lock.number)

@@ -1,4 +1,4 @@
-"""Phases, their time, and which pod goes in which."""
+"""Shutdown phases, their budgets, and the placement of pods."""
 
 from __future__ import annotations
 
@@ -64,20 +64,20 @@ def graces(plan: ShutdownPlan) -> dict[str, int]:
 # --- the phases
 
 
-def test_a_pair_becomes_two_bands() -> None:
+def test_two_durations_become_two_priority_bands() -> None:
     assert [(phase.min_priority, phase.seconds) for phase in two_bands(30, 10)] == [(0, 20), (2_000_000_000, 10)]
 
 
-def test_no_time_means_no_phases() -> None:
+def test_zero_grace_period_has_no_phases() -> None:
     assert two_bands(0, 0) == ()
 
 
-def test_all_time_may_be_for_critical_pods() -> None:
+def test_whole_grace_period_may_be_critical() -> None:
     assert [phase.seconds for phase in two_bands(10, 10)] == [0, 10]
 
 
 @pytest.mark.parametrize(
-    ("total", "critical", "said"),
+    ("total", "critical", "message"),
     [
         (10, 11, r"grace_period_critical \(11s\) is part of grace_period \(10s\)"),
         (0, 1, "cannot be more than it"),
@@ -88,13 +88,13 @@ def test_all_time_may_be_for_critical_pods() -> None:
         (10**9, 0, "more than the allowed"),
     ],
 )
-def test_a_bad_pair_is_refused(total: float, critical: float, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_invalid_grace_periods_are_rejected(total: float, critical: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         two_bands(total, critical)
 
 
 @pytest.mark.parametrize(
-    ("pairs", "said"),
+    ("pairs", "message"),
     [
         ([(1000, 5), (0, 5)], "must ascend: 'priority-0' with min_priority 0 comes after 'priority-1000' with 1000"),
         ([(0, 5), (0, 6)], "both have min_priority 0"),
@@ -104,13 +104,13 @@ def test_a_bad_pair_is_refused(total: float, critical: float, said: str) -> None
     ],
     ids=["descending", "duplicate", "negative", "too-high", "too-low"],
 )
-def test_bad_pairs_are_refused(pairs: list[tuple[int, float]], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_invalid_priority_pairs_are_rejected(pairs: list[tuple[int, float]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         by_priority(pairs)
 
 
 @pytest.mark.parametrize(
-    ("phases", "said"),
+    ("phases", "message"),
     [
         ((Phase("a", 1, 0), Phase("b", 1, 0)), "'a' and 'b' both have min_priority 0"),
         ((Phase("a", 1, 0), Phase("a", 1, 1)), "two shutdown phases have the name 'a'"),
@@ -122,13 +122,13 @@ def test_bad_pairs_are_refused(pairs: list[tuple[int, float]], said: str) -> Non
     ],
     ids=["duplicate", "name-twice", "no-name", "no-pods", "no-band", "empty-selector", "across-a-selector"],
 )
-def test_bad_phases_are_refused(phases: tuple[Phase, ...], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_invalid_phases_are_rejected(phases: tuple[Phase, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         check_phases(phases)
 
 
 @pytest.mark.parametrize("phases", [(), FOUR, NETWORK_LAST, two_bands(30, 10), by_priority([(0, 0), (5, 0)])])
-def test_good_phases_pass(phases: tuple[Phase, ...]) -> None:
+def test_valid_phases_are_accepted(phases: tuple[Phase, ...]) -> None:
     check_phases(phases)
 
 
@@ -148,13 +148,13 @@ def test_good_phases_pass(phases: tuple[Phase, ...]) -> None:
     ],
     ids=["exactly", "infinity", "just-short", "a-fifth", "default", "below-a-millisecond", "zero"],
 )
-def test_phases_are_fitted_in_proportion(limit_us: int, granted: list[int], scaled: bool) -> None:
+def test_phases_are_scaled_in_proportion(limit_us: int, granted: list[int], scaled: bool) -> None:
     fitted = budget(limit_us=limit_us)
     assert [share.granted_ms for share in fitted.phases] == granted
     assert fitted.scaled is scaled
 
 
-def test_scaling_is_told_with_the_file_that_asks_for_it() -> None:
+def test_scaling_is_noted_with_the_file_that_sets_the_limit() -> None:
     fitted = budget(two_bands(60, 10), 30_000_000, limit_set_by="/usr/lib/systemd/logind.conf.d/unattended.conf")
     assert fitted.notes[0] == (
         "the phases add up to 1m, but logind waits only 30s (InhibitDelayMaxSec, set by "
@@ -162,7 +162,7 @@ def test_scaling_is_told_with_the_file_that_asks_for_it() -> None:
     )
 
 
-def test_a_reserve_is_kept_back_from_the_limit() -> None:
+def test_reserve_is_subtracted_from_the_limit() -> None:
     fitted = budget(two_bands(30, 10), 30_000_000, reserve_ms=600)
     assert fitted.granted_ms == 29_400
     assert "scaled to 29.4s" in fitted.notes[0]
@@ -170,14 +170,14 @@ def test_a_reserve_is_kept_back_from_the_limit() -> None:
     assert budget(two_bands(20, 10), 1_000_000, reserve_ms=600).granted_ms == 900
 
 
-def test_an_unread_limit_is_told() -> None:
+def test_unread_limit_is_noted() -> None:
     fitted = budget(limit_us=None)
     assert not fitted.scaled
     assert fitted.limit_ms is None
     assert "cannot read the limit" in fitted.notes[0]
 
 
-def test_a_phase_without_time_is_told() -> None:
+def test_phase_without_time_is_noted() -> None:
     assert "phase 'critical' has no time" in budget(two_bands(10, 0)).notes[0]
 
 
@@ -205,7 +205,7 @@ def test_time_at_the_signal_suffices_from_two_seconds_on(
     assert bool(fitted.delegated_because) is not suffices
 
 
-def test_time_that_does_not_suffice_is_explained() -> None:
+def test_delegation_to_the_stop_hook_is_explained() -> None:
     assert budget(two_bands(30, 10), 0, "/etc/x.conf").delegated_because == (
         "logind waits only 0s (InhibitDelayMaxSec, set by /etc/x.conf), too short for phases of 30s in total: no pod "
         "is stopped at the signal; the unit's stop hook stops pods within TimeoutStopSec"
@@ -213,12 +213,12 @@ def test_time_that_does_not_suffice_is_explained() -> None:
 
 
 @pytest.mark.parametrize(("limit_us", "reserve_ms"), [(-1, 0), (5, -1)])
-def test_a_senseless_limit_is_refused(limit_us: int, reserve_ms: int) -> None:
+def test_negative_limit_is_rejected(limit_us: int, reserve_ms: int) -> None:
     with pytest.raises(ValueError, match="invalid limit"):
         budget(limit_us=limit_us, reserve_ms=reserve_ms)
 
 
-# --- which pod goes where
+# --- placement
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_a_senseless_limit_is_refused(limit_us: int, reserve_ms: int) -> None:
         ),
     ],
 )
-def test_pods_are_placed_by_what_is_known(facts: dict[str, Any], phase: int, by: PlacedBy, why: str) -> None:
+def test_pod_is_placed_by_its_facts(facts: dict[str, Any], phase: int, by: PlacedBy, why: str) -> None:
     placement = place(pod(**facts), budget().phases)
     assert (placement.phase, placement.by, placement.why) == (phase, by, why)
 
@@ -260,40 +260,40 @@ def test_pods_are_placed_by_what_is_known(facts: dict[str, Any], phase: int, by:
         ({"labels": {"tier": "storage"}}, 0, PlacedBy.PRIORITY_ASSUMED),
         ({"static": True}, 1, PlacedBy.STATIC),
     ],
-    ids=["namespace", "static-too", "all-labels", "one-label", "static-stays-in-its-band"],
+    ids=["namespace", "static-too", "all-labels", "one-label", "static-in-its-band"],
 )
-def test_selectors_move_pods_to_a_later_phase(facts: dict[str, Any], phase: int, by: PlacedBy) -> None:
+def test_selector_moves_a_pod_to_a_later_phase(facts: dict[str, Any], phase: int, by: PlacedBy) -> None:
     placement = place(pod(**facts), budget(NETWORK_LAST).phases)
     assert (placement.phase, placement.by) == (phase, by)
 
 
-def test_a_selector_never_moves_a_pod_forward() -> None:
+def test_selector_of_an_earlier_phase_is_ignored() -> None:
     phases = (Phase("first", 5, None, (Selector(("shop",)),)), *two_bands(30, 10))
     assert place(pod(), budget(phases).phases).phase == 1
 
 
-def test_the_last_of_several_selectors_counts() -> None:
+def test_last_matching_selector_is_used() -> None:
     late = Phase("late", 5, None, (Selector(("shop",)),))
     phases = (*two_bands(30, 10), late, replace(late, name="later"))
     placement = place(pod(), budget(phases).phases)
     assert (placement.phase, placement.why) == (3, "selected by namespace shop")
 
 
-def test_a_selector_says_what_it_selects() -> None:
+def test_selector_is_shown_with_namespaces_and_labels() -> None:
     assert str(Selector(("a", "b"), {"k": "v", "c": "d"})) == "namespace a or b and label c=d and label k=v"
 
 
 # --- time
 
 
-def test_own_grace_is_capped_by_the_phase() -> None:
+def test_termination_grace_period_is_capped_by_the_phase() -> None:
     pods = [pod("short", termination_grace_s=3), pod("long", termination_grace_s=90), pod("unknown")]
     plan = plan_shutdown(budget(two_bands(30, 10)), pods)
     assert graces(plan) == {"short": 3000, "long": 20_000, "unknown": 20_000}
     assert {stop.pod.uid for stop in plan.phases[0].stops if stop.capped} == {"long"}
 
 
-def test_the_timeline_gives_left_over_time_to_the_next_phase() -> None:
+def test_unused_time_extends_the_next_phase() -> None:
     pods = [pod("web", termination_grace_s=2), pod("etcd", static=True, termination_grace_s=30)]
     plan = plan_shutdown(budget(two_bands(30, 10)), pods)
     assert [(phase.starts_ms, phase.ends_ms) for phase in plan.phases] == [(0, 2000), (2000, 30_000)]
@@ -301,7 +301,7 @@ def test_the_timeline_gives_left_over_time_to_the_next_phase() -> None:
     assert plan.phases[1].seconds == 28.0
 
 
-def test_an_empty_phase_takes_no_time() -> None:
+def test_empty_phase_takes_no_time() -> None:
     plan = plan_shutdown(budget(), [pod("db", priority=1000)])
     assert [(phase.starts_ms, phase.ends_ms) for phase in plan.phases] == [
         (0, 0),
@@ -311,7 +311,7 @@ def test_an_empty_phase_takes_no_time() -> None:
     ]
 
 
-def test_a_stubborn_pod_does_not_eat_the_next_phase() -> None:
+def test_long_termination_grace_period_does_not_shorten_the_next_phase() -> None:
     pods = [pod("stubborn", termination_grace_s=3600), pod("etcd", static=True, termination_grace_s=3600)]
     plan = plan_shutdown(budget(two_bands(30, 10)), pods)
     assert graces(plan) == {"stubborn": 20_000, "etcd": 10_000}
@@ -322,41 +322,41 @@ def test_timeouts_are_whole_seconds_rounded_up() -> None:
     assert [stop.timeout_s for phase in plan.phases for stop in phase.stops] == [1, 3]
 
 
-def test_a_phase_that_begins_early_has_more_time() -> None:
+def test_phase_that_begins_early_has_more_time() -> None:
     pods = [pod("web", termination_grace_s=20), pod("etcd", static=True, termination_grace_s=600)]
     plan = plan_shutdown(budget(two_bands(30, 10)), pods)
     assert [stop.grace_ms for stop in begin_phase(plan.phases[1], elapsed_ms=4000)] == [26_000]
     assert [stop.grace_ms for stop in begin_phase(plan.phases[1], elapsed_ms=99_000)] == [0]
 
 
-def test_without_phases_nothing_is_planned() -> None:
+def test_plan_without_phases_is_empty() -> None:
     plan = plan_shutdown(shutdown_budget((), DelayLimit(5_000_000)), [pod()])
     assert (plan.phases, plan.ends_ms, plan.left_ms) == ((), 0, 0)
 
 
-def test_a_pod_listed_twice_is_stopped_once() -> None:
+def test_pod_listed_twice_is_stopped_once() -> None:
     plan = plan_shutdown(budget(), [pod("a"), pod("a", name="again", static=True)])
     assert list(chain.from_iterable(uids(plan))) == ["a"]
 
 
-# --- continuing after a restart
+# --- continuation after a restart
 
 
-def test_what_ended_is_not_stopped_again() -> None:
+def test_ended_pods_are_not_stopped_again() -> None:
     progress = {
-        "gone": PodProgress(PodOutcome.STOPPED, 0),
+        "stopped": PodProgress(PodOutcome.STOPPED, 0),
         "killed": PodProgress(PodOutcome.KILLED, 0),
         "failed": PodProgress(PodOutcome.FAILED, 0, "unavailable"),
         "stopping": PodProgress(PodOutcome.STOPPING, 0),
     }
-    pods = [pod(uid) for uid in ("gone", "killed", "failed", "stopping", "new")]
+    pods = [pod(uid) for uid in ("stopped", "killed", "failed", "stopping", "new")]
     plan = plan_shutdown(budget(), pods, elapsed_ms=1000, progress=progress)
     assert uids(plan) == [[], ["failed", "new", "stopping"], [], []]
-    assert plan.ended == ("gone", "killed")
+    assert plan.ended == ("killed", "stopped")
     assert plan.left_ms == 44_000
 
 
-def test_a_pod_told_before_the_restart_has_used_part_of_its_grace() -> None:
+def test_pod_with_an_earlier_stop_request_has_used_part_of_its_grace() -> None:
     pods = [pod("a", termination_grace_s=10), pod("b", termination_grace_s=10)]
     plan = plan_shutdown(
         budget(two_bands(30, 10)), pods, elapsed_ms=7000, progress={"a": PodProgress(PodOutcome.STOPPING, 1000)}
@@ -364,21 +364,21 @@ def test_a_pod_told_before_the_restart_has_used_part_of_its_grace() -> None:
     assert graces(plan) == {"a": 4000, "b": 10_000}
 
 
-def test_a_phase_whose_time_is_over_is_killed_at_once() -> None:
+def test_pods_of_a_phase_past_its_deadline_are_killed_at_once() -> None:
     pods = [pod("web"), pod("etcd", static=True)]
     plan = plan_shutdown(budget(two_bands(30, 10)), pods, elapsed_ms=24_000)
     assert graces(plan) == {"web": 0, "etcd": 6000}
     assert [(phase.starts_ms, phase.ends_ms) for phase in plan.phases] == [(24_000, 24_000), (24_000, 30_000)]
 
 
-def test_after_the_whole_time_everything_is_killed_at_once() -> None:
+def test_all_pods_are_killed_at_once_after_the_granted_time() -> None:
     plan = plan_shutdown(budget(two_bands(30, 10)), [pod("web"), pod("etcd", static=True)], elapsed_ms=31_000)
     assert graces(plan) == {"web": 0, "etcd": 0}
     assert plan.left_ms == 0
 
 
 @pytest.mark.parametrize(("started", "now", "elapsed"), [(10.0, 12.5, 2500), (10.0, 9.0, 0), (10.0, 10.0, 0)])
-def test_time_since_the_begin(started: float, now: float, elapsed: int) -> None:
+def test_elapsed_time_is_never_negative(started: float, now: float, elapsed: int) -> None:
     assert elapsed_since(started, now) == elapsed
 
 
@@ -413,7 +413,7 @@ def phase_lists(draw: st.DrawFn) -> tuple[Phase, ...]:
 
 
 @given(phase_lists(), st.integers(0, 2**64 - 1), st.integers(0, 5000))
-def test_the_time_granted_is_never_over_the_limit(phases: tuple[Phase, ...], limit_us: int, reserve_ms: int) -> None:
+def test_granted_time_never_exceeds_the_limit(phases: tuple[Phase, ...], limit_us: int, reserve_ms: int) -> None:
     fitted = budget(phases, limit_us, reserve_ms=reserve_ms)
     shares = [share.granted_ms for share in fitted.phases]
     assert sum(shares) == fitted.granted_ms <= fitted.requested_ms
@@ -425,7 +425,7 @@ def test_the_time_granted_is_never_over_the_limit(phases: tuple[Phase, ...], lim
 
 
 @given(phase_lists(), PODS, st.integers(0, 10**9), st.integers(0, 10**6))
-def test_every_pod_is_in_one_phase_and_nothing_ends_late(
+def test_every_pod_is_in_one_phase_and_no_phase_ends_late(
     phases: tuple[Phase, ...], pods: list[ShutdownPod], limit_us: int, elapsed_ms: int
 ) -> None:
     plan = plan_shutdown(budget(phases, limit_us), pods, elapsed_ms=elapsed_ms)
@@ -443,7 +443,7 @@ def test_every_pod_is_in_one_phase_and_nothing_ends_late(
 
 
 @given(phase_lists(), PODS)
-def test_pods_go_in_order_of_priority_and_critical_ones_last(
+def test_pods_are_stopped_in_order_of_priority_and_critical_pods_last(
     phases: tuple[Phase, ...], pods: list[ShutdownPod]
 ) -> None:
     plan = plan_shutdown(budget(phases, None), pods)
