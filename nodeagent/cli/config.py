@@ -6,18 +6,17 @@ import stat
 import sys
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.api.documents import dumps
+from nodeagent.api.codec import encode
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import say, warn
 from nodeagent.config.loading import DEFAULT_PATH, effective, load
 from nodeagent.errors import ConfigError, UsageError
+from nodeagent.model.schemas import SchemaId
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
     from pathlib import Path
-
-    from nodeagent.api.documents import Json
 
 _MODE: Final = 0o644
 """Of a new file, as at installation."""
@@ -55,13 +54,13 @@ def show(path: Path | None, form: str, *, sources: bool) -> None:
         if form == "table":
             _print_sources(values)
             return
-        told: dict[str, Json] = {key: {"value": value, "source": source} for key, (value, source) in values.items()}
-        sys.stdout.write(dumps({"schema": "nodeagent/config/v1", "settings": told}, form))
+        settings = {key: {"value": value, "source": source} for key, (value, source) in values.items()}
+        sys.stdout.write(encode({"schema": SchemaId.CONFIG.value, "settings": settings}, form))
         return
     if form in ("table", "toml"):
         sys.stdout.write(to_toml(loaded.config, commented=False))
     else:
-        sys.stdout.write(dumps(loaded.config.model_dump(mode="json"), form))
+        sys.stdout.write(encode(loaded.config.model_dump(mode="json"), form))
 
 
 def _print_sources(values: Mapping[str, tuple[str, str]]) -> None:

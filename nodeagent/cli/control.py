@@ -1,4 +1,4 @@
-"""``nodeagent events``, ``pause``, ``resume``, ``trigger`` and ``reload``: following and steering the running agent."""
+"""``nodeagent events``, ``pause``, ``resume``, ``trigger`` and ``reload``: clients of the running daemon."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING, Any, Final
 
-from nodeagent.api import documents as document
-from nodeagent.cli.control_client import request_for, understood
+from nodeagent.api.codec import decode_fields, encode, encode_line
+from nodeagent.api.control import Paused, Resumed, Triggered
+from nodeagent.api.reload import Reload
+from nodeagent.cli.control_client import connected, request_for
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import say
-from nodeagent.cli.status import connected
 from nodeagent.errors import UsageError
 from nodeagent.text import escape
-from nodeagent.units import format_bytes, format_duration, parse_duration_s
+from nodeagent.units import format_bytes, format_duration, format_time, parse_duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from nodeagent.api.reload import Effect
 
 _TRIGGER_WITHIN_S: Final = 960.0
 _RELOAD_WITHIN_S: Final = 90.0
@@ -35,9 +38,9 @@ def follow_events(config: Path | None, form: str) -> None:
 
     console = make_console()
     with connected(config) as agent:
-        for event in agent.follow("Events"):
+        for event in agent.stream("Events", decode_fields):
             if form != "table":
-                sys.stdout.write(document.line(event))
+                sys.stdout.write(encode_line(event))
                 sys.stdout.flush()
                 continue
             lost = event.pop("missed_before", 0)
@@ -67,8 +70,8 @@ def pause(config: Path | None, *, duration: str, why: str) -> None:
     except ValueError as error:
         raise UsageError(f"--for: {error}") from error
     with connected(config) as agent:
-        answer = agent.ask("Pause", request_for("Pause", seconds=seconds, why=why))
-    say(f"paused until {answer['until']}; 'nodeagent resume' ends it earlier")
+        answer = agent.call("Pause", Paused, request_for("Pause", seconds=seconds, why=why))
+    say(f"paused until {format_time(answer.until)}; 'nodeagent resume' ends it earlier")
 
 
 def resume(config: Path | None) -> None:
@@ -78,7 +81,7 @@ def resume(config: Path | None) -> None:
         NodeAgentError: no agent runs, or this user may not.
     """
     with connected(config) as agent:
-        was = agent.ask("Resume")["was_paused"]
+        was = agent.call("Resume", Resumed).was_paused
     sys.stdout.write("the agent goes on\n" if was else "it was not paused\n")
 
 
@@ -91,14 +94,14 @@ def trigger(config: Path | None, loop: str, *, wait: bool) -> None:
     """
     with connected(config) as agent:
         request = request_for("Trigger", loop=loop, wait=wait)
-        answer = agent.ask("Trigger", request, within_s=_TRIGGER_WITHIN_S)
+        answer = agent.call("Trigger", Triggered, request, within_s=_TRIGGER_WITHIN_S)
     if not wait:
         say(f"{loop} runs; 'nodeagent status' tells how it ends")
         return
-    detail = f": {answer['detail']}" if answer["detail"] else ""
-    dry_run = " (dry run)" if answer.get("dry_run") else ""
-    say(f"{loop}: {answer['result']}{dry_run}{detail}")
-    if answer["result"] in ("failed", "crashed", "runtime-unavailable"):
+    detail = f": {answer.detail}" if answer.detail else ""
+    dry_run = " (dry run)" if answer.dry_run else ""
+    say(f"{loop}: {answer.result}{dry_run}{detail}")
+    if answer.result in ("failed", "crashed", "runtime-unavailable"):
         sys.exit(ExitCode.FAILED)
 
 
@@ -112,21 +115,20 @@ def reload(config: Path | None, form: str = "table", *, dry_run: bool = False) -
         NodeAgentError: no agent runs, or this user may not.
     """
     method = "PreviewReload" if dry_run else "Reload"
-    with connected(config) as agent, understood():
-        answer = agent.ask(method, within_s=_RELOAD_WITHIN_S)
-        effect = answer.get("effect")
-        if form != "table":
-            sys.stdout.write(document.dumps(answer, form))
-        else:
-            for each in _reload_lines(answer, effect, dry_run=dry_run):
-                say(each)
-        if dry_run and effect is not None and not effect["known"]:
-            sys.exit(ExitCode.PARTIAL)
+    with connected(config) as agent:
+        answer = agent.call(method, Reload, within_s=_RELOAD_WITHIN_S)
+    if form != "table":
+        sys.stdout.write(encode(answer, form))
+    else:
+        for each in _reload_lines(answer, dry_run=dry_run):
+            say(each)
+    if dry_run and answer.effect is not None and not answer.effect.known:
+        sys.exit(ExitCode.PARTIAL)
 
 
-def _reload_lines(answer: dict[str, Any], effect: dict[str, Any] | None, *, dry_run: bool) -> Iterator[str]:
+def _reload_lines(answer: Reload, *, dry_run: bool) -> Iterator[str]:
     """Yield the outcome of a reload, in lines of at most 80 columns."""
-    changes, grace = answer["changes"], answer.get("grace")
+    changes, effect, grace = answer.changes, answer.effect, answer.grace
     count = f"{len(changes)} setting{'' if len(changes) == 1 else 's'}"
     if not changes:
         yield "Configuration unchanged"
@@ -137,46 +139,44 @@ def _reload_lines(answer: dict[str, Any], effect: dict[str, Any] | None, *, dry_
     for each in changes:
         yield from _wrapped(each, indent=2)
     if effect is not None:
-        would = dry_run or answer["dry_run"]
+        would = dry_run or answer.dry_run
         yield from _effect_lines(effect, armed="dry_run: true -> false" in changes, would=would)
-        if answer["dry_run"]:
+        if answer.dry_run:
             yield "dry_run = true: nothing is removed"
     if grace is not None:
-        wait = format_duration(grace["seconds"])
+        wait = format_duration(grace.seconds)
         if dry_run and changes:
             yield f"Removals would start in {wait}"
-        elif grace["until"] is None:
+        elif grace.until is None:
             yield f"Removals starting {wait} after the end of the pause"
         else:
             yield f"Removals starting in {wait}; 'nodeagent pause --for 30m --why TEXT' stops it"
 
 
-def _effect_lines(effect: dict[str, Any], *, armed: bool, would: bool) -> Iterator[str]:
-    from nodeagent.plan.decision import ItemKind  # noqa: PLC0415 - not for every command
-
+def _effect_lines(effect: Effect, *, armed: bool, would: bool) -> Iterator[str]:
     verb = f"Next passes {'would ' if would else ''}remove{'' if armed else ' in addition'}"
-    if effect["kinds"]:
-        items = ", ".join(ItemKind(each["kind"]).counted(each["items"]) for each in effect["kinds"])
-        yield from _wrapped(f"{verb}: {items} ({format_bytes(effect['frees_bytes'])})")
-    elif not (effect["thresholds"] or effect["pods"] or effect["problem"]):
+    if effect.kinds:
+        items = ", ".join(each.kind.counted(each.items) for each in effect.kinds)
+        yield from _wrapped(f"{verb}: {items} ({format_bytes(effect.frees_bytes)})")
+    elif not (effect.thresholds or effect.pods or effect.problem):
         yield "Effect on the next passes: none"
-    for each in effect["first"]:
-        size = "" if each["frees_bytes"] is None else f" ({format_bytes(each['frees_bytes'])})"
-        yield from _wrapped(f"{each['kind']} {each['name']}{size}", indent=2)
-    more = effect["items"] - len(effect["first"])
+    for item in effect.first:
+        size = "" if item.frees_bytes is None else f" ({format_bytes(item.frees_bytes)})"
+        yield from _wrapped(f"{item.kind} {item.name}{size}", indent=2)
+    more = effect.items - len(effect.first)
     if more > 0:
         yield f"  and {more} more; 'nodeagent gc all --dry-run' lists them"
-    if effect["thresholds"]:
+    if effect.thresholds:
         met = ", ".join(
-            each["text"] + (f" (after {format_duration(each['grace_s'])})" if each["grace_s"] else "")
-            for each in effect["thresholds"]
+            each.text + (f" (after {format_duration(each.grace_s)})" if each.grace_s else "")
+            for each in effect.thresholds
         )
         yield from _wrapped(f"Eviction thresholds met: {met}")
-    if effect["pods"]:
-        pods = ", ".join(f"{each['namespace']}/{each['name']}" for each in effect["pods"])
+    if effect.pods:
+        pods = ", ".join(f"{each.namespace}/{each.name}" for each in effect.pods)
         yield from _wrapped(f"Pods evicted first: {pods}")
-    if effect["problem"]:
-        yield from _wrapped(f"Effect unknown: {effect['problem']}")
+    if effect.problem:
+        yield from _wrapped(f"Effect unknown: {effect.problem}")
 
 
 def _wrapped(text: str, *, indent: int = 0) -> list[str]:

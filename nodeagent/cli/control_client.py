@@ -1,23 +1,26 @@
-"""Asking the running agent, on its socket."""
+"""Client of the control API."""
 
 from __future__ import annotations
 
-import json
 import os
 import socket as sockets
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from nodeagent import __version__
+from nodeagent.api.codec import Document, DocumentError, decode, decode_fields
 from nodeagent.config.control import DEFAULT_SOCKET
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Mapping
 
     import grpc
     from google.protobuf.message import Message
+
+D = TypeVar("D", bound=Document)
+T = TypeVar("T")
 
 ANSWER_WITHIN_S: Final = 30.0
 _CONNECT_WITHIN_S: Final = 2.0
@@ -27,51 +30,66 @@ _OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 )
+_PREFIX: Final = "NODEAGENT_"
+_SOCKET_VARIABLE: Final = "NODEAGENT_CONTROL__SOCKET"
+"""Overrides the configuration, so that none has to be read."""
+_NO_SETTINGS: Final = (_SOCKET_VARIABLE, "NODEAGENT_TEST_", "NODEAGENT_SERVICE_", "NODEAGENT_PORT")
 
 
 class DaemonUnavailableError(NodeAgentError):
-    """No agent listens: it does not run here, or listens elsewhere."""
+    """No daemon is listening: it is not running, or uses another socket."""
 
 
 class DaemonRefusedError(NodeAgentError):
-    """The agent listens, and this user may not ask that."""
+    """The daemon is listening, and refuses this user."""
 
 
 class ControlConnection:
-    """A connection to the running agent."""
+    """A connection to the running daemon."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._channel = channel
 
-    def ask(self, method: str, request: Message | None = None, *, within_s: float = ANSWER_WITHIN_S) -> dict[str, Any]:
-        """Return the document that a method answers with.
+    def call(
+        self, method: str, answer: type[D], request: Message | None = None, *, within_s: float = ANSWER_WITHIN_S
+    ) -> D:
+        """Return the answer of a method.
 
         Raises:
-            DaemonUnavailableError: the agent went away.
-            DaemonRefusedError: this user may not.
-            UsageError: the agent does not understand what it was asked.
-            NodeAgentError: it could not do it.
+            DaemonUnavailableError: the daemon stopped.
+            DaemonRefusedError: this user is not allowed to call the method.
+            UsageError: the daemon rejects the request as invalid.
+            NodeAgentError: the request failed, or the answer is not of this version.
+        """
+        return _decoded(self.call_text(method, request, within_s=within_s), lambda text: decode(text, answer))
+
+    def call_text(self, method: str, request: Message | None = None, *, within_s: float = ANSWER_WITHIN_S) -> str:
+        """Return the answer of a method as the JSON text that the daemon sent; for a signed plan.
+
+        Raises:
+            NodeAgentError: as ``call``.
         """
         import grpc  # noqa: PLC0415 - not for every command
 
         try:
-            return _read(self._call(method, "unary_unary")(request or request_for(method), timeout=within_s))
+            message = self._call(method, "unary_unary")(request or request_for(method), timeout=within_s)
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 raise NodeAgentError(self._unsupported(method)) from error
             raise _translated(error) from error
+        return str(message.json)
 
-    def follow(self, method: str, request: Message | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the documents that a method answers with, as they come.
+    def stream(self, method: str, decoder: Callable[[str], T], request: Message | None = None) -> Iterator[T]:
+        """Yield the answers of a streaming method as they arrive, each through ``decoder``.
 
         Raises:
-            NodeAgentError: as ``ask``.
+            NodeAgentError: as ``call``.
         """
-        import grpc  # noqa: PLC0415 - likewise
+        import grpc  # noqa: PLC0415 - not for every command
 
         try:
-            for each in self._call(method, "unary_stream")(request or request_for(method)):
-                yield _read(each)
+            for message in self._call(method, "unary_stream")(request or request_for(method)):
+                yield _decoded(message.json, decoder)
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 raise NodeAgentError(self._unsupported(method)) from error
@@ -83,13 +101,13 @@ class ControlConnection:
 
         try:
             answer = self._call("Status", "unary_unary")(request_for("Status"), timeout=ANSWER_WITHIN_S)
-            version = _read(answer)["agent"]["version"]
+            version = decode_fields(answer.json)["agent"]["version"]
         except (grpc.RpcError, KeyError, TypeError, ValueError):
             version = "unknown"
         return f"daemon version {version} does not support {method}, command version {__version__} does; restart it"
 
     def _call(self, method: str, kind: str) -> Any:  # noqa: ANN401 - of the library
-        from google.protobuf import message_factory  # noqa: PLC0415 - likewise
+        from google.protobuf import message_factory  # noqa: PLC0415 - not for every command
 
         from nodeagent._proto.control.v1 import control_pb2  # noqa: PLC0415
 
@@ -102,40 +120,106 @@ class ControlConnection:
         )
 
 
+def find_socket(config: Path | None) -> Path | None:
+    """Return the path of the control socket by a configuration; ``None`` if the configuration disables it."""
+    variable = os.environ.get(_SOCKET_VARIABLE)
+    if variable and variable.startswith("/"):
+        return Path(variable)
+    if config is None and variable is None and _may_exist(DEFAULT_SOCKET):
+        return DEFAULT_SOCKET
+    from nodeagent.cli.session import load_settings  # noqa: PLC0415 - loading takes longer than the rest
+
+    return load_settings(config, {}).control.socket
+
+
+def _may_exist(path: Path) -> bool:
+    """Return whether a path exists; true where permissions hide it."""
+    try:
+        path.lstat()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
 @contextmanager
-def line(path: Path | None = None) -> Iterator[ControlConnection]:
-    """Return a connection to the agent that listens at a path, by default where it always does.
+def connect(path: Path) -> Iterator[ControlConnection]:
+    """Return a connection to the daemon that listens on a socket.
 
     Raises:
-        DaemonUnavailableError: no agent listens there.
-        DaemonRefusedError: this user may not connect.
+        DaemonUnavailableError: no daemon is listening there.
+        DaemonRefusedError: this user is not allowed to connect.
     """
-    where = path or DEFAULT_SOCKET
-    _knock(where)
-    import grpc  # noqa: PLC0415 - a command without an agent to ask goes without
+    _probe(path)
+    import grpc  # noqa: PLC0415 - not needed where no daemon is listening
 
-    with grpc.insecure_channel(f"unix:{where}", options=_OPTIONS) as channel:
+    with grpc.insecure_channel(f"unix:{path}", options=_OPTIONS) as channel:
         yield ControlConnection(channel)
 
 
 @contextmanager
-def understood() -> Iterator[None]:
-    """Take an answer that lacks what is shown of it for one of another version.
+def connected(config: Path | None) -> Iterator[ControlConnection]:
+    """Return a connection to the running daemon.
 
     Raises:
-        NodeAgentError: it does.
+        DaemonUnavailableError: no daemon is running.
+        DaemonRefusedError: this user is not allowed to connect.
     """
+    path = find_socket(config)
+    if path is None:
+        raise DaemonUnavailableError('the control API is disabled by the configuration: control.socket = ""')
+    with connect(path) as agent:
+        yield agent
+
+
+@contextmanager
+def daemon_for_user(
+    config: Path | None, overrides: Mapping[str, object], *, refusal_matters: bool = True
+) -> Iterator[ControlConnection | None]:
+    """Return a connection to the daemon if the command is a client of it; ``None`` if it reads the node itself.
+
+    It is a client for a user other than root, who cannot read the node, if a daemon is running and no configuration of
+    the user's own is given, in the environment either.
+
+    Args:
+        config: file of the configuration.
+        overrides: options that take precedence over it.
+        refusal_matters: whether a refusal is an error; otherwise the command reads the node itself.
+
+    Raises:
+        DaemonRefusedError: a daemon is running and refuses this user.
+    """
+    agent = None
+    with ExitStack() as stack:
+        if os.geteuid() != 0 and config is None and not overrides and not _configured(os.environ):
+            try:
+                agent = stack.enter_context(connected(None))
+            except DaemonUnavailableError:
+                agent = None
+            except DaemonRefusedError:
+                if refusal_matters:
+                    raise
+        yield agent
+
+
+def _configured(environment: Mapping[str, str]) -> bool:
+    """Return whether variables set anything else than the socket of the daemon."""
+    return any(name.startswith(_PREFIX) and not name.startswith(_NO_SETTINGS) for name in environment)
+
+
+def _decoded(text: str, decoder: Callable[[str], T]) -> T:
     try:
-        yield
-    except (KeyError, TypeError, ValueError) as error:
+        return decoder(text)
+    except DocumentError as error:
         raise NodeAgentError(
-            f"the running agent answers otherwise than this command, {__version__}, expects ({error!r}): it may be of "
-            "another version; restart it, or use its own command"
+            f"unexpected answer of the daemon: {error}; it may be of another version than this command, {__version__}: "
+            "restart it, or use its own command"
         ) from error
 
 
-def _knock(path: Path) -> None:
-    """See whether somebody listens, as the errors of a plain connection tell most."""
+def _probe(path: Path) -> None:
+    """Check that a daemon is listening: the errors of a plain connection are more precise than those of gRPC."""
     with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
         probe.settimeout(_CONNECT_WITHIN_S)
         try:
@@ -146,9 +230,7 @@ def _knock(path: Path) -> None:
                 f"use sudo, or 'usermod -aG nodeagent {_user()}' and log in again"
             ) from error
         except (FileNotFoundError, ConnectionRefusedError) as error:
-            raise DaemonUnavailableError(
-                f"no agent listens at {path}; is it running? systemctl status nodeagent tells"
-            ) from error
+            raise DaemonUnavailableError(f"no agent listens at {path}; check 'systemctl status nodeagent'") from error
         except OSError as error:
             raise DaemonUnavailableError(f"{path}: {error.strerror or error}") from error
 
@@ -163,27 +245,22 @@ def _user() -> str:
 
 
 def request_for(method: str, **fields: str | float | bool) -> Message:
-    """Return what a method is asked with.
+    """Return the request message of a method.
 
     Raises:
-        UsageError: a text is not text, or a number is out of range.
+        UsageError: a text is not UTF-8, or a number is out of range.
     """
     from nodeagent._proto.control.v1 import control_pb2  # noqa: PLC0415 - not for every command
 
     try:
         made: Message = getattr(control_pb2, f"{method}Request")(**fields)
     except ValueError as error:
-        raise UsageError(f"the agent cannot be asked for that: {error}") from error
+        raise UsageError(f"invalid request: {error}") from error
     return made
 
 
-def _read(answer: Any) -> dict[str, Any]:  # noqa: ANN401 - a generated message
-    found: dict[str, Any] = json.loads(answer.json)
-    return found
-
-
 def _translated(error: grpc.RpcError) -> NodeAgentError:
-    import grpc  # noqa: PLC0415 - an error of it is at hand
+    import grpc  # noqa: PLC0415 - already loaded by the caller
 
     code, details = error.code(), error.details() or ""
     codes = grpc.StatusCode
@@ -194,8 +271,8 @@ def _translated(error: grpc.RpcError) -> NodeAgentError:
         codes.UNAUTHENTICATED: (DaemonRefusedError, details),
         codes.INVALID_ARGUMENT: (UsageError, details),
         codes.ABORTED: (PassBusyError, details),
-        codes.DEADLINE_EXCEEDED: (NodeAgentError, "the agent did not answer in time"),
-        codes.UNAVAILABLE: (DaemonUnavailableError, f"the agent went away: {details}"),
-        codes.CANCELLED: (DaemonUnavailableError, f"the agent went away: {details}"),
+        codes.DEADLINE_EXCEEDED: (NodeAgentError, "the agent did not answer before the deadline"),
+        codes.UNAVAILABLE: (DaemonUnavailableError, f"connection to the agent lost: {details}"),
+        codes.CANCELLED: (DaemonUnavailableError, f"connection to the agent lost: {details}"),
     }.get(code, (NodeAgentError, details or str(code)))
     return kind(text)

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.api import documents as document
+from nodeagent.api import diagnostics
+from nodeagent.api.codec import encode
 from nodeagent.cli.doctor_checks import run_checks
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.logind_fix import fix_logind as apply_logind_fix
@@ -17,7 +18,6 @@ from nodeagent.plan.node_checks import Finding, Verdict
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from nodeagent.api.documents import Json
 
 _ROOT: Final = Path("/")
 _STYLES: Final = {
@@ -48,14 +48,13 @@ def examine(
             apply_logind_fix(settings)
         findings = [Finding("configuration", Verdict.OK, "valid"), *run_checks(settings, _ROOT)]
     if form != "table":
-        shown: dict[str, Json] = {
-            "schema": "nodeagent/doctor/v1",
-            "findings": [
-                {"check": each.check, "verdict": each.verdict.value, "evidence": each.evidence, "fix": each.fix}
+        document = diagnostics.Doctor(
+            findings=tuple(
+                diagnostics.Finding(check=each.check, verdict=each.verdict.value, evidence=each.evidence, fix=each.fix)
                 for each in findings
-            ],
-        }
-        sys.stdout.write(document.dumps(shown, form))
+            )
+        )
+        sys.stdout.write(encode(document, form))
     else:
         _print(findings)
     failing = {Verdict.PROBLEM, Verdict.WARNING} if strict else {Verdict.PROBLEM}

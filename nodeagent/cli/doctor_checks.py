@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.cli.control_client import DaemonRefusedError, DaemonUnavailableError, line
+from nodeagent.api.status import Status
+from nodeagent.cli.control_client import DaemonRefusedError, DaemonUnavailableError, connect
 from nodeagent.cli.session import open_for_command, run_async
 from nodeagent.cli.shutdown import delay_limit, lock_held, off_because, query_logind
 from nodeagent.config.kubelet_import import read_kubelet
@@ -97,12 +98,12 @@ def agent_findings(settings: Settings) -> Iterator[Finding]:
         yield Finding("agent", Verdict.SKIPPED, 'control API disabled: control.socket = ""')
         return
     try:
-        with line(control.socket) as connection:
-            about = connection.ask("Status", within_s=_STATUS_WITHIN_S)["agent"]
+        with connect(control.socket) as connection:
+            status = connection.call("Status", Status, within_s=_STATUS_WITHIN_S).agent
     except (DaemonUnavailableError, DaemonRefusedError) as error:
         yield check_agent(str(error), (), None)
     else:
-        yield check_agent("", about["not_ready_because"], about["pid"])
+        yield check_agent("", status.problems, status.pid if isinstance(status.pid, int) else None)
     yield check_control_group(control.group, group_number(control.group) is not None)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from nodeagent.api import documents as document
+from nodeagent.api.codec import encode
+from nodeagent.api.gc import DiskUsage
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.errors import UsageError
 from nodeagent.plan.gc.scope import Scope
@@ -64,7 +65,7 @@ def show(config: Path | None, overrides: Mapping[str, str | int], form: str, *, 
 
     found = run_async(measure())
     if form != "table":
-        sys.stdout.write(document.dumps({"schema": "nodeagent/du/v1", **document.breakdown(found)}, form))
+        sys.stdout.write(encode(DiskUsage.of(found), form))
         return
     from nodeagent.cli.render import make_console  # noqa: PLC0415 - tables are only for people
 

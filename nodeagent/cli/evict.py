@@ -7,8 +7,8 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from nodeagent.api import documents as document
-from nodeagent.api.eviction_document import Plain, describe_facts, describe_plan, describe_status
+from nodeagent.api.codec import encode
+from nodeagent.api.eviction import EvictionPreview
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.errors import StoreError, UsageError
 from nodeagent.host.node import boot_id
@@ -69,7 +69,7 @@ def preview(config: Path | None, overrides: Mapping[str, str | int], form: str, 
     settings = load_settings(config, overrides)
     answer = run_async(_ask(settings, amounts))
     if form != "table":
-        sys.stdout.write(document.dumps(_document(answer, simulate), form))
+        sys.stdout.write(encode(_document(answer, simulate), form))
         return
     _print(answer, simulate)
 
@@ -178,21 +178,16 @@ def _plans(
     return first, then
 
 
-def _document(answer: _Answer, simulate: Sequence[str]) -> dict[str, document.Json]:
-    facts: dict[str, Plain] = {each.uid: describe_facts(each) for each in answer.pods.facts}
-    shown: dict[str, Plain] = {
-        "schema": "nodeagent/evict/v1",
-        "simulated": list(simulate),
-        "daemon_evicts": not answer.off,
-        "daemon_off_because": answer.off,
-        "thresholds": [describe_status(each) for each in answer.evaluation.statuses],
-        "conditions": [each.condition.value for each in answer.evaluation.conditions if each.active],
-        "reclaim_first": [step.text for step in answer.first.reclaim],
-        "plan": describe_plan(answer.then),
-        "pods": facts,
-        "warnings": list(answer.warnings),
-    }
-    return shown
+def _document(answer: _Answer, simulate: Sequence[str]) -> EvictionPreview:
+    return EvictionPreview.of(
+        answer.evaluation,
+        answer.first,
+        answer.then,
+        answer.pods.facts,
+        simulated=simulate,
+        disabled_because=answer.off,
+        warnings=answer.warnings,
+    )
 
 
 def _print(answer: _Answer, simulate: Sequence[str]) -> None:

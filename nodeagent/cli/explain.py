@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from nodeagent.api import documents as document
+from nodeagent.api.codec import encode
+from nodeagent.api.explain import Explained, PastRemoval
+from nodeagent.api.explain import Explanation as ExplanationDocument
 from nodeagent.cli.exit_codes import ExitCode, fail
 from nodeagent.cli.output import warn
 from nodeagent.cli.session import load_settings, open_for_command, run_async
@@ -14,6 +16,7 @@ from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.gc.explanation import explain
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.store.history import History
+from nodeagent.units import format_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,9 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.act.gc.preview import Preview
-    from nodeagent.api.documents import Json
     from nodeagent.plan.gc.explanation import Explanation
-    from nodeagent.store.history import PastAction, PastPass
 
 _PAST = 5
 
@@ -46,14 +47,13 @@ def show(config: Path | None, overrides: Mapping[str, str | int], asked: str, fo
     if not found and not past:
         fail(f"{asked}: no image, container or pod of that name or id is here or was removed", ExitCode.FAILED)
     if form != "table":
-        shown: dict[str, Json] = {
-            "schema": "nodeagent/explain/v1",
-            "asked": asked,
-            "observed_at": document.time_text(preview.snapshot.observed_at),
-            "explanations": [_explanation(each) for each in found],
-            "past": [_past(each, action) for each in past for action in each.actions],
-        }
-        sys.stdout.write(document.dumps(shown, form))
+        document = ExplanationDocument(
+            asked=asked,
+            observed_at=preview.snapshot.observed_at,
+            explanations=tuple(map(Explained.of_explanation, found)),
+            past=tuple(PastRemoval.of(each, action) for each in past for action in each.actions),
+        )
+        sys.stdout.write(encode(document, form))
         return
     from nodeagent.cli.render import make_console  # noqa: PLC0415 - text is only for people
 
@@ -65,49 +65,9 @@ def show(config: Path | None, overrides: Mapping[str, str | int], asked: str, fo
         console.print()
     for one in past:
         for action in one.actions:
-            when = document.time_text(one.started_at)
+            when = format_time(one.started_at)
             text = f"{when}: {action.name}: {action.outcome}, {action.sentence}"
             console.print(text, markup=False, soft_wrap=True)
-
-
-def _explanation(value: Explanation) -> dict[str, Json]:
-    sharing = value.sharing
-    return {
-        **document.decision(value.decision),
-        "names": list(value.names),
-        "also_kept_by": [document.reason(each) for each in value.also],
-        "when": value.when,
-        "eligible_at": document.time_text(value.eligible_at),
-        "users": list(value.users),
-        "position": value.position or None,
-        "positions": value.positions or None,
-        "first_detected": document.time_text(value.first_detected),
-        "last_used": document.time_text(value.last_used),
-        "size_bytes": value.size_bytes,
-        "sharing": {
-            "unique_bytes": sharing.unique_bytes,
-            "shared_bytes": sharing.shared_bytes,
-            "with_images": [{"name": name, "bytes": size} for name, size in sharing.with_images],
-            "held_by": list(sharing.held_by),
-        }
-        if sharing
-        else None,
-        "pod": {"gone": value.pod.gone, "how": value.pod.how} if value.pod else None,
-    }
-
-
-def _past(past: PastPass, action: PastAction) -> dict[str, Json]:
-    return {
-        "pass_id": past.id,
-        "started_at": document.time_text(past.started_at),
-        "trigger": past.trigger,
-        "dry_run": past.dry_run,
-        "id": action.item_id,
-        "name": action.name,
-        "outcome": action.outcome,
-        "detail": action.detail,
-        "reason": {"code": action.reason, "sentence": action.sentence},
-    }
 
 
 def _lines(value: Explanation, now: datetime) -> list[str]:
@@ -119,7 +79,7 @@ def _lines(value: Explanation, now: datetime) -> list[str]:
     if value.when:
         lines.append(f"  when      {value.when}")
     if value.eligible_at is not None:
-        lines.append(f"  from      {document.time_text(value.eligible_at)}")
+        lines.append(f"  from      {format_time(value.eligible_at)}")
     if value.pod is not None:
         lines.append(f"  pod       {'gone' if value.pod.gone else 'kept'}: {value.pod.how}")
     lines += [f"  used by   {each}" for each in value.users]

@@ -7,22 +7,24 @@ import json
 import signal
 import sys
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.gc.collector import MAX_ROUNDS
 from nodeagent.act.gc.outcomes import Outcome, PassEnd
 from nodeagent.act.gc.preview import Preview
-from nodeagent.api import documents as document
-from nodeagent.cli.control_answers import breakdown as decode_breakdown
-from nodeagent.cli.control_answers import by_agent
-from nodeagent.cli.control_answers import preview as preview_told
+from nodeagent.api import gc as documents
+from nodeagent.api.codec import encode
+from nodeagent.api.gc import BreakdownFields, Report, decode_progress
+from nodeagent.api.status import Status
+from nodeagent.cli.control_client import daemon_for_user
 from nodeagent.cli.exit_codes import ExitCode, pass_exit_code
 from nodeagent.cli.output import say, warn
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.clock import SystemClock
-from nodeagent.errors import StoreError, UsageError
+from nodeagent.errors import NodeAgentError, StoreError, UsageError
+from nodeagent.plan.gc.saved_plan import parse_plan
 from nodeagent.plan.gc.scope import Scope
-from nodeagent.units import format_bytes
+from nodeagent.units import format_bytes, format_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,7 +64,7 @@ def collect(request: Request) -> None:
             "nothing was done: there is no terminal to ask on; add --yes to remove without asking, or --dry-run to "
             "see what would be removed"
         )
-    with by_agent(request.config, request.overrides) as agent:
+    with daemon_for_user(request.config, request.overrides) as agent:
         if agent is not None:
             sys.exit(_have_collected(request, agent))
     loaded = load_settings(request.config, request.overrides)
@@ -73,67 +75,77 @@ def _have_collected(request: Request, agent: ControlConnection) -> ExitCode:
     """Have the running agent preview and, unless it is a dry run or declined, carry out what was shown."""
     from nodeagent._proto.control.v1 import control_pb2  # noqa: PLC0415 - for whoever has the agent do it
 
-    saved: dict[str, Any] | None = None
+    saved: str | None = None
     if not request.yes or request.dry_run:
-        shown = agent.ask("Plan", control_pb2.PlanRequest(scope=request.scope))
-        _show_told(request, shown)
-        preview = Preview(Scope(request.scope), *preview_told(shown))
+        document = agent.call("Plan", documents.Preview, control_pb2.PlanRequest(scope=request.scope))
+        preview = Preview(Scope(request.scope), document.snapshot(), tuple(each.to_model() for each in document.plans))
+        _show_preview_of_daemon(request, document, preview)
         predicted = predicted_exit_code(preview)
         if request.dry_run or (predicted is ExitCode.DONE and not preview.acts):
             return predicted
-        status = agent.ask("Status")
-        if status.get("waiting") is not None:
-            raise UsageError(f"nothing was removed: reload grace period, {status['waiting']['seconds_left']} s left")
-        if status["agent"]["dry_run"]:
+        status = agent.call("Status", Status)
+        if status.waiting is not None:
+            raise UsageError(f"nothing was removed: reload grace period, {status.waiting.seconds_left} s left")
+        if status.agent.dry_run:
             sys.stderr.write("nothing was removed: by its configuration the agent only shows (dry_run = true)\n")
             return predicted
-        saved = agent.ask("Plan", control_pb2.PlanRequest(scope=request.scope, lasts_seconds=_AGREED_S))
-        going = {each.id for each in preview.removals}
-        if {each["id"] for each in saved["decisions"] if each["verdict"] == "remove"} - going:
-            sys.stderr.write("the node changed while it was looked at: nothing was removed, try again\n")
+        saved = agent.call_text("Plan", control_pb2.PlanRequest(scope=request.scope, lasts_seconds=_AGREED_S))
+        shown = {each.id for each in preview.removals}
+        if {each.id for each in parse_plan(saved).removals} - shown:
+            sys.stderr.write("nothing was removed: the node changed since the preview; retry\n")
             return ExitCode.PARTIAL
         if preview.acts and not confirmed(preview):
             sys.stderr.write("nothing was removed\n")
             return ExitCode.DONE
-    asked = (
+    return _apply_on_daemon(request, agent, saved)
+
+
+def _apply_on_daemon(request: Request, agent: ControlConnection, saved: str | None) -> ExitCode:
+    """Have the daemon carry out a saved plan, or a pass if ``saved`` is ``None``; print its results."""
+    from nodeagent._proto.control.v1 import control_pb2  # noqa: PLC0415 - only with a daemon
+
+    apply = (
         control_pb2.ApplyRequest(scope=request.scope, rounds=MAX_ROUNDS)
         if saved is None
-        else control_pb2.ApplyRequest(plan=json.dumps(saved, ensure_ascii=False, separators=(",", ":")))
+        else control_pb2.ApplyRequest(plan=json.dumps(json.loads(saved), ensure_ascii=False, separators=(",", ":")))
     )
-    last: dict[str, Any] = {}
-    for last in agent.follow("Apply", asked):
-        if request.output == "table" and "outcome" in last:
-            say(f"{last['outcome']}: {last['kind']} {last['name']}: {last['reason']['sentence']}")
-    _show_report_of_agent(request, last)
-    outcomes = [Outcome(each["outcome"]) for each in last["results"]]
-    return pass_exit_code(PassEnd(last["end"]), outcomes)
+    report: Report | None = None
+    for answer in agent.stream("Apply", decode_progress, apply):
+        if isinstance(answer, Report):
+            report = answer
+        elif request.output == "table":
+            say(f"{answer.outcome}: {answer.kind} {answer.name}: {answer.reason.sentence}")
+    if report is None:
+        raise NodeAgentError("the agent sent no report; see its log")
+    _show_report_of_daemon(request, report)
+    return pass_exit_code(report.end, [each.outcome for each in report.results])
 
 
-def _show_report_of_agent(request: Request, report: dict[str, Any]) -> None:
+def _show_report_of_daemon(request: Request, report: Report) -> None:
     if request.output != "table":
-        sys.stdout.write(document.dumps(report, request.output))
+        sys.stdout.write(encode(report, request.output))
         return
-    removed = sum(each["outcome"] in ("done", "gone") for each in report["results"])
-    freed = report["freed_bytes"]
-    detail = f" ({report['end_detail']})" if report["end_detail"] else ""
+    removed = sum(each.outcome in (Outcome.DONE, Outcome.GONE) for each in report.results)
+    freed = report.freed_bytes
+    detail = f" ({report.end_detail})" if report.end_detail else ""
     say(
-        f"{report['end']}{detail}: removed {removed} of {len(report['results'])}"
+        f"{report.end}{detail}: removed {removed} of {len(report.results)}"
         f"{'' if freed is None else f', measured {format_bytes(max(0, freed))}'}"
     )
-    if "breakdown" in report:
-        from nodeagent.cli import du, render  # noqa: PLC0415 - only where something is missing
+    if isinstance(report.breakdown, BreakdownFields):
+        from nodeagent.cli import du, render  # noqa: PLC0415 - only where the target was missed
 
-        render.make_console().print(du.breakdown_view(decode_breakdown(report["breakdown"]), details=False))
+        render.make_console().print(du.breakdown_view(report.breakdown.to_model(), details=False))
 
 
-def _show_told(request: Request, shown: dict[str, Any]) -> None:
+def _show_preview_of_daemon(request: Request, document: documents.Preview, preview: Preview) -> None:
     if request.output != "table":
-        sys.stdout.write(document.dumps(shown, request.output))
+        sys.stdout.write(encode(document, request.output))
         return
     from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
 
-    snapshot, plans = preview_told(shown)
-    render.make_console().print(render.preview_view(snapshot, plans, None, show_kept=request.show_kept))
+    view = render.preview_view(preview.snapshot, preview.plans, None, show_kept=request.show_kept)
+    render.make_console().print(view)
 
 
 async def _collect(request: Request, settings: Settings) -> ExitCode:
@@ -174,7 +186,7 @@ def _tell_pause(settings: Settings) -> None:
         warn(f"nodeagent: {error}")
         return
     if kept is not None and kept.until > SystemClock().now():
-        until = document.time_text(kept.until)
+        until = format_time(kept.until)
         warn(f"nodeagent: {kept.by} paused the daemon until {until}: {kept.why}; this goes on")
 
 
@@ -219,8 +231,8 @@ def agreed(items: int) -> bool:
 def show_preview(request: Request, agent: Agent, preview: Preview) -> None:
     """Print what a run would do."""
     if request.output != "table":
-        shown = document.preview(request.scope, preview.snapshot, preview.plans)
-        sys.stdout.write(document.dumps(shown, request.output))
+        document = documents.Preview.of(request.scope, preview.snapshot, preview.plans)
+        sys.stdout.write(encode(document, request.output))
         return
     from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
 
@@ -233,8 +245,7 @@ def show_preview(request: Request, agent: Agent, preview: Preview) -> None:
 def show_report(request: Request, agent: Agent, report: PassReport, filled: Breakdown | None = None) -> None:
     """Print what a run did, and what still fills the filesystem where that is known."""
     if request.output != "table":
-        shown = document.report(report) | ({"breakdown": document.breakdown(filled)} if filled else {})
-        sys.stdout.write(document.dumps(shown, request.output))
+        sys.stdout.write(encode(Report.of(report, breakdown=filled), request.output))
         return
     from nodeagent.cli import du, render  # noqa: PLC0415 - tables are only for people
 

@@ -1,36 +1,32 @@
-"""``nodeagent history``: what passes did."""
+"""``nodeagent history``: past passes and node stops."""
 
 from __future__ import annotations
 
-import json
 import sys
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from nodeagent.api import documents as document
-from nodeagent.cli.control_answers import by_agent
-from nodeagent.cli.control_answers import passes as passes_told
-from nodeagent.cli.control_answers import stops as stops_told
-from nodeagent.cli.control_client import request_for
+from nodeagent.api.codec import encode
+from nodeagent.api.eviction import RecordedEviction
+from nodeagent.api.history import History
+from nodeagent.cli.control_client import daemon_for_user, request_for
 from nodeagent.cli.session import load_settings
 from nodeagent.cli.shutdown import stop_headline
 from nodeagent.clock import SystemClock
 from nodeagent.errors import UsageError
-from nodeagent.store.history import History
+from nodeagent.store import history as store
 from nodeagent.units import format_bytes, format_duration, parse_duration_s
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from rich.console import Console
 
-    from nodeagent.model.node_stop import NodeStop
-    from nodeagent.store.history import PastPass
+    from nodeagent.api.history import PastPass
 
 
 _LEAST_S: Final = 1e-6
-"""Asked for by 0 s the agent tells everything."""
+"""The control API takes 0 s for the whole history."""
 _MOST: Final = 2**32 - 1
 
 
@@ -38,98 +34,98 @@ def show_history(config: Path | None, *, since: str, image: str, limit: int, idl
     """Print passes, newest first.
 
     Raises:
-        UsageError: ``since`` is no duration.
+        UsageError: ``since`` is not a duration.
         StoreError: the history cannot be read.
     """
     try:
         ago = timedelta(seconds=parse_duration_s(since)) if since else None
     except (ValueError, OverflowError) as error:
         raise UsageError(f"--since: {error}") from error
-    with by_agent(config, {}) as agent:
+    with daemon_for_user(config, {}) as agent:
         if agent is not None:
             seconds = max(_LEAST_S, ago.total_seconds()) if ago is not None else 0.0
-            asked = request_for("History", seconds=seconds, image=image, limit=min(limit, _MOST), quiet=idle)
-            told = agent.ask("History", asked)
-            if form != "table":
-                sys.stdout.write(document.dumps(told, form))
-            else:
-                _print(passes_told(told), stops_told(told), "the agent's history")
+            request = request_for("History", seconds=seconds, image=image, limit=min(limit, _MOST), quiet=idle)
+            _print(agent.call("History", History, request), form, "the agent's history")
             return
     settings = load_settings(config, {})
     oldest = SystemClock().now() - ago if ago is not None else None
-    kept = History(settings.state_directory)
-    passes = kept.read(since=oldest, image=image, limit=limit, quiet=idle)
-    stops = () if image else kept.read_stops(since=oldest, limit=limit)
+    records = store.History(settings.state_directory)
+    passes = records.read(since=oldest, image=image, limit=limit, quiet=idle)
+    stops = () if image else records.read_stops(since=oldest, limit=limit)
+    _print(History.of(passes, stops), form, str(settings.state_directory))
+
+
+def _print(history: History, form: str, source: str) -> None:
     if form != "table":
-        sys.stdout.write(document.dumps(document.history(passes, stops), form))
+        sys.stdout.write(encode(history, form))
         return
-    _print(passes, stops, str(settings.state_directory))
-
-
-def _print(passes: Sequence[PastPass], stops: Sequence[NodeStop], where: str) -> None:
     from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
 
     console = render.make_console()
-    for stop in stops:
+    for stop in history.node_stops:
         console.print(f"{stop_headline(stop)}; see nodeagent shutdown status", markup=False)
-    if not passes:
-        console.print(f"no passes in {where}")
+    if not history.passes:
+        console.print(f"no passes in {source}")
         return
-    for past in passes:
+    for past in history.passes:
         console.print(_headline(past), style="bold", markup=False)
-        if past.detail:
-            console.print(f"  {past.result}: {past.detail}", style="yellow", markup=False)
+        if past.end_detail:
+            console.print(f"  {past.end}: {past.end_detail}", style="yellow", markup=False)
         if not past.actions:
             continue
         table = render.table("outcome", "what", "name", "frees", "why", right=("frees",), wrap=("name", "why"))
         for each in past.actions:
+            sentence = each.reason.sentence
             table.add_row(
                 each.outcome,
                 each.kind,
                 render.short_reference(each.name),
                 render.size(each.frees_bytes) if each.frees_bytes is not None else "",
-                f"{each.sentence}; {each.detail}" if each.detail else each.sentence,
+                f"{sentence}; {each.detail}" if each.detail else sentence,
                 style="red" if each.outcome == "failed" else "",
             )
         console.print(table)
-        if past.eviction:
-            _print_ranking(console, json.loads(past.eviction))
+        if isinstance(past.eviction, dict):
+            _print_ranking(console, RecordedEviction.of(past.eviction))
 
 
-def _print_ranking(console: Console, eviction: dict[str, Any]) -> None:
-    """Print what an eviction was decided by."""
-    from nodeagent.cli import render  # noqa: PLC0415
+def _print_ranking(console: Console, eviction: RecordedEviction) -> None:
+    """Print the readings and the ranking that an eviction was decided by."""
+    from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
 
-    threshold = eviction.get("threshold") or {}
-    before, after = eviction.get("available_before"), eviction.get("available_after")
-    if threshold:
+    threshold = eviction.threshold
+    if threshold is not None:
         console.print(
-            f"  {threshold['threshold']}: {before:,.0f} was left of {threshold['capacity']:,.0f}, "
-            f"{'?' if after is None else format(after, ',.0f')} afterwards",
+            f"  {threshold.threshold}: {_quantity(eviction.available_before)} available of "
+            f"{_quantity(threshold.capacity)}, {_quantity(eviction.available_after)} afterwards",
             markup=False,
         )
     table = render.table("rank", "pod", "uses", "requests", "priority", "", right=("uses", "requests", "priority"))
-    for each in eviction.get("ranking", ()):
+    for each in eviction.ranking:
         table.add_row(
-            str(each["rank"]),
-            each["name"],
-            "?" if each["usage"] is None else f"{each['usage']:,}",
-            f"{each['request']:,}",
-            str(each["priority"]),
-            each["reason"],
+            str(each.rank),
+            each.name,
+            "?" if each.usage is None else f"{each.usage:,}",
+            f"{each.request:,}",
+            str(each.priority),
+            each.reason,
         )
     console.print(table)
 
 
+def _quantity(value: float | None) -> str:
+    return "?" if value is None else f"{value:,.0f}"
+
+
 def _headline(past: PastPass) -> str:
     when = past.started_at.isoformat(timespec="seconds").replace("+00:00", "Z")
-    done = sum(each.outcome in ("done", "gone") for each in past.actions)
-    words = [f"{when}  {past.trigger}, {past.scope}: {past.result}"]
+    removed = past.removed
+    words = [f"{when}  {past.trigger}, {past.scope}: {past.end}"]
     if past.dry_run:
         words.append("dry run")
-    words.append(f"{done} of {len(past.actions)} removed in {format_duration(past.duration_s)}")
-    if past.freed_bytes is not None and done:
+    words.append(f"{removed} of {len(past.actions)} removed in {format_duration(past.duration_s)}")
+    if past.freed_bytes is not None and removed:
         words.append(f"predicted {format_bytes(past.predicted_bytes)}, measured {format_bytes(past.freed_bytes)}")
-    if past.percent_before is not None and past.percent_after is not None:
-        words.append(f"imagefs {past.percent_before}% → {past.percent_after}%")
+    if past.imagefs_percent_before is not None and past.imagefs_percent_after is not None:
+        words.append(f"imagefs {past.imagefs_percent_before}% → {past.imagefs_percent_after}%")
     return ", ".join(words)

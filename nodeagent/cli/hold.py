@@ -1,4 +1,4 @@
-"""``nodeagent hold``: keep images for a while."""
+"""``nodeagent hold``: protect images from removal for a period."""
 
 from __future__ import annotations
 
@@ -8,26 +8,22 @@ import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from nodeagent.api import documents as document
-from nodeagent.cli.control_answers import by_agent
-from nodeagent.cli.control_answers import hold as told_hold
-from nodeagent.cli.control_answers import holds as told_holds
-from nodeagent.cli.control_client import request_for
+from nodeagent import model
+from nodeagent.api.codec import encode
+from nodeagent.api.holds import Hold, HoldList
+from nodeagent.cli.control_client import daemon_for_user, request_for
 from nodeagent.cli.output import say
 from nodeagent.cli.session import load_settings
 from nodeagent.clock import SystemClock
 from nodeagent.errors import UsageError
-from nodeagent.model import ALL_IMAGES, LONGEST_HOLD_S, Hold
+from nodeagent.model import ALL_IMAGES, LONGEST_HOLD_S
 from nodeagent.plan.gc.image_protection import parse_rule
 from nodeagent.store import HoldFile
 from nodeagent.text import encodable
-from nodeagent.units import format_duration, parse_duration_s
+from nodeagent.units import format_duration, format_time, parse_duration_s
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
-
-    from nodeagent.api.documents import Json
 
 
 def add(config: Path | None, *, image: str | None, every: bool, duration: str, why: str, form: str) -> None:
@@ -56,76 +52,73 @@ def add(config: Path | None, *, image: str | None, every: bool, duration: str, w
             f"--for {duration}: must be more than 0 and at most 365d; protect.images keeps images for good"
         )
     now = SystemClock().now()
-    with by_agent(config, {}) as agent:
+    with daemon_for_user(config, {}) as agent:
         if agent is not None:
             request = request_for("AddHold", image=image or "", seconds=seconds, why=why)
-            told = agent.ask("AddHold", request)
-            _print_placed(told_hold(told), told, form)
+            _print_placed(agent.call("AddHold", Hold, request), form)
             return
-    hold = Hold("", ALL_IMAGES if image is None else image, why, _who(), now, now + timedelta(seconds=seconds))
+    hold = model.Hold("", ALL_IMAGES if image is None else image, why, _user(), now, now + timedelta(seconds=seconds))
     placed = HoldFile(load_settings(config, {}).state_directory).add(hold)
-    _print_placed(placed, {"schema": "nodeagent/hold/v1", **document.hold(placed, now)}, form)
+    _print_placed(Hold.of(placed, now), form)
 
 
 def show(config: Path | None, form: str) -> None:
-    """Print every hold that has not run out.
+    """Print all holds in force.
 
     Raises:
         StoreError: the holds cannot be read.
     """
     now = SystemClock().now()
-    with by_agent(config, {}) as agent:
-        told = agent.ask("Holds") if agent is not None else None
-    if told is not None:
-        holds = list(told_holds(told))
-    else:
-        holds = [each for each in HoldFile(load_settings(config, {}).state_directory).read() if each.until > now]
+    with daemon_for_user(config, {}) as agent:
+        if agent is not None:
+            document = agent.call("Holds", HoldList)
+        else:
+            document = HoldList.of(HoldFile(load_settings(config, {}).state_directory).read(), now)
     if form != "table":
-        sys.stdout.write(document.dumps(document.holds(holds, now), form))
+        sys.stdout.write(encode(document, form))
         return
     from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
 
-    if not holds:
+    if not document.holds:
         render.make_console().print("no holds")
         return
     table = render.table("hold", "images", "by", "for another", "why", wrap=("images", "why"))
-    for each in holds:
+    for each in document.holds:
         left = format_duration((each.until - now).total_seconds())
-        table.add_row(each.id, _what(each), each.by, left, each.why)
+        table.add_row(each.id, each.target, each.by, left, each.why)
     render.make_console().print(table)
 
 
 def remove(config: Path | None, hold_id: str) -> None:
-    """Take a hold back.
+    """Remove a hold.
 
     Raises:
-        UsageError: there is no such hold.
-        StoreError: it cannot be written.
+        UsageError: no hold has this id.
+        StoreError: the file cannot be written.
     """
-    with by_agent(config, {}) as agent:
+    with daemon_for_user(config, {}) as agent:
         if agent is not None:
-            taken = told_hold(agent.ask("RemoveHold", request_for("RemoveHold", id=hold_id)))
-            say(f"hold {taken.id} on {_what(taken)} is taken back")
+            _print_removed(agent.call("RemoveHold", Hold, request_for("RemoveHold", id=hold_id)))
             return
-    gone = HoldFile(load_settings(config, {}).state_directory).remove(hold_id)
-    if gone is None:
-        raise UsageError(f"there is no hold {hold_id}; 'nodeagent hold list' shows them")
-    say(f"hold {gone.id} on {_what(gone)} is taken back")
+    removed = HoldFile(load_settings(config, {}).state_directory).remove(hold_id)
+    if removed is None:
+        raise UsageError(f"no hold {hold_id}; 'nodeagent hold list' lists all")
+    _print_removed(Hold.of(removed, SystemClock().now()))
 
 
-def _print_placed(placed: Hold, shown: Mapping[str, Json], form: str) -> None:
+def _print_placed(hold: Hold, form: str) -> None:
     if form != "table":
-        sys.stdout.write(document.dumps(shown, form))
+        sys.stdout.write(encode(hold, form))
         return
-    say(f"hold {placed.id} on {_what(placed)} until {document.time_text(placed.until)}")
+    say(f"hold {hold.id} on {hold.target} until {format_time(hold.until)}")
 
 
-def _what(hold: Hold) -> str:
-    return "all images" if hold.image == ALL_IMAGES else hold.image
+def _print_removed(hold: Hold) -> None:
+    say(f"hold {hold.id} on {hold.target} removed")
 
 
-def _who() -> str:
-    """Return who asks: the user behind sudo, else the user."""
+def _user() -> str:
+    """Return the user behind sudo, otherwise the user of this process."""
     try:
         return os.environ.get("SUDO_USER") or getpass.getuser()
     except (KeyError, OSError):

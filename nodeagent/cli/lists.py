@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from nodeagent.api import documents as document
+from nodeagent.api import lists
+from nodeagent.api.codec import encode
+from nodeagent.api.lists import LayerStack, list_header
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.errors import ObservationError
 from nodeagent.plan.decision import Accounting, ItemKind, Verdict
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from rich.tree import Tree as RichTree
 
     from nodeagent.act.gc.preview import Preview
-    from nodeagent.api.documents import Json
+    from nodeagent.api.codec import Document
     from nodeagent.config.settings import Settings
     from nodeagent.model import Container, Image, NodeSnapshot, Sandbox
     from nodeagent.plan.decision import Decision, Plan
@@ -37,7 +39,9 @@ def list_images(path: Path | None, overrides: Mapping[str, str | int], form: str
     decided = {decision.id: decision for decision in plan.decisions}
     images = sorted(preview.snapshot.images, key=lambda image: (image.name, image.id))
     if form != "table":
-        _print_document("images", preview, [_image(image, decided[image.id], preview) for image in images], form)
+        usage = preview.snapshot.image_usage
+        rows = tuple(lists.Image.of(each, decided[each.id], usage.get(each.id), plan.accounting) for each in images)
+        _print_document(lists.Images(**list_header(preview.snapshot), images=rows), form)
         return
     _print_table(_image_table(images, decided, plan, preview.snapshot))
 
@@ -54,8 +58,8 @@ def image_tree(path: Path | None, overrides: Mapping[str, str | int], form: str)
         raise ObservationError(f"it is not known of what layers images consist: {why}")
     stacks, unknown = sharing_tree(preview.snapshot.images, preview.snapshot.storage)
     if form != "table":
-        rows = [_stack(each) for each in (*stacks, *(Stack([image]) for image in unknown))]
-        _print_document("image-tree", preview, rows, form)
+        rows = tuple(LayerStack.of(each) for each in (*stacks, *(Stack([image]) for image in unknown)))
+        _print_document(lists.ImageTree(**list_header(preview.snapshot), image_tree=rows), form)
         return
     from rich.tree import Tree  # noqa: PLC0415 - only for people
 
@@ -70,16 +74,6 @@ def image_tree(path: Path | None, overrides: Mapping[str, str | int], form: str)
         label.append("no layers unpacked", style="dim")
         shown.add(label)
     make_console().print(shown)
-
-
-def _stack(stack: Stack) -> dict[str, Json]:
-    return {
-        "images": [image.name for image in stack.images],
-        "layers": stack.layers,
-        "bytes": stack.size_bytes,
-        "images_in_all": stack.image_count,
-        "derived": [_stack(each) for each in stack.derived],
-    }
 
 
 def _grow(branch: RichTree, stack: Stack) -> None:
@@ -104,7 +98,8 @@ def list_containers(path: Path | None, overrides: Mapping[str, str | int], form:
         preview.snapshot.containers, key=lambda each: (each.pod_namespace, each.pod_name, each.name, -each.attempt)
     )
     if form != "table":
-        _print_document("containers", preview, [_container(each, decided[each.id]) for each in containers], form)
+        rows = tuple(lists.Container.of(each, decided[each.id]) for each in containers)
+        _print_document(lists.Containers(**list_header(preview.snapshot), containers=rows), form)
         return
     _print_table(_container_table(containers, decided, preview.snapshot.observed_at))
 
@@ -122,8 +117,8 @@ def list_pods(path: Path | None, overrides: Mapping[str, str | int], form: str) 
     for container in preview.snapshot.containers:
         held.setdefault(container.sandbox_id, []).append(container)
     if form != "table":
-        rows = [_pod(uid, sandboxes, held, statuses) for uid, sandboxes in pods]
-        _print_document("pods", preview, rows, form)
+        rows = tuple(lists.Pod.of(uid, sandboxes, held, statuses.get(uid)) for uid, sandboxes in pods)
+        _print_document(lists.Pods(**list_header(preview.snapshot), pods=rows), form)
         return
     _print_table(_pod_table(pods, held, statuses, preview.snapshot.observed_at))
 
@@ -140,43 +135,14 @@ def _decided(plans: Iterable[Plan], kind: ItemKind) -> dict[str, Decision]:
     return {decision.id: decision for plan in plans for decision in plan.decisions if decision.kind is kind}
 
 
-def _print_document(what: str, preview: Preview, rows: Sequence[dict[str, Json]], form: str) -> None:
-    shown: dict[str, Json] = {
-        "schema": f"nodeagent/{what}/v1",
-        "observed_at": document.time_text(preview.snapshot.observed_at),
-        "runtime": document.runtime(preview.snapshot),
-        "imagefs": document.filesystem(preview.snapshot.image_filesystem),
-        "warnings": list(preview.snapshot.warnings),
-        what: list(rows),
-    }
-    sys.stdout.write(document.dumps(shown, form))
+def _print_document(document: Document, form: str) -> None:
+    sys.stdout.write(encode(document, form))
 
 
 def _print_table(table: Table) -> None:
     from nodeagent.cli.render import make_console  # noqa: PLC0415 - tables are only for people
 
     make_console().print(table)
-
-
-def _verdict(decision: Decision) -> dict[str, Json]:
-    return {"verdict": decision.verdict.value, "reason": document.reason(decision.reason)}
-
-
-def _image(image: Image, decision: Decision, preview: Preview) -> dict[str, Json]:
-    usage = preview.snapshot.image_usage.get(image.id)
-    return {
-        "id": image.id,
-        "repo_tags": list(image.repo_tags),
-        "repo_digests": list(image.repo_digests),
-        "size_bytes": image.size_bytes,
-        "frees_bytes": decision.frees_bytes,
-        "frees_inodes": decision.frees_inodes,
-        "accounting": preview.plans[0].accounting.value,
-        "pinned": image.pinned,
-        "first_detected": document.time_text(usage.first_detected if usage else None),
-        "last_used": document.time_text(usage.last_used if usage else None),
-        **_verdict(decision),
-    }
 
 
 def _image_table(images: Sequence[Image], decided: Mapping[str, Decision], plan: Plan, snapshot: NodeSnapshot) -> Table:
@@ -201,24 +167,6 @@ def _image_table(images: Sequence[Image], decided: Mapping[str, Decision], plan:
             style="red" if decision.verdict is Verdict.REMOVE else "",
         )
     return table
-
-
-def _container(container: Container, decision: Decision) -> dict[str, Json]:
-    return {
-        "id": container.id,
-        "name": container.name,
-        "attempt": container.attempt,
-        "pod_namespace": container.pod_namespace,
-        "pod_name": container.pod_name,
-        "pod_uid": container.pod_uid,
-        "sandbox_id": container.sandbox_id,
-        "state": container.state.value,
-        "image": container.image_name or container.image_ref,
-        "created_at": document.time_text(container.created_at),
-        "finished_at": document.time_text(container.finished_at),
-        "exit_code": container.exit_code,
-        **_verdict(decision),
-    }
 
 
 def _container_table(containers: Sequence[Container], decided: Mapping[str, Decision], now: datetime) -> Table:
@@ -251,34 +199,6 @@ def _container_table(containers: Sequence[Container], decided: Mapping[str, Deci
             style="red" if decision.verdict is Verdict.REMOVE else "",
         )
     return table
-
-
-def _pod(
-    uid: str,
-    sandboxes: Sequence[Sandbox],
-    held: Mapping[str, Sequence[Container]],
-    statuses: Mapping[str, PodDeletionStatus],
-) -> dict[str, Json]:
-    status = statuses.get(uid)
-    return {
-        "uid": uid,
-        "namespace": sandboxes[0].namespace,
-        "name": sandboxes[0].name,
-        "gone": status.gone if status else False,
-        "how": status.how if status else "",
-        "sandboxes": [
-            {
-                "id": sandbox.id,
-                "ready": sandbox.ready,
-                "attempt": sandbox.attempt,
-                "created_at": document.time_text(sandbox.created_at),
-                "containers": [
-                    {"id": each.id, "name": each.name, "state": each.state.value} for each in held.get(sandbox.id, ())
-                ],
-            }
-            for sandbox in sandboxes
-        ],
-    }
 
 
 def _pod_table(

@@ -1,39 +1,57 @@
-"""Looking at the node without a running agent: the same answers, from a command's own look."""
+"""Status documents from a command's own reading of the node, without a daemon."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nodeagent.cli.session import load_settings, open_for_command
 from nodeagent.daemon.status import StatusReader, pods_document, status_document
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from nodeagent.act.agent import Agent
+    from nodeagent.api.pods import PodUsage
+    from nodeagent.api.status import Status
+
+
+class LocalStatus:
+    """Reads the documents that the daemon returns for ``Status`` and ``Pods``."""
+
+    def __init__(self, runner: asyncio.Runner, agent: Agent) -> None:
+        self._runner = runner
+        self._agent = agent
+        self._reader = StatusReader(agent)
+
+    def status(self) -> Status:
+        """Return the status of the node."""
+        return self._runner.run(status_document(self._agent, self._reader, None))
+
+    def pods(self) -> PodUsage:
+        """Return the pods with their usage.
+
+        Raises:
+            RuntimeUnavailableError: the runtime does not answer.
+        """
+        return self._runner.run(pods_document(self._agent, self._reader))
 
 
 @contextmanager
-def looking(config: Path | None) -> Iterator[Callable[[str], dict[str, Any]]]:
-    """Return what answers ``Status`` and ``Pods``.
+def open_local_status(config: Path | None) -> Iterator[LocalStatus]:
+    """Return a reader of the node.
 
     Raises:
-        ConfigError: the configuration cannot be used.
+        ConfigError: the configuration is invalid.
         RuntimeUnavailableError: no runtime is configured, and none is found.
     """
     settings = load_settings(config, {})
     with asyncio.Runner() as runner:
         opened = open_for_command(settings, record=False)
         agent = runner.run(opened.__aenter__())
-        look = StatusReader(agent)
-
-        def answer(method: str) -> dict[str, Any]:
-            if method == "Pods":
-                return runner.run(pods_document(agent, look))
-            return runner.run(status_document(agent, look, None))
-
         try:
-            yield answer
+            yield LocalStatus(runner, agent)
         finally:
             runner.run(opened.__aexit__(None, None, None))

@@ -8,7 +8,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from nodeagent import __version__
-from nodeagent.api import documents as document
+from nodeagent.api.codec import encode
+from nodeagent.api.gc import Apply, Drift, PlanDiff, Report, encode_saved_plan
+from nodeagent.api.gc import Preview as PreviewDocument
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.gc import confirmed, exit_code, predicted_exit_code, run_interruptibly
 from nodeagent.cli.output import warn
@@ -21,7 +23,7 @@ from nodeagent.plan.gc.saved_plan import compare, parse_plan, refusal_of, unseal
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.plan.gc.strictness import stricter
 from nodeagent.store.plan_key import PlanKeyFile
-from nodeagent.units import parse_duration_s
+from nodeagent.units import format_time, parse_duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
     from nodeagent.act.gc.outcomes import PassReport
     from nodeagent.act.gc.preview import Preview
     from nodeagent.config.settings import Settings
-    from nodeagent.plan.gc.saved_plan import Difference, Drift, SavedPlan
+    from nodeagent.plan.gc import saved_plan
+    from nodeagent.plan.gc.saved_plan import Difference, SavedPlan
 
 _LARGEST_FILE_BYTES = 256 << 20
 
@@ -74,8 +77,8 @@ def save(
             "nodeagent: the options are less strict than the configuration; 'nodeagent apply' needs the same options, "
             "otherwise it keeps what the configuration keeps\n"
         )
-    text = document.dumps(
-        document.saved_plan(
+    text = encode(
+        encode_saved_plan(
             scope,
             preview.snapshot,
             preview.plans,
@@ -158,14 +161,7 @@ def diff(before: Path, after: Path, form: str) -> None:
     old, new = read_plan(before), read_plan(after)
     found = compare(old, new)
     if form != "table":
-        shown: dict[str, document.Json] = {
-            "schema": "nodeagent/plan-diff/v1",
-            "before": {"id": old.id, "made_at": document.time_text(old.made_at)},
-            "after": {"id": new.id, "made_at": document.time_text(new.made_at)},
-            "rules_differ": old.policy != new.policy,
-            "differences": [document.difference(each) for each in found],
-        }
-        sys.stdout.write(document.dumps(shown, form))
+        sys.stdout.write(encode(PlanDiff.of(old, new, found), form))
     else:
         _print_differences(old, new, found)
     sys.exit(ExitCode.FAILED if found else ExitCode.DONE)
@@ -200,17 +196,20 @@ def _write(path: Path, text: str) -> None:
 
 
 def _show(
-    request: ApplyRequest, preview: Preview, saved: SavedPlan, drift: Sequence[Drift], report: PassReport | None
+    request: ApplyRequest,
+    preview: Preview,
+    saved: SavedPlan,
+    drift: Sequence[saved_plan.Drift],
+    report: PassReport | None,
 ) -> None:
     if request.output != "table":
-        shown: dict[str, document.Json] = {
-            "schema": "nodeagent/apply/v1",
-            "plan_id": saved.id,
-            "drift": [document.drift(each) for each in drift],
-            "preview": document.preview(saved.scope.value, preview.snapshot, preview.plans),
-            "report": document.report(report) if report is not None else None,
-        }
-        sys.stdout.write(document.dumps(shown, request.output))
+        document = Apply(
+            plan_id=saved.id,
+            drift=tuple(map(Drift.of, drift)),
+            preview=PreviewDocument.of(saved.scope.value, preview.snapshot, preview.plans),
+            report=None if report is None else Report.of(report),
+        )
+        sys.stdout.write(encode(document, request.output))
         return
     from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
 
@@ -219,7 +218,7 @@ def _show(
         console.print(render.report_view(report, saved.policy.images))
         return
     console.print(
-        f"plan {saved.id.removeprefix('sha256:')[:12]} of {document.time_text(saved.made_at)}: "
+        f"plan {saved.id.removeprefix('sha256:')[:12]} of {format_time(saved.made_at)}: "
         f"{len(preview.removals)} of its {len(saved.removals)} removals may still go"
     )
     going = frozenset(each.id for each in preview.removals)

@@ -6,15 +6,15 @@ import asyncio
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from nodeagent.api import documents as document
-from nodeagent.cli.control_answers import by_agent
+from nodeagent.api.codec import encode
+from nodeagent.api.pressure import Pressure
+from nodeagent.cli.control_client import daemon_for_user
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, UsageError
-from nodeagent.model.pressure import Signal
 from nodeagent.observe.eviction_signals import EvictionSignalReader
 from nodeagent.plan.eviction.grammar import parse_thresholds
 from nodeagent.plan.eviction.signals import MEANINGS, Unit
@@ -27,13 +27,12 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from nodeagent.api.pressure import Signal
     from nodeagent.cli.control_client import ControlConnection
     from nodeagent.config.eviction import EvictionSettings
     from nodeagent.config.settings import Settings
     from nodeagent.model.pressure import MemorySource
     from nodeagent.observe.eviction_signals import SignalLayout, SignalReadings
-
-    Shown = Mapping[str, Any]
 
 
 def show(
@@ -59,7 +58,7 @@ def show(
         UsageError: the thresholds cannot be understood.
     """
     own = (*overrides, *([hard] if hard else ()), *([memory_source] if memory_source else ()))
-    with by_agent(config, dict.fromkeys(map(str, own)), refusal_matters=False) as agent:
+    with daemon_for_user(config, dict.fromkeys(map(str, own)), refusal_matters=False) as agent:
         if agent is not None:
             sys.exit(ExitCode.FAILED if _follow(agent, form, watch_s) else ExitCode.DONE)
     settings = load_settings(config, overrides)
@@ -75,30 +74,29 @@ def show(
 
 
 def _follow(agent: ControlConnection, form: str, watch_s: float | None) -> bool:
-    """Have the agent look; return whether a threshold was met at the last look."""
+    """Print the daemon's readings; return whether a threshold was met at the last one."""
     screen = _Screen(form)
     while True:
-        shown = agent.ask("Pressure")
-        screen.show(shown, again=watch_s is not None)
+        pressure = agent.call("Pressure", Pressure)
+        screen.show(pressure, again=watch_s is not None)
         if watch_s is None:
-            return any(one["met"] for each in shown["signals"] for one in each["thresholds"])
+            return pressure.threshold_met
         time.sleep(watch_s)
 
 
 async def _show(settings: Settings, chosen: EvictionSettings, form: str, watch_s: float | None) -> bool:
-    """Look and print, again and again if asked to; return whether a threshold was met at the last look."""
+    """Read and print, repeatedly with ``watch_s``; return whether a threshold was met at the last reading."""
     clock = SystemClock()
     reader = EvictionSignalReader(chosen, clock)
-    ground, problem = await _read_layout(settings, reader)
+    layout, problem = await _read_layout(settings, reader)
     earlier: SignalReadings | None = None
     state = EvictionState()
     screen = _Screen(form)
     while True:
-        found = await reader.evaluate(ground, state)
+        found = await reader.evaluate(layout, state)
         state = found.evaluation.state
         warnings = (*((problem,) if problem else ()), *found.warnings)
-        shown = document.pressure(ground, found.readings, found.evaluation, warnings, earlier)
-        screen.show(shown, again=watch_s is not None)
+        screen.show(Pressure.of(layout, found.readings, found.evaluation, warnings, earlier), again=watch_s is not None)
         if watch_s is None:
             return bool(found.evaluation.met)
         earlier = found.readings
@@ -106,16 +104,16 @@ async def _show(settings: Settings, chosen: EvictionSettings, form: str, watch_s
 
 
 class _Screen:
-    """Where a look is shown."""
+    """Prints readings."""
 
     def __init__(self, form: str) -> None:
         self._form = form
         self._console: Console | None = None
 
-    def show(self, shown: Shown, *, again: bool) -> None:
-        """Show one look; with ``again`` over the one before, on a terminal."""
+    def show(self, pressure: Pressure, *, again: bool) -> None:
+        """Print one reading; with ``again`` over the previous one, on a terminal."""
         if self._form != "table":
-            sys.stdout.write(document.dumps(shown, self._form))
+            sys.stdout.write(encode(pressure, self._form))
             sys.stdout.flush()
             return
         from nodeagent.cli.render import make_console  # noqa: PLC0415 - only for people
@@ -123,7 +121,7 @@ class _Screen:
         self._console = self._console or make_console()
         if again and self._console.is_terminal:
             self._console.clear()
-        _print(self._console, shown)
+        _print(self._console, pressure)
 
 
 async def _read_layout(settings: Settings, reader: EvictionSignalReader) -> tuple[SignalLayout, str]:
@@ -135,45 +133,45 @@ async def _read_layout(settings: Settings, reader: EvictionSignalReader) -> tupl
         return await reader.nodefs_layout(), f"image filesystem unknown: {error}"
 
 
-def _print(console: Console, shown: Shown) -> None:
+def _print(console: Console, pressure: Pressure) -> None:
     from nodeagent.cli import render  # noqa: PLC0415
     from nodeagent.cli.terminal import Text  # noqa: PLC0415 - tables are only for people
 
     table = render.table(
         "signal", "left", "of", "", "threshold", "distance", "trend", "state", right=("left", "of", "distance", "trend")
     )
-    for each in shown["signals"]:
-        unit = MEANINGS[Signal(each["signal"])].unit
-        limits = [one for one in each["thresholds"] if one["value"] is not None]
-        crossed = any(one["met"] for one in limits)
-        share = each["available"] / each["capacity"] if each["capacity"] else 0.0
+    for each in pressure.signals:
+        unit = MEANINGS[each.signal].unit
+        limits = [(one, one.value) for one in each.thresholds if one.value is not None]
+        crossed = any(one.met for one, _ in limits)
+        share = each.available / each.capacity if each.capacity else 0.0
         bar = "█" * round(20 * min(1.0, share))
-        nearest = min((abs(one["distance"]) for one in limits), default=None)
+        nearest = min((abs(one.distance) for one in each.thresholds if one.distance is not None), default=None)
         table.add_row(
-            each["signal"],
-            _amount(each["available"], unit),
-            _amount(each["capacity"], unit),
+            each.signal.value,
+            _amount(each.available, unit),
+            _amount(each.capacity, unit),
             Text(f"{bar:░<20}", style="red" if crossed else "green"),
-            ", ".join(f"{one['text']} ({_amount(one['value'], unit)})" for one in limits),
+            ", ".join(f"{one.text} ({_amount(value, unit)})" for one, value in limits),
             "" if nearest is None else f"{'-' if crossed else ''}{_amount(nearest, unit)}",
             _trend(each, unit),
-            "crossed" if crossed else "clear" if each["thresholds"] else "",
+            "crossed" if crossed else "clear" if each.thresholds else "",
             style="bold red" if crossed else "",
         )
     console.print(table)
-    conditions = shown["conditions"]
+    conditions = pressure.conditions
     console.print(", ".join(conditions) or "no pressure", style="bold red" if conditions else "green")
-    for warning in shown["warnings"]:
+    for warning in pressure.warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False)
 
 
-def _trend(shown: Shown, unit: Unit) -> str:
-    change = shown["change_per_s"]
+def _trend(signal: Signal, unit: Unit) -> str:
+    change = signal.change_per_s
     if change is None:
         return ""
     if unit is Unit.STALL_PERCENT:
         return f"{change:+.1f}%/s" if abs(change) >= 0.05 else "steady"
-    if abs(change) < shown["capacity"] / 100_000:
+    if abs(change) < signal.capacity / 100_000:
         return "steady"
     return f"{'-' if change < 0 else '+'}{_amount(abs(change), unit)}/s"
 

@@ -6,7 +6,11 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING
 
-from nodeagent.api import documents as document
+from nodeagent.api import shutdown as documents
+from nodeagent.api.codec import encode
+from nodeagent.api.history import NodeStop
+from nodeagent.api.shutdown import Inhibitor, Phase, ShutdownStatus
+from nodeagent.api.shutdown import ShutdownPlan as ShutdownPlanDocument
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.session import load_settings, run_async
 from nodeagent.errors import InhibitorError, StoreError
@@ -20,12 +24,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from nodeagent.act.shutdown.executor import RunningPod
-    from nodeagent.api.documents import Json
     from nodeagent.config.settings import Settings
     from nodeagent.host.login1 import LogindFacts
-    from nodeagent.model.node_stop import NodeStop
     from nodeagent.plan.shutdown.budget import DelayLimit
-    from nodeagent.plan.shutdown.planner import PlannedPhase, PodStop, ShutdownPlan
+    from nodeagent.plan.shutdown.planner import ShutdownPlan
 
 _WHO = "nodeagent"
 _READ_WITHIN_S = 5.0
@@ -53,21 +55,20 @@ def preview(config: Path | None, overrides: Mapping[str, str | int], form: str) 
         warnings.append(f"{problem}; the limit is what the files say, not what logind does")
     off = off_because(settings)
     if form != "table":
-        shown: dict[str, Json] = {
-            "schema": "nodeagent/shutdown/v1",
-            "enabled": not off,
-            "off_because": off,
-            "dry_run": True,
-            "limit": _limit(delay, facts),
-            "wanted_s": budget.requested_ms / 1000,
-            "granted_s": budget.granted_ms / 1000,
-            "scaled": budget.scaled,
-            "stops_at_signal": budget.suffices_at_signal,
-            "ends_s": plan.ends_ms / 1000,
-            "warnings": list(warnings),
-            "phases": [_phase(each) for each in plan.phases],
-        }
-        sys.stdout.write(document.dumps(shown, form))
+        document = ShutdownPlanDocument(
+            enabled=not off,
+            off_because=off,
+            dry_run=True,
+            limit=_limit(delay, facts),
+            wanted_s=budget.requested_ms / 1000,
+            granted_s=budget.granted_ms / 1000,
+            scaled=budget.scaled,
+            stops_at_signal=budget.suffices_at_signal,
+            ends_s=plan.ends_ms / 1000,
+            warnings=tuple(warnings),
+            phases=tuple(map(Phase.of, plan.phases)),
+        )
+        sys.stdout.write(encode(document, form))
         return
     _print_plan(plan, off, _limit_text(delay, facts), warnings, at_signal=budget.suffices_at_signal)
 
@@ -96,24 +97,20 @@ def status(config: Path | None, form: str, *, limit: int) -> None:
         last, because = None, f"{because}; {error}"
     if last is not None and last.id not in {each.id for each in stops}:
         stops.insert(0, last)
+    preparing = facts.preparing if facts is not None else None
+    document = ShutdownStatus(
+        enabled=not off,
+        off_because=off,
+        inhibitor=Inhibitor(held=held, because=because, preparing=preparing),
+        limit=_limit(delay, facts),
+        stops_at_signal=not off and not left,
+        warnings=tuple(warnings),
+        stops=tuple(map(NodeStop.of, stops)),
+    )
     if form != "table":
-        shown: dict[str, Json] = {
-            "schema": "nodeagent/shutdown-status/v1",
-            "enabled": not off,
-            "off_because": off,
-            "inhibitor": {
-                "held": held,
-                "because": because,
-                "preparing": facts.preparing if facts is not None else None,
-            },
-            "limit": _limit(delay, facts),
-            "stops_at_signal": not off and not left,
-            "warnings": list(warnings),
-            "stops": [document.node_stop(each) for each in stops],
-        }
-        sys.stdout.write(document.dumps(shown, form))
+        sys.stdout.write(encode(document, form))
     else:
-        _print_status(off, f"{'held' if held else 'not held'}: {because}", _limit_text(delay, facts), warnings, stops)
+        _print_status(document, _limit_text(delay, facts))
     sys.exit(ExitCode.DONE if off or (held and not left) else ExitCode.FAILED)
 
 
@@ -192,15 +189,15 @@ def delay_limit(facts: LogindFacts | None, delay: LogindDelay) -> DelayLimit:
     return DelayLimit.of_logind(None if facts is None else facts.limit_us, delay.delay_us, delay.set_by)
 
 
-def _limit(delay: LogindDelay, facts: LogindFacts | None) -> dict[str, Json]:
+def _limit(delay: LogindDelay, facts: LogindFacts | None) -> documents.DelayLimit:
     limit_us = facts.limit_us if facts is not None else delay.delay_us
-    return {
-        "seconds": _seconds(limit_us),
-        "told_by": "logind" if facts is not None else "files",
-        "set_by": str(delay.winner.path) if delay.winner is not None else None,
-        "in_files_s": _seconds(delay.delay_us),
-        "overridden": [str(each.path) for each in delay.overridden],
-    }
+    return documents.DelayLimit(
+        seconds=_seconds(limit_us),
+        told_by="logind" if facts is not None else "files",
+        set_by=str(delay.winner.path) if delay.winner is not None else None,
+        in_files_s=_seconds(delay.delay_us),
+        overridden=tuple(str(each.path) for each in delay.overridden),
+    )
 
 
 def _seconds(microseconds: int) -> float | None:
@@ -217,41 +214,10 @@ def _limit_text(delay: LogindDelay, facts: LogindFacts | None) -> str:
     return text
 
 
-def _phase(phase: PlannedPhase) -> dict[str, Json]:
-    share = phase.budget
-    return {
-        "name": share.phase.name,
-        "min_priority": share.phase.min_priority,
-        "wanted_s": share.phase.seconds,
-        "granted_s": share.granted_ms / 1000,
-        "deadline_s": share.deadline_ms / 1000,
-        "starts_s": phase.starts_ms / 1000,
-        "ends_s": phase.ends_ms / 1000,
-        "pods": [_pod_stop(each) for each in phase.stops],
-    }
-
-
-def _pod_stop(stop: PodStop) -> dict[str, Json]:
-    pod = stop.pod
-    return {
-        "uid": pod.uid,
-        "namespace": pod.namespace,
-        "name": pod.name,
-        "priority": pod.priority,
-        "priority_source": pod.priority_source,
-        "placed_by": stop.placement.by.value,
-        "why": stop.placement.why,
-        "grace_s": stop.grace_ms / 1000,
-        "own_grace_s": pod.termination_grace_s,
-        "capped": stop.capped,
-        "containers": len(pod.container_ids),
-    }
-
-
 def stop_headline(stop: NodeStop) -> str:
-    """Return one time that the node went down in a line."""
+    """Return a node stop in one line."""
     when = stop.started_at.isoformat(timespec="seconds").replace("+00:00", "Z")
-    return f"{when}  node stop, {stop.kind.value}: {stop.end.value}, {len(stop.pods)} pods"
+    return f"{when}  node stop, {stop.kind}: {stop.end}, {len(stop.pods)} pods"
 
 
 def _print_plan(plan: ShutdownPlan, off: str, limit: str, warnings: Sequence[str], *, at_signal: bool) -> None:
@@ -283,26 +249,27 @@ def _print_plan(plan: ShutdownPlan, off: str, limit: str, warnings: Sequence[str
     _print_warnings(console, warnings)
 
 
-def _print_status(off: str, lock: str, limit: str, warnings: Sequence[str], stops: Sequence[NodeStop]) -> None:
+def _print_status(status: ShutdownStatus, limit: str) -> None:
     from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
 
     console = render.make_console()
-    if off:
-        console.print(f"off: {off}", style="yellow", markup=False)
-    console.print(f"delay lock  {lock}", markup=False)
+    if status.off_because:
+        console.print(f"off: {status.off_because}", style="yellow", markup=False)
+    inhibitor = status.inhibitor
+    console.print(f"delay lock  {'held' if inhibitor.held else 'not held'}: {inhibitor.because}", markup=False)
     console.print(f"logind      waits {limit}", markup=False)
-    _print_warnings(console, warnings)
-    if not stops:
+    _print_warnings(console, status.warnings)
+    if not status.stops:
         console.print("no stop of this node is recorded")
-    for stop in stops:
-        console.print(stop_headline(stop), style="bold" if stop.end.value == "complete" else "bold red", markup=False)
+    for stop in status.stops:
+        console.print(stop_headline(stop), style="bold" if stop.end == "complete" else "bold red", markup=False)
         table = render.table("pod", "phase", "outcome", "took", "detail", right=("took",), wrap=("detail",))
         for pod in stop.pods:
             table.add_row(
                 f"{pod.namespace}/{pod.name}",
                 pod.phase,
-                pod.outcome.value if pod.outcome else "was running",
-                "" if pod.took_ms is None else f"{pod.took_ms / 1000:g} s",
+                pod.outcome or "was running",
+                "" if pod.took_s is None else f"{pod.took_s:g} s",
                 pod.detail,
             )
         if stop.pods:

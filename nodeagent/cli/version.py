@@ -6,7 +6,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from nodeagent import __version__
-from nodeagent.api.documents import dumps
+from nodeagent.api.codec import encode
+from nodeagent.api.diagnostics import RuntimeVersion, Version
 from nodeagent.cli.output import say
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 
@@ -28,18 +29,13 @@ def show_version(path: Path | None, overrides: Mapping[str, str | int], form: st
         say(f"nodeagent {__version__}")
         sys.stdout.flush()
 
-    async def ask() -> RuntimeInfo:
+    async def read_version() -> RuntimeInfo:
         async with open_for_command(settings, record=False) as agent:
             return await agent.cri.version()
 
-    info = run_async(ask())
+    info = run_async(read_version())
     if form == "table":
         say(f"{info.name} {info.version} (CRI {info.api_version}) at {info.endpoint}")
         return
-    runtime = {
-        "name": info.name,
-        "version": info.version,
-        "api_version": info.api_version,
-        "endpoint": info.endpoint,
-    }
-    sys.stdout.write(dumps({"schema": "nodeagent/version/v1", "nodeagent": __version__, "runtime": {**runtime}}, form))
+    runtime = RuntimeVersion(name=info.name, version=info.version, api_version=info.api_version, endpoint=info.endpoint)
+    sys.stdout.write(encode(Version(nodeagent=__version__, runtime=runtime), form))

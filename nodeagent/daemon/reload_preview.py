@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.agent import open_agent
 from nodeagent.act.gc.preview import plans_for
-from nodeagent.api import documents as document
+from nodeagent.api import gc, reload
+from nodeagent.api.common import Reason
+from nodeagent.api.reload import EvictedPod, Grace, KindCount, MetThreshold, Reload
 from nodeagent.daemon.reload_effect import SHOWN, Effect, threshold_text
 from nodeagent.errors import NodeAgentError
 from nodeagent.observe.eviction_signals import EvictionSignalReader
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from nodeagent.act.agent import Agent
-    from nodeagent.api.documents import Json
     from nodeagent.config.settings import Settings
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.reload_effect import Reloaded
@@ -120,42 +121,41 @@ def log_effect(effect: Effect, logger: FilteringBoundLogger) -> None:
         logger.warning("reload_effect_unknown", error=effect.problem)
 
 
-def reload_document(value: Reloaded) -> dict[str, Json]:
-    """Return the outcome of a reload: schema ``nodeagent/reload/v1``."""
+def reload_document(value: Reloaded) -> Reload:
+    """Return the document of a reload's outcome."""
     waits = value.grace_s > 0
-    return {
-        "schema": "nodeagent/reload/v1",
-        "applied": value.applied,
-        "changes": list(value.changes),
-        "dry_run": value.dry_run,
-        "effect": None if value.effect is None else _described(value.effect),
-        "grace": {"seconds": round(value.grace_s, 3), "until": document.time_text(value.until)} if waits else None,
-    }
+    return Reload(
+        applied=value.applied,
+        changes=value.changes,
+        dry_run=value.dry_run,
+        effect=None if value.effect is None else _effect_document(value.effect),
+        grace=Grace(seconds=round(value.grace_s, 3), until=value.until) if waits else None,
+    )
 
 
-def _described(effect: Effect) -> dict[str, Json]:
+def _effect_document(effect: Effect) -> reload.Effect:
     by_kind: dict[ItemKind, list[Decision]] = {}
     for each in effect.removals:
         by_kind.setdefault(each.kind, []).append(each)
-    return {
-        "known": not effect.problem,
-        "problem": effect.problem,
-        "items": len(effect.removals),
-        "frees_bytes": effect.frees_bytes,
-        "kinds": [
-            {"kind": kind.value, "items": len(found), "frees_bytes": sum(each.frees_bytes or 0 for each in found)}
+    return reload.Effect(
+        known=not effect.problem,
+        problem=effect.problem,
+        items=len(effect.removals),
+        frees_bytes=effect.frees_bytes,
+        kinds=tuple(
+            KindCount(kind=kind, items=len(found), frees_bytes=sum(each.frees_bytes or 0 for each in found))
             for kind, found in by_kind.items()
-        ],
-        "first": [document.decision(each) for each in effect.removals[:SHOWN]],
-        "thresholds": [
-            {"text": each.threshold.text, "hard": each.threshold.hard, "grace_s": each.threshold.grace_s}
+        ),
+        first=tuple(gc.Decision.of(each) for each in effect.removals[:SHOWN]),
+        thresholds=tuple(
+            MetThreshold(text=each.threshold.text, hard=each.threshold.hard, grace_s=each.threshold.grace_s)
             for each in effect.thresholds
-        ],
-        "pods": [
-            {"uid": each.uid, "namespace": each.namespace, "name": each.name, "reason": document.reason(each.reason)}
+        ),
+        pods=tuple(
+            EvictedPod(uid=each.uid, namespace=each.namespace, name=each.name, reason=Reason.of(each.reason))
             for each in effect.pods
-        ],
-    }
+        ),
+    )
 
 
 async def _bounded(settings: Settings, find: Callable[[_PartialEffect], Awaitable[None]]) -> Effect:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from nodeagent.errors import StoreError
 from nodeagent.files import replace_file
 from nodeagent.model.pressure import Signal
+from nodeagent.model.schemas import SchemaId
 from nodeagent.plan.eviction.effects import OutstandingEffect, Shortage, Victim
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     T = TypeVar("T", OutstandingEffect, Victim)
 
 FILE_NAME: Final = "evictions.json"
-_SCHEMA: Final = "nodeagent/evictions/v1"
+_SCHEMA: Final = SchemaId.EVICTIONS_FILE.value
 _NUMBERS: Final = {"at_s", "since_s", "until_s"}
 _OPTIONAL: Final = {"before", "predicted"}
 _SWITCHES: Final = {"confirmed", "ineffective", "verified", "cleared"}

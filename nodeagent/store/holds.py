@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.errors import StoreError
 from nodeagent.files import replace_file
 from nodeagent.model import Hold
+from nodeagent.model.schemas import SchemaId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
 FILE_NAME: Final = "holds.json"
-_SCHEMA: Final = "nodeagent/holds/v1"
+_SCHEMA: Final = SchemaId.HOLDS_FILE.value
 _TEXTS: Final = ("id", "image", "why", "by")
 _TIMES: Final = ("placed_at", "until")
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
 from nodeagent.files import replace_file
+from nodeagent.model.schemas import SchemaId
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 FILE_NAME: Final = "mode.json"
-_SCHEMA: Final = "nodeagent/mode/v1"
+_SCHEMA: Final = SchemaId.MODE_FILE.value
 
 
 class ModeFile:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
 from nodeagent.files import replace_file
+from nodeagent.model.schemas import SchemaId
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 FILE_NAME: Final = "pause.json"
-_SCHEMA: Final = "nodeagent/pause/v1"
+_SCHEMA: Final = SchemaId.PAUSE_FILE.value
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from nodeagent.errors import StoreError
 from nodeagent.files import replace_file
 from nodeagent.model.node_stop import BootRecord, LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
+from nodeagent.model.schemas import SchemaId
 from nodeagent.model.shutdown import PodOutcome
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ T = TypeVar("T")
 STOP_FILE: Final = "shutdown.json"
 BOOT_FILE: Final = "boot.json"
 LOCK_FILE: Final = "shutdown.lock"
-_STOP_SCHEMA: Final = "nodeagent/shutdown-state/v1"
-_BOOT_SCHEMA: Final = "nodeagent/boot/v1"
+_STOP_SCHEMA: Final = SchemaId.SHUTDOWN_FILE.value
+_BOOT_SCHEMA: Final = SchemaId.BOOT_FILE.value
 _LOCK_POLL_S: Final = 0.05
 
 

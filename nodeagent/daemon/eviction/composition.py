@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,7 +11,8 @@ from nodeagent.act.eviction.container_removal import CriClearer
 from nodeagent.act.eviction.evictor import CriEvictor, EvictionOutcome
 from nodeagent.act.eviction.reclaimer import Reclaimer
 from nodeagent.act.gc.outcomes import PassEnd
-from nodeagent.api.eviction_document import describe_plan
+from nodeagent.api import eviction as documents
+from nodeagent.api.codec import encode_line
 from nodeagent.daemon.eviction import LOOP_NAME
 from nodeagent.daemon.eviction.eviction_pass import Monitors, PassActions
 from nodeagent.daemon.eviction.loop import EvictionLoop
@@ -198,7 +198,6 @@ async def _remove_orphans(storage: StorageBackend, layers: Collection[str]) -> N
 def past_eviction(record: EvictionRecord) -> PastPass:
     """Return the history entry of an eviction."""
     eviction, result = record.eviction, record.result
-    gained = record.after - record.before if record.after is not None and record.before is not None else None
     frees = eviction.ranked.usage if eviction.ranked is not None else None
     return PastPass(
         id=f"{record.started_at:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}",
@@ -228,15 +227,14 @@ def past_eviction(record: EvictionRecord) -> PastPass:
                 duration_s=result.took_s,
             ),
         ),
-        eviction=json.dumps(
-            {
-                **describe_plan(record.plan),
-                "signal": eviction.signal,
-                "outcome": result.outcome.value,
-                "hurried": result.hurried,
-                "available_before": record.before,
-                "available_after": record.after,
-                "gained": gained,
-            }
+        eviction=encode_line(
+            documents.EvictionRecord.of_plan(
+                record.plan,
+                signal=eviction.signal,
+                outcome=result.outcome.value,
+                hurried=result.hurried,
+                available_before=record.before,
+                available_after=record.after,
+            )
         ),
     )

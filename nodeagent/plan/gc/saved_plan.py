@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from nodeagent.model.schemas import SchemaId
 from nodeagent.plan.decision import ItemKind, Verdict
 from nodeagent.plan.gc.containers import ContainerGCPolicy
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from nodeagent.model import NodeSnapshot
     from nodeagent.plan.decision import Decision, Plan
 
-SCHEMA: Final = "nodeagent/plan/v1"
+SCHEMA: Final = SchemaId.SAVED_PLAN.value
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 _Policy = TypeVar("_Policy")

@@ -206,7 +206,7 @@ def test_plan_without_a_state_directory_is_saved_unsigned_with_a_warning(config:
         (("hold", "add", "a", "--for", "0"), "more than 0"),
         (("hold", "add", "a", "--for", "9999d"), "365d"),
         (("hold", "add", "regex:(", "--for", "1h"), "not a regular expression"),
-        (("hold", "remove", "7"), "there is no hold 7"),
+        (("hold", "remove", "7"), "no hold 7"),
         (("history", "--since", "yesterday"), "--since"),
     ],
 )

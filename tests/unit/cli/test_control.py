@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent._proto.control.v1 import control_pb2 as api
-from nodeagent.cli import control_answers as told
-from nodeagent.cli import gc, status
+from nodeagent.cli import control_client, gc
 from nodeagent.cli.control_client import DaemonRefusedError
 from nodeagent.cli.exit_codes import guarded
 from nodeagent.config.control import DEFAULT_SOCKET
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
     async with serving(tmp_path) as made:
         made.context.loop_statuses.waiting("images", 60, 60)
-        monkeypatch.setattr(status, "find_socket", lambda config: made.path if config is None else config)
+        monkeypatch.setattr(control_client, "find_socket", lambda config: made.path if config is None else config)
         monkeypatch.setenv("COLUMNS", "200")
         yield made
 
@@ -84,7 +83,7 @@ async def test_status_as_json_is_the_service_s_answer(node: Node, capsys: pytest
 async def test_without_an_agent_status_looks_by_itself(
     node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status, "find_socket", lambda _: node.path.with_name("nobody"))
+    monkeypatch.setattr(control_client, "find_socket", lambda _: node.path.with_name("nobody"))
     code, out, _ = await say(capsys, "status", "--config", str(node.config), "-o", "json")
     by_itself, by_agent = json.loads(out), await node.ask("Status")
     assert code == 1
@@ -125,7 +124,7 @@ async def test_a_closed_door_is_told(capsys: pytest.CaptureFixture[str], monkeyp
         raise PermissionError
 
     monkeypatch.setattr("socket.socket.connect", denied)
-    monkeypatch.setattr(status, "find_socket", lambda _: DEFAULT_SOCKET)
+    monkeypatch.setattr(control_client, "find_socket", lambda _: DEFAULT_SOCKET)
     code, _, err = await say(capsys, "status")
     assert (code, "usermod -aG nodeagent" in err) == (1, True)
 
@@ -135,7 +134,7 @@ def test_what_may_not_be_looked_at_is_asked(monkeypatch: pytest.MonkeyPatch) -> 
         raise PermissionError
 
     monkeypatch.setattr("pathlib.Path.lstat", denied)
-    assert status.find_socket(None) == DEFAULT_SOCKET
+    assert control_client.find_socket(None) == DEFAULT_SOCKET
 
 
 async def test_a_member_previews_through_the_agent(as_member: Node, capsys: pytest.CaptureFixture[str]) -> None:
@@ -287,7 +286,7 @@ async def test_a_stranger_sees_the_pressure_that_anybody_can_read(
         raise DaemonRefusedError("not for you")
 
     assert as_member.path.exists()
-    monkeypatch.setattr(told, "connected", closed)
+    monkeypatch.setattr(control_client, "connected", closed)
     code, out, _ = await say(capsys, "pressure", "-o", "json")
     assert (code, json.loads(out)["schema"]) == (0, "nodeagent/pressure/v1")
     code, _, err = await say(capsys, "history")

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from nodeagent.act.gc.outcomes import Outcome, PassEnd
-from nodeagent.cli import status
+from nodeagent.cli import control_client
 from nodeagent.cli.exit_codes import ExitCode, pass_exit_code
 from nodeagent.config.handoff import checked
 from nodeagent.config.settings import Origin
@@ -92,7 +92,7 @@ async def filled(tmp_path: Path, case: Case, head: str = "") -> AsyncIterator[No
         made.sim.fill_to(case.used_percent)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("nodeagent.act.agent.read_filesystem", SimFilesystem(made.sim).read_filesystem)
-            patch.setattr(status, "find_socket", lambda config: made.path if config is None else config)
+            patch.setattr(control_client, "find_socket", lambda config: made.path if config is None else config)
             for each in ("add_signal_handler", "remove_signal_handler"):  # only for the main thread
                 patch.setattr(f"asyncio.SelectorEventLoop.{each}", lambda *_: None)
             patch.setenv("COLUMNS", "200")

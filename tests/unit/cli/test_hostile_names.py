@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from nodeagent.cli import control_client
 from nodeagent.cli import main as command_line
-from nodeagent.cli import status
 from nodeagent.text import escape
 from tests.support.hostile import DIRECTORIES, NAMES
 from tests.support.reclaim import poll
@@ -170,7 +170,7 @@ def test_a_member_reads_hostile_names_through_the_agent(
     daemon: Path, command: str, form: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 4711)
-    monkeypatch.setattr(status, "find_socket", lambda _: daemon / "control.sock")
+    monkeypatch.setattr(control_client, "find_socket", lambda _: daemon / "control.sock")
     ended = run(capfd, *command.split(), "--output", form)
     assert ended.code in (0, 3), ended.err
     assert_harmless(ended.out, ended.err)

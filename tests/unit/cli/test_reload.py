@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent import __version__
-from nodeagent.cli import status
+from nodeagent.cli import control_client
 from nodeagent.config.handoff import checked
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.control import service as control
@@ -41,7 +41,7 @@ async def reloading(node: Node) -> AsyncIterator[None]:
 async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
     """A daemon in a dry run."""
     async with serving(tmp_path) as made, reloading(made):
-        monkeypatch.setattr(status, "find_socket", lambda config: made.path if config is None else config)
+        monkeypatch.setattr(control_client, "find_socket", lambda config: made.path if config is None else config)
         made.config.write_text(DRY + made.config.read_text() + '[eviction]\nenabled = "off"\n')
         settings = checked(Origin(made.config))
         made.context.settings = replace(settings, control=replace(settings.control, group=GROUP_NAME))

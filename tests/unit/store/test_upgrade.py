@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.api import documents
+from nodeagent.api.history import History as HistoryDocument
 from nodeagent.config.loading import load
 from nodeagent.config.policies import settings
 from nodeagent.errors import ConfigError
@@ -49,10 +49,9 @@ def test_history_of_0_1_is_read_with_its_reason_codes_as_recorded(state: Path) -
 
 def test_history_of_0_1_becomes_a_document(state: Path) -> None:
     history = History(state)
-    document = documents.history(history.read(limit=1000, quiet=True), history.read_stops())
-    codes = {action["reason"]["code"] for each in document["passes"] for action in each["actions"]}  # type: ignore[index, union-attr, call-overload]
-    assert "pod-gone" in codes
-    assert [each["end"] for each in document["node_stops"]] == STOP_ENDS  # type: ignore[index, union-attr, call-overload]
+    document = HistoryDocument.of(history.read(limit=1000, quiet=True), history.read_stops())
+    assert "pod-gone" in {action.reason.code for each in document.passes for action in each.actions}
+    assert [each.end for each in document.node_stops] == STOP_ENDS
 
 
 def test_history_of_0_1_is_continued(state: Path) -> None:

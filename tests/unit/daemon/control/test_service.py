@@ -24,7 +24,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nodeagent._proto.control.v1 import control_pb2 as api
-from nodeagent.api import documents as document
+from nodeagent.api.codec import encode
+from nodeagent.api.history import History
 from nodeagent.clock import SystemClock
 from nodeagent.config.control import ControlSettings
 from nodeagent.config.handoff import checked
@@ -200,7 +201,7 @@ async def test_status_answers_without_a_runtime(node: Node) -> None:
     assert (await node.ask("Status"))["runtime"]["endpoint"] is None
     assert await node.refused("Plan", api.PlanRequest(scope="all")) == (
         "UNAVAILABLE",
-        "no agent is composed: it starts, reloads, or waits for a container runtime",
+        "not ready: the daemon starts, reloads, or waits for a container runtime",
     )
 
 
@@ -279,19 +280,19 @@ async def test_a_plan_is_what_the_planner_says(node: Node) -> None:
     [
         ("Plan", api.PlanRequest(scope="everything"), "write images, containers or all"),
         ("Plan", api.PlanRequest(scope="leaks"), "write images, containers or all"),
-        ("Plan", api.PlanRequest(scope="all", lasts_seconds=-1), "is not from 0 to"),
-        ("Plan", api.PlanRequest(scope="all", lasts_seconds=float("nan")), "is not from 0 to"),
-        ("History", api.HistoryRequest(seconds=1e300), "too far back"),
+        ("Plan", api.PlanRequest(scope="all", lasts_seconds=-1), "is not between 0 and"),
+        ("Plan", api.PlanRequest(scope="all", lasts_seconds=float("nan")), "is not between 0 and"),
+        ("History", api.HistoryRequest(seconds=1e300), "out of range"),
         ("History", api.HistoryRequest(image="\x1b[2J"), "printable"),
         ("History", api.HistoryRequest(image="x" * 5000), "at most 4096 characters"),
-        ("AddHold", api.AddHoldRequest(image="app:*", why="x"), "how long is the hold to last"),
+        ("AddHold", api.AddHoldRequest(image="app:*", why="x"), "a hold needs a duration"),
         ("AddHold", api.AddHoldRequest(image="sha256:", seconds=5), "image: "),
-        ("RemoveHold", api.RemoveHoldRequest(id="77"), "there is no hold 77"),
-        ("Pause", api.PauseRequest(), "how long is the pause to last"),
-        ("Pause", api.PauseRequest(seconds=1e9), "is not from 0 to"),
+        ("RemoveHold", api.RemoveHoldRequest(id="77"), "no hold 77"),
+        ("Pause", api.PauseRequest(), "a pause needs a duration"),
+        ("Pause", api.PauseRequest(seconds=1e9), "is not between 0 and"),
         ("Trigger", api.TriggerRequest(loop="shutdown"), "does not run here"),
-        ("Apply", api.ApplyRequest(), "give a scope or a saved plan"),
-        ("Apply", api.ApplyRequest(scope="all", plan="{}"), "give a scope or a saved plan"),
+        ("Apply", api.ApplyRequest(), "exactly one of them is required"),
+        ("Apply", api.ApplyRequest(scope="all", plan="{}"), "exactly one of them is required"),
         ("Apply", api.ApplyRequest(scope="all", rounds=21), "rounds: at most 20"),
         ("Apply", api.ApplyRequest(plan="{}"), "not a plan of this agent"),
     ],
@@ -317,7 +318,7 @@ async def test_a_pause_stops_and_lasts_over_a_restart(node: Node) -> None:
     await node.ask("Pause", api.PauseRequest(seconds=600, why="looking"))
     assert (await node.ask("Status"))["paused"]["why"].startswith("looking (by root, until ")
     code, why = await node.refused("Apply", api.ApplyRequest(scope="containers"))
-    assert (code, "while the agent is paused" in why) == ("INVALID_ARGUMENT", True)
+    assert (code, "the agent is paused" in why) == ("INVALID_ARGUMENT", True)
     assert len(node.sim.containers) == 2
     again = DaemonContext(
         node.context.settings,
@@ -556,7 +557,7 @@ async def test_plan_forged_by_a_member_is_refused_and_nothing_is_removed(kept: N
         case "of a guessed key":
             plan = signed(plan, bytes(32))
     code, why = await kept.refused("Apply", api.ApplyRequest(plan=json.dumps(plan)))
-    assert (code, "make a new plan; nothing was done" in why) == ("INVALID_ARGUMENT", True), why
+    assert (code, "make a new plan; nothing was removed" in why) == ("INVALID_ARGUMENT", True), why
     assert set(kept.sim.containers) | set(kept.sim.images) == before
 
 
@@ -618,7 +619,7 @@ async def test_what_may_take_long_holds_nothing_else_up(node: Node, monkeypatch:
 
     monkeypatch.setattr("pwd.getpwuid", asked(pwd.getpwuid))
     monkeypatch.setattr(control, "group_number", asked(group_number))
-    monkeypatch.setattr(document, "history", asked(document.history))
+    monkeypatch.setattr(History, "of", asked(History.of))
     await node.ask("History")
     node.peer[0] = STRANGER
     await node.refused("History")
@@ -698,7 +699,7 @@ async def test_nothing_goes_under_settings_that_a_reload_replaces(node: Node, ho
         else:
             node.context.agent = replace(node.context.agent)  # type: ignore[type-var]
     code, why = await asked
-    assert (code, "the configuration changed meanwhile" in why) == ("FAILED_PRECONDITION", True)
+    assert (code, "the configuration changed during the request" in why) == ("FAILED_PRECONDITION", True)
     assert len(node.sim.containers) == 2
 
 
@@ -708,7 +709,7 @@ async def test_nothing_is_triggered_while_no_agent_is_composed(node: Node, wait:
     node.context.loop_statuses.waiting("images", 600, 600)
     node.context.agent = None
     code, why = await node.refused("Trigger", api.TriggerRequest(loop="images", wait=wait))
-    assert (code, "no agent is composed" in why) == ("UNAVAILABLE", True)
+    assert (code, "not ready: the daemon" in why) == ("UNAVAILABLE", True)
 
 
 async def test_who_waits_for_a_run_is_told_of_a_pause(node: Node) -> None:
@@ -718,7 +719,7 @@ async def test_who_waits_for_a_run_is_told_of_a_pause(node: Node) -> None:
     await asyncio.wait_for(node.context.wake["images"].wait(), 20)
     node.context.pass_lock.add_pause(Pause(PausedBy.OPERATOR, "looking"))
     code, why = await asked
-    assert (code, "while the agent is paused" in why) == ("INVALID_ARGUMENT", True)
+    assert (code, "the agent is paused" in why) == ("INVALID_ARGUMENT", True)
 
 
 async def test_a_reload_tells_what_changed_or_why_not(node: Node) -> None:
@@ -894,6 +895,6 @@ async def test_an_error_with_any_text_reaches_whoever_asked(node: Node, monkeypa
 
 @pytest.mark.parametrize("name", ["[/x]", "a\x1b[31m\n\u202e\x9b\x00", "\udcff"])
 def test_documents_hold_any_name(name: str) -> None:
-    shown = document.dumps({"schema": "s", "name": name, "names": [name]}, "json")
+    shown = encode({"schema": "s", "name": name, "names": [name]}, "json")
     assert api.Document.FromString(api.Document(json=shown).SerializeToString()).json == shown
     assert json.loads(shown)["name"] == json.loads(shown)["names"][0] == name.replace("\udcff", "\\xff")

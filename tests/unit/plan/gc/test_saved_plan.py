@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.act.gc.preview import plans_for_saved
-from nodeagent.api.documents import dumps, saved_plan
+from nodeagent.api.codec import encode
+from nodeagent.api.gc import encode_saved_plan
 from nodeagent.plan.decision import Verdict
 from nodeagent.plan.gc.containers import ContainerGCPolicy
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
@@ -66,8 +67,8 @@ def node(*without: str, used_percent: int = 90) -> NodeSnapshot:
 
 def save(seen: NodeSnapshot, policy: GCPolicy = POLICY, key: bytes | None = KEY) -> str:
     plans = plan_all(seen, policy).plans
-    return dumps(
-        saved_plan(
+    return encode(
+        encode_saved_plan(
             "all", seen, plans, policy, node="here", expires_at=NOW.replace(year=2999), agent_version="1", key=key
         ),
         "json",

@@ -1,0 +1,129 @@
+"""Base types of documents, and the one encoder and decoder for all of them.
+
+msgspec instead of pydantic: encoding, decoding and JSON Schema come from one declaration, at 1 MiB and 7 ms of import
+instead of 9 MiB and 42 ms. Its own JSON writer is not used: it refuses text that is not UTF-8 (file names) and does
+not escape characters that a terminal acts on, and ``text.to_json`` handles both.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from nodeagent.errors import NodeAgentError
+from nodeagent.text import escape_lines, to_json
+from nodeagent.units import format_time
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Number = int | float
+"""A number that is decoded as it was written: ``5`` does not become ``5.0``."""
+Time = Annotated[datetime, Meta(tz=True)]
+"""An aware time: RFC 3339 in UTC with milliseconds."""
+
+
+class Part(Struct, frozen=True, kw_only=True):
+    """An object inside a document. Unknown fields are ignored when it is decoded."""
+
+
+class Document(Struct, frozen=True, kw_only=True, tag_field="schema"):
+    """A document; its first key is ``schema``, whose value is the id in the ``tag`` of its class."""
+
+
+D = TypeVar("D", bound=Document)
+
+
+class DocumentError(NodeAgentError):
+    """Text is not a document of the expected schema. The message names the path of the field."""
+
+
+def schema_id(document: Document | type[Document]) -> str:
+    """Return the schema id of a document or of its class."""
+    return str(document.__struct_config__.tag)
+
+
+def json_schema(kind: type[Document]) -> dict[str, Any]:
+    """Return the JSON Schema of a class of documents."""
+    return msgspec.json.schema(kind)
+
+
+def decode(text: str | bytes, kind: type[D]) -> D:
+    """Return a document that was encoded as JSON.
+
+    Raises:
+        DocumentError: the text is not JSON, is of another schema, lacks a required field, or has a value of the wrong
+            type.
+    """
+    document: D = decode_any(text, kind, schema_id(kind))
+    return document
+
+
+def decode_any(text: str | bytes, kinds: Any, name: str) -> Any:  # noqa: ANN401 - a union of documents
+    """Return a document of one of several classes, chosen by its schema id; ``name`` is for the message of an error.
+
+    Raises:
+        DocumentError: as ``decode``.
+    """
+    try:
+        return msgspec.json.decode(text, type=kinds)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise DocumentError(f"cannot decode document {name}: {error}") from error
+
+
+def decode_fields(text: str | bytes) -> dict[str, Any]:
+    """Return a document without a fixed set of fields, such as an event.
+
+    Raises:
+        DocumentError: the text is not a JSON object.
+    """
+    fields: dict[str, Any] = decode_any(text, dict[str, Any], "as an object")
+    return fields
+
+
+def to_builtins(value: object) -> Any:  # noqa: ANN401 - the plain form of any document or part
+    """Return a document or a part of one as dicts, lists, numbers and text; times stay ``datetime``."""
+    return msgspec.to_builtins(value, builtin_types=(datetime,))
+
+
+def plain(value: object) -> Any:  # noqa: ANN401 - the plain form of any value
+    """Return a value as JSON has it; a type that JSON lacks becomes text."""
+    return json.loads(json.dumps(value, default=_plain_default))
+
+
+def encode(document: Document | Mapping[str, Any], form: str = "json") -> str:
+    """Return a document as text, ``form`` being ``json`` or ``yaml``; it ends with a newline.
+
+    The text is safe on a terminal: unprintable characters are written with the form's own escapes.
+    """
+    text = to_json(to_builtins(document), indent=2, default=_default)
+    if form != "yaml":
+        return text + "\n"
+    import yaml  # noqa: PLC0415 - only for YAML output
+
+    shown = json.loads(text)
+    text = str(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True))
+    return text if escape_lines(text) == text else str(yaml.safe_dump(shown, sort_keys=False))
+
+
+def encode_line(document: Document | Part | Mapping[str, Any]) -> str:
+    """Return a document, or a part of one, as one line of JSON; it ends with a newline."""
+    return to_json(to_builtins(document), default=_default) + "\n"
+
+
+def _default(value: object) -> object:
+    if isinstance(value, datetime):
+        return format_time(value)
+    raise TypeError(f"not a JSON value: {type(value).__name__}")
+
+
+def _plain_default(value: object) -> object:
+    if isinstance(value, datetime):
+        return format_time(value)
+    if isinstance(value, set | frozenset):
+        return list(value)
+    return str(value)

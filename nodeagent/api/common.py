@@ -1,0 +1,101 @@
+"""Parts that several documents share: reasons, filesystem readings, the container runtime."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nodeagent.api.codec import Part, Time
+from nodeagent.model import FsObservation, Role
+from nodeagent.plan.decision import ReasonCode
+
+if TYPE_CHECKING:
+    from nodeagent.model import NodeSnapshot
+    from nodeagent.plan import decision
+
+
+class Reason(Part, frozen=True, kw_only=True):
+    """A reason with its code, its sentence and the numbers behind it.
+
+    Attributes:
+        details: keys carry their unit; values of ``_at`` keys are times.
+    """
+
+    code: ReasonCode
+    sentence: str
+    details: dict[str, Any]
+
+    @classmethod
+    def of(cls, value: decision.Reason) -> Reason:
+        """Return the document form of a reason."""
+        return cls(code=value.code, sentence=value.sentence, details=dict(value.details))
+
+
+class RecordedReason(Part, frozen=True, kw_only=True):
+    """A reason without its details, as saved plans and the history keep it; unknown codes are accepted."""
+
+    code: str
+    sentence: str
+
+
+class Filesystem(Part, frozen=True, kw_only=True):
+    """One reading of a filesystem."""
+
+    path: str
+    capacity_bytes: int
+    available_bytes: int
+    used_percent: int
+    inodes: int
+    inodes_free: int
+    observed_at: Time
+
+    @classmethod
+    def of(cls, value: FsObservation) -> Filesystem:
+        """Return the document form of a reading."""
+        return cls(
+            path=value.path,
+            capacity_bytes=value.capacity_bytes,
+            available_bytes=value.available_bytes,
+            used_percent=value.used_percent,
+            inodes=value.inodes,
+            inodes_free=value.inodes_free,
+            observed_at=value.observed_at,
+        )
+
+    @classmethod
+    def of_optional(cls, value: FsObservation | None) -> Filesystem | None:
+        """Return the document form of a reading; ``None`` without one."""
+        return None if value is None else cls.of(value)
+
+    def to_model(self) -> FsObservation:
+        """Return the reading; its device id is 0, since documents do not have it."""
+        return FsObservation(
+            path=self.path,
+            device_id=0,
+            capacity_bytes=self.capacity_bytes,
+            available_bytes=self.available_bytes,
+            inodes=self.inodes,
+            inodes_free=self.inodes_free,
+            observed_at=self.observed_at,
+        )
+
+
+class Runtime(Part, frozen=True, kw_only=True):
+    """The container runtime, and whether a kubelet manages the node (``role``)."""
+
+    name: str
+    version: str
+    api_version: str
+    endpoint: str
+    role: Role
+
+    @classmethod
+    def of(cls, snapshot: NodeSnapshot) -> Runtime:
+        """Return the runtime that answered for a snapshot."""
+        info = snapshot.runtime
+        return cls(
+            name=info.name,
+            version=info.version,
+            api_version=info.api_version,
+            endpoint=info.endpoint,
+            role=snapshot.role,
+        )

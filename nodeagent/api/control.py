@@ -1,0 +1,35 @@
+"""Documents of the control API that no other feature has: pause, resume, trigger."""
+
+from __future__ import annotations
+
+from nodeagent.api.codec import Document, Time
+from nodeagent.model.schemas import SchemaId
+
+
+class Paused(Document, frozen=True, kw_only=True, tag=SchemaId.PAUSED.value):
+    """Confirmation of a pause, with its end."""
+
+    paused: bool = True
+    until: Time
+
+
+class Resumed(Document, frozen=True, kw_only=True, tag=SchemaId.RESUMED.value):
+    """Confirmation that no pause is in force; ``was_paused`` if there was one."""
+
+    paused: bool = False
+    was_paused: bool
+
+
+class Triggered(Document, frozen=True, kw_only=True, tag=SchemaId.TRIGGER.value):
+    """A loop that was triggered.
+
+    Attributes:
+        ended: whether its run is finished; ``result`` and ``detail`` are empty otherwise.
+        dry_run: whether the run removed nothing; ``None`` if the configuration changed meanwhile.
+    """
+
+    loop: str
+    ended: bool
+    result: str
+    detail: str
+    dry_run: bool | None = None

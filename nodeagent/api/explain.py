@@ -1,0 +1,128 @@
+"""Document that explains the verdict on an image, a container or a pod."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nodeagent.api.codec import Document, Part, Time
+from nodeagent.api.common import Reason, RecordedReason
+from nodeagent.api.gc import Decision, decision_fields
+from nodeagent.model.schemas import SchemaId
+
+if TYPE_CHECKING:
+    from nodeagent.plan.gc import explanation
+    from nodeagent.store import history
+
+
+class SharedImage(Part, frozen=True, kw_only=True):
+    """Another image with the bytes of its common layers."""
+
+    name: str
+    bytes: int
+
+
+class Sharing(Part, frozen=True, kw_only=True):
+    """The layers of an image that others use too; ``held_by`` lists users other than images."""
+
+    unique_bytes: int
+    shared_bytes: int
+    with_images: tuple[SharedImage, ...]
+    held_by: tuple[str, ...]
+
+    @classmethod
+    def of(cls, value: explanation.Sharing) -> Sharing:
+        """Return the document form of an image's sharing."""
+        return cls(
+            unique_bytes=value.unique_bytes,
+            shared_bytes=value.shared_bytes,
+            with_images=tuple(SharedImage(name=name, bytes=size) for name, size in value.with_images),
+            held_by=value.held_by,
+        )
+
+
+class PodState(Part, frozen=True, kw_only=True):
+    """Whether the pod of an item counts as deleted, with the evidence."""
+
+    gone: bool
+    how: str
+
+
+class Explained(Decision, frozen=True, kw_only=True):
+    """The decision on one item with everything that it depends on.
+
+    Attributes:
+        also_kept_by: further reasons to keep it.
+        when: condition of its removal, in words.
+        eligible_at: from when on it may be removed; ``None`` if time alone does not decide.
+        position: place in the removal order, from 1; ``None`` for other items than images.
+    """
+
+    names: tuple[str, ...]
+    also_kept_by: tuple[Reason, ...]
+    when: str
+    eligible_at: Time | None
+    users: tuple[str, ...]
+    position: int | None
+    positions: int | None
+    first_detected: Time | None
+    last_used: Time | None
+    size_bytes: int | None
+    sharing: Sharing | None
+    pod: PodState | None
+
+    @classmethod
+    def of_explanation(cls, value: explanation.Explanation) -> Explained:
+        """Return the document form of an explanation."""
+        return cls(
+            **decision_fields(value.decision),
+            names=value.names,
+            also_kept_by=tuple(map(Reason.of, value.also)),
+            when=value.when,
+            eligible_at=value.eligible_at,
+            users=value.users,
+            position=value.position or None,
+            positions=value.positions or None,
+            first_detected=value.first_detected,
+            last_used=value.last_used,
+            size_bytes=value.size_bytes,
+            sharing=None if value.sharing is None else Sharing.of(value.sharing),
+            pod=None if value.pod is None else PodState(gone=value.pod.gone, how=value.pod.how),
+        )
+
+
+class PastRemoval(Part, frozen=True, kw_only=True):
+    """A past removal of the item, from the history."""
+
+    pass_id: str
+    started_at: Time
+    trigger: str
+    dry_run: bool
+    id: str
+    name: str
+    outcome: str
+    detail: str
+    reason: RecordedReason
+
+    @classmethod
+    def of(cls, past: history.PastPass, action: history.PastAction) -> PastRemoval:
+        """Return the document form of an action of a pass."""
+        return cls(
+            pass_id=past.id,
+            started_at=past.started_at,
+            trigger=past.trigger,
+            dry_run=past.dry_run,
+            id=action.item_id,
+            name=action.name,
+            outcome=action.outcome,
+            detail=action.detail,
+            reason=RecordedReason(code=action.reason, sentence=action.sentence),
+        )
+
+
+class Explanation(Document, frozen=True, kw_only=True, tag=SchemaId.EXPLANATION.value):
+    """Everything that is known of the items of a name; ``asked`` is that name."""
+
+    asked: str
+    observed_at: Time
+    explanations: tuple[Explained, ...]
+    past: tuple[PastRemoval, ...]

@@ -1,0 +1,464 @@
+"""Documents of garbage collection: preview, report, saved plan, disk usage."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from msgspec import UNSET, UnsetType
+
+from nodeagent.act.gc.outcomes import Outcome, PassEnd
+from nodeagent.api import codec
+from nodeagent.api.codec import Document, Number, Part, Time
+from nodeagent.api.common import Filesystem, Reason, RecordedReason, Runtime
+from nodeagent.model import NodeSnapshot
+from nodeagent.model.node import RuntimeInfo
+from nodeagent.model.schemas import SchemaId
+from nodeagent.plan import decision
+from nodeagent.plan.decision import Accounting, ItemKind, Verdict
+from nodeagent.plan.gc import saved_plan, storage_breakdown
+from nodeagent.plan.gc.storage_breakdown import Part as StoragePart
+from nodeagent.text import raw_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from nodeagent.act.gc import outcomes
+    from nodeagent.plan.gc.planner import GCPolicy
+
+_TIME_SUFFIX: Final = "_at"
+
+
+class Decision(Part, frozen=True, kw_only=True):
+    """The decision on one item.
+
+    Attributes:
+        id_base64: the bytes of the id where it is a file name that is not UTF-8.
+        frees_bytes: bytes that its removal frees; ``None`` where unknown. ``frees_inodes`` likewise.
+    """
+
+    kind: ItemKind
+    id: str
+    id_base64: str | UnsetType = UNSET
+    name: str
+    verdict: Verdict
+    reason: Reason
+    frees_bytes: int | None
+    frees_inodes: int | None
+
+    @classmethod
+    def of(cls, value: decision.Decision) -> Decision:
+        """Return the document form of a decision."""
+        return cls(**decision_fields(value))
+
+    def to_model(self) -> decision.Decision:
+        """Return the decision, as a planner makes it."""
+        details = {key: _detail(key, each) for key, each in self.reason.details.items()}
+        reason = decision.Reason(self.reason.code, details)
+        encoded = self.id_base64
+        item_id = b64decode(encoded).decode(errors="surrogateescape") if isinstance(encoded, str) else self.id
+        return decision.Decision(
+            self.kind, item_id, self.name, self.verdict, reason, self.frees_bytes, self.frees_inodes
+        )
+
+
+def decision_fields(value: decision.Decision) -> dict[str, Any]:
+    """Return the fields of a decision, for the parts that extend ``Decision``."""
+    raw = raw_bytes(value.id)
+    return {
+        "kind": value.kind,
+        "id": value.id,
+        "id_base64": UNSET if raw is None else b64encode(raw).decode(),
+        "name": value.name,
+        "verdict": value.verdict,
+        "reason": Reason.of(value.reason),
+        "frees_bytes": value.frees_bytes,
+        "frees_inodes": value.frees_inodes,
+    }
+
+
+def _detail(key: str, value: Any) -> Any:  # noqa: ANN401 - of a document
+    if isinstance(value, list):
+        return tuple(map(str, value))
+    return datetime.fromisoformat(value) if key.endswith(_TIME_SUFFIX) and isinstance(value, str) else value
+
+
+class Plan(Part, frozen=True, kw_only=True):
+    """A plan with every decision, kept items included.
+
+    Attributes:
+        wanted_bytes: the target; 0 without one.
+        blocked: why nothing could be decided; empty normally.
+    """
+
+    kind: str
+    made_at: Time
+    accounting: Accounting
+    wanted_bytes: int
+    pending_bytes: int
+    frees_bytes: int
+    shortfall_bytes: int
+    blocked: str
+    warnings: tuple[str, ...]
+    decisions: tuple[Decision, ...]
+
+    @classmethod
+    def of(cls, value: decision.Plan) -> Plan:
+        """Return the document form of a plan."""
+        return cls(
+            kind=value.kind,
+            made_at=value.made_at,
+            accounting=value.accounting,
+            wanted_bytes=value.wanted_bytes,
+            pending_bytes=value.pending_bytes,
+            frees_bytes=value.frees_bytes,
+            shortfall_bytes=value.shortfall_bytes,
+            blocked=value.blocked,
+            warnings=value.warnings,
+            decisions=tuple(map(Decision.of, value.decisions)),
+        )
+
+    def to_model(self) -> decision.Plan:
+        """Return the plan, as a planner makes it."""
+        return decision.Plan(
+            self.kind,
+            self.made_at,
+            tuple(each.to_model() for each in self.decisions),
+            self.accounting,
+            self.wanted_bytes,
+            self.pending_bytes,
+            self.warnings,
+            self.blocked,
+        )
+
+
+class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
+    """The effect of a pass that is not carried out."""
+
+    scope: str
+    dry_run: bool
+    observed_at: Time
+    runtime: Runtime
+    imagefs: Filesystem | None
+    warnings: tuple[str, ...]
+    plans: tuple[Plan, ...]
+
+    @classmethod
+    def of(cls, scope: str, snapshot: NodeSnapshot, plans: Iterable[decision.Plan]) -> Preview:
+        """Return the document of plans made from a snapshot."""
+        return cls(
+            scope=scope,
+            dry_run=True,
+            observed_at=snapshot.observed_at,
+            runtime=Runtime.of(snapshot),
+            imagefs=Filesystem.of_optional(snapshot.image_filesystem),
+            warnings=snapshot.warnings,
+            plans=tuple(map(Plan.of, plans)),
+        )
+
+    def snapshot(self) -> NodeSnapshot:
+        """Return the part of the snapshot that the document has: runtime, role, image filesystem and warnings."""
+        runtime = self.runtime
+        return NodeSnapshot(
+            self.observed_at,
+            RuntimeInfo(runtime.name, runtime.version, runtime.api_version, runtime.endpoint),
+            runtime.role,
+            image_filesystem=None if self.imagefs is None else self.imagefs.to_model(),
+            warnings=self.warnings,
+        )
+
+
+class ResultFields(Decision, frozen=True, kw_only=True):
+    """A planned removal and its outcome."""
+
+    outcome: Outcome
+    detail: str
+    duration_s: Number
+
+    @classmethod
+    def of_result(cls, value: outcomes.Result) -> Self:
+        """Return the document form of a result."""
+        return cls(
+            **decision_fields(value.decision),
+            outcome=value.outcome,
+            detail=value.detail,
+            duration_s=round(value.duration_s, 4),
+        )
+
+
+class Result(ResultFields, Document, frozen=True, kw_only=True, tag=SchemaId.RESULT.value, tag_field="schema"):
+    """One result, sent while a pass runs."""
+
+
+class StorageMember(Part, frozen=True, kw_only=True):
+    """One of the largest items of a storage share."""
+
+    name: str
+    bytes: int
+
+
+class StorageShare(Part, frozen=True, kw_only=True):
+    """One share of the image filesystem's usage; ``complete`` is false where it is a lower bound."""
+
+    part: StoragePart
+    bytes: int
+    complete: bool
+    largest: tuple[StorageMember, ...]
+
+
+class BreakdownFields(Part, frozen=True, kw_only=True):
+    """The usage of the image filesystem by share.
+
+    Attributes:
+        exact: whether image sizes are counted by layers; otherwise the runtime's sizes are used.
+    """
+
+    imagefs: Filesystem
+    exact: bool
+    shares: tuple[StorageShare, ...]
+
+    @classmethod
+    def of(cls, value: storage_breakdown.Breakdown) -> Self:
+        """Return the document form of a breakdown."""
+        return cls(
+            imagefs=Filesystem.of(value.filesystem),
+            exact=value.exact,
+            shares=tuple(
+                StorageShare(
+                    part=share.part,
+                    bytes=share.size_bytes,
+                    complete=share.exact,
+                    largest=tuple(StorageMember(name=name, bytes=size) for name, size in share.members),
+                )
+                for share in value.shares
+            ),
+        )
+
+    def to_model(self) -> storage_breakdown.Breakdown:
+        """Return the breakdown, as it was measured."""
+        shares = tuple(
+            storage_breakdown.Share(
+                share.part, share.bytes, tuple((each.name, each.bytes) for each in share.largest), share.complete
+            )
+            for share in self.shares
+        )
+        return storage_breakdown.Breakdown(self.imagefs.to_model(), shares, self.exact)
+
+
+class DiskUsage(
+    BreakdownFields, Document, frozen=True, kw_only=True, tag=SchemaId.DISK_USAGE.value, tag_field="schema"
+):
+    """The usage of the image filesystem by share."""
+
+
+class Drift(Part, frozen=True, kw_only=True):
+    """An item that a saved plan lists and that is no longer removable.
+
+    Attributes:
+        gone: whether it no longer exists; otherwise it is kept.
+    """
+
+    kind: ItemKind
+    id: str
+    name: str
+    gone: bool
+    why: str
+
+    @classmethod
+    def of(cls, value: saved_plan.Drift) -> Drift:
+        """Return the document form of a drift."""
+        item = value.item
+        return cls(kind=item.kind, id=item.id, name=item.name, gone=value.gone, why=value.why)
+
+
+class Report(Document, frozen=True, kw_only=True, tag=SchemaId.REPORT.value):
+    """The outcome of a pass.
+
+    Attributes:
+        end: how the pass finished; ``end_detail`` gives the cause, empty if all went well.
+        freed_bytes: measured on the image filesystem; ``None`` where it was not measured.
+        breakdown: present where the pass missed its target.
+        drift: present where a saved plan was applied.
+    """
+
+    pass_id: str
+    scope: str
+    trigger: str
+    dry_run: bool
+    started_at: Time
+    duration_s: Number
+    end: PassEnd
+    end_detail: str
+    predicted_bytes: int
+    collected_bytes: int
+    freed_bytes: int | None
+    imagefs_before: Filesystem | None
+    imagefs_after: Filesystem | None
+    warnings: tuple[str, ...]
+    results: tuple[ResultFields, ...]
+    plans: tuple[Plan, ...]
+    breakdown: BreakdownFields | UnsetType = UNSET
+    drift: tuple[Drift, ...] | UnsetType = UNSET
+
+    @classmethod
+    def of(
+        cls,
+        value: outcomes.PassReport,
+        *,
+        breakdown: storage_breakdown.Breakdown | None = None,
+        drift: Iterable[saved_plan.Drift] | None = None,
+    ) -> Report:
+        """Return the document of a pass, with a breakdown and the drift of an applied plan where there are any."""
+        return cls(
+            pass_id=value.id,
+            scope=value.scope,
+            trigger=value.trigger,
+            dry_run=value.dry_run,
+            started_at=value.started_at,
+            duration_s=round(value.duration_s, 4),
+            end=value.end,
+            end_detail=value.end_detail,
+            predicted_bytes=value.predicted_bytes,
+            collected_bytes=value.collected_bytes,
+            freed_bytes=value.freed_bytes,
+            imagefs_before=Filesystem.of_optional(value.before),
+            imagefs_after=Filesystem.of_optional(value.after),
+            warnings=value.warnings,
+            results=tuple(map(ResultFields.of_result, value.results)),
+            plans=tuple(map(Plan.of, value.plans)),
+            breakdown=UNSET if breakdown is None else BreakdownFields.of(breakdown),
+            drift=UNSET if drift is None else tuple(map(Drift.of, drift)),
+        )
+
+
+def decode_progress(text: str) -> Result | Report:
+    """Return one answer of a running pass: a result, or the report at its end.
+
+    Raises:
+        DocumentError: the text is neither.
+    """
+    document: Result | Report = codec.decode_any(text, Result | Report, "result or report")
+    return document
+
+
+class Apply(Document, frozen=True, kw_only=True, tag=SchemaId.APPLY.value):
+    """The outcome of applying a saved plan; ``report`` is ``None`` in a dry run."""
+
+    plan_id: str
+    drift: tuple[Drift, ...]
+    preview: Preview
+    report: Report | None
+
+
+class SavedItem(Part, frozen=True, kw_only=True):
+    """One item of a saved plan."""
+
+    kind: ItemKind
+    id: str
+    name: str
+    verdict: Verdict
+    reason: RecordedReason
+    frees_bytes: int | None
+
+    @classmethod
+    def of_optional(cls, value: saved_plan.SavedItem | None) -> SavedItem | None:
+        """Return the document form of an item; ``None`` without one."""
+        if value is None:
+            return None
+        return cls(
+            kind=value.kind,
+            id=value.id,
+            name=value.name,
+            verdict=value.verdict,
+            reason=RecordedReason(code=value.code, sentence=value.sentence),
+            frees_bytes=value.frees_bytes,
+        )
+
+
+class Difference(Part, frozen=True, kw_only=True):
+    """An item on which two saved plans differ; ``before`` or ``after`` is ``None`` where a plan does not list it."""
+
+    kind: ItemKind | None
+    id: str | None
+    name: str | None
+    before: SavedItem | None
+    after: SavedItem | None
+
+    @classmethod
+    def of(cls, value: saved_plan.Difference) -> Difference:
+        """Return the document form of a difference."""
+        known = value.after or value.before
+        return cls(
+            kind=known.kind if known else None,
+            id=known.id if known else None,
+            name=known.name if known else None,
+            before=SavedItem.of_optional(value.before),
+            after=SavedItem.of_optional(value.after),
+        )
+
+
+class ComparedPlan(Part, frozen=True, kw_only=True):
+    """One of two compared plans."""
+
+    id: str
+    made_at: Time
+
+
+class PlanDiff(Document, frozen=True, kw_only=True, tag=SchemaId.PLAN_DIFF.value):
+    """The differences between two saved plans; ``rules_differ`` if their policies do."""
+
+    before: ComparedPlan
+    after: ComparedPlan
+    rules_differ: bool
+    differences: tuple[Difference, ...]
+
+    @classmethod
+    def of(
+        cls, before: saved_plan.SavedPlan, after: saved_plan.SavedPlan, differences: Iterable[saved_plan.Difference]
+    ) -> PlanDiff:
+        """Return the document of a comparison."""
+        return cls(
+            before=ComparedPlan(id=before.id, made_at=before.made_at),
+            after=ComparedPlan(id=after.id, made_at=after.made_at),
+            rules_differ=before.policy != after.policy,
+            differences=tuple(map(Difference.of, differences)),
+        )
+
+
+def encode_saved_plan(  # noqa: PLR0913 - the parts of the document
+    scope: str,
+    snapshot: NodeSnapshot,
+    plans: Sequence[decision.Plan],
+    policy: GCPolicy,
+    *,
+    node: str,
+    expires_at: datetime,
+    agent_version: str,
+    key: bytes | None,
+) -> dict[str, Any]:
+    """Return the document of a plan to save, signed with ``key``; unsigned if that is ``None``.
+
+    It is not a struct, since id and signature are digests of exactly these keys and values. It is decoded by
+    ``plan.gc.saved_plan``.
+    """
+    decisions = [each for plan in plans for each in plan.decisions]
+    removals_first = sorted(decisions, key=lambda each: each.verdict is not Verdict.REMOVE)
+    body: Mapping[str, Any] = {
+        "made_at": snapshot.observed_at.isoformat(),
+        "expires_at": expires_at.isoformat(),
+        "agent_version": agent_version,
+        "node": node,
+        "runtime": Runtime.of(snapshot),
+        "scope": scope,
+        "snapshot_digest": saved_plan.snapshot_digest(snapshot),
+        "imagefs": Filesystem.of_optional(snapshot.image_filesystem),
+        "policy": saved_plan.encode_policy(policy),
+        "accounting": {plan.kind: plan.accounting.value for plan in plans},
+        "frees_bytes": sum(plan.frees_bytes for plan in plans),
+        "warnings": [*snapshot.warnings, *(warning for plan in plans for warning in plan.warnings)],
+        "decisions": [Decision.of(each) for each in removals_first],
+    }
+    # through JSON, so that the digest covers the text as it is written
+    return saved_plan.seal(json.loads(codec.encode_line(body)), key)

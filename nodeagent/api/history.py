@@ -1,0 +1,179 @@
+"""Document of the history: past passes and node stops."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from msgspec import UNSET, UnsetType
+
+from nodeagent.api.codec import Document, Number, Part, Time
+from nodeagent.api.common import RecordedReason
+from nodeagent.model.schemas import SchemaId
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nodeagent.model import node_stop
+    from nodeagent.store import history
+
+
+class PastAction(Part, frozen=True, kw_only=True):
+    """A planned removal and its outcome. Kinds, outcomes and codes may be those of another version."""
+
+    kind: str
+    id: str
+    name: str
+    references: tuple[str, ...]
+    outcome: str
+    detail: str
+    reason: RecordedReason
+    frees_bytes: int | None
+    duration_s: Number
+
+    @classmethod
+    def of(cls, value: history.PastAction) -> PastAction:
+        """Return the document form of an action."""
+        return cls(
+            kind=value.kind,
+            id=value.item_id,
+            name=value.name,
+            references=value.references,
+            outcome=value.outcome,
+            detail=value.detail,
+            reason=RecordedReason(code=value.reason, sentence=value.sentence),
+            frees_bytes=value.frees_bytes,
+            duration_s=round(value.duration_s, 4),
+        )
+
+
+class PastPass(Part, frozen=True, kw_only=True):
+    """A pass of the history.
+
+    Attributes:
+        end: how the pass finished; ``end_detail`` gives the cause.
+        freed_bytes: measured; ``None`` where it was not. The percentages likewise.
+        eviction: the record of an eviction as it was written, perhaps by an older version; absent for other passes.
+    """
+
+    id: str
+    started_at: Time
+    duration_s: Number
+    trigger: str
+    scope: str
+    plan_id: str
+    dry_run: bool
+    end: str
+    end_detail: str
+    predicted_bytes: int
+    freed_bytes: int | None
+    imagefs_percent_before: int | None
+    imagefs_percent_after: int | None
+    actions: tuple[PastAction, ...]
+    eviction: dict[str, Any] | UnsetType = UNSET
+
+    @property
+    def removed(self) -> int:
+        """The number of items that no longer exist."""
+        return sum(each.outcome in ("done", "gone") for each in self.actions)
+
+    @classmethod
+    def of(cls, value: history.PastPass) -> PastPass:
+        """Return the document form of a pass."""
+        return cls(
+            id=value.id,
+            started_at=value.started_at,
+            duration_s=round(value.duration_s, 4),
+            trigger=value.trigger,
+            scope=value.scope,
+            plan_id=value.plan_id,
+            dry_run=value.dry_run,
+            end=value.result,
+            end_detail=value.detail,
+            predicted_bytes=value.predicted_bytes,
+            freed_bytes=value.freed_bytes,
+            imagefs_percent_before=value.percent_before,
+            imagefs_percent_after=value.percent_after,
+            actions=tuple(map(PastAction.of, value.actions)),
+            eviction=json.loads(value.eviction) if value.eviction else UNSET,
+        )
+
+
+class StoppedPod(Part, frozen=True, kw_only=True):
+    """A pod of a node stop.
+
+    Attributes:
+        why: reason that it was in its phase.
+        outcome: ``None`` for a pod that was not stopped yet.
+        asked_s: when it was stopped, in seconds from the beginning of the node stop.
+        took_s: seconds until it ended; ``None`` while it runs.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    phase: str
+    why: str
+    outcome: str | None
+    asked_s: Number
+    took_s: Number | None
+    detail: str
+
+    @classmethod
+    def of(cls, pod: node_stop.StoppedPod) -> StoppedPod:
+        """Return the document form of a stopped pod."""
+        return cls(
+            uid=pod.uid,
+            namespace=pod.namespace,
+            name=pod.name,
+            phase=pod.phase,
+            why=pod.why,
+            outcome=pod.outcome.value if pod.outcome else None,
+            asked_s=pod.requested_at_ms / 1000,
+            took_s=None if pod.took_ms is None else pod.took_ms / 1000,
+            detail=pod.detail,
+        )
+
+
+class NodeStop(Part, frozen=True, kw_only=True):
+    """One shutdown of the node, planned or not.
+
+    Attributes:
+        ended_at: ``None`` while it is in progress, and where the end was not observed.
+        granted_s: seconds that pods could take in all.
+    """
+
+    id: str
+    boot_id: str
+    kind: str
+    end: str
+    started_at: Time
+    ended_at: Time | None
+    granted_s: Number
+    pods: tuple[StoppedPod, ...]
+
+    @classmethod
+    def of(cls, stop: node_stop.NodeStop) -> NodeStop:
+        """Return the document form of a node stop."""
+        return cls(
+            id=stop.id,
+            boot_id=stop.boot_id,
+            kind=stop.kind.value,
+            end=stop.end.value,
+            started_at=stop.started_at,
+            ended_at=stop.ended_at,
+            granted_s=stop.granted_ms / 1000,
+            pods=tuple(map(StoppedPod.of, stop.pods)),
+        )
+
+
+class History(Document, frozen=True, kw_only=True, tag=SchemaId.HISTORY.value):
+    """Past passes and node stops, newest first."""
+
+    passes: tuple[PastPass, ...]
+    node_stops: tuple[NodeStop, ...]
+
+    @classmethod
+    def of(cls, passes: Iterable[history.PastPass], stops: Iterable[node_stop.NodeStop]) -> History:
+        """Return the document of records of the history."""
+        return cls(passes=tuple(map(PastPass.of, passes)), node_stops=tuple(map(NodeStop.of, stops)))

@@ -1,0 +1,67 @@
+"""Documents of operators' image holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from nodeagent.api.codec import Document, Part, Time
+from nodeagent.model import ALL_IMAGES
+from nodeagent.model.schemas import SchemaId
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import datetime
+
+    from nodeagent import model
+
+
+class HoldFields(Part, frozen=True, kw_only=True):
+    """A hold.
+
+    Attributes:
+        image: reference, id, digest or pattern; ``None`` for all images.
+        seconds_left: until it ends, at the time of the document.
+    """
+
+    id: str
+    image: str | None
+    all: bool
+    why: str
+    by: str
+    placed_at: Time
+    until: Time
+    seconds_left: int
+
+    @classmethod
+    def of(cls, value: model.Hold, now: datetime) -> Self:
+        """Return the document form of a hold."""
+        return cls(
+            id=value.id,
+            image=value.image or None,
+            all=value.image == ALL_IMAGES,
+            why=value.why,
+            by=value.by,
+            placed_at=value.placed_at,
+            until=value.until,
+            seconds_left=max(0, round((value.until - now).total_seconds())),
+        )
+
+    @property
+    def target(self) -> str:
+        """The images that it protects, for people."""
+        return self.image or "all images"
+
+
+class Hold(HoldFields, Document, frozen=True, kw_only=True, tag=SchemaId.HOLD.value, tag_field="schema"):
+    """One hold that was placed or removed."""
+
+
+class HoldList(Document, frozen=True, kw_only=True, tag=SchemaId.HOLD_LIST.value):
+    """All holds in force."""
+
+    holds: tuple[HoldFields, ...]
+
+    @classmethod
+    def of(cls, holds: Iterable[model.Hold], now: datetime) -> HoldList:
+        """Return the document of the holds that have not ended."""
+        return cls(holds=tuple(HoldFields.of(each, now) for each in holds if each.until > now))

@@ -1,0 +1,128 @@
+"""Documents of pods: the facts that decide over them, and their usage in eviction order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nodeagent.api.codec import Document, Part, Time
+from nodeagent.api.common import Reason
+from nodeagent.model.schemas import SchemaId
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import datetime
+
+    from nodeagent.model import pressure
+    from nodeagent.plan.eviction.protection import Protection
+    from nodeagent.plan.eviction.ranking import RankedPod
+
+
+class Fact(Part, frozen=True, kw_only=True):
+    """A fact about a pod and its source; the value is ``None`` with the source ``missing``."""
+
+    value: bool | int | float | str | None
+    source: str
+
+    @classmethod
+    def of(cls, fact: pressure.Fact[object]) -> Fact:
+        """Return the document form of a fact."""
+        value = fact.value
+        shown = value if value is None or isinstance(value, bool | int | float | str) else str(value)
+        return cls(value=shown, source=fact.source.value)
+
+
+class PodFacts(Part, frozen=True, kw_only=True):
+    """The facts of a pod that eviction decides by."""
+
+    priority: Fact
+    qos: Fact
+    static: Fact
+    mirror: Fact
+    critical: Fact
+    memory_request_bytes: Fact
+    ephemeral_request_bytes: Fact
+    termination_grace_s: Fact
+    priority_class: str
+    contradictions: tuple[str, ...]
+
+    @classmethod
+    def of(cls, pod: pressure.PodFacts) -> PodFacts:
+        """Return the document form of a pod's facts."""
+        return cls(
+            priority=Fact.of(pod.priority),
+            qos=Fact.of(pod.qos),
+            static=Fact.of(pod.static),
+            mirror=Fact.of(pod.mirror),
+            critical=Fact.of(pod.critical),
+            memory_request_bytes=Fact.of(pod.memory_request_bytes),
+            ephemeral_request_bytes=Fact.of(pod.ephemeral_request_bytes),
+            termination_grace_s=Fact.of(pod.termination_grace_s),
+            priority_class=pod.priority_class,
+            contradictions=pod.contradictions,
+        )
+
+
+class RankedPodUsage(Part, frozen=True, kw_only=True):
+    """A pod with its usage; ``None`` where a value is unknown.
+
+    Attributes:
+        rank: from 1, the pod that is evicted first under memory pressure.
+        kept_because: reason that it is not evicted; ``None`` for an evictable pod.
+    """
+
+    rank: int
+    uid: str
+    namespace: str
+    name: str
+    memory_bytes: int | None
+    memory_request_bytes: int | None
+    pids: int | None
+    writable_bytes: int | None
+    logs_bytes: int | None
+    volumes_bytes: int | None
+    kept_because: Reason | None
+    facts: PodFacts
+
+    @property
+    def disk_bytes(self) -> int | None:
+        """The known disk usage; ``None`` if all of it is unknown."""
+        parts = [each for each in (self.writable_bytes, self.logs_bytes, self.volumes_bytes) if each is not None]
+        return sum(parts) if parts else None
+
+    @classmethod
+    def of(cls, ranked: RankedPod, protection: Protection) -> RankedPodUsage:
+        """Return the document form of a ranked pod."""
+        pod, usage, kept = ranked.pod, ranked.pod.usage, protection.why_kept(ranked.pod)
+        return cls(
+            rank=ranked.rank,
+            uid=pod.uid,
+            namespace=pod.namespace,
+            name=pod.name,
+            memory_bytes=usage.memory_bytes if usage else None,
+            memory_request_bytes=pod.memory_request_bytes.value,
+            pids=usage.pids if usage else None,
+            writable_bytes=usage.writable.used_bytes if usage else None,
+            logs_bytes=usage.logs.used_bytes if usage else None,
+            volumes_bytes=usage.volumes.used_bytes if usage else None,
+            kept_because=None if kept is None else Reason.of(kept),
+            facts=PodFacts.of(pod),
+        )
+
+
+class PodUsage(Document, frozen=True, kw_only=True, tag=SchemaId.POD_USAGE.value):
+    """The pods with their usage, in eviction order under memory pressure."""
+
+    observed_at: Time
+    pods: tuple[RankedPodUsage, ...]
+    warnings: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, ranked: Iterable[RankedPod], protection: Protection, *, observed_at: datetime, warnings: Iterable[str]
+    ) -> PodUsage:
+        """Return the document of ranked pods."""
+        return cls(
+            observed_at=observed_at,
+            pods=tuple(RankedPodUsage.of(each, protection) for each in ranked),
+            warnings=tuple(warnings),
+        )

@@ -1,0 +1,108 @@
+"""Document of the eviction signals against their thresholds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nodeagent.api.codec import Document, Number, Part, Time
+from nodeagent.model import pressure
+from nodeagent.model.schemas import SchemaId
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nodeagent.observe.eviction_signals import SignalLayout, SignalReadings
+    from nodeagent.plan.eviction.state import Evaluation, ThresholdStatus
+
+
+class Threshold(Part, frozen=True, kw_only=True):
+    """A threshold of a signal.
+
+    Attributes:
+        value: the quantity compared with; ``None`` without a trusted reading.
+        distance: how far the reading is from it, negative once met; ``None`` where ``value`` is.
+    """
+
+    text: str
+    value: Number | None
+    met: bool
+    distance: Number | None
+
+    @classmethod
+    def of(cls, status: ThresholdStatus, available: float) -> Threshold:
+        """Return the document form of a threshold, ``available`` being the reading of its signal."""
+        limit = status.limit
+        distance = None if limit is None else abs(available - limit) * (-1 if status.met else 1)
+        return cls(text=status.threshold.text, value=limit, met=status.met, distance=distance)
+
+
+class Signal(Part, frozen=True, kw_only=True):
+    """One reading of a signal.
+
+    Attributes:
+        available: in bytes, inodes or PIDs; for stall signals the percent of time stalled. ``capacity`` likewise.
+        change_per_s: against the previous reading; ``None`` at the first.
+    """
+
+    signal: pressure.Signal
+    available: Number
+    capacity: Number
+    observed_at: Time
+    change_per_s: Number | None
+    thresholds: tuple[Threshold, ...]
+
+    @classmethod
+    def of(cls, reading: pressure.Observation, evaluation: Evaluation, earlier: SignalReadings | None) -> Signal:
+        """Return the document form of a reading with its thresholds; ``earlier`` is the reading before it."""
+        return cls(
+            signal=reading.signal,
+            available=reading.available,
+            capacity=reading.capacity,
+            observed_at=reading.observed_at.at,
+            change_per_s=change_per_s(reading, earlier),
+            thresholds=tuple(
+                Threshold.of(each, reading.available)
+                for each in evaluation.statuses
+                if each.threshold.signal is reading.signal
+            ),
+        )
+
+
+class Pressure(Document, frozen=True, kw_only=True, tag=SchemaId.PRESSURE.value):
+    """The node's signals against their thresholds."""
+
+    layout: str
+    conditions: tuple[str, ...]
+    signals: tuple[Signal, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def threshold_met(self) -> bool:
+        """Whether any threshold is met."""
+        return any(threshold.met for signal in self.signals for threshold in signal.thresholds)
+
+    @classmethod
+    def of(
+        cls,
+        layout: SignalLayout,
+        readings: SignalReadings,
+        evaluation: Evaluation,
+        warnings: Sequence[str],
+        earlier: SignalReadings | None = None,
+    ) -> Pressure:
+        """Return the document of one reading; trends are against ``earlier``."""
+        return cls(
+            layout=layout.layout.value,
+            conditions=tuple(each.condition.value for each in evaluation.conditions if each.active),
+            signals=tuple(Signal.of(each, evaluation, earlier) for each in readings.observations),
+            warnings=tuple(warnings),
+        )
+
+
+def change_per_s(reading: pressure.Observation, earlier: SignalReadings | None) -> float | None:
+    """Return the change of a signal per second since an earlier reading; ``None`` without one."""
+    before = next((each for each in earlier.observations if each.signal is reading.signal), None) if earlier else None
+    if before is None:
+        return None
+    passed_s = reading.observed_at.monotonic_s - before.observed_at.monotonic_s
+    return (reading.available - before.available) / passed_s if passed_s > 0 else None

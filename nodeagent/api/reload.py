@@ -1,0 +1,77 @@
+"""Document of a configuration reload and its effect."""
+
+from __future__ import annotations
+
+from nodeagent.api.codec import Document, Number, Part, Time
+from nodeagent.api.common import Reason
+from nodeagent.api.gc import Decision
+from nodeagent.model.schemas import SchemaId
+from nodeagent.plan.decision import ItemKind
+
+
+class KindCount(Part, frozen=True, kw_only=True):
+    """The removals of one kind."""
+
+    kind: ItemKind
+    items: int
+    frees_bytes: int
+
+
+class MetThreshold(Part, frozen=True, kw_only=True):
+    """A threshold that is met and acted on after the reload."""
+
+    text: str
+    hard: bool
+    grace_s: Number
+
+
+class EvictedPod(Part, frozen=True, kw_only=True):
+    """A pod that is evicted after the reload."""
+
+    uid: str
+    namespace: str
+    name: str
+    reason: Reason
+
+
+class Effect(Part, frozen=True, kw_only=True):
+    """The removals and evictions that follow from a reload.
+
+    Attributes:
+        known: whether the whole effect is known; ``problem`` gives the cause otherwise.
+        first: the first removals, in order of execution; ``items`` counts all.
+        pods: the pods evicted first.
+    """
+
+    known: bool
+    problem: str
+    items: int
+    frees_bytes: int
+    kinds: tuple[KindCount, ...]
+    first: tuple[Decision, ...]
+    thresholds: tuple[MetThreshold, ...]
+    pods: tuple[EvictedPod, ...]
+
+
+class Grace(Part, frozen=True, kw_only=True):
+    """The reload grace period; ``until`` is ``None`` while a pause suspends it."""
+
+    seconds: Number
+    until: Time | None
+
+
+class Reload(Document, frozen=True, kw_only=True, tag=SchemaId.RELOAD.value):
+    """The outcome of a reload, or of its preview.
+
+    Attributes:
+        applied: whether the settings are in force.
+        changes: settings that differ, each in one line.
+        effect: ``None`` where nothing changed.
+        grace: ``None`` where no removal waits.
+    """
+
+    applied: bool
+    changes: tuple[str, ...]
+    dry_run: bool
+    effect: Effect | None = None
+    grace: Grace | None = None

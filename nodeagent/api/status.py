@@ -1,0 +1,233 @@
+"""Documents of the node's and the daemon's status, and of ``top``, which adds the pods."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET, UnsetType, ValidationError, convert, structs
+
+from nodeagent.api.codec import Document, Number, Part, Time
+from nodeagent.api.common import Filesystem
+from nodeagent.api.holds import HoldFields
+from nodeagent.api.pods import PodUsage
+from nodeagent.api.pressure import Signal
+from nodeagent.model.schemas import SchemaId
+
+if TYPE_CHECKING:
+    from nodeagent.store.history import PastPass
+
+
+class AgentStatus(Part, frozen=True, kw_only=True):
+    """The daemon, or the command that read the node without one.
+
+    Attributes:
+        running: whether a daemon answered; the fields that follow ``version`` up to ``config_problem`` are absent
+            otherwise.
+        config_problem: why the configuration on disk is not in force; empty if it is.
+        role: whether a kubelet manages the node; ``None`` before the daemon knows.
+    """
+
+    running: bool
+    version: str
+    pid: int | UnsetType = UNSET
+    started_at: Time | UnsetType = UNSET
+    ready: bool | UnsetType = UNSET
+    not_ready_because: tuple[str, ...] | UnsetType = UNSET
+    config: str | UnsetType | None = UNSET
+    config_problem: str | UnsetType = UNSET
+    dry_run: bool
+    role: str | None
+    role_because: str
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Reasons that the daemon is not ready; empty if it is, or is not running."""
+        return self.not_ready_because if isinstance(self.not_ready_because, tuple) else ()
+
+    def uptime_s(self, now: datetime) -> float:
+        """Return the seconds since the daemon started; 0 if it is not running."""
+        return max(0.0, (now - self.started_at).total_seconds()) if isinstance(self.started_at, datetime) else 0.0
+
+
+class PauseStatus(Part, frozen=True, kw_only=True):
+    """The pause in force; ``seconds_left`` is ``None`` without an end."""
+
+    who: str
+    why: str
+    seconds_left: int | None
+
+
+class WaitStatus(Part, frozen=True, kw_only=True, rename={"for_": "for"}):
+    """The period that destructive passes wait for.
+
+    Attributes:
+        for_: kind of the period: ``reload-grace``.
+        until: end of the period; ``None`` while a pause suspends it.
+    """
+
+    for_: str
+    why: str
+    period_s: Number
+    seconds_left: int
+    until: Time | None
+
+
+class RuntimeStatus(Part, frozen=True, kw_only=True):
+    """The container runtime; ``problem`` says why it is not up."""
+
+    up: bool
+    name: str | None
+    version: str | None
+    endpoint: str | None
+    problem: str
+
+
+class FilesystemStatus(Part, frozen=True, kw_only=True):
+    """A filesystem with its thresholds.
+
+    Attributes:
+        high_percent: usage at which images are removed; ``None`` where image GC does not watch it.
+        low_percent: usage down to which they are removed; likewise.
+        capacity_bytes: absent, as all readings, where the filesystem could not be read.
+        problem: why it could not be read; absent otherwise.
+    """
+
+    name: str
+    high_percent: int | None
+    low_percent: int | None
+    path: str
+    capacity_bytes: int | UnsetType = UNSET
+    available_bytes: int | UnsetType = UNSET
+    used_percent: int | UnsetType = UNSET
+    inodes: int | UnsetType = UNSET
+    inodes_free: int | UnsetType = UNSET
+    observed_at: Time | UnsetType = UNSET
+    problem: str | UnsetType = UNSET
+
+    @property
+    def reading(self) -> Filesystem | None:
+        """The reading of the filesystem; ``None`` where it could not be read."""
+        try:
+            return convert(self, Filesystem, from_attributes=True)
+        except ValidationError:
+            return None
+
+    def with_reading(self, reading: Filesystem) -> FilesystemStatus:
+        """Return this filesystem with its reading."""
+        return structs.replace(
+            self,
+            path=reading.path,
+            capacity_bytes=reading.capacity_bytes,
+            available_bytes=reading.available_bytes,
+            used_percent=reading.used_percent,
+            inodes=reading.inodes,
+            inodes_free=reading.inodes_free,
+            observed_at=reading.observed_at,
+        )
+
+    def with_problem(self, problem: str) -> FilesystemStatus:
+        """Return this filesystem with the cause of a missing reading."""
+        return structs.replace(self, problem=problem)
+
+
+class ImageUse(Part, frozen=True, kw_only=True):
+    """The observation of image use; ``None`` where it is not observed or no image is removed by age."""
+
+    observed_since: Time | None = None
+    maximum_unused_age_s: Number | None = None
+
+
+class LoopStatus(Part, frozen=True, kw_only=True):
+    """One loop of the daemon.
+
+    Attributes:
+        why: why it is off, paused or a dry run; empty otherwise.
+        result: how its last run ended; empty before the first.
+        due_in_s: seconds to its next run; ``None`` if none is due.
+        stuck: whether it missed the deadline of its progress report.
+    """
+
+    name: str
+    activity: str
+    why: str
+    started_at: Time | None
+    ended_at: Time | None
+    result: str
+    detail: str
+    runs: int
+    failures: int
+    due_in_s: int | None
+    stuck: bool
+
+
+class PassSummary(Part, frozen=True, kw_only=True):
+    """One past pass with its counts."""
+
+    id: str
+    started_at: Time
+    trigger: str
+    scope: str
+    dry_run: bool
+    end: str
+    removed: int
+    planned: int
+    freed_bytes: int | None
+
+    @classmethod
+    def of(cls, past: PastPass) -> PassSummary:
+        """Return the summary of a pass of the history."""
+        return cls(
+            id=past.id,
+            started_at=past.started_at,
+            trigger=past.trigger,
+            scope=past.scope,
+            dry_run=past.dry_run,
+            end=past.result,
+            removed=sum(each.outcome in ("done", "gone") for each in past.actions),
+            planned=len(past.actions),
+            freed_bytes=past.freed_bytes,
+        )
+
+
+class ShutdownStatus(Part, frozen=True, kw_only=True):
+    """Graceful shutdown; ``lock_held`` is ``None`` where no daemon answered."""
+
+    off_because: str
+    lock_held: bool | None
+
+
+class Status(Document, frozen=True, kw_only=True, tag=SchemaId.STATUS.value):
+    """The status of the node and of the daemon.
+
+    Attributes:
+        paused: the pause in force; ``None`` without one.
+        waiting: the reload grace period; ``None`` outside of one.
+        image_use: an older daemon does not report it.
+    """
+
+    observed_at: Time
+    agent: AgentStatus
+    paused: PauseStatus | None
+    waiting: WaitStatus | None = None
+    runtime: RuntimeStatus
+    filesystems: tuple[FilesystemStatus, ...]
+    conditions: tuple[str, ...]
+    signals: tuple[Signal, ...]
+    image_use: ImageUse = ImageUse()
+    loops: tuple[LoopStatus, ...]
+    last_passes: tuple[PassSummary, ...]
+    shutdown: ShutdownStatus
+    holds: tuple[HoldFields, ...]
+    warnings: tuple[str, ...]
+
+
+class Top(Status, frozen=True, kw_only=True, tag=SchemaId.TOP.value):
+    """The status with the usage of the pods."""
+
+    pods: PodUsage
+
+    @classmethod
+    def of(cls, status: Status, pods: PodUsage) -> Top:
+        """Return the document of a status and of the pods' usage."""
+        return cls(**{name: getattr(status, name) for name in status.__struct_fields__}, pods=pods)

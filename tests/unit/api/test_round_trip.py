@@ -1,0 +1,73 @@
+"""Documents are decoded to the values that they were made from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from nodeagent.act.gc.preview import plans_for
+from nodeagent.api.codec import decode, encode
+from nodeagent.api.gc import DiskUsage, Preview
+from nodeagent.api.history import History
+from nodeagent.api.holds import HoldList
+from nodeagent.model import ContainerState, Hold
+from nodeagent.plan.gc.images import ImageGCPolicy
+from nodeagent.plan.gc.planner import GCPolicy
+from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.storage_breakdown import Breakdown, Part, Share
+from nodeagent.store.history import PastAction, PastPass
+from tests.unit.builders import NOW, container, filesystem, image, log_directory, sandbox, snapshot
+
+
+@pytest.mark.parametrize("percent", [50, 95])
+@pytest.mark.parametrize("scope", [Scope.IMAGES, Scope.CONTAINERS, Scope.ALL])
+def test_preview_round_trip_keeps_snapshot_and_plans(scope: Scope, percent: int) -> None:
+    observed = replace(
+        snapshot(image("a"), image("b"), image("c")),
+        containers=(container("c1", state=ContainerState.EXITED), container("c2", state=ContainerState.RUNNING)),
+        sandboxes=(sandbox("web"), sandbox("db", ready=True)),
+        pod_log_directories=(log_directory("uid-deleted"), log_directory("\udcff")),
+        image_filesystem=filesystem(percent),
+        warnings=("careful",),
+    )
+    plans = plans_for(scope, observed, GCPolicy(images=ImageGCPolicy(minimum_age_s=0)))
+    text = encode(Preview.of(scope.value, observed, plans))
+    decoded = decode(text, Preview)
+    decoded_plans = tuple(each.to_model() for each in decoded.plans)
+    assert encode(decoded) == text
+    assert encode(Preview.of(scope.value, decoded.snapshot(), decoded_plans)) == text
+    sentences = [each.reason.sentence for plan in plans for each in plan.decisions]
+    assert [each.reason.sentence for plan in decoded_plans for each in plan.decisions] == sentences
+    assert sentences
+
+
+def test_history_round_trip_keeps_passes() -> None:
+    action = PastAction("image", "sha256:1", "app:v1", ("app:v1",), "done", "", "all-unused", "unused", 5, 0.5)
+    record = '{"signal": "x"}'
+    past = PastPass("p1", NOW, 1.5, "interval", "images", "", False, "complete", "", 5, 4, 90, 80, (action,), record)
+    document = History.of([past], [])
+    assert decode(encode(document), History) == document
+    assert document.passes[0].eviction == json.loads(record)
+
+
+def test_hold_list_round_trip_keeps_holds() -> None:
+    hold = Hold("1", "", "all of them", "ann", NOW, NOW + timedelta(hours=1))
+    document = HoldList.of([hold], NOW)
+    (decoded,) = decode(encode(document), HoldList).holds
+    assert (decoded.id, decoded.target, decoded.until) == ("1", "all images", hold.until)
+    assert decode(encode(document), HoldList) == document
+
+
+def test_ended_hold_is_not_listed() -> None:
+    assert HoldList.of([Hold("1", "", "", "ann", NOW - timedelta(hours=1), NOW)], NOW).holds == ()
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_disk_usage_round_trip_keeps_breakdown(exact: bool) -> None:
+    shares = (Share(Part.IMAGES_IN_USE, 7, (("app:v1 (shop/web)", 7),)), Share(Part.OTHER, 5, (), exact=False))
+    decoded = decode(encode(DiskUsage.of(Breakdown(filesystem(91), shares, exact))), DiskUsage).to_model()
+    assert (decoded.shares, decoded.exact) == (shares, exact)
+    assert decoded.filesystem.used_percent == 91
