@@ -1,4 +1,4 @@
-"""``nodeagent evict``: whether a pod would be evicted now, or if the node were shorter of something, and which."""
+"""``nodeagent evict --dry-run``: the pod that would be evicted now or with simulated signals."""
 
 from __future__ import annotations
 
@@ -42,12 +42,13 @@ _LONG_AGO_S = 10.0 * 365 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
-    """What would be done.
+class _DryRun:
+    """Result of a dry run.
 
     Attributes:
-        first: what comes first: reclaim on the node where there is any.
-        then: what follows if that does not bring back enough; the same as ``first`` where nothing can be reclaimed.
+        first: the plan of the pass, with node-level reclaim if there are steps.
+        then: the plan if reclaim frees too little; the same as ``first`` without reclaim steps.
+        off: why the daemon evicts no pod on this node; empty if it does.
     """
 
     first: EvictionPlan
@@ -59,23 +60,27 @@ class _Answer:
 
 
 def preview(config: Path | None, overrides: Mapping[str, str | int], form: str, simulate: Sequence[str]) -> None:
-    """Print whether a pod would be evicted, in which order all would go, and why; touch nothing.
+    """Print the pod that would be evicted, the eviction order and the reasons; evict nothing.
 
     Raises:
-        UsageError: what is to be simulated cannot be understood, or has no reading on this node.
-        RuntimeUnavailableError: no runtime answers.
+        UsageError: a simulated amount is not valid, or its signal has no reading on this node.
+        RuntimeUnavailableError: the runtime does not answer.
     """
     amounts = _parse_simulated(simulate)
     settings = load_settings(config, overrides)
-    answer = run_async(_ask(settings, amounts))
+    dry_run = run_async(_open_and_run(settings, amounts))
     if form != "table":
-        sys.stdout.write(encode(_document(answer, simulate), form))
+        sys.stdout.write(encode(_document(dry_run, simulate), form))
         return
-    _print(answer, simulate)
+    _print(dry_run, simulate)
 
 
 def _parse_simulated(texts: Sequence[str]) -> dict[Signal, Amount]:
-    """Return what each signal is supposed to be."""
+    """Return the simulated amount of each signal.
+
+    Raises:
+        UsageError: a text is not ``SIGNAL=AMOUNT``.
+    """
     found = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -83,7 +88,7 @@ def _parse_simulated(texts: Sequence[str]) -> dict[Signal, Amount]:
         if signal is None or not equals:
             known = ", ".join(Signal)
             raise UsageError(
-                f"--simulate {text!r}: write SIGNAL=AMOUNT, such as memory.available=50Mi; signals: {known}"
+                f"--simulate {text!r}: expected SIGNAL=AMOUNT, such as memory.available=50Mi; signals: {known}"
             )
         try:
             (threshold, *_) = parse_thresholds(
@@ -92,17 +97,17 @@ def _parse_simulated(texts: Sequence[str]) -> dict[Signal, Amount]:
         except ValueError as error:
             raise UsageError(f"--simulate {text!r}: {error}") from error
         if threshold is None:
-            raise UsageError(f"--simulate {text!r}: 0% and 100% turn a threshold off; write an amount")
+            raise UsageError(f"--simulate {text!r}: 0% and 100% disable a threshold; write an amount")
         found[signal] = threshold.amount
     return found
 
 
-async def _ask(settings: Settings, amounts: Mapping[Signal, Amount]) -> _Answer:
+async def _open_and_run(settings: Settings, amounts: Mapping[Signal, Amount]) -> _DryRun:
     async with open_for_command(settings, record=False) as agent:
-        return await _answer(agent, settings, amounts)
+        return await _dry_run(agent, settings, amounts)
 
 
-async def _answer(agent: Agent, settings: Settings, amounts: Mapping[Signal, Amount]) -> _Answer:
+async def _dry_run(agent: Agent, settings: Settings, amounts: Mapping[Signal, Amount]) -> _DryRun:
     eviction = settings.eviction
     reader = EvictionSignalReader(eviction, agent.clock)
     layout = await reader.read_layout(agent.cri, settings.imagefs_path)
@@ -122,7 +127,7 @@ async def _answer(agent: Agent, settings: Settings, amounts: Mapping[Signal, Amo
     warnings = (*layout.warnings, *readings.unread, *pods.warnings, *unread)
     role = await agent.evaluate_role()
     off = eviction.off_because(role.role, role.reason)
-    return _Answer(first, then, evaluation, pods, warnings, off)
+    return _DryRun(first, then, evaluation, pods, warnings, off)
 
 
 def _outstanding(settings: Settings) -> tuple[tuple[OutstandingEffect, ...], tuple[str, ...]]:
@@ -156,7 +161,7 @@ def _plans(
     layout: SignalLayout,
     observations: tuple[Observation, ...],
 ) -> tuple[EvictionPlan, EvictionPlan]:
-    """Return the plan of the pass, and that which follows if all reclaim on the node was of no use."""
+    """Return the plan of the pass, and the plan if node-level reclaim frees nothing."""
     policy = replace(settings.eviction.policy, max_observation_age_s=_LONG_AGO_S)
 
     def plan(reclaimed: frozenset[object]) -> EvictionPlan:
@@ -178,23 +183,23 @@ def _plans(
     return first, then
 
 
-def _document(answer: _Answer, simulate: Sequence[str]) -> EvictionPreview:
+def _document(dry_run: _DryRun, simulate: Sequence[str]) -> EvictionPreview:
     return EvictionPreview.of(
-        answer.evaluation,
-        answer.first,
-        answer.then,
-        answer.pods.facts,
+        dry_run.evaluation,
+        dry_run.first,
+        dry_run.then,
+        dry_run.pods.facts,
         simulated=simulate,
-        disabled_because=answer.off,
-        warnings=answer.warnings,
+        disabled_because=dry_run.off,
+        warnings=dry_run.warnings,
     )
 
 
-def _print(answer: _Answer, simulate: Sequence[str]) -> None:
+def _print(dry_run: _DryRun, simulate: Sequence[str]) -> None:
     from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
 
     console = render.make_console()
-    plan = answer.then
+    plan = dry_run.then
     if simulate:
         console.print(f"if {' and '.join(simulate)}:", style="bold", markup=False)
     if plan.selected is None:
@@ -202,22 +207,22 @@ def _print(answer: _Answer, simulate: Sequence[str]) -> None:
         if limit is None and plan.withheld is not None:
             console.print(f"withheld: {plan.withheld.sentence}", style="bold yellow", markup=False)
         elif limit is None:
-            sentence = plan.plan.decisions[0].reason.sentence if plan.plan.decisions else "there are no pods"
+            sentence = plan.plan.decisions[0].reason.sentence if plan.plan.decisions else "no pods on this node"
             console.print(f"no pod would be evicted: {sentence}", style="green", markup=False)
     else:
-        console.print(f"{plan.selected.threshold.text} is met", style="bold red", markup=False)
-        for step in answer.first.reclaim:
+        console.print(f"{plan.selected.threshold.text} met", style="bold red", markup=False)
+        for step in dry_run.first.reclaim:
             console.print(f"  first {step.text}", markup=False)
     if plan.victim is not None:
-        grace = format_duration(plan.victim.grace_s) if plan.victim.grace_s else "none, it is killed"
+        grace = format_duration(plan.victim.grace_s) if plan.victim.grace_s else "none (killed at once)"
         name = f"{plan.victim.pod.namespace}/{plan.victim.pod.name}"
-        prefix = "then, if that is not enough, " if answer.first.reclaim else ""
+        prefix = "then, if reclaim is insufficient, " if dry_run.first.reclaim else ""
         console.print(f"{prefix}{name} would be evicted; grace: {grace}", style="bold", markup=False)
-    _print_pods(plan, answer.pods.facts)
-    for warning in (*plan.plan.warnings, *answer.warnings):
+    _print_pods(plan, dry_run.pods.facts)
+    for warning in (*plan.plan.warnings, *dry_run.warnings):
         console.print(f"warning: {warning}", style="yellow", markup=False)
-    if answer.off:
-        console.print(f"the daemon evicts nothing here: {answer.off}", style="yellow", markup=False)
+    if dry_run.off:
+        console.print(f"the daemon evicts no pod on this node: {dry_run.off}", style="yellow", markup=False)
 
 
 def _print_pods(plan: EvictionPlan, facts: Sequence[PodFacts]) -> None:
@@ -225,18 +230,18 @@ def _print_pods(plan: EvictionPlan, facts: Sequence[PodFacts]) -> None:
 
     if not plan.plan.decisions:
         return
-    ranked = {each.pod.uid: each for each in plan.ranking}
+    by_uid = {each.pod.uid: each for each in plan.ranking}
     pods = {each.uid: each for each in facts}
     table = render.table(
         "", "pod", "uses", "requests", "priority", "QoS", "why", right=("uses", "requests"), wrap=("pod", "why")
     )
     for decision in plan.plan.decisions:
-        pod, place = pods[decision.id], ranked.get(decision.id)
+        pod, ranked = pods[decision.id], by_uid.get(decision.id)
         table.add_row(
-            "evict" if decision.verdict is Verdict.REMOVE else str(place.rank) if place is not None else "",
+            "evict" if decision.verdict is Verdict.REMOVE else str(ranked.rank) if ranked is not None else "",
             decision.name,
-            _uses(place, pod),
-            _requests(place, pod),
+            _usage_text(ranked, pod),
+            _request_text(ranked, pod),
             f"{pod.priority.value} ({pod.priority.source})" if pod.priority.value is not None else "?",
             f"{pod.qos.value} ({pod.qos.source})" if pod.qos.value is not None else "?",
             decision.reason.sentence,
@@ -245,19 +250,21 @@ def _print_pods(plan: EvictionPlan, facts: Sequence[PodFacts]) -> None:
     render.make_console().print(table)
 
 
-def _uses(place: RankedPod | None, pod: PodFacts) -> str:
-    if place is not None:
-        if place.usage is None:
+def _usage_text(ranked: RankedPod | None, pod: PodFacts) -> str:
+    if ranked is not None:
+        if ranked.usage is None:
             return "?"
         return (
-            format_bytes(place.usage) if place.resource.value in ("memory", "ephemeral-storage") else str(place.usage)
+            format_bytes(ranked.usage)
+            if ranked.resource.value in ("memory", "ephemeral-storage")
+            else str(ranked.usage)
         )
     memory = pod.usage.memory_bytes if pod.usage is not None else None
     return "?" if memory is None else format_bytes(memory)
 
 
-def _requests(place: RankedPod | None, pod: PodFacts) -> str:
-    if place is not None and place.resource.value in ("inodes", "pids"):
+def _request_text(ranked: RankedPod | None, pod: PodFacts) -> str:
+    if ranked is not None and ranked.resource.value in ("inodes", "pids"):
         return ""
-    request = place.request if place is not None else pod.memory_request_bytes.value
+    request = ranked.request if ranked is not None else pod.memory_request_bytes.value
     return "?" if request is None else format_bytes(request)

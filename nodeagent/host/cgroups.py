@@ -1,7 +1,7 @@
-"""What the kernel counts for pods and their containers: cgroup v2.
+"""Usage of pods and containers by cgroup v2.
 
-A cgroup goes with its last process and may do so between two reads, so nothing here raises: a figure that cannot be
-read is ``None``. Files are read through plain descriptors, since a pass reads more than a thousand of them.
+A cgroup may be removed between two reads, so that no reader raises: an unreadable value is ``None``. Files are read
+through plain descriptors, since a pass reads more than a thousand of them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _UNIT_ENDS: Final = (".scope", ".slice")
 
 @dataclass(frozen=True, slots=True)
 class CgroupUsage:
-    """What a cgroup and all below it use now.
+    """Usage of a cgroup and its descendants.
 
     Attributes:
-        memory_bytes: working set: usage less inactive file pages, not below 0.
+        memory_bytes: working set: usage minus inactive file pages, at least 0.
 
     Source: kernel cgroup-v2.rst; kubelet's summary, ``workingSetBytes``.
     """
@@ -41,31 +41,31 @@ class Cgroups:
     """Finds and reads cgroups below one root."""
 
     def __init__(self, root: Path = _ROOT) -> None:
-        """Look below ``root``, where ``sys/fs/cgroup`` is."""
+        """Use the cgroup tree ``sys/fs/cgroup`` below ``root``."""
         self._base = str(root / "sys/fs/cgroup")
 
     @property
     def has_memory(self) -> bool:
-        """Whether this is cgroup v2 with the memory controller, without which there are no figures of pods."""
+        """Whether this is cgroup v2 with the memory controller, which memory usage of pods requires."""
         controllers = _read(f"{self._base}/cgroup.controllers")
         return controllers is not None and b"memory" in controllers.split()
 
     def find(self, cgroup_parent: str) -> str | None:
-        """Return the directory of a pod's cgroup, ``None`` if there is none by that name.
+        """Return the directory of a pod's cgroup; ``None`` if it does not exist.
 
         Args:
-            cgroup_parent: as the sandbox's configuration has it: ``/kubepods/burstable/podUID``, or a slice by its
-                name alone, which stands for the slices it is nested in.
+            cgroup_parent: of the sandbox's configuration: ``/kubepods/burstable/podUID``, or the name of a slice
+                without its parents.
         """
         below = expand_parent(cgroup_parent)
         return self._existing(below) if below else None
 
     def find_container(self, cgroups_path: str, container_id: str, pod: str | None) -> str | None:
-        """Return the directory of a container's cgroup, ``None`` if it is not found.
+        """Return the directory of a container's cgroup; ``None`` if it is not found.
 
         Args:
             cgroups_path: of the container's runtime specification, a path or ``SLICE:PREFIX:NAME``; may be empty.
-            container_id: to find it by among the pod's children where that path leads nowhere.
+            container_id: finds it among the children of the pod's cgroup if that path does not exist.
             pod: directory of the pod's cgroup.
         """
         below = expand_cgroups_path(cgroups_path)
@@ -84,9 +84,9 @@ class Cgroups:
 
 
 def expand_parent(cgroup_parent: str) -> str:
-    """Return the path below the cgroup root that a cgroup parent stands for; empty if it stands for none.
+    """Return the path of a cgroup parent below the cgroup root; empty for an invalid one.
 
-    A lone slice is expanded: ``kubepods-burstable.slice`` lies in ``kubepods.slice``. Source: systemd.slice(5).
+    A lone slice is expanded: ``kubepods-burstable.slice`` is a child of ``kubepods.slice``. Source: systemd.slice(5).
     """
     parts = [part for part in cgroup_parent.split("/") if part]
     if not parts or ".." in parts or "\0" in cgroup_parent:
@@ -102,7 +102,7 @@ def expand_parent(cgroup_parent: str) -> str:
 
 
 def expand_cgroups_path(cgroups_path: str) -> str:
-    """Return the path below the cgroup root that a container's ``cgroupsPath`` stands for; empty if none.
+    """Return the path of a container's ``cgroupsPath`` below the cgroup root; empty for an invalid one.
 
     Source: OCI runtime specification, ``linux.cgroupsPath``; runc, ``SLICE:PREFIX:NAME`` for systemd.
     """
@@ -117,7 +117,7 @@ def expand_cgroups_path(cgroups_path: str) -> str:
 
 
 def read_usage(directory: str) -> CgroupUsage | None:
-    """Return what a cgroup uses; ``None`` if nothing of it can be read, as when it is gone."""
+    """Return the usage of a cgroup; ``None`` if no value can be read, as after its removal."""
     usage = CgroupUsage(
         read_working_set(directory),
         _number(f"{directory}/memory.swap.current"),
@@ -127,7 +127,7 @@ def read_usage(directory: str) -> CgroupUsage | None:
 
 
 def read_working_set(directory: str) -> int | None:
-    """Return the bytes a cgroup holds that the kernel could not simply drop; ``None`` if that cannot be read."""
+    """Return the working set of a cgroup in bytes; ``None`` if unreadable."""
     current = _number(f"{directory}/memory.current")
     if current is None:
         return None
@@ -136,18 +136,18 @@ def read_working_set(directory: str) -> int | None:
 
 
 def read_working_sets(directories: Mapping[str, str]) -> dict[str, int]:
-    """Return the working set of each cgroup, by the same keys; those that cannot be read are left out."""
+    """Return the working set of each cgroup, by the same keys, without unreadable ones."""
     found = ((key, read_working_set(directory)) for key, directory in directories.items())
     return {key: size_bytes for key, size_bytes in found if size_bytes is not None}
 
 
 def read_memory_min(directory: str) -> int | None:
-    """Return the bytes the kernel never reclaims from a cgroup, 0 for none; ``None`` if that cannot be read."""
+    """Return ``memory.min`` of a cgroup in bytes, 0 for none; ``None`` if unreadable."""
     return _number(f"{directory}/memory.min")
 
 
 def read_oom_kills(directory: str) -> int | None:
-    """Return how many processes of a cgroup and below the kernel killed for want of memory since it was made.
+    """Return the count of OOM kills in a cgroup and its descendants since its creation; ``None`` if unreadable.
 
     Source: kernel cgroup-v2.rst, ``oom_kill`` of ``memory.events``.
     """
@@ -155,28 +155,28 @@ def read_oom_kills(directory: str) -> int | None:
 
 
 def read_processes(directories: Iterable[str]) -> frozenset[int] | None:
-    """Return the processes in cgroups and in all below them.
+    """Return the processes in cgroups and their descendants.
 
-    A cgroup that is gone has no processes. ``None`` if it cannot be told: one could not be read, or there are too many.
+    A removed cgroup has no processes. ``None`` if one cannot be read, or above 4096 cgroups.
 
     Source: kernel cgroup-v2.rst, ``cgroup.procs``.
     """
     found: set[int] = set()
-    waiting, looked = list(directories), 0
-    while waiting:
-        directory = waiting.pop()
-        looked += 1
-        if looked > _MAX_CGROUPS:
+    pending, count = list(directories), 0
+    while pending:
+        directory = pending.pop()
+        count += 1
+        if count > _MAX_CGROUPS:
             return None
         try:
             with open(f"{directory}/cgroup.procs", "rb") as lines:  # noqa: PTH123 - one call, no object
                 found.update(int(line) for line in lines.read().split())
             with os.scandir(directory) as entries:
-                waiting += [each.path for each in entries if each.is_dir(follow_symlinks=False)]
+                pending += [each.path for each in entries if each.is_dir(follow_symlinks=False)]
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            # It went while its file was open; or it is threaded, and its processes are told further up.
+            # ENODEV: removed while its file was open. EOPNOTSUPP: threaded, its processes are listed by an ancestor.
             if error.errno in (errno.ENODEV, errno.EOPNOTSUPP):
                 continue
             return None

@@ -1,4 +1,4 @@
-"""What a pod keeps on the node's own filesystem: logs and volumes."""
+"""Disk usage of a pod on the node's own filesystem: logs and volumes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nodeagent.host.disk_usage import Tree
 
 _EMPTY_DIRS: Final = "kubernetes.io~empty-dir"
-# What lies on the node itself. Nothing else is so much as looked at: a stat of a dead network mount never returns.
+# Volumes on the node's own disk. Others are not even examined: a stat of a dead network mount never returns.
 _LOCAL: Final = ("kubernetes.io~configmap", "kubernetes.io~downward-api", "kubernetes.io~git-repo")
 _MEMORY_TYPES: Final = frozenset({"tmpfs", "ramfs"})
 _NOTHING: Final = Footprint(0, 0)
@@ -27,14 +27,15 @@ _NOTHING: Final = Footprint(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class PodDisk:
-    """What was found of one pod; ``None`` and missing entries where it could not be read.
+    """Disk usage of one pod; ``None`` and missing entries where unknown.
 
     Attributes:
-        log_tree: all of its log directory; ``logs`` is what lies in the directories of its containers.
+        log_tree: the whole log directory.
+        logs: the log directories of its containers.
         container_logs_bytes: by container name.
-        volumes: emptyDirs on disk, and what of other volumes lies on the node itself.
-        empty_dir_bytes: by volume name; one in memory counts as what its own filesystem holds.
-        complete: false where the time ran out, or a part could not be read: the figures are then lower bounds.
+        volumes: emptyDirs on disk, and other volumes on the node's own disk.
+        empty_dir_bytes: by volume name; for one in memory the usage of its tmpfs.
+        complete: false after a timeout or read error: the values are then lower bounds.
     """
 
     log_tree: Footprint | None = None
@@ -46,13 +47,13 @@ class PodDisk:
 
 
 def read_pod_disk(uid: str, log_directory: Path, kubelet_root: Path, *, deadline_s: float) -> PodDisk:
-    """Return what a pod keeps on disk; nothing is followed out of its directories: neither links nor mounts.
+    """Return the disk usage of a pod. Links and mounts are not followed.
 
     Args:
         uid: names the pod's directory below ``kubelet_root``.
-        log_directory: the pod's own.
-        kubelet_root: where the kubelet keeps pods' volumes; without one, pods have none.
-        deadline_s: on the clock of ``time.monotonic``.
+        log_directory: log directory of the pod.
+        kubelet_root: the kubelet's root directory, which has the volumes of pods.
+        deadline_s: deadline on the clock of ``time.monotonic``.
 
     Source: kubelet ``GetPodVolumesDir``, ``podLocalEphemeralStorageUsage``.
     """
@@ -66,8 +67,8 @@ def read_pod_disk(uid: str, log_directory: Path, kubelet_root: Path, *, deadline
 def _logs(directory: str, deadline_s: float) -> tuple[Footprint | None, Footprint | None, dict[str, int], bool]:
     device = _device(directory)
     if device is None:
-        gone = "\0" not in directory and not os.path.lexists(directory)
-        return (_NOTHING, _NOTHING, {}, True) if gone else (None, None, {}, False)
+        missing = "\0" not in directory and not os.path.lexists(directory)
+        return (_NOTHING, _NOTHING, {}, True) if missing else (None, None, {}, False)
     reader = TreeReader(device, deadline_s)
     try:
         with os.scandir(directory) as entries:
@@ -84,8 +85,8 @@ def _logs(directory: str, deadline_s: float) -> tuple[Footprint | None, Footprin
 def _volumes(directory: str, deadline_s: float) -> tuple[Footprint | None, dict[str, int], bool]:
     device = _device(directory)
     if device is None:
-        gone = not os.path.lexists(directory)
-        return (_NOTHING, {}, True) if gone else (None, {}, False)
+        missing = not os.path.lexists(directory)
+        return (_NOTHING, {}, True) if missing else (None, {}, False)
     reader = TreeReader(device, deadline_s)
     found: dict[str, int] = {}
     trees: list[Tree] = []
@@ -113,23 +114,23 @@ def _directories(path: str) -> list[str]:
 
 
 def _device(path: str) -> int | None:
-    """Return the device of a real directory; ``None`` for a link, for what is no directory, and where it is gone."""
+    """Return the device of a directory; ``None`` for a link, another kind of file, or a missing one."""
     try:
-        about = os.lstat(path)
-    except (OSError, ValueError):  # also a NUL in what the runtime calls the directory
+        status = os.lstat(path)
+    except (OSError, ValueError):  # ValueError: the runtime reported a path with a NUL
         return None
-    return about.st_dev if stat.S_ISDIR(about.st_mode) else None
+    return status.st_dev if stat.S_ISDIR(status.st_mode) else None
 
 
 def _in_memory_bytes(path: str) -> int | None:
-    """Return what a filesystem in memory holds; ``None`` for any other kind, which is not asked at all."""
+    """Return the usage of a filesystem in memory; ``None`` for any other type, which gets no statvfs: it may hang."""
     if filesystem_type(path) not in _MEMORY_TYPES:
         return None
     try:
-        about = os.statvfs(path)
+        status = os.statvfs(path)
     except OSError:
         return None
-    return (about.f_blocks - about.f_bfree) * about.f_frsize
+    return (status.f_blocks - status.f_bfree) * status.f_frsize
 
 
 def _sum(*trees: Tree) -> Footprint:
@@ -137,5 +138,5 @@ def _sum(*trees: Tree) -> Footprint:
 
 
 def deadline_in(seconds: float) -> float:
-    """Return the time so many seconds from now, on the clock that walks are bounded by."""
+    """Return the deadline ``seconds`` from now on the clock of ``time.monotonic``."""
     return time.monotonic() + seconds

@@ -1,7 +1,7 @@
-"""Reading the figures that eviction watches, from the kernel's own files.
+"""Eviction signals from kernel files.
 
-A figure that cannot be read is left out, with a warning that names the file and what is wrong: a threshold on it is
-then never crossed, and never cleared.
+An unreadable signal is omitted, with a warning that names the file and the fault: a threshold on it is then neither met
+nor cleared.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
 
 _ROOT: Final = Path("/")
-_NO_LIMIT: Final = 1 << 62  # Source: kubelet, memory limits beyond this mean none
+_NO_LIMIT: Final = 1 << 62  # Source: kubelet, a larger memory limit is none
 _KIB: Final = 1024
 _PODS: Final = ("kubepods.slice", "kubepods")
 
 
 @dataclass(frozen=True, slots=True)
 class SignalPaths:
-    """Where the filesystems are; ``None`` where one is not known, or not to be looked at."""
+    """A path on each filesystem; ``None`` for an unknown filesystem, or one to skip."""
 
     nodefs: str | None
     imagefs: str | None = None
@@ -38,13 +38,13 @@ class SignalPaths:
 def read_signals(
     paths: SignalPaths, clock: Clock, *, source: MemorySource = MemorySource.WORKING_SET, root: Path = _ROOT
 ) -> tuple[tuple[Observation, ...], tuple[str, ...]]:
-    """Return a reading of every signal that this node has, and what could not be read.
+    """Return a reading of every signal of this node, and sentences on the unreadable ones.
 
     Args:
         paths: a path on each filesystem.
         clock: each reading carries its time.
-        source: the kubelet's formula for memory, or the kernel's own estimate.
-        root: where ``proc`` and ``sys`` are.
+        source: formula of available memory.
+        root: parent of ``proc`` and ``sys``.
     """
     readers: list[Callable[[], Iterable[Observation]]] = [
         lambda: [_memory(root, _moment(clock), source)],
@@ -68,12 +68,12 @@ def read_signals(
 
 
 def read_memory_capacity(root: Path = _ROOT) -> int:
-    """Return the bytes of memory the node has.
+    """Return the memory of the node in bytes.
 
     Raises:
-        ObservationError: it is not told.
+        ObservationError: ``/proc/meminfo`` is unreadable or has no ``MemTotal``.
 
-    Source: proc(5), ``MemTotal``, from which the kubelet derives scores for the kernel's killer.
+    Source: proc(5), ``MemTotal``, from which the kubelet derives OOM scores.
     """
     return _field(_meminfo(root), "MemTotal", root / "proc/meminfo")
 
@@ -83,10 +83,10 @@ def _moment(clock: Clock) -> Moment:
 
 
 def _memory(root: Path, now: Moment, source: MemorySource) -> Observation:
-    """Return what is left of the node's memory.
+    """Return the node's available memory.
 
-    Capacity less working set; the working set is what is used without inactive page cache. The root of a cgroup v2
-    tree has no ``memory.current``: there anonymous memory and page cache together count as used.
+    It is the capacity minus the working set, which is usage without inactive page cache. The root of a cgroup v2 tree
+    has no ``memory.current``: there usage is anonymous memory plus page cache.
 
     Source: kubelet ``makeSignalObservations``; cAdvisor ``setMemoryStats``; kernel cgroup-v2.rst, ``memory.stat``.
     """
@@ -107,7 +107,7 @@ def _memory(root: Path, now: Moment, source: MemorySource) -> Observation:
 
 
 def _allocatable(root: Path, now: Moment) -> list[Observation]:
-    """Return what is left of the memory that pods may use; nothing where their cgroup has no limit, or is not there."""
+    """Return the available part of the pods' memory limit; empty without a pod cgroup or limit."""
     for name in _PODS:
         group = root / "sys/fs/cgroup" / name
         if not (group / "memory.max").exists():
@@ -123,7 +123,7 @@ def _allocatable(root: Path, now: Moment) -> list[Observation]:
 
 
 def _pids(root: Path, now: Moment) -> Observation:
-    """Return how many tasks may still be made: the lesser of two limits, less the threads there are.
+    """Return the available PIDs: the lower of two limits minus the existing threads.
 
     Source: kubelet ``pidlimit.Stats``; proc(5), ``loadavg``, ``pid_max``, ``threads-max``.
     """
@@ -133,26 +133,26 @@ def _pids(root: Path, now: Moment) -> Observation:
         if path.exists():
             limits.append(_number(path))
     if not limits:
-        raise ObservationError(f"{root / 'proc/sys/kernel'}: neither pid_max nor threads-max is there")
+        raise ObservationError(f"{root / 'proc/sys/kernel'}: neither pid_max nor threads-max exists")
     path = root / "proc/loadavg"
     words = _text(path).split()
     tasks = words[3].partition("/")[2] if len(words) > 3 else ""
     if not tasks.isdecimal():
-        raise ObservationError(f"{path}: {' '.join(words)!r} does not tell how many tasks there are")
+        raise ObservationError(f"{path}: {' '.join(words)!r} has no task count")
     return Observation(Signal.PID_AVAILABLE, max(0, min(limits) - int(tasks)), min(limits), now)
 
 
 def _swap(root: Path, now: Moment) -> list[Observation]:
-    """Return how much swap is free; nothing on a node without swap. Source: proc(5), ``meminfo``."""
+    """Return the free swap; empty on a node without swap. Source: proc(5), ``meminfo``."""
     info = _meminfo(root)
     path = root / "proc/meminfo"
     total = _field(info, "SwapTotal", path)
     return [Observation(Signal.SWAP_FREE, _field(info, "SwapFree", path), total, now)] if total else []
 
 
-def _stalls(root: Path, now: Moment, what: str, some: Signal, full: Signal) -> list[Observation]:
-    """Return the ten-second averages of stall; nothing on a kernel without them. Source: kernel psi.rst."""
-    path = root / "proc/pressure" / what
+def _stalls(root: Path, now: Moment, resource: str, some: Signal, full: Signal) -> list[Observation]:
+    """Return the ten-second stall averages; empty on a kernel without PSI. Source: kernel psi.rst."""
+    path = root / "proc/pressure" / resource
     if not path.exists():
         return []
     found = []
@@ -172,16 +172,16 @@ def _stalls(root: Path, now: Moment, what: str, some: Signal, full: Signal) -> l
 def _filesystem(path: str | None, clock: Clock, available: Signal, inodes: Signal) -> list[Observation]:
     if path is None:
         return []
-    seen = read_filesystem(path, clock)
+    usage = read_filesystem(path, clock)
     now = _moment(clock)
-    found = [Observation(available, seen.available_bytes, seen.capacity_bytes, now)]
-    if seen.inodes:  # Btrfs has no fixed number
-        found.append(Observation(inodes, seen.inodes_free, seen.inodes, now))
+    found = [Observation(available, usage.available_bytes, usage.capacity_bytes, now)]
+    if usage.inodes:  # Btrfs allocates inodes dynamically and reports 0
+        found.append(Observation(inodes, usage.inodes_free, usage.inodes, now))
     return found
 
 
 def device_of(path: str | None) -> int | None:
-    """Return the device a path lies on, ``None`` where that cannot be told."""
+    """Return the device of a path; ``None`` if it cannot be read."""
     try:
         return None if path is None else os.stat(path).st_dev  # noqa: PTH116 - one call, no object
     except OSError:
@@ -209,14 +209,14 @@ def _pairs(path: Path) -> dict[str, int]:
 
 def _field(values: dict[str, int], name: str, path: Path) -> int:
     if name not in values:
-        raise ObservationError(f"{path}: there is no {name}")
+        raise ObservationError(f"{path}: {name} missing")
     return values[name]
 
 
 def _number(path: Path) -> int:
     text = _text(path).strip()
     if not text.isdecimal():
-        raise ObservationError(f"{path}: {text[:40]!r} is no number")
+        raise ObservationError(f"{path}: {text[:40]!r} is not a number")
     return int(text)
 
 
@@ -224,4 +224,4 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError) as error:
-        raise ObservationError(f"{path}: cannot be read: {error}") from error
+        raise ObservationError(f"cannot read {path}: {error}") from error

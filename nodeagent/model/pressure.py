@@ -1,4 +1,4 @@
-"""Pressure on the node: the signals, one reading of each, and what is known of the pods that could be evicted."""
+"""Node pressure: eviction signals, their readings, and the facts of eviction candidates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Signal(StrEnum):
-    """What is watched, spelt as the kubelet spells it; the order is the order in which equals are acted on.
+    """Eviction signals in the kubelet's spelling; of equally urgent thresholds the first signal is acted on first.
 
     The stall signals (``.psi.``) are percent of time over ten seconds; they and ``swap.free`` are ours.
 
@@ -37,14 +37,14 @@ class Signal(StrEnum):
 
 
 class MemorySource(StrEnum):
-    """How ``memory.available`` is computed: capacity minus working set, or ``MemAvailable`` of /proc/meminfo."""
+    """Formula of ``memory.available``: capacity minus working set, or ``MemAvailable`` of /proc/meminfo."""
 
     WORKING_SET = "working-set"
     MEM_AVAILABLE = "mem-available"
 
 
 class Resource(StrEnum):
-    """What a pod gives back when it is evicted, spelt as in the kubelet's messages."""
+    """Resource freed by an eviction, spelt as in the kubelet's messages."""
 
     MEMORY = "memory"
     EPHEMERAL_STORAGE = "ephemeral-storage"
@@ -53,7 +53,7 @@ class Resource(StrEnum):
 
 
 class NodeCondition(StrEnum):
-    """What is said of a node under pressure. Source: Kubernetes node conditions."""
+    """Condition of a node under pressure. Source: Kubernetes node conditions."""
 
     MEMORY_PRESSURE = "MemoryPressure"
     DISK_PRESSURE = "DiskPressure"
@@ -61,7 +61,7 @@ class NodeCondition(StrEnum):
 
 
 class FilesystemRole(StrEnum):
-    """A filesystem by what lies on it; several roles may share one device."""
+    """Role of a filesystem; several roles may share one device."""
 
     NODEFS = "nodefs"
     IMAGEFS = "imagefs"
@@ -69,10 +69,10 @@ class FilesystemRole(StrEnum):
 
 
 class FilesystemLayout(StrEnum):
-    """Which of nodefs, imagefs and containerfs are one device.
+    """Devices of nodefs, imagefs and containerfs.
 
-    ``SINGLE``: all are one. ``DEDICATED_IMAGEFS``: images and writable layers lie together, apart from nodefs.
-    ``SPLIT``: images lie apart, writable layers on nodefs.
+    ``SINGLE``: one device. ``DEDICATED_IMAGEFS``: images and writable layers on one device, nodefs on another.
+    ``SPLIT``: images on one device, writable layers on nodefs.
 
     Source: kubelet ``HasDedicatedImageFs``, ``HasSplitContainerImageFs``.
     """
@@ -87,9 +87,9 @@ class Moment:
     """One instant on both clocks.
 
     Attributes:
-        at: wall time, aware UTC, for people and records.
-        monotonic_s: seconds that never go back, suspend included. Every age and period is a difference of these,
-            so a jump of the wall clock neither ends nor prolongs one.
+        at: wall time, aware UTC, for display and records.
+        monotonic_s: monotonic seconds, including suspend. Every age and period is a difference of these, so that a
+            step of the wall clock does not change it.
     """
 
     at: datetime
@@ -98,12 +98,12 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One reading of one signal, not yet judged.
+    """One reading of one signal, before validation.
 
     Attributes:
-        available: what is left, in bytes, inodes or PIDs; for stall signals the percent of time stalled.
-        capacity: the whole that ``available`` is a part of, in the same unit; 100 for stall signals.
-        observed_at: when it was read, not when it was handed on.
+        available: in bytes, inodes or PIDs; for stall signals the percent of time stalled.
+        capacity: in the same unit; 100 for stall signals.
+        observed_at: time of the reading.
     """
 
     signal: Signal
@@ -113,7 +113,7 @@ class Observation:
 
 
 class FactSource(StrEnum):
-    """Where a fact about a pod comes from, best first. ``MISSING`` goes with the value ``None``."""
+    """Source of a pod fact, most reliable first. ``MISSING`` is the source of the value ``None``."""
 
     API_SERVER = "api-server"
     KUBELET = "kubelet"
@@ -127,14 +127,14 @@ class FactSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fact(Generic[T_co]):
-    """A value and where it comes from."""
+    """A value with its source."""
 
     value: T_co
     source: FactSource
 
 
 UNKNOWN: Fact[None] = Fact(None, FactSource.MISSING)
-"""Nothing is known; for a fact that matters this keeps the pod."""
+"""An unknown fact; if the fact is required, it keeps the pod."""
 
 
 class QosClass(StrEnum):
@@ -146,7 +146,7 @@ class QosClass(StrEnum):
 
 
 class PodLifecycle(StrEnum):
-    """How far a pod has come. ``ENDING``: it is being terminated. ``FINISHED``: nothing of it runs for good."""
+    """Lifecycle of a pod. ``ENDING``: being terminated. ``FINISHED``: no container will run again."""
 
     ACTIVE = "active"
     ENDING = "ending"
@@ -155,7 +155,7 @@ class PodLifecycle(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What something occupies on a filesystem; ``None`` where it could not be read."""
+    """Usage of a filesystem; ``None`` where unknown."""
 
     used_bytes: int | None = None
     used_inodes: int | None = None
@@ -163,16 +163,16 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class PodUsage:
-    """What a pod uses now; ``None`` where it could not be read.
+    """Current usage of a pod; ``None`` where unknown.
 
     Attributes:
-        memory_bytes: working set of the pod's cgroup, usage less inactive file pages, not below 0.
-        swap_bytes: what of it is swapped out.
+        memory_bytes: working set of the pod's cgroup: usage minus inactive file pages, at least 0.
+        swap_bytes: swapped-out memory.
         pids: tasks in the pod's cgroup.
         writable: all containers' writable layers.
         logs: all containers' logs.
         volumes: volumes on the node's own filesystem: emptyDir on disk, hostPath, configMap.
-        ephemeral_bytes: what counts against the pod's storage limit: writable layers, logs, ephemeral volumes, the
+        ephemeral_bytes: usage counted against the pod's storage limit: writable layers, logs, ephemeral volumes, the
             pod's log directory and hosts file.
 
     Source: cgroup v2 ``memory.current`` and ``memory.stat``, ``memory.swap.current``, ``pids.current``; CRI
@@ -190,11 +190,11 @@ class PodUsage:
 
 @dataclass(frozen=True, slots=True)
 class ContainerFacts:
-    """What is known of one running container.
+    """Facts of one running container.
 
     Attributes:
-        memory_request_bytes: 0 where it has none, ``None`` where that is not known; likewise for ephemeral storage.
-        ephemeral_limit_bytes: ``None`` or 0 where it has none or none is known.
+        memory_request_bytes: 0 for none, ``None`` if unknown; likewise for ephemeral storage.
+        ephemeral_limit_bytes: ``None`` or 0 for none or unknown.
     """
 
     name: str
@@ -208,7 +208,7 @@ class ContainerFacts:
 
 @dataclass(frozen=True, slots=True)
 class EmptyDirFacts:
-    """What is known of one emptyDir volume; a limit of ``None`` or 0 is none."""
+    """Facts of one emptyDir volume; a limit of ``None`` or 0 is none."""
 
     name: str
     used_bytes: int | None = None
@@ -217,22 +217,21 @@ class EmptyDirFacts:
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """What is known of one pod, each fact that decides over it with its source.
+    """Facts of one pod; each fact that decides on its eviction has a source.
 
-    A fact left at ``UNKNOWN`` protects the pod wherever it matters; whoever gathers facts writes down an assumption
-    as a value with the source ``ASSUMED``.
+    An ``UNKNOWN`` fact protects the pod where it is required; an assumption is a value with the source ``ASSUMED``.
 
     Attributes:
-        priority: 0 where the pod is known to have none.
-        priority_class: name of its priority class, empty where not known.
-        static: whether a file or URL of the node's own defines it, not the API server.
-        mirror: whether it is the API server's mirror of such a pod.
-        critical: whether it is critical by any other sign than its priority.
-        memory_request_bytes: of the whole pod, 0 where it has none; likewise for ephemeral storage.
-        ephemeral_limit_bytes: sum of the containers' storage limits; ``None`` where none is set or known.
-        termination_grace_s: what the pod itself asks for.
-        usage: ``None`` where nothing could be read.
-        contradictions: what sources disagree on, in words.
+        priority: 0 for a pod without priority.
+        priority_class: name of its priority class; empty if unknown.
+        static: whether it is defined by a file or URL of the node, not by the API server.
+        mirror: whether it is the API server's mirror of a static pod.
+        critical: whether it is critical by another fact than its priority.
+        memory_request_bytes: of the whole pod, 0 for none; likewise for ephemeral storage.
+        ephemeral_limit_bytes: sum of the containers' storage limits; ``None`` for none or unknown.
+        termination_grace_s: configured termination grace period.
+        usage: ``None`` if unknown.
+        contradictions: sentences on contradictory sources.
     """
 
     uid: str

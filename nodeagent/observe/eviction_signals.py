@@ -125,7 +125,7 @@ class EvictionSignalReader:
         """Return readings of all signals; without those of filesystems while one of them hangs."""
         paths, late = layout.paths, ""
         if self._hung is not None and not self._hung.done():
-            paths, late = SignalPaths(None), "filesystem signals not read: a filesystem still hangs"
+            paths, late = SignalPaths(None), "filesystem signals not read: a filesystem still does not answer"
         reading = asyncio.ensure_future(
             asyncio.to_thread(read_signals, paths, self._clock, source=self._settings.memory_source, root=self._root)
         )
@@ -133,7 +133,7 @@ class EvictionSignalReader:
         if not done:
             # A thread in statfs on a dead mount never returns. It is kept, so that at most one thread is lost.
             self._hung = reading
-            late = f"filesystem signals not read: no answer from a filesystem within {_READ_WITHIN_S:g} s"
+            late = f"filesystem signals not read: a filesystem does not answer within {_READ_WITHIN_S:g} s"
             reading = asyncio.ensure_future(
                 asyncio.to_thread(
                     read_signals, SignalPaths(None), self._clock, source=self._settings.memory_source, root=self._root

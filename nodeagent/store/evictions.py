@@ -1,6 +1,6 @@
-"""Outstanding effects of evictions in a file, so that a restart of the agent evicts no second pod.
+"""File of outstanding evictions, so that a restart of the agent does not evict a second pod.
 
-The file is small, since it is written under pressure, and replaced as a whole. It is valid for one boot: its times are
+The file is small, since it is written under pressure, and replaced atomically. It is valid for one boot: its times are
 monotonic, and a reboot ends all pods.
 """
 
@@ -29,34 +29,34 @@ _NUMBERS: Final = {"at_s", "since_s", "until_s"}
 _OPTIONAL: Final = {"before", "predicted"}
 _SWITCHES: Final = {"confirmed", "ineffective", "verified", "cleared"}
 _LISTS: Final = {"sandbox_ids", "layers"}
-_NAMED: Final[Mapping[str, Callable[[Any], object]]] = {"signal": Signal, "shortage": Shortage}
+_ENUMS: Final[Mapping[str, Callable[[Any], object]]] = {"signal": Signal, "shortage": Shortage}
 
 
 class EvictionFile:
     """The outstanding evictions of this node. Its methods block."""
 
     def __init__(self, directory: Path) -> None:
-        """Keep the file under ``directory``; nothing is made there before the first write."""
+        """Use a file in ``directory``, which is created by the first write."""
         self._path = directory / FILE_NAME
 
     def read(self, boot_id: str) -> tuple[tuple[OutstandingEffect, ...], tuple[Victim, ...]]:
-        """Return the effects and victims of a boot; none if there are none or the file is of another boot.
+        """Return the effects and victims of a boot; none without a file or for a file of another boot.
 
         Raises:
-            StoreError: there is a file, and it cannot be read or is not one that this agent writes.
+            StoreError: the file is unreadable or not valid.
         """
         try:
             return _decode(json.loads(self._path.read_text(encoding="utf-8")), boot_id)
         except FileNotFoundError:
             return (), ()
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StoreError(f"{self._path}: cannot be read: {error}; outstanding evictions unknown") from error
+            raise StoreError(f"cannot read {self._path}: {error}; outstanding evictions unknown") from error
 
     def write(self, boot_id: str, effects: Iterable[OutstandingEffect], victims: Iterable[Victim]) -> None:
         """Replace the file.
 
         Raises:
-            StoreError: it cannot be written; the file is as it was.
+            StoreError: the file cannot be written; it is unchanged.
         """
         document = {
             "schema": _SCHEMA,
@@ -68,7 +68,7 @@ class EvictionFile:
             self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
             replace_file(self._path, json.dumps(document, ensure_ascii=False) + "\n")
         except OSError as error:
-            raise StoreError(f"{self._path}: cannot be written: {error.strerror or error}") from error
+            raise StoreError(f"cannot write {self._path}: {error.strerror or error}") from error
 
 
 def _decode(document: object, boot_id: str) -> tuple[tuple[OutstandingEffect, ...], tuple[Victim, ...]]:
@@ -76,20 +76,20 @@ def _decode(document: object, boot_id: str) -> tuple[tuple[OutstandingEffect, ..
         raise ValueError(f"not a document of schema {_SCHEMA}")
     if not boot_id or document["boot_id"] != boot_id:
         return (), ()
-    effects = tuple(_made(OutstandingEffect, row) for row in document["effects"])
-    return effects, tuple(_made(Victim, row) for row in document["victims"])
+    effects = tuple(_record(OutstandingEffect, row) for row in document["effects"])
+    return effects, tuple(_record(Victim, row) for row in document["victims"])
 
 
-def _made(kind: type[T], row: Mapping[str, object]) -> T:
+def _record(kind: type[T], row: Mapping[str, object]) -> T:
     values: dict[str, Any] = {each.name: _value(each.name, row[each.name]) for each in fields(kind)}
     return kind(**values)
 
 
 def _value(name: str, value: object) -> object:
-    """Return a value in the type of the attribute of that name."""
+    """Return a value in the type of the named attribute."""
     if name in _LISTS:
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise TypeError(f"{name} is {value!r}, not a list of texts")
+            raise TypeError(f"{name} is {value!r}, not a list of strings")
         return tuple(value)
     if name in _OPTIONAL and value is None:
         return None
@@ -98,6 +98,6 @@ def _value(name: str, value: object) -> object:
             raise TypeError(f"{name} is {value!r}, not a number")
         return value
     if not isinstance(value, bool if name in _SWITCHES else str):
-        raise TypeError(f"{name} is {value!r}")
-    named = _NAMED.get(name)
-    return value if named is None else named(value)
+        raise TypeError(f"{name} is {value!r}, not a boolean or string as required")
+    enum = _ENUMS.get(name)
+    return value if enum is None else enum(value)

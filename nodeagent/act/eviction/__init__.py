@@ -1,1 +1,1 @@
-"""Carrying out evictions: stopping a pod, removing its containers, and node-level reclaim before it."""
+"""Eviction steps: node-level reclaim, stop of a pod, and removal of its containers."""

@@ -1,7 +1,7 @@
 """Removal of an evicted pod's containers, verified by the directories of their writable layers.
 
 Its logs and its sandbox are kept until node-level reclaim or container garbage collection removes both, since they
-explain the usage of the pod. Volumes are not managed by the agent.
+show the cause of the usage. Volumes are not managed by the agent.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _ACTIVE: Final = frozenset({ContainerState.RUNNING, ContainerState.UNKNOWN})
 
 
 @dataclass(frozen=True, slots=True)
-class Cleared:
-    """How far the containers of a victim were removed.
+class CleanupResult:
+    """Result of one attempt to remove the containers of a victim.
 
     Attributes:
         confirmed: whether all of them and their writable layers are verified to be removed.
         removed: how many containers were removed by this attempt.
-        running: whether a container may be running of a victim that is not verified to be stopped; nothing was touched.
+        running: whether the victim is not verified to be stopped and a container may be running; then none was removed.
         detail: failures and remaining containers and layers; empty without any.
     """
 
@@ -42,11 +42,11 @@ class Cleared:
     detail: str = ""
 
 
-class Clearer(Protocol):
+class ContainerCleaner(Protocol):
     """Removes the containers of evicted pods."""
 
-    async def clear(self, victim: Victim) -> Cleared:
-        """Remove the containers of a pod that was evicted; may be called again until it is confirmed.
+    async def clean_up(self, victim: Victim) -> CleanupResult:
+        """Remove the containers of an evicted pod; may be repeated until the removal is confirmed.
 
         Raises:
             RuntimeUnavailableError: the runtime does not answer.
@@ -54,8 +54,8 @@ class Clearer(Protocol):
         """
 
 
-class ClearActions(Protocol):
-    """The calls that this takes. Source: CRI ``RuntimeService``."""
+class CleanupActions(Protocol):
+    """Runtime calls of the removal. Source: CRI ``RuntimeService``."""
 
     async def list_sandboxes(self) -> tuple[Sandbox, ...]:
         """Return all sandboxes."""
@@ -64,16 +64,16 @@ class ClearActions(Protocol):
         """Return all containers in any state."""
 
     async def get_container(self, container_id: str) -> Container | None:
-        """Return one container as it is now; ``None`` where there is none."""
+        """Return the current state of one container; ``None`` if it does not exist."""
 
     async def stop_sandbox(self, sandbox_id: str) -> None:
-        """Stop a sandbox; success when it is stopped already."""
+        """Stop a sandbox; success if it is already stopped."""
 
     async def remove_container(self, container_id: str) -> None:
-        """Remove a container; success when it is removed already."""
+        """Remove a container; success if it is already removed."""
 
 
-class CriClearer:
+class CriContainerCleaner:
     """Removes containers through the container runtime.
 
     Source: CRI ``StopPodSandbox``, ``RemoveContainer``; kubelet ``removeContainer``.
@@ -81,16 +81,16 @@ class CriClearer:
 
     def __init__(
         self,
-        actions: ClearActions,
+        actions: CleanupActions,
         collect_garbage: Callable[[], Awaitable[None]] | None,
         remove_orphans: Callable[[Collection[str]], Awaitable[None]] | None = None,
     ) -> None:
-        """Compose a clearer.
+        """Compose a cleaner.
 
         Args:
             actions: the runtime.
-            collect_garbage: runs the runtime's garbage collection and waits for it; ``None`` where there is no call
-                for it. Then only the missing directory of a layer confirms its removal.
+            collect_garbage: runs the runtime's garbage collection and waits for it; ``None`` without such a call. Then
+                only the missing directory of a layer confirms its removal.
             remove_orphans: removes directories of snapshots whose removal failed before. containerd does not retry it
                 until another snapshot is removed.
         """
@@ -99,28 +99,28 @@ class CriClearer:
         self._remove_orphans = remove_orphans
         self._stopping: dict[str, asyncio.Future[None]] = {}
 
-    async def clear(self, victim: Victim) -> Cleared:
-        """Remove the containers of a pod; see :class:`Clearer`.
+    async def clean_up(self, victim: Victim) -> CleanupResult:
+        """Remove the containers of a pod; see :class:`ContainerCleaner`.
 
-        Only containers in the sandboxes of the eviction are removed, each after its state was read again: one that
-        exited cannot start again, and one that was only created cannot start once the sandbox is stopped. A container
-        that may be running is kept, and its sandbox with it.
+        Only containers in the sandboxes of the eviction are removed, each after its state was read again: an exited
+        container cannot start again, and a created one cannot start once its sandbox is stopped. A container that may
+        be running is kept, with its sandbox.
         """
         listed = await self._containers_of(victim)
         active = [each for each in listed if each.state in _ACTIVE]
         if active and not victim.verified:
-            return Cleared(confirmed=False, running=True, detail=f"running: {_names(active)}")
+            return CleanupResult(confirmed=False, running=True, detail=f"running: {_names(active)}")
         stopping = self._begin_stopping(victim, {each.sandbox_id for each in active})
         errors: list[str] = []
         removed = await self._remove_all(listed, {ContainerState.EXITED}, errors)
         if await self._stopped(stopping, errors) and not active:
             removed += await self._remove_all(listed, {ContainerState.EXITED, ContainerState.CREATED}, errors)
-        left = await self._containers_of(victim) if listed else []
-        if left:
-            errors.append(f"not removed: {_names(left)}")
+        remaining = await self._containers_of(victim) if listed else []
+        if remaining:
+            errors.append(f"not removed: {_names(remaining)}")
         uncollected = await self._collect()
         present = await asyncio.to_thread(_present, victim.layers)
-        if present and not left and self._remove_orphans is not None:
+        if present and not remaining and self._remove_orphans is not None:
             try:
                 await self._remove_orphans(present)
             except NodeAgentError as error:
@@ -128,16 +128,16 @@ class CriClearer:
             present = await asyncio.to_thread(_present, present)
         if present:
             errors.append(f"{len(present)} writable layer(s) still on the disk: {', '.join(present[:_SHOWN])}")
-        confirmed = not left and not present and (not uncollected or bool(victim.layers))
+        confirmed = not remaining and not present and (not uncollected or bool(victim.layers))
         if uncollected and not confirmed:
             errors.append(uncollected)
-        return Cleared(confirmed, removed, detail="; ".join(dict.fromkeys(errors)))
+        return CleanupResult(confirmed, removed, detail="; ".join(dict.fromkeys(errors)))
 
     async def _containers_of(self, victim: Victim) -> list[Container]:
         return [each for each in await self._actions.list_containers() if each.sandbox_id in victim.sandbox_ids]
 
     def _begin_stopping(self, victim: Victim, kept: set[str]) -> asyncio.Future[None]:
-        """Begin to stop the sandboxes of a victim but for some.
+        """Start to stop the sandboxes of a victim, except ``kept``.
 
         It runs in the background, within the deadlines of its calls, since a hanging network plugin must not delay
         the removal of containers.
@@ -152,7 +152,7 @@ class CriClearer:
         if self._stopping.get(uid) is ended:
             del self._stopping[uid]
         if not ended.cancelled():
-            ended.exception()  # whoever waits has it too
+            ended.exception()  # retrieved, since a caller may have given up; else asyncio logs it
 
     async def _stop_sandboxes(self, victim: Victim, kept: set[str]) -> None:
         for sandbox in await self._actions.list_sandboxes():
@@ -160,10 +160,10 @@ class CriClearer:
                 await self._actions.stop_sandbox(sandbox.id)
 
     async def _stopped(self, stopping: asyncio.Future[None], errors: list[str]) -> bool:
-        """Wait a bounded while; return whether the sandboxes are stopped."""
+        """Wait up to ``STOP_WAIT_S``; return whether the sandboxes are stopped."""
         done, _ = await asyncio.wait({stopping}, timeout=STOP_WAIT_S)
         if not done:
-            errors.append(f"StopPodSandbox was not answered within {STOP_WAIT_S:g} s")
+            errors.append(f"no answer to StopPodSandbox within {STOP_WAIT_S:g} s")
             return False
         try:
             stopping.result()
@@ -201,7 +201,7 @@ class CriClearer:
 
 
 def _present(paths: Iterable[str]) -> list[str]:
-    """Return the paths that exist, or that cannot be examined; blocking."""
+    """Return the paths that exist or cannot be read; blocking."""
     found = []
     for path in paths:
         try:

@@ -1,4 +1,4 @@
-"""Evicting one pod: look again, stop its containers, and see that its processes are gone."""
+"""Eviction of one pod: re-read it, stop its containers, and verify the end of its processes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.planner import Eviction
     from nodeagent.plan.eviction.policy import EvictionPolicy
 
-LOOK_EVERY_S: Final = 0.05
+POLL_S: Final = 0.05
 _SHOWN: Final = 5
 
 
 class EvictionOutcome(StrEnum):
-    """What became of an eviction. The values are part of the JSON output and of logs."""
+    """Outcome of an eviction. The values are part of the JSON output and of logs."""
 
     EVICTED = "evicted"
     GONE = "gone"
@@ -35,12 +35,12 @@ class EvictionOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EvictionResult:
-    """How an eviction ended.
+    """Result of an eviction.
 
     Attributes:
-        detail: why, where the outcome alone does not say.
-        took_s: until its processes were gone, or until it was given up.
-        hurried: whether its grace was cut short.
+        detail: cause of the outcome; may be empty.
+        took_s: time until its processes ended or the attempt ended.
+        hurried: whether its grace period was shortened.
     """
 
     outcome: EvictionOutcome
@@ -50,29 +50,29 @@ class EvictionResult:
 
 
 class Evictor(Protocol):
-    """Makes one pod go. Through the runtime here; the Kubernetes API is another way to the same end."""
+    """Evicts one pod: through the container runtime here, through the Kubernetes API elsewhere."""
 
     async def evict(self, eviction: Eviction, handle: PodHandle, hurry: asyncio.Event) -> EvictionResult:
-        """Evict a pod, unless it changed since it was chosen.
+        """Evict a pod unless it changed since the plan was made.
 
         Args:
-            eviction: whom, and with what grace.
+            eviction: the pod and its grace period.
             handle: its sandboxes, containers and cgroups.
-            hurry: set to cut its grace short.
+            hurry: set to shorten its grace period.
 
         Raises:
-            RuntimeUnavailableError: the runtime is gone; nothing more can be done in this pass.
+            RuntimeUnavailableError: the runtime does not answer; the pass ends.
         """
 
 
 class StopActions(Protocol):
-    """The calls that stop a pod. Source: CRI ``RuntimeService``."""
+    """Runtime calls that stop a pod. Source: CRI ``RuntimeService``."""
 
     async def stop_container(self, container_id: str, timeout_s: int) -> None:
-        """Stop a container: TERM, and KILL after ``timeout_s``; success when it is gone."""
+        """Stop a container: TERM, then KILL after ``timeout_s``; success if it does not exist."""
 
     async def stop_sandbox(self, sandbox_id: str) -> None:
-        """Stop a sandbox; success when it is already stopped or gone."""
+        """Stop a sandbox; success if it is already stopped or does not exist."""
 
 
 class CriEvictor:
@@ -81,10 +81,10 @@ class CriEvictor:
     Source: CRI ``StopContainer``, ``StopPodSandbox``; kubelet ``killPod``.
     """
 
-    def __init__(  # noqa: PLR0913 - it composes the guard
+    def __init__(  # noqa: PLR0913 - a dependency each
         self,
         actions: StopActions,
-        look: Callable[[], Awaitable[PodInventory]],
+        read_pods: Callable[[], Awaitable[PodInventory]],
         policy: EvictionPolicy,
         *,
         clock: Clock,
@@ -94,15 +94,15 @@ class CriEvictor:
         """Compose an evictor.
 
         Args:
-            actions: what stops containers and sandboxes.
-            look: the pods as they are now.
-            policy: what is protected.
-            clock: for how long things take.
-            read_processes: which processes are in cgroups; ``None`` where that cannot be told.
-            verify_s: how long processes may take to go once the runtime has stopped everything.
+            actions: stops containers and sandboxes.
+            read_pods: returns the current pods.
+            policy: protected pods.
+            clock: measures durations.
+            read_processes: returns the processes in cgroups; ``None`` if they cannot be read.
+            verify_s: time limit for the end of the processes after the runtime stopped the containers.
         """
         self._actions = actions
-        self._look = look
+        self._read_pods = read_pods
         self._policy = policy
         self._clock = clock
         self._read_processes = read_processes
@@ -112,59 +112,63 @@ class CriEvictor:
     async def evict(self, eviction: Eviction, handle: PodHandle, hurry: asyncio.Event) -> EvictionResult:
         """Evict a pod; see :class:`Evictor`."""
         began_s = self._clock.monotonic_s()
-        changed = await self._why_not(eviction, handle)
+        changed = await self._changed(eviction, handle)
         if changed is not None:
             return changed
         errors = await self._stop_containers(handle, eviction.grace_s, hurry)
         closing = self._close(handle)
-        left = await self._wait_gone(handle, closing)
+        remaining = await self._wait_ended(handle, closing)
         if closing.done():
             errors += closing.result()
         took_s = self._clock.monotonic_s() - began_s
         hurried = hurry.is_set() and eviction.grace_s > 0
-        if not left and not (errors and not handle.cgroups):
-            detail = f"though: {'; '.join(errors)}" if errors else ""
+        if not remaining and not (errors and not handle.cgroups):
+            detail = f"despite errors: {'; '.join(errors)}" if errors else ""
             return EvictionResult(EvictionOutcome.EVICTED, detail, took_s, hurried)
-        return EvictionResult(EvictionOutcome.FAILED, "; ".join([*errors, *([left] if left else [])]), took_s, hurried)
+        return EvictionResult(
+            EvictionOutcome.FAILED, "; ".join([*errors, *([remaining] if remaining else [])]), took_s, hurried
+        )
 
-    async def _why_not(self, eviction: Eviction, handle: PodHandle) -> EvictionResult | None:
-        """Return why the pod is let be after all; ``None`` if it is to go."""
-        seen = await self._look()
+    async def _changed(self, eviction: Eviction, handle: PodHandle) -> EvictionResult | None:
+        """Return the result for a pod that ended or changed; ``None`` to evict it."""
+        pods = await self._read_pods()
         uid = eviction.pod.uid
-        pod = next((each for each in seen.facts if each.uid == uid), None)
+        pod = next((each for each in pods.facts if each.uid == uid), None)
         if pod is None:
-            return EvictionResult(EvictionOutcome.GONE, "it ended by itself")
-        if set(seen.handles[uid].sandbox_ids) != set(handle.sandbox_ids):
-            return EvictionResult(EvictionOutcome.CHANGED, "kept: it was started anew meanwhile")
-        kept = Protection(seen.facts, self._policy).why_kept(pod)
+            return EvictionResult(EvictionOutcome.GONE, "pod ended by itself")
+        if set(pods.handles[uid].sandbox_ids) != set(handle.sandbox_ids):
+            return EvictionResult(EvictionOutcome.CHANGED, "kept: pod has another sandbox now")
+        kept = Protection(pods.facts, self._policy).why_kept(pod)
         return EvictionResult(EvictionOutcome.CHANGED, f"kept: {kept.sentence}") if kept is not None else None
 
     async def _stop_containers(self, handle: PodHandle, grace_s: float, hurry: asyncio.Event) -> list[str]:
-        """Stop every container at once; return what failed, in words. A runtime that does not answer is not waited for.
+        """Stop all containers concurrently; return the errors. The wait for the runtime is bounded.
 
         Raises:
-            RuntimeUnavailableError: the runtime is gone.
+            RuntimeUnavailableError: the runtime does not answer.
         """
-        works = [asyncio.ensure_future(self._tell_to_stop(handle, math.ceil(grace_s)))]
-        told = asyncio.ensure_future(hurry.wait())
+        works = [asyncio.ensure_future(self._stop_all(handle, math.ceil(grace_s)))]
+        hurried = asyncio.ensure_future(hurry.wait())
         try:
-            await asyncio.wait({works[0], told}, timeout=grace_s + self._verify_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {works[0], hurried}, timeout=grace_s + self._verify_s, return_when=asyncio.FIRST_COMPLETED
+            )
             if not works[0].done():
-                works.append(asyncio.ensure_future(self._tell_to_stop(handle, 0)))
+                works.append(asyncio.ensure_future(self._stop_all(handle, 0)))
                 await asyncio.wait(works, timeout=self._verify_s)
             if works[-1].done():
                 return works[-1].result()
-            return [f"StopContainer was not answered within {self._verify_s:g} s"]
+            return [f"no answer to StopContainer within {self._verify_s:g} s"]
         finally:
-            told.cancel()
+            hurried.cancel()
             for each in works:
                 each.cancel()
 
-    async def _tell_to_stop(self, handle: PodHandle, timeout_s: int) -> list[str]:
+    async def _stop_all(self, handle: PodHandle, timeout_s: int) -> list[str]:
         return await self._all(self._actions.stop_container(each, timeout_s) for each in handle.container_ids)
 
     def _close(self, handle: PodHandle) -> asyncio.Future[list[str]]:
-        """Begin to stop the sandboxes. It goes on by itself, within the call's own deadline, if it takes long."""
+        """Start to stop the sandboxes, in the background and within the deadline of the calls."""
         closing = asyncio.ensure_future(self._all(self._actions.stop_sandbox(each) for each in handle.sandbox_ids))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
@@ -172,10 +176,10 @@ class CriEvictor:
         return closing
 
     async def _all(self, calls: Iterable[Awaitable[None]]) -> list[str]:
-        """Make calls at once; return what failed, in words.
+        """Make calls concurrently; return the errors.
 
         Raises:
-            RuntimeUnavailableError: the runtime is gone.
+            RuntimeUnavailableError: the runtime does not answer.
         """
         errors = []
         for result in await asyncio.gather(*calls, return_exceptions=True):
@@ -187,21 +191,21 @@ class CriEvictor:
                 errors.append(str(result))
         return errors
 
-    async def _wait_gone(self, handle: PodHandle, closing: asyncio.Future[list[str]]) -> str:
-        """Wait until no process of the pod is left; return what is left, in words.
+    async def _wait_ended(self, handle: PodHandle, closing: asyncio.Future[list[str]]) -> str:
+        """Wait for the end of the pod's processes; return the remaining ones as text, empty for none.
 
-        Where its processes cannot be told the runtime's answer has to do.
+        If the processes cannot be read, the answer of the runtime counts.
         """
         ends_s = self._clock.monotonic_s() + self._verify_s
         while True:
-            left = await asyncio.to_thread(self._read_processes, handle.cgroups) if handle.cgroups else None
-            if (left is None and closing.done()) or left == frozenset():
+            remaining = await asyncio.to_thread(self._read_processes, handle.cgroups) if handle.cgroups else None
+            if (remaining is None and closing.done()) or remaining == frozenset():
                 return ""
             if self._clock.monotonic_s() >= ends_s:
-                if not left:
-                    return f"StopPodSandbox was not answered within {self._verify_s:g} s"
-                shown = ", ".join(str(pid) for pid in sorted(left)[:_SHOWN])
-                return f"{len(left)} process(es) are still there after {self._verify_s:g} s: {shown}"
-            await asyncio.wait({closing}, timeout=LOOK_EVERY_S)
+                if not remaining:
+                    return f"no answer to StopPodSandbox within {self._verify_s:g} s"
+                shown = ", ".join(str(pid) for pid in sorted(remaining)[:_SHOWN])
+                return f"{len(remaining)} process(es) still running after {self._verify_s:g} s: {shown}"
+            await asyncio.wait({closing}, timeout=POLL_S)
             if closing.done():
-                await asyncio.sleep(0 if left is None else LOOK_EVERY_S)
+                await asyncio.sleep(0 if remaining is None else POLL_S)

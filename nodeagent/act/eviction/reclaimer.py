@@ -1,4 +1,4 @@
-"""What the node gives back before any pod has to go, by the removers of garbage collection."""
+"""Node-level reclaim before an eviction, by the removers of garbage collection."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ _SMALL = frozenset({ItemKind.SANDBOX, ItemKind.CONTAINER_LOG_LINK})
 
 
 class RunPreview(Protocol):
-    """Carries out a preview as a pass of its own."""
+    """Carries out a preview as a separate pass."""
 
     async def __call__(self, preview: Preview, stop: asyncio.Event) -> PassReport:
-        """Carry out exactly what the preview lists.
+        """Carry out exactly the removals of the preview.
 
         Raises:
-            PassBusyError: another process acts on this node.
+            PassBusyError: another pass runs on this node.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Reclaimed:
-    """What one step brought.
+    """Result of one reclaim step.
 
     Attributes:
-        report: of the pass it was; ``None`` where there was nothing to remove.
-        confirmed: whether the removed items are verified to occupy no space any more.
+        report: of the pass; ``None`` without anything to remove.
+        confirmed: whether the space of the removed items is verified to be freed.
     """
 
     step: ReclaimStep
@@ -53,7 +53,7 @@ class Reclaimed:
     confirmed: bool = False
 
     def freed(self, *, inodes: bool = False) -> int | None:
-        """Return the predicted bytes, or inodes, of the removed items; ``None`` if that of any is unknown."""
+        """Return the predicted bytes, or inodes, of the removed items; ``None`` if unknown for any of them."""
         if self.report is None:
             return 0
         total = 0 if inodes else self.report.collected_bytes
@@ -82,13 +82,12 @@ class Reclaimer:
         """Compose a reclaimer.
 
         Args:
-            observe: reads the node.
-            policy: of garbage collection.
-            run: carries out a plan.
+            observe: returns the node snapshot of a scope.
+            policy: garbage collection policy.
+            run: carries out a preview.
             evicted: returns the pods evicted by this agent: UID to the ids of their sandboxes. Their remaining
                 containers, sandboxes and logs are removed, unless a pod of that UID was created again.
-            collect_garbage: runs the runtime's garbage collection and waits for it; ``None`` where there is no call
-                for it.
+            collect_garbage: runs the runtime's garbage collection and waits for it; ``None`` without such a call.
         """
         self._observe = observe
         self._policy = policy
@@ -101,7 +100,7 @@ class Reclaimer:
 
         Raises:
             RuntimeUnavailableError: the runtime does not answer.
-            PassBusyError: another process acts on this node.
+            PassBusyError: another pass runs on this node.
             NodeAgentError: the node could not be observed.
         """
         preview = await self.preview(step)
@@ -115,8 +114,8 @@ class Reclaimer:
     async def _collected(self) -> bool:
         """Run the runtime's garbage collection; return whether it succeeded.
 
-        containerd removes the snapshots of removed containers asynchronously. Removal of images waits for that by
-        itself.
+        containerd removes the snapshots of removed containers asynchronously. The removal of images waits for that in
+        its own transaction.
         """
         if self._collect_garbage is None:
             return False
@@ -129,7 +128,7 @@ class Reclaimer:
         return True
 
     async def preview(self, step: ReclaimStep) -> Preview:
-        """Return what a step would remove.
+        """Return the removals of a step.
 
         Raises:
             NodeAgentError: the node could not be observed.

@@ -7,7 +7,7 @@ import secrets
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nodeagent.act.eviction.container_removal import CriClearer
+from nodeagent.act.eviction.container_removal import CriContainerCleaner
 from nodeagent.act.eviction.evictor import CriEvictor, EvictionOutcome
 from nodeagent.act.eviction.reclaimer import Reclaimer
 from nodeagent.act.gc.outcomes import PassEnd
@@ -24,7 +24,7 @@ from nodeagent.daemon.eviction.signal_monitor import SignalMonitor
 from nodeagent.daemon.loops import log_result, wait_for_any
 from nodeagent.daemon.memory import lock_memory
 from nodeagent.host.cgroups import read_processes
-from nodeagent.host.psi_triggers import Wakes
+from nodeagent.host.psi_triggers import PressureTriggers
 from nodeagent.host.writable_layers import find_upper_directories, snapshotter_of
 from nodeagent.model import Role
 from nodeagent.observe.eviction_signals import EvictionSignalReader
@@ -142,7 +142,7 @@ def _make_loop(context: DaemonContext, agent: Agent) -> EvictionLoop:
             reclaimer=_make_reclaimer(context, agent),
             effects=OutstandingEffects(
                 context,
-                CriClearer(agent.cri, agent.storage.collect_garbage, partial(_remove_orphans, agent.storage)),
+                CriContainerCleaner(agent.cri, agent.storage.collect_garbage, partial(_remove_orphans, agent.storage)),
                 find_layers=find_upper_directories,
                 file=EvictionFile(agent.settings.state_directory) if agent.record else None,
                 logger=logger,
@@ -155,7 +155,7 @@ def _make_loop(context: DaemonContext, agent: Agent) -> EvictionLoop:
             PodMonitor(read_pods, OomKillMonitor(context.logger), reporter, context.clock),
             reporter,
         ),
-        Wakes(lambda name: loop.wake(name)),  # noqa: PLW0108 - the loop does not exist yet
+        PressureTriggers(lambda name: loop.wake(name)),  # noqa: PLW0108 - the loop does not exist yet
     )
     return loop
 

@@ -321,14 +321,14 @@ class EvictionPass:
         shortage = shortage_of(threshold.signal, await self._signals.layout())
         while True:
             readings = await self._signals.read()
-            await effects.follow(readings, may_act=may_act(self._context, self._actions))
+            await effects.update(readings, may_act=may_act(self._context, self._actions))
             reading = next((each for each in readings.observations if each.signal is threshold.signal), None)
             if reading is None:
                 return None
             cleared = not threshold.met_by(reading.available, reading.capacity, with_reclaim=True)
             if cleared:
-                effects.arrived(shortage)
-            waiting = unrecorded_effect or effects.outstanding(shortage)
+                effects.end_cleared(shortage)
+            waiting = unrecorded_effect or effects.is_outstanding(shortage)
             if cleared or not waiting or clock.monotonic_s() >= ends_s:
                 return reading.available
             await asyncio.sleep(self._actions.settle_step_s)

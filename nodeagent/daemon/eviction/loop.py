@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nodeagent.config.eviction import EvictionSettings
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.eviction.eviction_pass import Monitors, PassActions
-    from nodeagent.host.psi_triggers import Wakes
+    from nodeagent.host.psi_triggers import PressureTriggers
 
 
 class EvictionLoop:
@@ -33,7 +33,7 @@ class EvictionLoop:
         settings: EvictionSettings,
         actions: PassActions,
         monitors: Monitors,
-        wakes: Wakes,
+        triggers: PressureTriggers,
     ) -> None:
         """Compose the loop.
 
@@ -42,13 +42,13 @@ class EvictionLoop:
             settings: thresholds, policy and intervals.
             actions: actions of the passes.
             monitors: observations of the passes.
-            wakes: kernel files that start a pass; they call :meth:`wake`.
+            triggers: kernel notifications that call :meth:`wake`.
         """
         self._context = context
         self._settings = settings
         self._actions = actions
         self._monitors = monitors
-        self._wakes = wakes
+        self._triggers = triggers
         self._logger = monitors.reporter.logger
         self._runtime = RuntimeWatch(self._logger)
         self._woken = asyncio.Event()
@@ -56,7 +56,7 @@ class EvictionLoop:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run passes until ``stop`` is set or evictions are refused."""
-        self._register_wakes()
+        self._register_triggers()
         await self._actions.effects.restore()
         wake = self._context.wake.setdefault(LOOP_NAME, asyncio.Event())
         try:
@@ -72,7 +72,7 @@ class EvictionLoop:
                     return
                 await wait_for_any(max(0.0, wait_s - SOONEST_S), stop, self._woken, wake)
         finally:
-            self._wakes.close()
+            self._triggers.close()
             await self._actions.effects.close()
 
     async def run_pass(self, stop: asyncio.Event) -> float:
@@ -106,7 +106,7 @@ class EvictionLoop:
     async def _run_pass(self, stop: asyncio.Event) -> PassResult:
         signals, pods = self._monitors.signals, self._monitors.pods
         readings = await signals.read()
-        await self._actions.effects.follow(readings, may_act=may_act(self._context, self._actions))
+        await self._actions.effects.update(readings, may_act=may_act(self._context, self._actions))
         evaluation = await signals.evaluate(readings)
         if not evaluation.met:
             self._attempts.dry_run_steps.clear()
@@ -119,19 +119,19 @@ class EvictionLoop:
             return await a_pass.run(evaluation)
         return PassResult.PRESSURE if evaluation.met else PassResult.NO_PRESSURE
 
-    def _register_wakes(self) -> None:
+    def _register_triggers(self) -> None:
         stall = self._settings.stall
         missing = [
-            self._wakes.watch_stalls(resource, stall_us, stall.window_us)
+            self._triggers.add_stall_trigger(resource, stall_us, stall.window_us)
             for resource, stall_us in (("memory", stall.memory_us), ("io", stall.io_us))
             if stall_us
         ]
-        missing.append(self._wakes.watch_memory_events())
-        self._wakes.attach()
+        missing.append(self._triggers.add_memory_events())
+        self._triggers.attach()
         self._logger.info(
             "eviction_monitoring_started",
             thresholds=[each.text for each in self._settings.thresholds],
-            woken_by=list(self._wakes.names),
+            woken_by=list(self._triggers.names),
             not_woken_by=[each for each in missing if each],
             polling=f"every {self._settings.interval_s:g} s, down to {SOONEST_S:g} s near a threshold",
             dry_run=self._actions.dry_run,

@@ -1,4 +1,4 @@
-"""Telling what the kernel killed for want of memory, by pod and container."""
+"""Log events for OOM kills of the kernel, by pod and container."""
 
 from __future__ import annotations
 
@@ -14,48 +14,50 @@ if TYPE_CHECKING:
 
 
 class OomKillMonitor:
-    """Compares counts of kills, look by look.
+    """Compares the OOM kill counts of cgroups between checks.
 
-    The first look only takes note of them; a cgroup that comes later began with none.
+    The first check records the counts only; the count of a cgroup created later started at 0.
 
-    A container's cgroup goes with it, so the pod's own counts too: a kill that only the pod's count shows is told
-    with the container that is gone since, if there is just one.
+    A container's cgroup is removed with it, so that the pod's own count is compared too: a kill counted by the pod only
+    is logged for the container whose cgroup was removed since, if there is exactly one.
 
-    Source: kernel cgroup-v2.rst, ``oom_kill`` of ``memory.events``, which counts what is below as well.
+    Source: kernel cgroup-v2.rst, ``oom_kill`` of ``memory.events``, which counts descendants as well.
     """
 
     def __init__(self, logger: FilteringBoundLogger) -> None:
         self._logger = logger
         self._counts: dict[str, int] | None = None
 
-    async def check(self, seen: PodInventory) -> None:
-        """Tell every kill in these pods since the last look."""
-        directories = _directories(seen)
+    async def check(self, pods: PodInventory) -> None:
+        """Log every kill in these pods since the last check."""
+        directories = _directories(pods)
         counts = await asyncio.to_thread(_read, directories)
         if self._counts is None:
             self._counts = counts
             return
-        for pod in seen.facts:
-            handle = seen.handles[pod.uid]
-            rose = [(each, self._rise(each.cgroup, counts)) for each in handle.containers]
-            by_container = [(each, count) for each, count in rose if count]
-            in_pod = self._rise(handle.cgroup, counts)
+        for pod in pods.facts:
+            handle = pods.handles[pod.uid]
+            increases = [(each, self._increase(each.cgroup, counts)) for each in handle.containers]
+            by_container = [(each, count) for each, count in increases if count]
+            in_pod = self._increase(handle.cgroup, counts)
             if not by_container and in_pod:
-                gone = [each for each in handle.containers if each.cgroup is not None and each.cgroup not in counts]
-                by_container = [(gone[0], in_pod)] if len(gone) == 1 else []
+                removed = [each for each in handle.containers if each.cgroup is not None and each.cgroup not in counts]
+                by_container = [(removed[0], in_pod)] if len(removed) == 1 else []
                 if not by_container:
-                    self._tell(pod.uid, pod.namespace, pod.name, "", "", in_pod)
+                    self._log(pod.uid, pod.namespace, pod.name, "", "", in_pod)
             for container, count in by_container:
-                self._tell(pod.uid, pod.namespace, pod.name, container.name, container.id, count)
-        kept = {key: count for key, count in self._counts.items() if key in directories}  # unread, maybe, but there
+                self._log(pod.uid, pod.namespace, pod.name, container.name, container.id, count)
+        kept = {
+            key: count for key, count in self._counts.items() if key in directories
+        }  # unreadable this time, and not removed
         self._counts = kept | counts
 
-    def _rise(self, cgroup: str | None, counts: dict[str, int]) -> int:
+    def _increase(self, cgroup: str | None, counts: dict[str, int]) -> int:
         if cgroup is None or cgroup not in counts or self._counts is None:
             return 0
         return max(0, counts[cgroup] - self._counts.get(cgroup, 0))
 
-    def _tell(self, uid: str, namespace: str, name: str, container: str, container_id: str, count: int) -> None:  # noqa: PLR0913, PLR0917 - the fields of one event
+    def _log(self, uid: str, namespace: str, name: str, container: str, container_id: str, count: int) -> None:  # noqa: PLR0913, PLR0917 - the fields of one event
         self._logger.error(
             "oom_kill",
             pod_uid=uid,
@@ -67,10 +69,10 @@ class OomKillMonitor:
         )
 
 
-def _directories(seen: PodInventory) -> frozenset[str]:
+def _directories(pods: PodInventory) -> frozenset[str]:
     return frozenset(
         each
-        for handle in seen.handles.values()
+        for handle in pods.handles.values()
         for each in (handle.cgroup, *(container.cgroup for container in handle.containers))
         if each is not None
     )

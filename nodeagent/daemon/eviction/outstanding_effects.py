@@ -1,7 +1,7 @@
 """Tracking of outstanding effects: recorded before an eviction, measured in every pass, logged when they end.
 
-The state is part of the station and so outlives a reload; a file keeps it over a restart. Containers of evicted pods
-are removed in the background, since the runtime may take minutes and memory must be watched meanwhile.
+The state is part of the daemon context and so outlives a reload; a file keeps it over a restart. Containers of evicted
+pods are removed in the background, since the runtime may take minutes and the signals must be read meanwhile.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
-    from nodeagent.act.eviction.container_removal import Cleared, Clearer
+    from nodeagent.act.eviction.container_removal import CleanupResult, ContainerCleaner
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.model.pods import PodHandle
     from nodeagent.model.pressure import Moment
@@ -65,12 +65,12 @@ class _Retry:
 
 
 class OutstandingEffects:
-    """The outstanding effects of one agent. Used by the eviction loop only."""
+    """Outstanding effects of one agent; used by the eviction loop only."""
 
     def __init__(
         self,
         context: DaemonContext,
-        clearer: Clearer,
+        cleaner: ContainerCleaner,
         *,
         find_layers: Callable[[Collection[str]], Mapping[str, str]],
         file: EvictionFile | None,
@@ -79,18 +79,18 @@ class OutstandingEffects:
         """Compose it; nothing is read yet.
 
         Args:
-            context: holds the state.
-            clearer: removes the containers of victims.
-            find_layers: returns the directories of writable layers by container id, where known; blocking.
-            file: keeps the state over a restart; ``None`` to keep none.
+            context: has the eviction state.
+            cleaner: removes the containers of victims.
+            find_layers: returns the known directories of writable layers by container id; blocking.
+            file: keeps the state over a restart; ``None`` for none.
             logger: of the loop.
         """
         self._context = context
-        self._clearer = clearer
+        self._cleaner = cleaner
         self._find_layers = find_layers
         self._file = file
         self._logger = logger
-        self._clearing: dict[str, asyncio.Future[Cleared]] = {}
+        self._cleanups: dict[str, asyncio.Future[CleanupResult]] = {}
         self._retries: dict[str, _Retry] = {}
         self._restored: frozenset[str] = frozenset()
         self._writing: asyncio.Future[None] | None = None
@@ -98,7 +98,7 @@ class OutstandingEffects:
         self._problem = ""
 
     async def restore(self) -> None:
-        """Restore the outstanding effects of an earlier process, once per process."""
+        """Restore the outstanding effects recorded by an earlier process, once per process."""
         if self._context.evictions_restored or self._file is None:
             return
         self._context.evictions_restored = True
@@ -108,7 +108,7 @@ class OutstandingEffects:
         except StoreError as error:
             self._logger.warning("eviction_warning", warning=str(error))
             effects, victims = tuple(_unknown_effects(now_s)), ()
-        victims = tuple(each for each in victims if _still_counts(each, now_s))
+        victims = tuple(each for each in victims if _is_tracked(each, now_s))
         self._restored = frozenset(each.uid for each in victims)
         effects = tuple(
             replace(each, until_s=min(now_s + FREED_WITHIN_S, max(each.until_s, now_s)))
@@ -161,7 +161,7 @@ class OutstandingEffects:
         for victim in state.victims:
             if victim.uid == uid:
                 self._context.eviction = update_victim(self._context.eviction, replace(victim, verified=True))
-                self._begin_clearing(replace(victim, verified=True))
+                self._begin_cleanup(replace(victim, verified=True))
         await self._write(0)
 
     async def add(self, effect: OutstandingEffect) -> None:
@@ -170,54 +170,54 @@ class OutstandingEffects:
         self._context.eviction = replace(state, outstanding=(*state.outstanding, effect))
         await self._write(0)
 
-    async def follow(self, seen: SignalReadings, *, may_act: bool) -> None:
+    async def update(self, readings: SignalReadings, *, may_act: bool) -> None:
         """Update all effects by readings taken now; with ``may_act`` retry failed removals of containers."""
         before = self._context.eviction
-        for uid in [each for each, work in self._clearing.items() if work.done()]:
-            self._end_clearing(uid, self._clearing.pop(uid), seen.at)
+        for uid in [each for each, work in self._cleanups.items() if work.done()]:
+            self._end_cleanup(uid, self._cleanups.pop(uid), readings.at)
         state = self._context.eviction
         verified = {each.uid for each in state.victims if each.verified}
-        left, ended = settle(state.outstanding, seen.observations, seen.at, verified=verified)
-        now_s = seen.at.monotonic_s
-        victims = tuple(each for each in state.victims if _still_counts(each, now_s))
-        self._context.eviction = replace(state, outstanding=left, victims=victims)
+        remaining, ended = settle(state.outstanding, readings.observations, readings.at, verified=verified)
+        now_s = readings.at.monotonic_s
+        victims = tuple(each for each in state.victims if _is_tracked(each, now_s))
+        self._context.eviction = replace(state, outstanding=remaining, victims=victims)
         for each in ended:
             self._log_end(each)
         self._retries = {uid: each for uid, each in self._retries.items() if uid in {one.uid for one in victims}}
         if may_act:
             for victim in victims:
-                if not victim.cleared and victim.uid not in self._clearing and now_s >= self._retry_of(victim.uid).at_s:
-                    self._begin_clearing(victim)
+                if not victim.cleared and victim.uid not in self._cleanups and now_s >= self._retry_of(victim.uid).at_s:
+                    self._begin_cleanup(victim)
         if self._context.eviction != before:
             await self._write(0)
 
-    def outstanding(self, shortage: Shortage | None) -> bool:
+    def is_outstanding(self, shortage: Shortage | None) -> bool:
         """Return whether an effect is outstanding that withholds everything for a shortage."""
         return any(each.shortage is shortage and not each.ineffective for each in self._context.eviction.outstanding)
 
-    def arrived(self, shortage: Shortage | None) -> None:
-        """End the effects on memory or PIDs whose threshold is cleared: with the processes, all of it is freed."""
+    def end_cleared(self, shortage: Shortage | None) -> None:
+        """End the effects on memory or PIDs of a cleared threshold: all of it is freed with the processes."""
         if shortage in {Shortage.MEMORY, Shortage.PIDS}:
             state = self._context.eviction
-            left = tuple(each for each in state.outstanding if each.shortage is not shortage)
-            self._context.eviction = replace(state, outstanding=left)
+            remaining = tuple(each for each in state.outstanding if each.shortage is not shortage)
+            self._context.eviction = replace(state, outstanding=remaining)
 
     async def close(self) -> None:
         """Cancel removals in progress and write the state, which remains recorded."""
-        for work in self._clearing.values():
+        for work in self._cleanups.values():
             work.cancel()
-        self._clearing.clear()
+        self._cleanups.clear()
         await self._write(_CLOSE_WITHIN_S)
 
-    # ---- clearing
+    # ---- removal of containers
 
-    def _begin_clearing(self, victim: Victim) -> None:
-        earlier = self._clearing.pop(victim.uid, None)
+    def _begin_cleanup(self, victim: Victim) -> None:
+        earlier = self._cleanups.pop(victim.uid, None)
         if earlier is not None:
             earlier.cancel()
-        self._clearing[victim.uid] = asyncio.ensure_future(self._clearer.clear(victim))
+        self._cleanups[victim.uid] = asyncio.ensure_future(self._cleaner.clean_up(victim))
 
-    def _end_clearing(self, uid: str, work: asyncio.Future[Cleared], now: Moment) -> None:
+    def _end_cleanup(self, uid: str, work: asyncio.Future[CleanupResult], now: Moment) -> None:
         victim = next((each for each in self._context.eviction.victims if each.uid == uid), None)
         error = None if work.cancelled() else work.exception()
         if victim is None or work.cancelled():
@@ -228,12 +228,12 @@ class OutstandingEffects:
                 raise error
             detail = str(error)
         else:
-            cleared = work.result()
-            if cleared.running and uid in self._restored:  # the earlier process ended before the stop
+            cleanup = work.result()
+            if cleanup.running and uid in self._restored:  # the earlier process was killed before it stopped the pod
                 self._context.eviction = drop_eviction(self._context.eviction, uid)
                 return
-            detail = cleared.detail
-            if cleared.confirmed:
+            detail = cleanup.detail
+            if cleanup.confirmed:
                 state = update_victim(self._context.eviction, replace(victim, verified=True, cleared=True))
                 effects = confirm(state.outstanding, uid, Shortage, now)
                 self._context.eviction = replace(state, outstanding=effects)
@@ -290,13 +290,15 @@ class OutstandingEffects:
                 await asyncio.to_thread(file.write, boot_id(), state.outstanding, state.victims)
             except StoreError as error:
                 if self._problem != str(error):
-                    self._logger.warning("eviction_warning", warning=f"{error}; a restart does not complete evictions")
+                    self._logger.warning(
+                        "eviction_warning", warning=f"{error}; unfinished evictions are lost in a restart"
+                    )
                 self._problem = str(error)
             else:
                 self._problem = ""
 
 
-def _still_counts(victim: Victim, now_s: float) -> bool:
+def _is_tracked(victim: Victim, now_s: float) -> bool:
     """Return whether a victim is still tracked; an unverified one for ``UNVERIFIED_VICTIM_S`` only."""
     age_s = now_s - victim.at_s
     return 0 <= age_s < (VICTIM_KEPT_S if victim.verified else UNVERIFIED_VICTIM_S)

@@ -256,10 +256,10 @@ def test_outstanding_effect_is_shown_as_withheld_in_the_preview(config: Path, tm
     ("arguments", "words"),
     [
         ((), "add --dry-run, or --simulate"),
-        (("-s", "memory.avail=1Mi"), "write SIGNAL=AMOUNT"),
-        (("-s", "memory.available"), "write SIGNAL=AMOUNT"),
+        (("-s", "memory.avail=1Mi"), "expected SIGNAL=AMOUNT"),
+        (("-s", "memory.available"), "expected SIGNAL=AMOUNT"),
         (("-s", "memory.available=lots"), "'lots' is not a size"),
-        (("-s", "nodefs.available=0%"), "turn a threshold off"),
+        (("-s", "nodefs.available=0%"), "disable a threshold"),
     ],
 )
 def test_a_rehearsal_that_makes_no_sense_is_usage(arguments: tuple[str, ...], words: str, config: Path) -> None:

@@ -1,4 +1,4 @@
-"""Cgroups of pods, on trees of files in the kernel's form, and on what vanishes or is malformed."""
+"""Cgroups of pods: names, usage, processes, removed and malformed files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SLICED = UID.replace("-", "_")
 
 
 @pytest.mark.parametrize(
-    ("parent", "below"),
+    ("parent", "path"),
     [
         (f"/kubepods/burstable/pod{UID}", f"kubepods/burstable/pod{UID}"),
         (f"kubepods/pod{UID}/", f"kubepods/pod{UID}"),
@@ -49,12 +49,12 @@ SLICED = UID.replace("-", "_")
         ("a\0b", ""),
     ],
 )
-def test_expands_what_the_kubelet_calls_a_cgroup(parent: str, below: str) -> None:
-    assert expand_parent(parent) == below
+def test_cgroup_parent_is_expanded(parent: str, path: str) -> None:
+    assert expand_parent(parent) == path
 
 
 @pytest.mark.parametrize(
-    ("path", "below"),
+    ("cgroups_path", "path"),
     [
         ("/kubepods/podx/abc", "kubepods/podx/abc"),
         ("kubepods-podx.slice:cri-containerd:abc", "kubepods.slice/kubepods-podx.slice/cri-containerd-abc.scope"),
@@ -65,8 +65,8 @@ def test_expands_what_the_kubelet_calls_a_cgroup(parent: str, below: str) -> Non
         ("", ""),
     ],
 )
-def test_expands_what_the_runtime_calls_a_cgroup(path: str, below: str) -> None:
-    assert expand_cgroups_path(path) == below
+def test_cgroups_path_is_expanded(cgroups_path: str, path: str) -> None:
+    assert expand_cgroups_path(cgroups_path) == path
 
 
 @pytest.mark.parametrize(
@@ -80,35 +80,35 @@ def test_expands_what_the_runtime_calls_a_cgroup(path: str, below: str) -> None:
     ],
     ids=["cgroupfs", "systemd"],
 )
-def test_finds_a_pod_and_its_containers(tmp_path: Path, parent: str, child: str) -> None:
+def test_cgroups_of_a_pod_and_its_containers_are_found(tmp_path: Path, parent: str, child: str) -> None:
     make_tree(tmp_path)
     pod = add_cgroup(tmp_path, parent)
     container = add_cgroup(tmp_path, f"{parent}/{child.format(id='c' * 64)}")
     cgroups = Cgroups(tmp_path)
-    told = parent.rpartition("/")[2] if parent.endswith(".slice") else parent
-    assert cgroups.find(told) == str(pod)
+    configured = parent.rpartition("/")[2] if parent.endswith(".slice") else parent
+    assert cgroups.find(configured) == str(pod)
     assert cgroups.find_container("", "c" * 64, str(pod)) == str(container)
     assert cgroups.find_container(f"/{parent.strip('/')}/{container.name}", "", None) == str(container)
-    assert cgroups.find_container("/gone", "d" * 64, str(pod)) is None
-    assert cgroups.find_container("", "c" * 64, str(tmp_path / "gone")) is None
-    assert cgroups.find("/kubepods/podgone") is None
+    assert cgroups.find_container("/missing", "d" * 64, str(pod)) is None
+    assert cgroups.find_container("", "c" * 64, str(tmp_path / "missing")) is None
+    assert cgroups.find("/kubepods/podmissing") is None
     assert cgroups.find("") is None
 
 
-@pytest.mark.parametrize(("controllers", "has"), [("cpu memory pids", True), ("cpu pids", False)])
-def test_tells_whether_memory_is_counted(tmp_path: Path, controllers: str, has: bool) -> None:
+@pytest.mark.parametrize(("controllers", "has_memory"), [("cpu memory pids", True), ("cpu pids", False)])
+def test_memory_controller_is_detected(tmp_path: Path, controllers: str, has_memory: bool) -> None:
     make_tree(tmp_path, controllers=controllers)
-    assert Cgroups(tmp_path).has_memory is has
+    assert Cgroups(tmp_path).has_memory is has_memory
     assert not Cgroups(tmp_path / "elsewhere").has_memory
 
 
-def test_usage_is_without_inactive_pages(tmp_path: Path) -> None:
+def test_working_set_excludes_inactive_pages(tmp_path: Path) -> None:
     directory = str(add_cgroup(tmp_path, "p", memory_bytes=300 * MIB, inactive_bytes=120 * MIB, swap_bytes=7, pids=9))
     assert read_usage(directory) == CgroupUsage(180 * MIB, 7, 9)
-    assert read_working_sets({"a": directory, "b": f"{directory}/gone"}) == {"a": 180 * MIB}
+    assert read_working_sets({"a": directory, "b": f"{directory}/missing"}) == {"a": 180 * MIB}
 
 
-def test_more_inactive_than_used_is_nothing_used(tmp_path: Path) -> None:
+def test_working_set_is_at_least_zero(tmp_path: Path) -> None:
     assert read_working_set(str(add_cgroup(tmp_path, "p", memory_bytes=MIB, inactive_bytes=2 * MIB))) == 0
 
 
@@ -125,37 +125,37 @@ def test_more_inactive_than_used_is_nothing_used(tmp_path: Path) -> None:
         ("pids.current", "\xff", CgroupUsage(1024, 0, None)),
     ],
 )
-def test_what_is_malformed_is_not_known(tmp_path: Path, name: str, text: str, usage: CgroupUsage) -> None:
+def test_malformed_value_is_unknown(tmp_path: Path, name: str, text: str, usage: CgroupUsage) -> None:
     directory = add_cgroup(tmp_path, "p", memory_bytes=1024)
     (directory / name).write_text(text, encoding="latin-1")
     assert read_usage(str(directory)) == usage
 
 
-def test_a_cgroup_that_is_gone_has_no_figures(tmp_path: Path) -> None:
-    gone = str(tmp_path / "gone")
-    assert read_usage(gone) is None
-    assert read_oom_kills(gone) is None
-    assert read_memory_min(gone) is None
+def test_removed_cgroup_has_no_usage(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing")
+    assert read_usage(missing) is None
+    assert read_oom_kills(missing) is None
+    assert read_memory_min(missing) is None
 
 
-def test_reads_kills_and_guarantees(tmp_path: Path) -> None:
+def test_oom_kills_and_memory_min_are_read(tmp_path: Path) -> None:
     directory = str(add_cgroup(tmp_path, "p", kills=3, min_bytes=5 * MIB))
     assert read_oom_kills(directory) == 3
     assert read_memory_min(directory) == 5 * MIB
 
 
-def test_processes_are_those_of_the_whole_tree(tmp_path: Path) -> None:
+def test_processes_include_those_of_descendants(tmp_path: Path) -> None:
     pod = add_cgroup(tmp_path, "p", processes=[1])
     add_cgroup(tmp_path, "p/a", processes=[2])
     add_cgroup(tmp_path, "p/a/b", processes=[3])
     (pod / "link").symlink_to(add_cgroup(tmp_path, "other", processes=[4]))
     assert read_processes([str(pod)]) == frozenset({1, 2, 3})
-    assert read_processes([str(pod), str(tmp_path / "gone")]) == frozenset({1, 2, 3})
-    assert read_processes([str(tmp_path / "gone")]) == frozenset()
+    assert read_processes([str(pod), str(tmp_path / "missing")]) == frozenset({1, 2, 3})
+    assert read_processes([str(tmp_path / "missing")]) == frozenset()
     assert read_processes([]) == frozenset()
 
 
-def test_processes_that_cannot_be_told_are_not_none_left(tmp_path: Path) -> None:
+def test_unreadable_processes_are_unknown_and_not_empty(tmp_path: Path) -> None:
     pod = add_cgroup(tmp_path, "p", processes=[1])
     (pod / "cgroup.procs").write_text("1\nx\n")
     assert read_processes([str(pod)]) is None

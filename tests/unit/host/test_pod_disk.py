@@ -1,4 +1,4 @@
-"""What pods keep on disk, on trees of real files."""
+"""Pod disk usage on real directory trees."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def volumes(tmp_path: Path) -> Path:
 
 
 def write(path: Path, kib: int) -> int:
-    """Write a file, and give what it occupies."""
+    """Write a file; return its disk usage in bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"x" * (kib * KIB))
     os.sync()
@@ -44,14 +44,14 @@ def read(tmp_path: Path, *, uid: str = UID, seconds: float = 60) -> PodDisk:
     return read_pod_disk(uid, tmp_path / "logs/shop_web_u-1", tmp_path / "kubelet", deadline_s=deadline_in(seconds))
 
 
-def test_a_pod_without_directories_keeps_nothing(tmp_path: Path) -> None:
+def test_pod_without_directories_has_no_usage(tmp_path: Path) -> None:
     found = read(tmp_path)
-    nothing = Footprint(0, 0)
-    assert (found.log_tree, found.logs, found.volumes, found.empty_dir_bytes) == (nothing, nothing, nothing, {})
+    empty = Footprint(0, 0)
+    assert (found.log_tree, found.logs, found.volumes, found.empty_dir_bytes) == (empty, empty, empty, {})
     assert found.complete
 
 
-def test_logs_are_told_by_container(tmp_path: Path, logs: Path) -> None:
+def test_log_usage_is_counted_by_container(tmp_path: Path, logs: Path) -> None:
     app = write(logs / "app/0.log", 64) + write(logs / "app/0.log.1", 32)
     side = write(logs / "side/0.log", 16)
     loose = write(logs / "loose.txt", 8)
@@ -61,7 +61,7 @@ def test_logs_are_told_by_container(tmp_path: Path, logs: Path) -> None:
     assert found.log_tree == Footprint(app + side + loose, 4)
 
 
-def test_volumes_are_what_lies_on_the_node_itself(tmp_path: Path, volumes: Path) -> None:
+def test_volume_usage_excludes_network_volumes(tmp_path: Path, volumes: Path) -> None:
     cache = write(volumes / EMPTY_DIRS / "cache/a/data", 64)
     extra = write(volumes / EMPTY_DIRS / "extra/data", 8)
     settings = write(volumes / "kubernetes.io~configmap/settings/key", 4)
@@ -74,7 +74,7 @@ def test_volumes_are_what_lies_on_the_node_itself(tmp_path: Path, volumes: Path)
     assert found.volumes.used_bytes == cache + directory + extra + settings + inner
 
 
-def test_links_are_never_followed(tmp_path: Path, logs: Path, volumes: Path) -> None:
+def test_links_are_not_followed(tmp_path: Path, logs: Path, volumes: Path) -> None:
     outside = tmp_path / "outside"
     write(outside / "huge", 512)
     (volumes / EMPTY_DIRS / "cache").mkdir(parents=True)
@@ -88,7 +88,7 @@ def test_links_are_never_followed(tmp_path: Path, logs: Path, volumes: Path) -> 
     assert found.container_logs_bytes == {}
 
 
-def test_a_log_directory_that_is_a_link_is_not_known(tmp_path: Path, logs: Path) -> None:
+def test_usage_of_a_linked_log_directory_is_unknown(tmp_path: Path, logs: Path) -> None:
     logs.parent.mkdir(parents=True)
     logs.symlink_to(tmp_path)
     found = read(tmp_path)
@@ -97,13 +97,13 @@ def test_a_log_directory_that_is_a_link_is_not_known(tmp_path: Path, logs: Path)
 
 
 @pytest.mark.parametrize("uid", ["", "..", "../../etc", "a/b"])
-def test_a_uid_that_is_no_name_leads_nowhere(tmp_path: Path, uid: str) -> None:
+def test_volumes_of_an_invalid_uid_are_not_read(tmp_path: Path, uid: str) -> None:
     found = read(tmp_path, uid=uid)
     assert found.volumes is None
     assert not found.complete
 
 
-def test_out_of_time_is_a_lower_bound(tmp_path: Path, logs: Path) -> None:
+def test_usage_is_incomplete_after_the_deadline(tmp_path: Path, logs: Path) -> None:
     (logs / "app").mkdir(parents=True)
     for number in range(600):
         (logs / f"app/{number}.log").touch()
@@ -115,21 +115,21 @@ def test_out_of_time_is_a_lower_bound(tmp_path: Path, logs: Path) -> None:
 def in_memory(volumes: Path) -> Iterator[Path]:
     path = volumes / EMPTY_DIRS / "scratch"
     path.mkdir(parents=True)
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", path], capture_output=True, check=False)
-    if mounted.returncode:
-        pytest.skip("a tmpfs cannot be mounted here: needs root")
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", path], capture_output=True, check=False)
+    if mount.returncode:
+        pytest.skip("mounting a tmpfs needs root")
     yield path
     subprocess.run(["umount", path], check=True)
 
 
-def test_an_empty_dir_in_memory_counts_apart(tmp_path: Path, in_memory: Path) -> None:
+def test_emptydir_in_memory_does_not_count_as_disk_usage(tmp_path: Path, in_memory: Path) -> None:
     (in_memory / "data").write_bytes(b"x" * (256 * KIB))
     found = read(tmp_path)
     assert found.empty_dir_bytes == {"scratch": 256 * KIB}
     assert found.volumes == Footprint(0, 0)
 
 
-def test_names_that_no_directory_can_have_are_told_as_not_measured(tmp_path: Path) -> None:
+def test_usage_of_names_with_a_nul_is_unknown(tmp_path: Path) -> None:
     assert not read(tmp_path, uid="u\0").complete
     found = read_pod_disk(UID, tmp_path / "lo\0gs", tmp_path / "kubelet", deadline_s=deadline_in(60))
     assert (found.logs, found.complete) == (None, False)

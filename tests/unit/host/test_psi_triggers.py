@@ -1,4 +1,4 @@
-"""Being woken by the kernel; what cannot be watched is told with what to do."""
+"""Kernel pressure triggers, and the errors of unavailable ones."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.host.psi_triggers import Wakes
+from nodeagent.host.psi_triggers import PressureTriggers
 
 
-def opened() -> int:
+def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
@@ -20,36 +20,36 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_kernel_without_stall_information_is_told(root: Path) -> None:
-    wakes = Wakes(print, root=root)
-    why = wakes.watch_stalls("memory", 100_000, 1_000_000)
-    assert str(root / "proc/pressure/memory") in why
-    assert "psi=1" in why
-    assert wakes.names == ()
-    wakes.close()
+def test_kernel_without_psi_is_a_fault_with_a_hint(root: Path) -> None:
+    triggers = PressureTriggers(print, root=root)
+    fault = triggers.add_stall_trigger("memory", 100_000, 1_000_000)
+    assert str(root / "proc/pressure/memory") in fault
+    assert "psi=1" in fault
+    assert triggers.names == ()
+    triggers.close()
 
 
-def test_a_file_that_gives_no_such_events_is_told_and_closed(root: Path) -> None:
+def test_file_without_epoll_support_is_a_fault_and_closed(root: Path) -> None:
     (root / "proc/pressure/memory").write_text("")
-    before = opened()
-    wakes = Wakes(print, root=root)
-    assert wakes.watch_stalls("memory", 100_000, 1_000_000)
-    wakes.close()
-    assert opened() == before
+    before = open_descriptors()
+    triggers = PressureTriggers(print, root=root)
+    assert triggers.add_stall_trigger("memory", 100_000, 1_000_000)
+    triggers.close()
+    assert open_descriptors() == before
 
 
-def test_pods_without_a_cgroup_are_told(root: Path) -> None:
-    wakes = Wakes(print, root=root)
-    assert "memory.events" in wakes.watch_memory_events()
-    wakes.close()
+def test_missing_pod_cgroup_is_a_fault(root: Path) -> None:
+    triggers = PressureTriggers(print, root=root)
+    assert "memory.events" in triggers.add_memory_events()
+    triggers.close()
 
 
-@pytest.mark.skipif(not Path("/proc/pressure/memory").exists(), reason="this kernel tells no stalls")
-async def test_it_lets_go_of_all_it_opened() -> None:
-    before = opened()
-    wakes = Wakes(print)
-    why = wakes.watch_stalls("memory", 100_000, 2_000_000)
-    assert wakes.names == (() if why else ("memory stall",))
-    wakes.attach()
-    wakes.close()
-    assert opened() == before
+@pytest.mark.skipif(not Path("/proc/pressure/memory").exists(), reason="PSI unavailable")
+async def test_close_closes_all_descriptors() -> None:
+    before = open_descriptors()
+    triggers = PressureTriggers(print)
+    fault = triggers.add_stall_trigger("memory", 100_000, 2_000_000)
+    assert triggers.names == (() if fault else ("memory stall",))
+    triggers.attach()
+    triggers.close()
+    assert open_descriptors() == before

@@ -1,4 +1,4 @@
-"""Eviction signals from the kernel's files, on copies of both cgroup layouts and on what cannot be read."""
+"""Eviction signals from kernel files: both cgroup versions, missing and malformed files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ V1 = {
 }
 
 
-class Stopped:
+class StoppedClock:
     def now(self) -> datetime:
         return NOW
 
@@ -57,35 +57,35 @@ def read(
         if text is not None:
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(text)
-    seen, warnings = read_signals(SignalPaths(str(root)), Stopped(), source=source, root=root)
-    assert {each.observed_at.at for each in seen} <= {NOW}
-    return {each.signal: (each.available, each.capacity) for each in seen}, warnings
+    signals, warnings = read_signals(SignalPaths(str(root)), StoppedClock(), source=source, root=root)
+    assert {each.observed_at.at for each in signals} <= {NOW}
+    return {each.signal: (each.available, each.capacity) for each in signals}, warnings
 
 
 @pytest.mark.parametrize("layout", [V1, V2], ids=["v1", "v2"])
-def test_memory_is_capacity_less_working_set(tmp_path: Path, layout: dict[str, str]) -> None:
-    seen, warnings = read(tmp_path, {**FILES, **layout})
-    assert seen[Signal.MEMORY_AVAILABLE] == ((4096 - 1400) * MIB, 4096 * MIB)
+def test_available_memory_is_capacity_minus_working_set(tmp_path: Path, layout: dict[str, str]) -> None:
+    signals, warnings = read(tmp_path, {**FILES, **layout})
+    assert signals[Signal.MEMORY_AVAILABLE] == ((4096 - 1400) * MIB, 4096 * MIB)
     assert warnings == ()
-    assert (Signal.ALLOCATABLE_MEMORY_AVAILABLE in seen) is (layout is V2)
+    assert (Signal.ALLOCATABLE_MEMORY_AVAILABLE in signals) is (layout is V2)
 
 
-def test_the_rest_of_a_cgroup_v2_node(tmp_path: Path) -> None:
-    seen, _ = read(tmp_path, {**FILES, **V2})
-    assert seen[Signal.ALLOCATABLE_MEMORY_AVAILABLE] == ((3000 - 1300) * MIB, 3000 * MIB)
-    assert seen[Signal.PID_AVAILABLE] == (20000 - 250, 20000)
-    assert seen[Signal.SWAP_FREE] == (512 << 10, 1024 << 10)
-    assert seen[Signal.MEMORY_PSI_SOME] == (12.5, 100)
-    assert seen[Signal.MEMORY_PSI_FULL] == (3.25, 100)
-    assert seen[Signal.IO_PSI_SOME] == (0, 100)
-    assert Signal.IO_PSI_FULL not in seen
-    assert seen[Signal.NODEFS_AVAILABLE][1] > 0
-    assert Signal.IMAGEFS_AVAILABLE not in seen
+def test_signals_of_a_cgroup_v2_node(tmp_path: Path) -> None:
+    signals, _ = read(tmp_path, {**FILES, **V2})
+    assert signals[Signal.ALLOCATABLE_MEMORY_AVAILABLE] == ((3000 - 1300) * MIB, 3000 * MIB)
+    assert signals[Signal.PID_AVAILABLE] == (20000 - 250, 20000)
+    assert signals[Signal.SWAP_FREE] == (512 << 10, 1024 << 10)
+    assert signals[Signal.MEMORY_PSI_SOME] == (12.5, 100)
+    assert signals[Signal.MEMORY_PSI_FULL] == (3.25, 100)
+    assert signals[Signal.IO_PSI_SOME] == (0, 100)
+    assert Signal.IO_PSI_FULL not in signals
+    assert signals[Signal.NODEFS_AVAILABLE][1] > 0
+    assert Signal.IMAGEFS_AVAILABLE not in signals
 
 
-def test_the_kernels_own_estimate(tmp_path: Path) -> None:
-    seen, _ = read(tmp_path, {**FILES, **V2}, MemorySource.MEM_AVAILABLE)
-    assert seen[Signal.MEMORY_AVAILABLE] == (2048 * MIB, 4096 * MIB)
+def test_mem_available_is_the_estimate_of_the_kernel(tmp_path: Path) -> None:
+    signals, _ = read(tmp_path, {**FILES, **V2}, MemorySource.MEM_AVAILABLE)
+    assert signals[Signal.MEMORY_AVAILABLE] == (2048 * MIB, 4096 * MIB)
 
 
 @pytest.mark.parametrize(
@@ -100,39 +100,39 @@ def test_the_kernels_own_estimate(tmp_path: Path) -> None:
         ({"proc/loadavg": "0 0 0 1/99999 1\n"}, Signal.PID_AVAILABLE, 0),
     ],
 )
-def test_never_below_nothing_nor_above_all(
+def test_available_amount_is_between_zero_and_capacity(
     tmp_path: Path, changed: dict[str, str], signal: Signal, value: float
 ) -> None:
-    seen, _ = read(tmp_path, {**FILES, **V2, **changed})
-    assert seen[signal][0] == value
+    signals, _ = read(tmp_path, {**FILES, **V2, **changed})
+    assert signals[signal][0] == value
 
 
 @pytest.mark.parametrize(
-    ("changed", "missing", "said"),
+    ("changed", "missing", "warning"),
     [
-        ({"proc/meminfo": "nothing\n"}, {Signal.MEMORY_AVAILABLE, Signal.SWAP_FREE}, "there is no MemTotal"),
-        ({"sys/fs/cgroup/memory.stat": "anon 1\n"}, {Signal.MEMORY_AVAILABLE}, "there is no file"),
-        ({"proc/loadavg": "0 0\n"}, {Signal.PID_AVAILABLE}, "how many tasks"),
-        ({"proc/sys/kernel/pid_max": "many\n"}, {Signal.PID_AVAILABLE}, "is no number"),
+        ({"proc/meminfo": "nothing\n"}, {Signal.MEMORY_AVAILABLE, Signal.SWAP_FREE}, "MemTotal missing"),
+        ({"sys/fs/cgroup/memory.stat": "anon 1\n"}, {Signal.MEMORY_AVAILABLE}, ": file missing"),
+        ({"proc/loadavg": "0 0\n"}, {Signal.PID_AVAILABLE}, "has no task count"),
+        ({"proc/sys/kernel/pid_max": "many\n"}, {Signal.PID_AVAILABLE}, "is not a number"),
         ({"proc/pressure/memory": "some total=1\n"}, {Signal.MEMORY_PSI_SOME, Signal.MEMORY_PSI_FULL}, "no avg10"),
         ({"sys/fs/cgroup/kubepods.slice/memory.max": "max\n"}, {Signal.ALLOCATABLE_MEMORY_AVAILABLE}, ""),
         ({"sys/fs/cgroup/kubepods.slice/memory.max": f"{1 << 62}\n"}, {Signal.ALLOCATABLE_MEMORY_AVAILABLE}, ""),
         ({"proc/meminfo": MEMINFO.format(swap=0)}, {Signal.SWAP_FREE}, ""),
     ],
 )
-def test_what_cannot_be_read_is_left_out_alone_and_told(
-    tmp_path: Path, changed: dict[str, str], missing: set[Signal], said: str
+def test_unreadable_signal_is_omitted_with_a_warning(
+    tmp_path: Path, changed: dict[str, str], missing: set[Signal], warning: str
 ) -> None:
-    (tmp_path / "whole").mkdir()
+    (tmp_path / "complete").mkdir()
     (tmp_path / "changed").mkdir()
-    whole, _ = read(tmp_path / "whole", {**FILES, **V2})
-    seen, warnings = read(tmp_path / "changed", {**FILES, **V2, **changed})
-    assert whole.keys() - seen.keys() == missing
-    assert len(warnings) >= bool(said)
-    assert all(said in each for each in warnings[:1])
+    complete, _ = read(tmp_path / "complete", {**FILES, **V2})
+    signals, warnings = read(tmp_path / "changed", {**FILES, **V2, **changed})
+    assert complete.keys() - signals.keys() == missing
+    assert len(warnings) >= bool(warning)
+    assert all(warning in each for each in warnings[:1])
 
 
-def test_a_kernel_without_stall_figures_is_no_fault(tmp_path: Path) -> None:
-    seen, warnings = read(tmp_path, {name: text for name, text in {**FILES, **V2}.items() if "pressure" not in name})
-    assert not any(".psi." in signal.value for signal in seen)
+def test_kernel_without_psi_gives_no_warning(tmp_path: Path) -> None:
+    signals, warnings = read(tmp_path, {name: text for name, text in {**FILES, **V2}.items() if "pressure" not in name})
+    assert not any(".psi." in signal.value for signal in signals)
     assert warnings == ()

@@ -1,4 +1,4 @@
-"""Outstanding evictions over a restart."""
+"""File of outstanding evictions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_written_state_is_read_back_in_the_same_boot_only(tmp_path: Path) -> Non
         ("victims", "at_s", None),
     ],
 )
-def test_value_of_another_kind_is_refused(tmp_path: Path, part: str, name: str, value: Any) -> None:
+def test_value_of_another_type_is_rejected(tmp_path: Path, part: str, name: str, value: Any) -> None:
     file = EvictionFile(tmp_path)
     file.write("boot", EFFECTS, VICTIMS)
     document = json.loads((tmp_path / FILE_NAME).read_text())
@@ -61,13 +61,13 @@ def test_value_of_another_kind_is_refused(tmp_path: Path, part: str, name: str, 
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": "nodeagent/evictions/v2"}', "\x00"])
-def test_other_document_is_refused(tmp_path: Path, text: str) -> None:
+def test_other_document_is_rejected(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE_NAME).write_text(text)
     with pytest.raises(StoreError, match="outstanding evictions unknown"):
         EvictionFile(tmp_path).read("boot")
 
 
-def test_directory_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+def test_unwritable_directory_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="cannot be written"):
+    with pytest.raises(StoreError, match="cannot write"):
         EvictionFile(tmp_path / "file" / "state").write("boot", EFFECTS, VICTIMS)

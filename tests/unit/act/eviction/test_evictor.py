@@ -37,19 +37,19 @@ class Clock:
 
 @dataclass
 class Runtime:
-    """Ends the processes of what it stops, unless told otherwise."""
+    """A runtime whose stop calls end the processes unless ``stubborn``."""
 
     stops: list[tuple[str, int]] = field(default_factory=list)
     errors: dict[str, Exception] = field(default_factory=dict)
     processes: set[int] = field(default_factory=lambda: {10, 11})
     stubborn: bool = False
     hang: asyncio.Event | None = None
-    told: asyncio.Event = field(default_factory=asyncio.Event)
+    both_stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def stop_container(self, container_id: str, timeout_s: int) -> None:
         self.stops.append((container_id, timeout_s))
         if len(self.stops) == 2:
-            self.told.set()
+            self.both_stopping.set()
         if container_id in self.errors:
             raise self.errors[container_id]
         if self.hang is not None and timeout_s:
@@ -73,14 +73,14 @@ def chosen(facts: PodFacts, grace_s: float = 0.0) -> Eviction:
     return replace(found, grace_s=grace_s)
 
 
-def evictor(runtime: Runtime, *facts: PodFacts, handle: PodHandle = HANDLE) -> CriEvictor:
-    async def look() -> PodInventory:
+def evictor(runtime: Runtime, *facts: PodFacts, handle: PodHandle = HANDLE, verify_s: float = 5.0) -> CriEvictor:
+    async def read_pods() -> PodInventory:
         return PodInventory(facts, (), {each.uid: replace(handle, uid=each.uid) for each in facts}, at(0))
 
-    return CriEvictor(runtime, look, POLICY, clock=Clock(), read_processes=runtime.read, verify_s=5.0)
+    return CriEvictor(runtime, read_pods, POLICY, clock=Clock(), read_processes=runtime.read, verify_s=verify_s)
 
 
-async def test_all_containers_are_stopped_at_once_then_the_sandbox() -> None:
+async def test_containers_are_stopped_concurrently_before_the_sandbox() -> None:
     runtime, web = Runtime(), pod()
     result = await evictor(runtime, web).evict(chosen(web, 2.5), HANDLE, asyncio.Event())
     assert result.outcome is EvictionOutcome.EVICTED
@@ -88,59 +88,59 @@ async def test_all_containers_are_stopped_at_once_then_the_sandbox() -> None:
 
 
 @pytest.mark.parametrize(
-    ("now", "handle", "outcome", "words"),
+    ("now", "handle", "outcome", "detail"),
     [
-        pytest.param((), HANDLE, EvictionOutcome.GONE, "ended by itself", id="gone"),
+        pytest.param((), HANDLE, EvictionOutcome.GONE, "ended by itself", id="ended"),
         pytest.param(
             (pod(namespace="kube-system"),), HANDLE, EvictionOutcome.CHANGED, "protected namespace", id="protected"
         ),
-        pytest.param((pod(), pod()), HANDLE, EvictionOutcome.CHANGED, "contradictory", id="two of its UID"),
+        pytest.param((pod(), pod()), HANDLE, EvictionOutcome.CHANGED, "contradictory", id="duplicate UID"),
         pytest.param(
             (pod(),),
             replace(HANDLE, sandbox_ids=("s2",)),
             EvictionOutcome.CHANGED,
-            "started anew",
+            "another sandbox",
             id="another sandbox",
         ),
     ],
 )
-async def test_what_changed_meanwhile_is_let_be(
-    now: tuple[PodFacts, ...], handle: PodHandle, outcome: EvictionOutcome, words: str
+async def test_changed_pod_is_not_evicted(
+    now: tuple[PodFacts, ...], handle: PodHandle, outcome: EvictionOutcome, detail: str
 ) -> None:
     runtime = Runtime()
     result = await evictor(runtime, *now, handle=handle).evict(chosen(pod()), HANDLE, asyncio.Event())
     assert result.outcome is outcome
-    assert words in result.detail
+    assert detail in result.detail
     assert runtime.stops == []
 
 
-async def test_a_stop_that_fails_is_told_if_processes_are_left() -> None:
+async def test_failed_stop_is_reported_with_remaining_processes() -> None:
     runtime, web = Runtime(stubborn=True), pod()
     runtime.errors["c1"] = RuntimeRequestError("StopContainer", "c1", "INTERNAL", "no")
     result = await evictor(runtime, web).evict(chosen(web), HANDLE, asyncio.Event())
     assert result.outcome is EvictionOutcome.FAILED
     assert "StopContainer" in result.detail
-    assert "2 process(es) are still there after 5 s: 10, 11" in result.detail
+    assert "2 process(es) still running after 5 s: 10, 11" in result.detail
 
 
-async def test_a_stop_that_fails_does_not_matter_if_nothing_is_left() -> None:
+async def test_failed_stop_without_remaining_processes_is_an_eviction() -> None:
     runtime, web = Runtime(), pod()
     runtime.errors["c1"] = RuntimeRequestError("StopContainer", "c1", "INTERNAL", "no")
     result = await evictor(runtime, web).evict(chosen(web), HANDLE, asyncio.Event())
     assert result.outcome is EvictionOutcome.EVICTED
-    assert result.detail.startswith("though: StopContainer")
+    assert result.detail.startswith("despite errors: StopContainer")
 
 
-async def test_without_cgroups_a_failed_stop_is_a_failure() -> None:
+async def test_failed_stop_without_cgroups_is_a_failure() -> None:
     runtime, web = Runtime(), pod()
     runtime.read = lambda _: frozenset()  # type: ignore[method-assign,assignment]
     runtime.errors["c1"] = RuntimeRequestError("StopContainer", "c1", "INTERNAL", "no")
-    bare = replace(HANDLE, cgroup=None)
-    result = await evictor(runtime, web, handle=bare).evict(chosen(web), bare, asyncio.Event())
+    without_cgroup = replace(HANDLE, cgroup=None)
+    result = await evictor(runtime, web, handle=without_cgroup).evict(chosen(web), without_cgroup, asyncio.Event())
     assert result.outcome is EvictionOutcome.FAILED
 
 
-async def test_a_runtime_that_never_answers_is_not_waited_for() -> None:
+async def test_wait_for_a_hanging_runtime_is_bounded() -> None:
     runtime, web = Runtime(stubborn=True), pod()
     never = asyncio.Event()
 
@@ -150,16 +150,15 @@ async def test_a_runtime_that_never_answers_is_not_waited_for() -> None:
 
     runtime.stop_container = hang  # type: ignore[method-assign,assignment]
     runtime.stop_sandbox = hang  # type: ignore[method-assign,assignment]
-    made = evictor(runtime, web)
-    made._verify_s = 0.01
+    made = evictor(runtime, web, verify_s=0.01)
     result = await asyncio.wait_for(made.evict(chosen(web), HANDLE, asyncio.Event()), 5)
     assert result.outcome is EvictionOutcome.FAILED
-    assert "StopContainer was not answered" in result.detail
-    assert "2 process(es) are still there" in result.detail
+    assert "no answer to StopContainer" in result.detail
+    assert "2 process(es) still running" in result.detail
     never.set()
 
 
-async def test_what_is_gone_is_evicted_even_if_the_runtime_never_says_so() -> None:
+async def test_end_of_all_processes_is_an_eviction_without_an_answer_of_the_runtime() -> None:
     runtime, web = Runtime(), pod()
     never = asyncio.Event()
 
@@ -173,17 +172,17 @@ async def test_what_is_gone_is_evicted_even_if_the_runtime_never_says_so() -> No
     never.set()
 
 
-async def test_a_lost_runtime_ends_the_pass() -> None:
+async def test_lost_runtime_is_raised() -> None:
     runtime, web = Runtime(), pod()
-    runtime.errors["c2"] = RuntimeUnavailableError("gone")
+    runtime.errors["c2"] = RuntimeUnavailableError("no connection")
     with pytest.raises(RuntimeUnavailableError):
         await evictor(runtime, web).evict(chosen(web), HANDLE, asyncio.Event())
 
 
-async def test_in_a_hurry_the_grace_is_cut_short() -> None:
+async def test_hurry_shortens_the_grace_period() -> None:
     runtime, web, hurry = Runtime(hang=asyncio.Event()), pod(), asyncio.Event()
     work = asyncio.ensure_future(evictor(runtime, web).evict(chosen(web, 30), HANDLE, hurry))
-    await runtime.told.wait()
+    await runtime.both_stopping.wait()
     hurry.set()
     result = await work
     assert result.outcome is EvictionOutcome.EVICTED

@@ -34,7 +34,7 @@ class Node:
         self.snapshot = snapshot
         self.outcome = outcome
         self.observed: list[Scope] = []
-        self.run_: list[Preview] = []
+        self.previews: list[Preview] = []
         self.collections = 0
         self.collect_error: Exception | None = None
 
@@ -44,7 +44,7 @@ class Node:
 
     async def run(self, preview: Preview, stop: asyncio.Event) -> PassReport:
         assert not stop.is_set()
-        self.run_.append(preview)
+        self.previews.append(preview)
         results = tuple(Result(each, self.outcome) for each in preview.removals)
         return PassReport(
             "id", preview.scope.value, "eviction", NOW, 0.1, False, preview.plans, results, PassEnd.COMPLETE
@@ -60,26 +60,26 @@ def step(action: ReclaimAction) -> ReclaimStep:
     return ReclaimStep(action, FilesystemRole.IMAGEFS)
 
 
-async def test_all_unused_images_go_whatever_the_thresholds() -> None:
+async def test_all_unused_images_are_removed_regardless_of_thresholds() -> None:
     node = Node()
     done = await Reclaimer(node.observe, POLICY, node.run).run(step(ReclaimAction.UNUSED_IMAGES), asyncio.Event())
     assert done.report is not None
-    (preview,) = node.run_
+    (preview,) = node.previews
     assert node.observed == [Scope.IMAGES]
     assert [each.id for each in preview.removals] == ["older", "old"]
 
 
-async def test_a_step_with_nothing_to_remove_runs_nothing() -> None:
+async def test_step_without_removals_runs_no_pass() -> None:
     node = Node()
     reclaimer = Reclaimer(node.observe, POLICY, node.run)
     for action in (ReclaimAction.DEAD_CONTAINERS, ReclaimAction.LOGS):
         done = await reclaimer.run(step(action), asyncio.Event())
         assert done.report is None
     assert node.observed == [Scope.CONTAINERS] * 2
-    assert node.run_ == []
+    assert node.previews == []
 
 
-async def test_each_step_has_its_own_plans() -> None:
+async def test_plans_of_each_step() -> None:
     reclaimer = Reclaimer(Node().observe, POLICY, Node().run)
     kinds = {action: [plan.kind for plan in (await reclaimer.preview(step(action))).plans] for action in ReclaimAction}
     assert kinds == {
@@ -117,17 +117,17 @@ async def test_removed_containers_are_confirmed_by_a_garbage_collection(
     reclaimer = Reclaimer(node.observe, POLICY, node.run, evicted=lambda: EVICTED, collect_garbage=node.collect_garbage)
     done = await reclaimer.run(step(ReclaimAction.DEAD_CONTAINERS), asyncio.Event())
     assert (done.confirmed, node.collections) == (confirmed, 1)
-    assert done.freed() is None  # containerd tells no size of a dead container's layer
+    assert done.freed() is None  # containerd reports no layer size of a dead container
 
 
-async def test_nothing_removed_is_not_confirmed_and_not_collected() -> None:
+async def test_step_that_removed_nothing_is_not_confirmed() -> None:
     node = Node(DEAD, Outcome.CHANGED)
     reclaimer = Reclaimer(node.observe, POLICY, node.run, evicted=lambda: EVICTED, collect_garbage=node.collect_garbage)
     done = await reclaimer.run(step(ReclaimAction.DEAD_CONTAINERS), asyncio.Event())
     assert (done.confirmed, node.collections, done.freed()) == (False, 0, 0)
 
 
-async def test_runtime_that_cannot_be_asked_leaves_the_removal_unconfirmed() -> None:
+async def test_removal_is_unconfirmed_without_a_garbage_collection_call() -> None:
     node = Node(DEAD)
     reclaimer = Reclaimer(node.observe, POLICY, node.run, evicted=lambda: EVICTED)
     assert not (await reclaimer.run(step(ReclaimAction.DEAD_CONTAINERS), asyncio.Event())).confirmed
@@ -142,14 +142,14 @@ async def test_images_are_confirmed_by_their_removal() -> None:
 @pytest.mark.parametrize(
     ("evicted", "sandboxes", "containers", "logs"),
     [
-        pytest.param({}, (), [], [], id="nobody"),
+        pytest.param({}, (), [], [], id="no-eviction"),
         pytest.param(EVICTED, (), ["container", "sandbox"], ["sandbox", "pod-log-directory"], id="this-pod"),
         pytest.param({"another": ("sb-web",)}, (), [], [], id="another-pod"),
         pytest.param(EVICTED, (sandbox(sandbox_id="sb-new", created_s=90),), [], [], id="pod-created-again"),
         pytest.param(EVICTED, (sandbox(sandbox_id="sb-new", created_s=None),), [], [], id="order-of-sandboxes-unknown"),
     ],
 )
-async def test_evicted_pod_leaves_its_containers_sandbox_and_logs_without_grace(
+async def test_containers_sandbox_and_logs_of_an_evicted_pod_are_removed_without_grace_period(
     evicted: dict[str, tuple[str, ...]], sandboxes: tuple[Sandbox, ...], containers: list[str], logs: list[str]
 ) -> None:
     for order in (1, -1):

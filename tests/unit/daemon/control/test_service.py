@@ -256,9 +256,9 @@ async def test_signals_that_hang_take_one_thread(node: Node, hang: Hang, monkeyp
 async def test_a_pod_s_directory_that_hangs_takes_one_thread(
     node: Node, hang: Hang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nodeagent.observe.pods.read_pod_disk", hang)
-    monkeypatch.setattr("nodeagent.observe.pods._WALK_S", 0.05)
-    monkeypatch.setattr("nodeagent.observe.pods._WALK_POD_S", 0.05)
+    monkeypatch.setattr("nodeagent.observe.pod_disk_usage.read_pod_disk", hang)
+    monkeypatch.setattr("nodeagent.observe.pod_disk_usage._WALK_S", 0.05)
+    monkeypatch.setattr("nodeagent.observe.pod_disk_usage._WALK_POD_S", 0.05)
     node.sim.add_pod("db")
     for _ in range(3):
         assert "a directory does not answer" in (await node.ask("Pods"))["warnings"][-1]

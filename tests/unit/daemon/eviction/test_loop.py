@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.act.eviction.container_removal import Cleared
+from nodeagent.act.eviction.container_removal import CleanupResult
 from nodeagent.act.eviction.evictor import EvictionOutcome, EvictionResult
 from nodeagent.act.eviction.reclaimer import Reclaimed
 from nodeagent.act.gc.outcomes import Outcome, PassEnd, PassReport, Result
@@ -77,8 +77,8 @@ class Node:
     reclaimed: list[str] = field(default_factory=list)
     reclaims: dict[str, Callable[[], Reclaimed]] = field(default_factory=dict)
     reclaim_error: Exception | None = None
-    cleared: list[str] = field(default_factory=list)
-    clears: Callable[[], Cleared] = lambda: Cleared(confirmed=True)
+    cleaned_up: list[str] = field(default_factory=list)
+    cleanup: Callable[[], CleanupResult] = lambda: CleanupResult(confirmed=True)
     pods_error: Exception | None = None
     records: list[EvictionRecord] = field(default_factory=list)
     limits: str = "memory.available<100Mi"
@@ -140,9 +140,9 @@ class Node:
         self.reclaimed.append(step.text)
         return self.reclaims.get(step.text, lambda: Reclaimed(step, None))()
 
-    async def clear(self, victim: Victim) -> Cleared:
-        self.cleared.append(victim.name)
-        return self.clears()
+    async def clean_up(self, victim: Victim) -> CleanupResult:
+        self.cleaned_up.append(victim.name)
+        return self.cleanup()
 
     async def record(self, record: EvictionRecord) -> None:
         self.records.append(record)
@@ -170,7 +170,7 @@ class Node:
                 PodMonitor(self.read_pods, OomKillMonitor(self.context.logger), reporter, self.clock),
                 reporter,
             ),
-            wakes=None,  # type: ignore[arg-type]
+            triggers=None,  # type: ignore[arg-type]
         )
 
     def events(self, name: str = "") -> list[dict[str, Any]]:
@@ -450,15 +450,15 @@ async def run_passes(node: Node, loop: EvictionLoop, seconds: float) -> None:
 
 
 async def test_no_second_pod_is_evicted_before_the_bytes_of_the_first_are_freed() -> None:
-    node = disk_node(clears=lambda: Cleared(confirmed=False, detail="snapshot still on the disk"))
+    node = disk_node(cleanup=lambda: CleanupResult(confirmed=False, detail="snapshot still on the disk"))
     loop = node.loop()
     await run_passes(node, loop, 25)
     assert node.evicted == ["writer"]
-    assert len(node.cleared) > 1
+    assert len(node.cleaned_up) > 1
     (withheld,) = node.events("eviction_withheld")
     assert (withheld["reason"], withheld["action"]) == ("effect-outstanding", "eviction of shop/writer")
     assert [each["detail"] for each in node.events("eviction_cleanup_failed")] == ["snapshot still on the disk"]
-    node.clears = lambda: Cleared(confirmed=True)
+    node.cleanup = lambda: CleanupResult(confirmed=True)
     node.readings = lambda: (read("imagefs.available", 350),)
     await run_passes(node, loop, 15)
     assert node.evicted == ["writer"]
@@ -478,7 +478,7 @@ async def test_another_pod_is_evicted_after_a_verified_and_insufficient_effect()
 
 
 async def test_eviction_that_frees_nothing_pauses_evictions_and_not_reclaim() -> None:
-    node = disk_node(clears=lambda: Cleared(confirmed=False, detail="busy"))
+    node = disk_node(cleanup=lambda: CleanupResult(confirmed=False, detail="busy"))
     loop = node.loop()
     await run_passes(node, loop, 29)
     before = len(node.reclaimed)
@@ -549,7 +549,7 @@ async def test_pods_of_two_filesystems_are_evicted_while_one_effect_is_outstandi
             pod("quiet", writable=disk(1), logs=disk(1)),
         ),
         readings=lambda: (read("imagefs.available", 50), read("nodefs.available", 50)),
-        clears=lambda: Cleared(confirmed=False, detail="busy"),
+        cleanup=lambda: CleanupResult(confirmed=False, detail="busy"),
     )
     await run_passes(node, node.loop(), 25)
     assert sorted(node.evicted) == ["chatty"]  # its own layer on imagefs is outstanding as well
@@ -558,7 +558,7 @@ async def test_pods_of_two_filesystems_are_evicted_while_one_effect_is_outstandi
         limits=f"{DISK},pid.available<100",
         pods=(pod("writer", writable=disk(300), pids=1), pod("forks", pids=500, writable=disk(0))),
         readings=lambda: (read("imagefs.available", 50), read("pid.available", available=50, capacity=1000)),
-        clears=lambda: Cleared(confirmed=False, detail="busy"),
+        cleanup=lambda: CleanupResult(confirmed=False, detail="busy"),
     )
     await run_passes(node, node.loop(), 20)
     assert sorted(node.evicted) == ["forks", "writer"]
@@ -567,7 +567,7 @@ async def test_pods_of_two_filesystems_are_evicted_while_one_effect_is_outstandi
 async def test_pod_that_was_not_stopped_is_retried_before_another_pod_is_evicted() -> None:
     node = disk_node()
     node.outcomes["writer"] = EvictionOutcome.FAILED
-    node.clears = lambda: Cleared(confirmed=False, running=True, detail="running: app")
+    node.cleanup = lambda: CleanupResult(confirmed=False, running=True, detail="running: app")
     loop = node.loop()
     await run_pass(node, loop)
     assert (node.evicted, node.result()) == ([], "failed")
@@ -582,10 +582,10 @@ async def test_pod_that_was_not_stopped_is_retried_before_another_pod_is_evicted
 async def test_late_end_of_a_pod_is_cleaned_up_and_no_other_pod_is_evicted() -> None:
     node = disk_node()
     node.outcomes["writer"] = EvictionOutcome.FAILED
-    node.clears = lambda: Cleared(confirmed=False, running=True, detail="running: app")
+    node.cleanup = lambda: CleanupResult(confirmed=False, running=True, detail="running: app")
     loop = node.loop()
     await run_passes(node, loop, 10)
-    node.clears = lambda: Cleared(confirmed=True)
+    node.cleanup = lambda: CleanupResult(confirmed=True)
     node.readings = lambda: (read("imagefs.available", 350),)
     await run_passes(node, loop, 20)
     assert (node.evicted, node.context.eviction.outstanding) == ([], ())
@@ -601,21 +601,21 @@ async def test_eviction_not_carried_out_has_no_outstanding_effect(outcome: Evict
 
 
 async def test_restarted_daemon_completes_the_eviction_and_evicts_no_other_pod(tmp_path: Path) -> None:
-    node = disk_node(file=EvictionFile(tmp_path), clears=lambda: Cleared(confirmed=False, detail="busy"))
+    node = disk_node(file=EvictionFile(tmp_path), cleanup=lambda: CleanupResult(confirmed=False, detail="busy"))
     loop = node.loop()
     await run_pass(node, loop)
     await node.effects.close()
     assert node.evicted == ["writer"]
 
     again = disk_node(file=EvictionFile(tmp_path), clock=node.clock, pods=node.pods[1:])
-    again.clears = lambda: Cleared(confirmed=False, detail="busy")
+    again.cleanup = lambda: CleanupResult(confirmed=False, detail="busy")
     loop = again.loop()
     await again.effects.restore()
     await run_passes(again, loop, 25)
     assert again.evicted == []
-    assert set(again.cleared) == {"writer"}
+    assert set(again.cleaned_up) == {"writer"}
     assert [each["pod_name"] for each in again.events("eviction_resumed")] == ["writer"]
-    again.clears = lambda: Cleared(confirmed=True)
+    again.cleanup = lambda: CleanupResult(confirmed=True)
     again.readings = lambda: (read("imagefs.available", 350),)
     await run_passes(again, loop, 15)
     assert (again.evicted, again.context.eviction.outstanding) == ([], ())
@@ -636,7 +636,7 @@ async def test_interrupted_eviction_that_stopped_nothing_is_dropped_after_a_rest
     assert EvictionFile(tmp_path).read(boot_id())[1]
 
     again = disk_node(file=EvictionFile(tmp_path), clock=node.clock)
-    again.clears = lambda: Cleared(confirmed=False, running=True)
+    again.cleanup = lambda: CleanupResult(confirmed=False, running=True)
     loop = again.loop()
     await again.effects.restore()
     await run_passes(again, loop, 4)
@@ -666,7 +666,7 @@ async def test_unwritable_record_does_not_stop_evictions(tmp_path: Path) -> None
 
 
 async def test_outstanding_effects_outlive_a_reload() -> None:
-    node = disk_node(clears=lambda: Cleared(confirmed=False, detail="busy"))
+    node = disk_node(cleanup=lambda: CleanupResult(confirmed=False, detail="busy"))
     loop = node.loop()
     await run_pass(node, loop)
     await node.effects.close()
@@ -675,11 +675,11 @@ async def test_outstanding_effects_outlive_a_reload() -> None:
 
 
 async def test_eviction_suspended_beside_a_kubelet_is_completed_when_evictions_resume() -> None:
-    node = disk_node(clears=lambda: Cleared(confirmed=False, detail="busy"))
+    node = disk_node(cleanup=lambda: CleanupResult(confirmed=False, detail="busy"))
     await run_pass(node)
     await node.effects.close()
     node.context.eviction = suspended(node.context.eviction, node.clock.monotonic_s())
-    node.clears = lambda: Cleared(confirmed=True)
+    node.cleanup = lambda: CleanupResult(confirmed=True)
     node.readings = lambda: (read("imagefs.available", 350),)
     await run_passes(node, node.loop(), 20)
     assert (node.evicted, node.context.eviction.outstanding) == (["writer"], ())
@@ -688,14 +688,14 @@ async def test_eviction_suspended_beside_a_kubelet_is_completed_when_evictions_r
 
 @pytest.mark.parametrize("end", ["pause", "dry-run"])
 async def test_containers_are_not_removed_in_a_pause_or_dry_run(end: str) -> None:
-    node = disk_node(clears=lambda: Cleared(confirmed=False, detail="busy"))
+    node = disk_node(cleanup=lambda: CleanupResult(confirmed=False, detail="busy"))
     await run_passes(node, node.loop(), 3)
-    attempts = len(node.cleared)
+    attempts = len(node.cleaned_up)
     if end == "pause":
         node.context.pass_lock.add_pause(Pause(PausedBy.OPERATOR, "debugging"))
     node.dry_run = end == "dry-run"
     await run_passes(node, node.loop(), 20)
-    assert len(node.cleared) == attempts
+    assert len(node.cleaned_up) == attempts
 
 
 async def test_new_memory_pressure_after_an_eviction_is_acted_on_at_once() -> None:
