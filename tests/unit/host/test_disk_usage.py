@@ -1,4 +1,4 @@
-"""Walking trees: links are not followed, names of one file count once, mounts are not crossed."""
+"""Disk usage of trees: symlinks, hard links, filesystems, deadline."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fill(path: Path, size_bytes: int) -> int:
     return path.stat().st_blocks * 512
 
 
-def test_files_with_several_names_count_once_and_links_not_at_all(tmp_path: Path) -> None:
+def test_hard_links_count_once_and_symlinks_are_not_followed(tmp_path: Path) -> None:
     size = fill(tmp_path / "a/b/file", 100_000)
     (tmp_path / "a/other").hardlink_to(tmp_path / "a/b/file")
     outside = tmp_path / "outside"
@@ -36,27 +36,27 @@ def test_files_with_several_names_count_once_and_links_not_at_all(tmp_path: Path
     assert size <= tree.size_bytes < size + 50_000
 
 
-def test_another_filesystem_is_left_out(tmp_path: Path) -> None:
+def test_other_filesystem_is_skipped(tmp_path: Path) -> None:
     fill(tmp_path / "file", 100_000)
     other = TreeReader(tmp_path.stat().st_dev + 1, time.monotonic() + 60)
     assert other.measure(str(tmp_path)).size_bytes == 0
 
 
-def test_what_is_skipped_or_gone_does_not_count(tmp_path: Path) -> None:
+def test_skipped_and_missing_paths_do_not_count(tmp_path: Path) -> None:
     fill(tmp_path / "keep/file", 10_000)
     fill(tmp_path / "skip/file", 500_000)
     assert reader(tmp_path).measure(str(tmp_path), [str(tmp_path / "skip")]).size_bytes < 100_000
-    gone = reader(tmp_path).measure(str(tmp_path / "none"))
-    assert (gone.size_bytes, gone.complete) == (0, True)
+    missing = reader(tmp_path).measure(str(tmp_path / "none"))
+    assert (missing.size_bytes, missing.complete) == (0, True)
 
 
-def test_it_ends_when_the_time_is_over(tmp_path: Path) -> None:
+def test_measurement_is_incomplete_after_the_deadline(tmp_path: Path) -> None:
     for number in range(600):
         (tmp_path / f"{number}").touch()
     assert not reader(tmp_path, -1).measure(str(tmp_path)).complete
 
 
-def test_the_largest_are_told_as_deep_as_it_helps(tmp_path: Path) -> None:
+def test_largest_directories_are_split_down_to_their_main_part(tmp_path: Path) -> None:
     fill(tmp_path / "var/lib/database/data", 800_000)
     fill(tmp_path / "var/lib/runtime/layers", 900_000)
     fill(tmp_path / "opt/one", 300_000)
@@ -68,6 +68,6 @@ def test_the_largest_are_told_as_deep_as_it_helps(tmp_path: Path) -> None:
     assert found[1].size_bytes >= 500_000
 
 
-def test_the_mount_point_of_a_path(tmp_path: Path) -> None:
+def test_mount_point_of_a_path(tmp_path: Path) -> None:
     assert mount_point("/") == "/"
     assert os.path.ismount(mount_point(str(tmp_path)))

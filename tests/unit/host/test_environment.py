@@ -1,4 +1,4 @@
-"""Which files of a virtual environment are the installation's own, and that only those are removed."""
+"""Own files of an installation's virtual environment, and removal of only these."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def put(path: Path, text: str = "x") -> None:
 
 
 def package(prefix: Path, name: str, *files: str, requires: tuple[str, ...] = ()) -> None:
-    """Install a package as pip does: its files, its metadata, and the record of both."""
+    """Write the files, metadata and record of a package as pip does."""
     info = f"{name}-1.0.dist-info"
     listed = [f"{name}/__init__.py", *files, f"{info}/METADATA", f"{info}/RECORD"]
     for each in listed:
@@ -42,7 +42,7 @@ def package(prefix: Path, name: str, *files: str, requires: tuple[str, ...] = ()
 
 
 def agent(prefix: Path) -> Path:
-    """Make what ``python -m venv`` and ``pip install`` make."""
+    """Write the files of ``python -m venv`` and ``pip install``."""
     put(prefix / "pyvenv.cfg")
     for name in ("python", "python3", "python3.11", "activate", "activate.fish", "Activate.ps1"):
         put(prefix / "bin" / name)
@@ -79,7 +79,7 @@ def test_own_files_are_those_of_venv_pip_the_agent_and_its_libraries(prefix: Pat
     assert own_files(prefix) == everything
 
 
-def test_installation_without_a_manifest_is_removed_whole(prefix: Path) -> None:
+def test_installation_without_a_manifest_is_removed_completely(prefix: Path) -> None:
     for name in ("nodeagent/__pycache__/__init__.cpython-311.pyc", "__pycache__/single.cpython-311.opt-1.pyc"):
         put(prefix / SITE / name)
     assert is_installation(prefix)
@@ -97,7 +97,7 @@ def test_files_of_operators_are_kept_and_reported(prefix: Path) -> None:
         put(prefix / name, "mine")
     (prefix / "empty").mkdir()
     package(prefix, "ansible")
-    begin(prefix)  # an upgrade does not take them over
+    begin(prefix)  # an upgrade does not add them to the manifest
     finish(prefix, {})
     kept = remove_environment(prefix)
     ansible = {name for name in tree(prefix) if "ansible" in name}
@@ -107,7 +107,7 @@ def test_files_of_operators_are_kept_and_reported(prefix: Path) -> None:
     assert not (prefix / "bin/python").exists()
 
 
-def test_environment_with_packages_of_others_and_no_manifest_is_kept_whole(prefix: Path) -> None:
+def test_environment_with_other_packages_and_no_manifest_is_kept(prefix: Path) -> None:
     package(prefix, "ansible")
     before = tree(prefix)
     assert not is_installation(prefix)
@@ -118,7 +118,7 @@ def test_environment_with_packages_of_others_and_no_manifest_is_kept_whole(prefi
 
 
 @pytest.mark.parametrize("name", ["data", "pyvenv.cfg", "bin/nodeagent"])
-def test_directory_that_is_no_installation_is_not_admitted(tmp_path: Path, name: str) -> None:
+def test_directory_that_is_not_an_installation_is_refused(tmp_path: Path, name: str) -> None:
     put(tmp_path / "tools" / name)
     with pytest.raises(InstallError, match="nothing was changed"):
         admit(tmp_path / "tools")
@@ -127,12 +127,12 @@ def test_directory_that_is_no_installation_is_not_admitted(tmp_path: Path, name:
     assert tree(tmp_path / "tools") == {name}
 
 
-def test_absent_and_empty_directories_are_admitted(tmp_path: Path) -> None:
+def test_absent_and_empty_directories_are_accepted(tmp_path: Path) -> None:
     assert admit(tmp_path / "absent") is None
     assert admit(tmp_path) is None
 
 
-def test_link_and_file_are_not_admitted(tmp_path: Path) -> None:
+def test_link_and_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     put(tmp_path / "file")
@@ -142,7 +142,7 @@ def test_link_and_file_are_not_admitted(tmp_path: Path) -> None:
         assert not is_installation(tmp_path / name)
 
 
-def test_interrupted_installation_is_admitted_again_and_can_be_removed(tmp_path: Path) -> None:
+def test_interrupted_installation_can_be_repeated_and_removed(tmp_path: Path) -> None:
     prefix = tmp_path / "agent"
     begin(prefix)
     found = admit(prefix)
@@ -156,7 +156,7 @@ def test_interrupted_installation_is_admitted_again_and_can_be_removed(tmp_path:
     assert remove_environment(prefix) == [prefix / "notes"]
 
 
-def test_interrupted_first_installation_that_others_have_used_since_is_kept(prefix: Path) -> None:
+def test_interrupted_first_installation_with_other_packages_is_kept(prefix: Path) -> None:
     package(prefix, "ansible")
     before = tree(prefix)
     written = Manifest(environment=frozenset({"pyvenv.cfg"}))
@@ -165,7 +165,7 @@ def test_interrupted_first_installation_that_others_have_used_since_is_kept(pref
     assert tree(prefix) == before
 
 
-def test_files_of_a_former_library_stay_listed(prefix: Path) -> None:
+def test_files_of_a_former_library_remain_listed(prefix: Path) -> None:
     package(prefix, "former")
     metadata = prefix / SITE / "deep-1.0.dist-info/METADATA"
     metadata.write_text(metadata.read_text() + "Requires-Dist: former\n")
@@ -186,7 +186,7 @@ def test_complete_manifest_is_the_only_authority(prefix: Path) -> None:
     assert len(remove_environment(prefix)) == 3
 
 
-def test_manifest_written_before_the_environment_was_made_does_not_hide_it(tmp_path: Path) -> None:
+def test_manifest_without_an_environment_does_not_hide_it(tmp_path: Path) -> None:
     prefix = tmp_path / "opt/agent"
     begin(prefix, {Path("/etc/x"): "a"}, venv=False)
     finish(prefix, {Path("/etc/x"): "a"})
@@ -195,7 +195,7 @@ def test_manifest_written_before_the_environment_was_made_does_not_hide_it(tmp_p
     assert not prefix.exists()
 
 
-def test_both_fingerprints_count_until_an_upgrade_is_complete(prefix: Path) -> None:
+def test_manifest_lists_both_fingerprints_until_an_upgrade_is_complete(prefix: Path) -> None:
     unit, page = Path("/etc/unit"), Path("/usr/page")
     begin(prefix, {unit: "1", page: "p"})
     finish(prefix, {unit: "1", page: "p"})
@@ -209,7 +209,7 @@ def test_both_fingerprints_count_until_an_upgrade_is_complete(prefix: Path) -> N
     assert after.files == {unit: {"2"}, page: {"p"}}
 
 
-def test_what_lies_behind_a_link_is_not_removed(tmp_path: Path) -> None:
+def test_files_behind_a_link_are_not_removed(tmp_path: Path) -> None:
     put(tmp_path / "elsewhere/share/file")
     put(tmp_path / "elsewhere/cache/module.cpython-311.pyc")
     prefix = tmp_path / "prefix"
@@ -236,7 +236,7 @@ def test_nothing_but_listed_files_is_removed(
     assert tree(directory) == {"out", *(f"prefix/{name}" for name in present - listed)}
 
 
-def test_copy_replaces_the_agents_packages_and_leaves_those_of_operators(tmp_path: Path) -> None:
+def test_copy_replaces_the_agents_packages_and_keeps_those_of_operators(tmp_path: Path) -> None:
     source, target = agent(tmp_path / "a/source"), agent(tmp_path / "b/target")
     package(target, "nodeagent", "nodeagent/former.py", requires=("some-lib", "former"))
     package(target, "former")

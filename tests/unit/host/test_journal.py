@@ -1,4 +1,4 @@
-"""Entries as journald takes them, over a real socket."""
+"""Entries in the native protocol of journald, over a real socket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def decode(raw: bytes) -> dict[str, str]:
-    """Read an entry back as journald does."""
+    """Return the fields of an entry as decoded by journald."""
     found = {}
     while raw:
         line, _, raw = raw.partition(b"\n")
@@ -33,13 +33,13 @@ def decode(raw: bytes) -> dict[str, str]:
 
 @pytest.fixture
 def receiver(tmp_path: Path) -> socket.socket:
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    made.bind(str(tmp_path / "journal"))
-    made.settimeout(5)
-    return made
+    receiving = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    receiving.bind(str(tmp_path / "journal"))
+    receiving.settimeout(5)
+    return receiving
 
 
-def test_an_entry_arrives_with_its_fields(tmp_path: Path, receiver: socket.socket) -> None:
+def test_entry_is_received_with_its_fields(tmp_path: Path, receiver: socket.socket) -> None:
     journal = Journal(str(tmp_path / "journal"))
     fields = {"MESSAGE": "two\nlines", "PRIORITY": "6", "REASON": "a=b"}
     assert journal.send(fields)
@@ -48,26 +48,26 @@ def test_an_entry_arrives_with_its_fields(tmp_path: Path, receiver: socket.socke
     receiver.close()
 
 
-def test_a_large_entry_goes_as_a_sealed_file(tmp_path: Path, receiver: socket.socket) -> None:
+def test_large_entry_is_sent_as_a_sealed_file(tmp_path: Path, receiver: socket.socket) -> None:
     journal = Journal(str(tmp_path / "journal"))
     fields = {"MESSAGE": "x" * 2_000_000}
     assert journal.send(fields)
     _, ancillary, _, _ = receiver.recvmsg(1, socket.CMSG_SPACE(4))
     numbers = array.array("i")
     numbers.frombytes(ancillary[0][2][:4])
-    with os.fdopen(numbers[0], "rb") as handed:
-        handed.seek(0)
-        assert decode(handed.read()) == fields
+    with os.fdopen(numbers[0], "rb") as memory_file:
+        memory_file.seek(0)
+        assert decode(memory_file.read()) == fields
     journal.close()
     receiver.close()
 
 
-def test_what_nobody_takes_counts_as_dropped(tmp_path: Path, receiver: socket.socket) -> None:
-    journal = Journal(str(tmp_path / "nobody"))
+def test_entry_without_a_receiver_counts_as_dropped(tmp_path: Path, receiver: socket.socket) -> None:
+    journal = Journal(str(tmp_path / "missing"))
     assert not journal.send({"MESSAGE": "x"})
     full = Journal(str(tmp_path / "journal"))
     sent = 0
-    while full.send({"MESSAGE": "x" * 1000}):  # never read: it does not block
+    while full.send({"MESSAGE": "x" * 1000}):  # without a reader it fails instead of blocking
         sent += 1
     assert sent > 0
     assert (journal.dropped, full.dropped) == (1, 1)
@@ -77,26 +77,26 @@ def test_what_nobody_takes_counts_as_dropped(tmp_path: Path, receiver: socket.so
 
 
 @given(st.dictionaries(st.from_regex(r"[A-Z][A-Z0-9_]{0,20}", fullmatch=True), st.text(st.characters(codec="utf-8"))))
-def test_nothing_is_lost_on_the_way(fields: dict[str, str]) -> None:
+def test_encoded_entry_decodes_to_its_fields(fields: dict[str, str]) -> None:
     assert decode(encode(fields)) == fields
 
 
 @given(st.text())
-def test_every_name_is_one_journald_takes(key: str) -> None:
+def test_every_key_becomes_a_valid_field_name(key: str) -> None:
     name = field_name(key)
     assert 1 <= len(name) <= 64
     assert set(name) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
     assert name[0].isalpha()
 
 
-def test_standard_error_is_known_by_device_and_inode(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_standard_error_is_compared_by_device_and_inode(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with (tmp_path / "stderr").open("w") as stream:
         monkeypatch.setattr("sys.stderr", stream)
-        told = os.fstat(stream.fileno())
-        assert is_connected_to_stderr({"JOURNAL_STREAM": f"{told.st_dev}:{told.st_ino}"})
+        status = os.fstat(stream.fileno())
+        assert is_connected_to_stderr({"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"})
         assert not is_connected_to_stderr({"JOURNAL_STREAM": "1:2"})
         assert not is_connected_to_stderr({})
 
 
-def test_a_value_that_is_not_utf_8_is_escaped() -> None:
+def test_value_that_is_not_utf_8_is_escaped() -> None:
     assert decode(encode({"NAME": "a\udcff\x1b"})) == {"NAME": "a\\xff\x1b"}

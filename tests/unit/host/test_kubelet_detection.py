@@ -1,4 +1,4 @@
-"""What the detection of a kubelet reads of a node, on trees of its own and on real processes."""
+"""Detection of a kubelet, in temporary trees and with real processes."""
 
 from __future__ import annotations
 
@@ -87,29 +87,29 @@ def test_process_that_runs_a_kubelet_is_found(root: Path, name: str, arguments: 
         ("virtual-kubelet", ("virtual-kubelet",)),
     ],
 )
-def test_process_that_runs_no_kubelet_is_left_out(root: Path, name: str, arguments: Sequence[str]) -> None:
+def test_other_process_is_ignored(root: Path, name: str, arguments: Sequence[str]) -> None:
     add_process(root, 812, name, arguments)
     assert names(root) == []
 
 
-def test_process_of_a_nested_pid_namespace_is_left_out(root: Path) -> None:
+def test_process_of_a_nested_pid_namespace_is_ignored(root: Path) -> None:
     add_process(root, 812, "kubelet", ("kubelet",), inside=(7,))
     assert names(root) == []
 
 
-def test_process_of_another_user_is_left_out_but_for_that_of_the_agent(root: Path) -> None:
+def test_process_of_another_user_than_root_and_the_agents_is_ignored(root: Path) -> None:
     add_process(root, 812, "kubelet", ("kubelet",), uid=4711)
     assert names(root) == []
     assert KubeletTraceReader(Clock(), root, uid=4711).read().processes == (KubeletProcess(812, "kubelet"),)
 
 
 @pytest.mark.parametrize("state", ["Z (zombie)", "X (dead)"])
-def test_dead_process_is_left_out(root: Path, state: str) -> None:
+def test_dead_process_is_ignored(root: Path, state: str) -> None:
     add_process(root, 812, "kubelet", ("kubelet",), state=state)
     assert names(root) == []
 
 
-def test_process_name_is_shown_with_plain_characters_alone(root: Path) -> None:
+def test_process_name_is_reduced_to_plain_characters(root: Path) -> None:
     add_process(root, 812, "kubelet-\x1b[/x]", ("x",))
     assert names(root) == ["kubelet-???x?"]
 
@@ -133,7 +133,7 @@ def test_process_that_became_a_kubelet_long_after_its_start_is_found_when_all_ar
     assert [each.pid for each in reader.read().processes] == [812]
 
 
-def test_kubelet_is_found_without_command_lines_by_its_command_name_alone(root: Path) -> None:
+def test_kubelet_is_found_by_its_command_name_without_command_lines(root: Path) -> None:
     add_process(root, 812, "kubelet", ("/usr/bin/kubelet",))
     add_process(root, 813, "agent", ("/usr/bin/kubelet",))
     reader = KubeletTraceReader(Clock(), root, uid=0)
@@ -141,7 +141,7 @@ def test_kubelet_is_found_without_command_lines_by_its_command_name_alone(root: 
     assert [each.pid for each in reader.read().processes] == [812, 813]
 
 
-def test_kubelet_that_ended_is_gone_in_the_next_reading(root: Path) -> None:
+def test_kubelet_that_exited_is_absent_from_the_next_reading(root: Path) -> None:
     reader = KubeletTraceReader(Clock(), root, uid=0)
     directory = add_process(root, 812, "kubelet", ("kubelet",))
     assert reader.read().processes
@@ -183,7 +183,7 @@ def test_listener_on_a_kubelet_port_is_found(root: Path, port: int, name: str, n
     assert read(root).ports == (port,)
 
 
-def test_sockets_of_others_and_other_states_and_ports_are_left_out(root: Path) -> None:
+def test_sockets_of_other_users_states_and_ports_are_ignored(root: Path) -> None:
     add_socket(root, 10250, uid=4711)
     add_socket(root, 10255)
     add_socket(root, 10250, state=ESTABLISHED)
@@ -226,12 +226,12 @@ def test_listeners_are_read_again_when_the_number_of_sockets_changes(root: Path)
     assert reader.read().ports == ()
     add_socket(root, 10250)
     clock.seconds += 31
-    assert reader.read().ports == ()  # as far as is told nothing changed
+    assert reader.read().ports == ()  # the number of sockets is unchanged
     in_use(6)
     assert reader.read().ports == (10250,)
 
 
-def test_listeners_are_read_once_a_minute_even_if_the_number_of_sockets_stays(root: Path) -> None:
+def test_listeners_are_read_once_a_minute_with_a_constant_number_of_sockets(root: Path) -> None:
     clock = Clock()
     reader = KubeletTraceReader(clock, root, uid=0)
     for network in ("proc/1/net", "proc/self/net"):
@@ -276,12 +276,12 @@ def test_state_or_configuration_of_a_kubelet_is_found(root: Path, name: str) -> 
     "name",
     ["var/lib/kubelet/seccomp/profile.json", "etc/kubernetes/manifests/web.yaml", "etc/cni/net.d/10-bridge.conf"],
 )
-def test_files_that_need_no_kubelet_are_left_out(root: Path, name: str) -> None:
+def test_files_of_other_tools_are_ignored(root: Path, name: str) -> None:
     add_file(root, name)
     assert read(root) == KubeletTraces()
 
 
-def test_enabled_unit_whose_file_is_elsewhere_is_found(root: Path) -> None:
+def test_dangling_link_of_an_enabled_unit_is_found(root: Path) -> None:
     wants = root / "etc/systemd/system/multi-user.target.wants"
     wants.mkdir(parents=True)
     (wants / "k3s-agent.service").symlink_to("/nowhere/k3s-agent.service")
@@ -322,7 +322,7 @@ def test_state_at_a_path_of_the_command_line_counts_after_the_kubelet_stopped(
 
 
 @pytest.mark.parametrize("value", ["data", "/data/../..", "", "/", "/" + "x" * 5000, "/data/[/x]", "/data\x1b"])
-def test_path_of_a_command_line_that_is_of_no_use_is_ignored(root: Path, value: str) -> None:
+def test_invalid_path_of_a_command_line_is_ignored(root: Path, value: str) -> None:
     add_process(root, 812, "kubelet", ("kubelet", f"--root-dir={value}", "--config", "--cert-dir"))
     found = read(root)
     assert (len(found.processes), found.files) == (1, ())
@@ -354,7 +354,7 @@ with socket.socket() as one:
 
 
 def in_namespaces(tmp_path: Path, script: str) -> list[list[object]]:
-    """Run a script in user, PID, mount and network namespaces of its own, with its /proc at $ROOT/proc."""
+    """Run a script in new user, PID, mount and network namespaces, with their /proc at $ROOT/proc."""
     root = tmp_path / "root"
     (root / "proc").mkdir(parents=True)
     environment = {
@@ -396,7 +396,7 @@ def test_real_process_and_listener_are_found(tmp_path: Path) -> None:
     assert in_namespaces(tmp_path, script) == [["kubelet"], [10250], NESTED]
 
 
-def test_real_process_in_a_nested_pid_namespace_is_left_out(tmp_path: Path) -> None:
+def test_real_process_in_a_nested_pid_namespace_is_ignored(tmp_path: Path) -> None:
     script = """
         mount -t proc proc "$ROOT/proc"
         cp "$(command -v sleep)" "$DIRECTORY/kubelet"
@@ -407,7 +407,7 @@ def test_real_process_in_a_nested_pid_namespace_is_left_out(tmp_path: Path) -> N
     assert in_namespaces(tmp_path, script) == [[], [], NESTED]
 
 
-def test_processes_are_seen_under_the_hardening_of_the_unit(tmp_path: Path) -> None:
+def test_processes_are_visible_under_the_hardening_of_the_unit(tmp_path: Path) -> None:
     """``ProtectProc=invisible`` mounts /proc with ``hidepid=invisible``; the unit has none of the capabilities."""
     script = """
         mount -t proc -o hidepid=invisible proc "$ROOT/proc"

@@ -1,4 +1,4 @@
-"""Removal below the log roots never leaves them."""
+"""Listing and removal of pod logs, confined to the log roots."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def victim(tmp_path: Path) -> Path:
         ("kube-system_etcd-n1_3f2a9c3f2a9c3f2a9c3f2a9c3f2a9c3f", "3f2a9c3f2a9c3f2a9c3f2a9c3f2a9c3f"),
     ],
 )
-def test_names_of_pod_log_directories(name: str, uid: str) -> None:
+def test_pod_uid_is_parsed_from_the_directory_name(name: str, uid: str) -> None:
     assert podlogs.pod_uid(name) == uid
 
 
@@ -62,11 +62,11 @@ def test_names_of_pod_log_directories(name: str, uid: str) -> None:
         ("web_shop_web-0123abcdef", ""),
     ],
 )
-def test_container_ids_of_links(name: str, container_id: str) -> None:
+def test_container_id_is_parsed_from_the_link_name(name: str, container_id: str) -> None:
     assert podlogs.link_container_id(name) == container_id
 
 
-def test_a_directory_goes_with_all_in_it(root: Path, victim: Path) -> None:
+def test_pod_log_directory_is_removed_with_its_content(root: Path, victim: Path) -> None:
     (root / NAME / "link").symlink_to(victim)
     (root / NAME / "web" / "precious").symlink_to(victim / "precious")
     freed = podlogs.remove_pod_log_directory(root, NAME, UID)
@@ -76,13 +76,13 @@ def test_a_directory_goes_with_all_in_it(root: Path, victim: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../victim", f"x/{NAME}", "shop_web"])
-def test_what_is_no_pod_log_directory_is_refused(root: Path, name: str) -> None:
+def test_name_of_another_directory_is_refused(root: Path, name: str) -> None:
     with pytest.raises(RemovalRefusedError):
         podlogs.remove_pod_log_directory(root, name, UID)
     assert (root / NAME / "web" / "1.log").exists()
 
 
-def test_a_symlink_in_place_of_the_directory_is_refused(root: Path, victim: Path) -> None:
+def test_symlink_instead_of_the_directory_is_refused(root: Path, victim: Path) -> None:
     other = f"shop_other_{UID}"
     (root / other).symlink_to(victim)
     with pytest.raises(RemovalRefusedError):
@@ -90,7 +90,7 @@ def test_a_symlink_in_place_of_the_directory_is_refused(root: Path, victim: Path
     assert (victim / "precious").exists()
 
 
-def test_only_the_containers_own_logs_go(root: Path, victim: Path) -> None:
+def test_only_logs_of_the_container_are_removed(root: Path, victim: Path) -> None:
     podlogs.remove_container_logs(root, root / NAME / "web" / "0.log")
     assert sorted(each.name for each in (root / NAME / "web").iterdir()) == ["1.log", "10.log"]
     (root / NAME / "elsewhere").symlink_to(victim)
@@ -100,7 +100,7 @@ def test_only_the_containers_own_logs_go(root: Path, victim: Path) -> None:
     assert (victim / "precious").exists()
 
 
-def test_links_go_only_when_dead(root: Path, tmp_path: Path) -> None:
+def test_only_links_without_a_target_are_removed(root: Path, tmp_path: Path) -> None:
     links = tmp_path / "containers"
     links.mkdir()
     (links / "web_shop_web-0123abcdef.log").symlink_to(root / NAME / "web" / "1.log")
@@ -114,35 +114,37 @@ def test_links_go_only_when_dead(root: Path, tmp_path: Path) -> None:
     assert len(list(links.iterdir())) == 2
 
 
-def test_a_far_time_is_the_far_future(root: Path) -> None:
+def test_time_beyond_2200_is_kept(root: Path) -> None:
     os.utime(root / NAME, (2**33, 2**33))
     (listed,) = podlogs.list_pod_log_directories(root)
     assert listed.modified_at.year > 2200
 
 
-def test_a_swap_that_races_with_the_removal_leads_nowhere(root: Path, victim: Path, tmp_path: Path) -> None:
-    aside, stop = tmp_path / "aside", threading.Event()
+def test_concurrent_replacement_by_a_symlink_never_redirects_the_removal(
+    root: Path, victim: Path, tmp_path: Path
+) -> None:
+    moved, stop = tmp_path / "moved", threading.Event()
     target = root / NAME / "web"
 
-    def put_back() -> None:
+    def restore() -> None:
         target.parent.mkdir(exist_ok=True)
         if target.is_symlink():
             target.unlink()
-        if not aside.exists():
-            aside.mkdir()
-            (aside / "0.log").write_text("line\n")
+        if not moved.exists():
+            moved.mkdir()
+            (moved / "0.log").write_text("line\n")
 
     def swap() -> None:
         while not stop.is_set():
             with suppress(OSError):
-                target.rename(aside)
+                target.rename(moved)
                 target.symlink_to(victim)
                 target.unlink()
-                aside.rename(target)
+                moved.rename(target)
                 continue
             with suppress(OSError):
-                put_back()
-                aside.rename(target)
+                restore()
+                moved.rename(target)
 
     swapper = threading.Thread(target=swap)
     swapper.start()
@@ -160,7 +162,7 @@ def test_a_swap_that_races_with_the_removal_leads_nowhere(root: Path, victim: Pa
 
 @pytest.mark.real
 @pytest.mark.skipif(os.geteuid() != 0, reason="bind mounts need root")
-def test_a_mount_is_found_before_anything_goes(root: Path, victim: Path) -> None:
+def test_tree_with_a_mount_is_refused_before_any_removal(root: Path, victim: Path) -> None:
     mounted = root / NAME / "zz"
     mounted.mkdir()
     subprocess.run(["mount", "--bind", str(victim), str(mounted)], check=True)
@@ -174,7 +176,7 @@ def test_a_mount_is_found_before_anything_goes(root: Path, victim: Path) -> None
 
 
 @pytest.mark.parametrize("name", [b"ns\xff_pod\x80_" + UID.encode(), b"[x]\x1b[31m\n_web_" + UID.encode()])
-def test_a_directory_with_any_bytes_in_its_name_is_listed_and_removed(root: Path, name: bytes) -> None:
+def test_directory_with_any_bytes_in_its_name_is_listed_and_removed(root: Path, name: bytes) -> None:
     text = os.fsdecode(name)
     (root / text / "a\udcff").mkdir(parents=True)
     (found,) = (each for each in podlogs.list_pod_log_directories(root) if each.name == text)
@@ -183,6 +185,6 @@ def test_a_directory_with_any_bytes_in_its_name_is_listed_and_removed(root: Path
     assert [each.name for each in root.iterdir()] == [NAME]
 
 
-def test_a_log_path_that_no_file_can_have_is_refused(root: Path) -> None:
+def test_impossible_log_path_is_refused(root: Path) -> None:
     with pytest.raises(RemovalRefusedError, match="not a container's log"):
         podlogs.remove_container_logs(root, root / NAME / "we\0b" / "0.log")

@@ -1,4 +1,4 @@
-"""What a manifest may list, and when it is not used."""
+"""Valid content of a manifest, and refusal of unsafe ones."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_malformed_text_is_refused(text: bytes) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o664, 0o646])
-def test_manifest_that_others_can_write_is_not_used(tmp_path: Path, mode: int) -> None:
+def test_manifest_writable_by_other_users_is_refused(tmp_path: Path, mode: int) -> None:
     path = tmp_path / NAME
     path.write_text(json.dumps(GOOD))
     path.chmod(mode)
@@ -75,7 +75,7 @@ def test_manifest_that_others_can_write_is_not_used(tmp_path: Path, mode: int) -
         read_manifest(tmp_path)
 
 
-def test_manifest_that_is_no_regular_file_is_not_used(tmp_path: Path) -> None:
+def test_manifest_that_is_not_a_regular_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "real").write_text(json.dumps(GOOD))
     path = tmp_path / NAME
     path.symlink_to("real")
@@ -88,20 +88,20 @@ def test_manifest_that_is_no_regular_file_is_not_used(tmp_path: Path) -> None:
 
 
 @given(st.text(alphabet="./ab\0"))
-def test_path_inside_never_leads_out(name: str) -> None:
+def test_inside_path_never_resolves_outside(name: str) -> None:
     if is_inside(name):
         resolved = os.path.normpath(f"/prefix/{name}")
         assert resolved == f"/prefix/{name}"
         assert resolved.startswith("/prefix/")
 
 
-def test_fingerprint_tells_files_links_and_directories_apart(tmp_path: Path) -> None:
+def test_fingerprints_of_files_links_and_directories_differ(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("text")
     (tmp_path / "link").symlink_to("file")
     (tmp_path / "dangling").symlink_to("nowhere")
-    seen = {name: fingerprint(tmp_path / name) for name in ("file", "link", "dangling", "absent")}
+    fingerprints = {name: fingerprint(tmp_path / name) for name in ("file", "link", "dangling", "absent")}
     assert fingerprint(tmp_path) == "other"
-    assert seen["link"] == "link:file"
-    assert seen["dangling"] == "link:nowhere"
-    assert seen["absent"] is None
-    assert str(seen["file"]).startswith("sha256:")
+    assert fingerprints["link"] == "link:file"
+    assert fingerprints["dangling"] == "link:nowhere"
+    assert fingerprints["absent"] is None
+    assert str(fingerprints["file"]).startswith("sha256:")

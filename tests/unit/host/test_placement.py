@@ -1,4 +1,4 @@
-"""What happens to each file outside the prefix, and that nothing of others is overwritten or removed."""
+"""Placement and removal of files outside the prefix; foreign files are never overwritten or removed."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_link_is_saved_as_a_link(tmp_path: Path) -> None:
     assert str(save_copy(path).readlink()) == "/dev/null"
 
 
-def test_new_version_beside_leaves_the_edited_one(tmp_path: Path) -> None:
+def test_new_version_is_placed_beside_the_edited_file(tmp_path: Path) -> None:
     path = below(tmp_path, UNIT)
     path.parent.mkdir(parents=True)
     path.write_text("edited")
@@ -136,18 +136,18 @@ def test_new_version_beside_leaves_the_edited_one(tmp_path: Path) -> None:
     assert path.with_name("nodeagent.service.nodeagent-dist").read_text() == "new"
 
 
-def test_removal_leaves_directories_with_files_of_others(tmp_path: Path) -> None:
+def test_removal_keeps_directories_with_other_files(tmp_path: Path) -> None:
     for name in ("man1/nodeagent.1", "man1/mine.1", "man5/nodeagent.toml.5"):
         place = below(tmp_path, BY_HAND.manual / name)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text("x")
     remove(PAGE, tmp_path)
     remove(BY_HAND.manual / "man5/nodeagent.toml.5", tmp_path)
-    left = below(tmp_path, BY_HAND.manual)
-    assert [str(each.relative_to(left)) for each in left.rglob("*")] == ["man1", "man1/mine.1"]
+    manual = below(tmp_path, BY_HAND.manual)
+    assert [str(each.relative_to(manual)) for each in manual.rglob("*")] == ["man1", "man1/mine.1"]
 
 
-def test_directory_that_links_out_of_the_root_is_refused(tmp_path: Path) -> None:
+def test_directory_that_resolves_outside_the_root_is_refused(tmp_path: Path) -> None:
     root = tmp_path / "root"
     (tmp_path / "outside").mkdir()
     (root / "etc").mkdir(parents=True)
@@ -168,11 +168,11 @@ def test_directory_that_links_out_of_the_root_is_refused(tmp_path: Path) -> None
         ("man8/nodeagent.1", False),
     ],
 )
-def test_page_is_known_by_its_whole_name(name: str, expected: bool) -> None:
+def test_manual_page_is_recognised_by_its_complete_name(name: str, expected: bool) -> None:
     assert is_page(BY_HAND, BY_HAND.manual / name) is expected
 
 
-def test_page_of_another_program_is_not_recognised(tmp_path: Path) -> None:
+def test_manual_page_of_another_program_is_not_recognised(tmp_path: Path) -> None:
     texts = {
         "nodeagent-exporter.1": '.TH NODEAGENT-EXPORTER 1 "" "nodeagent-exporter 2.0" "x"\n',
         "nodeagent-former.1": '.TH NODEAGENT\\-FORMER 1 "" "nodeagent 0.0.9" "x"\n',
@@ -198,7 +198,7 @@ def test_foreign_files_are_refused_unless_recorded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["directory", "link", "undecodable"])
-def test_odd_things_in_a_place_are_foreign(tmp_path: Path, kind: str) -> None:
+def test_special_files_are_foreign(tmp_path: Path, kind: str) -> None:
     for path in known_places(BY_HAND):
         place = below(tmp_path, path)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -212,7 +212,7 @@ def test_odd_things_in_a_place_are_foreign(tmp_path: Path, kind: str) -> None:
             check_foreign(BY_HAND, [path], DEFAULT_PREFIX, tmp_path, {})
 
 
-def test_unit_of_another_prefix_names_that_prefix(tmp_path: Path) -> None:
+def test_prefix_of_another_installation_is_read_from_its_unit(tmp_path: Path) -> None:
     place = below(tmp_path, UNIT)
     place.parent.mkdir(parents=True)
     place.write_text("[Service]\nExecStart=/srv/agent/bin/nodeagent run --config x\n")

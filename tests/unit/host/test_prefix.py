@@ -1,4 +1,4 @@
-"""Which prefixes are refused by their path alone."""
+"""Refusal of prefixes by their path."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_prefix_in_or_around_the_system_is_refused(prefix: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     "prefix", ["/opt/nodeagent", "/srv/agent", "/usr/local/nodeagent", "/opt/a/b-1.0+x", "/var/opt/x"]
 )
-def test_directory_of_its_own_is_admitted(prefix: str, tmp_path: Path) -> None:
+def test_separate_directory_is_accepted(prefix: str, tmp_path: Path) -> None:
     check_place(Path(prefix), tmp_path, homes=())
 
 
@@ -48,7 +48,7 @@ def test_directory_of_its_own_is_admitted(prefix: str, tmp_path: Path) -> None:
         *("/opt/" + "x" * 100, "/opt/ä"),
     ],
 )
-def test_prefix_that_a_unit_or_a_script_cannot_name_is_refused(prefix: str) -> None:
+def test_prefix_that_does_not_fit_a_unit_or_a_script_is_refused(prefix: str) -> None:
     with pytest.raises(UsageError, match="--prefix"):
         check_form(Path(prefix))
 
@@ -64,7 +64,7 @@ def test_prefix_of_the_interpreter_is_refused(tmp_path: Path) -> None:
             check_place(path, tmp_path, homes=())
 
 
-def test_prefix_whose_directory_links_into_the_system_is_refused(tmp_path: Path) -> None:
+def test_prefix_that_resolves_into_the_system_is_refused(tmp_path: Path) -> None:
     for name in ("usr/lib", "opt"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "opt/link").symlink_to(tmp_path / "usr/lib")
@@ -72,7 +72,7 @@ def test_prefix_whose_directory_links_into_the_system_is_refused(tmp_path: Path)
         check_place(Path("/opt/link/x"), tmp_path, homes=())
 
 
-def test_prefix_whose_directory_links_out_of_the_root_is_refused(tmp_path: Path) -> None:
+def test_prefix_that_resolves_outside_the_root_is_refused(tmp_path: Path) -> None:
     root = tmp_path / "root"
     (tmp_path / "outside").mkdir()
     (root / "opt").mkdir(parents=True)

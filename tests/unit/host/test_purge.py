@@ -1,4 +1,4 @@
-"""Which files of configuration, state and runtime directories a purge removes; the same by the Debian package."""
+"""Purge of configuration, state and runtime directories, by the agent and by the Debian package."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FOREIGN = (
 )
 
 
-def plant(root: Path) -> None:
+def create_files(root: Path) -> None:
     for name in (*OWN, *FOREIGN):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("[Login]\nInhibitDelayMaxSec=60\n")
@@ -42,10 +42,10 @@ def plant(root: Path) -> None:
     for name in ("run/nodeagent/control.sock", "run/nodeagent/.control.sock.d/s", "run/nodeagent/prometheus"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         here = Path.cwd()
-        os.chdir((root / name).parent)  # a socket path is short
+        os.chdir((root / name).parent)  # socket paths are limited to 107 bytes
         try:
-            with socket.socket(socket.AF_UNIX) as made:
-                made.bind((root / name).name)
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind((root / name).name)
         finally:
             os.chdir(here)
 
@@ -68,28 +68,28 @@ def by_package(root: Path) -> str:
     return done.stdout + done.stderr
 
 
-WAYS = pytest.mark.parametrize("remove", [by_agent, by_package])
+BY_AGENT_AND_PACKAGE = pytest.mark.parametrize("remove", [by_agent, by_package])
 
 
 def files(root: Path) -> set[str]:
     return {str(each.relative_to(root)) for each in root.rglob("*") if each.is_symlink() or not each.is_dir()}
 
 
-@WAYS
+@BY_AGENT_AND_PACKAGE
 def test_purge_removes_the_agents_files_and_reports_all_others(tmp_path: Path, remove: object) -> None:
     assert callable(remove)
-    plant(tmp_path)
-    said = remove(tmp_path)
+    create_files(tmp_path)
+    report = remove(tmp_path)
     assert files(tmp_path) == set(FOREIGN)
     for name in FOREIGN:
         top = "/".join(name.split("/")[: 4 if name.startswith("var") or "config.d" in name else 3])
-        assert f"/{top}" in said, said
+        assert f"/{top}" in report, report
 
 
-@WAYS
+@BY_AGENT_AND_PACKAGE
 def test_purge_removes_directories_that_it_empties(tmp_path: Path, remove: object) -> None:
     assert callable(remove)
-    plant(tmp_path)
+    create_files(tmp_path)
     for name in FOREIGN:
         (tmp_path / name).unlink()
     for name in ("etc/nodeagent/config.d/deep", "etc/nodeagent/tls", "var/lib/nodeagent/my"):
@@ -98,22 +98,22 @@ def test_purge_removes_directories_that_it_empties(tmp_path: Path, remove: objec
     assert not [name for name in ("etc/nodeagent", "var/lib/nodeagent", "run/nodeagent") if (tmp_path / name).exists()]
 
 
-@WAYS
+@BY_AGENT_AND_PACKAGE
 @pytest.mark.parametrize("name", ["etc/nodeagent", "var/lib/nodeagent", "etc/nodeagent/config.d", "run/nodeagent"])
 def test_purge_follows_no_link(tmp_path: Path, remove: object, name: str) -> None:
     assert callable(remove)
-    plant(tmp_path)
+    create_files(tmp_path)
     (tmp_path / name).rename(tmp_path / "elsewhere")
     (tmp_path / name).symlink_to(tmp_path / "elsewhere")
     before = files(tmp_path / "elsewhere")
-    said = remove(tmp_path)
+    report = remove(tmp_path)
     assert files(tmp_path / "elsewhere") == before
     assert (tmp_path / name).is_symlink()
-    assert f"/{name}" in said
+    assert f"/{name}" in report
 
 
-@WAYS
-def test_purge_of_a_link_to_a_file_leaves_the_file(tmp_path: Path, remove: object) -> None:
+@BY_AGENT_AND_PACKAGE
+def test_purge_keeps_the_target_of_a_link(tmp_path: Path, remove: object) -> None:
     assert callable(remove)
     (tmp_path / "etc/nodeagent").mkdir(parents=True)
     (tmp_path / "srv").write_text("mine")
@@ -122,14 +122,14 @@ def test_purge_of_a_link_to_a_file_leaves_the_file(tmp_path: Path, remove: objec
     assert files(tmp_path) == {"srv"}
 
 
-@WAYS
+@BY_AGENT_AND_PACKAGE
 def test_purge_of_nothing_does_nothing(tmp_path: Path, remove: object) -> None:
     assert callable(remove)
     remove(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_every_file_of_the_stores_is_known() -> None:
+def test_every_file_of_the_stores_is_recognised_as_own() -> None:
     named = {"pass.lock", "holds.lock"}
     for module in (CHECKOUT / "nodeagent/store").glob("*.py"):
         named |= set(re.findall(r'^[A-Z_]*FILE(?:_NAME)?: Final = "([^"]+)"', module.read_text(), re.MULTILINE))
@@ -147,5 +147,5 @@ def test_every_file_of_the_stores_is_known() -> None:
         ("", False),
     ],
 )
-def test_drop_in_is_own_unless_something_was_added(text: str, expected: bool) -> None:
+def test_drop_in_is_own_unless_a_setting_was_added(text: str, expected: bool) -> None:
     assert is_own_drop_in(text) is expected

@@ -29,13 +29,13 @@ OTHER = "d" * 64
         ("x - overlay overlay rw,upperdir=/u/1", None),
     ],
 )
-def test_a_layer_is_found_by_its_mount(tmp_path: Path, line: str, expected: str | None) -> None:
+def test_writable_layer_is_found_by_its_mount(tmp_path: Path, line: str, expected: str | None) -> None:
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"1 0 8:1 / / rw - ext4 /dev/sda1 rw\n{line}\n")
     assert find_upper_directories([ID, OTHER], str(mounts)).get(ID) == expected
 
 
-def test_what_a_container_mounts_within_is_not_its_layer(tmp_path: Path) -> None:
+def test_mount_inside_a_container_is_not_its_writable_layer(tmp_path: Path) -> None:
     mounts = tmp_path / "mountinfo"
     own = f"31 25 0:40 / /run/k8s.io/{ID}/rootfs rw - overlay overlay rw,upperdir=/u/1,workdir=/w"
     inner = f"32 31 0:41 / /run/k8s.io/{ID}/rootfs/var/lib/docker/x rw - overlay overlay rw,upperdir=/u/2,workdir=/w"
@@ -43,18 +43,18 @@ def test_what_a_container_mounts_within_is_not_its_layer(tmp_path: Path) -> None
     assert find_upper_directories([ID], str(mounts)) == {ID: "/u/1"}
 
 
-def test_mounts_that_cannot_be_read_tell_nothing(tmp_path: Path) -> None:
+def test_unreadable_mounts_give_no_layers(tmp_path: Path) -> None:
     assert find_upper_directories([ID], str(tmp_path / "none")) == {}
 
 
-def test_a_layer_is_what_its_files_occupy(tmp_path: Path) -> None:
+def test_usage_of_a_layer_is_that_of_its_files(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x" * 70_000)
     (tmp_path / "out").symlink_to("/usr")
     tree = measure_writable_layer(str(tmp_path), time.monotonic() + 5)
     assert tree is not None
     assert (tree.complete, tree.inodes) == (True, 2)
     assert tree.size_bytes == sum(each.lstat().st_blocks * 512 for each in tmp_path.iterdir())
-    assert measure_writable_layer(str(tmp_path / "gone"), time.monotonic() + 5) is None
+    assert measure_writable_layer(str(tmp_path / "missing"), time.monotonic() + 5) is None
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The kubelet's list over real sockets, plain and encrypted, and everything that can be wrong with the answer."""
+"""Pod list of the kubelet over real sockets, with and without TLS: credentials, invalid answers, deadlines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Answer:
     status: int = 200
     body: bytes = field(default_factory=lambda: json.dumps(LIST).encode())
     length: int | None = None
-    seen: list[dict[str, str]] = field(default_factory=list)
+    requests: list[dict[str, str]] = field(default_factory=list)
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def kubelet(answer: Answer, context: ssl.SSLContext | None = None) -> Iterator[s
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            answer.seen.append({"path": self.path, **dict(self.headers.items())})
+            answer.requests.append({"path": self.path, **dict(self.headers.items())})
             self.send_response(answer.status)
             if answer.length != -1:
                 self.send_header("Content-Length", str(len(answer.body) if answer.length is None else answer.length))
@@ -67,20 +67,22 @@ def kubelet(answer: Answer, context: ssl.SSLContext | None = None) -> Iterator[s
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a directory with a key and a certificate for the name ``node-1``, which signs itself."""
+    """Return a directory with a key and a self-signed certificate for the name ``node-1``."""
     if shutil.which("openssl") is None:
-        pytest.skip("openssl is not here to make a certificate")
-    made = tmp_path_factory.mktemp("authority")
+        pytest.skip("openssl is not installed")
+    directory = tmp_path_factory.mktemp("authority")
     subject = ["-subj", "/CN=node-1", "-addext", "subjectAltName=DNS:node-1"]
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
-    subprocess.run([*command, "-keyout", made / "key.pem", "-out", made / "cert.pem"], check=True, capture_output=True)
-    return made
+    subprocess.run(
+        [*command, "-keyout", directory / "key.pem", "-out", directory / "cert.pem"], check=True, capture_output=True
+    )
+    return directory
 
 
-def secured(authority: Path, *, asks: bool = False) -> ssl.SSLContext:
+def secured(authority: Path, *, client_certificate: bool = False) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(authority / "cert.pem", authority / "key.pem")
-    if asks:
+    if client_certificate:
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(authority / "cert.pem")
     return context
@@ -92,45 +94,45 @@ async def refused(access: KubeletAccess) -> str:
     return str(caught.value)
 
 
-async def test_the_read_only_port_needs_nothing() -> None:
+async def test_read_only_port_needs_no_credentials() -> None:
     with kubelet(answer := Answer()) as url:
         (pod,) = await KubeletPods(KubeletAccess(url)).read()
     assert (pod.uid, pod.namespace, pod.name, pod.priority) == ("u-1", "shop", "web", 7)
-    assert answer.seen[0]["path"] == "/pods"
-    assert "Authorization" not in answer.seen[0]
+    assert answer.requests[0]["path"] == "/pods"
+    assert "Authorization" not in answer.requests[0]
 
 
-async def test_a_token_is_read_anew_each_time(authority: Path, tmp_path: Path) -> None:
+async def test_token_file_is_read_for_each_request(authority: Path, tmp_path: Path) -> None:
     token = tmp_path / "token"
     with kubelet(answer := Answer(), secured(authority)) as url:
         lister = KubeletPods(KubeletAccess(url, token_file=token, ca_file=authority / "cert.pem", server_name="node-1"))
         for text in ("first\n", "second"):
             token.write_text(text)
             assert len(await lister.read()) == 1
-    assert [each["Authorization"] for each in answer.seen] == ["Bearer first", "Bearer second"]
+    assert [each["Authorization"] for each in answer.requests] == ["Bearer first", "Bearer second"]
 
 
-async def test_a_client_certificate(authority: Path) -> None:
-    with kubelet(Answer(), secured(authority, asks=True)) as url:
+async def test_client_certificate_is_presented(authority: Path) -> None:
+    with kubelet(Answer(), secured(authority, client_certificate=True)) as url:
         known: dict[str, Any] = {"ca_file": authority / "cert.pem", "server_name": "node-1", "timeout_s": 3}
         own: dict[str, Any] = {"certificate_file": authority / "cert.pem", "key_file": authority / "key.pem"}
         assert len(await KubeletPods(KubeletAccess(url, **known, **own)).read()) == 1
         assert "kubelet" in await refused(KubeletAccess(url, **known))
 
 
-async def test_an_unknown_certificate_is_refused_unless_told(authority: Path) -> None:
+async def test_unknown_certificate_is_refused_unless_insecure(authority: Path) -> None:
     with kubelet(answer := Answer(), secured(authority)) as url:
-        said = await refused(KubeletAccess(url))
-        assert "certificate not trusted" in said
-        assert "set ca_file" in said
+        error = await refused(KubeletAccess(url))
+        assert "certificate not trusted" in error
+        assert "set ca_file" in error
         named = await refused(KubeletAccess(url, ca_file=authority / "cert.pem"))
         assert "certificate not trusted" in named
-        assert answer.seen == []
+        assert answer.requests == []
         assert len(await KubeletPods(KubeletAccess(url, insecure=True)).read()) == 1
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "cause"),
     [
         (Answer(401), "HTTP 401 Unauthorized; credentials unknown"),
         (Answer(403), "HTTP 403 Forbidden; credentials lack access"),
@@ -149,27 +151,27 @@ async def test_an_unknown_certificate_is_refused_unless_told(authority: Path) ->
         (Answer(body=b"x" * 300_000, length=-1), "answer has more than 200000 bytes"),
     ],
 )
-async def test_a_wrong_answer_is_told_in_words(answer: Answer, said: str) -> None:
+async def test_invalid_answer_is_an_error_with_its_cause(answer: Answer, cause: str) -> None:
     with kubelet(answer) as url:
-        told = await refused(KubeletAccess(url, max_bytes=200_000))
-    assert told.startswith(f"kubelet {url}/pods: ")
-    assert said in told
+        error = await refused(KubeletAccess(url, max_bytes=200_000))
+    assert error.startswith(f"kubelet {url}/pods: ")
+    assert cause in error
 
 
-async def test_no_pods_is_an_answer() -> None:
+async def test_list_without_pods_is_valid() -> None:
     with kubelet(Answer(body=b'{"kind": "PodList", "items": null}')) as url:
         assert await KubeletPods(KubeletAccess(url)).read() == ()
 
 
-async def test_nobody_listens() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        said = await refused(KubeletAccess(f"http://127.0.0.1:{taken.getsockname()[1]}"))
-    assert "connection refused" in said
+async def test_refused_connection_is_an_error() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        error = await refused(KubeletAccess(f"http://127.0.0.1:{bound.getsockname()[1]}"))
+    assert "connection refused" in error
 
 
 @pytest.mark.parametrize("begin", [b"", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"])
-async def test_an_answer_that_never_ends_is_cut(begin: bytes) -> None:
+async def test_endless_answer_is_aborted_at_the_deadline(begin: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -181,12 +183,12 @@ async def test_an_answer_that_never_ends_is_cut(begin: bytes) -> None:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        said = await refused(KubeletAccess(f"http://127.0.0.1:{server.getsockname()[1]}", timeout_s=0.2))
+        error = await refused(KubeletAccess(f"http://127.0.0.1:{server.getsockname()[1]}", timeout_s=0.2))
         thread.join()
-    assert said.endswith("no answer in 0.2 s")
+    assert error.endswith("no answer in 0.2 s")
 
 
-async def test_unreadable_credentials_are_named(tmp_path: Path, authority: Path) -> None:
+async def test_unreadable_credentials_are_an_error_with_the_setting(tmp_path: Path, authority: Path) -> None:
     url = "https://127.0.0.1:1"
     assert "token_file" in await refused(KubeletAccess(url, token_file=tmp_path / "none"))
     (tmp_path / "empty").write_text("\n")
@@ -212,6 +214,6 @@ async def test_unreadable_credentials_are_named(tmp_path: Path, authority: Path)
         {"url": "https://x", "key_file": "k"},
     ],
 )
-def test_settings_that_cannot_work_are_refused(fields: dict[str, Any]) -> None:
+def test_impossible_access_settings_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="kubelet"):
         KubeletAccess(**fields)

@@ -34,23 +34,23 @@ spec:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    made = tmp_path / "manifests"
-    made.mkdir()
-    return made
+    manifests = tmp_path / "manifests"
+    manifests.mkdir()
+    return manifests
 
 
-def test_no_directory_is_no_static_pods(tmp_path: Path) -> None:
+def test_missing_directory_has_no_static_pods(tmp_path: Path) -> None:
     found = ManifestReader(tmp_path / "none").read()
     assert (found.pods, found.warnings) == ((), ())
 
 
-def test_yaml_json_and_lists(directory: Path) -> None:
+def test_pods_are_read_from_yaml_json_and_lists(directory: Path) -> None:
     (directory / "etcd.yaml").write_text(POD.format(name="etcd"))
     (directory / "one.json").write_text(json.dumps({"kind": "Pod", "metadata": {"name": "one"}, "spec": {}}))
     (directory / "flow.yaml").write_text("{kind: Pod, metadata: {name: flow}, spec: {}}")
     item = {"metadata": {"name": "listed"}, "spec": {}}
     (directory / "two.json").write_text(json.dumps({"kind": "PodList", "items": [item]}))
-    (directory / "empty.yaml").write_text("# nothing yet\n")
+    (directory / "empty.yaml").write_text("# empty\n")
     (directory / ".hidden.yaml").write_text("kind: Pod")
     (directory / "sub").mkdir()
     found = ManifestReader(directory).read()
@@ -61,7 +61,7 @@ def test_yaml_json_and_lists(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "cause"),
     [
         ("kind: Deployment", "skipped: kind 'Deployment', not Pod"),
         ("- a\n- b", "skipped: kind None, not Pod"),
@@ -74,17 +74,17 @@ def test_yaml_json_and_lists(directory: Path) -> None:
         ("\xff\xfe\x00", "neither JSON nor YAML"),
     ],
 )
-def test_a_malformed_file_is_left_out_alone(directory: Path, text: str, said: str) -> None:
+def test_malformed_file_is_skipped_with_a_warning(directory: Path, text: str, cause: str) -> None:
     (directory / "bad.yaml").write_text(text, encoding="latin-1")
     (directory / "good.yaml").write_text(POD.format(name="good"))
     found = ManifestReader(directory).read()
     assert [each.name for each in found.pods] == ["good"]
     (warning,) = found.warnings
-    assert said in warning
+    assert cause in warning
     assert str(directory / "bad.yaml") in warning
 
 
-def test_aliases_do_not_blow_up(directory: Path) -> None:
+def test_recursive_yaml_aliases_are_bounded(directory: Path) -> None:
     levels = [f"l{number}: &l{number} [{', '.join([f'*l{number - 1}'] * 9)}]" for number in range(1, 30)]
     (directory / "bomb.yaml").write_text("\n".join(["l0: &l0 [x]", *levels, "kind: Pod", "metadata: *l29", "spec: {}"]))
     (warning,) = ManifestReader(directory).read().warnings
@@ -92,7 +92,7 @@ def test_aliases_do_not_blow_up(directory: Path) -> None:
     assert len(warning) < 500
 
 
-def test_links_do_not_lead_out(directory: Path, tmp_path: Path) -> None:
+def test_link_out_of_the_directory_is_skipped(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "secret.yaml").write_text(POD.format(name="secret"))
     (directory / "out.yaml").symlink_to(tmp_path / "secret.yaml")
     (directory / "real.yaml").write_text(POD.format(name="real"))
@@ -104,13 +104,13 @@ def test_links_do_not_lead_out(directory: Path, tmp_path: Path) -> None:
     assert any("resolves outside the directory" in each for each in found.warnings)
 
 
-def test_a_pipe_is_no_manifest(directory: Path) -> None:
+def test_pipe_is_skipped(directory: Path) -> None:
     os.mkfifo(directory / "pipe")
     found = ManifestReader(directory).read()
     assert (found.pods, found.warnings) == ((), ())
 
 
-def test_a_file_is_read_again_once_it_changed(directory: Path) -> None:
+def test_changed_file_is_read_again(directory: Path) -> None:
     reader = ManifestReader(directory)
     (directory / "etcd.yaml").write_text(POD.format(name="etcd"))
     first = reader.read().pods

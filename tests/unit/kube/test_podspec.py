@@ -1,4 +1,4 @@
-"""Pods' definitions: what is read from them, and what is refused."""
+"""Parsing of pod specs, and refusal of malformed ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def container(name: str = "app", *, limits: Any = None, restart: str | None = No
     return made
 
 
-def test_reads_all_that_decides() -> None:
+def test_fields_relevant_for_eviction_are_parsed() -> None:
     spec = {
         "priority": 1000,
         "priorityClassName": "shop-high",
@@ -79,13 +79,13 @@ def test_reads_all_that_decides() -> None:
     assert (parsed.labels, parsed.annotations) == ({"app": "web"}, {"kubernetes.io/config.source": "api"})
 
 
-def test_what_is_absent_takes_the_default() -> None:
+def test_absent_fields_get_their_defaults() -> None:
     parsed = parse_pod({"metadata": {"name": "web"}, "spec": {}}, "here")
     assert (parsed.uid, parsed.namespace, parsed.priority, parsed.termination_grace_s) == ("", "default", None, None)
     assert (parsed.memory_request_bytes, parsed.ephemeral_limit_bytes, parsed.qos) == (0, None, QosClass.BEST_EFFORT)
 
 
-def test_a_deleted_pod_has_the_grace_of_its_deletion() -> None:
+def test_deleted_pod_has_the_grace_period_of_its_deletion() -> None:
     parsed = parse_pod(
         pod(
             {"terminationGracePeriodSeconds": 45},
@@ -129,7 +129,7 @@ def test_a_deleted_pod_has_the_grace_of_its_deletion() -> None:
         ),
     ],
 )
-def test_the_request_is_what_the_scheduler_counts(spec: dict[str, Any], request_mib: int) -> None:
+def test_request_is_computed_as_by_the_scheduler(spec: dict[str, Any], request_mib: int) -> None:
     assert parse_pod(pod(spec), "here").memory_request_bytes == request_mib * MIB
 
 
@@ -145,7 +145,7 @@ def test_the_request_is_what_the_scheduler_counts(spec: dict[str, Any], request_
         ([container(memory="1Mi", limits={"memory": "2Mi", "cpu": "1"})], QosClass.BURSTABLE),
     ],
 )
-def test_the_class_follows_from_the_resources(containers: list[Any], qos: QosClass) -> None:
+def test_qos_class_is_computed_from_the_resources(containers: list[Any], qos: QosClass) -> None:
     assert parse_pod(pod({"containers": containers}), "here").qos is qos
 
 
@@ -153,12 +153,12 @@ def test_the_class_follows_from_the_resources(containers: list[Any], qos: QosCla
     ("name", "priority"),
     [("system-node-critical", 2_000_001_000), ("system-cluster-critical", 2_000_000_000), ("other", None)],
 )
-def test_a_class_alone_tells_the_priority_if_it_is_built_in(name: str, priority: int | None) -> None:
+def test_priority_of_a_built_in_class_is_known(name: str, priority: int | None) -> None:
     assert parse_pod(pod({"priorityClassName": name}), "here").priority == priority
 
 
 @pytest.mark.parametrize(
-    ("document", "said"),
+    ("document", "message"),
     [
         (None, "here: null is not an object"),
         ([], "here: [] is not an object"),
@@ -185,10 +185,10 @@ def test_a_class_alone_tells_the_priority_if_it_is_built_in(name: str, priority:
         (pod(status=[]), "here (shop/web): status: [] is not an object"),
     ],
 )
-def test_what_is_malformed_is_refused_with_its_place(document: object, said: str) -> None:
+def test_malformed_field_is_refused_with_its_path(document: object, message: str) -> None:
     with pytest.raises(ObservationError) as caught:
         parse_pod(document, "here")
-    assert str(caught.value) == said
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(("value", "number"), [("1.5Gi", 3 << 29), (100, 100), (0.5, Decimal("0.5")), (1e3, 1000)])
@@ -213,7 +213,7 @@ KEYS = st.sampled_from(["priority", "containers", "initContainers", "volumes", "
 
 
 @given(spec=st.dictionaries(KEYS, JSON, max_size=4), metadata=JSON, status=JSON)
-def test_whatever_comes_is_a_pod_or_refused(spec: dict[str, object], metadata: object, status: object) -> None:
+def test_any_document_is_a_pod_or_refused(spec: dict[str, object], metadata: object, status: object) -> None:
     document = pod(spec, status, annotations=metadata)
     try:
         parsed = parse_pod(document, "here")

@@ -1,4 +1,4 @@
-"""The history of passes: it is found again, it stays within its bounds, and it stops nothing."""
+"""History of passes and node stops: queries, retention, failures of the file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def past(name: str, *images: str, at: datetime = T0, kind: str = "image") -> Pas
     return PastPass(name, at, 1.5, "interval", "images", "p", False, "complete", "", 7, 8, 91, 80, actions)
 
 
-def test_what_is_written_is_read_newest_first(tmp_path: Path) -> None:
+def test_passes_are_read_newest_first(tmp_path: Path) -> None:
     one, two = past("one", "a", "b"), past("two", "b", at=T0 + timedelta(hours=1))
     History(tmp_path).add(one, KEEP)
     History(tmp_path).add(two, KEEP)
@@ -44,20 +44,22 @@ def test_what_is_written_is_read_newest_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "found"), [("r/a:x", ["a"]), ("sha256:b", ["b", "b"]), ("r/", ["b", "a", "b"]), ("%", []), ("_", [])]
+    ("image", "found"), [("r/a:x", ["a"]), ("sha256:b", ["b", "b"]), ("r/", ["b", "a", "b"]), ("%", []), ("_", [])]
 )
-def test_an_image_is_found_by_any_name_or_id(tmp_path: Path, asked: str, found: list[str]) -> None:
+def test_passes_of_an_image_are_found_by_any_of_its_names_or_its_id(
+    tmp_path: Path, image: str, found: list[str]
+) -> None:
     history = History(tmp_path)
     history.add(past("one", "a", "b"), KEEP)
     history.add(past("two", "b", at=T0 + timedelta(hours=1)), KEEP)
     history.add(past("three", "r/a:x", kind="container"), KEEP)
     names = [
-        each.name.removeprefix("r/").removesuffix(":1") for one in history.read(image=asked) for each in one.actions
+        each.name.removeprefix("r/").removesuffix(":1") for one in history.read(image=image) for each in one.actions
     ]
     assert names == found
 
 
-def test_an_eviction_is_kept_with_what_it_was_decided_by(tmp_path: Path) -> None:
+def test_eviction_is_recorded_with_its_document(tmp_path: Path) -> None:
     evicted = replace(past("one", "web", kind="pod"), scope="pods", eviction='{"victim": "uid"}')
     history = History(tmp_path)
     history.add(evicted, KEEP)
@@ -66,7 +68,7 @@ def test_an_eviction_is_kept_with_what_it_was_decided_by(tmp_path: Path) -> None
     assert [each.eviction for each in history.read()] == ["", '{"victim": "uid"}']
 
 
-def test_a_history_of_the_first_schema_is_read_and_then_goes_on(tmp_path: Path) -> None:
+def test_history_of_the_first_schema_is_read_and_migrated_by_the_next_pass(tmp_path: Path) -> None:
     with closing(connect(tmp_path / FILE_NAME, MIGRATIONS[:1])):
         pass
     assert History(tmp_path).read() == ()
@@ -105,7 +107,7 @@ def test_requested_pass_without_removals_is_kept_unless_there_was_nothing_to_do(
     assert [each.id for each in history.read(quiet=True)] == ["later", *["short"] * kept]
 
 
-def test_it_stays_within_its_age_and_size(tmp_path: Path) -> None:
+def test_history_is_pruned_by_age_and_size(tmp_path: Path) -> None:
     history = History(tmp_path)
     history.add(past("old", "a"), KEEP)
     history.add(past("new", "a", at=T0 + timedelta(days=31)), KEEP)
@@ -115,14 +117,14 @@ def test_it_stays_within_its_age_and_size(tmp_path: Path) -> None:
         history.add(
             past(f"p{number:03}", *(f"{n}" for n in range(20)), at=T0 + timedelta(days=31, minutes=number)), small
         )
-    left = [each.id for each in history.read(limit=1000)]
-    assert left[0] == "p199"
-    assert left == sorted(left, reverse=True)
-    assert 5 < len(left) < 150
+    ids = [each.id for each in history.read(limit=1000)]
+    assert ids[0] == "p199"
+    assert ids == sorted(ids, reverse=True)
+    assert 5 < len(ids) < 150
     assert (tmp_path / "history.db").stat().st_size < 400_000
 
 
-def test_passes_wait_until_they_can_be_written(tmp_path: Path) -> None:
+def test_passes_wait_in_memory_until_the_file_is_writable(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.write_text("a file where the directory should be")
     history = History(state)
@@ -134,7 +136,7 @@ def test_passes_wait_until_they_can_be_written(tmp_path: Path) -> None:
     assert [each.id for each in History(state).read()] == ["two", "one"]
 
 
-def test_a_broken_file_is_set_aside_and_nothing_is_lost_that_waits(tmp_path: Path) -> None:
+def test_corrupt_history_is_quarantined_and_waiting_passes_are_written(tmp_path: Path) -> None:
     (tmp_path / "history.db").write_bytes(b"no database at all" * 1000)
     with pytest.raises(StoreError, match="cannot read history"):
         History(tmp_path).read()
@@ -146,7 +148,7 @@ def test_a_broken_file_is_set_aside_and_nothing_is_lost_that_waits(tmp_path: Pat
     assert [each.name for each in tmp_path.glob("*corrupt*")]
 
 
-def test_a_broken_file_that_cannot_be_moved_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_corrupt_history_that_cannot_be_renamed_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "history.db").write_bytes(b"no database at all" * 1000)
 
     def refuse(*_: object) -> str:
@@ -162,7 +164,7 @@ def test_a_broken_file_that_cannot_be_moved_is_told(tmp_path: Path, monkeypatch:
 NOT_UTF_8 = b"ns\xff_pod_uid".decode(errors="surrogateescape")
 
 
-def test_a_name_that_is_not_utf_8_is_recorded_escaped_and_found(tmp_path: Path) -> None:
+def test_name_that_is_not_utf_8_is_recorded_escaped_and_found(tmp_path: Path) -> None:
     history = History(tmp_path)
     history.add(past("one", NOT_UTF_8), KEEP)
     history.add(past("two", "a", at=T0 + timedelta(hours=1)), KEEP)
@@ -172,14 +174,14 @@ def test_a_name_that_is_not_utf_8_is_recorded_escaped_and_found(tmp_path: Path) 
     assert found.actions[0].name == r"r/ns\xff_pod_uid:1"
 
 
-def test_a_size_beyond_64_bits_is_recorded_as_the_largest(tmp_path: Path) -> None:
+def test_size_above_64_bits_is_recorded_as_the_maximum(tmp_path: Path) -> None:
     huge = replace(past("one", "a"), freed_bytes=2**70, predicted_bytes=-(2**70))
     history = History(tmp_path)
     history.add(huge, KEEP)
     assert [(each.freed_bytes, each.predicted_bytes) for each in history.read()] == [(2**63 - 1, -(2**63))]
 
 
-def test_a_record_that_cannot_be_written_is_dropped_reported_and_holds_up_no_other(tmp_path: Path) -> None:
+def test_record_that_cannot_be_written_is_dropped_and_reported_and_the_others_are_written(tmp_path: Path) -> None:
     history = History(tmp_path / "state")
     (tmp_path / "state").write_text("a file where the directory should be")
     bad: object = object()
@@ -196,7 +198,7 @@ def test_a_record_that_cannot_be_written_is_dropped_reported_and_holds_up_no_oth
     assert history.take_notices() == ()
 
 
-def test_a_node_stop_that_cannot_be_written_is_dropped_and_reported(tmp_path: Path) -> None:
+def test_node_stop_that_cannot_be_written_is_dropped_and_reported(tmp_path: Path) -> None:
     history = History(tmp_path)
     bad: object = object()
     pods = (StoppedPod("u", "ns", NOT_UTF_8), StoppedPod("v", "ns", bad))  # type: ignore[arg-type]

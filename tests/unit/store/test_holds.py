@@ -1,4 +1,4 @@
-"""Holds: they survive, they end, and a file that cannot be read is not taken for none."""
+"""File of holds: persistence, expiry, and errors instead of an empty list."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def hold(text: str = "r/a:1", *, placed: datetime = T0, hours: float = 1) -> Hol
     return Hold("", text, "debugging", "ann", placed, placed + timedelta(hours=hours))
 
 
-def test_what_is_added_is_there_for_the_next_process(tmp_path: Path) -> None:
+def test_added_hold_is_read_by_the_next_process(tmp_path: Path) -> None:
     assert HoldFile(tmp_path / "none").read() == ()
     assert not (tmp_path / "none").exists()
     first = HoldFile(tmp_path).add(hold())
@@ -42,7 +42,7 @@ def test_hold_of_another_user_is_not_removed(tmp_path: Path) -> None:
     assert HoldFile(tmp_path).remove(placed.id, placed_by=placed.by) == placed
 
 
-def test_those_that_ran_out_are_dropped_with_the_next(tmp_path: Path) -> None:
+def test_expired_holds_are_dropped_with_the_next_hold(tmp_path: Path) -> None:
     file = HoldFile(tmp_path)
     file.add(hold())
     last = file.add(hold("r/b:1", placed=T0 + timedelta(hours=2)))
@@ -66,7 +66,7 @@ def test_those_that_ran_out_are_dropped_with_the_next(tmp_path: Path) -> None:
     ],
     ids=["empty", "cut", "list", "newer", "without", "lacking", "no zone"],
 )
-def test_a_file_that_is_not_understood_is_told_and_kept(tmp_path: Path, text: str) -> None:
+def test_malformed_file_is_an_error_and_not_overwritten(tmp_path: Path, text: str) -> None:
     (tmp_path / "holds.json").write_text(text)
     with pytest.raises(StoreError, match="cannot read holds"):
         HoldFile(tmp_path).read()
@@ -86,15 +86,15 @@ def test_a_file_that_is_not_understood_is_told_and_kept(tmp_path: Path, text: st
         ("r/none", ""),
     ],
 )
-def test_a_hold_keeps_what_it_names_until_it_ends(text: str, kept: str) -> None:
+def test_hold_keeps_matching_images_until_it_expires(text: str, kept: str) -> None:
     images = {"a": image("a", "r/a:1"), "b": image("b", "r/b:1"), "c": image("sha256:" + "c" * 64, "docker.io/x/c:1")}
-    for until, holds_now in ((ago(-60), kept), (NOW, "")):
+    for until, matching in ((ago(-60), kept), (NOW, "")):
         held = Hold("7", text, "why", "ann", ago(60), until)
-        seen = snapshot(
+        node = snapshot(
             *((each, used(100)) for each in images.values()), image_filesystem=filesystem(99), holds=(held,)
         )
-        plan = plan_image_gc(seen, ImageGCPolicy(low_threshold_percent=0))
-        assert set(removed(plan)) == {images[name].id for name in "abc" if name not in holds_now}
+        plan = plan_image_gc(node, ImageGCPolicy(low_threshold_percent=0))
+        assert set(removed(plan)) == {images[name].id for name in "abc" if name not in matching}
         assert {item_id for item_id, code in codes(plan).items() if code == "held"} == {
-            images[name].id for name in holds_now
+            images[name].id for name in matching
         }

@@ -1,4 +1,4 @@
-"""The memory of image use: what it keeps, and that nothing stops it."""
+"""Database of image usage: detections, restarts, clock jumps, failures of the file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TICK = timedelta(microseconds=1)
 def remember(
     store: Store, listed: Mapping[str, datetime | None], in_use: Collection[str], now: datetime
 ) -> Mapping[str, ImageUsage]:
-    """Record a detection by clocks that agree."""
+    """Record a detection without a clock jump."""
     return store.observe(listed, in_use, ClockReading("boot", 1000 + (now - T0).total_seconds(), now)).usage
 
 
@@ -48,9 +48,13 @@ def remember(
     ],
     ids=["new", "pulled before", "pulled later", "new in use", "kept", "pulled again", "old pull", "unused", "future"],
 )
-def test_one_detection(known: ImageUsage | None, pulled: datetime | None, used: bool, expected: ImageUsage) -> None:
+def test_usage_after_a_first_detection(
+    known: ImageUsage | None, pulled: datetime | None, used: bool, expected: ImageUsage
+) -> None:
     before = {} if known is None else {"a": known}
-    assert merge_usage({**before, "gone": ImageUsage(T0)}, {"a": pulled}, {"a"} if used else (), T0) == {"a": expected}
+    assert merge_usage({**before, "removed": ImageUsage(T0)}, {"a": pulled}, {"a"} if used else (), T0) == {
+        "a": expected
+    }
 
 
 @pytest.mark.parametrize(
@@ -65,7 +69,7 @@ def test_one_detection(known: ImageUsage | None, pulled: datetime | None, used: 
     ],
     ids=["new", "pulled since", "pulled before but not listed", "use ended", "unused before", "still in use"],
 )
-def test_one_detection_after_another(
+def test_usage_after_a_second_detection(
     known: ImageUsage | None, pulled: datetime | None, used: bool, expected: ImageUsage
 ) -> None:
     before = {} if known is None else {"a": known}
@@ -73,13 +77,13 @@ def test_one_detection_after_another(
     assert found == {"a": expected}
 
 
-def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
+def test_usage_survives_a_restart(tmp_path: Path) -> None:
     remember(Store(tmp_path), {"a": None, "b": None}, {"b"}, T0)
     later = remember(Store(tmp_path), {"a": None, "b": None}, (), T0 + HOUR)
     assert later == {"a": ImageUsage(T0), "b": ImageUsage(T0, T0)}
 
 
-def test_snapshot_figures_survive_a_restart(tmp_path: Path) -> None:
+def test_snapshot_usage_survives_a_restart(tmp_path: Path) -> None:
     store = Store(tmp_path)
     figures = SnapshotFigures(1, 2, 3, 4)
     store.note_snapshot_usage({("overlayfs", "a"): figures, ("overlayfs", "b"): figures}, ())
@@ -90,7 +94,7 @@ def test_snapshot_figures_survive_a_restart(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_of_the_first_schema_is_read_and_brought_up_to_date(tmp_path: Path) -> None:
+def test_database_of_the_first_schema_is_read_and_migrated(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "nodeagent.db")) as old:
         old.executescript(
             "CREATE TABLE image_usage (image_id TEXT PRIMARY KEY NOT NULL, first_detected_us INTEGER NOT NULL,"
@@ -106,7 +110,7 @@ def test_a_file_of_the_first_schema_is_read_and_brought_up_to_date(tmp_path: Pat
     assert (len(again.snapshot_usage()), list(again.usage())) == (1, ["a"])
 
 
-def test_reading_leaves_no_trace(tmp_path: Path) -> None:
+def test_read_only_store_creates_no_files(tmp_path: Path) -> None:
     missing = tmp_path / "none"
     assert remember(Store(missing, read_only=True), {"a": None}, (), T0) == {"a": ImageUsage(T0)}
     assert not missing.exists()
@@ -117,7 +121,7 @@ def test_reading_leaves_no_trace(tmp_path: Path) -> None:
     assert {each.name: each.stat().st_mtime_ns for each in tmp_path.iterdir()} == before
 
 
-def test_a_broken_file_is_set_aside(tmp_path: Path) -> None:
+def test_corrupt_database_is_quarantined(tmp_path: Path) -> None:
     content = b"this is no database " * 300
     (tmp_path / "nodeagent.db").write_bytes(content)
     store = Store(tmp_path)
@@ -130,7 +134,7 @@ def test_a_broken_file_is_set_aside(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["'x'", "9e18", "1 << 62"])
-def test_values_no_agent_writes_are_damage(tmp_path: Path, value: str) -> None:
+def test_database_with_impossible_values_is_corrupt(tmp_path: Path, value: str) -> None:
     remember(Store(tmp_path), {"a": None}, (), T0)
     connection = sqlite3.connect(tmp_path / "nodeagent.db")
     connection.execute(f"UPDATE image_usage SET first_detected_us = {value}")
@@ -141,7 +145,7 @@ def test_values_no_agent_writes_are_damage(tmp_path: Path, value: str) -> None:
     assert remember(store, {"a": None}, (), T0) == {"a": ImageUsage(T0)}
 
 
-def test_a_newer_schema_is_left_alone(tmp_path: Path) -> None:
+def test_database_of_a_newer_schema_is_not_changed(tmp_path: Path) -> None:
     remember(Store(tmp_path), {"a": None}, (), T0)
     connection = sqlite3.connect(tmp_path / "nodeagent.db")
     connection.execute("PRAGMA user_version = 99")
@@ -153,7 +157,7 @@ def test_a_newer_schema_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "nodeagent.db").read_bytes() == before
 
 
-def test_an_unusable_directory_degrades_and_recovers(tmp_path: Path) -> None:
+def test_store_continues_in_memory_until_its_directory_is_usable(tmp_path: Path) -> None:
     directory = tmp_path / "state"
     directory.write_text("a file is in the way")
     store = Store(directory)
@@ -165,7 +169,7 @@ def test_an_unusable_directory_degrades_and_recovers(tmp_path: Path) -> None:
     assert Store(directory).usage() == {"a": ImageUsage(T0), "b": ImageUsage(T0 + HOUR)}
 
 
-def test_a_locked_file_costs_no_memory(tmp_path: Path) -> None:
+def test_usage_is_kept_while_the_file_is_locked(tmp_path: Path) -> None:
     remember(Store(tmp_path), {"a": None}, (), T0)
     holder = sqlite3.connect(tmp_path / "nodeagent.db", isolation_level=None)
     holder.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -180,7 +184,7 @@ def test_a_locked_file_costs_no_memory(tmp_path: Path) -> None:
     assert Store(tmp_path).usage() == {"a": ImageUsage(T0)}
 
 
-def test_ages_survive_a_jump_of_the_clock_within_a_boot(tmp_path: Path) -> None:
+def test_ages_are_unchanged_by_a_jump_of_the_clock_within_a_boot(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.observe({"a": None}, {"a"}, ClockReading("boot", 100.0, T0))
     jumped = ClockReading("boot", 3700.0, T0 + timedelta(days=30, hours=1))
@@ -200,7 +204,7 @@ def test_ages_survive_a_jump_of_the_clock_within_a_boot(tmp_path: Path) -> None:
     ],
     ids=["forward", "back", "within the tolerance", "another boot", "no boot id"],
 )
-def test_a_jump_is_what_the_clocks_disagree_by(now: ClockReading, jump: ClockJump | None) -> None:
+def test_jump_is_the_difference_between_the_clocks(now: ClockReading, jump: ClockJump | None) -> None:
     assert find_jump(ClockReading("boot", 100.0, T0), now) == jump
 
 
@@ -217,7 +221,7 @@ for turn in range(10**9):
 """
 
 
-def test_a_kill_in_mid_write_leaves_a_usable_file(tmp_path: Path) -> None:
+def test_database_is_usable_after_a_kill_during_a_write(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path)], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         writer.stdout.readline()

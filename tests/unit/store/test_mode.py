@@ -1,4 +1,4 @@
-"""The mode of the daemon that the next one reads."""
+"""File with the last mode of the daemon."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_mode_is_read_as_written(tmp_path: Path) -> None:
+def test_stored_mode_is_read_back(tmp_path: Path) -> None:
     file = ModeFile(tmp_path / "state")
     assert file.read() is None
     for dry_run in (True, False):
@@ -24,7 +24,7 @@ def test_mode_is_read_as_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", '{"schema": "nodeagent/mode/v1"}', '{"dry_run": true}', "[" * 100_000]
 )
-def test_mode_that_is_none_is_an_error(tmp_path: Path, text: str) -> None:
+def test_malformed_mode_is_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "mode.json").write_text(text)
     with pytest.raises(StoreError):
         ModeFile(tmp_path).read()

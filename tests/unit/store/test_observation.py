@@ -1,4 +1,4 @@
-"""Since when image use has been observed, and that no image goes by age that was used within the maximum."""
+"""Gapless observation of image use, and removal by age that relies on it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def at(seconds: float, *, boot: str = "boot", wall_s: float | None = None) -> Cl
     return ClockReading(boot, 1000 + seconds, T0 + timedelta(seconds=seconds if wall_s is None else wall_s))
 
 
-def seen(store: Store, reading: ClockReading) -> float | None:
-    """Record a detection; return for how many seconds use has been observed then, ``None`` if it has not."""
+def observe_s(store: Store, reading: ClockReading) -> float | None:
+    """Record a detection; return the duration of the observation in seconds, ``None`` without one."""
     since = store.observe({"a": None}, (), reading).observed_since
     return None if since is None else (reading.wall - since).total_seconds()
 
@@ -50,22 +50,28 @@ def seen(store: Store, reading: ClockReading) -> float | None:
         (2.0, 1.0, GapLimits(6, 1)),
     ],
 )
-def test_gap_limits(interval_s: float | None, maximum_s: float, limits: GapLimits) -> None:
+def test_gap_limits_follow_from_interval_and_maximum_unused_age(
+    interval_s: float | None, maximum_s: float, limits: GapLimits
+) -> None:
     assert gap_limits(interval_s, maximum_s) == limits
 
 
 @pytest.mark.parametrize(("gap_s", "observed_s"), [(900, 900), (901, 0)])
-def test_gap_between_two_detections_of_one_process(tmp_path: Path, gap_s: float, observed_s: float) -> None:
+def test_observation_continues_over_a_gap_within_the_running_limit(
+    tmp_path: Path, gap_s: float, observed_s: float
+) -> None:
     store = Store(tmp_path, gaps=GapLimits(900, 60))
-    assert [seen(store, at(0)), seen(store, at(gap_s))] == [0, observed_s]
+    assert [observe_s(store, at(0)), observe_s(store, at(gap_s))] == [0, observed_s]
 
 
 @pytest.mark.parametrize(("gap_s", "observed_s"), [(60, 60), (61, 0)])
 @pytest.mark.parametrize("read_only", [False, True], ids=["run", "preview"])
-def test_gap_between_two_processes(tmp_path: Path, gap_s: float, observed_s: float, *, read_only: bool) -> None:
+def test_observation_continues_over_a_restart_within_the_restart_limit(
+    tmp_path: Path, gap_s: float, observed_s: float, *, read_only: bool
+) -> None:
     gaps = GapLimits(900, 60)
-    seen(Store(tmp_path, gaps=gaps), at(0))
-    assert seen(Store(tmp_path, gaps=gaps, read_only=read_only), at(gap_s)) == observed_s
+    observe_s(Store(tmp_path, gaps=gaps), at(0))
+    assert observe_s(Store(tmp_path, gaps=gaps, read_only=read_only), at(gap_s)) == observed_s
 
 
 @pytest.mark.parametrize(
@@ -73,25 +79,25 @@ def test_gap_between_two_processes(tmp_path: Path, gap_s: float, observed_s: flo
     [at(10, boot="another boot"), at(10, boot=""), at(-10)],
     ids=["reboot", "boot id unknown", "boot clock went back"],
 )
-def test_doubt_about_the_boot_begins_the_observation_again(tmp_path: Path, later: ClockReading) -> None:
-    seen(Store(tmp_path), at(0))
-    assert seen(Store(tmp_path), later) == 0
+def test_other_or_unknown_boot_restarts_the_observation(tmp_path: Path, later: ClockReading) -> None:
+    observe_s(Store(tmp_path), at(0))
+    assert observe_s(Store(tmp_path), later) == 0
 
 
-def test_unknown_boot_is_never_observed(tmp_path: Path) -> None:
+def test_unknown_boot_restarts_the_observation_with_each_detection(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    assert [seen(store, at(each, boot="")) for each in (0, 10, 20)] == [0, 0, 0]
+    assert [observe_s(store, at(each, boot="")) for each in (0, 10, 20)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("wall_s", [3650 * DAY_S, -3650 * DAY_S])
-def test_step_of_the_wall_clock_observes_nothing(tmp_path: Path, wall_s: float) -> None:
+def test_step_of_the_wall_clock_does_not_extend_the_observation(tmp_path: Path, wall_s: float) -> None:
     store = Store(tmp_path)
-    seen(store, at(0))
-    assert seen(store, at(60, wall_s=wall_s)) == 60
-    assert seen(Store(tmp_path), at(90)) == 90
+    observe_s(store, at(0))
+    assert observe_s(store, at(60, wall_s=wall_s)) == 60
+    assert observe_s(Store(tmp_path), at(90)) == 90
 
 
-def test_small_steps_of_the_wall_clock_add_up_to_no_age(tmp_path: Path) -> None:
+def test_small_steps_of_the_wall_clock_do_not_add_up_to_an_age(tmp_path: Path) -> None:
     store, steps, step_s = Store(tmp_path), 100, 0.9
     store.observe({"a": None}, {"a"}, at(0))
     wall_s = 0.0
@@ -107,28 +113,28 @@ def test_small_steps_of_the_wall_clock_add_up_to_no_age(tmp_path: Path) -> None:
 def test_status_reads_without_recording_a_detection(tmp_path: Path) -> None:
     store = Store(tmp_path)
     assert store.observed_since(at(0)) is None
-    seen(store, at(0))
+    observe_s(store, at(0))
     assert store.observed_since(at(600)) == T0
     assert store.observed_since(at(601)) is None
-    assert seen(store, at(600)) == 600
+    assert observe_s(store, at(600)) == 600
 
 
-def test_detection_overtaken_by_a_later_one_loses_nothing(tmp_path: Path) -> None:
+def test_detection_finished_after_a_later_one_is_merged(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    seen(store, at(0))
+    observe_s(store, at(0))
     store.observe({"a": None, "b": None}, {"b"}, at(20))
     late = store.observe({"a": None}, {"a"}, at(10))
     assert late.observed_since == T0
     assert store.usage()["a"].last_used == at(20).wall
     assert store.usage()["b"].last_used == at(20).wall
-    assert seen(store, at(30)) == 30
+    assert observe_s(store, at(30)) == 30
 
 
-def test_detection_overtaken_over_a_step_of_the_wall_clock_is_not_relied_on(tmp_path: Path) -> None:
+def test_detection_finished_after_a_step_of_the_wall_clock_is_not_observed(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    seen(store, at(0))
-    seen(store, at(20, wall_s=-3650 * DAY_S))
-    assert seen(store, at(10)) is None
+    observe_s(store, at(0))
+    observe_s(store, at(20, wall_s=-3650 * DAY_S))
+    assert observe_s(store, at(10)) is None
 
 
 def _write_meta(directory: Path, key: str, value: str) -> None:
@@ -147,36 +153,36 @@ def _write_meta(directory: Path, key: str, value: str) -> None:
         ("observed_last_us", "1.5"),
     ],
 )
-def test_values_no_agent_writes_are_damage(tmp_path: Path, key: str, value: str) -> None:
-    seen(Store(tmp_path), at(0))
+def test_database_with_impossible_values_is_corrupt(tmp_path: Path, key: str, value: str) -> None:
+    observe_s(Store(tmp_path), at(0))
     _write_meta(tmp_path, key, value)
     store = Store(tmp_path)
     assert store.take_notices()
-    assert seen(store, at(60)) == 0
+    assert observe_s(store, at(60)) == 0
 
 
-def test_file_of_an_agent_that_recorded_no_observation_is_opened(tmp_path: Path) -> None:
-    seen(Store(tmp_path), at(0))
+def test_database_without_an_observation_is_read(tmp_path: Path) -> None:
+    observe_s(Store(tmp_path), at(0))
     with closing(sqlite3.connect(tmp_path / "nodeagent.db", isolation_level=None)) as connection:
         connection.execute("DELETE FROM meta WHERE key LIKE 'observed%'")
     store = Store(tmp_path)
-    assert (seen(store, at(60)), store.health.problem, store.take_notices()) == (0, "", ())
+    assert (observe_s(store, at(60)), store.health.problem, store.take_notices()) == (0, "", ())
 
 
-# --- no image goes by age that was used within the maximum
+# --- removal by age
 
 IMAGES = ("a", "b")
 
 
 @dataclass
 class World:
-    """What is true of a node, whatever its clocks say and whether an agent observes it.
+    """True state of a node, independent of its clocks and of the agent's observation.
 
     Attributes:
         true_s: the true time.
         used_s: image to the true end of its last use, as far as an agent is bound to know it: a use that lies wholly
             between two detections that are near enough is not observable by polling, and not counted.
-        hidden_s: image to the end of a use that no detection has seen so far.
+        hidden_s: image to the end of a use that is not detected yet.
     """
 
     directory: Path
@@ -191,7 +197,7 @@ class World:
     hidden_s: dict[str, float] = field(default_factory=dict)
     detected_s: float | None = None
     store: Store | None = None
-    fresh: bool = True
+    restarted: bool = True
 
     @property
     def gaps(self) -> GapLimits:
@@ -230,7 +236,7 @@ class World:
         self.wall_s += seconds
 
     def restart(self, down_s: float) -> None:
-        self.store, self.fresh = None, True
+        self.store, self.restarted = None, True
         self.pass_time(down_s)
 
     def reboot(self, down_s: float) -> None:
@@ -255,7 +261,7 @@ class World:
             self.make_passes(1)
 
     def detect(self, listed: Iterable[str]) -> None:
-        """Make a pass, and judge what it would remove."""
+        """Run a pass, and check its removals against the true state."""
         reader = Store(self.directory, read_only=True, gaps=self.gaps) if self.store is None else None
         self.store = self.store or Store(self.directory, gaps=self.gaps)
         pulled: dict[str, datetime | None] = {each: T0 - timedelta(days=400) for each in listed}
@@ -263,22 +269,22 @@ class World:
         record = self.store.observe(pulled, in_use, self.clocks)
         if reader is not None:
             assert reader.observe(pulled, in_use, self.clocks) == record
-        self._note_what_was_observable()
-        self._judge(record, pulled.keys())
+        self._record_observable_use()
+        self._check_removals(record, pulled.keys())
 
-    def _note_what_was_observable(self) -> None:
-        limit_s = self.gaps.restart_s if self.fresh else self.gaps.running_s
+    def _record_observable_use(self) -> None:
+        limit_s = self.gaps.restart_s if self.restarted else self.gaps.running_s
         near = self.detected_s is not None and self.true_s - self.detected_s <= limit_s
         for name, until_s in self.hidden_s.items():
-            unseen = name not in self.running and self.used_s.get(name, -1.0) != self.detected_s
-            if not (near and unseen):
+            undetected = name not in self.running and self.used_s.get(name, -1.0) != self.detected_s
+            if not (near and undetected):
                 self.used_s[name] = until_s
         self.hidden_s.clear()
         for name in self.running:
             self.used_s[name] = self.true_s
-        self.detected_s, self.fresh = self.true_s, False
+        self.detected_s, self.restarted = self.true_s, False
 
-    def _judge(self, record: ImageUseRecord, listed: Iterable[str]) -> None:
+    def _check_removals(self, record: ImageUseRecord, listed: Iterable[str]) -> None:
         node = snapshot(
             *(image(each, f"r/{each}:1") for each in listed),
             observed_at=self.clocks.wall,
@@ -318,7 +324,7 @@ STEPS = st.one_of(
     st.sampled_from([10.0, 10.0, 1800.0, 86_400.0]),
     st.lists(STEPS, max_size=40),
 )
-def test_no_image_goes_by_age_that_was_used_within_the_maximum(
+def test_image_used_within_the_maximum_unused_age_is_never_removed_by_age(
     interval_s: float, maximum_s: float, steps: list[tuple[str, object]]
 ) -> None:
     with tempfile.TemporaryDirectory() as name:

@@ -1,4 +1,4 @@
-"""The plan key: created once with no access for others, and refused where others have it."""
+"""Plan key: created once, inaccessible to other users, refused otherwise."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def test_key_is_created_on_first_use_and_read_afterwards(tmp_path: Path) -> None
     key = file.read_or_create()
     assert len(key) == KEY_BYTES
     assert file.read() == file.read_or_create() == PlanKeyFile(tmp_path / "state").read() == key
-    (made,) = (tmp_path / "state").iterdir()
-    assert (made.name, made.stat().st_mode & 0o7777) == (FILE_NAME, 0o600)
+    (created,) = (tmp_path / "state").iterdir()
+    assert (created.name, created.stat().st_mode & 0o7777) == (FILE_NAME, 0o600)
 
 
 def test_removed_key_is_replaced_by_another(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_key_of_another_owner_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "\n", HEX[:-2], HEX + "00", "not hexadecimal", "é", HEX[:-1]])
-def test_file_that_holds_no_key_is_refused(tmp_path: Path, content: str) -> None:
+def test_file_without_a_key_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / FILE_NAME
     path.write_text(content)
     path.chmod(0o600)
@@ -81,7 +81,7 @@ def test_file_that_holds_no_key_is_refused(tmp_path: Path, content: str) -> None
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "directory"])
-def test_anything_but_a_regular_file_is_refused_without_waiting(tmp_path: Path, kind: str) -> None:
+def test_special_file_is_refused_without_blocking(tmp_path: Path, kind: str) -> None:
     path, target = tmp_path / FILE_NAME, tmp_path / "target"
     target.write_text(HEX)
     target.chmod(0o600)
@@ -96,7 +96,7 @@ def test_anything_but_a_regular_file_is_refused_without_waiting(tmp_path: Path, 
         PlanKeyFile(tmp_path).read_or_create()
 
 
-def test_directory_that_cannot_be_made_is_an_error_that_names_the_key(tmp_path: Path) -> None:
+def test_directory_that_cannot_be_created_is_an_error_with_the_path_of_the_key(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=rf"plan key {tmp_path}/file/state/{FILE_NAME}: Not a directory"):
         PlanKeyFile(tmp_path / "file/state").read_or_create()

@@ -64,7 +64,7 @@ def test_history_of_0_1_is_continued(state: Path) -> None:
     assert sum(len(each.actions) for each in found) == 63
 
 
-def test_node_stops_of_0_1_have_the_ends_of_today(state: Path) -> None:
+def test_node_stops_of_0_1_are_read_with_the_current_ends(state: Path) -> None:
     assert [each.end for each in History(state).read_stops()] == STOP_ENDS
 
 
@@ -109,7 +109,7 @@ def test_image_usage_of_0_1_is_kept_and_its_observation_begins_with_the_first_de
     assert Store(state).usage() == known
 
 
-def test_files_that_0_1_did_not_have_are_absent_and_no_error(state: Path) -> None:
+def test_files_unknown_to_0_1_are_read_as_absent(state: Path) -> None:
     assert ModeFile(state).read() is None
     assert PlanKeyFile(state).read() is None
     assert EvictionFile(state).read("boot") == ((), ())
