@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.preview import PodEviction
     from nodeagent.plan.eviction.state import Evaluation, ThresholdStatus
 
-_WITHIN_S: Final = 10.0
+WITHIN_S: Final = 10.0
+"""Limit of a preview: no loop starts under new settings before it is known."""
 
 
 @dataclass(slots=True)
@@ -49,9 +50,9 @@ class _PartialEffect:
     problems: list[str] = field(default_factory=list)
 
 
-async def find_effect(agent: Agent, earlier: Settings) -> Effect:
-    """Return the effect of an agent's settings within ``_WITHIN_S`` seconds; failures become its ``problem``."""
-    return await _bounded(agent.settings, lambda partial: _find(agent, earlier, partial))
+async def find_effect(agent: Agent, earlier: Settings, *, within_s: float = WITHIN_S) -> Effect:
+    """Return the effect of an agent's settings; a timeout and other failures become its ``problem``."""
+    return await _bounded(agent.settings, lambda partial: _find(agent, earlier, partial), within_s)
 
 
 async def preview_effect(settings: Settings, earlier: Settings, context: DaemonContext) -> Effect:
@@ -69,20 +70,25 @@ async def preview_effect(settings: Settings, earlier: Settings, context: DaemonC
         async with opened as agent:
             await _find(agent, earlier, partial)
 
-    return await _bounded(settings, find)
+    return await _bounded(settings, find, WITHIN_S)
 
 
 async def log_reload_effect(
-    agent: Agent, earlier: Settings, logger: FilteringBoundLogger, stop: asyncio.Event
+    agent: Agent,
+    earlier: Settings,
+    logger: FilteringBoundLogger,
+    stop: asyncio.Event,
+    *,
+    within_s: float = WITHIN_S,
 ) -> Effect | None:
     """Log the removals and evictions of the next passes that the earlier settings did not cause.
 
-    It takes at most ``_WITHIN_S`` seconds: no loop runs meanwhile.
+    It takes at most ``within_s`` seconds: no loop runs meanwhile.
 
     Returns:
         The effect; ``None`` if ``stop`` was set first.
     """
-    effect = await until_stopped(find_effect(agent, earlier), stop)
+    effect = await until_stopped(find_effect(agent, earlier, within_s=within_s), stop)
     if effect is not None:
         log_effect(effect, logger)
     return effect
@@ -158,14 +164,14 @@ def _effect_document(effect: Effect) -> reload.Effect:
     )
 
 
-async def _bounded(settings: Settings, find: Callable[[_PartialEffect], Awaitable[None]]) -> Effect:
+async def _bounded(settings: Settings, find: Callable[[_PartialEffect], Awaitable[None]], within_s: float) -> Effect:
     """Return the parts found in time, and why the others are unknown."""
     partial = _PartialEffect()
     try:
-        async with asyncio.timeout(_WITHIN_S):
+        async with asyncio.timeout(within_s):
             await find(partial)
     except TimeoutError:
-        partial.problems.append(f"cannot read the node: timeout after {_WITHIN_S:g} s")
+        partial.problems.append(f"cannot read the node: timeout after {within_s:g} s")
     except NodeAgentError as error:
         partial.problems.append(str(error))
     except Exception as error:  # noqa: BLE001 - a bug in a preview must not end the daemon, or restart it in a loop

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     """Returns the effect of the first settings in place of the second; see ``preview_effect``."""
 
 _CHECK_WITHIN_S: Final = 30.0
-_LONG_S: Final = 3000.0
+MAX_WAIT_S = 3000.0
 
 
 class WatchdogTask:
@@ -67,7 +67,7 @@ class ReloadTask:
         """Reload on each request until ``stop`` is set."""
         requested = self._context.reload
         while not stop.is_set():
-            if not await wait_for_any(_LONG_S, stop, requested):
+            if not await wait_for_any(MAX_WAIT_S, stop, requested):
                 continue
             if stop.is_set():
                 return

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,8 +17,7 @@ from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
 from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.pass_lock import PassLock
-from nodeagent.daemon.reload_preview import log_reload_effect, preview_effect
-from nodeagent.errors import RuntimeUnavailableError
+from nodeagent.daemon.reload_preview import WITHIN_S, log_reload_effect, preview_effect
 from nodeagent.model import ContainerState, Role
 from nodeagent.observe.node_role import RoleWatch
 from nodeagent.plan.node_role import ABSENT_S
@@ -64,9 +64,19 @@ async def effect(
     later: dict[str, str | int],
     *,
     slow: bool = False,
+    lost: bool = False,
     stop: asyncio.Event | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the events of a reload from ``earlier`` to ``later``; a slow runtime does not list its containers."""
+    """Return the events of a reload from ``earlier`` to ``later``.
+
+    Args:
+        tmp_path: for configuration, state and socket.
+        earlier: settings before.
+        later: settings after.
+        slow: whether the runtime does not list its containers, with a short timeout of the preview.
+        lost: whether the runtime is unavailable after its first report of the image filesystem.
+        stop: stops the preview.
+    """
     sim = SimNode()
     sim.root_path = str(tmp_path)
     sim.add_image(IMAGE, layers=[Layer("base", 1 << 20)])
@@ -82,7 +92,12 @@ async def effect(
     ):
         if slow:
             server.faults.delay("ListContainers")
-        await asyncio.wait_for(log_reload_effect(agent, made(tmp_path, earlier), logger, stop or asyncio.Event()), 5)
+        if lost:
+            refuse = partial(server.faults.fail, "ImageFsInfo", status="UNAVAILABLE", times=None)
+            server.faults.after("ImageFsInfo", refuse)
+        before, within_s = made(tmp_path, earlier), 0.05 if slow else WITHIN_S
+        preview = log_reload_effect(agent, before, logger, stop or asyncio.Event(), within_s=within_s)
+        await asyncio.wait_for(preview, 5)
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
@@ -170,10 +185,7 @@ async def test_preview_of_another_role_leaves_the_role_in_force(tmp_path: Path) 
     assert stream.getvalue() == ""
 
 
-async def test_slow_runtime_delays_a_reload_only_until_the_timeout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("nodeagent.daemon.reload_preview._WITHIN_S", 0.05, raising=False)
+async def test_slow_runtime_delays_a_reload_only_until_the_timeout(tmp_path: Path) -> None:
     (event,) = await effect(tmp_path, KEEPS_ALL, KEEPS_NONE, slow=True)
     assert (event["event"], event["error"]) == ("reload_effect_unknown", "cannot read the node: timeout after 0.05 s")
 
@@ -193,12 +205,6 @@ async def test_bug_in_a_preview_is_an_unknown_effect(tmp_path: Path, monkeypatch
     assert (event["event"], event["error"]) == ("reload_effect_unknown", "internal error: KeyError('bug')")
 
 
-async def test_runtime_lost_during_the_preview_keeps_the_parts_found_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def fail(*_: object) -> None:
-        raise RuntimeUnavailableError("no socket")
-
-    monkeypatch.setattr("nodeagent.daemon.reload_preview._evaluated", fail)
-    found = await effect(tmp_path, KEEPS_ALL, KEEPS_NONE | evicting(ALWAYS_MET))
+async def test_runtime_lost_during_the_preview_keeps_the_parts_found_before(tmp_path: Path) -> None:
+    found = await effect(tmp_path, KEEPS_ALL, KEEPS_NONE | evicting(ALWAYS_MET), lost=True)
     assert [each["event"] for each in found] == ["reload_removes_more", "reload_effect_unknown"]

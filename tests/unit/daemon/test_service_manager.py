@@ -245,7 +245,7 @@ def test_differences_are_listed_by_key() -> None:
 async def test_expired_wait_without_a_request_does_not_reload(
     tmp_path: Path, manager: socket.socket, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "_LONG_S", 0.0)
+    monkeypatch.setattr(service, "MAX_WAIT_S", 0.0)
     made = context(config, io.StringIO())
     task, stop = ReloadTask(made, Notifier({"NOTIFY_SOCKET": str(tmp_path / "notify")})), asyncio.Event()
     running = asyncio.ensure_future(task.run(stop))
