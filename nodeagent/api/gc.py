@@ -1,8 +1,7 @@
-"""Documents of garbage collection: preview, report, saved plan, disk usage."""
+"""Documents of garbage collection: preview, results, report, disk usage."""
 
 from __future__ import annotations
 
-import json
 from base64 import b64decode, b64encode
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -12,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from nodeagent.act.gc.outcomes import Outcome, PassEnd
 from nodeagent.api import codec
 from nodeagent.api.codec import Document, Number, Part, Time
-from nodeagent.api.common import Filesystem, Reason, RecordedReason, Runtime
+from nodeagent.api.common import Filesystem, Reason, Runtime
 from nodeagent.model import NodeSnapshot
 from nodeagent.model.node import RuntimeInfo
 from nodeagent.model.schemas import SchemaId
@@ -23,10 +22,9 @@ from nodeagent.plan.gc.storage_breakdown import Part as StoragePart
 from nodeagent.text import raw_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable
 
     from nodeagent.act.gc import outcomes
-    from nodeagent.plan.gc.planner import GCPolicy
 
 _TIME_SUFFIX: Final = "_at"
 
@@ -341,124 +339,3 @@ def decode_progress(text: str) -> Result | Report:
     """
     document: Result | Report = codec.decode_any(text, Result | Report, "result or report")
     return document
-
-
-class Apply(Document, frozen=True, kw_only=True, tag=SchemaId.APPLY.value):
-    """The outcome of applying a saved plan; ``report`` is ``None`` in a dry run."""
-
-    plan_id: str
-    drift: tuple[Drift, ...]
-    preview: Preview
-    report: Report | None
-
-
-class SavedItem(Part, frozen=True, kw_only=True):
-    """One item of a saved plan."""
-
-    kind: ItemKind
-    id: str
-    name: str
-    verdict: Verdict
-    reason: RecordedReason
-    frees_bytes: int | None
-
-    @classmethod
-    def of_optional(cls, value: saved_plan.SavedItem | None) -> SavedItem | None:
-        """Return the document form of an item; ``None`` without one."""
-        if value is None:
-            return None
-        return cls(
-            kind=value.kind,
-            id=value.id,
-            name=value.name,
-            verdict=value.verdict,
-            reason=RecordedReason(code=value.code, sentence=value.sentence),
-            frees_bytes=value.frees_bytes,
-        )
-
-
-class Difference(Part, frozen=True, kw_only=True):
-    """An item on which two saved plans differ; ``before`` or ``after`` is ``None`` where a plan does not list it."""
-
-    kind: ItemKind | None
-    id: str | None
-    name: str | None
-    before: SavedItem | None
-    after: SavedItem | None
-
-    @classmethod
-    def of(cls, value: saved_plan.Difference) -> Difference:
-        """Return the document form of a difference."""
-        known = value.after or value.before
-        return cls(
-            kind=known.kind if known else None,
-            id=known.id if known else None,
-            name=known.name if known else None,
-            before=SavedItem.of_optional(value.before),
-            after=SavedItem.of_optional(value.after),
-        )
-
-
-class ComparedPlan(Part, frozen=True, kw_only=True):
-    """One of two compared plans."""
-
-    id: str
-    made_at: Time
-
-
-class PlanDiff(Document, frozen=True, kw_only=True, tag=SchemaId.PLAN_DIFF.value):
-    """The differences between two saved plans; ``rules_differ`` if their policies do."""
-
-    before: ComparedPlan
-    after: ComparedPlan
-    rules_differ: bool
-    differences: tuple[Difference, ...]
-
-    @classmethod
-    def of(
-        cls, before: saved_plan.SavedPlan, after: saved_plan.SavedPlan, differences: Iterable[saved_plan.Difference]
-    ) -> PlanDiff:
-        """Return the document of a comparison."""
-        return cls(
-            before=ComparedPlan(id=before.id, made_at=before.made_at),
-            after=ComparedPlan(id=after.id, made_at=after.made_at),
-            rules_differ=before.policy != after.policy,
-            differences=tuple(map(Difference.of, differences)),
-        )
-
-
-def encode_saved_plan(  # noqa: PLR0913 - the parts of the document
-    scope: str,
-    snapshot: NodeSnapshot,
-    plans: Sequence[decision.Plan],
-    policy: GCPolicy,
-    *,
-    node: str,
-    expires_at: datetime,
-    agent_version: str,
-    key: bytes | None,
-) -> dict[str, Any]:
-    """Return the document of a plan to save, signed with ``key``; unsigned if that is ``None``.
-
-    It is not a struct, since id and signature are digests of exactly these keys and values. It is decoded by
-    ``plan.gc.saved_plan``.
-    """
-    decisions = [each for plan in plans for each in plan.decisions]
-    removals_first = sorted(decisions, key=lambda each: each.verdict is not Verdict.REMOVE)
-    body: Mapping[str, Any] = {
-        "made_at": snapshot.observed_at.isoformat(),
-        "expires_at": expires_at.isoformat(),
-        "agent_version": agent_version,
-        "node": node,
-        "runtime": Runtime.of(snapshot),
-        "scope": scope,
-        "snapshot_digest": saved_plan.snapshot_digest(snapshot),
-        "imagefs": Filesystem.of_optional(snapshot.image_filesystem),
-        "policy": saved_plan.encode_policy(policy),
-        "accounting": {plan.kind: plan.accounting.value for plan in plans},
-        "frees_bytes": sum(plan.frees_bytes for plan in plans),
-        "warnings": [*snapshot.warnings, *(warning for plan in plans for warning in plan.warnings)],
-        "decisions": [Decision.of(each) for each in removals_first],
-    }
-    # through JSON, so that the digest covers the text as it is written
-    return saved_plan.seal(json.loads(codec.encode_line(body)), key)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from nodeagent import __version__
 from nodeagent.api.codec import encode
-from nodeagent.api.gc import Apply, Drift, PlanDiff, Report, encode_saved_plan
+from nodeagent.api.gc import Drift, Report
 from nodeagent.api.gc import Preview as PreviewDocument
+from nodeagent.api.saved_plan import Apply, PlanDiff, encode_saved_plan
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.gc import confirmed, exit_code, predicted_exit_code, run_interruptibly
 from nodeagent.cli.output import warn

@@ -28,9 +28,10 @@ from nodeagent.act.agent import open_agent
 from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.api.codec import encode, plain, schema_id
 from nodeagent.api.control import Paused, Resumed, Triggered
-from nodeagent.api.gc import Preview, Report, Result, encode_saved_plan
+from nodeagent.api.gc import Preview, Report, Result
 from nodeagent.api.history import History
 from nodeagent.api.holds import Hold, HoldList
+from nodeagent.api.saved_plan import encode_saved_plan
 from nodeagent.daemon.control.access import Access, access_of
 from nodeagent.daemon.loop_status import Activity
 from nodeagent.daemon.loops import log_report, log_result, wait_for_any

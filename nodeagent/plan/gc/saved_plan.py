@@ -1,10 +1,10 @@
-"""Plans that outlive the moment: saved, compared, and applied later.
+"""Saved plans: made now, compared, and applied later.
 
-A saved plan is a JSON document. Its id is a digest of its content, which anybody can compute and which names the plan.
-Its signature (``mac``) is computed with a key that only root can read, and proves that this node's agent wrote the
-plan; only a signed plan is applied. Applying one plans anew on fresh state, under the stricter of the document's policy
-and the policy in force (``plan/strictness.py``), restricted to the listed items: an item that is no longer removable is
-kept and reported as drift; an item that is not listed is never removed.
+A saved plan is a JSON document. Its id is a digest of its content, which identifies it and proves nothing. Its
+signature (``mac``) is computed with a key that only root can read, and proves that this node's agent wrote the plan;
+only a signed plan is applied. Applying one makes a new plan on fresh state, under the stricter of the document's policy
+and the policy in force (``strictness.py``), restricted to the listed items: an item that is no longer removable is kept
+and reported as drift; an item that is not listed is never removed.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ import hashlib
 import hmac
 import json
 from base64 import b64decode
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from nodeagent.model.schemas import SchemaId
 from nodeagent.plan.decision import ItemKind, Verdict
-from nodeagent.plan.gc.containers import ContainerGCPolicy
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
-from nodeagent.plan.gc.images import ImageGCPolicy
 from nodeagent.plan.gc.planner import GCPolicy
-from nodeagent.plan.gc.pod_logs import PodLogPolicy
-from nodeagent.plan.gc.sandboxes import SandboxGCPolicy
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.units import format_time
 
@@ -37,15 +36,15 @@ if TYPE_CHECKING:
 SCHEMA: Final = SchemaId.SAVED_PLAN.value
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
-_Policy = TypeVar("_Policy")
-
-
-_SKEW = timedelta(minutes=5)
+_T = TypeVar("_T")
+_Time = Annotated[datetime, Meta(tz=True)]
+_SKEW: Final = timedelta(minutes=5)
+"""Tolerated difference of clocks between saving and applying."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedItem:
-    """One decision of a saved plan, as far as applying and comparing need it."""
+    """The part of a decision that applying and comparing need."""
 
     kind: ItemKind
     id: str
@@ -58,16 +57,15 @@ class SavedItem:
 
 @dataclass(frozen=True, slots=True)
 class SavedPlan:
-    """A plan read back.
+    """A decoded plan.
 
     Attributes:
         id: digest of the document.
-        made_at: the instant it was decided on, aware UTC.
-        expires_at: from when on it may not be applied, aware UTC.
-        node: which node it is for.
-        scope: what it is about.
-        policy: the rules it was made under.
-        items: every decision; removals first, in order.
+        made_at: time of the plan, aware UTC.
+        expires_at: end of its validity, aware UTC.
+        node: the node that it was made on.
+        policy: the policy that it was made with.
+        items: every decision; removals first, in order of execution.
     """
 
     id: str
@@ -80,18 +78,17 @@ class SavedPlan:
 
     @property
     def removals(self) -> tuple[SavedItem, ...]:
-        """What it lists for removal, in order."""
+        """The items to remove, in order of execution."""
         return tuple(item for item in self.items if item.verdict is Verdict.REMOVE)
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Something a saved plan lists that does not go any more.
+    """An item that a saved plan lists and that is no longer removable.
 
     Attributes:
-        item: what it is.
-        gone: whether it is not there any more; else it stays.
-        why: in words.
+        gone: whether it no longer exists; otherwise it is kept.
+        why: the reason, in words.
     """
 
     item: SavedItem
@@ -99,8 +96,50 @@ class Drift:
     why: str
 
 
+class _Reason(Struct):
+    code: str
+    sentence: str
+
+
+class _Decision(Struct):
+    kind: ItemKind
+    id: str
+    name: str
+    verdict: Verdict
+    reason: _Reason
+    frees_bytes: int | None
+    id_base64: str | UnsetType = UNSET
+
+    def item(self) -> SavedItem:
+        """Return the decision; its id is restored where it is a file name that is not UTF-8, which JSON cannot hold."""
+        encoded = self.id_base64
+        item_id = self.id
+        if isinstance(encoded, str):
+            item_id = b64decode(encoded, validate=True).decode(errors="surrogateescape")
+        return SavedItem(
+            self.kind, item_id, self.name, self.verdict, self.reason.code, self.reason.sentence, self.frees_bytes
+        )
+
+
+class _Document(Struct):
+    """The fields that are decoded; id and signature cover the others too."""
+
+    id: str
+    made_at: _Time
+    expires_at: _Time
+    node: str
+    scope: Scope
+    policy: dict[str, Any]
+    decisions: list[_Decision]
+
+
+class _Protection(Struct):
+    rules: list[str]
+    keep_last_n_tags_per_repository: int
+
+
 def snapshot_digest(snapshot: NodeSnapshot) -> str:
-    """Return a digest of what decisions depend on: which items are there, their state, and who uses what."""
+    """Return a digest of the inputs of decisions: items, their states and references; not of the time."""
     parts: list[object] = [
         sorted((image.id, *image.repo_tags, *image.repo_digests, image.pinned) for image in snapshot.images),
         sorted((each.id, each.state.value, each.sandbox_id, each.image_ref) for each in snapshot.containers),
@@ -113,13 +152,13 @@ def snapshot_digest(snapshot: NodeSnapshot) -> str:
 
 
 def plan_id(scope: Scope, snapshot: NodeSnapshot, plans: Sequence[Plan]) -> str:
-    """Return an id for plans that are carried out without being saved: a digest of when, where and what."""
+    """Return an id for plans that are carried out without being saved: a digest of scope, time and removals."""
     removals = [(each.kind.value, each.id, each.reason.code.value) for plan in plans for each in plan.removals]
     return _digest([scope.value, snapshot.observed_at.isoformat(), removals])
 
 
 def seal(body: Mapping[str, Json], key: bytes | None) -> dict[str, Json]:
-    """Return a plan document: its schema first, the id of its content, and its signature unless ``key`` is ``None``."""
+    """Return a plan document with its schema and id, and with its signature unless ``key`` is ``None``."""
     content: dict[str, Json] = {"schema": SCHEMA, **body}
     identity = _digest(content)
     signed: dict[str, Json] = {"schema": SCHEMA, "id": identity}
@@ -129,11 +168,11 @@ def seal(body: Mapping[str, Json], key: bytes | None) -> dict[str, Json]:
 
 
 def unseal(text: str, key: bytes | None) -> SavedPlan:
-    """Read a plan document that is to be applied; ``key`` is this node's plan key, ``None`` where there is none.
+    """Return the plan in a document that is to be applied; ``key`` is this node's plan key, or ``None`` without one.
 
     Raises:
-        ValueError: it is not a plan, was changed since it was saved, was written by a newer agent, or was not signed
-            with ``key``.
+        ValueError: the text is not a plan, was changed since it was saved, was written by a newer agent, or was not
+            signed with ``key``.
     """
     document = _load(text)
     mac = document.pop("mac", None)
@@ -155,10 +194,10 @@ def unseal(text: str, key: bytes | None) -> SavedPlan:
 
 
 def parse_plan(text: str) -> SavedPlan:
-    """Read a plan document that is to be shown or compared, signed or not.
+    """Return the plan in a document that is to be printed or compared, signed or not.
 
     Raises:
-        ValueError: it is not a plan, was changed since it was saved, or was written by a newer agent.
+        ValueError: the text is not a plan, was changed since it was saved, or was written by a newer agent.
     """
     document = _load(text)
     document.pop("mac", None)
@@ -174,86 +213,91 @@ def _load(text: str) -> dict[str, Json]:
     if not isinstance(document, dict) or not str(document.get("schema", "")).startswith("nodeagent/plan/"):
         raise ValueError("not a plan of this agent")
     if document["schema"] != SCHEMA:
-        raise ValueError(f"it is of schema {document['schema']!r}, this agent knows {SCHEMA}")
+        raise ValueError(f"unknown schema {document['schema']!r}; this agent reads {SCHEMA}")
     return document
 
 
 def _refuse_constant(name: str) -> Json:
-    """Refuse NaN and infinities, which are not JSON and compare as nothing does."""
+    """Refuse NaN and infinities: they are not JSON, and NaN is not equal to itself."""
     raise ValueError(f"{name} is not a number")
 
 
 def _check_id(document: Mapping[str, Json]) -> None:
     content = {key: value for key, value in document.items() if key != "id"}
     if document.get("id") != _digest(content):
-        raise ValueError("it was changed since it was saved: its id does not fit its content")
+        raise ValueError("changed since it was saved: the id does not match the content")
 
 
 def _decode(document: Mapping[str, Any]) -> SavedPlan:
-    try:
-        scope = Scope(document["scope"])
-        if scope is Scope.LEAKS:
-            raise ValueError("scope leaks cannot be saved as a plan")
-        return SavedPlan(
-            id=str(document["id"]),
-            made_at=_moment(document["made_at"]),
-            expires_at=_moment(document["expires_at"]),
-            node=str(document["node"]),
-            scope=scope,
-            policy=decode_policy(document["policy"]),
-            items=tuple(_item(row) for row in document["decisions"]),
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"it lacks something or holds what does not belong there: {error}") from error
-
-
-def encode_policy(policy: GCPolicy) -> dict[str, Json]:
-    """Return the rules of a plan in their JSON form."""
-    return _encoded(policy)
-
-
-def decode_policy(document: Mapping[str, Json]) -> GCPolicy:
-    """Return the rules that ``encode_policy`` wrote.
-
-    Raises:
-        ValueError: a rule cannot be understood.
-        KeyError: one is missing.
-        TypeError: one is unknown.
-    """
-    images = dict(_section(document, "images"))
-    protection = _section(images, "protection")
-    rules = protection.get("rules")
-    if not isinstance(rules, list):
-        raise TypeError("protection.rules is not a list")
-    images.pop("protection")
-    keep = protection.get("keep_last_n_tags_per_repository")
-    if not isinstance(keep, int):
-        raise TypeError("protection.keep_last_n_tags_per_repository is not a number")
-    return GCPolicy(
-        images=replace(
-            _decoded(ImageGCPolicy(), images),
-            protection=ProtectionPolicy(tuple(parse_rule(str(rule)) for rule in rules), keep),
-        ),
-        containers=_decoded(ContainerGCPolicy(), _section(document, "containers")),
-        sandboxes=_decoded(SandboxGCPolicy(), _section(document, "sandboxes")),
-        logs=_decoded(PodLogPolicy(), _section(document, "logs")),
+    decoded = _convert(document, _Document)
+    if decoded.scope is Scope.LEAKS:
+        raise ValueError("scope leaks cannot be saved as a plan")
+    return SavedPlan(
+        id=decoded.id,
+        made_at=decoded.made_at,
+        expires_at=decoded.expires_at,
+        node=decoded.node,
+        scope=decoded.scope,
+        policy=decode_policy(decoded.policy),
+        items=tuple(each.item() for each in decoded.decisions),
     )
 
 
+def _convert(value: object, kind: type[_T]) -> _T:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"a field is missing or has the wrong type: {error}") from error
+
+
+def encode_policy(policy: GCPolicy) -> dict[str, Any]:
+    """Return a policy in its JSON form."""
+    document: dict[str, Any] = msgspec.to_builtins(policy)
+    document["images"]["protection"]["rules"] = [rule.text for rule in policy.images.protection.rules]
+    return document
+
+
+def decode_policy(document: Mapping[str, Any]) -> GCPolicy:
+    """Return the policy that ``encode_policy`` wrote.
+
+    Raises:
+        ValueError: a setting is missing, unknown or of the wrong type. A missing one is refused instead of defaulted,
+            since a default may be looser than the setting that was saved.
+    """
+    plain = {name: section for name, section in document.items() if name != "images"}
+    images = _convert(document.get("images"), dict[str, Any])
+    protection = _convert(images.get("protection"), _Protection)
+    without_rules = {name: value for name, value in images.items() if name != "protection"}
+    policy = _convert({**plain, "images": without_rules}, GCPolicy)
+    rules = ProtectionPolicy(tuple(map(parse_rule, protection.rules)), protection.keep_last_n_tags_per_repository)
+    policy = replace(policy, images=replace(policy.images, protection=rules))
+    odd = _keys(document) ^ _keys(encode_policy(policy))
+    if odd:
+        raise ValueError(f"policy: missing or unknown: {', '.join(sorted(odd))}")
+    return policy
+
+
+def _keys(value: object, path: str = "") -> set[str]:
+    """Return the paths of all keys."""
+    if not isinstance(value, dict):
+        return {path}
+    return {path}.union(*(_keys(each, f"{path}.{key}" if path else str(key)) for key, each in value.items()))
+
+
 def refusal_of(saved: SavedPlan, now: datetime, node: str) -> str:
-    """Return why a saved plan is not carried out now on a node, in words; empty if it may be."""
+    """Return why a saved plan cannot be applied now on a node, in words; empty if it can."""
     if now >= saved.expires_at:
-        return f"the plan expired at {format_time(saved.expires_at)}; nothing was done, make a new one"
+        return f"the plan expired at {format_time(saved.expires_at)}; nothing was removed, make a new one"
     if now < saved.made_at - _SKEW:
         made = format_time(saved.made_at)
-        return f"the plan was made at {made}, which is in the future; nothing was done, is the clock right?"
+        return f"the plan was made at {made}, which is in the future; nothing was removed, check the clock"
     if saved.node != node:
-        return f"the plan is for node {saved.node}, this is {node}; nothing was done"
+        return f"the plan is for node {saved.node}, this is {node}; nothing was removed"
     return ""
 
 
 def find_drift(saved: SavedPlan, plans: Iterable[Plan]) -> tuple[Drift, ...]:
-    """Return what ``saved`` lists and the fresh ``plans`` do not all remove, with the first reason to keep it."""
+    """Return the items that ``saved`` lists and not every fresh plan removes, with the first reason to keep each."""
     fresh: dict[tuple[ItemKind, str], Decision] = {}
     for each in (decision for plan in plans for decision in plan.decisions):
         before = fresh.get((each.kind, each.id))
@@ -263,7 +307,7 @@ def find_drift(saved: SavedPlan, plans: Iterable[Plan]) -> tuple[Drift, ...]:
     for item in saved.removals:
         decision = fresh.get((item.kind, item.id))
         if decision is None:
-            drift.append(Drift(item, gone=True, why="it is not there any more"))
+            drift.append(Drift(item, gone=True, why="it no longer exists"))
         elif decision.verdict is not Verdict.REMOVE:
             drift.append(Drift(item, gone=False, why=decision.reason.sentence))
     return tuple(drift)
@@ -271,14 +315,14 @@ def find_drift(saved: SavedPlan, plans: Iterable[Plan]) -> tuple[Drift, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One item on which two saved plans do not agree; ``None`` where a plan does not know it."""
+    """One item on which two saved plans differ; ``None`` where a plan does not list it."""
 
     before: SavedItem | None
     after: SavedItem | None
 
 
 def compare(before: SavedPlan, after: SavedPlan) -> tuple[Difference, ...]:
-    """Return every item whose verdict or reason differs, those to be removed by either first."""
+    """Return every item whose verdict or reason differs, removals of either plan first."""
     old = {(item.kind, item.id): item for item in before.items}
     new = {(item.kind, item.id): item for item in after.items}
     found = [
@@ -286,14 +330,14 @@ def compare(before: SavedPlan, after: SavedPlan) -> tuple[Difference, ...]:
         for key in dict.fromkeys((*old, *new))
         if _status(old.get(key)) != _status(new.get(key))
     ]
-    return tuple(sorted(found, key=lambda each: not (_goes(each.before) or _goes(each.after))))
+    return tuple(sorted(found, key=lambda each: not (_is_removal(each.before) or _is_removal(each.after))))
 
 
 def _status(item: SavedItem | None) -> tuple[Verdict, str] | None:
     return None if item is None else (item.verdict, item.code)
 
 
-def _goes(item: SavedItem | None) -> bool:
+def _is_removal(item: SavedItem | None) -> bool:
     return item is not None and item.verdict is Verdict.REMOVE
 
 
@@ -302,7 +346,7 @@ def _digest(value: object) -> str:
 
 
 def _mac(document: Mapping[str, Json], key: bytes) -> str:
-    """Return the signature of a document that lacks only its signature. Source: RFC 2104, HMAC with SHA-256."""
+    """Return the signature of a document without ``mac``. Source: RFC 2104, HMAC with SHA-256."""
     return "hmac-sha256:" + hmac.new(key, _canonical(document), hashlib.sha256).hexdigest()
 
 
@@ -311,68 +355,3 @@ def _canonical(value: object) -> bytes:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-
-
-def _moment(text: object) -> datetime:
-    made = datetime.fromisoformat(str(text))
-    if made.tzinfo is None:
-        raise ValueError(f"{text!r} lacks its time zone")
-    return made
-
-
-def _item_id(row: Mapping[str, object]) -> str:
-    """Return the id of an item; a file's name may not be UTF-8, and JSON cannot hold it then."""
-    if "id_base64" not in row:
-        return str(row["id"])
-    return b64decode(str(row["id_base64"]), validate=True).decode(errors="surrogateescape")
-
-
-def _item(row: Mapping[str, object]) -> SavedItem:
-    reason, frees = row["reason"], row["frees_bytes"]
-    if not isinstance(reason, dict):
-        raise TypeError("a reason is not a table")
-    return SavedItem(
-        ItemKind(str(row["kind"])),
-        _item_id(row),
-        str(row["name"]),
-        Verdict(str(row["verdict"])),
-        str(reason["code"]),
-        str(reason["sentence"]),
-        frees if isinstance(frees, int) else None,
-    )
-
-
-def _encoded(policy: object) -> dict[str, Json]:
-    if not is_dataclass(policy):
-        raise TypeError(type(policy).__name__)
-    document: dict[str, Json] = {}
-    for each in fields(policy):
-        value = getattr(policy, each.name)
-        if each.name == "rules":
-            document[each.name] = [rule.text for rule in value]
-        elif is_dataclass(value):
-            document[each.name] = _encoded(value)
-        else:
-            document[each.name] = value
-    return document
-
-
-def _decoded(default: _Policy, document: Mapping[str, Json]) -> _Policy:
-    """Return a policy with every value of a document; all have to be there and of the default's type."""
-    wanted = {each.name: getattr(default, each.name) for each in fields(default)}  # type: ignore[arg-type]
-    wanted.pop("protection", None)
-    if document.keys() != wanted.keys():
-        odd = ", ".join(sorted(document.keys() ^ wanted.keys()))
-        raise TypeError(f"{type(default).__name__}: {odd}")
-    for name, value in document.items():
-        allowed = (int, float) if isinstance(wanted[name], float) else type(wanted[name])
-        if not isinstance(value, allowed) or isinstance(value, bool) != isinstance(wanted[name], bool):
-            raise TypeError(f"{name} = {value!r}")
-    return replace(default, **document)  # type: ignore[type-var]
-
-
-def _section(document: Mapping[str, Json], name: str) -> dict[str, Json]:
-    section = document[name]
-    if not isinstance(section, dict):
-        raise TypeError(f"{name} is not a table")
-    return section

@@ -547,15 +547,7 @@ ANY_ID = st.one_of(
 def saved_plan(scope: Scope, policy: GCPolicy, plans: tuple[Plan, ...], forged: Iterable[str]) -> SavedPlan:
     """Return a plan that lists what ``plans`` remove and, as if forged, further ids."""
     items = [
-        SavedItem(
-            each.kind,
-            each.id,
-            each.name,
-            each.verdict,
-            each.reason.code.value,
-            each.reason.sentence,
-            each.frees_bytes,
-        )
+        SavedItem(each.kind, each.id, each.name, each.verdict, each.reason.code.value, "", each.frees_bytes)
         for plan in plans
         for each in plan.removals
     ]

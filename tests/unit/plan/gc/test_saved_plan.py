@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nodeagent.act.gc.preview import plans_for_saved
 from nodeagent.api.codec import encode
-from nodeagent.api.gc import encode_saved_plan
+from nodeagent.api.saved_plan import encode_saved_plan
 from nodeagent.plan.decision import Verdict
 from nodeagent.plan.gc.containers import ContainerGCPolicy
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
@@ -65,25 +65,25 @@ def node(*without: str, used_percent: int = 90) -> NodeSnapshot:
     )
 
 
-def save(seen: NodeSnapshot, policy: GCPolicy = POLICY, key: bytes | None = KEY) -> str:
-    plans = plan_all(seen, policy).plans
+def save(observed: NodeSnapshot, policy: GCPolicy = POLICY, key: bytes | None = KEY) -> str:
+    plans = plan_all(observed, policy).plans
     return encode(
         encode_saved_plan(
-            "all", seen, plans, policy, node="here", expires_at=NOW.replace(year=2999), agent_version="1", key=key
+            "all", observed, plans, policy, node="here", expires_at=NOW.replace(year=2999), agent_version="1", key=key
         ),
         "json",
     )
 
 
-def test_a_plan_comes_back_as_it_went() -> None:
-    seen = node()
-    plans = plan_all(seen, POLICY).plans
-    saved = unseal(save(seen), KEY)
+def test_saved_plan_round_trip_keeps_removals_policy_and_time() -> None:
+    observed = node()
+    plans = plan_all(observed, POLICY).plans
+    saved = unseal(save(observed), KEY)
     assert [(each.kind, each.id) for each in saved.removals] == [
         (each.kind, each.id) for plan in plans for each in plan.removals
     ]
     assert len(saved.items) == sum(len(plan.decisions) for plan in plans)
-    assert (saved.policy, saved.scope, saved.node, saved.made_at) == (POLICY, Scope.ALL, "here", seen.observed_at)
+    assert (saved.policy, saved.scope, saved.node, saved.made_at) == (POLICY, Scope.ALL, "here", observed.observed_at)
     assert find_drift(saved, plans) == ()
 
 
@@ -95,18 +95,18 @@ def test_a_plan_comes_back_as_it_went() -> None:
         pytest.param(lambda text: text.replace("sha256:", "sha256:0", 1), id="the id"),
         pytest.param(lambda text: text.replace("plan/v1", "plan/v2"), id="a newer schema"),
         pytest.param(lambda text: text[:-20], id="cut short"),
-        pytest.param(lambda _: "[]", id="no plan"),
+        pytest.param(lambda _: "[]", id="not a plan"),
         pytest.param(lambda _: '{"schema": "nodeagent/preview/v1"}', id="another document"),
     ],
 )
-def test_what_was_changed_is_not_taken(change: object) -> None:
+def test_changed_plan_is_refused(change: object) -> None:
     assert callable(change)
     with pytest.raises(ValueError, match=r"not JSON|not a plan|schema|changed since"):
         unseal(change(save(node())), KEY)
 
 
 def forge(text: str, change: Callable[[dict[str, Any]], None]) -> str:
-    """Return a plan document with a change and the id that fits it, as anybody can make one."""
+    """Return a plan document with a change and the id that fits it, as any user can make one."""
     document = json.loads(text)
     change(document)
     content = {name: value for name, value in document.items() if name not in ("id", "mac")}
@@ -138,7 +138,7 @@ FORGERIES: dict[str, Callable[[dict[str, Any]], None]] = {
 @pytest.mark.parametrize("name", FORGERIES)
 def test_forged_plan_with_a_fitting_id_is_refused(name: str) -> None:
     text = forge(save(node()), FORGERIES[name])
-    assert parse_plan(text).id, "only its signature tells"
+    assert parse_plan(text).id, "valid but for its signature"
     with pytest.raises(ValueError, match=r"the signature does not match this node's plan key.*make a new plan"):
         unseal(text, KEY)
 
@@ -170,7 +170,7 @@ def test_plan_that_cannot_be_verified_is_refused(text: str, key: bytes | None, w
         '{"schema": "nodeagent/plan/v1", "policy": ' + "1" * 5000 + "}",
     ],
 )
-def test_document_that_is_no_plan_is_a_value_error(text: str) -> None:
+def test_document_that_is_not_a_plan_raises_value_error(text: str) -> None:
     for read in (parse_plan, lambda each: unseal(each, KEY)):
         with pytest.raises(ValueError, match="not JSON"):
             read(text)
@@ -183,8 +183,8 @@ def test_signed_plan_of_leaks_is_refused() -> None:
 
 
 @given(st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()))
-def test_signature_survives_the_way_through_json(body: dict[str, Any]) -> None:
-    """Whatever a plan holds, reading and writing it again does not change its signature."""
+def test_signature_is_unchanged_by_a_json_round_trip(body: dict[str, Any]) -> None:
+    """Arbitrary content, so that the canonical form does not depend on formatting."""
     sealed = seal({name: value for name, value in body.items() if name not in ("schema", "id", "mac")}, KEY)
     again = json.loads(json.dumps(sealed, indent=2, ensure_ascii=False))
     again.pop("schema"), again.pop("id"), again.pop("mac")
@@ -192,7 +192,7 @@ def test_signature_survives_the_way_through_json(body: dict[str, Any]) -> None:
 
 
 @given(st.integers(0, 10**9), st.floats(0, 1e9), st.integers(-1, 50), st.booleans())
-def test_rules_survive_the_way_through_json(size: int, age_s: float, limit: int, unlabelled: bool) -> None:
+def test_policy_is_unchanged_by_a_json_round_trip(size: int, age_s: float, limit: int, unlabelled: bool) -> None:
     policy = GCPolicy(
         images=replace(POLICY.images, max_bytes_per_pass=size, minimum_age_s=age_s),
         containers=ContainerGCPolicy(max_containers=limit, include_unlabelled=unlabelled),
@@ -202,12 +202,12 @@ def test_rules_survive_the_way_through_json(size: int, age_s: float, limit: int,
 
 @pytest.mark.parametrize("key", ["images.minimum_age_s", "containers.max_containers", "logs.minimum_age_s"])
 @pytest.mark.parametrize("value", [None, "1", True, [1]])
-def test_a_rule_of_another_type_is_refused(key: str, value: object) -> None:
+def test_policy_setting_of_another_type_is_refused(key: str, value: object) -> None:
     document = encode_policy(POLICY)
     section, name = key.split(".")
     inner = document[section]
     assert isinstance(inner, dict)
-    inner[name] = value  # type: ignore[assignment]
+    inner[name] = value
     with pytest.raises((TypeError, ValueError)):
         decode_policy(document)
 
@@ -216,28 +216,28 @@ NAMES = ("a", "b", "c", "old", "new", "gone")
 
 
 @given(st.sets(st.sampled_from(NAMES)), st.integers(0, 100), st.sets(st.sampled_from(NAMES)))
-def test_applying_removes_only_what_is_listed_and_tells_of_all_the_rest(
+def test_listed_items_are_either_removed_or_reported_as_drift(
     before: set[str], used_percent: int, after: set[str]
 ) -> None:
     saved = unseal(save(node(*before)), KEY)
     listed = {item.id for item in saved.removals}
     plans = plan_all(node(*after, used_percent=used_percent), POLICY, only=frozenset(listed)).plans
-    going = {each.id for plan in plans for each in plan.removals}
+    removed = {each.id for plan in plans for each in plan.removals}
     drift = {each.item.id for each in find_drift(saved, plans)}
-    assert going | drift == listed
-    assert not going & drift
+    assert removed | drift == listed
+    assert not removed & drift
     assert all(each.gone == (each.item.id in after) for each in find_drift(saved, plans) if each.item.id in NAMES)
 
 
-def test_a_newest_container_does_not_let_an_older_one_off() -> None:
+def test_dead_container_is_removed_though_a_newer_one_is_not_listed() -> None:
     saved = unseal(save(node()), KEY)
     assert "old" in {item.id for item in saved.removals}
     plans = plan_all(node(), POLICY, only=frozenset({"old"})).plans
     assert [each.id for plan in plans for each in plan.removals] == ["old"]
 
 
-def test_plan_less_strict_than_the_policy_in_force_removes_what_the_policy_in_force_removes() -> None:
-    """The plan of an operator whose configuration was looser, or one that was forged: both only restrict."""
+def test_plan_less_strict_than_policy_in_force_removes_only_items_of_that_policy() -> None:
+    """A plan of a looser configuration, or a forged one, can only restrict removals."""
     loose = replace(POLICY, images=replace(POLICY.images, minimum_age_s=0, high_threshold_percent=1))
     saved = unseal(save(node(), loose), KEY)
     assert {"a", "b", "c"} <= {item.id for item in saved.removals}
@@ -249,7 +249,7 @@ def test_plan_less_strict_than_the_policy_in_force_removes_what_the_policy_in_fo
     assert "below the high threshold 85%" in why["b"]
 
 
-def test_plan_stricter_than_the_policy_in_force_keeps_what_it_kept() -> None:
+def test_plan_stricter_than_policy_in_force_keeps_items_that_it_kept() -> None:
     strict = replace(POLICY, containers=replace(POLICY.containers, max_per_pod_container=5))
     saved = unseal(save(node(), strict), KEY)
     listed = {item.id for item in saved.removals}
@@ -275,7 +275,7 @@ def test_plans_are_compared_by_verdict_and_reason() -> None:
     assert (changed.before.verdict, changed.after.verdict) == (Verdict.REMOVE, Verdict.KEEP)
 
 
-def test_digests_tell_nodes_apart_and_not_instants() -> None:
+def test_snapshot_digest_depends_on_items_and_not_on_time() -> None:
     one = node()
     assert snapshot_digest(one) == snapshot_digest(replace(node(), observed_at=NOW.replace(year=2999)))
     assert snapshot_digest(one) != snapshot_digest(node("a"))
@@ -283,21 +283,41 @@ def test_digests_tell_nodes_apart_and_not_instants() -> None:
     assert plan_id(Scope.ALL, one, plans) != plan_id(Scope.IMAGES, one, plans)
 
 
-def test_a_file_name_that_is_not_utf_8_comes_back_from_a_plan_as_it_was() -> None:
+def test_file_name_that_is_not_utf_8_is_restored_from_plan() -> None:
     raw = "ns\udcff_pod_0a1b2c3d-1111-2222-3333-444455556666"
     uid = raw.rpartition("_")[2]
-    seen = replace(node(), pod_log_directories=(log_directory(uid, name=raw, modified_s=1e6),))
-    saved = unseal(save(seen), KEY)
+    observed = replace(node(), pod_log_directories=(log_directory(uid, name=raw, modified_s=1e6),))
+    saved = unseal(save(observed), KEY)
     assert raw in {each.id for each in saved.removals}
-    plans = plan_all(seen, POLICY, only=frozenset(each.id for each in saved.removals)).plans
+    plans = plan_all(observed, POLICY, only=frozenset(each.id for each in saved.removals)).plans
     assert find_drift(saved, plans) == ()
 
 
-def test_a_plan_with_an_id_that_cannot_be_decoded_is_not_taken() -> None:
-    seen = replace(node(), pod_log_directories=(log_directory("", name="x\udcff"),))
-    document = json.loads(save(seen))
+def test_plan_with_invalid_base64_id_is_refused() -> None:
+    observed = replace(node(), pod_log_directories=(log_directory("", name="x\udcff"),))
+    document = json.loads(save(observed))
     (row,) = (each for each in document["decisions"] if "id_base64" in each)
     row["id_base64"] = "%"
     del document["id"], document["schema"], document["mac"]
     with pytest.raises(ValueError, match="base64"):
         unseal(json.dumps(seal(document, KEY)), KEY)
+
+
+@pytest.mark.parametrize("section", ["images", "images.protection", "containers", "logs"])
+def test_policy_with_a_missing_or_unknown_setting_is_refused(section: str) -> None:
+    for further in (True, False):
+        inner = document = encode_policy(POLICY)
+        for name in section.split("."):
+            inner = inner[name]
+        inner |= {"further": 1} if further else {}
+        if not further:
+            del inner[min(inner)]
+        with pytest.raises(ValueError, match="missing"):
+            decode_policy(document)
+
+
+def test_plan_error_names_the_path_of_a_wrong_value() -> None:
+    body = {name: value for name, value in json.loads(save(node())).items() if name not in ("schema", "id", "mac")}
+    body["decisions"][0]["verdict"] = 1
+    with pytest.raises(ValueError, match=r"at `\$.decisions\[0\].verdict`"):
+        unseal(json.dumps(seal(body, KEY)), KEY)
