@@ -216,7 +216,7 @@ class EmptyDirFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class PodFacts:
+class PodFacts:  # an attribute for each fact
     """Facts of one pod; each fact that decides on its eviction has a source.
 
     An ``UNKNOWN`` fact protects the pod where it is required; an assumption is a value with the source ``ASSUMED``.

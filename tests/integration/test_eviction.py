@@ -1,7 +1,7 @@
 """Evictions under disk pressure on a real containerd: one victim, its space freed, bystanders and images kept.
 
-The daemon runs as an operator runs it; only the thresholds are set to the filesystem of the test.
-``NODEAGENT_TEST_RUNS`` repeats the cascade and the reclaim scenario; see ``make campaign-eviction``.
+The daemon runs with default settings; only the thresholds depend on the filesystem of the test.
+``NODEAGENT_TEST_RUNS`` repeats the tests with the ``campaign`` mark; see ``make campaign-eviction``.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ SHORT_MIB = 60
 
 @pytest.fixture
 def node(containerd_factory: ContainerdFactory, tmp_path: Path) -> PressedNode:
-    made = PressedNode(containerd_factory(imagefs=LoopFs(700, "ext4")), tmp_path)
-    made.import_images()
-    return made
+    pressed = PressedNode(containerd_factory(imagefs=LoopFs(700, "ext4")), tmp_path)
+    pressed.import_images()
+    return pressed
 
 
 @pytest.fixture
 def _own_mounts(containerd_version: str) -> None:
     if containerd_version != "host":
-        pytest.skip("needs mounts that a containerd in a mount namespace of its own does not share")
+        pytest.skip("mounts are not shared with a containerd in its own mount namespace")
 
 
 def threshold(node: PressedNode, short_mib: int = SHORT_MIB) -> str:
-    """Return a threshold that the node misses by so much now."""
+    """Return a threshold that is met by ``short_mib`` MiB now."""
     return f'hard = "imagefs.available<{node.available_bytes // MIB + short_mib}Mi"'
 
 
 def run_quiet(node: PressedNode, count: int) -> set[str]:
-    """Run pods that hold 1 MiB each; return their names."""
+    """Run pods with 1 MiB each; return their names."""
     names = {f"quiet-{number}" for number in range(count)}
     for name in sorted(names):
         node.run_writer(name, 1)
@@ -54,7 +54,7 @@ def run_quiet(node: PressedNode, count: int) -> set[str]:
 
 
 def settle(node: PressedNode, count: int = 1) -> None:
-    """Wait until the threshold was cleared, and for some more passes."""
+    """Wait until the threshold is cleared, and for four more passes."""
     node.wait_for("threshold_cleared", count, timeout_s=90)
     node.wait_passes(4)
 
@@ -98,7 +98,7 @@ def test_one_dead_container_suffices_and_no_image_is_removed(node: PressedNode, 
     assert "quiet" in node.running()
 
 
-def test_pod_that_goes_on_writing_is_evicted_too_and_nobody_else(node: PressedNode) -> None:
+def test_pod_that_continues_to_write_is_evicted_too_and_no_other_pod(node: PressedNode) -> None:
     quiet = run_quiet(node, 3)
     node.run_pod(
         "second", "touch /done; while [ ! -e /go ]; do sleep 0.1; done; dd if=/dev/zero of=/data bs=1M count=240"
@@ -127,7 +127,7 @@ def test_inodes_of_one_pod_with_many_files_evict_it_alone(node: PressedNode) -> 
 
 
 @pytest.mark.usefixtures("_own_mounts")
-def test_layer_that_cannot_be_removed_withholds_every_other_pod_and_reclaim_goes_on(node: PressedNode) -> None:
+def test_layer_that_cannot_be_removed_withholds_other_evictions_and_not_reclaim(node: PressedNode) -> None:
     node.container_gc = 'sandbox_minimum_age = "0s"'
     quiet = run_quiet(node, 3)
     writer = node.run_writer("writer", WRITER_MIB)
@@ -151,7 +151,7 @@ def test_layer_that_cannot_be_removed_withholds_every_other_pod_and_reclaim_goes
     assert node.running() == quiet
 
 
-def test_runtime_that_hangs_during_an_eviction_costs_no_second_pod(node: PressedNode) -> None:
+def test_no_second_pod_is_evicted_when_the_runtime_hangs_during_an_eviction(node: PressedNode) -> None:
     node.runtime = 'timeout = "2s"'
     quiet = run_quiet(node, 3)
     node.run_writer("writer", WRITER_MIB)
@@ -166,7 +166,7 @@ def test_runtime_that_hangs_during_an_eviction_costs_no_second_pod(node: Pressed
     assert node.running() == quiet
 
 
-@pytest.mark.parametrize("stopped", [False, True], ids=["at-once", "stopped-and-not-removed"])
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped-and-not-removed"])
 def test_daemon_killed_during_an_eviction_completes_it_after_a_restart(node: PressedNode, *, stopped: bool) -> None:
     quiet = run_quiet(node, 3)
     writer = node.run_writer("writer", WRITER_MIB)
@@ -203,7 +203,7 @@ def test_logs_of_the_victim_are_reclaimed_for_nodefs_before_another_pod(node: Pr
 
 
 @pytest.mark.usefixtures("_own_mounts")
-def test_two_filesystems_under_pressure_cost_one_pod_each(node: PressedNode) -> None:
+def test_one_pod_is_evicted_for_each_of_two_filesystems_under_pressure(node: PressedNode) -> None:
     logs = node.with_nodefs(LoopFs(400, "ext4"))
     node.container_gc = 'sandbox_minimum_age = "0s"'
     quiet = run_quiet(node, 3)
@@ -219,7 +219,7 @@ def test_two_filesystems_under_pressure_cost_one_pod_each(node: PressedNode) -> 
 
 
 @pytest.mark.usefixtures("_own_mounts")
-def test_one_filesystem_for_all_costs_one_pod(node: PressedNode) -> None:
+def test_one_pod_is_evicted_on_a_node_with_a_single_filesystem(node: PressedNode) -> None:
     node.nodefs = node.containerd.root
     quiet = run_quiet(node, 3)
     node.run_writer("writer", WRITER_MIB)

@@ -1,6 +1,6 @@
-"""A node short of disk space on a real containerd: a writer among bystanders, and the daemon with its log.
+"""A node under disk pressure on a real containerd: a writing pod, other pods, and the daemon with its log.
 
-Images and writable layers lie on a small filesystem of their own, so that the signals of ``imagefs`` are real.
+Images and writable layers are on a small dedicated filesystem, so that the signals of ``imagefs`` are real.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _START_S = 60.0
 
 @dataclass
 class Pod:
-    """A pod made here, with its only container."""
+    """A pod with its only container."""
 
     sandbox: Sandbox
     container: Container
@@ -43,12 +43,12 @@ class Pod:
 
 @dataclass
 class PressedNode:
-    """A containerd with an image filesystem of its own, its pods, and how the agent is run there.
+    """A containerd with a dedicated image filesystem, its pods, and the configuration of the agent.
 
     Attributes:
-        directory: where configuration, state and log of the agent lie, on another filesystem.
+        directory: configuration, state and log of the agent, on another filesystem.
         nodefs: directory used as the kubelet's root, which determines nodefs; ``None`` for the machine's own disk.
-        container_gc: more lines for that table of the agent's configuration.
+        container_gc: additional lines of that table of the configuration.
         runtime: likewise.
     """
 
@@ -58,14 +58,14 @@ class PressedNode:
     container_gc: str = ""
     runtime: str = ""
     pods: Pods = field(init=False)
-    made: dict[str, Pod] = field(default_factory=dict)
+    created: dict[str, Pod] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.pods = self.containerd.pods()
 
     @property
     def log(self) -> Path:
-        """The daemon's log, one JSON document on each line."""
+        """Log of the daemon, one JSON document per line."""
         return self.directory / "log"
 
     @property
@@ -80,20 +80,20 @@ class PressedNode:
         return os.statvfs(self.containerd.root).f_favail
 
     def import_images(self, *, unused: bool = False) -> None:
-        """Import the image that pods run, with ``unused`` also three that none does, of 12 MiB each."""
-        made = [images.image(APP)]
+        """Import the image of the pods, with ``unused`` also three unused images of 12 MiB each."""
+        imported = [images.image(APP)]
         if unused:
-            made += [images.image(tag, layers=[images.blob(tag.rpartition(":")[2], 12 * MIB)]) for tag in UNUSED]
-        self.containerd.import_images(images.write_oci(self.directory / "images.tar", *made))
+            imported += [images.image(tag, layers=[images.blob(tag.rpartition(":")[2], 12 * MIB)]) for tag in UNUSED]
+        self.containerd.import_images(images.write_oci(self.directory / "images.tar", *imported))
 
     def tags(self) -> set[str]:
         """Return every image name that CRI lists."""
         return {tag for each in self.pods.list_images() for tag in each.tags}
 
     def run_pod(self, name: str, command: str, *, done: str = "/done") -> Pod:
-        """Run a burstable pod as a kubelet would, and wait until its command has made the file ``done``.
+        """Run a burstable pod as a kubelet would, and wait until its command has created the file ``done``.
 
-        Then it sleeps, and ends at SIGTERM.
+        Then it sleeps until SIGTERM.
         """
         uid = str(uuid.uuid4())
         parent = f"{self.pods.cgroup_parent}/kubepods/burstable/pod{uid}"
@@ -104,25 +104,25 @@ class PressedNode:
         )
         self.pods.start(container)
         root = self._root(container)
-        reclaim.poll(f"{name} has written", (root / done.lstrip("/")).exists, timeout_s=60)
-        self.made[name] = Pod(sandbox, container)
-        return self.made[name]
+        reclaim.poll(f"command of {name} finished", (root / done.lstrip("/")).exists, timeout_s=60)
+        self.created[name] = Pod(sandbox, container)
+        return self.created[name]
 
     def run_writer(self, name: str, mib: int) -> Pod:
-        """Run a pod that has so much in its writable layer, on the disk."""
+        """Run a pod with ``mib`` MiB in its writable layer, synced to disk."""
         pod = self.run_pod(name, f"dd if=/dev/zero of=/data bs=1M count={mib} 2>/dev/null; sync")
         os.sync()
         return pod
 
     def with_nodefs(self, filesystem: LoopFs) -> Path:
-        """Give nodefs a filesystem of its own, on which the pods made from now on log; return where it is mounted."""
+        """Mount a dedicated filesystem as nodefs, with the logs of pods created later; return its mount point."""
         self.nodefs = self.containerd.log_root
         filesystem.mount(self.containerd.base / "nodefs.img", self.nodefs)
         return self.nodefs
 
     def touch(self, name: str, path: str) -> None:
-        """Make a file in the root filesystem of a pod."""
-        (self._root(self.made[name].container) / path.lstrip("/")).touch()
+        """Create a file in the root filesystem of a pod."""
+        (self._root(self.created[name].container) / path.lstrip("/")).touch()
 
     def layer(self, pod: Pod) -> Path:
         """Return the directory of a pod's writable layer."""
@@ -135,7 +135,7 @@ class PressedNode:
         return {names[each.sandbox_id] for each in self.pods.list_containers() if each.state == "RUNNING"}
 
     def configure(self, eviction: str) -> Path:
-        """Write the agent's configuration with these lines for evictions; return its path."""
+        """Write the configuration with these lines for evictions; return its path."""
         config = self.directory / "nodeagent.toml"
         state = self.directory / "state"
         config.write_text(
@@ -174,7 +174,7 @@ interval = "1s"
 
     @contextmanager
     def daemon(self, eviction: str) -> Iterator[subprocess.Popen[bytes]]:
-        """Run the agent with these settings of evictions until the end of the block."""
+        """Run the daemon with these eviction settings until the end of the block."""
         config = self.configure(eviction)
         started = len(self.events("eviction_monitoring_started"))
         command = [*self._with_nodefs(), sys.executable, "-m", "nodeagent", "run", "--config", str(config)]
@@ -193,13 +193,13 @@ interval = "1s"
                     assert process.wait(timeout=20) == 0
 
     def events(self, name: str = "") -> list[dict[str, Any]]:
-        """Return the events of that name in the daemon's log, of any name without one."""
+        """Return the log events of a name; without a name all events."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         found = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
         return [each for each in found if not name or each["event"] == name]
 
     def wait_for(self, name: str, count: int = 1, *, timeout_s: float = 60) -> list[dict[str, Any]]:
-        """Wait for so many events of a name and return them."""
+        """Wait for ``count`` events of a name; return them."""
         try:
             reclaim.poll(
                 f"{count} x {name}", lambda: len(self.events(name)) >= count, timeout_s=timeout_s, interval_s=0.1
@@ -209,7 +209,7 @@ interval = "1s"
         return self.events(name)
 
     def wait_passes(self, count: int) -> None:
-        """Wait until the eviction loop made so many more passes."""
+        """Wait until the eviction loop has made ``count`` more passes."""
         ends = self._passes() + count
         reclaim.poll(f"{count} more passes", lambda: self._passes() >= ends, timeout_s=60 + 10 * count, interval_s=0.1)
 
@@ -218,7 +218,7 @@ interval = "1s"
         return self.containerd.base / "metrics.sock"
 
     def _passes(self) -> int:
-        """Return how many passes the eviction loop made, as its metrics have it."""
+        """Return the passes of the eviction loop, by its metrics."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(10)
             connection.connect(str(self._metrics_socket))
@@ -228,7 +228,7 @@ interval = "1s"
         return int(found[1]) if found else 0
 
     def _with_nodefs(self) -> list[str]:
-        """Return a command prefix that mounts ``nodefs`` at the kubelet's root, in a mount namespace of its own."""
+        """Return a command prefix that mounts ``nodefs`` at the kubelet's root in a new mount namespace."""
         if self.nodefs is None:
             return []
         mount = 'mount -t tmpfs none /var/lib && mkdir /var/lib/kubelet && mount --bind "$0" /var/lib/kubelet'

@@ -140,13 +140,13 @@ class Reclaimer:
             )
         snapshot = await self._observe(Scope.CONTAINERS)
         evicted = _still_evicted(self._evicted(), snapshot.sandboxes)
-        made = plan_containers(snapshot, self._policy, evict_non_deleted_pods=True, evicted=evicted)
+        plans = plan_containers(snapshot, self._policy, evict_non_deleted_pods=True, evicted=evicted)
         if step.action is ReclaimAction.DEAD_CONTAINERS:
-            return Preview(Scope.CONTAINERS, snapshot, (made.containers, made.sandboxes))
+            return Preview(Scope.CONTAINERS, snapshot, (plans.containers, plans.sandboxes))
         # An evicted pod's log directory is removed after its sandboxes, which no other step removes for nodefs alone.
         ids = {each.id for each in snapshot.sandboxes if each.uid in evicted}
-        own = replace(made.sandboxes, decisions=tuple(each for each in made.sandboxes.decisions if each.id in ids))
-        return Preview(Scope.CONTAINERS, snapshot, (own, made.logs) if ids else (made.logs,))
+        own = replace(plans.sandboxes, decisions=tuple(each for each in plans.sandboxes.decisions if each.id in ids))
+        return Preview(Scope.CONTAINERS, snapshot, (own, plans.logs) if ids else (plans.logs,))
 
 
 def _still_evicted(evicted: Mapping[str, Collection[str]], sandboxes: Iterable[Sandbox]) -> frozenset[str]:
@@ -155,9 +155,9 @@ def _still_evicted(evicted: Mapping[str, Collection[str]], sandboxes: Iterable[S
     for each in sandboxes:
         if each.uid not in evicted:
             continue
-        known = newest.setdefault(each.uid, each)
-        if each.created_at is None or known.created_at is None:
-            newest[each.uid] = known if known.created_at is None else each  # the order is unknown
-        elif each.created_at > known.created_at:
+        current = newest.setdefault(each.uid, each)
+        if each.created_at is None or current.created_at is None:
+            newest[each.uid] = current if current.created_at is None else each  # the order is unknown
+        elif each.created_at > current.created_at:
             newest[each.uid] = each
     return frozenset(uid for uid, each in newest.items() if each.created_at is not None and each.id in evicted[uid])

@@ -1,4 +1,4 @@
-"""Composition of the eviction task: readers, reclaim, evictor and records, for as long as no kubelet is found."""
+"""Composition of the eviction task, which runs the eviction loop on a node without a kubelet."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class EvictionTask:
     """Runs the eviction loop while the agent manages the node alone, and none beside a kubelet."""
 
     def __init__(self, context: DaemonContext, agent: Agent, make: Callable[[], DaemonTask]) -> None:
-        """Prepare the task; ``make`` returns an eviction loop that ends once evictions are refused."""
+        """Prepare the task; ``make`` returns an eviction loop that ends when evictions are refused."""
         self._context = context
         self._agent = agent
         self._make = make
@@ -123,7 +123,7 @@ def _make_loop(context: DaemonContext, agent: Agent) -> EvictionLoop:
     signal_reader = EvictionSignalReader(settings, agent.clock)
     read_layout = partial(signal_reader.read_layout, agent.cri, agent.settings.imagefs_path)
 
-    async def read_pods(with_disk: bool) -> PodInventory:  # noqa: FBT001 - the only choice of the call
+    async def read_pods(with_disk: bool) -> PodInventory:  # noqa: FBT001 - the only parameter
         return await pod_reader.read(with_disk=with_disk)
 
     loop = EvictionLoop(

@@ -280,10 +280,10 @@ class EvictionPass:
         now = self._signals.now()
         if result.outcome is EvictionOutcome.EVICTED:
             self._context.eviction = record_eviction(self._context.eviction, now)
-            await outstanding.evicted(uid, now)
+            await outstanding.stopped(uid, now)
             self._reporter.log_ineffective(eviction, effects)
         elif result.outcome is EvictionOutcome.FAILED and _relieves_disk(eviction):
-            await outstanding.unknown(uid, now)
+            await outstanding.unverified(uid, now)
         else:
             await outstanding.drop(uid)
         return result

@@ -10,6 +10,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.daemon.eviction.state_writer import EvictionStateWriter
 from nodeagent.errors import NodeAgentError, StoreError
 from nodeagent.host.node import boot_id
 from nodeagent.model.pressure import Resource, Signal
@@ -46,7 +47,7 @@ _CLOSE_WITHIN_S: Final = 2.0
 _RETRY_S: Final = 2.0
 _LAST_RETRY_S: Final = 10.0
 _DISKS: Final = {Shortage.NODEFS: Signal.NODEFS_AVAILABLE, Shortage.IMAGEFS: Signal.IMAGEFS_AVAILABLE}
-_WITH_THE_PROCESSES: Final = (Shortage.MEMORY, Shortage.MEMORY_STALL, Shortage.PIDS)
+_FREED_WITH_PROCESSES: Final = (Shortage.MEMORY, Shortage.MEMORY_STALL, Shortage.PIDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +94,7 @@ class OutstandingEffects:
         self._cleanups: dict[str, asyncio.Future[CleanupResult]] = {}
         self._retries: dict[str, _Retry] = {}
         self._restored: frozenset[str] = frozenset()
-        self._writing: asyncio.Future[None] | None = None
-        self._unwritten = False
-        self._problem = ""
+        self._writer = EvictionStateWriter(context, file, logger)
 
     async def restore(self) -> None:
         """Restore the outstanding effects recorded by an earlier process, once per process."""
@@ -139,36 +138,36 @@ class OutstandingEffects:
         self._context.eviction = begin_eviction(self._context.eviction, victim, effects)
         self._restored -= {pod.uid}
         urgent = eviction.starved in {Resource.MEMORY, Resource.PIDS}
-        await self._write(0 if urgent else _RECORD_WITHIN_S)
+        await self._writer.write(0 if urgent else _RECORD_WITHIN_S)
 
     async def drop(self, uid: str) -> None:
         """Discard an eviction that was not carried out."""
         self._context.eviction = drop_eviction(self._context.eviction, uid)
-        await self._write(0)
+        await self._writer.write(0)
 
-    async def unknown(self, uid: str, now: Moment) -> None:
+    async def unverified(self, uid: str, now: Moment) -> None:
         """Record a failed eviction whose processes may still end."""
         state = self._context.eviction
         victims = tuple(replace(each, at_s=now.monotonic_s) if each.uid == uid else each for each in state.victims)
         self._context.eviction = replace(state, outstanding=restarted(state.outstanding, uid, now), victims=victims)
-        await self._write(0)
+        await self._writer.write(0)
 
-    async def evicted(self, uid: str, now: Moment) -> None:
+    async def stopped(self, uid: str, now: Moment) -> None:
         """Record that the processes of a pod ended, and start the removal of its containers."""
         state = self._context.eviction
-        effects = confirm(restarted(state.outstanding, uid, now), uid, _WITH_THE_PROCESSES, now)
+        effects = confirm(restarted(state.outstanding, uid, now), uid, _FREED_WITH_PROCESSES, now)
         self._context.eviction = replace(state, outstanding=effects)
         for victim in state.victims:
             if victim.uid == uid:
                 self._context.eviction = update_victim(self._context.eviction, replace(victim, verified=True))
                 self._begin_cleanup(replace(victim, verified=True))
-        await self._write(0)
+        await self._writer.write(0)
 
     async def add(self, effect: OutstandingEffect) -> None:
         """Record the effect of a reclaim step."""
         state = self._context.eviction
         self._context.eviction = replace(state, outstanding=(*state.outstanding, effect))
-        await self._write(0)
+        await self._writer.write(0)
 
     async def update(self, readings: SignalReadings, *, may_act: bool) -> None:
         """Update all effects by readings taken now; with ``may_act`` retry failed removals of containers."""
@@ -189,7 +188,7 @@ class OutstandingEffects:
                 if not victim.cleared and victim.uid not in self._cleanups and now_s >= self._retry_of(victim.uid).at_s:
                     self._begin_cleanup(victim)
         if self._context.eviction != before:
-            await self._write(0)
+            await self._writer.write(0)
 
     def is_outstanding(self, shortage: Shortage | None) -> bool:
         """Return whether an effect is outstanding that withholds everything for a shortage."""
@@ -207,7 +206,7 @@ class OutstandingEffects:
         for work in self._cleanups.values():
             work.cancel()
         self._cleanups.clear()
-        await self._write(_CLOSE_WITHIN_S)
+        await self._writer.write(_CLOSE_WITHIN_S)
 
     # ---- removal of containers
 
@@ -270,33 +269,6 @@ class OutstandingEffects:
         else:
             self._logger.warning("effect_missing", **fields)
 
-    # ---- the file
-
-    async def _write(self, within_s: float) -> None:
-        """Write the latest state in a thread, and wait for it for up to ``within_s``."""
-        if self._file is None:
-            return
-        self._unwritten = True
-        if self._writing is None or self._writing.done():
-            self._writing = asyncio.ensure_future(self._write_latest(self._file))
-        if within_s:
-            await asyncio.wait({self._writing}, timeout=within_s)
-
-    async def _write_latest(self, file: EvictionFile) -> None:
-        while self._unwritten:
-            self._unwritten = False
-            state = self._context.eviction
-            try:
-                await asyncio.to_thread(file.write, boot_id(), state.outstanding, state.victims)
-            except StoreError as error:
-                if self._problem != str(error):
-                    self._logger.warning(
-                        "eviction_warning", warning=f"{error}; unfinished evictions are lost in a restart"
-                    )
-                self._problem = str(error)
-            else:
-                self._problem = ""
-
 
 def _is_tracked(victim: Victim, now_s: float) -> bool:
     """Return whether a victim is still tracked; an unverified one for ``UNVERIFIED_VICTIM_S`` only."""
@@ -305,7 +277,7 @@ def _is_tracked(victim: Victim, now_s: float) -> bool:
 
 
 def _unknown_effects(now_s: float) -> Iterable[OutstandingEffect]:
-    """Return effects that pause evictions for disk pressure, where the recorded ones are unreadable."""
+    """Return effects that pause evictions for disk pressure after an unreadable record."""
     for shortage, signal in _DISKS.items():
         until_s = now_s + FREED_WITHIN_S
         yield OutstandingEffect(

@@ -93,7 +93,7 @@ class OutstandingEffect:
         before: available amount of the signal before the action; ``None`` if unknown.
         predicted: amount expected to be freed, in the signal's unit; ``None`` if unknown.
         since_s: time of the action.
-        until_s: end of the wait, whatever was measured.
+        until_s: latest end of the effect.
         uid: of the evicted pod; empty for node-level reclaim.
         confirmed: whether the removal was verified. Other consumers may have used the space since.
         ineffective: whether the action freed nothing, or a negligible part of the shortfall. Then only pods are
@@ -246,7 +246,7 @@ def withholding(
 def confirm(
     effects: Iterable[OutstandingEffect], uid: str, shortages: Iterable[Shortage], now: Moment
 ) -> tuple[OutstandingEffect, ...]:
-    """Return the effects with those of a pod on some shortages confirmed, which shortens their bound."""
+    """Return the effects, those of one pod on some shortages marked as confirmed, with a shorter bound."""
     confirmed = frozenset(shortages)
     return tuple(
         replace(each, confirmed=True, until_s=min(each.until_s, now.monotonic_s + _visible_within_s(each)))
@@ -257,7 +257,7 @@ def confirm(
 
 
 def restarted(effects: Iterable[OutstandingEffect], uid: str, now: Moment) -> tuple[OutstandingEffect, ...]:
-    """Return the effects with those of a pod bounded from now, the end of its processes."""
+    """Return the effects, those of one pod with a bound that counts from now, the end of its processes."""
     return tuple(
         replace(each, until_s=now.monotonic_s + (each.until_s - each.since_s)) if uid and each.uid == uid else each
         for each in effects
@@ -274,9 +274,9 @@ def settle(
     """Return the effects that are still outstanding, and those that ended, by readings taken now.
 
     A rise of the signal counts once the effect is confirmed, since other consumers free space as well; without
-    confirmation it counts at the bound. An eviction whose effect on a filesystem is missing at its bound becomes
-    ineffective: it ended, and is outstanding for another bound. The effect of a pod that is not in ``verified``,
-    the UIDs of pods whose processes ended, ends without that.
+    confirmation it counts at the bound. A missing effect of an eviction on a filesystem is reported as ended
+    and remains as an ineffective one for another bound, provided that the pod is in ``verified``, the UIDs of pods
+    whose processes ended.
     """
     readings: Mapping[Signal, float] = {each.signal: each.available for each in observations}
     remaining, ended = [], []

@@ -81,7 +81,7 @@ class EvictionPlan:
     withheld: Reason | None = None
 
 
-def plan_eviction(  # noqa: PLR0913 - what one pass carries from round to round
+def plan_eviction(  # noqa: PLR0913 - inputs of one pass
     evaluation: Evaluation,
     pods: Iterable[PodFacts],
     policy: EvictionPolicy,

@@ -42,7 +42,7 @@ class SelectedThreshold:
     withheld: Reason | None = None
 
 
-def select_threshold(  # noqa: PLR0913 - what one pass carries from round to round
+def select_threshold(  # noqa: PLR0913 - inputs of one pass
     evaluation: Evaluation,
     observations: Iterable[Observation] | None,
     policy: EvictionPolicy,

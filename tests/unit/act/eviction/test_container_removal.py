@@ -76,13 +76,13 @@ def request_error(method: str) -> RuntimeRequestError:
     return RuntimeRequestError(method, "target", "INTERNAL", "failed")
 
 
-def clearer(runtime: Runtime) -> CriContainerCleaner:
+def make_cleaner(runtime: Runtime) -> CriContainerCleaner:
     return CriContainerCleaner(runtime, runtime.collect_garbage)
 
 
 async def test_only_containers_of_the_victims_sandboxes_are_removed() -> None:
     runtime = Runtime()
-    done = await clearer(runtime).clean_up(VICTIM)
+    done = await make_cleaner(runtime).clean_up(VICTIM)
     assert (done.confirmed, done.removed, done.detail) == (True, 1, "")
     assert sorted(runtime.calls) == ["collect garbage", "remove exited", "stop sb-web"]
     assert [each.id for each in runtime.containers] == ["bystander", "older"]
@@ -93,11 +93,11 @@ async def test_layer_still_on_the_disk_is_not_confirmed(tmp_path: Path) -> None:
     layer.mkdir()
     victim = replace(VICTIM, layers=(str(removed), str(layer)))
     runtime = Runtime()
-    done = await clearer(runtime).clean_up(victim)
+    done = await make_cleaner(runtime).clean_up(victim)
     assert not done.confirmed
     assert done.detail == f"1 writable layer(s) still on the disk: {layer}"
     layer.rmdir()
-    again = await clearer(runtime).clean_up(victim)
+    again = await make_cleaner(runtime).clean_up(victim)
     assert (again.confirmed, again.removed) == (True, 0)
 
 
@@ -106,8 +106,8 @@ async def test_layer_still_on_the_disk_is_not_confirmed(tmp_path: Path) -> None:
 async def test_without_a_garbage_collection_only_known_layers_confirm(layers: tuple[str, ...], collection: str) -> None:
     runtime = Runtime()
     runtime.errors["garbage"] = request_error("leases.Delete")
-    made = CriContainerCleaner(runtime, runtime.collect_garbage if collection == "fails" else None)
-    done = await made.clean_up(replace(VICTIM, layers=layers))
+    cleaner = CriContainerCleaner(runtime, runtime.collect_garbage if collection == "fails" else None)
+    done = await cleaner.clean_up(replace(VICTIM, layers=layers))
     assert done.confirmed is bool(layers)
     assert ("garbage" in done.detail) is not bool(layers)
 
@@ -115,26 +115,26 @@ async def test_without_a_garbage_collection_only_known_layers_confirm(layers: tu
 async def test_removal_is_confirmed_by_a_runtime_without_leases() -> None:
     runtime = Runtime()
     runtime.errors["garbage"] = RuntimeUnsupportedError("leases.Create", "", "UNIMPLEMENTED", "")
-    assert (await clearer(runtime).clean_up(VICTIM)).confirmed
+    assert (await make_cleaner(runtime).clean_up(VICTIM)).confirmed
 
 
 async def test_failed_removal_is_reported_and_other_containers_are_removed() -> None:
     runtime = Runtime()
     runtime.containers.insert(0, container("stuck"))
     runtime.errors["stuck"] = request_error("RemoveContainer")
-    done = await clearer(runtime).clean_up(VICTIM)
+    done = await make_cleaner(runtime).clean_up(VICTIM)
     assert (done.confirmed, done.removed) == (False, 1)
     assert "RemoveContainer" in done.detail
     assert "not removed: app (stuck, exited)" in done.detail
     del runtime.errors["stuck"]
-    assert (await clearer(runtime).clean_up(VICTIM)).confirmed
+    assert (await make_cleaner(runtime).clean_up(VICTIM)).confirmed
 
 
 @pytest.mark.parametrize("state", [RUNNING, UNKNOWN])
 async def test_new_active_container_is_kept_with_its_sandbox(state: ContainerState) -> None:
     runtime = Runtime()
     runtime.containers.append(container("again", state=state))
-    done = await clearer(runtime).clean_up(VICTIM)
+    done = await make_cleaner(runtime).clean_up(VICTIM)
     assert not done.confirmed
     assert runtime.calls == ["remove exited", "collect garbage"]
     assert "again" in done.detail
@@ -144,7 +144,7 @@ async def test_new_active_container_is_kept_with_its_sandbox(state: ContainerSta
 async def test_container_that_became_active_before_its_removal_is_kept(state: ContainerState) -> None:
     runtime = Runtime()
     runtime.changed["exited"] = state
-    done = await clearer(runtime).clean_up(VICTIM)
+    done = await make_cleaner(runtime).clean_up(VICTIM)
     assert not done.confirmed
     assert "remove exited" not in runtime.calls
 
@@ -153,11 +153,11 @@ async def test_created_container_is_removed_once_its_sandbox_is_stopped() -> Non
     runtime = Runtime()
     runtime.containers.append(container("new", state=CREATED))
     runtime.errors["sb-web"] = request_error("StopPodSandbox")
-    first = await clearer(runtime).clean_up(VICTIM)
+    first = await make_cleaner(runtime).clean_up(VICTIM)
     assert (first.confirmed, first.removed) == (False, 1)
     assert "StopPodSandbox" in first.detail
     del runtime.errors["sb-web"]
-    second = await clearer(runtime).clean_up(VICTIM)
+    second = await make_cleaner(runtime).clean_up(VICTIM)
     assert (second.confirmed, second.removed) == (True, 1)
 
 
@@ -170,8 +170,8 @@ async def test_hanging_sandbox_stop_does_not_delay_the_removal(monkeypatch: pyte
         await never.wait()
 
     runtime.stop_sandbox = hang  # type: ignore[method-assign]
-    made = clearer(runtime)
-    first, second = await made.clean_up(VICTIM), await made.clean_up(VICTIM)
+    cleaner = make_cleaner(runtime)
+    first, second = await cleaner.clean_up(VICTIM), await cleaner.clean_up(VICTIM)
     assert (first.confirmed, first.removed, second.confirmed) == (True, 1, True)
     assert "no answer to StopPodSandbox" in first.detail
     assert runtime.calls.count("stop sb-web") == 1
@@ -182,10 +182,10 @@ async def test_hanging_sandbox_stop_does_not_delay_the_removal(monkeypatch: pyte
 async def test_running_container_of_an_unverified_victim_is_kept() -> None:
     runtime = Runtime()
     runtime.containers[0] = replace(runtime.containers[0], state=RUNNING)
-    done = await clearer(runtime).clean_up(replace(VICTIM, verified=False))
+    done = await make_cleaner(runtime).clean_up(replace(VICTIM, verified=False))
     assert (done.confirmed, done.running, runtime.calls) == (False, True, [])
     runtime.containers[0] = container("exited")
-    assert (await clearer(runtime).clean_up(replace(VICTIM, verified=False))).confirmed
+    assert (await make_cleaner(runtime).clean_up(replace(VICTIM, verified=False))).confirmed
 
 
 async def test_lost_runtime_is_raised() -> None:
@@ -196,7 +196,7 @@ async def test_lost_runtime_is_raised() -> None:
 
     runtime.list_containers = disconnect  # type: ignore[method-assign]
     with pytest.raises(RuntimeUnavailableError):
-        await clearer(runtime).clean_up(VICTIM)
+        await make_cleaner(runtime).clean_up(VICTIM)
 
 
 async def test_layer_whose_removal_failed_before_is_removed_as_an_orphan(tmp_path: Path) -> None:
@@ -211,8 +211,8 @@ async def test_layer_whose_removal_failed_before_is_removed_as_an_orphan(tmp_pat
     async def collect() -> None:
         """Collect nothing, since the snapshot was removed before."""
 
-    made = CriContainerCleaner(Runtime(), collect, remove_orphans)
-    done = await made.clean_up(replace(VICTIM, layers=(str(layer),)))
+    cleaner = CriContainerCleaner(Runtime(), collect, remove_orphans)
+    done = await cleaner.clean_up(replace(VICTIM, layers=(str(layer),)))
     assert (done.confirmed, done.detail, orphans) == (True, "", [(str(layer),)])
 
 
@@ -220,7 +220,7 @@ async def test_layer_is_reported_after_a_failed_removal_of_orphans(tmp_path: Pat
     async def remove_orphans(_: Collection[str]) -> None:
         raise RuntimeUnsupportedError("Cleanup", "", "UNIMPLEMENTED", "")
 
-    made = CriContainerCleaner(Runtime(), None, remove_orphans)
-    done = await made.clean_up(replace(VICTIM, layers=(str(tmp_path),)))
+    cleaner = CriContainerCleaner(Runtime(), None, remove_orphans)
+    done = await cleaner.clean_up(replace(VICTIM, layers=(str(tmp_path),)))
     assert not done.confirmed
     assert str(tmp_path) in done.detail

@@ -1,4 +1,4 @@
-"""Evicting one pod: the look before, the stops, and whether it is really gone."""
+"""Eviction of one pod: re-read, stop, and verification."""
 
 from __future__ import annotations
 
@@ -150,8 +150,8 @@ async def test_wait_for_a_hanging_runtime_is_bounded() -> None:
 
     runtime.stop_container = hang  # type: ignore[method-assign,assignment]
     runtime.stop_sandbox = hang  # type: ignore[method-assign,assignment]
-    made = evictor(runtime, web, verify_s=0.01)
-    result = await asyncio.wait_for(made.evict(chosen(web), HANDLE, asyncio.Event()), 5)
+    slow = evictor(runtime, web, verify_s=0.01)
+    result = await asyncio.wait_for(slow.evict(chosen(web), HANDLE, asyncio.Event()), 5)
     assert result.outcome is EvictionOutcome.FAILED
     assert "no answer to StopContainer" in result.detail
     assert "2 process(es) still running" in result.detail

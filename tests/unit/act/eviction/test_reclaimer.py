@@ -1,4 +1,4 @@
-"""What the node gives back, step by step."""
+"""Node-level reclaim steps."""
 
 from __future__ import annotations
 
