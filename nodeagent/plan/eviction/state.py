@@ -88,17 +88,13 @@ class ConditionStatus:
     """One node condition.
 
     Attributes:
-        active: whether it is observed now, or was within the transition period.
-        observed: whether a threshold with this condition is met now.
+        active: whether a threshold with this condition is met now, or was within the transition period.
         changed: whether ``active`` changed since the last pass.
-        remaining_s: time for which it remains active without another observation.
     """
 
     condition: NodeCondition
     active: bool
-    observed: bool
     changed: bool
-    remaining_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,5 +259,5 @@ def _conditions(
         remaining_s = transition_s - (now_s - observed_s[condition]) if condition in observed_s else 0.0
         active = condition in observed or remaining_s > 0
         changed = active is not (condition in previous.reported)
-        conditions.append(ConditionStatus(condition, active, condition in observed, changed, max(0.0, remaining_s)))
+        conditions.append(ConditionStatus(condition, active, changed))
     return tuple(conditions), observed_s
