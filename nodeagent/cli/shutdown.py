@@ -1,4 +1,4 @@
-"""``nodeagent shutdown``: what happens to the pods when the node goes down, and what did."""
+"""``nodeagent shutdown``: rehearsal of a node shutdown, state of the inhibitor lock, and the last stops."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WHO = "nodeagent"
 _READ_WITHIN_S = 5.0
 
 
-def preview(config: Path | None, overrides: Mapping[str, str | int], form: str) -> None:
+def rehearse(config: Path | None, overrides: Mapping[str, str | int], form: str) -> None:
     """Print the timeline of a shutdown that begins now; nothing is touched.
 
     Raises:
@@ -46,13 +46,13 @@ def preview(config: Path | None, overrides: Mapping[str, str | int], form: str) 
     facts, problem = query_logind()
     delay = read_delay()
     budget = shutdown_budget(settings.shutdown.phases, delay_limit(facts, delay))
-    left = budget.delegated_because
+    delegated = budget.delegated_because
     # the time of the stop hook is known only to systemd during a shutdown; the phases as configured are shown
-    shown_budget = shutdown_budget(settings.shutdown.phases, UNLIMITED) if left else budget
+    shown_budget = shutdown_budget(settings.shutdown.phases, UNLIMITED) if delegated else budget
     plan = plan_shutdown(shown_budget, [each.pod for each in run_async(_pods(settings))])
-    warnings = [*((left,) if left else budget.notes), *delay.warnings]
+    warnings = [*((delegated,) if delegated else budget.notes), *delay.warnings]
     if problem:
-        warnings.append(f"{problem}; the limit is what the files say, not what logind does")
+        warnings.append(f"{problem}; the limit is read from logind's files")
     off = off_because(settings)
     if form != "table":
         document = ShutdownPlanDocument(
@@ -74,7 +74,7 @@ def preview(config: Path | None, overrides: Mapping[str, str | int], form: str) 
 
 
 def status(config: Path | None, form: str, *, limit: int) -> None:
-    """Print whether the node would wait for its pods, and how its last stops went; exit code 1 if it would not wait.
+    """Print the state of the inhibitor lock and the last stops of the node; exit code 1 without a useful lock.
 
     Raises:
         StoreError: the history cannot be read.
@@ -87,8 +87,8 @@ def status(config: Path | None, form: str, *, limit: int) -> None:
     facts, problem = query_logind()
     delay = read_delay()
     off = off_because(settings)
-    left = "" if off else shutdown_budget(settings.shutdown.phases, delay_limit(facts, delay)).delegated_because
-    warnings = [*((left,) if left else ()), *delay.warnings]
+    delegated = "" if off else shutdown_budget(settings.shutdown.phases, delay_limit(facts, delay)).delegated_because
+    warnings = [*((delegated,) if delegated else ()), *delay.warnings]
     held, because = lock_held(facts, problem)
     stops = list(History(settings.state_directory).read_stops(limit=limit))
     try:
@@ -103,7 +103,7 @@ def status(config: Path | None, form: str, *, limit: int) -> None:
         off_because=off,
         inhibitor=Inhibitor(held=held, because=because, preparing=preparing),
         limit=_limit(delay, facts),
-        stops_at_signal=not off and not left,
+        stops_at_signal=not off and not delegated,
         warnings=tuple(warnings),
         stops=tuple(map(NodeStop.of, stops)),
     )
@@ -111,14 +111,14 @@ def status(config: Path | None, form: str, *, limit: int) -> None:
         sys.stdout.write(encode(document, form))
     else:
         _print_status(document, _limit_text(delay, facts))
-    sys.exit(ExitCode.DONE if off or (held and not left) else ExitCode.FAILED)
+    sys.exit(ExitCode.DONE if off or (held and not delegated) else ExitCode.FAILED)
 
 
-def at_stop(config: Path | None, unit: str) -> None:
-    """Stop the pods if the whole node goes down; the unit's stop command.
+def run_stop_hook(config: Path | None, unit: str) -> None:
+    """Stop the pods if the whole node goes down; the stop hook of the unit.
 
     Raises:
-        NodeAgentError: the runtime cannot be found.
+        NodeAgentError: no runtime is configured and none is found.
     """
     from nodeagent.daemon.shutdown.stop_hook import stop_pods_at_unit_stop  # noqa: PLC0415
     from nodeagent.daemon.unix_signals import ignore_hangup  # noqa: PLC0415
@@ -126,22 +126,22 @@ def at_stop(config: Path | None, unit: str) -> None:
     from nodeagent.telemetry import logging as log  # noqa: PLC0415 - not for every command
 
     with ignore_hangup():  # a reload sent to all processes of the unit must not end this one
-        told = read_unit_stop(unit)
-        if not told.node_goes_down:
+        unit_stop = read_unit_stop(unit)
+        if not unit_stop.node_goes_down:
             return
         settings = load_settings(config, {})
         logger = log.configure(settings.log_format, settings.log_level)
-        run_async(stop_pods_at_unit_stop(settings, logger, told))
+        run_async(stop_pods_at_unit_stop(settings, logger, unit_stop))
 
 
 def query_logind() -> tuple[LogindFacts | None, str]:
-    """Return what logind says of itself, and why it says nothing."""
+    """Return logind's state, or ``None`` and the reason for a failed reading."""
     from nodeagent.host.login1 import read_logind  # noqa: PLC0415 - the bus is not for every command
 
     try:
         return run_async(read_logind(deadline_s=_READ_WITHIN_S)), ""
     except InhibitorError as error:
-        return None, f"logind cannot be asked: {error}"
+        return None, f"cannot read logind: {error}"
 
 
 async def _pods(settings: Settings) -> tuple[RunningPod, ...]:
@@ -161,7 +161,7 @@ async def _pods(settings: Settings) -> tuple[RunningPod, ...]:
 
 
 def off_because(settings: Settings) -> str:
-    """Return why pods are not stopped in order on this node; empty if they are."""
+    """Return the reason for disabled graceful shutdown on this node; empty if it is enabled."""
     from nodeagent.observe.node_role import read_role  # noqa: PLC0415 - likewise
 
     role = read_role(settings.role)
@@ -169,7 +169,7 @@ def off_because(settings: Settings) -> str:
 
 
 def lock_held(facts: LogindFacts | None, problem: str) -> tuple[bool, str]:
-    """Return whether logind lists a lock of the agent, and what that is judged by."""
+    """Return whether logind lists a lock of the agent, with the evidence."""
     if facts is None:
         return False, problem
     ours = [
@@ -208,9 +208,9 @@ def _limit_text(delay: LogindDelay, facts: LogindFacts | None) -> str:
     seconds = _seconds(facts.limit_us if facts is not None else delay.delay_us)
     text = f"{'no limit' if seconds is None else format_duration(seconds)}, set by {delay.set_by}"
     if facts is not None and facts.limit_us != delay.delay_us:
-        inside = _seconds(delay.delay_us)
-        shown = "no limit" if inside is None else format_duration(inside)
-        text += f" (its files say {shown}: it was not reloaded since they changed)"
+        configured_s = _seconds(delay.delay_us)
+        configured = "no limit" if configured_s is None else format_duration(configured_s)
+        text += f" (configured: {configured}; reload logind to apply its files)"
     return text
 
 
@@ -225,27 +225,26 @@ def _print_plan(plan: ShutdownPlan, off: str, limit: str, warnings: Sequence[str
 
     console = render.make_console()
     if off:
-        console.print(f"off: {off}; this is what would happen if it were on", style="yellow", markup=False)
-    wanted, granted = (format_duration(each / 1000) for each in (plan.budget.requested_ms, plan.budget.granted_ms))
-    get = f"get {granted}" if at_signal else "are left to the unit's stop command"
-    console.print(f"logind waits {limit}; the phases want {wanted} and {get}", markup=False)
+        console.print(f"disabled: {off}; plan if it were enabled", style="yellow", markup=False)
+    requested, granted = (format_duration(each / 1000) for each in (plan.budget.requested_ms, plan.budget.granted_ms))
+    share = f"{granted} granted" if at_signal else "delegated to the unit's stop hook"
+    console.print(f"logind limit {limit}; phases: {requested} requested, {share}", markup=False)
     for phase in plan.phases:
-        share = phase.budget
-        when = f"from {phase.starts_ms / 1000:g} s, at most until {share.deadline_ms / 1000:g} s"
-        title = f"{share.phase.name}: {len(phase.stops)} pods, {when}"
+        when = f"from {phase.starts_ms / 1000:g} s to {phase.budget.deadline_ms / 1000:g} s at most"
+        title = f"{phase.budget.phase.name}: {len(phase.stops)} pods, {when}"
         console.print(title, style="bold", markup=False)
         if not phase.stops:
             continue
-        table = render.table("pod", "priority", "grace", "why here", right=("priority", "grace"), wrap=("why here",))
+        table = render.table("pod", "priority", "grace", "reason", right=("priority", "grace"), wrap=("reason",))
         for each in phase.stops:
             table.add_row(
                 f"{each.pod.namespace}/{each.pod.name}",
                 "" if each.pod.priority is None else str(each.pod.priority),
-                f"{each.grace_ms / 1000:g} s{' (cut)' if each.capped else ''}",
+                f"{each.grace_ms / 1000:g} s{' (capped)' if each.capped else ''}",
                 each.placement.why,
             )
         console.print(table)
-    console.print(f"all are gone after {plan.ends_ms / 1000:g} s at the latest", style="bold")
+    console.print(f"all pods stopped after {plan.ends_ms / 1000:g} s at most", style="bold")
     _print_warnings(console, warnings)
 
 

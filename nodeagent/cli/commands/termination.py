@@ -55,9 +55,9 @@ def shutdown(
 
     if not dry_run:
         raise UsageError("nothing is shut down by this command: add --dry-run for the timeline, or 'status'")
-    from nodeagent.cli.shutdown import preview  # noqa: PLC0415
+    from nodeagent.cli.shutdown import rehearse  # noqa: PLC0415
 
-    preview(config, at_endpoint(endpoint), output.value)
+    rehearse(config, at_endpoint(endpoint), output.value)
 
 
 @shutdown_app.command(
@@ -83,6 +83,6 @@ def shutdown_at_stop(
 
     This is the stop command of the unit; it does nothing while systemd stops the unit alone.
     """
-    from nodeagent.cli.shutdown import at_stop  # noqa: PLC0415
+    from nodeagent.cli.shutdown import run_stop_hook  # noqa: PLC0415
 
-    at_stop(config, unit)
+    run_stop_hook(config, unit)

@@ -137,7 +137,7 @@ def running_pods(pods: Iterable[RunningPod]) -> tuple[StoppedPod, ...]:
 
 def summary(stop: NodeStop) -> dict[str, object]:
     """Return a stop as fields of a log event, with the number of pods per outcome."""
-    counts = Counter(each.outcome.value if each.outcome else "not-told" for each in stop.pods)
+    counts = Counter(each.outcome.value if each.outcome else "not-requested" for each in stop.pods)
     took_s = (stop.ended_at - stop.started_at).total_seconds() if stop.ended_at else None
     return {
         "boot_id": stop.boot_id,

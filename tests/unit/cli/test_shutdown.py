@@ -87,7 +87,7 @@ async def test_rehearsal_lists_phases_pods_and_sources(node: Node) -> None:
     assert ended.code == 0, ended.err
     shown = json.loads(ended.out)
     assert (shown["schema"], shown["enabled"], shown["scaled"]) == ("nodeagent/shutdown/v1", True, True)
-    assert (shown["limit"]["seconds"], shown["limit"]["told_by"]) == (10.0, "logind")
+    assert (shown["limit"]["seconds"], shown["limit"]["reported_by"]) == (10.0, "logind")
     assert (shown["wanted_s"], shown["granted_s"]) == (30.0, 9.5)
     assert "scaled to 9.5s" in shown["warnings"][0]
     assert [(each["name"], [pod["name"] for pod in each["pods"]]) for each in shown["phases"]] == [
@@ -103,8 +103,8 @@ async def test_rehearsal_as_a_table(node: Node) -> None:
     node.configure('enabled = "off"')
     ended = await node.run("--dry-run")
     assert ended.code == 0, ended.err
-    assert "off: it is not enabled; this is what would happen if it were on" in ended.out
-    for part in ("shop/web", "kube-system/dns", "ordinary: 1 pods", "all are gone after 9.5 s at the latest"):
+    assert "disabled: it is not enabled; plan if it were enabled" in ended.out
+    for part in ("shop/web", "kube-system/dns", "ordinary: 1 pods", "all pods stopped after 9.5 s at most"):
         assert part in ended.out
 
 
@@ -126,14 +126,14 @@ async def test_limit_of_zero_is_reported(node: Node) -> None:
     assert "no pod is stopped at the signal" in shown["warnings"][0]
     assert [pod["grace_s"] for phase in shown["phases"] for pod in phase["pods"]] == [20.0, 10.0]
     table = await node.run("--dry-run")
-    assert "the phases want 30s and are left to the unit's stop command" in table.out
+    assert "phases: 30s requested, delegated to the unit's stop hook" in table.out
 
 
 async def test_limit_is_read_from_the_files_without_logind(node: Node) -> None:
     ended = await node.run("--dry-run", "-o", "json", bus="unix:path=/nowhere")
     shown = json.loads(ended.out)
-    assert shown["limit"]["told_by"] == "files"
-    assert any("logind cannot be asked" in each for each in shown["warnings"])
+    assert shown["limit"]["reported_by"] == "files"
+    assert any("cannot read logind" in each for each in shown["warnings"])
 
 
 async def test_missing_dry_run_is_a_usage_error(node: Node) -> None:

@@ -155,7 +155,7 @@ def test_hangup_does_not_end_the_stop_command_of_the_unit(monkeypatch: pytest.Mo
     monkeypatch.setattr("nodeagent.host.systemd.read_unit_stop", read)
     before = signal.getsignal(signal.SIGHUP)
     try:
-        shutdown.at_stop(None, "nodeagent.service")
+        shutdown.run_stop_hook(None, "nodeagent.service")
         os.kill(os.getpid(), signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
