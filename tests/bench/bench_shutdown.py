@@ -1,6 +1,6 @@
-"""How quickly pods are told once logind announces a shutdown, and the node let go once they have ended.
+"""Latency of a shutdown: from logind's signal to the stop requests, and from the last pod's end to the release.
 
-Three processes beside this one, which plays logind on a private bus: the daemon as it is, the bus, and a simulated
+Three processes beside this one, which simulates logind on a private bus: the daemon, the bus, and a simulated
 runtime with 110 pods of one phase. The clock is the machine's monotonic one, which they share.
 """
 
@@ -33,7 +33,7 @@ _IMAGE = "bench.test/app:v1"
 _BUDGETS_MS = {"first": 50.0, "all": 250.0, "release": 50.0}
 
 
-class ConvertedField(NamedTuple):
+class Latencies(NamedTuple):
     """Milliseconds of one shutdown."""
 
     first: float
@@ -42,13 +42,13 @@ class ConvertedField(NamedTuple):
 
 
 async def serve(socket: Path, times: Path) -> None:
-    """Serve the pods; once all were stopped, write when each was told and when the last answer left."""
+    """Serve the pods; once all were stopped, write the time of each stop request and of the last answer."""
     node = SimNode()
     node.add_image(_IMAGE, layers=[Layer("base", 1000)])
     for number in range(PODS):
         node.add_container(node.add_pod(f"pod-{number}", namespace="bench"), "main", _IMAGE)
     async with SimServer(node, socket) as server:
-        told: list[float] = []
+        requested: list[float] = []
         ended: list[float] = []
         done = asyncio.Event()
 
@@ -57,15 +57,15 @@ async def serve(socket: Path, times: Path) -> None:
             if len(ended) == PODS:
                 done.set()
 
-        server.faults.before("StopContainer", lambda: told.append(time.monotonic()), times=None)
+        server.faults.before("StopContainer", lambda: requested.append(time.monotonic()), times=None)
         server.faults.after("StopContainer", end, times=None)
         await done.wait()
-        await asyncio.to_thread(times.write_text, json.dumps([told, max(ended)]))
+        await asyncio.to_thread(times.write_text, json.dumps([requested, max(ended)]))
         await asyncio.Event().wait()
 
 
-async def shut_down(directory: Path) -> ConvertedField:
-    """Announce one shutdown to a daemon at rest, and measure."""
+async def shut_down(directory: Path) -> Latencies:
+    """Announce one shutdown to an idle daemon, and return the latencies."""
     socket, times, config = directory / "cri.sock", directory / "times.json", directory / "config.toml"
     config.write_text(
         f'role = "standalone"\n[runtime]\nendpoint = "unix://{socket}"\n[state]\ndirectory = "{directory}/state"\n'
@@ -88,15 +88,17 @@ async def shut_down(directory: Path) -> ConvertedField:
         stack.callback(daemon.terminate)
         ready = (directory / "log").read_text
         await asyncio.to_thread(poll, "the daemon is ready", lambda: "shutdown_ready" in ready(), timeout_s=30)
-        await asyncio.sleep(0.5)  # at rest
+        await asyncio.sleep(0.5)  # until the daemon is idle
         announced = time.monotonic()
         login1.request_shutdown()
         await login1.until(lambda: login1.executed == 1)
         released = time.monotonic()
         await asyncio.to_thread(poll, "the times are written", times.exists, timeout_s=5)
         await login1.stop()
-    told, ended = json.loads(times.read_text())
-    return ConvertedField(1000 * (min(told) - announced), 1000 * (max(told) - announced), 1000 * (released - ended))
+    requested, ended = json.loads(times.read_text())
+    return Latencies(
+        1000 * (min(requested) - announced), 1000 * (max(requested) - announced), 1000 * (released - ended)
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -109,23 +111,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         asyncio.run(serve(*options.serve))
         return
     if reason := unavailable():
-        print(f"left out: {reason}")
+        print(f"skipped: {reason}")
         return
-    taken = []
+    measured = []
     for _ in range(options.runs):
         with tempfile.TemporaryDirectory() as name:
-            taken.append(asyncio.run(shut_down(Path(name))))
-    print(f"{'what, in ms':58} {'min':>9} {'median':>9} {'max':>9} {'budget':>9}")
+            measured.append(asyncio.run(shut_down(Path(name))))
+    print(f"{'latency in ms':58} {'min':>9} {'median':>9} {'max':>9} {'budget':>9}")
     over = False
-    for part, what in (
+    for part, label in (
         ("first", f"signal to the first of {PODS} StopContainer calls"),
         ("all", f"signal to the last of {PODS} StopContainer calls"),
         ("release", "last pod's end to the lock's release"),
     ):
-        each = [getattr(one, part) for one in taken]
+        each = [getattr(one, part) for one in measured]
         median = statistics.median(each)
         over |= median > _BUDGETS_MS[part]
-        print(f"{what:58} {min(each):9.1f} {median:9.1f} {max(each):9.1f} {_BUDGETS_MS[part]:9.0f}")
+        print(f"{label:58} {min(each):9.1f} {median:9.1f} {max(each):9.1f} {_BUDGETS_MS[part]:9.0f}")
     sys.exit(1 if over else 0)
 
 

@@ -1,7 +1,6 @@
-"""The whole node goes down, in every way there is: its pods are stopped in order, and the journal tells of each.
+"""Shutdowns of a whole node in all ways: pods are stopped in order, and the journal has an entry for each.
 
-The machine is emulated, so the times here are generous; what is compared is order, and shares of the time that were
-granted.
+The machine is emulated, so durations are generous; the tests compare order, and shares of the granted time.
 """
 
 from __future__ import annotations
@@ -47,30 +46,30 @@ OWN = "/etc/systemd/logind.conf.d/zz-nodeagent.conf"
 START_S = 120.0
 
 
-def heeding(name: str, priority: int, ends_after_s: float = 0.5) -> vm.Pod:
-    """Describe a pod that ends so many seconds after TERM, and logs when it was told and when it ended."""
+def pod_that_ends(name: str, priority: int, ends_after_s: float = 0.5) -> vm.Pod:
+    """Return a pod that ends so many seconds after TERM, and logs TERM and its end."""
     script = (
-        f"trap 'echo told; sleep {ends_after_s}; echo gone; exit 0' TERM; echo up; while :; do sleep 1 & wait $!; done"
+        f"trap 'echo term; sleep {ends_after_s}; echo ended; exit 0' TERM; echo up; while :; do sleep 1 & wait $!; done"
     )
-    notes = {"nodeagent.dev/priority": str(priority)}
-    return vm.Pod(name, APP, ("sh", "-c", script), namespace="shop", annotations=notes)
+    annotations = {"nodeagent.dev/priority": str(priority)}
+    return vm.Pod(name, APP, ("sh", "-c", script), namespace="shop", annotations=annotations)
 
 
-def ignoring(name: str, priority: int) -> vm.Pod:
-    """Describe a pod that logs TERM and goes on."""
-    script = "trap 'echo told' TERM; echo up; while :; do sleep 1 & wait $!; done"
-    notes = {"nodeagent.dev/priority": str(priority)}
-    return vm.Pod(name, APP, ("sh", "-c", script), namespace="shop", annotations=notes)
+def pod_that_ignores_term(name: str, priority: int) -> vm.Pod:
+    """Return a pod that logs TERM and continues."""
+    script = "trap 'echo term' TERM; echo up; while :; do sleep 1 & wait $!; done"
+    annotations = {"nodeagent.dev/priority": str(priority)}
+    return vm.Pod(name, APP, ("sh", "-c", script), namespace="shop", annotations=annotations)
 
 
 def twelve(suffix: str = "", ends_after_s: float = 0.5) -> list[vm.Pod]:
-    """Describe three pods in each band, one of the second band being deaf."""
+    """Return three pods in each priority band; one of the second band ignores TERM."""
     pods = [
-        heeding(f"b{band}-{index}{suffix}", priority, ends_after_s)
+        pod_that_ends(f"b{band}-{index}{suffix}", priority, ends_after_s)
         for band, priority in enumerate(BANDS)
         for index in range(3)
     ]
-    pods[5] = ignoring(f"b1-2{suffix}", BANDS[1])
+    pods[5] = pod_that_ignores_term(f"b1-2{suffix}", BANDS[1])
     return pods
 
 
@@ -95,15 +94,15 @@ def main_pid(node: Node) -> str:
     return node.run("systemctl show nodeagent --property MainPID --value").stdout.strip()
 
 
-def holder(node: Node) -> list[str]:
-    """Give what logind lists of the agent's lock, as words; none where it lists none."""
+def lock_entry(node: Node) -> list[str]:
+    """Return the agent's entry in logind's list of locks, as words; empty without one."""
     lines = node.run("systemd-inhibit --list --no-legend --no-pager", check=False).stdout.splitlines()
     return next((line.split() for line in lines if line.startswith("nodeagent ") and " delay" in line), [])
 
 
 def await_lock(node: Node) -> None:
-    """Wait until logind lists the lock for the agent that runs now."""
-    reclaim.poll("the lock is held", lambda: main_pid(node) in holder(node), timeout_s=START_S, interval_s=0.5)
+    """Wait until logind lists the lock of the running agent."""
+    reclaim.poll("the lock is held", lambda: main_pid(node) in lock_entry(node), timeout_s=START_S, interval_s=0.5)
 
 
 def parsed(entries: Iterable[Entry]) -> list[dict[str, Any]]:
@@ -117,12 +116,12 @@ def log_now(node: Node, pid: str = "") -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
-def told(log: list[dict[str, Any]]) -> list[str]:
+def event_names(log: list[dict[str, Any]]) -> list[str]:
     return [each["event"] for each in log]
 
 
 def count(node: Node, event: str) -> int:
-    return told(log_now(node)).count(event)
+    return event_names(log_now(node)).count(event)
 
 
 def await_count(node: Node, event: str, times: int, *, within_s: float = START_S) -> None:
@@ -130,31 +129,31 @@ def await_count(node: Node, event: str, times: int, *, within_s: float = START_S
 
 
 def spans(node: Node, pods: list[RunningPod]) -> dict[str, dict[str, float]]:
-    """Give when each pod said what, from the logs on the disk, in seconds."""
+    """Return the time of each word in each pod's log on the disk, in seconds."""
     found = {}
     for pod in pods:
-        said: dict[str, float] = {}
+        words: dict[str, float] = {}
         for line in node.read_disk(pod.log_file).decode().splitlines():
             at, _, _, word = line.split(" ", 3)
-            said.setdefault(word, datetime.fromisoformat(at[:26] + "+00:00").timestamp())
-        found[pod.pod.name] = said
+            words.setdefault(word, datetime.fromisoformat(at[:26] + "+00:00").timestamp())
+        found[pod.pod.name] = words
     return found
 
 
-def in_order(said: dict[str, dict[str, float]]) -> None:
-    """Check that no band was told before every pod of the band below had gone, or been told and killed."""
+def in_order(words: dict[str, dict[str, float]]) -> None:
+    """Check that no band got TERM before every pod of the band below had ended, or got TERM and was killed."""
     for band in range(1, len(BANDS)):
-        first = min(each["told"] for name, each in said.items() if name.startswith(f"b{band}-"))
-        for name, each in said.items():
+        first = min(each["term"] for name, each in words.items() if name.startswith(f"b{band}-"))
+        for name, each in words.items():
             if name.startswith(f"b{band - 1}-"):
-                assert each.get("gone", each["told"]) <= first, (name, said)
+                assert each.get("ended", each["term"]) <= first, (name, words)
 
 
 def outcomes(log: list[dict[str, Any]]) -> dict[str, str]:
     return {each["pod"].removeprefix("shop/"): each["outcome"] for each in log if each["event"] == "pod_stopped"}
 
 
-def test_the_node_goes_down_in_order_again_and_again(disk: Disk) -> None:
+def test_pods_are_stopped_in_order_in_repeated_shutdowns(disk: Disk) -> None:
     with vm.Node.boot(disk) as node:
         node.import_images(vm.pause_image(), images.image(APP))
         install(node, 8)
@@ -175,8 +174,10 @@ def test_the_node_goes_down_in_order_again_and_again(disk: Disk) -> None:
         in_order(spans(node, pods))
         (done,) = [each for each in log if each["event"] == "shutdown_finished" and each["end"] == "complete"]
         assert done["seconds"] <= 32
-        (deaf,) = [each for each in log if each["event"] == "pod_stopped" and each["pod"] == "shop/b1-2"]
-        assert 8 <= deaf["seconds"] <= 16 + 4, "killed at its phase's end, with what the phase before left over"
+        (unresponsive,) = [each for each in log if each["event"] == "pod_stopped" and each["pod"] == "shop/b1-2"]
+        assert 8 <= unresponsive["seconds"] <= 16 + 4, (
+            "killed at the end of its phase, extended by unused time of the phase before"
+        )
         messages = [each.message for each in node.journal()]
         released = next(index for index, text in enumerate(messages) if '"inhibitor_lock_released"' in text)
         assert any("Reached target poweroff.target" in text for text in messages[released:])
@@ -194,38 +195,38 @@ def _status_and_rehearsal(node: Node) -> None:
     assert {each["priority_source"] for phase in shown["phases"] for each in phase["pods"]} == {
         "annotation nodeagent.dev/priority"
     }
-    told_now = json.loads(node.run("nodeagent shutdown status -o json").stdout)
-    assert told_now["inhibitor"]["held"]
+    status = json.loads(node.run("nodeagent shutdown status -o json").stdout)
+    assert status["inhibitor"]["held"]
     print(node.run("nodeagent shutdown --dry-run; nodeagent shutdown status; systemd-inhibit --list").stdout)
 
 
 def _lock_lasts(node: Node) -> None:
-    """Restart the bus and logind, kill the agent: the lock is held again, or all along."""
-    for what in ("dbus", "systemd-logind"):
+    """Restart the bus and logind, then kill the agent; logind lists the lock again after each."""
+    for unit in ("dbus", "systemd-logind"):
         before = count(node, "inhibitor_lock_acquired")
-        node.run(f"systemctl restart {what}", timeout_s=60)
+        node.run(f"systemctl restart {unit}", timeout_s=60)
         await_count(node, "inhibitor_lock_acquired", before + 1, within_s=30)
         await_lock(node)
     pid = main_pid(node)
     node.run(f"kill -9 {pid}")
-    assert holder(node), "systemd keeps a copy"
-    reclaim.poll("the agent is back", lambda: main_pid(node) not in ("0", pid), timeout_s=START_S, interval_s=0.5)
+    assert lock_entry(node), "systemd has a copy"
+    reclaim.poll("the agent has restarted", lambda: main_pid(node) not in ("0", pid), timeout_s=START_S, interval_s=0.5)
     await_lock(node)
     print(node.run("systemctl show nodeagent --property CPUUsageNSec,NFileDescriptorStore,NRestarts").stdout)
 
 
 def _stop_of_the_unit_touches_nothing(node: Node, pods: list[RunningPod]) -> None:
     node.run("systemctl stop nodeagent", timeout_s=60)
-    assert not holder(node)
-    assert b"told" not in b"".join(node.get(pod.log_file) for pod in pods)
+    assert not lock_entry(node)
+    assert b"term" not in b"".join(node.get(pod.log_file) for pod in pods)
     start(node)
 
 
 def _cancelled_shutdowns(node: Node) -> None:
-    """Have a shutdown forgotten in the middle by logind, and another taken back at its end."""
+    """Cancel a shutdown by a restart of logind, and another one after all pods have ended."""
     node.run(f"rm {UPGRADES}")
     set_limit(node, OWN, 60)
-    slow, kept = node.run_pods(heeding("slow", 0, 20), heeding("kept", BANDS[3]))
+    slow, kept = node.run_pods(pod_that_ends("slow", 0, 20), pod_that_ends("kept", BANDS[3]))
     start(node)
     node.run("shutdown +600 && shutdown -c")
     assert count(node, "shutdown_started") == 0
@@ -235,8 +236,8 @@ def _cancelled_shutdowns(node: Node) -> None:
     node.run("systemctl restart systemd-logind", timeout_s=60)
     await_count(node, "shutdown_cancelled", 1)
     await_lock(node)
-    assert b"told" in node.get(slow.log_file)
-    assert b"told" not in node.get(kept.log_file)
+    assert b"term" in node.get(slow.log_file)
+    assert b"term" not in node.get(kept.log_file)
 
     node.run("systemctl poweroff")
     await_count(node, "shutdown_started", 2)
@@ -244,7 +245,7 @@ def _cancelled_shutdowns(node: Node) -> None:
     await_count(node, "shutdown_cancelled", 2)
     node.run("systemctl unmask --runtime poweroff.target")
     await_lock(node)
-    assert b"gone" in node.get(kept.log_file)
+    assert b"ended" in node.get(kept.log_file)
     shown = json.loads(node.run("nodeagent shutdown status -o json").stdout)
     assert [each["end"] for each in shown["stops"][:2]] == ["cancelled", "cancelled"]
 
@@ -253,14 +254,14 @@ def _a_smaller_limit(node: Node) -> None:
     node.start()
     await_lock(node)
     log = log_now(node)
-    assert "unclean_stop" not in told(log)
-    assert "shutdown_incomplete" not in told(log)
+    assert "unclean_stop" not in event_names(log)
+    assert "shutdown_incomplete" not in event_names(log)
     node.run(f"rm {OWN}")
     set_limit(node, UPGRADES, 4)
     pods = node.run_pods(*twelve("-x", 0.1))
     start(node)
     pid = main_pid(node)
-    reclaim.poll("it is told", lambda: "shutdown_warning" in told(log_now(node, pid)), timeout_s=60)
+    reclaim.poll("the warning is logged", lambda: "shutdown_warning" in event_names(log_now(node, pid)), timeout_s=60)
     (note,) = [each["note"] for each in log_now(node, pid) if each["event"] == "shutdown_warning"]
     print(note)
     assert UPGRADES in note
@@ -283,9 +284,9 @@ def _power_cut(node: Node) -> None:
     node.start()
     await_lock(node)
     _cancelled_shutdowns(node)
-    node.run_pods(heeding("lost", 0))
+    node.run_pods(pod_that_ends("lost", 0))
     start(node)
-    reclaim.poll("it is noted", lambda: b'"lost"' in node.get("/var/lib/nodeagent/boot.json"), timeout_s=60)
+    reclaim.poll("the pod is recorded", lambda: b'"lost"' in node.get("/var/lib/nodeagent/boot.json"), timeout_s=60)
     node.run("sync")
     node.cut_power()
     node.start()
@@ -295,7 +296,7 @@ def _power_cut(node: Node) -> None:
     assert "unclean" in node.run("nodeagent shutdown status").stdout
 
 
-def test_past_logind_the_unit_s_stop_command_does_it(disk: Disk) -> None:
+def test_stop_hook_stops_the_pods_in_a_shutdown_without_logind(disk: Disk) -> None:
     with vm.Node.boot(disk) as node:
         node.import_images(vm.pause_image(), images.image(APP))
         install(node, 8)
@@ -311,7 +312,7 @@ def test_past_logind_the_unit_s_stop_command_does_it(disk: Disk) -> None:
         in_order(spans(node, pods))
 
 
-def test_without_time_at_the_signal_the_unit_s_stop_command_does_it(disk: Disk) -> None:
+def test_stop_hook_stops_the_pods_without_time_at_the_signal(disk: Disk) -> None:
     with vm.Node.boot(disk) as node:
         node.import_images(vm.pause_image(), images.image(APP))
         install(node, 8)
@@ -331,27 +332,27 @@ def test_without_time_at_the_signal_the_unit_s_stop_command_does_it(disk: Disk) 
         in_order(spans(node, pods))
 
 
-def test_an_agent_killed_while_the_node_goes_down_goes_on(disk: Disk) -> None:
+def test_agent_killed_during_a_shutdown_resumes_it(disk: Disk) -> None:
     with vm.Node.boot(disk) as node:
         node.import_images(vm.pause_image(), images.image(APP))
         install(node, 25)
         set_limit(node, OWN, 120)
-        pods = node.run_pods(*[heeding(f"b{band}-0", priority, 12) for band, priority in enumerate(BANDS)])
+        pods = node.run_pods(*[pod_that_ends(f"b{band}-0", priority, 12) for band, priority in enumerate(BANDS)])
         start(node)
         pid = main_pid(node)
         node.run("systemctl poweroff")
         await_count(node, "shutdown_started", 1)
         node.run(f"kill -9 {pid}")
-        held = holder(node)
-        print(f"held by systemd: {held}")
+        held = lock_entry(node)
+        print(f"copy of the lock in systemd: {held}")
         assert held
         node.wait_off()
         log = parsed(node.journal())
         print(
             json.dumps([each for each in log if each["event"].startswith(("shutdown", "pod_", "inhibitor"))], indent=0)
         )
-        assert told(log).count("agent_started") == 2
-        assert "shutdown_resumed" in told(log)
+        assert event_names(log).count("agent_started") == 2
+        assert "shutdown_resumed" in event_names(log)
         assert outcomes(log) == {f"b{band}-0": "stopped" for band in range(4)}
         in_order(spans(node, pods))
         (done,) = [each for each in log if each["event"] == "shutdown_finished"]

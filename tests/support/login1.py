@@ -1,7 +1,7 @@
-"""A private message bus, and a logind on it that delays shutdowns the way the real one does.
+"""A private message bus, and a simulated logind on it that delays shutdowns as the real one does.
 
-The fake's locks are FIFOs in a directory, as the real one's are: they outlive a restart of it, end when the last copy
-of the descriptor is closed, and are refused while a shutdown is under way. No machine is ever shut down.
+Its locks are FIFOs in a directory, as in logind: they outlive its restart, end when the last copy of the descriptor is
+closed, and are refused during a shutdown. No machine is ever shut down.
 
 Source: org.freedesktop.login1(5); the behaviour of systemd-logind 257 where the page is silent.
 """
@@ -47,7 +47,7 @@ _CONFIG = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configura
 
 
 def unavailable() -> str | None:
-    """Return why no private bus can be had here; ``None`` if it can."""
+    """Return the reason why no private bus can be started here; ``None`` if one can."""
     return None if shutil.which("dbus-daemon") else "no dbus-daemon on this machine (Debian: apt install dbus-daemon)"
 
 
@@ -62,7 +62,7 @@ class PrivateBus:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it; when this returns it can be connected to."""
+        """Start it; returns once it accepts connections."""
         self._socket.unlink(missing_ok=True)
         process = subprocess.Popen(
             ["dbus-daemon", f"--config-file={self._config}", "--nofork", "--nopidfile", "--print-address=1"],
@@ -82,7 +82,7 @@ class PrivateBus:
 
 @dataclass(eq=False)
 class Lock:
-    """One lock that was given out."""
+    """One granted lock."""
 
     what: str
     who: str
@@ -105,12 +105,12 @@ class Login1:
 
     Attributes:
         calls: members called, in order.
-        executed: how many shutdowns went on, past all locks.
-        refuse: the name of the error that Inhibit is answered with.
-        descriptors: how many Inhibit answers with.
-        before_inhibit: is called, and awaited, before Inhibit does anything.
-        before_answer: likewise, with the lock taken and before the answer.
-        after_get: is called with its name right after a property was answered.
+        executed: number of shutdowns that proceeded past all locks.
+        refuse: name of the error that Inhibit returns; empty for none.
+        descriptors: number of descriptors in an answer of Inhibit.
+        before_inhibit: awaited before each Inhibit.
+        before_answer: awaited between the grant of a lock and the answer.
+        after_get: called with the name of each property after its answer.
     """
 
     address: str
@@ -134,7 +134,7 @@ class Login1:
     _timeout: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
-        """Take the name, after having found the locks of a former run again."""
+        """Restore the locks of an earlier run, and request the bus name."""
         for lock in self.locks:
             self._open(lock)
             os.close(os.open(lock.fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
@@ -145,8 +145,8 @@ class Login1:
         assert await bus.request_name(NAME, NameFlag.DO_NOT_QUEUE) is RequestNameReply.PRIMARY_OWNER
 
     async def stop(self) -> None:
-        """Leave the bus. The locks stay; a shutdown that was being delayed is forgotten, as by the real one."""
-        self._forget_shutdown()
+        """Leave the bus. The locks are kept; a delayed shutdown is cancelled, as by logind."""
+        self._drop_shutdown()
         bus, self._bus = self._bus, None
         if bus is not None:
             bus.disconnect()
@@ -159,7 +159,7 @@ class Login1:
             self._close(lock)
 
     async def rejoin(self) -> None:
-        """Come back to a bus that was restarted, without having been restarted."""
+        """Reconnect to a restarted bus, with all state kept."""
         preparing, timeout = self.preparing, self._timeout
         self._timeout = None
         await self.stop()
@@ -167,17 +167,17 @@ class Login1:
         await self.start()
 
     def request_shutdown(self) -> None:
-        """Tell everybody, and wait for the locks, but not longer than the limit."""
+        """Signal a shutdown, and wait for the locks up to the limit."""
         assert not self.preparing
         self.emit("PrepareForShutdownWithMetadata", "ba{sv}", True, {"type": Variant("s", "poweroff")})
         self.emit("PrepareForShutdown", "b", True)
         self.preparing = True
         self._timeout = asyncio.get_running_loop().call_later(self.limit_us / 10**6, self._execute)
-        self._go_on()
+        self._proceed()
 
     def cancel_shutdown(self) -> None:
-        """Tell everybody that nothing comes of it."""
-        self._forget_shutdown()
+        """Cancel the shutdown, and signal the cancellation."""
+        self._drop_shutdown()
         self.emit("PrepareForShutdown", "b", False)
 
     def emit(self, member: str, signature: str, *body: object) -> None:
@@ -185,19 +185,19 @@ class Login1:
         self._bus.send(Message.new_signal(PATH, MANAGER, member, signature, list(body)))
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until something holds that depends on what was called and locked."""
+        """Wait until a condition on calls and locks is true."""
         async with asyncio.timeout(WITHIN_S):
             while not condition():
                 self._changed.clear()
                 await self._changed.wait()
 
-    def _forget_shutdown(self) -> None:
+    def _drop_shutdown(self) -> None:
         self.preparing = False
         if self._timeout is not None:
             self._timeout.cancel()
             self._timeout = None
 
-    def _go_on(self) -> None:
+    def _proceed(self) -> None:
         if self.preparing and self._timeout is not None and not any("shutdown" in lock.what for lock in self.locks):
             self._execute()
 
@@ -219,12 +219,12 @@ class Login1:
             lock.reader = -1
 
     def _ended(self, lock: Lock) -> None:
-        """Is called when the last writer of a lock is gone."""
+        """Remove a lock; called once its last writer has closed it."""
         self._close(lock)
         lock.fifo.unlink()
         self.locks.remove(lock)
         self._changed.set()
-        self._go_on()
+        self._proceed()
 
     def _incoming(self, message: Message) -> bool:
         if message.message_type is not MessageType.METHOD_CALL or message.path != PATH:
