@@ -115,7 +115,7 @@ def status(config: Path | None, form: str, *, limit: int) -> None:
 
 
 def run_stop_hook(config: Path | None, unit: str) -> None:
-    """Stop the pods if the whole node goes down; the stop hook of the unit.
+    """Stop the pods if the whole node is shutting down; the stop hook of the unit.
 
     Raises:
         NodeAgentError: no runtime is configured and none is found.
@@ -221,7 +221,7 @@ def stop_headline(stop: NodeStop) -> str:
 
 
 def _print_plan(plan: ShutdownPlan, off: str, limit: str, warnings: Sequence[str], *, at_signal: bool) -> None:
-    from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
+    from nodeagent.cli import render  # noqa: PLC0415 - rich is loaded for tables only
 
     console = render.make_console()
     if off:
@@ -249,7 +249,7 @@ def _print_plan(plan: ShutdownPlan, off: str, limit: str, warnings: Sequence[str
 
 
 def _print_status(status: ShutdownStatus, limit: str) -> None:
-    from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
+    from nodeagent.cli import render  # noqa: PLC0415 - rich is loaded for tables only
 
     console = render.make_console()
     if status.off_because:

@@ -51,7 +51,7 @@ async def acquire_lock(bus: Bus, who: str, why: str) -> Descriptor:
     reply = await bus.call(LOGIND_NAME, LOGIND_PATH, MANAGER, "Inhibit", "ssss", "shutdown", who, why, "delay")
     if reply.signature != "h" or len(reply.unix_fds) != 1:
         close_all(reply)
-        raise InhibitorError("Inhibit was answered without a descriptor")
+        raise InhibitorError("invalid answer of Inhibit: not one descriptor")
     return Descriptor(reply.unix_fds[0])
 
 
@@ -94,7 +94,7 @@ async def read_property(bus: Bus, name: str, kind: type[T]) -> T:
     reply = await bus.call(LOGIND_NAME, LOGIND_PATH, "org.freedesktop.DBus.Properties", "Get", "ss", MANAGER, name)
     value = reply.body[0].value if reply.body and isinstance(reply.body[0], Variant) else None
     if type(value) is not kind:  # a bool is an int too
-        raise InhibitorError(f"logind's {name} is {value!r}")
+        raise InhibitorError(f"invalid {name} of logind: {value!r}")
     return value
 
 
@@ -108,7 +108,7 @@ async def read_limit_us(bus: Bus) -> int:
     """
     limit_us = await read_property(bus, "InhibitDelayMaxUSec", int)
     if limit_us < 0:
-        raise InhibitorError(f"logind's InhibitDelayMaxUSec is {limit_us}")
+        raise InhibitorError(f"invalid InhibitDelayMaxUSec of logind: {limit_us}")
     return limit_us
 
 
@@ -120,5 +120,5 @@ async def list_inhibitors(bus: Bus) -> tuple[InhibitorEntry, ...]:
     """
     reply = await bus.call(LOGIND_NAME, LOGIND_PATH, MANAGER, "ListInhibitors")
     if reply.signature != "a(ssssuu)":
-        raise InhibitorError(f"ListInhibitors was answered with {reply.signature!r}")
+        raise InhibitorError(f"invalid answer of ListInhibitors: signature {reply.signature!r}")
     return tuple(InhibitorEntry(*entry) for entry in reply.body[0])

@@ -1,4 +1,4 @@
-"""The inhibitor lock: logind's delay lock, and the begin and cancellation of a shutdown.
+"""The inhibitor lock: logind's delay lock, and the start and cancellation of a shutdown.
 
 The lock is a file descriptor: as long as a copy of it is open, logind waits, up to its own limit. The decisions are
 those of :mod:`nodeagent.plan.shutdown.inhibitor`; here its events are read from the bus, and the lock is acquired and
@@ -94,7 +94,7 @@ class Timings:
 class ShutdownInhibitor:
     """Acquires the lock and keeps it for as long as :meth:`run` runs, and reports commands for the inhibitor task.
 
-    Commands are delivered by a callback on the event loop, the begin of a shutdown directly from the arriving message.
+    Commands are delivered by a callback on the event loop, the start of a shutdown directly from the arriving message.
     The callback must not block or raise.
     """
 

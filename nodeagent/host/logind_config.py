@@ -123,7 +123,7 @@ def own_drop_in(delay_s: int, root: Path = _ROOT) -> DropIn:
     if os.fsencode(last) > os.fsencode(name):
         name = f"{last.removesuffix('.conf')}~{_OWN_SUFFIX}"
     text = (
-        f"{_OWN_MARK} on request, so that pods have time to stop when the node goes down.\n"
+        f"{_OWN_MARK} on request, so that pods have time to stop during a node shutdown.\n"
         "# Remove this file and reload systemd-logind to undo it.\n"
         f"[{_SECTION}]\n{_KEY}={delay_s}\n"
     )

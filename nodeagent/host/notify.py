@@ -34,11 +34,11 @@ class Notifier:
         self._send("READY=1", status)
 
     def reloading(self) -> None:
-        """Report the begin of a reload."""
+        """Report the start of a reload."""
         self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
-        """Report the begin of the shutdown of this process."""
+        """Report the start of the shutdown of this process."""
         self._send("STOPPING=1")
 
     def status(self, text: str) -> None:

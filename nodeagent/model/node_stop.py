@@ -70,8 +70,8 @@ class NodeStop:
 
     Attributes:
         boot_id: id of the boot that it ended.
-        started_at: its begin; for an unclean stop the last record of the running node.
-        started_s: its begin in seconds since boot; not affected by restarts of the agent.
+        started_at: its start; for an unclean stop the last record of the running node.
+        started_s: its start in seconds since boot; not affected by restarts of the agent.
         granted_ms: time granted to all pods.
         ended_at: ``None`` while in progress, and for an end without a record.
         pods: pods of the shutdown, or the running pods in the last record of the node.

@@ -1,4 +1,4 @@
-"""Pods of a node that goes down, and the outcome of each."""
+"""Pods of a node shutdown, and the outcome of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ShutdownPod:
-    """One pod that runs when the node goes down.
+    """One pod that runs at the start of a node shutdown.
 
     Attributes:
         priority: ``None`` if no source has it.

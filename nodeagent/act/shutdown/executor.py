@@ -1,7 +1,7 @@
-"""Stops the pods of a node that goes down: phase by phase, all pods of a phase at once, within the shutdown budget.
+"""Stops all pods in a node shutdown: phase by phase, all pods of a phase at once, within the shutdown budget.
 
 The runtime stops each container within its grace period. Containers that still run at its end are killed, and the next
-phase begins without waiting for the kill. Calls without an answer are abandoned at the end of the run, so that the
+phase starts without waiting for the kill. Calls without an answer are abandoned at the end of the run, so that the
 inhibitor lock is always released in time.
 """
 
@@ -92,7 +92,7 @@ class ShutdownRun:  # 17 attributes: its seams, and the progress of one run that
     Attributes:
         elapsed_ms: returns the milliseconds since the shutdown began; never decreases.
         list_pods: lists the running pods.
-        on_phase: called at the begin of a phase, with its number of known pods.
+        on_phase: called at the start of a phase, with its number of known pods.
         on_pod: called with each pod that has stopped or failed to.
         on_change: called after each change of ``pods``.
         before: pods of an interrupted run, by UID.
@@ -309,4 +309,4 @@ class ShutdownRun:  # 17 attributes: its seams, and the progress of one run that
         try:
             await self.stopper.stop_sandbox(sandbox_id)
         except NodeAgentError:
-            return  # the node goes down; the containers have stopped
+            return  # the containers have stopped, and the node is shutting down

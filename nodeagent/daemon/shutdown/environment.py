@@ -34,7 +34,7 @@ class HostServices:
 
     Attributes:
         bus_address: of the bus; empty for this machine's system bus.
-        root: directory that stands for ``/`` when logind's files are read.
+        root: root directory for logind's files.
         store: systemd's descriptor store, for a copy of the lock.
         logind: logind's unit.
         boot_id: id of this boot.

@@ -113,7 +113,7 @@ class InhibitorSession:  # 12 attributes: its collaborators, and the shutdown in
             await asyncio.to_thread(self._recorder.record_agent_stop)
 
     async def _wait(self, seconds: float, stop: asyncio.Event) -> None:
-        """Wait so long, or until woken, or until disabled."""
+        """Wait for the given time, at most until the wake event or until disabled."""
         poll_s = self._intervals.role_poll_s
         while seconds > 0:
             if await wait_for_any(min(seconds, poll_s), stop, self._wake):

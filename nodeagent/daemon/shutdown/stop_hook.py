@@ -35,7 +35,7 @@ _LIST_WITHIN_S: Final = 5.0
 async def stop_pods_at_unit_stop(
     settings: Settings, logger: FilteringBoundLogger, unit_stop: UnitStop, *, this_boot: str = ""
 ) -> StopEnd | None:
-    """Stop the pods in order if the node goes down and no other process of the agent has stopped them.
+    """Stop the pods in order if the node is shutting down and no other process of the agent has stopped them.
 
     Returns:
         The end of this shutdown, or of the daemon's own if that was complete; ``None`` if no pod had to be stopped.

@@ -87,7 +87,7 @@ class PhaseBudget:
 
     Attributes:
         granted_ms: its share of the granted time; the configured time unless phases were scaled.
-        deadline_ms: its latest end, counted from the begin of the shutdown. Time left over by earlier phases extends
+        deadline_ms: its latest end, counted from the start of the shutdown. Time left over by earlier phases extends
             it up to its deadline.
     """
 

@@ -4,7 +4,7 @@ logind delays a shutdown while a process has a delay lock. The machine decides w
 when to stop pods, and when a logind that lost the bus is restarted. It does no I/O: the logind client and the
 inhibitor task report events and carry out commands.
 
-A lock stays open until its successor is acquired, since logind refuses locks during a shutdown. The machine never
+The lock is kept open until its successor is acquired, since logind refuses locks during a shutdown. The machine never
 releases it while pods are being stopped; :class:`PodsStopped` ends that at the deadline of the run at the latest.
 """
 
@@ -84,7 +84,7 @@ class InhibitorState:
     """The machine's state.
 
     Attributes:
-        logind: what is reported to operators.
+        logind: the part that is reported to operators.
         connected: whether logind is reachable on the bus.
         logind_missing: whether the bus is reachable and logind is not on it.
         has_lock: whether a descriptor of a lock is open, listed by logind or not.
@@ -107,7 +107,7 @@ class InhibitorState:
     def needs_lock(self) -> bool:
         """Whether to call ``Inhibit``.
 
-        Outside a shutdown an open lock is replaced: a restarted logind may not know it. During one logind gives out
+        Outside a shutdown an open lock is replaced: a restarted logind may not list it. During one logind grants
         no locks, so the open one is kept.
         """
         return self.connected and not self.released_because and not (self.logind.preparing and self.has_lock)
@@ -161,7 +161,7 @@ class DelayChanged:
 
 @dataclass(frozen=True, slots=True)
 class PrepareForShutdown:
-    """logind reported the begin or the end of a shutdown, by its signal or its property."""
+    """logind reported the start or the end of a shutdown, by its signal or its property."""
 
     active: bool
 
@@ -183,7 +183,7 @@ class LockRefused:
 
 @dataclass(frozen=True, slots=True)
 class ShutdownChecked:
-    """The role and the budget were read after the begin of a shutdown.
+    """The role and the budget were read after the start of a shutdown.
 
     Attributes:
         disabled_because: reason to leave the pods alone, such as a kubelet that manages the node; else empty.

@@ -54,7 +54,7 @@ class PodStop:
     """The planned stop of one pod.
 
     Attributes:
-        grace_ms: its time from the begin of its phase: its termination grace period, less the part it had before a
+        grace_ms: its time from the start of its phase: its termination grace period, less the part it had before a
             restart of the agent, at most the rest of the phase. 0 kills at once.
         capped: whether its termination grace period is longer than that.
     """
@@ -78,9 +78,9 @@ class PlannedPhase:
     """One phase with its pods.
 
     Attributes:
-        starts_ms: its begin if every pod before it uses its whole grace; counted from the begin of the shutdown.
+        starts_ms: its start if every pod before it uses its whole grace; counted from the start of the shutdown.
         ends_ms: the end of its last pod in that case; never after its deadline, except for a phase that is late
-            already, which begins and ends at once.
+            already, which starts and ends at once.
         stops: its pods, highest grace first, ties by namespace, name and uid. They are stopped in parallel.
     """
 
@@ -89,11 +89,6 @@ class PlannedPhase:
     ends_ms: int
     stops: tuple[PodStop, ...]
 
-    @property
-    def seconds(self) -> float:
-        """Its longest duration in seconds."""
-        return (self.ends_ms - self.starts_ms) / 1000
-
 
 @dataclass(frozen=True, slots=True)
 class ShutdownPlan:
@@ -101,19 +96,12 @@ class ShutdownPlan:
 
     Attributes:
         phases: all phases in order; a phase without pods takes no time.
-        elapsed_ms: milliseconds from the begin of the shutdown to this plan.
-        ended: uids of pods that have stopped already.
+        elapsed_ms: milliseconds from the start of the shutdown to this plan.
     """
 
     budget: ShutdownBudget
     phases: tuple[PlannedPhase, ...]
     elapsed_ms: int = 0
-    ended: tuple[str, ...] = ()
-
-    @property
-    def left_ms(self) -> int:
-        """Rest of the granted time in milliseconds."""
-        return max(0, self.budget.granted_ms - self.elapsed_ms)
 
     @property
     def ends_ms(self) -> int:
@@ -130,7 +118,7 @@ def plan_shutdown(
 ) -> ShutdownPlan:
     """Return the plan: every pod in one phase, with its grace period.
 
-    A phase begins when the one before it has ended, at its deadline at the latest, so unused time extends the next.
+    A phase starts when the one before it has ended, at its deadline at the latest, so unused time extends the next.
     With ``elapsed_ms`` the plan continues a shutdown: stopped pods are left out, pods with a stop request have used
     part of their grace, and pods of a phase past its deadline are killed at once, at no cost to later phases.
 
@@ -144,9 +132,8 @@ def plan_shutdown(
     of unused time and the continuation are this agent's own.
     """
     elapsed_ms = max(0, elapsed_ms)
-    ended = {uid for uid, record in progress.items() if record.outcome.ended}
     members: list[list[tuple[ShutdownPod, Placement]]] = [[] for _ in budget.phases]
-    planned = set(ended)
+    planned = {uid for uid, record in progress.items() if record.outcome.ended}
     for pod in sorted(pods, key=lambda each: (each.namespace, each.name, each.uid)):
         if pod.uid in planned or not budget.phases:
             continue
@@ -159,7 +146,7 @@ def plan_shutdown(
         ends_ms = now_ms + max((stop.grace_ms for stop in stops), default=0)
         phases.append(PlannedPhase(share, now_ms, ends_ms, stops))
         now_ms = ends_ms
-    return ShutdownPlan(budget, tuple(phases), elapsed_ms, tuple(sorted(ended)))
+    return ShutdownPlan(budget, tuple(phases), elapsed_ms)
 
 
 def elapsed_since(started_s: float, now_s: float) -> int:
@@ -174,7 +161,7 @@ def elapsed_since(started_s: float, now_s: float) -> int:
 def begin_phase(
     phase: PlannedPhase, *, elapsed_ms: int, progress: Mapping[str, PodProgress] = NO_PROGRESS
 ) -> tuple[PodStop, ...]:
-    """Return the stops of a phase that begins now, with the time that is left: more if earlier phases ended early."""
+    """Return the stops of a phase that starts now, with the time that is left: more if earlier phases ended early."""
     placed = [(stop.pod, stop.placement) for stop in phase.stops]
     return _stops(phase.budget, placed, max(0, elapsed_ms), progress)
 
@@ -224,15 +211,13 @@ def place(pod: ShutdownPod, phases: Sequence[PhaseBudget]) -> Placement:
 def _by_priority(pod: ShutdownPod, bands: Sequence[tuple[int, int]]) -> Placement:
     last = bands[-1][1]
     if pod.static:
-        return Placement(last, PlacedBy.STATIC, f"a static pod{_source_suffix(pod.static_source)}")
+        return Placement(last, PlacedBy.STATIC, f"static pod{_source_suffix(pod.static_source)}")
     if pod.node_critical:
-        return Placement(
-            last, PlacedBy.NODE_CRITICAL, f"critical to the node{_source_suffix(pod.node_critical_source)}"
-        )
+        return Placement(last, PlacedBy.NODE_CRITICAL, f"node-critical pod{_source_suffix(pod.node_critical_source)}")
     if pod.priority is None:
         if pod.namespace == SYSTEM_NAMESPACE:
-            return Placement(last, PlacedBy.SYSTEM_UNKNOWN, f"priority not known, and it is in {SYSTEM_NAMESPACE}")
-        return Placement(_band(0, bands), PlacedBy.PRIORITY_ASSUMED, "priority not known, taken as 0")
+            return Placement(last, PlacedBy.SYSTEM_UNKNOWN, f"priority unknown, in {SYSTEM_NAMESPACE}")
+        return Placement(_band(0, bands), PlacedBy.PRIORITY_ASSUMED, "priority unknown, assumed 0")
     by = PlacedBy.PRIORITY if pod.priority >= bands[0][0] else PlacedBy.BELOW_ALL
     critical = ", critical" if pod.priority >= CRITICAL_PRIORITY else ""
     below = f", below the lowest phase's {bands[0][0]}" if by is PlacedBy.BELOW_ALL else ""

@@ -479,7 +479,7 @@ async def test_answer_without_exactly_one_descriptor_is_rejected(
     login1.descriptors = descriptors
     async with agent_on(private_bus) as agent:
         await agent.attempts(2)
-        assert agent.state.because == "Inhibit was answered without a descriptor"
+        assert agent.state.because == "invalid answer of Inhibit: not one descriptor"
         await login1.until(lambda: not login1.locks)
         login1.descriptors = 1
         await agent.expect(HELD)
@@ -521,7 +521,7 @@ async def test_invalid_limit_is_reported(private_bus: PrivateBus, login1: Login1
     login1.limit_type, login1.limit_us = kind, value
     async with agent_on(private_bus) as agent:
         await agent.attempts(1)
-        assert agent.state.because == f"logind's InhibitDelayMaxUSec is {value!r}"
+        assert agent.state.because == f"invalid InhibitDelayMaxUSec of logind: {value!r}"
 
 
 # --- other senders on the bus

@@ -319,8 +319,8 @@ def test_order_and_time_limits_are_kept_for_all_pods(
     for at, each, _ in runtime.stops:
         first.setdefault(each, at)
     for each, at in first.items():
-        begun = result.phases[phase_of[each]][0]
-        assert at >= begun
+        started_ms = result.phases[phase_of[each]][0]
+        assert at >= started_ms
         for other, other_at in first.items():
             if phase_of[other] < phase_of[each]:
                 assert other_at <= at

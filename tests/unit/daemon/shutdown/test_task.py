@@ -353,7 +353,7 @@ async def test_negative_limit_is_reported_as_a_missing_lock(place: Place) -> Non
     place.login1.limit_type, place.login1.limit_us = "x", -1
     async with daemon_on(place) as daemon:
         await daemon.until("inhibitor_lock_missing")
-        assert daemon.events("inhibitor_lock_missing")[-1]["because"] == "logind's InhibitDelayMaxUSec is -1"
+        assert daemon.events("inhibitor_lock_missing")[-1]["because"] == "invalid InhibitDelayMaxUSec of logind: -1"
         assert daemon.events("inhibitor_task_crashed") == []
 
 
@@ -681,13 +681,13 @@ async def test_shutdown_cut_short_in_an_earlier_boot_is_reported(place: Place) -
         StoppedPod("uid-web", "shop", "web", "priority-0", outcome=PodOutcome.STOPPED, took_ms=1),
         StoppedPod("uid-dns", "shop", "dns", "priority-1000"),
     )
-    begun = NodeStop("22222222-0000", StopKind.SIGNAL, datetime.now(UTC), 1.0, 1500, pods=pods)
-    place.files.write_stop(begun)
+    unfinished = NodeStop("22222222-0000", StopKind.SIGNAL, datetime.now(UTC), 1.0, 1500, pods=pods)
+    place.files.write_stop(unfinished)
     async with daemon_on(place) as daemon:
         await daemon.until("shutdown_incomplete")
         (event,) = daemon.events("shutdown_incomplete")
         assert event["running"] == ["shop/dns"]
-    assert place.history.read_stops() == (replace(begun, end=StopEnd.INCOMPLETE),)
+    assert place.history.read_stops() == (replace(unfinished, end=StopEnd.INCOMPLETE),)
 
 
 async def _other_lock(place: Place) -> int:

@@ -233,16 +233,16 @@ def test_negative_limit_is_rejected(limit_us: int, reserve_ms: int) -> None:
         ({"priority": CRITICAL_PRIORITY - 1}, 2, PlacedBy.PRIORITY, "priority 1999999999"),
         ({"priority": CRITICAL_PRIORITY}, 3, PlacedBy.PRIORITY, "priority 2000000000, critical"),
         ({"priority": NODE_CRITICAL_PRIORITY}, 3, PlacedBy.PRIORITY, "priority 2000001000, critical"),
-        ({}, 1, PlacedBy.PRIORITY_ASSUMED, "priority not known, taken as 0"),
-        ({"namespace": "kube-system"}, 3, PlacedBy.SYSTEM_UNKNOWN, "priority not known, and it is in kube-system"),
+        ({}, 1, PlacedBy.PRIORITY_ASSUMED, "priority unknown, assumed 0"),
+        ({"namespace": "kube-system"}, 3, PlacedBy.SYSTEM_UNKNOWN, "priority unknown, in kube-system"),
         ({"namespace": "kube-system", "priority": 0}, 1, PlacedBy.PRIORITY, "priority 0"),
-        ({"static": True, "priority": 0}, 3, PlacedBy.STATIC, "a static pod"),
-        ({"static": True, "static_source": "config.source"}, 3, PlacedBy.STATIC, "a static pod (config.source)"),
+        ({"static": True, "priority": 0}, 3, PlacedBy.STATIC, "static pod"),
+        ({"static": True, "static_source": "config.source"}, 3, PlacedBy.STATIC, "static pod (config.source)"),
         (
             {"node_critical": True, "node_critical_source": "oom_score_adj"},
             3,
             PlacedBy.NODE_CRITICAL,
-            "critical to the node (oom_score_adj)",
+            "node-critical pod (oom_score_adj)",
         ),
     ],
 )
@@ -298,7 +298,6 @@ def test_unused_time_extends_the_next_phase() -> None:
     plan = plan_shutdown(budget(two_bands(30, 10)), pods)
     assert [(phase.starts_ms, phase.ends_ms) for phase in plan.phases] == [(0, 2000), (2000, 30_000)]
     assert plan.ends_ms == 30_000
-    assert plan.phases[1].seconds == 28.0
 
 
 def test_empty_phase_takes_no_time() -> None:
@@ -331,7 +330,7 @@ def test_phase_that_begins_early_has_more_time() -> None:
 
 def test_plan_without_phases_is_empty() -> None:
     plan = plan_shutdown(shutdown_budget((), DelayLimit(5_000_000)), [pod()])
-    assert (plan.phases, plan.ends_ms, plan.left_ms) == ((), 0, 0)
+    assert (plan.phases, plan.ends_ms) == ((), 0)
 
 
 def test_pod_listed_twice_is_stopped_once() -> None:
@@ -352,8 +351,6 @@ def test_ended_pods_are_not_stopped_again() -> None:
     pods = [pod(uid) for uid in ("stopped", "killed", "failed", "stopping", "new")]
     plan = plan_shutdown(budget(), pods, elapsed_ms=1000, progress=progress)
     assert uids(plan) == [[], ["failed", "new", "stopping"], [], []]
-    assert plan.ended == ("killed", "stopped")
-    assert plan.left_ms == 44_000
 
 
 def test_pod_with_an_earlier_stop_request_has_used_part_of_its_grace() -> None:
@@ -374,7 +371,6 @@ def test_pods_of_a_phase_past_its_deadline_are_killed_at_once() -> None:
 def test_all_pods_are_killed_at_once_after_the_granted_time() -> None:
     plan = plan_shutdown(budget(two_bands(30, 10)), [pod("web"), pod("etcd", static=True)], elapsed_ms=31_000)
     assert graces(plan) == {"web": 0, "etcd": 0}
-    assert plan.left_ms == 0
 
 
 @pytest.mark.parametrize(("started", "now", "elapsed"), [(10.0, 12.5, 2500), (10.0, 9.0, 0), (10.0, 10.0, 0)])
@@ -382,7 +378,7 @@ def test_elapsed_time_is_never_negative(started: float, now: float, elapsed: int
     assert elapsed_since(started, now) == elapsed
 
 
-# --- what holds of all input
+# --- properties of all input
 
 PRIORITIES = st.one_of(st.none(), st.integers(-(2**31), 2**31 - 1), st.sampled_from([-1, 0, 1, 2_000_000_000]))
 PODS = st.lists(
