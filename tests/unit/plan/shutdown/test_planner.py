@@ -1,4 +1,4 @@
-"""Shutdown phases, their budgets, and the placement of pods."""
+"""The placement of pods and their grace periods."""
 
 from __future__ import annotations
 
@@ -12,211 +12,20 @@ from hypothesis import strategies as st
 
 from nodeagent.model import PodOutcome, PodProgress, ShutdownPod
 from nodeagent.model.priority import CRITICAL_PRIORITY, NODE_CRITICAL_PRIORITY
-from nodeagent.plan.shutdown.budget import DelayLimit, ShutdownBudget, shutdown_budget
+from nodeagent.plan.shutdown.budget import DelayLimit, shutdown_budget
 from nodeagent.plan.shutdown.phases import (
     Phase,
     Selector,
-    by_priority,
-    check_phases,
     two_bands,
 )
 from nodeagent.plan.shutdown.planner import (
     PlacedBy,
-    ShutdownPlan,
     begin_phase,
     elapsed_since,
     place,
     plan_shutdown,
 )
-from nodeagent.units import USEC_INFINITY
-
-MANY_US = 3600 * 10**6
-FOUR = (
-    Phase("batch", 5, -10),
-    Phase("web", 20, 0),
-    Phase("database", 10, 1000),
-    Phase("critical", 10, CRITICAL_PRIORITY),
-)
-NETWORK_LAST = (
-    *two_bands(30, 10),
-    Phase("network", 5, None, (Selector(("calico-system",)), Selector(labels={"tier": "storage", "node": "yes"}))),
-)
-
-
-def pod(uid: str = "a", **more: Any) -> ShutdownPod:
-    return ShutdownPod(uid=uid, **{"namespace": "shop", "name": f"pod-{uid}", **more})
-
-
-def budget(
-    phases: tuple[Phase, ...] = FOUR, limit_us: int | None = MANY_US, limit_set_by: str = "", **more: Any
-) -> ShutdownBudget:
-    return shutdown_budget(phases, DelayLimit(limit_us, limit_set_by), **{"reserve_ms": 0, **more})
-
-
-def uids(plan: ShutdownPlan) -> list[list[str]]:
-    return [sorted(stop.pod.uid for stop in phase.stops) for phase in plan.phases]
-
-
-def graces(plan: ShutdownPlan) -> dict[str, int]:
-    return {stop.pod.uid: stop.grace_ms for phase in plan.phases for stop in phase.stops}
-
-
-# --- the phases
-
-
-def test_two_durations_become_two_priority_bands() -> None:
-    assert [(phase.min_priority, phase.seconds) for phase in two_bands(30, 10)] == [(0, 20), (2_000_000_000, 10)]
-
-
-def test_zero_grace_period_has_no_phases() -> None:
-    assert two_bands(0, 0) == ()
-
-
-def test_whole_grace_period_may_be_critical() -> None:
-    assert [phase.seconds for phase in two_bands(10, 10)] == [0, 10]
-
-
-@pytest.mark.parametrize(
-    ("total", "critical", "message"),
-    [
-        (10, 11, r"grace_period_critical \(11s\) is part of grace_period \(10s\)"),
-        (0, 1, "cannot be more than it"),
-        (-1, 0, "grace_period is negative: -1 seconds"),
-        (10, -5, "grace_period_critical is negative: -5 seconds"),
-        (float("nan"), 0, "not a number of seconds"),
-        (float("inf"), 0, "not a number of seconds"),
-        (10**9, 0, "more than the allowed"),
-    ],
-)
-def test_invalid_grace_periods_are_rejected(total: float, critical: float, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        two_bands(total, critical)
-
-
-@pytest.mark.parametrize(
-    ("pairs", "message"),
-    [
-        ([(1000, 5), (0, 5)], "must ascend: 'priority-0' with min_priority 0 comes after 'priority-1000' with 1000"),
-        ([(0, 5), (0, 6)], "both have min_priority 0"),
-        ([(0, 5), (1, -6)], "'priority-1' is negative: -6 seconds"),
-        ([(2**31, 5)], "is not a 32-bit number"),
-        ([(-(2**31) - 1, 5)], "is not a 32-bit number"),
-    ],
-    ids=["descending", "duplicate", "negative", "too-high", "too-low"],
-)
-def test_invalid_priority_pairs_are_rejected(pairs: list[tuple[int, float]], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        by_priority(pairs)
-
-
-@pytest.mark.parametrize(
-    ("phases", "message"),
-    [
-        ((Phase("a", 1, 0), Phase("b", 1, 0)), "'a' and 'b' both have min_priority 0"),
-        ((Phase("a", 1, 0), Phase("a", 1, 1)), "two shutdown phases have the name 'a'"),
-        ((Phase("", 1, 0),), "empty name"),
-        ((Phase("a", 1),), "selects no pods"),
-        ((Phase("a", 1, None, (Selector(("x",)),)),), "no shutdown phase has a min_priority"),
-        ((Phase("a", 1, 0, (Selector(),)),), "would match every pod"),
-        ((Phase("a", 1, 5), Phase("n", 1, None, (Selector(("x",)),)), Phase("b", 1, 4)), "must ascend"),
-    ],
-    ids=["duplicate", "name-twice", "no-name", "no-pods", "no-band", "empty-selector", "across-a-selector"],
-)
-def test_invalid_phases_are_rejected(phases: tuple[Phase, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        check_phases(phases)
-
-
-@pytest.mark.parametrize("phases", [(), FOUR, NETWORK_LAST, two_bands(30, 10), by_priority([(0, 0), (5, 0)])])
-def test_valid_phases_are_accepted(phases: tuple[Phase, ...]) -> None:
-    check_phases(phases)
-
-
-# --- logind's limit
-
-
-@pytest.mark.parametrize(
-    ("limit_us", "granted", "scaled"),
-    [
-        (45_000_000, [5000, 20000, 10000, 10000], False),
-        (USEC_INFINITY, [5000, 20000, 10000, 10000], False),
-        (44_999_999, [4999, 20000, 10000, 10000], True),
-        (9_000_000, [1000, 4000, 2000, 2000], True),
-        (5_000_000, [555, 2222, 1111, 1112], True),
-        (999, [0, 0, 0, 0], True),
-        (0, [0, 0, 0, 0], True),
-    ],
-    ids=["exactly", "infinity", "just-short", "a-fifth", "default", "below-a-millisecond", "zero"],
-)
-def test_phases_are_scaled_in_proportion(limit_us: int, granted: list[int], scaled: bool) -> None:
-    fitted = budget(limit_us=limit_us)
-    assert [share.granted_ms for share in fitted.phases] == granted
-    assert fitted.scaled is scaled
-
-
-def test_scaling_is_noted_with_the_file_that_sets_the_limit() -> None:
-    fitted = budget(two_bands(60, 10), 30_000_000, limit_set_by="/usr/lib/systemd/logind.conf.d/unattended.conf")
-    assert fitted.notes[0] == (
-        "the phases add up to 1m, but logind waits only 30s (InhibitDelayMaxSec, set by "
-        "/usr/lib/systemd/logind.conf.d/unattended.conf): they are scaled to 30s"
-    )
-
-
-def test_reserve_is_subtracted_from_the_limit() -> None:
-    fitted = budget(two_bands(30, 10), 30_000_000, reserve_ms=600)
-    assert fitted.granted_ms == 29_400
-    assert "scaled to 29.4s" in fitted.notes[0]
-    assert budget(two_bands(20, 10), 30_000_000, reserve_ms=600).notes == ()
-    assert budget(two_bands(20, 10), 1_000_000, reserve_ms=600).granted_ms == 900
-
-
-def test_unread_limit_is_noted() -> None:
-    fitted = budget(limit_us=None)
-    assert not fitted.scaled
-    assert fitted.limit_ms is None
-    assert "cannot read the limit" in fitted.notes[0]
-
-
-def test_phase_without_time_is_noted() -> None:
-    assert "phase 'critical' has no time" in budget(two_bands(10, 0)).notes[0]
-
-
-@pytest.mark.parametrize(
-    ("phases", "limit_us", "suffices"),
-    [
-        (two_bands(30, 10), None, True),
-        (two_bands(30, 10), USEC_INFINITY, True),
-        (two_bands(30, 10), USEC_INFINITY - 1, True),
-        (two_bands(30, 10), 5_000_000, True),
-        (two_bands(30, 10), 2_223_000, True),
-        (two_bands(30, 10), 2_221_000, False),
-        (two_bands(30, 10), 1_000_000, False),
-        (two_bands(30, 10), 0, False),
-        (two_bands(1, 0), 1_200_000, True),
-        (two_bands(1, 0), 1_000_000, False),
-        ((), 0, True),
-    ],
-)
-def test_time_at_the_signal_suffices_from_two_seconds_on(
-    phases: tuple[Phase, ...], limit_us: int | None, suffices: bool
-) -> None:
-    fitted = budget(phases, limit_us, reserve_ms=500)
-    assert fitted.suffices_at_signal is suffices
-    assert bool(fitted.delegated_because) is not suffices
-
-
-def test_delegation_to_the_stop_hook_is_explained() -> None:
-    assert budget(two_bands(30, 10), 0, "/etc/x.conf").delegated_because == (
-        "logind waits only 0s (InhibitDelayMaxSec, set by /etc/x.conf), too short for phases of 30s in total: no pod "
-        "is stopped at the signal; the unit's stop hook stops pods within TimeoutStopSec"
-    )
-
-
-@pytest.mark.parametrize(("limit_us", "reserve_ms"), [(-1, 0), (5, -1)])
-def test_negative_limit_is_rejected(limit_us: int, reserve_ms: int) -> None:
-    with pytest.raises(ValueError, match="invalid limit"):
-        budget(limit_us=limit_us, reserve_ms=reserve_ms)
-
+from tests.unit.plan.shutdown.cases import NETWORK_LAST, PODS, budget, graces, phase_lists, pod, uids
 
 # --- placement
 
@@ -379,45 +188,6 @@ def test_elapsed_time_is_never_negative(started: float, now: float, elapsed: int
 
 
 # --- properties of all input
-
-PRIORITIES = st.one_of(st.none(), st.integers(-(2**31), 2**31 - 1), st.sampled_from([-1, 0, 1, 2_000_000_000]))
-PODS = st.lists(
-    st.builds(
-        ShutdownPod,
-        uid=st.text("abcdef", min_size=1, max_size=4),
-        namespace=st.sampled_from(["shop", "kube-system", "calico-system"]),
-        name=st.text("xyz", min_size=1, max_size=3),
-        priority=PRIORITIES,
-        static=st.booleans(),
-        node_critical=st.booleans(),
-        labels=st.sampled_from([{}, {"tier": "storage", "node": "yes"}]),
-        termination_grace_s=st.one_of(st.none(), st.floats(0, 10**6)),
-    ),
-    unique_by=lambda each: each.uid,
-)
-
-
-@st.composite
-def phase_lists(draw: st.DrawFn) -> tuple[Phase, ...]:
-    minima = sorted(draw(st.sets(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=5)))
-    phases = [Phase(f"p{each}", draw(st.floats(0, 10**5)), each) for each in minima]
-    for index in range(draw(st.integers(0, 2))):
-        late = Phase(f"s{index}", draw(st.floats(0, 10**5)), None, (Selector(("calico-system",)),))
-        phases.insert(draw(st.integers(0, len(phases))), late)
-    check_phases(phases)
-    return tuple(phases)
-
-
-@given(phase_lists(), st.integers(0, 2**64 - 1), st.integers(0, 5000))
-def test_granted_time_never_exceeds_the_limit(phases: tuple[Phase, ...], limit_us: int, reserve_ms: int) -> None:
-    fitted = budget(phases, limit_us, reserve_ms=reserve_ms)
-    shares = [share.granted_ms for share in fitted.phases]
-    assert sum(shares) == fitted.granted_ms <= fitted.requested_ms
-    assert limit_us == USEC_INFINITY or fitted.granted_ms * 1000 <= limit_us
-    assert all(0 <= share.granted_ms <= share.phase.requested_ms + 1 for share in fitted.phases)
-    for share in fitted.phases:
-        exact = share.phase.requested_ms * fitted.granted_ms / fitted.requested_ms if fitted.requested_ms else 0
-        assert abs(share.granted_ms - exact) <= 1.001
 
 
 @given(phase_lists(), PODS, st.integers(0, 10**9), st.integers(0, 10**6))

@@ -1,0 +1,210 @@
+"""A node with a runtime and a logind, and daemons with an inhibitor task on it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from nodeagent.clock import SystemClock
+from nodeagent.config.models import Config
+from nodeagent.config.policies import settings as settings_of
+from nodeagent.daemon.context import DaemonContext
+from nodeagent.daemon.loop_status import LoopStatuses
+from nodeagent.daemon.pass_lock import PassLock
+from nodeagent.daemon.shutdown.environment import HostServices, Intervals
+from nodeagent.daemon.shutdown.task import InhibitorTask
+from nodeagent.errors import InhibitorError
+from nodeagent.host.dbus import Bus
+from nodeagent.host.fdstore import DescriptorStore
+from nodeagent.host.login1 import acquire_lock
+from nodeagent.observe.node_role import RoleWatch
+from nodeagent.store.history import History
+from nodeagent.store.shutdown import ShutdownFiles
+from nodeagent.telemetry import logging as log
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from nodeagent.config.settings import Settings
+    from nodeagent.model.node_stop import NodeStop, StopEnd
+    from nodeagent.sim.server import SimServer
+    from tests.support.login1 import Login1, PrivateBus
+    from tests.unit.kubelet_double import KubeletDouble
+
+WITHIN_S = 10.0
+BOOT = "11111111-0000"
+QUICK = Intervals(retry_s=0.05, role_poll_s=0.05)
+IMAGE = "registry.test/app:v1"
+BANDS: list[dict[str, float]] = [{"min_priority": 0, "seconds": 1.0}, {"min_priority": 1000, "seconds": 0.5}]
+
+
+class Store(DescriptorStore):
+    """A descriptor store that copies descriptors as systemd does."""
+
+    def __init__(self) -> None:
+        super().__init__(environment={})
+        self.number: int | None = None
+        self.copies = 0
+
+    def keep(self, number: int) -> bool:
+        self.forget()
+        self.number = os.dup(number)
+        self.copies += 1
+        return True
+
+    def forget(self) -> bool:
+        number, self.number = self.number, None
+        if number is not None:
+            os.close(number)
+        return True
+
+
+class LogindUnit:
+    """logind's unit; restarts are counted."""
+
+    def __init__(self) -> None:
+        self.active = True
+        self.restarts = 0
+        self.refuse = False
+
+    def runs_beside_the_bus(self) -> bool:
+        return self.active
+
+    def restart(self) -> None:
+        self.restarts += 1
+        if self.refuse:
+            raise InhibitorError("not restarted")
+
+
+class Place:
+    """A node with a runtime, a logind and a state directory, for one daemon after another."""
+
+    def __init__(self, directory: Path, bus: PrivateBus, login1: Login1, server: SimServer) -> None:
+        self.directory = directory
+        self.bus = bus
+        self.login1 = login1
+        self.server = server
+        self.files = ShutdownFiles(directory / "state")
+        self.history = History(directory / "state")
+        self.store = Store()
+        self.logind = LogindUnit()
+
+    def settings(self, **shutdown: Any) -> Settings:
+        dry_run = shutdown.pop("dry_run", False)
+        return settings_of(
+            Config.model_validate(
+                {
+                    "role": "standalone",
+                    "dry_run": dry_run,
+                    "runtime": {"endpoint": self.server.endpoint, "timeout": "1s"},
+                    "state": {"directory": str(self.directory / "state")},
+                    "shutdown": {"by_priority": BANDS, **shutdown},
+                }
+            )
+        )
+
+    def pod(self, name: str, priority: int | None = 0, **more: Any) -> str:
+        """Run a pod with one container; return the container's id."""
+        annotations = {} if priority is None else {"nodeagent.dev/priority": str(priority)}
+        sandbox = self.server.node.add_pod(name, namespace="shop", uid=f"uid-{name}", annotations=annotations, **more)
+        return self.server.node.add_container(sandbox, "main", IMAGE).id
+
+    def running(self) -> set[str]:
+        node = self.server.node
+        return {node.sandboxes[each.sandbox_id].name for each in node.containers.values() if each.running}
+
+    def recorded_end(self) -> StopEnd | None:
+        """Return the end in the state file; ``None`` until the first write, which is asynchronous."""
+        stop = self.files.read_stop()
+        return None if stop is None else stop.end
+
+    def last(self) -> NodeStop:
+        stop = self.files.read_stop()
+        assert stop is not None
+        return stop
+
+    def outcomes(self) -> dict[str, str]:
+        stop = self.files.read_stop()
+        return {each.name: each.outcome.value if each.outcome else "" for each in (stop.pods if stop else ())}
+
+
+class Daemon:
+    """The inhibitor task of one daemon, with its log."""
+
+    def __init__(
+        self,
+        place: Place,
+        settings: Settings,
+        *,
+        adopted: int | None = None,
+        kubelet: KubeletDouble | None = None,
+        intervals: Intervals | None = None,
+    ) -> None:
+        self.stream = io.StringIO()
+        logger = log.configure("json", "debug", self.stream)
+        clock = SystemClock()
+        self.context = DaemonContext(settings, logger, clock, LoopStatuses(clock), PassLock(clock))
+        if kubelet is not None:
+            self.context.roles = RoleWatch(kubelet.clock, logger, reader=kubelet)
+        host = HostServices(place.bus.address, place.directory, place.store, place.logind, BOOT)
+        self.inhibitor = InhibitorTask(self.context, host=host, adopted=adopted, intervals=intervals)
+        self.directory = place.directory
+        self.stop = asyncio.Event()
+        self.task = asyncio.ensure_future(self.inhibitor.run(self.stop))
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [each for each in map(json.loads, self.stream.getvalue().splitlines()) if each["event"] == name]
+
+    async def until(self, target: str | Callable[[], object], times: int = 1) -> None:
+        """Wait for an event in the log, or until a condition is true."""
+        async with asyncio.timeout(WITHIN_S):
+            while not (len(self.events(target)) >= times if isinstance(target, str) else target()):
+                assert not self.task.done(), self.task
+                await asyncio.sleep(0.01)  # the log has no waiters
+
+    async def end(self) -> None:
+        self.stop.set()
+        await asyncio.wait_for(self.task, WITHIN_S)
+
+    async def kill(self) -> None:
+        """End without a record on disk, as by SIGKILL."""
+        self.inhibitor.recorder.files = ShutdownFiles(self.directory / "elsewhere")
+        self.task.cancel()
+        await asyncio.wait({self.task})
+
+
+@asynccontextmanager
+async def daemon_on(
+    place: Place,
+    *,
+    settings: Settings | None = None,
+    adopted: int | None = None,
+    kubelet: KubeletDouble | None = None,
+    intervals: Intervals | None = None,
+) -> AsyncIterator[Daemon]:
+    """Run a daemon on the node."""
+    daemon = Daemon(place, settings or place.settings(), adopted=adopted, kubelet=kubelet, intervals=intervals)
+    try:
+        yield daemon
+    finally:
+        if not daemon.task.done():
+            await daemon.end()
+        place.store.forget()
+
+
+async def ready(daemon: Daemon) -> None:
+    await daemon.until("inhibitor_lock_acquired")
+    await daemon.until("shutdown_ready")
+
+
+async def other_lock(place: Place) -> int:
+    """Acquire the lock of another process, so that logind waits on."""
+    async with Bus(place.bus.address, deadline_s=WITHIN_S) as bus:
+        lock = await acquire_lock(bus, "other", "test")
+        assert lock.number is not None
+        return os.dup(lock.number)

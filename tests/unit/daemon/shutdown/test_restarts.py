@@ -1,0 +1,193 @@
+"""Crashes and restarts of the daemon, logind, the bus and the node."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from nodeagent.daemon.loop_status import Activity, LoopStatuses
+from nodeagent.model import PodOutcome
+from nodeagent.model.node_stop import BootRecord, LastActivity, NodeStop, StopEnd, StopKind, StoppedPod
+from tests.unit.daemon.shutdown.inhibitor_node import (
+    BOOT,
+    Place,
+    daemon_on,
+    ready,
+)
+
+# --- crashes and restarts
+
+
+async def test_successor_of_a_killed_daemon_resumes_with_the_stored_lock(place: Place) -> None:
+    done, slow, dns = place.pod("done"), place.pod("slow"), place.pod("dns", 2000)
+    place.server.faults.delay("StopContainer", target=slow)
+    place.login1.limit_us = 4_000_000
+    settings = place.settings(by_priority=[{"min_priority": 0, "seconds": 3}, {"min_priority": 1000, "seconds": 1}])
+    async with daemon_on(place, settings=settings) as first:
+        await ready(first)
+        place.login1.request_shutdown()
+        await first.until(lambda: "pod_stopped" in first.stream.getvalue())
+        await first.until(lambda: place.outcomes().get("done") == "stopped")
+        await first.kill()
+        assert place.login1.executed == 0
+        first_record = place.last()
+        assert first_record.end is StopEnd.IN_PROGRESS
+        number, place.store.number = place.store.number, None
+        async with daemon_on(place, settings=settings, adopted=number) as second:
+            await place.login1.until(lambda: place.login1.executed == 1)
+            await second.until("shutdown_finished")
+            (continued,) = second.events("shutdown_resumed")
+            assert continued["granted_s"] == first.events("shutdown_started")[0]["granted_s"] == 3.6
+    assert place.outcomes() == {"done": "stopped", "slow": "stopped", "dns": "stopped"}
+    assert place.server.faults.count("StopContainer", done) == 1
+    assert place.server.faults.targets("StopContainer")[-2:] == (slow, dns)
+    assert place.last().started_at == first_record.started_at
+    assert place.last().end is StopEnd.COMPLETE
+
+
+async def test_shutdown_is_left_in_progress_when_the_daemon_stops(place: Place) -> None:
+    slow = place.pod("slow")
+    place.server.faults.delay("StopContainer", target=slow)
+    async with daemon_on(place) as daemon:
+        await ready(daemon)
+        place.login1.request_shutdown()
+        await place.server.faults.arrival("StopContainer")
+        await daemon.end()
+        assert place.store.number is not None
+        assert (place.last().end, place.outcomes()) == (StopEnd.IN_PROGRESS, {"slow": "stopping"})
+        assert place.running() == {"slow"}
+
+
+async def test_successor_of_a_complete_shutdown_releases_the_lock_at_once(place: Place) -> None:
+    place.pod("web")
+    stop = NodeStop(BOOT, StopKind.SIGNAL, datetime(2026, 1, 10, tzinfo=UTC), 1.0, 1500, StopEnd.COMPLETE)
+    place.files.write_stop(stop)
+    async with daemon_on(place) as first:
+        await ready(first)
+        await first.until(lambda: place.last().end is StopEnd.CANCELLED)
+        number = os.dup(place.store.number or -1)
+        place.login1.before_inhibit = asyncio.Event().wait
+        await first.kill()
+    place.files.write_stop(stop)
+    place.login1.request_shutdown()
+    async with daemon_on(place, adopted=number) as second:
+        await second.until("shutdown_already_done")
+        await place.login1.until(lambda: place.login1.executed == 1)
+        assert place.running() == {"web"}
+
+
+@pytest.mark.parametrize("restarted", ["logind", "bus"])
+async def test_lock_is_acquired_again_after_a_restart_of_logind_or_the_bus(place: Place, restarted: str) -> None:
+    async with daemon_on(place) as daemon:
+        await ready(daemon)
+        if restarted == "bus":
+            place.bus.stop()
+            await daemon.until("inhibitor_lock_lost")
+            place.bus.start()
+            await place.login1.rejoin()
+        else:
+            await place.login1.stop()
+            await daemon.until("inhibitor_lock_lost")
+            await place.login1.start()
+        await daemon.until("inhibitor_lock_acquired", times=2)
+        assert place.store.copies == 2
+        assert daemon.context.lock_held
+
+
+@pytest.mark.parametrize(
+    ("active", "restart_logind", "restarts"),
+    [(True, True, 1), (False, True, 0), (True, False, 0)],
+    ids=["off-the-bus", "stopped", "disabled"],
+)
+async def test_logind_that_lost_the_bus_is_restarted_once(
+    place: Place, active: bool, restart_logind: bool, restarts: int
+) -> None:
+    place.logind.active, place.logind.refuse = active, True
+    async with daemon_on(place, settings=place.settings(restart_logind=restart_logind)) as daemon:
+        await ready(daemon)
+        await place.login1.stop()
+        await daemon.until("inhibitor_lock_lost")
+        if restarts:
+            await daemon.until("logind_restart_failed")
+        await daemon.until("inhibitor_lock_missing", times=1)
+        await place.login1.start()
+        await daemon.until("inhibitor_lock_acquired", times=2)
+        assert place.logind.restarts == restarts
+
+
+async def test_missing_bus_is_reported_in_log_and_loop_status(place: Place) -> None:
+    place.bus.stop()
+    async with daemon_on(place) as daemon:
+        await daemon.until("inhibitor_lock_missing")
+        (line,) = daemon.context.loop_statuses.all
+        assert (line.name, line.activity) == ("shutdown", Activity.PAUSED)
+        assert line.reason.startswith("inhibitor lock not held:")
+
+
+class BrokenStatuses(LoopStatuses):
+    def waiting(self, name: str, wait_s: float, slack_s: float) -> None:
+        raise RuntimeError("a bug", name, wait_s, slack_s)
+
+
+async def test_exception_in_a_session_does_not_end_the_task(place: Place) -> None:
+    async with daemon_on(place) as daemon:
+        daemon.context.loop_statuses = BrokenStatuses(daemon.context.clock)
+        await daemon.until("inhibitor_task_crashed")
+        assert not daemon.task.done()
+
+
+# --- stops without a signal
+
+
+async def test_unclean_stop_is_recorded_with_the_running_pods_after_a_power_loss(place: Place) -> None:
+    recorded_at = datetime.now(UTC)
+    pods = (StoppedPod("uid-web", "shop", "web"),)
+    place.files.write_boot(BootRecord("22222222-0000", LastActivity.WATCHING, recorded_at, pods))
+    async with daemon_on(place) as daemon:
+        await daemon.until("unclean_stop")
+        (event,) = daemon.events("unclean_stop")
+        assert (event["boot_id"], event["running"]) == ("22222222-0000", ["shop/web"])
+        await ready(daemon)
+    (stop,) = place.history.read_stops()
+    assert (stop.kind, stop.end, stop.pods, stop.started_at) == (StopKind.UNCLEAN, StopEnd.UNKNOWN, pods, recorded_at)
+
+
+@pytest.mark.parametrize("presence", [LastActivity.AGENT_STOPPED, LastActivity.GOING_DOWN])
+async def test_recorded_end_of_a_boot_is_not_reported_as_unclean(place: Place, presence: LastActivity) -> None:
+    place.files.write_boot(BootRecord("22222222-0000", presence, datetime(2026, 1, 10, tzinfo=UTC)))
+    async with daemon_on(place) as daemon:
+        await ready(daemon)
+        assert daemon.events("unclean_stop") == []
+    assert place.history.read_stops() == ()
+
+
+async def test_running_pods_and_the_stop_of_the_agent_are_recorded(place: Place) -> None:
+    place.pod("web")
+    async with daemon_on(place) as daemon:
+        await ready(daemon)
+        await daemon.until(lambda: place.files.read_boot() is not None)
+        boot = place.files.read_boot()
+        assert boot is not None
+        assert (boot.activity, [each.name for each in boot.pods]) == (LastActivity.WATCHING, ["web"])
+        await daemon.end()
+    boot = place.files.read_boot()
+    assert boot is not None
+    assert (boot.activity, [each.name for each in boot.pods]) == (LastActivity.AGENT_STOPPED, ["web"])
+
+
+async def test_shutdown_cut_short_in_an_earlier_boot_is_reported(place: Place) -> None:
+    pods = (
+        StoppedPod("uid-web", "shop", "web", "priority-0", outcome=PodOutcome.STOPPED, took_ms=1),
+        StoppedPod("uid-dns", "shop", "dns", "priority-1000"),
+    )
+    unfinished = NodeStop("22222222-0000", StopKind.SIGNAL, datetime.now(UTC), 1.0, 1500, pods=pods)
+    place.files.write_stop(unfinished)
+    async with daemon_on(place) as daemon:
+        await daemon.until("shutdown_incomplete")
+        (event,) = daemon.events("shutdown_incomplete")
+        assert event["running"] == ["shop/dns"]
+    assert place.history.read_stops() == (replace(unfinished, end=StopEnd.INCOMPLETE),)

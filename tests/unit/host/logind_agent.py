@@ -1,0 +1,103 @@
+"""A running inhibitor for tests, and other senders on its bus."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dbus_fast import BusType
+from dbus_fast.aio import MessageBus
+
+from nodeagent.host.logind import ShutdownInhibitor, Timings
+from nodeagent.plan.shutdown.inhibitor import CommandKind, Disabled, LogindState, PodsStopped
+from tests.support.login1 import WITHIN_S, PrivateBus
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from nodeagent.host.logind import ReportedCommand
+
+HELD, LOST = CommandKind.REPORT_HELD, CommandKind.REPORT_LOST
+STARTED, CANCELLED = CommandKind.START_SHUTDOWN, CommandKind.CANCEL_SHUTDOWN
+QUICK = Timings(first_retry_s=0.005, last_retry_s=0.02)
+FREQUENT = Timings(first_retry_s=0.005, last_retry_s=0.02, confirm_every_s=0.01)
+
+
+class Agent:
+    """A running inhibitor with its reported commands."""
+
+    def __init__(self, address: str, **more: Any) -> None:
+        self._events: asyncio.Queue[ReportedCommand] = asyncio.Queue()
+        self.reported: list[CommandKind] = []
+        self.waits: list[float] = []
+        self._waited = asyncio.Event()
+        self.inhibitor = ShutdownInhibitor(self._note, address=address, sleep=self._sleep, **{"timings": QUICK, **more})
+        self._task = asyncio.get_running_loop().create_task(self.inhibitor.run())
+
+    @property
+    def state(self) -> LogindState:
+        return self.inhibitor.state
+
+    async def expect(self, *kinds: CommandKind) -> LogindState:
+        """Wait for exactly these commands, in order; return the state of the last one."""
+        state = self.state
+        async with asyncio.timeout(WITHIN_S):
+            for kind in kinds:
+                event = await self._events.get()
+                assert event.kind is kind, (event, self.reported)
+                state = event.state
+        return state
+
+    async def attempts(self, more: int) -> None:
+        """Wait until so many more attempts have ended."""
+        target = len(self.waits) + more
+        async with asyncio.timeout(WITHIN_S):
+            while len(self.waits) < target:
+                self._waited.clear()
+                await self._waited.wait()
+
+    def release(self, because: str) -> None:
+        """Release the lock, as after the pods have ended or after graceful shutdown was disabled."""
+        down = self.inhibitor.machine.going_down
+        self.inhibitor.apply(PodsStopped(because) if down else Disabled(because))
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+    def _note(self, event: ReportedCommand) -> None:
+        self.reported.append(event.kind)
+        self._events.put_nowait(event)
+
+    async def _sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self._waited.set()
+        await asyncio.sleep(min(seconds, QUICK.last_retry_s))
+
+
+@asynccontextmanager
+async def agent_on(bus: PrivateBus, **more: Any) -> AsyncIterator[Agent]:
+    agent = Agent(bus.address, **more)
+    try:
+        yield agent
+    finally:
+        await agent.stop()
+        assert not agent.state.held
+        assert agent.inhibitor.descriptor is None
+
+
+@asynccontextmanager
+async def stranger_on(bus: PrivateBus) -> AsyncIterator[MessageBus]:
+    stranger = await MessageBus(bus.address, BusType.SESSION, negotiate_unix_fd=True).connect()
+    try:
+        yield stranger
+    finally:
+        stranger.disconnect()
+        await stranger.wait_for_disconnect()  # type: ignore[no-untyped-call]
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
