@@ -1,7 +1,7 @@
 """The inhibitor lock: logind's delay lock, and the start and cancellation of a shutdown.
 
 The lock is a file descriptor: as long as a copy of it is open, logind waits, up to its own limit. The decisions are
-those of :mod:`nodeagent.plan.shutdown.inhibitor`; here its events are read from the bus, and the lock is acquired and
+made in :mod:`nodeagent.plan.shutdown.inhibitor`; its events are read from the bus here, and the lock is acquired and
 released.
 """
 
@@ -91,7 +91,7 @@ class Timings:
     confirm_every_s: float = 30.0
 
 
-class ShutdownInhibitor:
+class ShutdownInhibitor:  # 12 attributes: the lock's identity, its connection and its state
     """Acquires the lock and keeps it for as long as :meth:`run` runs, and reports commands for the inhibitor task.
 
     Commands are delivered by a callback on the event loop, the start of a shutdown directly from the arriving message.
@@ -114,9 +114,9 @@ class ShutdownInhibitor:
 
         Args:
             on_command: receives the commands that bus events caused.
-            address: of the bus; empty for this machine's system bus.
-            who: shown by ``systemd-inhibit --list``.
-            why: likewise.
+            address: address of the bus; empty for this machine's system bus.
+            who: owner of the lock, as shown by ``systemd-inhibit --list``.
+            why: reason of the lock, shown there too.
             timings: deadlines and intervals other than the defaults.
             adopted: descriptor of a lock from an earlier run of the agent (such as through systemd's descriptor
                 store), owned by this object from now on. It is kept during a shutdown, and replaced otherwise.
@@ -143,7 +143,7 @@ class ShutdownInhibitor:
 
     @property
     def machine(self) -> InhibitorState:
-        """The whole state."""
+        """The state machine's state."""
         return self._machine
 
     @property
@@ -154,7 +154,7 @@ class ShutdownInhibitor:
     def apply(self, event: Event) -> tuple[Command, ...]:
         """Apply an event to the state machine; return its commands, with the lock acquired or released already.
 
-        A copy of the descriptor that was stored elsewhere is the caller's to remove after a release.
+        After a release the caller removes a copy of the descriptor that was stored elsewhere.
         """
         self._machine, commands = step(self._machine, event)
         for command in commands:

@@ -1,7 +1,7 @@
 """Shutdown state that outlives a crash: the shutdown in progress, and the last record of the boot.
 
 Two small files instead of tables: they are written while pods are being stopped, read by the process that resumes the
-shutdown after a crash, and must survive a database that is quarantined. Each is replaced as a whole and synced.
+shutdown after a crash, and must not be lost with a quarantined database. Each is replaced atomically and synced.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stops all pods in a node shutdown: phase by phase, all pods of a phase at once, within the shutdown budget.
+"""Execution of a node shutdown: pods are stopped phase by phase, in parallel within a phase, within the budget.
 
 The runtime stops each container within its grace period. Containers that still run at its end are killed, and the next
 phase starts without waiting for the kill. Calls without an answer are abandoned at the end of the run, so that the
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _RETRY_S: Final = 0.2
 _LIST_WITHIN_S: Final = 2.0
-_RUNTIME_KILL_LEAD_MS: Final = 250  # the runtime's own KILL comes this much before ours
+_RUNTIME_KILL_LEAD_MS: Final = 250  # lead of the runtime's own KILL over ours, so that a pod is not killed twice
 _NO_ANSWER: Final = "the runtime did not answer in time; the containers may still run"
 
 
@@ -47,8 +47,8 @@ class RunningPod:
     """A pod with running containers or a ready sandbox.
 
     Attributes:
-        pod: with its running containers only.
-        sandbox_ids: its ready sandboxes.
+        pod: the pod, with its running containers only.
+        sandbox_ids: ids of its ready sandboxes.
     """
 
     pod: ShutdownPod
@@ -309,4 +309,4 @@ class ShutdownRun:  # 17 attributes: its seams, and the progress of one run that
         try:
             await self.stopper.stop_sandbox(sandbox_id)
         except NodeAgentError:
-            return  # the containers have stopped, and the node is shutting down
+            return  # its containers have stopped, and the node's shutdown ends the rest

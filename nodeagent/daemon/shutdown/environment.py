@@ -1,4 +1,4 @@
-"""Surroundings of the inhibitor task: services of the node, intervals, and whether it is enabled."""
+"""Environment of the inhibitor task: services of the node, intervals, and whether graceful shutdown is enabled."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class LogindService(Protocol):
     """logind's unit; both methods block."""
 
     def runs_beside_the_bus(self) -> bool:
-        """Return whether it and the bus both run."""
+        """Return whether the units of logind and of the bus are both active."""
 
     def restart(self) -> None:
-        """Restart it; raises InhibitorError."""
+        """Restart logind; raises InhibitorError on failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class HostServices:
     """The services of the node that the inhibitor task uses.
 
     Attributes:
-        bus_address: of the bus; empty for this machine's system bus.
+        bus_address: address of the bus; empty for this machine's system bus.
         root: root directory for logind's files.
         store: systemd's descriptor store, for a copy of the lock.
         logind: logind's unit.
-        boot_id: id of this boot.
+        boot_id: the kernel's id of this boot.
     """
 
     bus_address: str = ""
@@ -53,9 +53,9 @@ class Intervals:
 
     Attributes:
         refresh_s: between two refreshes of the pod cache.
-        retry_s: likewise without the lock, and between two checks while disabled.
+        retry_s: between two refreshes without the lock, and between two checks while disabled.
         role_poll_s: between two readings of the role.
-        restart_after_s: from the loss of the lock to the check whether logind has to be restarted.
+        restart_after_s: from the loss of the lock to the decision on a restart of logind.
     """
 
     refresh_s: float = 30.0

@@ -40,14 +40,14 @@ class ShutdownInProgress:
         kind: StopKind,
         earlier: NodeStop | None = None,
     ) -> None:
-        """Prepare a shutdown, or the rest of one; nothing is stopped yet.
+        """Prepare a shutdown, or the rest of an interrupted one; nothing is stopped yet.
 
         Args:
-            recorder: writes its progress.
-            budget: its phases.
+            recorder: writes the progress to disk.
+            budget: phases with their times.
             stopper: stops containers.
-            pods: the running pods.
-            kind: its cause.
+            pods: the pod cache.
+            kind: cause of the shutdown.
             earlier: an interrupted shutdown of this boot. One that logind's signal began keeps its start, so only the
                 rest of its time is left; at a stop of the unit time starts over, since systemd is waiting then.
         """
@@ -81,7 +81,7 @@ class ShutdownInProgress:
 
     @property
     def stop(self) -> NodeStop:
-        """Its progress."""
+        """The record of this shutdown with its current progress."""
         return replace(self._stop, pods=self._run.pods)
 
     async def carry_out(self) -> None:
@@ -102,11 +102,11 @@ class ShutdownInProgress:
         self._stop = replace(self._stop, end=StopEnd.COMPLETE, ended_at=self._clock.now())
 
     async def close(self, end: StopEnd | None = None, *, sandboxes_within_s: float = 0.0) -> NodeStop:
-        """Write its end, wait up to so many seconds for sandboxes to stop, and return the record.
+        """Record the end of the shutdown, wait for sandboxes to stop, and return the record.
 
         Args:
-            end: its end if not complete.
-            sandboxes_within_s: longest wait in seconds.
+            end: recorded end; by default the current one, complete after :meth:`carry_out`.
+            sandboxes_within_s: longest wait for sandboxes, in seconds.
         """
         if end is not None:
             self._stop = replace(self._stop, end=end, ended_at=self._clock.now())
@@ -120,7 +120,7 @@ class ShutdownInProgress:
         return stop
 
     async def interrupt(self) -> None:
-        """Write its progress, for a successor that resumes it."""
+        """Record the progress for a successor that resumes the shutdown."""
         await self._writer.finish()
         await asyncio.to_thread(self._recorder.write, self.stop)
         await self._run.end_sandboxes(0)
@@ -153,16 +153,19 @@ class _ProgressWriter:
         self._task: asyncio.Task[None] | None = None
 
     def request(self) -> None:
-        """Have the progress written soon."""
+        """Request a write of the current progress."""
         self._dirty.set()
 
     def start(self) -> None:
-        """Start writing."""
+        """Start the writer task with a first write."""
         self._dirty.set()
         self._task = asyncio.create_task(self._run())
 
     async def finish(self) -> None:
-        """Wait for the pending write; if cancelled it would end after a later one and overwrite it."""
+        """Wait for the pending write and end the writer task.
+
+        The task is not cancelled: its thread would continue, and overwrite a later record.
+        """
         if self._task is not None:
             self._finished = True
             self._dirty.set()

@@ -23,8 +23,8 @@ class PodCache:
     """The running pods of the node at the last reading.
 
     Attributes:
-        pods: the running pods then.
-        complete: whether every source was read since the agent started.
+        pods: running pods at the last reading.
+        complete: whether all sources have been read since the agent started.
     """
 
     def __init__(self, cri: CriClient, settings: Settings, clock: Clock, role: Callable[[], Role]) -> None:
@@ -62,10 +62,10 @@ class PodCache:
 class PodRuntime:
     """A runtime connection of the inhibitor task, with the pod cache that reads it.
 
-    The connection is not the agent's: a reload closes that one, and pending stop requests must not end with it.
+    It does not share the agent's connection: a reload closes that one, which would abort pending stop requests.
 
     Attributes:
-        cri: stops containers.
+        cri: client for stop requests.
         pods: the pod cache.
     """
 

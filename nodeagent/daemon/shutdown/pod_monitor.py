@@ -1,4 +1,4 @@
-"""Keeps the pod cache of the inhibitor task current, and records the running pods for a review after a crash."""
+"""Refreshes of the pod cache, and the record of running pods for a review after a crash."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIRST_LIST_WITHIN_S: Final = 2.0
 
 
 class PodMonitor:
-    """The pod cache over reloads and failures of the runtime.
+    """Keeps the pod cache current across reloads and failures of the runtime.
 
     Attributes:
         problem: reason for the last failure; empty after a success.

@@ -25,7 +25,7 @@ MAX_LISTED_PODS: Final = 50
 
 @dataclass
 class ShutdownRecorder:
-    """Writer and reader of the records. Its methods log a failed read or write and never raise."""
+    """Reads and writes the records. A failed read or write is logged, never raised."""
 
     files: ShutdownFiles
     history: History
@@ -90,7 +90,7 @@ class ShutdownRecorder:
             self._log_problem(error)
 
     def record_agent_stop(self) -> None:
-        """Record that no agent watches this boot any more, unless the node is going down."""
+        """Record the stop of the agent as the last activity, unless the node is shutting down."""
         boot = self.last_boot()
         if boot is not None and boot.boot_id == self.boot_id and boot.activity is LastActivity.WATCHING:
             self.record_activity(LastActivity.AGENT_STOPPED, boot.pods)

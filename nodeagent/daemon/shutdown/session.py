@@ -1,7 +1,7 @@
 """One period of enabled graceful shutdown: the driver of the inhibitor lock's state machine.
 
 The session reports events to the machine and carries out its commands: log entries, the copy of the lock in systemd's
-descriptor store, the stop of pods, and restarts of logind. Decisions are those of
+descriptor store, the stop of pods, and restarts of logind. The decisions are made in
 :mod:`nodeagent.plan.shutdown.inhibitor`.
 """
 
@@ -65,8 +65,8 @@ class InhibitorSession:  # 12 attributes: its collaborators, and the shutdown in
             context: the daemon context.
             host: services of the node.
             recorder: writes the records of stops.
-            intervals: of its polls.
-            wake: set to have the session poll at once.
+            intervals: poll intervals.
+            wake: event that ends the current wait.
             adopted: descriptor of a lock from an earlier run of the agent.
             earlier: the last shutdown of this boot, finished or not.
         """
@@ -185,7 +185,7 @@ class InhibitorSession:  # 12 attributes: its collaborators, and the shutdown in
         self._carry_out(reported.command)
 
     def _carry_out(self, command: Command) -> None:
-        """Carry out a command; those not listed are carried out by the method that reported their event."""
+        """Carry out a command, except those that the reporter of their event carries out."""
         logger, because = self._recorder.logger, command.because
         match command.kind:
             case CommandKind.REPORT_HELD:
@@ -235,7 +235,7 @@ class InhibitorSession:  # 12 attributes: its collaborators, and the shutdown in
                     else:
                         because = "another process of the agent stops the pods"
                         self._recorder.logger.warning("shutdown_delegated", because=because)
-        except Exception:  # a bug must not delay the shutdown of the node
+        except Exception:  # a bug here must not delay the node's shutdown until logind's limit
             self._recorder.logger.exception("shutdown_crashed")
         self._apply(PodsStopped("shutdown handling finished"))
 

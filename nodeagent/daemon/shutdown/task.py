@@ -1,4 +1,4 @@
-"""The inhibitor task: graceful shutdown over reloads, changes of the role and crashes.
+"""The inhibitor task: graceful shutdown across reloads, changes of the role and crashes.
 
 While graceful shutdown is enabled it runs one session, which keeps logind's inhibitor lock and the pod cache. A copy
 of the lock is in systemd's descriptor store: an agent that is killed during a shutdown gets it back after its restart,
@@ -26,7 +26,7 @@ class InhibitorTask:
 
     Attributes:
         recorder: writes the records of stops.
-        wake: set to have changed settings applied at once.
+        wake: event that applies changed settings at once.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class InhibitorTask:
             context: the daemon context.
             host: services of the node; by default this machine's.
             adopted: descriptor of a lock from an earlier run; by default the one in systemd's descriptor store.
-            intervals: of its polls, other than the defaults.
+            intervals: poll intervals other than the defaults.
         """
         self._context = context
         self._host = host or HostServices()

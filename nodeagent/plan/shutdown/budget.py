@@ -38,10 +38,10 @@ class DelayLimit:
     """Longest time that the node waits for its pods.
 
     Attributes:
-        limit_us: in microseconds; ``USEC_INFINITY`` for no limit, ``None`` where it could not be read.
-        set_by: the file or unit that sets it; empty where not known.
-        setting: the name of the setting.
-        waiter: the service that waits.
+        limit_us: limit in microseconds; ``USEC_INFINITY`` for no limit, ``None`` where it could not be read.
+        set_by: file or unit that sets the limit; empty where not known.
+        setting: name of the setting.
+        waiter: service that waits for the pods.
     """
 
     limit_us: int | None
@@ -86,9 +86,9 @@ class PhaseBudget:
     """The time of one phase.
 
     Attributes:
-        granted_ms: its share of the granted time; the configured time unless phases were scaled.
-        deadline_ms: its latest end, counted from the start of the shutdown. Time left over by earlier phases extends
-            it up to its deadline.
+        granted_ms: share of the granted time; the configured time unless phases were scaled.
+        deadline_ms: latest end, in milliseconds since the shutdown began. A phase that starts early, after unused time
+            of earlier phases, has until then.
     """
 
     phase: Phase
@@ -103,7 +103,7 @@ class ShutdownBudget:
     Attributes:
         requested_ms: the configured time.
         granted_ms: the available time; never more than requested or than the limit.
-        limit: the limit it was computed from.
+        limit: the applied limit.
         notes: warnings for the operator, as sentences.
     """
 
@@ -156,7 +156,7 @@ class ShutdownBudget:
 
 
 def shutdown_budget(phases: Sequence[Phase], limit: DelayLimit, *, reserve_ms: int = RESERVE_MS) -> ShutdownBudget:
-    """Share out the time that the limit allows.
+    """Return the time of each phase within the limit.
 
     The phases get their configured time where it fits. Otherwise each keeps its proportion: the deadlines are scaled
     and rounded down to milliseconds, and a share is the distance between two of them, so the shares add up to the
@@ -165,12 +165,12 @@ def shutdown_budget(phases: Sequence[Phase], limit: DelayLimit, *, reserve_ms: i
     Args:
         phases: as :func:`~nodeagent.plan.shutdown.phases.check_phases` accepts them.
         limit: the longest delay.
-        reserve_ms: reserved from the limit for the last kills and the release of the lock; at most a tenth of it.
+        reserve_ms: part of the limit reserved for the last kills and the release of the lock; at most a tenth of it.
 
     Raises:
         ValueError: the limit or the reserve is negative.
 
-    Source: logind.conf(5), ``InhibitDelayMaxSec=``: logind proceeds after it in spite of delay locks.
+    Source: logind.conf(5), ``InhibitDelayMaxSec=``: logind proceeds after it despite delay locks.
     """
     if (limit.limit_us is not None and limit.limit_us < 0) or reserve_ms < 0:
         raise ValueError(f"invalid limit of {limit.limit_us} microseconds with a reserve of {reserve_ms} milliseconds")

@@ -52,7 +52,7 @@ class Command:
     """One action with its reason.
 
     Attributes:
-        because: empty where the kind says enough.
+        because: reason for the log; empty for kinds that need none.
     """
 
     kind: CommandKind
@@ -81,7 +81,7 @@ class LogindState:
 
 @dataclass(frozen=True, slots=True)
 class InhibitorState:
-    """The machine's state.
+    """State of the inhibitor lock and of the current shutdown.
 
     Attributes:
         logind: the part that is reported to operators.
@@ -138,11 +138,7 @@ class LogindConnected:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLost:
-    """The bus or the lock is lost, or a call failed; the connection is closed.
-
-    Attributes:
-        because: reason, without a full stop.
-    """
+    """The bus or the lock is lost, or a call failed; the connection is closed."""
 
     because: str
 
@@ -209,7 +205,7 @@ class Disabled:
 
 @dataclass(frozen=True, slots=True)
 class AgentStopping:
-    """The agent ends; a shutdown in progress is resumed by its successor."""
+    """The agent is stopping; a shutdown in progress is resumed by its successor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +250,7 @@ Transition = tuple[InhibitorState, tuple[Command, ...]]
 
 
 def step(state: InhibitorState, event: Event) -> Transition:
-    """Return the state after an event, and the commands in the order in which they are to be carried out."""
+    """Return the state after an event, and the commands in order of execution."""
     match event:
         case PrepareForShutdown(active):
             return _prepare(state, active=active)
@@ -314,7 +310,7 @@ def _prepare(state: InhibitorState, *, active: bool) -> Transition:
     if active and not was_active:
         return replace(after, stage=Stage.CHECKING), (Command(CommandKind.START_SHUTDOWN),)
     if was_active and not active:
-        # logind grants locks again, and may not know the open one any more
+        # logind grants locks again, and a restarted one may not list the open lock
         after = replace(after, released_because="", stage=Stage.IDLE, has_earlier=False)
         return after, (Command(CommandKind.ACQUIRE), Command(CommandKind.CANCEL_SHUTDOWN))
     return after, ()
@@ -323,7 +319,7 @@ def _prepare(state: InhibitorState, *, active: bool) -> Transition:
 def _on_checked(state: InhibitorState, event: ShutdownChecked) -> Transition:
     if state.stage is not Stage.CHECKING:  # cancelled meanwhile
         return state, ()
-    disabled_because = event.disabled_because or state.released_because  # no lock, so no time, since it was disabled
+    disabled_because = event.disabled_because or state.released_because  # without a lock logind grants no time
     if disabled_because:
         return _release(state, disabled_because)
     if event.budget.delegated_because:
