@@ -172,13 +172,13 @@ def lock_held(facts: LogindFacts | None, problem: str) -> tuple[bool, str]:
     """Return whether logind lists a lock of the agent, with the evidence."""
     if facts is None:
         return False, problem
-    ours = [
+    own_entries = [
         each
         for each in facts.inhibitors
         if each.who == _WHO and each.mode == "delay" and "shutdown" in each.what.split(":")
     ]
-    if ours:
-        return True, f"logind lists it for process {ours[-1].pid}"
+    if own_entries:
+        return True, f"logind lists it for process {own_entries[-1].pid}"
     return False, "logind lists no lock of the agent; is the daemon running?"
 
 

@@ -263,14 +263,14 @@ class ShutdownInhibitor:  # 12 attributes: the lock's identity, its connection a
         if number is None or not self._owner:  # released meanwhile, or logind left the bus
             return
         # An adopted lock is listed with the process that acquired it, or with none.
-        ours = [
+        own_entries = [
             entry
             for entry in entries
             if "shutdown" in entry.what.split(":")
             and (entry.who, entry.why, entry.mode) == (self._who, self._why, "delay")
             and (entry.pid == pid or not self._acquired_here)
         ]
-        if not ours:
+        if not own_entries:
             raise InhibitorError("logind does not list our lock")
         if _has_no_reader(number):
             raise InhibitorError("logind no longer reads our lock")

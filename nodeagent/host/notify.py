@@ -26,8 +26,8 @@ class Notifier:
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
         microseconds = environment.get("WATCHDOG_USEC", "")
-        ours = environment.get("WATCHDOG_PID", "") in ("", str(os.getpid()))
-        self.watchdog_s = int(microseconds) / 1e6 if microseconds.isdecimal() and ours else None
+        for_this_process = environment.get("WATCHDOG_PID", "") in ("", str(os.getpid()))
+        self.watchdog_s = int(microseconds) / 1e6 if microseconds.isdecimal() and for_this_process else None
 
     def ready(self, status: str = "") -> None:
         """Report that start-up, or a reload, has finished."""

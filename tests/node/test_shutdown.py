@@ -62,7 +62,7 @@ def pod_that_ignores_term(name: str, priority: int) -> vm.Pod:
     return vm.Pod(name, APP, ("sh", "-c", script), namespace="shop", annotations=annotations)
 
 
-def twelve(suffix: str = "", ends_after_s: float = 0.5) -> list[vm.Pod]:
+def three_pods_per_band(suffix: str = "", ends_after_s: float = 0.5) -> list[vm.Pod]:
     """Return three pods in each priority band; one of the second band ignores TERM."""
     pods = [
         pod_that_ends(f"b{band}-{index}{suffix}", priority, ends_after_s)
@@ -158,7 +158,7 @@ def test_pods_are_stopped_in_order_in_repeated_shutdowns(disk: Disk) -> None:
         node.import_images(vm.pause_image(), images.image(APP))
         install(node, 8)
         set_limit(node, OWN, 60)
-        pods = node.run_pods(*twelve())
+        pods = node.run_pods(*three_pods_per_band())
         start(node)
         _status_and_rehearsal(node)
         _lock_lasts(node)
@@ -258,7 +258,7 @@ def _a_smaller_limit(node: Node) -> None:
     assert "shutdown_incomplete" not in event_names(log)
     node.run(f"rm {OWN}")
     set_limit(node, UPGRADES, 4)
-    pods = node.run_pods(*twelve("-x", 0.1))
+    pods = node.run_pods(*three_pods_per_band("-x", 0.1))
     start(node)
     pid = main_pid(node)
     reclaim.poll("the warning is logged", lambda: "shutdown_warning" in event_names(log_now(node, pid)), timeout_s=60)
@@ -301,7 +301,7 @@ def test_stop_hook_stops_the_pods_in_a_shutdown_without_logind(disk: Disk) -> No
         node.import_images(vm.pause_image(), images.image(APP))
         install(node, 8)
         start(node)
-        pods = node.run_pods(*twelve())
+        pods = node.run_pods(*three_pods_per_band())
         node.run("systemctl start poweroff.target --no-block --job-mode=replace-irreversibly")
         node.wait_off()
         log = parsed(node.journal())
@@ -318,7 +318,7 @@ def test_stop_hook_stops_the_pods_without_time_at_the_signal(disk: Disk) -> None
         install(node, 8)
         set_limit(node, OWN, 0)
         start(node)
-        pods = node.run_pods(*twelve())
+        pods = node.run_pods(*three_pods_per_band())
         checked = json.loads(node.run("nodeagent doctor -o json", check=False).stdout)
         (finding,) = [each for each in checked["findings"] if each["check"] == "logind-delay"]
         assert "no pod is stopped at the signal" in finding["evidence"]

@@ -156,7 +156,7 @@ class Login1:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for lock in self.locks:
-            self._close(lock)
+            self.close_reader(lock)
 
     async def rejoin(self) -> None:
         """Reconnect to a restarted bus, with all state kept."""
@@ -212,7 +212,8 @@ class Login1:
         lock.reader = os.open(lock.fifo, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         asyncio.get_running_loop().add_reader(lock.reader, self._ended, lock)
 
-    def _close(self, lock: Lock) -> None:
+    def close_reader(self, lock: Lock) -> None:
+        """Close the reading end of a lock, which logind polls."""
         if lock.reader >= 0:
             asyncio.get_running_loop().remove_reader(lock.reader)
             os.close(lock.reader)
@@ -220,7 +221,7 @@ class Login1:
 
     def _ended(self, lock: Lock) -> None:
         """Remove a lock; called once its last writer has closed it."""
-        self._close(lock)
+        self.close_reader(lock)
         lock.fifo.unlink()
         self.locks.remove(lock)
         self._changed.set()

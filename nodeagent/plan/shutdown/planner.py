@@ -226,11 +226,11 @@ def _by_priority(pod: ShutdownPod, bands: Sequence[tuple[int, int]]) -> Placemen
 
 
 def _band(priority: int, bands: Sequence[tuple[int, int]]) -> int:
-    found = bands[0][1]
+    band = bands[0][1]
     for minimum, index in bands:
         if minimum <= priority:
-            found = index
-    return found
+            band = index
+    return band
 
 
 def _source_suffix(source: str) -> str:

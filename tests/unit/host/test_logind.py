@@ -293,9 +293,9 @@ async def test_waits_start_over_after_a_steady_connection(private_bus: PrivateBu
 async def test_unlisted_lock_is_reported_lost_and_replaced(private_bus: PrivateBus, login1: Login1) -> None:
     async with agent_on(private_bus, timings=FREQUENT) as agent:
         await agent.expect(HELD)
-        ours = login1.locks[0]
-        login1.locks.append(replace(ours, pid=1, reader=-1))  # of another process
-        ours.listed = False
+        lock = login1.locks[0]
+        login1.locks.append(replace(lock, pid=1, reader=-1))  # of another process
+        lock.listed = False
         state = await agent.expect(LOST)
         assert state.because == "logind does not list our lock"
         await agent.expect(HELD)
@@ -304,7 +304,7 @@ async def test_unlisted_lock_is_reported_lost_and_replaced(private_bus: PrivateB
 async def test_lock_without_a_reader_is_reported_lost(private_bus: PrivateBus, login1: Login1) -> None:
     async with agent_on(private_bus, timings=FREQUENT) as agent:
         await agent.expect(HELD)
-        login1._close(login1.locks[0])
+        login1.close_reader(login1.locks[0])
         state = await agent.expect(LOST)
         assert state.because == "logind no longer reads our lock"
 

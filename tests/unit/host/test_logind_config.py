@@ -1,4 +1,4 @@
-"""Which file decides how long logind waits."""
+"""The effective delay of logind's configuration files."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ TEN_AND_FIVE = two_bands(15, 5)
 
 def pod(name: str, priority: int = 0, *containers: str, grace_s: float | None = None) -> RunningPod:
     ids = containers or (f"{name}-c",)
-    known = ShutdownPod(name, "shop", name, priority, container_ids=ids, termination_grace_s=grace_s)
-    return RunningPod(known, (f"{name}-s",))
+    shutdown_pod = ShutdownPod(name, "shop", name, priority, container_ids=ids, termination_grace_s=grace_s)
+    return RunningPod(shutdown_pod, (f"{name}-s",))
 
 
 @dataclass
@@ -295,14 +295,14 @@ def test_cancelled_run_leaves_pods_of_later_phases_running() -> None:
     seconds=st.lists(st.integers(0, 12), min_size=3, max_size=3),
     limit_s=st.one_of(st.none(), st.integers(0, 40)),
     elapsed_ms=st.integers(0, 30_000),
-    known=st.integers(0, 12),
+    cached_count=st.integers(0, 12),
 )
 def test_order_and_time_limits_are_kept_for_all_pods(
     pods: list[tuple[int, float | None, int | None, bool]],
     seconds: list[int],
     limit_s: int | None,
     elapsed_ms: int,
-    known: int,
+    cached_count: int,
 ) -> None:
     phases = tuple(
         Phase(str(minimum), each, minimum) for minimum, each in zip((0, 1000, CRITICAL), seconds, strict=True)
@@ -311,7 +311,7 @@ def test_order_and_time_limits_are_kept_for_all_pods(
     up = [pod(f"p{index}", priority, grace_s=grace) for index, (priority, _, grace, _) in enumerate(pods)]
     runtime = Runtime(up, {f"p{index}-c": takes for index, (_, takes, _, _) in enumerate(pods)})
     runtime.unresponsive = {f"p{index}-c" for index, (*_, unresponsive) in enumerate(pods) if unresponsive}
-    result = run_down(runtime, budget, cached=up[:known], elapsed_ms=elapsed_ms)
+    result = run_down(runtime, budget, cached=up[:cached_count], elapsed_ms=elapsed_ms)
     phase_of = {
         f"p{index}-c": sum(priority >= each for each in (1000, CRITICAL)) for index, (priority, *_) in enumerate(pods)
     }

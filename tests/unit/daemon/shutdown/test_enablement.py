@@ -14,8 +14,6 @@ from tests.unit.daemon.shutdown.inhibitor_node import (
 )
 from tests.unit.kubelet_double import KUBELET, NO_KUBELET, KubeletDouble
 
-# --- settings
-
 
 async def test_disabled_shutdown_closes_an_adopted_lock(place: Place) -> None:
     reader, writer = os.pipe()

@@ -18,8 +18,6 @@ from tests.unit.daemon.shutdown.inhibitor_node import (
     ready,
 )
 
-# --- shutdowns
-
 
 async def test_pods_are_stopped_in_order_and_the_lock_is_released(place: Place) -> None:
     web, dns = place.pod("web"), place.pod("dns", 2000)

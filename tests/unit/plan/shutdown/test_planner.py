@@ -216,16 +216,16 @@ def test_pods_are_stopped_in_order_of_priority_and_critical_pods_last(
     last = max(index for index, phase in enumerate(phases) if phase.min_priority is not None)
     highest_so_far = -(2**31)
     for index, phase in enumerate(plan.phases):
-        known = []
+        priorities = []
         for stop in phase.stops:
             if stop.placement.by in (PlacedBy.STATIC, PlacedBy.NODE_CRITICAL, PlacedBy.SYSTEM_UNKNOWN):
                 assert index == last
             elif stop.placement.by is not PlacedBy.SELECTOR:
-                known.append(stop.pod.priority or 0)
+                priorities.append(stop.pod.priority or 0)
             if stop.pod.static or stop.pod.node_critical:
                 assert index >= last
-        assert all(priority >= highest_so_far for priority in known)
-        highest_so_far = max([highest_so_far, *known])
+        assert all(priority >= highest_so_far for priority in priorities)
+        highest_so_far = max([highest_so_far, *priorities])
 
 
 @given(phase_lists(), PODS, st.randoms(use_true_random=False))
