@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.plan.shutdown.budget import DelayLimit, required_delay_s, shutdown_budget
 from nodeagent.plan.shutdown.phases import (
     Phase,
     Selector,
@@ -183,3 +184,50 @@ def test_granted_time_never_exceeds_the_limit(phases: tuple[Phase, ...], limit_u
     for share in fitted.phases:
         exact = share.phase.requested_ms * fitted.granted_ms / fitted.requested_ms if fitted.requested_ms else 0
         assert abs(share.granted_ms - exact) <= 1.001
+
+
+# --- sources of the limit
+
+
+@pytest.mark.parametrize(
+    ("reported_us", "limit_ms"), [(None, 5000), (30_000_000, 30_000), (0, 0), (USEC_INFINITY, None)]
+)
+def test_reported_limit_of_logind_precedes_its_files(reported_us: int | None, limit_ms: int | None) -> None:
+    limit = DelayLimit.of_logind(reported_us, 5_000_000, "/etc/x.conf")
+    assert limit.limit_ms == limit_ms
+    assert limit.source == "InhibitDelayMaxSec, set by /etc/x.conf"
+
+
+@pytest.mark.parametrize(
+    ("timeout_us", "elapsed_s", "limit_ms"),
+    [(None, 3.0, None), (60_000_000, 0.0, 50_000), (60_000_000, 3.5, 46_500), (10_000_000, 0.0, 0), (0, 0.0, 0)],
+)
+def test_limit_at_a_unit_stop_excludes_the_reserve_and_the_elapsed_time(
+    timeout_us: int | None, elapsed_s: float, limit_ms: int | None
+) -> None:
+    assert DelayLimit.of_unit_stop(timeout_us, elapsed_s=elapsed_s).limit_ms == limit_ms
+
+
+def test_scaling_at_a_unit_stop_names_systemd_and_its_setting() -> None:
+    fitted = shutdown_budget(two_bands(60, 10), DelayLimit.of_unit_stop(40_000_000))
+    assert fitted.notes[0] == (
+        "the phases add up to 1m, but systemd waits only 30s (TimeoutStopSec, set by the unit): they are scaled to "
+        "29.5s"
+    )
+
+
+@given(phase_lists())
+def test_required_delay_grants_the_configured_time(phases: tuple[Phase, ...]) -> None:
+    fitted = shutdown_budget(phases, DelayLimit(required_delay_s(phases) * 10**6))
+    assert not fitted.scaled
+
+
+@pytest.mark.parametrize(
+    ("limit_us", "started_ms", "latest_end_ms"),
+    [(None, 0, 32_000), (60_000_000, 0, 32_000), (30_600_000, 0, 30_500), (5_000_000, 0, 4900), (None, 40_000, 40_500)],
+    ids=["unknown-limit", "long-limit", "limit-near", "scaled", "late-start"],
+)
+def test_latest_end_allows_the_last_kills_within_the_limit(
+    limit_us: int | None, started_ms: int, latest_end_ms: int
+) -> None:
+    assert shutdown_budget(two_bands(30, 10), DelayLimit(limit_us)).latest_end_ms(started_ms) == latest_end_ms
