@@ -23,7 +23,7 @@ from nodeagent.errors import (
 )
 from nodeagent.host import podlogs
 from nodeagent.model import ContainerState, NodeSnapshot
-from nodeagent.plan.gc.images import images_in_use
+from nodeagent.plan.gc.image_users import images_in_use
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.runtime.containerd_facts import unlisted_containers, with_pins
 from nodeagent.runtime.storage_backend import CriOnlyStorage

@@ -10,9 +10,10 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.plan.decision import ItemKind, ReasonCode, Verdict
+from nodeagent.plan.gc.image_keep_rules import keep_reasons
+from nodeagent.plan.gc.image_order import order_of_use, unused_since
 from nodeagent.plan.gc.image_references import ImageIndex
 from nodeagent.plan.gc.image_users import find_users
-from nodeagent.plan.gc.images import order_of_use, unused_since, why_images_stay
 from nodeagent.plan.pods.deletion import PodDeletionStatus, check_pods
 from nodeagent.plan.pods.names import container_name, sandbox_name
 from nodeagent.units import format_bytes, format_duration
@@ -137,7 +138,8 @@ class _Explainer:
         if not found:
             return []
         order = order_of_use(snapshot)
-        users, reasons = find_users(snapshot), why_images_stay(snapshot, self._policy.images, meant)
+        users = find_users(snapshot)
+        reasons = keep_reasons(snapshot, self._policy.images.protection, meant)
         explained = []
         for image in found:
             decision, usage = self._decided[ItemKind.IMAGE, image.id], snapshot.image_usage.get(image.id)

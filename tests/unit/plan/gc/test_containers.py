@@ -41,10 +41,11 @@ def test_the_newest_of_each_container_stay(limit: int, expected: list[str]) -> N
 def test_reasons_name_rank_and_limit() -> None:
     plan = plan_container_gc(snapshot(containers=attempts(2), sandboxes=LIVE), ContainerGCPolicy())
     assert (
-        decided(plan, "app0").reason.sentence == "number 2 of shop/web/app, newest first; the limit per container is 1"
+        decided(plan, "app0").reason.sentence
+        == "dead container 2 of shop/web/app, newest first; keeping 1 per container"
     )
     assert decided(plan, "app1").reason.sentence == (
-        "number 1 of shop/web/app, newest first; within the limits, and its pod is not known to be gone "
+        "dead container 1 of shop/web/app, newest first; within the limits, and its pod is not known to be deleted "
         "(its sandbox is ready)"
     )
 
@@ -102,7 +103,7 @@ class TestGonePods:
             ContainerGCPolicy(max_per_pod_container=1),
         )
         assert removed(plan) == ["job0", "job1", "app0"]
-        assert decided(plan, "job1").reason.sentence.startswith("its pod is gone: no ready sandbox, nothing running")
+        assert decided(plan, "job1").reason.sentence.startswith("pod deleted: no ready sandbox, nothing running")
 
     def test_but_not_before_the_minimum_age(self) -> None:
         containers = (container("c", created_s=1000, finished_s=900),)
@@ -131,7 +132,7 @@ class TestFinishedPods:
 
     def test_go_when_space_is_wanted(self) -> None:
         plan = plan_container_gc(snapshot(**self.FIELDS), ContainerGCPolicy(), evict_non_deleted_pods=True)
-        assert plan.removals[0].reason.sentence.startswith("space is wanted and its pod has finished: in the pod list")
+        assert plan.removals[0].reason.sentence.startswith("pod finished, and disk space is needed: in the pod list")
 
     def test_but_not_while_anything_is_doubtful(self) -> None:
         fields = self.FIELDS | {"live_pod_uids": None, "role": Role.BESIDE_KUBELET}
@@ -161,7 +162,7 @@ class TestTotal:
         plan = plan_container_gc(snapshot(**self.NODE), policy)
         assert removed(plan) == expected
         for decision in plan.removals:
-            assert decision.reason.sentence == f"9 dead containers, the limit is {limit}; oldest first"
+            assert decision.reason.sentence == f"9 dead containers, keeping {limit}; oldest first"
 
     def test_comes_after_the_limit_of_each(self) -> None:
         policy = ContainerGCPolicy(max_per_pod_container=2, max_containers=4)

@@ -10,7 +10,8 @@ import pytest
 from nodeagent.model import ContainerState, Image, NodeSnapshot
 from nodeagent.plan.decision import Accounting, ReasonCode, Verdict
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
-from nodeagent.plan.gc.images import ImageGCPolicy, Spent, images_in_use, plan_image_gc
+from nodeagent.plan.gc.image_users import images_in_use
+from nodeagent.plan.gc.images import ImageGCPolicy, Spent, plan_image_gc
 from tests.unit.builders import (
     DAY_S,
     MIB,
@@ -101,7 +102,7 @@ def test_stops_as_soon_as_enough_is_freed() -> None:
     assert removed(plan) == ["a", "b"]
     assert codes(plan)["c"] == "enough-freed"
     assert plan.shortfall_bytes == 0
-    assert plan.removals[0].reason.sentence == "least recently used; imagefs is 90% full, to come down to 80%"
+    assert plan.removals[0].reason.sentence == "least recently used; imagefs is 90% full, target 80%"
 
 
 def test_says_what_is_missing_when_it_is_not_enough() -> None:
@@ -234,7 +235,7 @@ class TestMaximumAge:
         assert codes(plan) == {"old": "age-not-observed", "lately": "too-young"}
         reason = decided(plan, "old").reason
         assert reason.sentence == (
-            "unused for 20d, more than the allowed 14d, but image use has been observed only for 2h"
+            "unused for 20d, more than the maximum of 14d, but image use has been observed only for 2h"
         )
         assert reason.details["eligible_at"] == ago(7200 - 14 * DAY_S)
         assert plan.warnings == ("no image is removed by age before image use has been observed for 14d without a gap",)
@@ -242,11 +243,10 @@ class TestMaximumAge:
     def test_reason_and_warning_name_an_unavailable_state_database(self) -> None:
         plan = plan_image_gc(node(aged("a", 2000), image_use_observed_since=None), self.POLICY)
         assert decided(plan, "a").reason.sentence == (
-            "unused for 33m20s, more than the allowed 16m40s, but image use is not observed: state database unavailable"
+            "unused for 33m20s, more than the maximum of 16m40s, but "
+            "image use is not observed: state database unavailable"
         )
-        assert plan.warnings == (
-            "no image is removed by age: image use is not observed, as the state database is unavailable",
-        )
+        assert plan.warnings == ("no image is removed by age: image use is not observed: state database unavailable",)
 
     def test_unused_age_counts_from_the_begin_of_the_observation(self) -> None:
         plan = plan_image_gc(node(aged("a", DAY_S), image_use_observed_since=ago(2000)), self.POLICY)
@@ -278,7 +278,7 @@ class TestMaximumAge:
 
 def test_an_unreadable_filesystem_without_a_word_still_has_a_reason() -> None:
     plan = plan_image_gc(node(aged("a", 1), image_filesystem=None), POLICY)
-    assert decided(plan, "a").reason.sentence == "the image filesystem cannot be judged: there is no reading"
+    assert decided(plan, "a").reason.sentence == "cannot read the image filesystem: no reading"
 
 
 class TestInUse:
@@ -357,11 +357,11 @@ class TestSandboxImage:
         plan = plan_image_gc(
             node(image("a", "r.io/infra:1"), sandbox_images=frozenset({"r.io/infra:1"})), POLICY, remove_all_unused=True
         )
-        assert decided(plan, "a").reason.sentence == "the runtime's sandbox image (configured in the runtime)"
+        assert decided(plan, "a").reason.sentence == "sandbox image of the runtime (configured in the runtime)"
 
     def test_named(self) -> None:
         plan = plan_image_gc(node(image("a", "rancher/mirrored-pause:3.6")), POLICY, remove_all_unused=True)
-        assert decided(plan, "a").reason.sentence == "the runtime's sandbox image (named like a pause image)"
+        assert decided(plan, "a").reason.sentence == "sandbox image of the runtime (named like a pause image)"
 
     def test_named_by_digest_only(self) -> None:
         listed = Image("a", (), ("registry.k8s.io/pause@sha256:1",), 1)
@@ -432,7 +432,7 @@ def test_precedence_of_what_keeps() -> None:
         "young": "too-young",
     }
     assert decided(plan, "failed").verdict is Verdict.FAILED
-    assert decided(plan, "failed").reason.sentence == "could not be removed in this pass: busy"
+    assert decided(plan, "failed").reason.sentence == "removal failed in this pass: busy"
 
 
 def test_used_at_this_very_instant_is_last_but_may_go() -> None:
@@ -482,7 +482,7 @@ class TestLimits:
     def test_kept_ones_say_which_limit(self) -> None:
         plan = plan_image_gc(node(*self.IMAGES), replace(POLICY, max_bytes_per_pass=MIB), remove_all_unused=True)
         assert codes(plan)["c"] == "limit-bytes-per-pass"
-        assert decided(plan, "c").reason.sentence == "would take this pass over its limit of 1.00 MiB"
+        assert decided(plan, "c").reason.sentence == "exceeds the limit of 1.00 MiB per pass"
 
 
 class TestMinimumGain:
@@ -498,7 +498,7 @@ class TestMinimumGain:
         plan = plan_image_gc(node(image("a", size_mib=None)), policy, remove_all_unused=True)
         assert removed(plan) == ["a"]
         (warning,) = plan.warnings
-        assert warning.startswith("it is not known what 1 of the images to remove free")
+        assert warning == "size of 1 image(s) to remove unknown; counted as 0"
 
 
 class TestAccounting:

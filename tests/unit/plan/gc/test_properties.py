@@ -27,8 +27,10 @@ from nodeagent.model import (
 from nodeagent.model.workload import ANNOTATION_SOURCE
 from nodeagent.plan.decision import Accounting, ItemKind, Plan, Verdict
 from nodeagent.plan.gc.containers import ContainerGCPolicy, plan_container_gc
+from nodeagent.plan.gc.image_keep_rules import keep_reasons
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
-from nodeagent.plan.gc.images import ImageGCPolicy, Spent, images_in_use, plan_image_gc, why_images_stay
+from nodeagent.plan.gc.image_users import images_in_use
+from nodeagent.plan.gc.images import ImageGCPolicy, Spent, plan_image_gc
 from nodeagent.plan.gc.planner import GCPlan, GCPolicy, plan_all, plan_containers
 from nodeagent.plan.gc.pod_logs import PodLogPolicy
 from nodeagent.plan.gc.sandboxes import SandboxGCPolicy
@@ -588,7 +590,7 @@ def test_applying_a_forged_image_plan_removes_no_image_that_the_policy_in_force_
     saved = saved_plan(Scope.IMAGES, policy, (), [each.id for each in node.images] + sorted(forged))
     (plan,) = plans_for_saved(saved, node, current)[1]
     rules = current.images
-    assert why_images_stay(node, rules, removed(plan)) == dict.fromkeys(removed(plan), ())
+    assert keep_reasons(node, rules.protection, removed(plan)) == dict.fromkeys(removed(plan), ())
     if rules.max_images_per_pass:
         assert len(plan.removals) <= rules.max_images_per_pass
     fs = node.image_filesystem

@@ -1,0 +1,190 @@
+"""Keep rules for images: they apply whatever the age of an image and the usage of the filesystem.
+
+The rules are in order of precedence in :data:`KEEP_RULES`; the first one that keeps an image gives the reason of its
+decision. A new rule is an entry there, a reason code with its sentence in ``plan/decision.py``, and a test. Rules that
+depend on age, usage or the limits of a pass are part of the plan itself (``images``).
+
+Each rule returns all the images that it keeps. Rejected: a predicate per image, which costs ten calls for each of
+100,000 images, nearly all of which no rule keeps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.plan.decision import NO_FAILURES, Reason, ReasonCode
+from nodeagent.plan.gc.holds import held_images
+from nodeagent.plan.gc.image_references import is_named_like_pause
+from nodeagent.plan.gc.image_users import find_users, in_use_reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from nodeagent.model import NodeSnapshot
+    from nodeagent.plan.gc.image_protection import ProtectionPolicy
+    from nodeagent.plan.gc.image_users import ImageUsers
+
+_PINNED = Reason(ReasonCode.PINNED)
+_CONFIGURED = Reason(ReasonCode.SANDBOX_IMAGE, {"how": "configured in the runtime"})
+_NAMED_LIKE_PAUSE = Reason(ReasonCode.SANDBOX_IMAGE, {"how": "named like a pause image"})
+_NOT_IN_PLAN = Reason(ReasonCode.NOT_IN_PLAN)
+
+
+@dataclass(frozen=True, slots=True)
+class KeepContext:
+    """Inputs of the keep rules for one plan.
+
+    Attributes:
+        users: the containers and sandboxes that use each image of the snapshot.
+        protection: the protection rules.
+        failed: image id to the cause of a failure earlier in this pass.
+        only: ids of the images that may be removed; ``None`` for any.
+        pause_images: ids of the images named like a pause image.
+    """
+
+    snapshot: NodeSnapshot
+    users: ImageUsers
+    protection: ProtectionPolicy
+    failed: Mapping[str, str]
+    only: frozenset[str] | None
+    pause_images: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class KeepRule:
+    """One rule.
+
+    Attributes:
+        codes: the reason codes that it returns.
+        find: returns the id of every image that the rule keeps, with the reason.
+    """
+
+    codes: tuple[ReasonCode, ...]
+    find: Callable[[KeepContext], Mapping[str, Reason]]
+
+
+def _in_use(context: KeepContext) -> Mapping[str, Reason]:
+    """Keep every image that a container, in any state, or a sandbox refers to."""
+    return {image_id: in_use_reason(image_id, context.users) for image_id in context.users.images}
+
+
+def _pinned(context: KeepContext) -> Mapping[str, Reason]:
+    """Keep the images pinned in the runtime."""
+    return {image.id: _PINNED for image in context.snapshot.images if image.pinned}
+
+
+def _sandbox_images(context: KeepContext) -> Mapping[str, Reason]:
+    """Keep the configured sandbox image, and images named like one: containerd 2 does not report the configured one."""
+    configured = context.users.index.resolve_all(context.snapshot.sandbox_images)
+    return dict.fromkeys(context.pause_images, _NAMED_LIKE_PAUSE) | dict.fromkeys(configured, _CONFIGURED)
+
+
+def _protected(context: KeepContext) -> Mapping[str, Reason]:
+    """Keep the images that a protection rule matches, and the newest of each repository."""
+    return context.protection.reasons(context.snapshot.images, context.snapshot.image_usage)
+
+
+def _held(context: KeepContext) -> Mapping[str, Reason]:
+    """Keep the images of holds that have not ended."""
+    return held_images(context.snapshot, context.users.index)
+
+
+def _not_in_plan(context: KeepContext) -> Mapping[str, Reason]:
+    """Keep the images that the applied plan does not list."""
+    if context.only is None:
+        return {}
+    return {image.id: _NOT_IN_PLAN for image in context.snapshot.images if image.id not in context.only}
+
+
+def _failed(context: KeepContext) -> Mapping[str, Reason]:
+    """Exclude the images whose removal failed earlier in this pass."""
+    return {
+        image_id: Reason(ReasonCode.FAILED_EARLIER, {"detail": detail}) for image_id, detail in context.failed.items()
+    }
+
+
+def _used_since(context: KeepContext) -> Mapping[str, Reason]:
+    """Keep the images with a recorded use after this observation: the clock was set back."""
+    now = context.snapshot.observed_at
+    return {
+        image_id: Reason(ReasonCode.USED_THIS_PASS, {"last_used_at": usage.last_used})
+        for image_id, usage in context.snapshot.image_usage.items()
+        if usage.last_used is not None and usage.last_used > now
+    }
+
+
+def _use_unknown(context: KeepContext) -> Mapping[str, Reason]:
+    """Keep all images if their use or the holds are unknown."""
+    reason = use_unknown(context)
+    return {} if reason is None else {image.id: reason for image in context.snapshot.images}
+
+
+def use_unknown(context: KeepContext) -> Reason | None:
+    """Return why every image is kept; ``None`` normally.
+
+    Either the holds cannot be read, or some sandboxes could not be read and no other fact identifies the sandbox
+    image, so any image may be theirs.
+    """
+    snapshot = context.snapshot
+    if snapshot.holds_error:
+        return Reason(ReasonCode.USE_UNKNOWN, {"detail": snapshot.holds_error})
+    if not snapshot.sandboxes_unread or snapshot.sandbox_images or context.pause_images:
+        return None
+    if any(sandbox.image for sandbox in snapshot.sandboxes) or any(image.pinned for image in snapshot.images):
+        return None
+    count = len(snapshot.sandboxes_unread)
+    detail = f"cannot read {count} sandbox(es), and the sandbox image is unknown"
+    return Reason(ReasonCode.USE_UNKNOWN, {"detail": detail})
+
+
+KEEP_RULES: Final[tuple[KeepRule, ...]] = (
+    KeepRule((ReasonCode.IN_USE_BY_CONTAINER, ReasonCode.IN_USE_BY_SANDBOX), _in_use),
+    KeepRule((ReasonCode.PINNED,), _pinned),
+    KeepRule((ReasonCode.SANDBOX_IMAGE,), _sandbox_images),
+    KeepRule((ReasonCode.PROTECTED, ReasonCode.NEWEST_TAGS), _protected),
+    KeepRule((ReasonCode.HELD,), _held),
+    KeepRule((ReasonCode.NOT_IN_PLAN,), _not_in_plan),
+    KeepRule((ReasonCode.FAILED_EARLIER,), _failed),
+    KeepRule((ReasonCode.USED_THIS_PASS,), _used_since),
+    KeepRule((ReasonCode.USE_UNKNOWN,), _use_unknown),
+)
+"""The keep rules in order of precedence."""
+
+
+def keep_context(
+    snapshot: NodeSnapshot,
+    protection: ProtectionPolicy,
+    users: ImageUsers,
+    *,
+    failed: Mapping[str, str],
+    only: frozenset[str] | None,
+) -> KeepContext:
+    """Return the inputs of the keep rules; see :class:`KeepContext`."""
+    pause_images = frozenset(
+        image.id
+        for image in snapshot.images
+        for reference in image.references
+        if "pause" in reference and is_named_like_pause(reference)  # the test of the text is much cheaper
+    )
+    return KeepContext(snapshot, users, protection, failed, only, pause_images)
+
+
+def first_keep_reasons(context: KeepContext) -> dict[str, Reason]:
+    """Return the id of every kept image with the reason of the first rule that keeps it."""
+    reasons: dict[str, Reason] = {}
+    for rule in reversed(KEEP_RULES):
+        reasons.update(rule.find(context))
+    return reasons
+
+
+def keep_reasons(
+    snapshot: NodeSnapshot, protection: ProtectionPolicy, image_ids: Collection[str]
+) -> dict[str, tuple[Reason, ...]]:
+    """Return the reasons of all keep rules for each of these images, in order of precedence.
+
+    A plan has only the first reason.
+    """
+    context = keep_context(snapshot, protection, find_users(snapshot), failed=NO_FAILURES, only=None)
+    found = [rule.find(context) for rule in KEEP_RULES]
+    return {image_id: tuple(reasons[image_id] for reasons in found if image_id in reasons) for image_id in image_ids}

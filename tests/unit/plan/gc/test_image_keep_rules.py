@@ -1,0 +1,83 @@
+"""Keep rules for images: their order, their reason codes, and the precedence of the first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+
+import pytest
+
+from nodeagent.model import Hold, NodeSnapshot
+from nodeagent.plan.decision import Reason, ReasonCode
+from nodeagent.plan.gc.image_keep_rules import KEEP_RULES, first_keep_reasons, keep_context, keep_reasons
+from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
+from nodeagent.plan.gc.image_users import find_users
+from tests.unit.builders import NOW, container, image, snapshot, used
+
+PROTECTION = ProtectionPolicy((parse_rule("r.io/*"),))
+PRECEDENCE = [
+    "in-use-by-container",
+    "pinned",
+    "sandbox-image",
+    "protected",
+    "held",
+    "not-in-plan",
+    "failed-earlier",
+    "used-this-pass",
+    "use-unknown",
+]
+
+
+def node(**fields: object) -> NodeSnapshot:
+    """Return a node whose image ``all`` is kept by every rule, and ``one`` by the last only."""
+    return snapshot(
+        (image("all", "r.io/pause:1", pinned=True), used(-60)),
+        (image("one", "other:1"), used()),
+        containers=(container("c", image_ref="all"),),
+        holds=(Hold("1", "all", "why", "me", NOW, NOW + timedelta(hours=1)),),
+        holds_error="cannot read holds",
+        **fields,
+    )
+
+
+def reasons_by_rule() -> list[dict[str, Reason]]:
+    seen = node()
+    context = keep_context(seen, PROTECTION, find_users(seen), failed={"all": "busy"}, only=frozenset({"one"}))
+    return [dict(rule.find(context)) for rule in KEEP_RULES]
+
+
+def test_rules_are_ordered_by_precedence() -> None:
+    assert [found["all"].code.value for found in reasons_by_rule()] == PRECEDENCE
+
+
+def test_rule_returns_only_its_own_reason_codes() -> None:
+    for rule, found in zip(KEEP_RULES, reasons_by_rule(), strict=True):
+        assert {reason.code for reason in found.values()} <= set(rule.codes)
+
+
+def test_reason_code_belongs_to_one_rule() -> None:
+    counts = Counter(code for rule in KEEP_RULES for code in rule.codes)
+    assert set(counts.values()) == {1}
+
+
+@pytest.mark.parametrize("position", range(len(KEEP_RULES)))
+def test_reason_is_that_of_the_first_rule_that_keeps_the_image(position: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodeagent.plan.gc.image_keep_rules.KEEP_RULES", KEEP_RULES[position:])
+    seen = node()
+    context = keep_context(seen, PROTECTION, find_users(seen), failed={"all": "busy"}, only=frozenset({"one"}))
+    assert first_keep_reasons(context)["all"].code.value == PRECEDENCE[position]
+    assert first_keep_reasons(context)["one"].code is ReasonCode.USE_UNKNOWN
+
+
+def test_all_reasons_of_an_image_are_in_order_of_precedence() -> None:
+    reasons = keep_reasons(node(), PROTECTION, ["all", "one"])
+    assert [reason.code.value for reason in reasons["all"]] == [
+        code for code in PRECEDENCE if code not in ("not-in-plan", "failed-earlier")
+    ]
+    assert [reason.code.value for reason in reasons["one"]] == ["use-unknown"]
+
+
+def test_image_without_a_keep_reason_is_absent() -> None:
+    seen = snapshot(image("a", "q.io/app:1"))
+    context = keep_context(seen, PROTECTION, find_users(seen), failed={}, only=None)
+    assert first_keep_reasons(context) == {}
