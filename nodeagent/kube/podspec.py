@@ -83,7 +83,7 @@ def parse_pod(document: object, where: str) -> PodSpec:
 
 
 def parse_resource_quantity(value: object, where: str) -> Decimal:
-    """Return the number of a resource quantity, which JSON and YAML may hold as a number.
+    """Return the number of a resource quantity, a text or a number in JSON and YAML.
 
     Raises:
         ObservationError: not a quantity, negative, or above 64 bits.
@@ -185,8 +185,7 @@ def _empty_dirs(spec: _Object, where: str) -> tuple[EmptyDirSpec, ...]:
         limit_bytes = (
             None if limit is None else _rounded_up(parse_resource_quantity(limit, f"{place}.emptyDir.sizeLimit"))
         )
-        in_memory = _text(source, "medium", place) not in ("", "Default")
-        found.append(EmptyDirSpec(_text(fields, "name", place), limit_bytes, in_memory))
+        found.append(EmptyDirSpec(_text(fields, "name", place), limit_bytes))
     return tuple(found)
 
 

@@ -40,7 +40,6 @@ class EmptyDirSpec:
 
     name: str
     limit_bytes: int | None = None
-    in_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)

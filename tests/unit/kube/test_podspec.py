@@ -29,15 +29,15 @@ def pod(spec: Any = None, status: Any = None, **metadata: Any) -> dict[str, Any]
 
 def container(name: str = "app", *, limits: Any = None, restart: str | None = None, **requests: Any) -> dict[str, Any]:
     """Return a container with requests, dashes for underscores."""
-    made: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "name": name,
         "resources": {"requests": {k.replace("_", "-"): requests[k] for k in requests}},
     }
     if limits is not None:
-        made["resources"]["limits"] = limits
+        fields["resources"]["limits"] = limits
     if restart is not None:
-        made["restartPolicy"] = restart
-    return made
+        fields["restartPolicy"] = restart
+    return fields
 
 
 def test_fields_relevant_for_eviction_are_parsed() -> None:
@@ -72,7 +72,7 @@ def test_fields_relevant_for_eviction_are_parsed() -> None:
     assert parsed.containers[0].memory_limit_bytes == 1024 * MIB
     assert parsed.empty_dirs == (
         EmptyDirSpec("cache", 64 * MIB),
-        EmptyDirSpec("scratch", None, in_memory=True),
+        EmptyDirSpec("scratch"),
         EmptyDirSpec("plain"),
     )
     assert (parsed.qos, parsed.phase, parsed.deleting) == (QosClass.BURSTABLE, "Running", False)
