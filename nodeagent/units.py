@@ -84,10 +84,10 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_duration_s(text: str) -> float:
-    """Return the seconds a duration stands for.
+    """Return a duration in seconds.
 
     Raises:
-        ValueError: the text is not a duration, or is negative; the message says which form is allowed.
+        ValueError: the text is not a duration, or is negative; the message states the allowed form.
 
     Source: Go ``time.ParseDuration``, plus ``d``.
     """
@@ -109,7 +109,7 @@ def parse_duration_s(text: str) -> float:
 
 
 def format_bytes(size_bytes: int) -> str:
-    """Return a size for people, in binary units with about three digits, such as ``1.46 GiB``."""
+    """Return a size for display, in binary units with about three digits, such as ``1.46 GiB``."""
     sign, rest = ("-", -size_bytes) if size_bytes < 0 else ("", size_bytes)
     if rest < 1024:
         return f"{sign}{rest} B"
@@ -123,12 +123,12 @@ def format_bytes(size_bytes: int) -> str:
 
 
 def format_time(moment: datetime) -> str:
-    """Return an aware UTC time as RFC 3339 with milliseconds, as documents and records have it."""
+    """Return an aware UTC time as RFC 3339 with milliseconds, the form in documents and records."""
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration for people with its two largest units, such as ``2h45m``; below a minute with ``s``."""
+    """Return a duration for display with its two largest units, such as ``2h45m``; below a minute with ``s``."""
     if seconds < 0:
         return "-" + format_duration(-seconds)
     if seconds < 0.9995:

@@ -65,14 +65,14 @@ class TreeReader:
             parts = [self.measure(each, skip) for each in self._directories(path, skip)]
             own = Tree(path)
             self._walk(path, skip, own, only_files=True)
-            whole = Tree(
+            total = Tree(
                 path,
                 own.size_bytes + sum(each.size_bytes for each in parts),
                 all(each.complete for each in parts),
                 own.inodes + sum(each.inodes for each in parts),
             )
             main = max(parts, key=lambda tree: tree.size_bytes, default=None)
-            trees.append(main if main is not None and main.size_bytes * 10 > whole.size_bytes * 9 else whole)
+            trees.append(main if main is not None and main.size_bytes * 10 > total.size_bytes * 9 else total)
         return trees
 
     def _directories(self, root: str, skip: frozenset[str]) -> list[str]:

@@ -62,14 +62,12 @@ def read_filesystem(path: str, clock: Clock) -> FsObservation:
             "path in the agent's namespace"
         ) from error
     except OSError as error:
-        raise ObservationError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise ObservationError(f"cannot read {path}: {error.strerror or error}") from error
     capacity, available = stats.f_blocks * stats.f_frsize, stats.f_bavail * stats.f_frsize
     if capacity <= 0:
-        raise ObservationError(f"impossible reading: the filesystem of {path} has capacity {capacity}")
+        raise ObservationError(f"impossible reading of {path}: capacity {capacity}")
     if not 0 <= available <= capacity:
-        raise ObservationError(
-            f"impossible reading: the filesystem of {path} has {available} bytes available of {capacity}"
-        )
+        raise ObservationError(f"impossible reading of {path}: {available} bytes available of {capacity}")
     return FsObservation(
         path=path,
         device_id=device,

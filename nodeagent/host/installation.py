@@ -108,7 +108,7 @@ def parts(
     yield Part(layout.command, link=str(prefix / "bin/nodeagent"))
 
 
-# ---- recognising the files of an installation
+# ---- recognition of installed files
 
 
 def known_places(layout: Layout) -> tuple[Path, ...]:
@@ -174,7 +174,7 @@ def check_foreign(
         layout: paths of the installation's files.
         paths: files to be placed.
         prefix: directory of the virtual environment.
-        root: directory that stands in for the node's root.
+        root: directory used as the node's root.
         recorded: the paths listed in the manifest.
 
     Raises:

@@ -81,8 +81,8 @@ class KubeletTraceReader:
         """Return the current traces. Blocks.
 
         Args:
-            arguments: whether to read command lines. That takes a lock of each process's address space, which a
-                process that waits for memory can hold for a long time.
+            arguments: whether to read command lines. That locks the address space of each process, and a process
+                that waits for memory can keep the lock for a long time.
         """
         now_s = self._clock.monotonic_s()
         hidden: list[str] = []
@@ -103,9 +103,9 @@ class KubeletTraceReader:
         except OSError as error:
             hidden.append(read_error(error))
             return
-        known = self._settled if arguments and not self._all_due(now_s, len(pids)) else frozenset()
-        others = {pid for pid in pids if pid in known}
-        for pid in (each for each in pids if each not in known):
+        skipped = self._settled if arguments and not self._all_due(now_s, len(pids)) else frozenset()
+        others = {pid for pid in pids if pid in skipped}
+        for pid in (each for each in pids if each not in skipped):
             try:
                 found = self._kubelet(f"{proc}/{pid}", pid, arguments=arguments)
             except OSError as error:

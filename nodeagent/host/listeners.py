@@ -30,7 +30,7 @@ _MAX_TABLE_BYTES: Final = 16 << 20
 class ListenerReader:
     """Repeated readings of listeners on a few ports.
 
-    For each reading the kernel walks its whole table of connections, empty slots included: 3.4 ms were measured for
+    For each reading the kernel walks its complete table of connections, empty slots included: 3.4 ms were measured for
     262144 slots. Therefore the tables are read once a minute, and every 30 s while the number of sockets changes.
     """
 
@@ -73,15 +73,15 @@ class ListenerReader:
 
     def _networks(self) -> Iterator[str]:
         """Yield one directory for each network namespace; the inode of a file identifies its namespace."""
-        known = set()
+        inodes = set()
         for directory in self._directories:
             try:
                 table = os.stat(f"{directory}/tcp")  # noqa: PTH116 - directories are texts here
             except OSError:
                 yield directory  # _read_tables reports the error
                 continue
-            if (table.st_dev, table.st_ino) not in known:
-                known.add((table.st_dev, table.st_ino))
+            if (table.st_dev, table.st_ino) not in inodes:
+                inodes.add((table.st_dev, table.st_ino))
                 yield directory
 
     def _read_tables(self, networks: Iterable[str]) -> None:

@@ -23,7 +23,7 @@ def process_lock(path: Path) -> Iterator[str]:
     removal is checked by itself.
 
     Raises:
-        PassBusyError: another process holds the lock; the text has its pid.
+        PassBusyError: another process has locked the file; the text has its pid.
     """
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)

@@ -167,7 +167,7 @@ def carry_out(part: Part, step: Step, root: Path) -> None:
         elif step.change in {Change.NEW, Change.REPLACED}:
             _write(path, part)
     except OSError as error:
-        raise InstallError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise InstallError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def save_copy(path: Path) -> Path:
@@ -214,7 +214,7 @@ def remove(path: Path, root: Path) -> None:
     try:
         below(root, path).unlink(missing_ok=True)
     except OSError as error:
-        raise InstallError(f"{path} cannot be removed: {error.strerror or error}") from error
+        raise InstallError(f"cannot remove {path}: {error.strerror or error}") from error
     with suppress(OSError):  # not empty
         for above in path.parents:
             if above in _SHARED_DIRECTORIES:

@@ -161,11 +161,11 @@ def _reading(root: Path) -> Iterator[int | None]:
         yield None
         return
     except OSError as error:
-        raise ObservationError(f"{root} cannot be read: {error.strerror or error}") from error
+        raise ObservationError(f"cannot read {root}: {error.strerror or error}") from error
     try:
         yield descriptor
     except OSError as error:
-        raise ObservationError(f"{root} cannot be read: {error.strerror or error}") from error
+        raise ObservationError(f"cannot read {root}: {error.strerror or error}") from error
     finally:
         os.close(descriptor)
 
@@ -276,7 +276,7 @@ def _opened(root: Path) -> Iterator[int]:
     try:
         descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise RemovalRefusedError(f"{root} cannot be opened: {error.strerror or error}") from error
+        raise RemovalRefusedError(f"cannot open {root}: {error.strerror or error}") from error
     try:
         yield descriptor
     except FileNotFoundError:

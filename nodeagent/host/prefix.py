@@ -24,7 +24,7 @@ DEFAULT_PREFIX: Final = Path("/opt/nodeagent")
 _FORM: Final = re.compile(r"(/[A-Za-z0-9._+-]+)+", re.ASCII)
 """The path is written into a unit, a shebang line and completion scripts: no spaces, quotes or specifiers."""
 _LONGEST: Final = 100
-"""A shebang line holds 127 bytes on kernels before 5.1. Source: execve(2), interpreter scripts."""
+"""A shebang line is limited to 127 bytes on kernels before 5.1. Source: execve(2), interpreter scripts."""
 _SYSTEM: Final = tuple(
     Path(name)
     for name in (
@@ -57,7 +57,7 @@ def check_place(prefix: Path, root: Path, *, homes: Collection[Path] | None = No
 
     Args:
         prefix: path on the node.
-        root: directory that stands in for the node's root.
+        root: directory used as the node's root.
         homes: home directories; ``None`` for those of the user database.
 
     Raises:

@@ -91,7 +91,7 @@ class KubeletListing:
         try:
             self.pods = await source.read()
         except ObservationError as error:
-            # The spec of a pod is immutable, so the cached list remains valid for its pods.
+            # Keep the cached list: apart from in-place resizes the spec of a pod is immutable.
             self._error = str(error)
         else:
             self._error = ""

@@ -35,7 +35,7 @@ class ManifestReader:
     def __init__(self, directory: Path = MANIFESTS, *, max_bytes: int = _MAX_BYTES) -> None:
         self._directory = directory
         self._max_bytes = max_bytes
-        self._known: dict[str, tuple[tuple[int, int, int, int], tuple[PodSpec, ...] | str]] = {}
+        self._cached: dict[str, tuple[tuple[int, int, int, int], tuple[PodSpec, ...] | str]] = {}
 
     def read(self) -> Manifests:
         """Return the static pods; none if the directory does not exist. Blocks.
@@ -49,7 +49,7 @@ class ManifestReader:
             root = self._directory.resolve(strict=True)
             names = sorted(name for name in os.listdir(root) if not name.startswith("."))  # noqa: PTH208 - names only
         except FileNotFoundError:
-            self._known.clear()
+            self._cached.clear()
             return Manifests()
         except OSError as error:
             return Manifests(warnings=(f"static manifests: cannot read {self._directory}: {error.strerror}",))
@@ -58,8 +58,8 @@ class ManifestReader:
         if len(names) > _MAX_FILES:
             warnings.append(f"static manifests: {root} has {len(names)} files, only the first {_MAX_FILES} are read")
             names = names[:_MAX_FILES]
-        for removed in self._known.keys() - set(names):
-            del self._known[removed]
+        for removed in self._cached.keys() - set(names):
+            del self._cached[removed]
         for name in names:
             found = self._file(root, name)
             if isinstance(found, str):
@@ -85,10 +85,10 @@ class ManifestReader:
             if not stat.S_ISREG(status.st_mode):
                 return ()
             version = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-            known = self._known.get(name)
-            if known is None or known[0] != version:
-                known = self._known[name] = version, self._parsed(descriptor, status.st_size, path)
-            return known[1]
+            cached = self._cached.get(name)
+            if cached is None or cached[0] != version:
+                cached = self._cached[name] = version, self._parsed(descriptor, status.st_size, path)
+            return cached[1]
         except OSError as error:
             return f"cannot read {path}: {error}"
         finally:

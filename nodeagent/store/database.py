@@ -167,7 +167,7 @@ class Store:
     ) -> None:
         """Store the usage of committed snapshots, which saves one call per snapshot after a restart.
 
-        A failed write is ignored, since the runtime can be asked again; ``health`` reports the next failure.
+        A failed write is ignored, since the runtime can report the usage again; ``health`` reports the next failure.
         """
         with self._lock:
             if self._read_only or not self._loaded:

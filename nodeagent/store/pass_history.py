@@ -51,7 +51,7 @@ class PastAction:
         name: name for display.
         references: further names of an image.
         outcome: outcome, as in a report.
-        detail: cause of the outcome; empty if the outcome says all.
+        detail: cause of the outcome; may be empty.
         reason: code of the reason for the removal, in the words of the version that recorded it.
         sentence: the reason as a sentence.
         frees_bytes: bytes that the removal was predicted to free; ``None`` if unknown.

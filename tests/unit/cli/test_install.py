@@ -150,7 +150,7 @@ def test_a_prefix_that_would_be_dangerous_is_refused(tmp_path: Path, prefix: str
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "etc").write_text("a file")
     ended = nodeagent("install", "--root", str(tmp_path))
-    assert (ended.returncode, "cannot be written" in ended.stderr) == (1, True)
+    assert (ended.returncode, "cannot write" in ended.stderr) == (1, True)
     assert "Traceback" not in ended.stderr
 
 

@@ -22,19 +22,19 @@ NAME = f"shop_web_{UID}"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    made = tmp_path / "pods"
-    (made / NAME / "web").mkdir(parents=True)
+    pods = tmp_path / "pods"
+    (pods / NAME / "web").mkdir(parents=True)
     for name in ("0.log", "0.log.20260101-000000.gz", "1.log", "10.log"):
-        (made / NAME / "web" / name).write_text("line\n")
-    return made
+        (pods / NAME / "web" / name).write_text("line\n")
+    return pods
 
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
-    made = tmp_path / "victim"
-    made.mkdir()
-    (made / "precious").write_text("kept")
-    return made
+    target = tmp_path / "victim"
+    target.mkdir()
+    (target / "precious").write_text("kept")
+    return target
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,11 @@ GOOD = {"format": 1, "version": "0.1.0", "complete": True, "environment": ["bin/
 
 
 def test_written_manifest_is_read_back(tmp_path: Path) -> None:
-    made = Manifest(True, frozenset({"bin/python", "lib/a b"}), {Path("/etc/x"): frozenset({"sha256:1", "link:/y"})})
-    write_manifest(tmp_path, made)
-    assert read_manifest(tmp_path) == made
+    manifest = Manifest(
+        True, frozenset({"bin/python", "lib/a b"}), {Path("/etc/x"): frozenset({"sha256:1", "link:/y"})}
+    )
+    write_manifest(tmp_path, manifest)
+    assert read_manifest(tmp_path) == manifest
     assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o644
     assert [each.name for each in tmp_path.iterdir()] == [NAME]
 

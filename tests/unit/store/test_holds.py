@@ -37,7 +37,7 @@ def test_added_hold_is_read_by_the_next_process(tmp_path: Path) -> None:
 
 def test_hold_of_another_user_is_not_removed(tmp_path: Path) -> None:
     placed = HoldFile(tmp_path).add(hold())
-    assert HoldFile(tmp_path).remove(placed.id, placed_by="somebody else") is None
+    assert HoldFile(tmp_path).remove(placed.id, placed_by="another user") is None
     assert HoldFile(tmp_path).read() == (placed,)
     assert HoldFile(tmp_path).remove(placed.id, placed_by=placed.by) == placed
 

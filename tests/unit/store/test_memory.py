@@ -128,8 +128,8 @@ def test_corrupt_database_is_quarantined(tmp_path: Path) -> None:
     assert "quarantined as" in store.take_notices()[0]
     remember(store, {"a": None}, (), T0)
     assert store.health.persistent
-    (aside,) = tmp_path.glob("nodeagent.db.corrupt-*")
-    assert aside.read_bytes() == content
+    (quarantined,) = tmp_path.glob("nodeagent.db.corrupt-*")
+    assert quarantined.read_bytes() == content
     assert Store(tmp_path).usage() == {"a": ImageUsage(T0)}
 
 

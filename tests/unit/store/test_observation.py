@@ -77,7 +77,7 @@ def test_observation_continues_over_a_restart_within_the_restart_limit(
 @pytest.mark.parametrize(
     "later",
     [at(10, boot="another boot"), at(10, boot=""), at(-10)],
-    ids=["reboot", "boot id unknown", "boot clock went back"],
+    ids=["reboot", "boot id unknown", "boot clock behind"],
 )
 def test_other_or_unknown_boot_restarts_the_observation(tmp_path: Path, later: ClockReading) -> None:
     observe_s(Store(tmp_path), at(0))
