@@ -14,7 +14,7 @@ from nodeagent.errors import StoreError
 from nodeagent.model import ImageUsage, ImageUseRecord
 from nodeagent.store.clock_jumps import ClockReading, find_jump, shifted
 from nodeagent.store.image_usage import merge_usage
-from nodeagent.store.observation import GapLimits, Observation, start_observation
+from nodeagent.store.observation import GapLimits, Observation, ObservationTracker
 from nodeagent.store.sqlite import (
     BROKEN,
     BUSY_TIMEOUT_S,
@@ -95,10 +95,8 @@ class Store:
         self._read_only = read_only
         self._lock = threading.Lock()
         self._usage: dict[str, ImageUsage] = {}
-        self._gaps = gaps
         self._anchor: ClockReading | None = None  # clock reading that all stored wall times refer to
-        self._observation: Observation | None = None
-        self._observing = False
+        self._tracker = ObservationTracker(gaps)
         self._written: dict[str, ImageUsage] | None = None
         self._loaded = False
         self._notices: list[str] = []
@@ -127,11 +125,10 @@ class Store:
         with self._lock:
             if not self._loaded:
                 self._load()
-            last = self._observation
-            if self._observing and last is not None and last.boot_id == at.boot_id and at.boottime_s < last.last_s:
-                return self._observe_late(listed, in_use, at, last)
+            if self._tracker.current is not None and self._tracker.is_late(at):
+                return self._observe_late(listed, in_use, at, self._tracker.current)
             self._follow_clock(at)
-            previous_at = self._extend_observation(at)
+            previous_at = self._tracker.extend(at)
             self._usage = merge_usage(self._usage, listed, in_use, at.wall, previous_at=previous_at)
             if self._loaded and not self._read_only:
                 self._write()
@@ -143,10 +140,7 @@ class Store:
         ``None`` before the first detection, after a gap that is too long, or while the file is unavailable. Takes no
         lock, so that a hanging disk does not block the status.
         """
-        observation = self._observation
-        if observation is None or not observation.continues(at, self._longest_gap_s):
-            return None
-        return self._observed_since(at)
+        return self._observed_since(at) if self._tracker.would_continue(at) else None
 
     def snapshot_usage(self) -> dict[tuple[str, str], SnapshotFigures]:
         """Return the usage of committed snapshots by snapshotter and key; empty if it cannot be read."""
@@ -194,27 +188,12 @@ class Store:
         jump = find_jump(self._anchor, at)
         if jump is not None:
             self._usage = shifted(self._usage, jump)
-            self._observation = self._observation.moved(jump) if self._observation is not None else None
+            self._tracker.shift(jump)
         if jump is not None or self._anchor is None or self._anchor.boot_id != at.boot_id:
             self._anchor = at
 
-    @property
-    def _longest_gap_s(self) -> float:
-        return self._gaps.running_s if self._observing else self._gaps.restart_s
-
-    def _extend_observation(self, at: ClockReading) -> datetime | None:
-        """Add a detection to the observation; return the time of the one before, ``None`` for the first."""
-        before = self._observation
-        continued = before is not None and before.continues(at, self._longest_gap_s)
-        self._observing = True
-        if before is None or not continued:
-            self._observation = start_observation(at)
-            return None
-        self._observation = before.extended(at)
-        return before.last_at
-
     def _observed_since(self, at: ClockReading) -> datetime | None:
-        observation = self._observation
+        observation = self._tracker.current
         if observation is None or not self._loaded or not self.health.persistent:
             return None
         return at.wall - timedelta(seconds=at.boottime_s - observation.since_s)
@@ -241,7 +220,7 @@ class Store:
             usage = shifted(usage, jump)
         self._usage = {**usage, **{key: _combined(each, usage.get(key)) for key, each in self._usage.items()}}
         self._anchor = self._anchor or anchor
-        self._observation = self._observation or observation
+        self._tracker.restore(observation)
         self._loaded = True
         self.health = StoreHealth()
 
@@ -278,7 +257,7 @@ class Store:
             with closing(connect(self._path, _MIGRATIONS)) as connection:
                 if self._written is None:
                     check(connection)
-                _write(connection, self._usage, self._written, _encoded(self._anchor, self._observation))
+                _write(connection, self._usage, self._written, _encoded(self._anchor, self._tracker.current))
         except sqlite3.DatabaseError as error:
             self._handle_error(error)
             return

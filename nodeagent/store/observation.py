@@ -80,3 +80,50 @@ class Observation:
 def start_observation(now: ClockReading) -> Observation:
     """Return an observation with ``now`` as its first detection."""
     return Observation(now.boot_id, now.boottime_s, now.boottime_s, now.wall)
+
+
+class ObservationTracker:
+    """The current observation of one process. Not thread-safe, except for reading ``current``.
+
+    Attributes:
+        current: the current observation; ``None`` before the first detection without a stored observation.
+    """
+
+    def __init__(self, gaps: GapLimits) -> None:
+        self._gaps = gaps
+        self._detected = False
+        self.current: Observation | None = None
+
+    def restore(self, stored: Observation | None) -> None:
+        """Continue the stored observation of a former process unless this one has its own."""
+        self.current = self.current or stored
+
+    def shift(self, jump: ClockJump) -> None:
+        """Shift the wall time of the observation by a jump of the clock."""
+        if self.current is not None:
+            self.current = self.current.moved(jump)
+
+    def is_late(self, at: ClockReading) -> bool:
+        """Return whether a detection of this process at a later time was already added."""
+        last = self.current
+        return self._detected and last is not None and last.boot_id == at.boot_id and at.boottime_s < last.last_s
+
+    def extend(self, at: ClockReading) -> datetime | None:
+        """Add a detection; return the time of the one before, ``None`` if the observation starts with this one."""
+        before = self.current
+        continued = before is not None and before.continues(at, self._longest_gap_s)
+        self._detected = True
+        if before is None or not continued:
+            self.current = start_observation(at)
+            return None
+        self.current = before.extended(at)
+        return before.last_at
+
+    def would_continue(self, at: ClockReading) -> bool:
+        """Return whether a detection at ``at`` would continue the observation."""
+        current = self.current
+        return current is not None and current.continues(at, self._longest_gap_s)
+
+    @property
+    def _longest_gap_s(self) -> float:
+        return self._gaps.running_s if self._detected else self._gaps.restart_s
