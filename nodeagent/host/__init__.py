@@ -1,6 +1,6 @@
 """Access to the host: filesystems, cgroups, pod logs and volumes, boot, kubelet, locks, systemd and logind.
 
-Readers take a root directory where tests need one. Log files are deleted only in ``podlogs``, through directory
+Readers take a root directory where tests need one. Log files are deleted only in ``log_removal``, through directory
 descriptors, so that no symbolic link is followed and no mount is crossed.
 
 logind is called with plain messages on the system bus (``dbus``, ``login1``, ``logind``). Proxies generated from

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nodeagent.host import podlogs
+from nodeagent.host import log_removal
 
 
 class HostLogs:
-    """Removes pod logs below the kubelet's log roots; ``host.podlogs`` has the checks on paths."""
+    """Removes pod logs below the kubelet's log roots; ``host.log_removal`` has the checks on paths."""
 
     def __init__(self, pod_log_root: Path, container_log_root: Path) -> None:
         self._pod_log_root = pod_log_root
@@ -16,14 +16,14 @@ class HostLogs:
 
     def remove_container_logs(self, log_path: str, container_id: str) -> int:
         """Remove a container's current and rotated logs, then its links; return the bytes freed."""
-        freed = podlogs.remove_container_logs(self._pod_log_root, Path(log_path)).size_bytes
-        podlogs.remove_links_of(self._container_log_root, container_id)
+        freed = log_removal.remove_container_logs(self._pod_log_root, Path(log_path)).size_bytes
+        log_removal.remove_links_of(self._container_log_root, container_id)
         return freed
 
     def remove_pod_directory(self, name: str, uid: str) -> int:
         """Remove one pod log directory; return the bytes freed."""
-        return podlogs.remove_pod_log_directory(self._pod_log_root, name, uid).size_bytes
+        return log_removal.remove_pod_log_directory(self._pod_log_root, name, uid).size_bytes
 
     def remove_dead_link(self, name: str) -> bool:
         """Remove a link whose target does not exist; return false if the target exists again."""
-        return podlogs.remove_dead_log_link(self._container_log_root, name)
+        return log_removal.remove_dead_log_link(self._container_log_root, name)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.host import podlogs
-from nodeagent.host.podlogs import RemovalRefusedError
+from nodeagent.host import log_removal, podlogs
+from nodeagent.host.log_removal import RemovalRefusedError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,7 +69,7 @@ def test_container_id_is_parsed_from_the_link_name(name: str, container_id: str)
 def test_pod_log_directory_is_removed_with_its_content(root: Path, victim: Path) -> None:
     (root / NAME / "link").symlink_to(victim)
     (root / NAME / "web" / "precious").symlink_to(victim / "precious")
-    freed = podlogs.remove_pod_log_directory(root, NAME, UID)
+    freed = log_removal.remove_pod_log_directory(root, NAME, UID)
     assert freed.inodes == 8
     assert list(root.iterdir()) == []
     assert (victim / "precious").read_text() == "kept"
@@ -78,7 +78,7 @@ def test_pod_log_directory_is_removed_with_its_content(root: Path, victim: Path)
 @pytest.mark.parametrize("name", ["", ".", "..", "../victim", f"x/{NAME}", "shop_web"])
 def test_name_of_another_directory_is_refused(root: Path, name: str) -> None:
     with pytest.raises(RemovalRefusedError):
-        podlogs.remove_pod_log_directory(root, name, UID)
+        log_removal.remove_pod_log_directory(root, name, UID)
     assert (root / NAME / "web" / "1.log").exists()
 
 
@@ -86,17 +86,17 @@ def test_symlink_instead_of_the_directory_is_refused(root: Path, victim: Path) -
     other = f"shop_other_{UID}"
     (root / other).symlink_to(victim)
     with pytest.raises(RemovalRefusedError):
-        podlogs.remove_pod_log_directory(root, other, UID)
+        log_removal.remove_pod_log_directory(root, other, UID)
     assert (victim / "precious").exists()
 
 
 def test_only_logs_of_the_container_are_removed(root: Path, victim: Path) -> None:
-    podlogs.remove_container_logs(root, root / NAME / "web" / "0.log")
+    log_removal.remove_container_logs(root, root / NAME / "web" / "0.log")
     assert sorted(each.name for each in (root / NAME / "web").iterdir()) == ["1.log", "10.log"]
     (root / NAME / "elsewhere").symlink_to(victim)
     for path in (root / NAME / "elsewhere" / "precious", victim / "precious", root / NAME / ".." / "x" / "y"):
         with pytest.raises(RemovalRefusedError):
-            podlogs.remove_container_logs(root, path)
+            log_removal.remove_container_logs(root, path)
     assert (victim / "precious").exists()
 
 
@@ -107,10 +107,10 @@ def test_only_links_without_a_target_are_removed(root: Path, tmp_path: Path) -> 
     (links / "web_shop_web-fedcba9876.log").symlink_to(root / NAME / "web" / "7.log")
     (links / "plain-aaaaaaaa.log").write_text("a file")
     assert [each.container_id for each in podlogs.list_dead_log_links(links)] == ["fedcba9876"]
-    assert podlogs.remove_dead_log_link(links, "web_shop_web-0123abcdef.log") is False
-    assert podlogs.remove_links_of(links, "fedcba9876") == 1
+    assert log_removal.remove_dead_log_link(links, "web_shop_web-0123abcdef.log") is False
+    assert log_removal.remove_links_of(links, "fedcba9876") == 1
     with pytest.raises(RemovalRefusedError):
-        podlogs.remove_dead_log_link(links, "plain-aaaaaaaa.log")
+        log_removal.remove_dead_log_link(links, "plain-aaaaaaaa.log")
     assert len(list(links.iterdir())) == 2
 
 
@@ -151,7 +151,7 @@ def test_concurrent_replacement_by_a_symlink_never_redirects_the_removal(
     try:
         for _ in range(400):
             try:
-                podlogs.remove_pod_log_directory(root, NAME, UID)
+                log_removal.remove_pod_log_directory(root, NAME, UID)
             except (RemovalRefusedError, FileNotFoundError):
                 continue
     finally:
@@ -168,7 +168,7 @@ def test_tree_with_a_mount_is_refused_before_any_removal(root: Path, victim: Pat
     subprocess.run(["mount", "--bind", str(victim), str(mounted)], check=True)
     try:
         with pytest.raises(RemovalRefusedError, match="mount point"):
-            podlogs.remove_pod_log_directory(root, NAME, UID)
+            log_removal.remove_pod_log_directory(root, NAME, UID)
         assert (victim / "precious").exists()
         assert len(list((root / NAME / "web").iterdir())) == 4
     finally:
@@ -181,10 +181,10 @@ def test_directory_with_any_bytes_in_its_name_is_listed_and_removed(root: Path, 
     (root / text / "a\udcff").mkdir(parents=True)
     (found,) = (each for each in podlogs.list_pod_log_directories(root) if each.name == text)
     assert found.uid == UID
-    podlogs.remove_pod_log_directory(root, found.name, found.uid)
+    log_removal.remove_pod_log_directory(root, found.name, found.uid)
     assert [each.name for each in root.iterdir()] == [NAME]
 
 
 def test_impossible_log_path_is_refused(root: Path) -> None:
     with pytest.raises(RemovalRefusedError, match="not a container's log"):
-        podlogs.remove_container_logs(root, root / NAME / "we\0b" / "0.log")
+        log_removal.remove_container_logs(root, root / NAME / "we\0b" / "0.log")

@@ -1,0 +1,269 @@
+"""Removal of pod logs and of links to them, the only deletion of files on the host.
+
+Files are removed through directory descriptors, one level at a time, opened without following symlinks and compared by
+device and mount with the log root. A concurrent rename, or replacement by a symlink, at worst aborts the removal; it
+cannot redirect it out of the log root.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.errors import NodeAgentError, ObservationError
+from nodeagent.host.filesystems import mount_id
+from nodeagent.host.podlogs import has_target, link_container_id, open_log_root, pod_uid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAX_DEPTH: Final = 256
+
+
+class RemovalRefusedError(NodeAgentError):
+    """An entry is not of the expected kind or place, so it was not removed; the text has the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """Space freed by a removal: allocated bytes and inodes of files without another link."""
+
+    size_bytes: int = 0
+    inodes: int = 0
+
+    def plus(self, other: Freed) -> Freed:
+        """Return the sum."""
+        return Freed(self.size_bytes + other.size_bytes, self.inodes + other.inodes)
+
+
+def remove_pod_log_directory(root: Path, name: str, expected_uid: str) -> Freed:
+    """Remove one pod log directory with its content; return the freed space.
+
+    Symlinks in it are removed without following them.
+
+    Raises:
+        RemovalRefusedError: the name is not that pod's log directory, or a mount lies below it, and nothing was
+            removed; or the directory changed during the removal, and the rest is kept.
+        FileNotFoundError: it does not exist.
+    """
+    _check_name(name)
+    if not expected_uid or pod_uid(name) != expected_uid:
+        raise RemovalRefusedError(f"{root / name} is not a log directory of pod {expected_uid or '(none)'}")
+    with _opened(root) as top:
+        place = _place(top)
+        descriptor = _open_below(top, name, place, root / name)
+        try:
+            _check_tree(descriptor, place, root / name, 0)
+            freed = _empty(descriptor, place, root / name, 0)
+        finally:
+            os.close(descriptor)
+        return freed.plus(_remove_directory(top, name, root / name))
+
+
+def remove_container_logs(root: Path, log_path: Path) -> Freed:
+    """Remove a container's log ``N.log`` and its rotated files ``N.log.*``; return the freed space.
+
+    Raises:
+        RemovalRefusedError: the path is not below the log root, or a directory of it is a symlink or mount point.
+    """
+    try:
+        parts = log_path.relative_to(root).parts
+    except ValueError as error:
+        raise RemovalRefusedError(f"{log_path} is not below the log root {root}") from error
+    if len(parts) < 2 or ".." in parts or "\0" in str(log_path):
+        raise RemovalRefusedError(f"{log_path} is not a container's log below {root}")
+    with _opened(root) as top, ExitStack() as opened:
+        place, directory = _place(top), top
+        for part in parts[:-1]:
+            try:
+                directory = _open_below(directory, part, place, log_path)
+            except FileNotFoundError:
+                return Freed()
+            opened.callback(os.close, directory)
+        with os.scandir(directory) as entries:
+            names = sorted(entry.name for entry in entries if _is_log_of(entry.name, parts[-1]))
+        freed = Freed()
+        for each in names:
+            freed = freed.plus(_unlink(directory, each, log_path))
+        return freed
+
+
+def _is_log_of(name: str, current: str) -> bool:
+    return name == current or name.startswith(f"{current}.")
+
+
+def remove_dead_log_link(root: Path, name: str) -> bool:
+    """Remove a log link unless its target exists; return whether it was removed.
+
+    Raises:
+        RemovalRefusedError: it is not a symlink.
+        FileNotFoundError: it does not exist.
+    """
+    _check_name(name)
+    with _opened(root) as top:
+        status = os.stat(name, dir_fd=top, follow_symlinks=False)
+        if not stat.S_ISLNK(status.st_mode) or not name.endswith(".log"):
+            raise RemovalRefusedError(f"{root / name} is not a container log link")
+        if has_target(top, name):
+            return False
+        os.unlink(name, dir_fd=top)
+        return True
+
+
+def remove_links_of(root: Path, container_id: str) -> int:
+    """Remove the links to a container's log that lack their target; return the number of removed links.
+
+    Raises:
+        RemovalRefusedError: the links cannot be read or removed.
+    """
+    removed = 0
+    try:
+        with open_log_root(root) as descriptor:
+            names = os.listdir(descriptor) if descriptor is not None else []  # noqa: PTH208 - by descriptor
+    except ObservationError as error:
+        raise RemovalRefusedError(str(error)) from error
+    for name in sorted(names):
+        if link_container_id(name) == container_id:
+            try:
+                removed += remove_dead_log_link(root, name)
+            except FileNotFoundError:
+                continue
+    return removed
+
+
+def _check_name(name: str) -> None:
+    if not name or "/" in name or "\0" in name or name in (".", ".."):
+        raise RemovalRefusedError(f"{name!r} is not the name of an entry")
+
+
+@contextmanager
+def _opened(root: Path) -> Iterator[int]:
+    """Open a log root for removal; an OSError other than FileNotFoundError becomes a refusal."""
+    try:
+        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise RemovalRefusedError(f"cannot open {root}: {error.strerror or error}") from error
+    try:
+        yield descriptor
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise RemovalRefusedError(f"cannot remove below {root}: {error.strerror or error}") from error
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Filesystem and mount of a descriptor; bind mounts of one filesystem have the same device."""
+
+    device: int
+    mount_id: str
+
+
+def _place(descriptor: int) -> _Place:
+    """Return filesystem and mount of a descriptor.
+
+    Raises:
+        RemovalRefusedError: the kernel does not report the mount.
+    """
+    mount = mount_id(descriptor)
+    if not mount:
+        raise RemovalRefusedError("mount of a directory unknown: no mnt_id in /proc/self/fdinfo")
+    return _Place(os.fstat(descriptor).st_dev, mount)
+
+
+def _open_below(parent: int, name: str, place: _Place, where: Path) -> int:
+    """Return a descriptor of a subdirectory on the same mount.
+
+    Raises:
+        RemovalRefusedError: it is a symlink, not a directory, or a mount point.
+        FileNotFoundError: it does not exist.
+    """
+    try:
+        descriptor = os.open(name, _DIRECTORY, dir_fd=parent)
+    except NotADirectoryError as error:
+        raise RemovalRefusedError(f"{where}: {name} is not a directory") from error
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise RemovalRefusedError(f"{where}: {name}: {error.strerror or error}") from error
+    try:
+        same = _place(descriptor) == place
+    except BaseException:
+        os.close(descriptor)
+        raise
+    if not same:
+        os.close(descriptor)
+        raise RemovalRefusedError(f"{where}: {name} is a mount point; not removed")
+    return descriptor
+
+
+def _check_tree(directory: int, place: _Place, where: Path, depth: int) -> None:
+    """Refuse a tree that contains a mount point or is too deep, before any removal."""
+    if depth > _MAX_DEPTH:
+        raise RemovalRefusedError(f"{where}: deeper than {_MAX_DEPTH} levels")
+    with os.scandir(directory) as entries:
+        names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    for name in names:
+        try:
+            descriptor = _open_below(directory, name, place, where)
+        except FileNotFoundError:
+            continue
+        try:
+            _check_tree(descriptor, place, where / name, depth + 1)
+        finally:
+            os.close(descriptor)
+
+
+def _empty(directory: int, place: _Place, where: Path, depth: int) -> Freed:
+    """Remove the content of a directory; return the freed space. A new mount point aborts the removal."""
+    if depth > _MAX_DEPTH:
+        raise RemovalRefusedError(f"{where}: deeper than {_MAX_DEPTH} levels")
+    with os.scandir(directory) as entries:
+        found = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
+    freed = Freed()
+    for name, is_directory in found:
+        if not is_directory:
+            freed = freed.plus(_unlink(directory, name, where))
+            continue
+        try:
+            descriptor = _open_below(directory, name, place, where)
+        except FileNotFoundError:
+            continue
+        try:
+            freed = freed.plus(_empty(descriptor, place, where / name, depth + 1))
+        finally:
+            os.close(descriptor)
+        freed = freed.plus(_remove_directory(directory, name, where / name))
+    return freed
+
+
+def _unlink(directory: int, name: str, where: Path) -> Freed:
+    """Remove a file, or a symlink without following it; return the freed space."""
+    try:
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        if stat.S_ISDIR(status.st_mode):
+            raise RemovalRefusedError(f"{where}: {name} became a directory")
+        os.unlink(name, dir_fd=directory)
+    except FileNotFoundError:
+        return Freed()
+    except OSError as error:
+        raise RemovalRefusedError(f"{where}: {name}: {error.strerror or error}") from error
+    return Freed(status.st_blocks * 512, 1) if status.st_nlink == 1 else Freed()
+
+
+def _remove_directory(parent: int, name: str, where: Path) -> Freed:
+    """Remove an empty directory; refuse one that was refilled or replaced by a link."""
+    try:
+        os.rmdir(name, dir_fd=parent)
+    except FileNotFoundError:
+        return Freed()
+    except OSError as error:
+        raise RemovalRefusedError(f"{where}: {error.strerror or error}") from error
+    return Freed(0, 1)
