@@ -189,7 +189,7 @@ def check_foreign(
     if not foreign:
         return
     other = other_prefix(layout, prefix, root)
-    hint = f"run nodeagent uninstall --prefix {other} first" if other else "move it away"
+    hint = f"an installation in {other} exists: nodeagent uninstall --prefix {other}" if other else "move it away"
     raise InstallError(f"{', '.join(foreign)}: exists, not installed by this installation; {hint}; nothing was changed")
 
 

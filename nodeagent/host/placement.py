@@ -43,7 +43,7 @@ class Change(StrEnum):
 
     NEW = "new"
     REPLACED = "replaced"
-    SAME = "as it was"
+    SAME = "unchanged"
     KEPT = "kept"
     REMOVED = "removed"
 
@@ -95,7 +95,7 @@ def plan_placement(part: Part, present: str | None, recorded: Collection[str]) -
         return Step(Change.REPLACED)
     if not recorded:
         save = part.path.is_relative_to(_CONFIGURATION)
-        return Step(Change.REPLACED, save=save, reason="the former one may have been edited" if save else "")
+        return Step(Change.REPLACED, save=save, reason="the former version may have been edited" if save else "")
     if part.fingerprint in recorded or part.link:
         return Step(Change.KEPT, reason="edited since it was installed")
     return Step(Change.KEPT, beside=True, reason="edited since it was installed; the new version is beside it")

@@ -143,7 +143,7 @@ def test_installed_agent_runs_and_is_removed_without_a_trace(
     assert node.must("head -1 /opt/nodeagent/bin/nodeagent") == "#!/opt/nodeagent/bin/python -I\n"
     with SystemOverlay(tmp_path / "again", node) as again:
         said = again.must("make install")
-        assert f"as it was   {UNIT}\n" in said
+        assert f"unchanged   {UNIT}\n" in said
         assert "kept        /etc/nodeagent/config.toml" in said
         said = again.must("make uninstall")
         assert "kept        /etc/nodeagent\n" in said
@@ -191,7 +191,7 @@ def test_installation_without_a_manifest_is_upgraded_and_uninstalled(node: Syste
     node.must(f"{old} && touch /opt/nodeagent/notes")
     with SystemOverlay(tmp_path / "upgraded", node) as upgraded:
         said = upgraded.must("make install")
-        assert f"replaced    {UNIT} (the former one may have been edited)\n" in said
+        assert f"replaced    {UNIT} (the former version may have been edited)\n" in said
         assert upgraded.run(f"grep -q ^Description= {UNIT}.nodeagent-old").returncode == 1
         listed = json.loads(upgraded.must(f"cat {MANIFEST}"))
         assert listed["complete"]
@@ -269,7 +269,7 @@ def test_manifest_that_lists_paths_of_others_removes_none_of_them(node: SystemOv
 
 def test_unit_of_another_prefix_is_not_replaced_or_removed(node: SystemOverlay) -> None:
     hint = "nodeagent uninstall --prefix /opt/nodeagent"
-    refused(node, "make install PREFIX=/opt/second", "an installation in /opt/nodeagent is there", hint)
+    refused(node, "make install PREFIX=/opt/second", "an installation in /opt/nodeagent exists", hint)
     refused(node, "cd / && nodeagent uninstall --prefix /opt/second", "the installation is in /opt/nodeagent")
 
 

@@ -108,7 +108,7 @@ def test_an_upgrade_keeps_what_is_the_operators(tmp_path: Path) -> None:
     ended = nodeagent("install", "--root", str(tmp_path))
     assert "replaced    /etc/systemd/system/nodeagent.service\n" in ended.stdout
     assert "kept        /etc/nodeagent/config.toml" in ended.stdout
-    assert "as it was   /etc/sysusers.d/nodeagent.conf\n" in ended.stdout
+    assert "unchanged   /etc/sysusers.d/nodeagent.conf\n" in ended.stdout
     former = tmp_path / "usr/local/share/man/man1/nodeagent-former.1"
     former.write_text('.TH NODEAGENT\\-FORMER 1 "" "nodeagent 0.0.9" "nodeagent"\n')
     recorded = json.loads(manifest.read_text())
@@ -220,7 +220,7 @@ def test_installation_that_is_interrupted_while_files_are_placed_is_repeated(tmp
     assert unit.exists()
     blocked.unlink()
     ended = nodeagent("install", "--root", str(tmp_path))
-    assert (ended.returncode, "as it was   /etc/systemd/system/nodeagent.service\n" in ended.stdout) == (0, True)
+    assert (ended.returncode, "unchanged   /etc/systemd/system/nodeagent.service\n" in ended.stdout) == (0, True)
     assert nodeagent("uninstall", "--root", str(tmp_path), "--purge").returncode == 0
     assert files(tmp_path) == set()
 

@@ -51,7 +51,7 @@ NEW, LINK = Part(UNIT, "new"), Part(BY_HAND.command, link="/opt/nodeagent/bin/no
         (NEW, NEW.fingerprint, (), Step(Change.SAME)),
         (NEW, "old", ("old",), Step(Change.REPLACED)),
         (NEW, "old", ("old", NEW.fingerprint), Step(Change.REPLACED)),
-        (NEW, "old", (), Step(Change.REPLACED, save=True, reason="the former one may have been edited")),
+        (NEW, "old", (), Step(Change.REPLACED, save=True, reason="the former version may have been edited")),
         (Part(PAGE, "new"), "old", (), Step(Change.REPLACED)),
         (NEW, "edited", (NEW.fingerprint,), Step(Change.KEPT, reason="edited since it was installed")),
         (
