@@ -17,24 +17,13 @@ from nodeagent.host.node import boot_id
 from nodeagent.model.pressure import Signal
 from nodeagent.plan.eviction.effects import OutstandingEffect, Shortage
 from nodeagent.store.evictions import EvictionFile
+from tests.support.command import nodeagent
 from tests.support.reclaim import poll
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[3]
-
-
-def nodeagent(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "nodeagent", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        stdin=subprocess.DEVNULL,
-        cwd=ROOT,
-    )
 
 
 @pytest.fixture

@@ -26,6 +26,14 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[3]
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
+WITHIN_DIRECTORY = """
+from nodeagent.cli.start import main
+from nodeagent.observe import storage_usage
+
+storage_usage.mount_point = lambda _: "{directory}"
+main()
+"""
+"""The command line, with the usage breakdown kept within a directory: its filesystem is that of the whole machine."""
 CURSOR = re.compile(r"\x1b\[(?:\?25[lh]|[0-9]*[AK])")  # of the progress bar
 SHOWN = [escape(os.fsdecode(each)) for each in DIRECTORIES]
 
@@ -49,6 +57,12 @@ def node() -> Iterator[Path]:
     """Give a node that no test changes."""
     with serving() as directory:
         yield directory
+
+
+@pytest.fixture(autouse=True)
+def _walk_of_own_files_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the usage breakdown within the test's directory: its filesystem is that of the whole machine."""
+    monkeypatch.setattr("nodeagent.observe.storage_usage.mount_point", lambda path: str(Path(path).parents[0]))
 
 
 @pytest.fixture(scope="module")
@@ -257,7 +271,15 @@ def test_a_pass_with_hostile_names_is_carried_out_and_recorded(
 def test_the_log_of_a_pass_holds_no_control_characters(own_node: Path, form: str) -> None:
     config = own_node / "config.toml"
     config.write_text(config.read_text() + f'[log]\nformat = "{form}"\nlevel = "debug"\n')
-    words = [sys.executable, "-m", "nodeagent", "run", "--once", "--config", str(config)]
+    words = [
+        sys.executable,
+        "-c",
+        WITHIN_DIRECTORY.format(directory=own_node),
+        "run",
+        "--once",
+        "--config",
+        str(config),
+    ]
     ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode in (0, 3)
     assert_harmless(ended.stdout, ended.stderr)

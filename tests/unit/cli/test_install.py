@@ -13,19 +13,9 @@ import pytest
 
 from nodeagent.host.environment import launcher
 from nodeagent.host.manifest import content_fingerprint
+from tests.support.command import nodeagent
 
 ROOT = Path(__file__).parents[3]
-
-
-def nodeagent(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "nodeagent", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=ROOT,
-    )
 
 
 def files(root: Path) -> set[str]:

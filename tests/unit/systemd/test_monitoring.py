@@ -17,6 +17,7 @@ from nodeagent.telemetry.counters import METRICS, Kind
 HERE = Path(__file__).parent
 SYSTEMD = Path(__file__).parents[3] / "systemd"
 RULES = SYSTEMD / "nodeagent.rules.yml"
+CASES = ("nodeagent.rules.test.yml", "nodeagent.days.test.yml")
 DASHBOARD = SYSTEMD / "grafana-dashboard.json"
 _NAME = re.compile(r"\b(?:nodeagent|kubelet)_[a-z0-9_]+")
 _OTHERS = re.compile(r"\b(?:process_[a-z_]+|up)\b")
@@ -116,7 +117,7 @@ def test_every_alert_has_severity_summary_and_description() -> None:
 
 
 def test_every_alert_has_a_firing_and_a_silent_case() -> None:
-    cases = yaml.safe_load((HERE / "nodeagent.rules.test.yml").read_text())["tests"]
+    cases = [group for each in CASES for group in yaml.safe_load((HERE / each).read_text())["tests"]]
     firing: set[str] = set()
     silent: set[str] = set()
     for case in (each for group in cases for each in group["alert_rule_test"]):
@@ -131,8 +132,9 @@ def test_rules_pass_promtool_check(promtool: str) -> None:
 def test_alerts_fire_in_their_cases(promtool: str, tmp_path: Path) -> None:
     alerts = [{key: value for key, value in each.items() if key != "annotations"} for each in rules()]
     (tmp_path / RULES.name).write_text(yaml.safe_dump({"groups": [{"name": "nodeagent", "rules": alerts}]}))
-    shutil.copy(HERE / "nodeagent.rules.test.yml", tmp_path)
-    run(promtool, "test", "rules", "nodeagent.rules.test.yml", at=tmp_path)
+    for each in CASES:
+        shutil.copy(HERE / each, tmp_path)
+    run(promtool, "test", "rules", *CASES, at=tmp_path)
 
 
 def test_alert_annotations_are_rendered(promtool: str, tmp_path: Path) -> None:
