@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction import planner
     from nodeagent.plan.eviction.ranking import RankedPod
     from nodeagent.plan.eviction.state import Evaluation
-    from nodeagent.plan.eviction.state import ThresholdStatus as ThresholdState
+    from nodeagent.plan.eviction.threshold_status import ThresholdStatus as ThresholdState
 
 
 class ThresholdStatus(Part, frozen=True, kw_only=True):

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from nodeagent.observe.eviction_signals import SignalLayout, SignalReadings
-    from nodeagent.plan.eviction.state import Evaluation, ThresholdStatus
+    from nodeagent.plan.eviction.state import Evaluation
+    from nodeagent.plan.eviction.threshold_status import ThresholdStatus
 
 
 class Threshold(Part, frozen=True, kw_only=True):

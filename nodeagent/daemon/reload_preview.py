@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from nodeagent.observe.eviction_signals import SignalLayout
     from nodeagent.plan.decision import Decision, Plan
     from nodeagent.plan.eviction.preview import PodEviction
-    from nodeagent.plan.eviction.state import Evaluation, ThresholdStatus
+    from nodeagent.plan.eviction.state import Evaluation
+    from nodeagent.plan.eviction.threshold_status import ThresholdStatus
 
 WITHIN_S: Final = 10.0
 """Limit of a preview: no loop starts under new settings before it is known."""

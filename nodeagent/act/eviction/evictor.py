@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from nodeagent.clock import Clock
     from nodeagent.model.pods import PodHandle, PodInventory
-    from nodeagent.plan.eviction.planner import Eviction
+    from nodeagent.plan.eviction.eviction import Eviction
     from nodeagent.plan.eviction.policy import EvictionPolicy
 
 POLL_S: Final = 0.05

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from nodeagent.daemon.eviction.signal_monitor import SignalMonitor
     from nodeagent.model.pods import PodInventory
     from nodeagent.observe.eviction_signals import SignalReadings
-    from nodeagent.plan.eviction.planner import Eviction, EvictionPlan
+    from nodeagent.plan.eviction.eviction import Eviction
+    from nodeagent.plan.eviction.planner import EvictionPlan
     from nodeagent.plan.eviction.policy import EvictionPolicy
     from nodeagent.plan.eviction.reclaim import ReclaimStep
     from nodeagent.plan.eviction.state import Evaluation

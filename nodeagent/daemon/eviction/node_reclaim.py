@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.eviction.eviction_pass import Monitors, PassActions
     from nodeagent.plan.eviction.reclaim import ReclaimStep
-    from nodeagent.plan.eviction.state import ThresholdStatus
+    from nodeagent.plan.eviction.threshold_status import ThresholdStatus
 
 _RECLAIM_S: Final = 600.0
 _CANCEL_WITHIN_S: Final = 5.0

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from nodeagent.model.pressure import Moment
     from nodeagent.observe.eviction_signals import SignalReadings
     from nodeagent.plan.eviction.effects import EndedEffect
-    from nodeagent.plan.eviction.planner import Eviction
+    from nodeagent.plan.eviction.eviction import Eviction
     from nodeagent.store.evictions import EvictionFile
 
 _RECORD_WITHIN_S: Final = 0.2

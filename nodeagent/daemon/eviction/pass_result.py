@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from nodeagent.act.eviction.evictor import EvictionResult
-    from nodeagent.plan.eviction.planner import Eviction, EvictionPlan
+    from nodeagent.plan.eviction.eviction import Eviction
+    from nodeagent.plan.eviction.planner import EvictionPlan
 
 
 class PassResult(StrEnum):

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
     from nodeagent.plan.decision import Reason
     from nodeagent.plan.eviction.effects import OutstandingEffect
-    from nodeagent.plan.eviction.planner import Eviction, EvictionPlan
-    from nodeagent.plan.eviction.state import Evaluation, ThresholdStatus
+    from nodeagent.plan.eviction.eviction import Eviction
+    from nodeagent.plan.eviction.planner import EvictionPlan
+    from nodeagent.plan.eviction.state import Evaluation
+    from nodeagent.plan.eviction.threshold_status import ThresholdStatus
 
 _MAX_WARNINGS: Final = 200
 _NUMBERS: Final = re.compile(r"[0-9.]+")

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from nodeagent.model.pressure import FilesystemLayout, Footprint, Moment, Observation
     from nodeagent.plan.decision import Detail
-    from nodeagent.plan.eviction.planner import Eviction
+    from nodeagent.plan.eviction.eviction import Eviction
     from nodeagent.plan.eviction.reclaim import ReclaimStep
-    from nodeagent.plan.eviction.state import ThresholdStatus
+    from nodeagent.plan.eviction.threshold_status import ThresholdStatus
 
 FREED_WITHIN_S: Final = 30.0
 """Bound of an effect on a filesystem. Source: kubelet, ``podCleanupTimeout``."""

@@ -11,7 +11,7 @@ from nodeagent.plan.eviction.signals import MEANINGS, Unit
 if TYPE_CHECKING:
     from nodeagent.model.pressure import ContainerFacts, PodFacts
     from nodeagent.plan.eviction.local_storage import Violation
-    from nodeagent.plan.eviction.state import ThresholdStatus
+    from nodeagent.plan.eviction.threshold_status import ThresholdStatus
 
 _SUFFIXES = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 

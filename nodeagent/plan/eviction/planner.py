@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.pressure import Resource
 from nodeagent.plan.decision import NO_FAILURES, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
+from nodeagent.plan.eviction.eviction import Eviction
 from nodeagent.plan.eviction.local_storage import find_violation
 from nodeagent.plan.eviction.message import limit_message, offenders, pressure_message
 from nodeagent.plan.eviction.protection import Protection
@@ -27,34 +28,12 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.ranking import RankedPod
     from nodeagent.plan.eviction.reclaim import ReclaimStep
     from nodeagent.plan.eviction.selected_threshold import SelectedThreshold
-    from nodeagent.plan.eviction.state import Evaluation, ThresholdStatus
+    from nodeagent.plan.eviction.state import Evaluation
+    from nodeagent.plan.eviction.threshold_status import ThresholdStatus
     from nodeagent.plan.eviction.thresholds import Threshold
 
 DEFAULT_TERMINATION_GRACE_S: Final = 30.0
 """Grace period of a pod without one of its own. Source: Kubernetes ``terminationGracePeriodSeconds``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Eviction:
-    """The one pod to evict.
-
-    Attributes:
-        signal: the signal or storage limit, spelt as the kubelet labels its metric.
-        starved: the resource that is short.
-        status: the selected threshold with the latest reading; ``None`` for a storage limit.
-        ranked: the pod with its rank; ``None`` for a storage limit.
-        grace_s: termination grace period; 0 for none.
-        message: for the pod's status, in the kubelet's wording.
-    """
-
-    pod: PodFacts
-    reason: Reason
-    signal: str
-    starved: Resource
-    status: ThresholdStatus | None
-    ranked: RankedPod | None
-    grace_s: float
-    message: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from nodeagent.model.pressure import Signal
-    from nodeagent.plan.eviction.state import Evaluation, ThresholdStatus
+    from nodeagent.plan.eviction.state import Evaluation
+    from nodeagent.plan.eviction.threshold_status import ThresholdStatus
 
 SOONEST_S: Final = 0.2
 WHILE_MET_S: Final = 1.0

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.observations import ValidatedReadings
     from nodeagent.plan.eviction.policy import EvictionPolicy
     from nodeagent.plan.eviction.reclaim import ReclaimStep
-    from nodeagent.plan.eviction.state import Evaluation, ThresholdStatus
+    from nodeagent.plan.eviction.state import Evaluation
+    from nodeagent.plan.eviction.threshold_status import ThresholdStatus
 
 
 @dataclass(frozen=True, slots=True)

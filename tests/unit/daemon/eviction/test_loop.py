@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from nodeagent.daemon.eviction.pass_result import EvictionRecord
     from nodeagent.plan.eviction.effects import Victim
-    from nodeagent.plan.eviction.planner import Eviction
+    from nodeagent.plan.eviction.eviction import Eviction
     from nodeagent.plan.eviction.state import EvictionState
 
 NO_PRESSURE = read(available_mib=900)
