@@ -50,7 +50,7 @@ _LONG_S = 3600.0
 
 
 def daemon_tasks(context: DaemonContext) -> Sequence[DaemonTask]:
-    """Return the tasks that continue over reloads."""
+    """Return the tasks that continue across reloads."""
     notifier = Notifier()
     return (
         InhibitorTask(context),
@@ -74,6 +74,12 @@ async def supervise(
 
     A running pass ends between two items. A call to the runtime gets ``STOP_WITHIN_S`` seconds to finish and is then
     cancelled: it can still take effect, which is no worse than a pass that ended after it.
+
+    Args:
+        settings: in force until the first reload.
+        logger: of the daemon.
+        once: whether to run a single pass and return.
+        lasting_tasks: returns the tasks that continue across reloads; a test adds one of its own.
 
     Returns:
         The end of the pass for ``once``, else ``COMPLETE``.
