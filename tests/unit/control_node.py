@@ -29,7 +29,7 @@ from nodeagent.clock import SystemClock
 from nodeagent.config.handoff import checked
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
-from nodeagent.daemon.control import service as control
+from nodeagent.daemon.control import guard
 from nodeagent.daemon.control import socket as control_socket
 from nodeagent.daemon.control.socket import ControlServer
 from nodeagent.daemon.loop_status import LoopStatuses
@@ -144,7 +144,7 @@ async def serving(
         if simulated_peers:
             stack.enter_context(mock.patch.object(control_socket, "read_peer", peer_of))
         stack.enter_context(mock.patch.object(control_socket, "group_number", number_of))
-        stack.enter_context(mock.patch.object(control, "group_number", number_of))
+        stack.enter_context(mock.patch.object(guard, "group_number", number_of))
         server = await stack.enter_async_context(SimServer(sim, directory / "cri.sock"))
         context.agent = await stack.enter_async_context(
             open_agent(made, record=True, dry_run=made.dry_run, observer_of_calls=context.observe_call)

@@ -1,7 +1,6 @@
-"""The control API: its methods, the rights they need, and the guard that checks every call.
+"""The methods of the control API.
 
-Answers are the documents that commands print, made by the same functions. A method with the right ``READ`` changes
-nothing; a call of any other is logged with its user.
+Answers are the documents that commands print, made by the same functions.
 """
 
 from __future__ import annotations
@@ -9,18 +8,13 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections import Counter
 from collections.abc import Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import grpc.aio
-from google.protobuf import message_factory
-from google.protobuf.message import DecodeError
 
 from nodeagent import __version__, model
 from nodeagent._proto.control.v1 import control_pb2 as api
@@ -32,7 +26,7 @@ from nodeagent.api.gc import Preview, Report, Result
 from nodeagent.api.history import History
 from nodeagent.api.holds import Hold, HoldList
 from nodeagent.api.saved_plan import encode_saved_plan
-from nodeagent.daemon.control.access import Access, access_of
+from nodeagent.daemon.control.guard import CALLER, Guard
 from nodeagent.daemon.loop_status import Activity
 from nodeagent.daemon.loops import log_report, log_result, wait_for_any
 from nodeagent.daemon.pause import LONGEST_S, pause, resume
@@ -40,15 +34,12 @@ from nodeagent.daemon.reload_preview import reload_document
 from nodeagent.daemon.service_manager import preview_reload
 from nodeagent.daemon.status import StatusReader, pods_document, pressure_document, status_document, without_agent
 from nodeagent.errors import (
-    ConfigError,
     NodeAgentError,
-    PassBusyError,
     RuntimeUnavailableError,
     StoreError,
     UsageError,
 )
 from nodeagent.host.node import node_identity
-from nodeagent.host.peer import group_number
 from nodeagent.model import LONGEST_HOLD_S
 from nodeagent.model.schemas import SchemaId
 from nodeagent.plan.gc.image_protection import parse_rule
@@ -58,10 +49,9 @@ from nodeagent.plan.gc.strictness import stricter
 from nodeagent.store import HoldFile
 from nodeagent.store.plan_key import KEY_BYTES, PlanKeyFile
 from nodeagent.telemetry.event_bus import Subscription
-from nodeagent.text import encodable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterable
 
     from google.protobuf.message import Message
 
@@ -77,29 +67,6 @@ if TYPE_CHECKING:
 
     Context = grpc.aio.ServicerContext[Message, Message]
 
-RIGHTS: Final[Mapping[str, Access]] = {
-    "Status": Access.READ,
-    "Pressure": Access.READ,
-    "Plan": Access.READ,
-    "Pods": Access.READ,
-    "History": Access.READ,
-    "Holds": Access.READ,
-    "Events": Access.READ,
-    "PreviewReload": Access.READ,
-    "AddHold": Access.ACT,
-    "RemoveHold": Access.ACT,
-    "Pause": Access.ACT,
-    "Resume": Access.ACT,
-    "Trigger": Access.ACT,
-    "Reload": Access.ACT,
-    "Apply": Access.ACT,
-}
-"""The right that each method needs. A method that is missing here is refused."""
-
-SOCKET_PREFIX: Final = "unix-abstract:"
-_CALLER: ContextVar[str] = ContextVar("caller", default="?")
-_IS_ROOT: ContextVar[bool] = ContextVar("is_root", default=False)
-"""Whether the caller is root. Other users may neither loosen the configuration nor end root's holds and pauses."""
 _LONGEST_PLAN_S: Final = 7 * 86_400.0
 _LONGEST_TEXT: Final = 4096
 _MOST_PASSES: Final = 10_000
@@ -108,17 +75,9 @@ _MOST_ROUNDS: Final = 20
 _RELOAD_WITHIN_S: Final = 60.0
 _TRIGGER_WITHIN_S: Final = 900.0
 _POLL_INTERVAL_S: Final = 0.1
-_MOST_CALLS: Final = 64
-_MOST_CALLS_OF_A_USER: Final = 16
-"""Concurrent calls of one user other than root, so that root can always make one."""
+_MAX_CALLS: Final = 64
 _LARGEST_REQUEST_BYTES: Final = 8 << 20
 """Size of a saved plan with ten thousand items. gRPC reads a request into memory before its caller is authorised."""
-_CODES: Final[Mapping[type[NodeAgentError], grpc.StatusCode]] = {
-    UsageError: grpc.StatusCode.INVALID_ARGUMENT,
-    ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
-    RuntimeUnavailableError: grpc.StatusCode.UNAVAILABLE,
-    PassBusyError: grpc.StatusCode.ABORTED,
-}
 
 
 class ControlService:
@@ -224,13 +183,14 @@ class ControlService:
             except ValueError as error:
                 raise UsageError(f"image: {error}") from error
         now = self._context.clock.now()
-        hold = model.Hold("", image, why, _CALLER.get(), now, now + timedelta(seconds=seconds))
+        hold = model.Hold("", image, why, CALLER.get().name, now, now + timedelta(seconds=seconds))
         placed = await asyncio.to_thread(self._holds().add, hold)
         return _message(Hold.of(placed, now))
 
     async def RemoveHold(self, request: api.RemoveHoldRequest, _: Context) -> api.Document:  # noqa: N802
         """Remove a hold; users other than root can remove only their own."""
-        hold_id, own = _text(request.id, "id"), None if _IS_ROOT.get() else _CALLER.get()
+        caller, hold_id = CALLER.get(), _text(request.id, "id")
+        own = None if caller.is_root else caller.name
         removed = await asyncio.to_thread(self._holds().remove, hold_id, placed_by=own)
         if removed is None:
             for each in await asyncio.to_thread(self._holds().read):
@@ -244,14 +204,16 @@ class ControlService:
         seconds = _seconds(request.seconds, LONGEST_S, "seconds")
         if not seconds:
             raise UsageError("seconds: a pause needs a duration of at most 7 days")
+        caller = CALLER.get()
         await pause(
-            self._context, by=_CALLER.get(), is_root=_IS_ROOT.get(), why=_text(request.why, "why"), seconds=seconds
+            self._context, by=caller.name, is_root=caller.is_root, why=_text(request.why, "why"), seconds=seconds
         )
         return _message(Paused(until=self._context.clock.now() + timedelta(seconds=seconds)))
 
     async def Resume(self, _: api.ResumeRequest, __: Context) -> api.Document:  # noqa: N802
         """End the pause."""
-        was = await resume(self._context, by=_CALLER.get(), is_root=_IS_ROOT.get())
+        caller = CALLER.get()
+        was = await resume(self._context, by=caller.name, is_root=caller.is_root)
         return _message(Resumed(was_paused=was))
 
     async def Trigger(self, request: api.TriggerRequest, _: Context) -> api.Document:  # noqa: N802
@@ -447,113 +409,6 @@ class ControlService:
         return HoldFile(self._context.settings.state_directory)
 
 
-class Guard:
-    """Authorises every call, translates errors into gRPC statuses, and confines a bug to its call."""
-
-    def __init__(self, service: ControlService, context: DaemonContext, peer_of: Callable[[str], Peer | None]) -> None:
-        self._service = service
-        self._context = context
-        self._peer_of = peer_of
-        self._calls: Counter[int] = Counter()
-        self._naming = asyncio.Lock()
-
-    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
-        """Return the handler of every method that has a right; it parses a request after authorising its caller."""
-        handlers = {}
-        for method in api.DESCRIPTOR.services_by_name["Control"].methods:
-            if method.name not in RIGHTS:
-                continue
-            kind = message_factory.GetMessageClass(method.input_type)
-            implementation = getattr(self._service, method.name)
-            if method.server_streaming:
-                stream = self._stream(method.name, kind, implementation)
-                handlers[method.name] = grpc.unary_stream_rpc_method_handler(
-                    stream, response_serializer=api.Document.SerializeToString
-                )
-            else:
-                single = self._single(method.name, kind, implementation)
-                handlers[method.name] = grpc.unary_unary_rpc_method_handler(
-                    single, response_serializer=api.Document.SerializeToString
-                )
-        return grpc.method_handlers_generic_handler("nodeagent.control.v1.Control", handlers)
-
-    def _single(
-        self, name: str, kind: type[Message], method: Callable[[Any, Context], Awaitable[api.Document]]
-    ) -> Callable[[bytes, Context], Coroutine[object, object, api.Document]]:
-        async def served(request: bytes, context: Context) -> api.Document:
-            with self._counted(await self._admit(name, context)):
-                try:
-                    return await method(_parsed(kind, request), context)
-                except Exception as error:  # noqa: BLE001 - translated or logged by _refuse
-                    return await self._refuse(name, context, error)
-
-        return served
-
-    def _stream(
-        self, name: str, kind: type[Message], method: Callable[[Any, Context], AsyncIterator[api.Document]]
-    ) -> Callable[[bytes, Context], AsyncIterator[api.Document]]:
-        async def served(request: bytes, context: Context) -> AsyncIterator[api.Document]:
-            with self._counted(await self._admit(name, context)):
-                try:
-                    async for each in method(_parsed(kind, request), context):
-                        yield each
-                except Exception as error:  # noqa: BLE001 - translated or logged by _refuse
-                    await self._refuse(name, context, error)
-
-        return served
-
-    @contextmanager
-    def _counted(self, peer: Peer) -> Iterator[None]:
-        """Count a call while it is in progress."""
-        self._calls[peer.uid] += 1
-        try:
-            yield
-        finally:
-            self._calls[peer.uid] -= 1
-            if not self._calls[peer.uid]:
-                del self._calls[peer.uid]
-
-    async def _admit(self, name: str, context: Context) -> Peer:
-        """Return the caller. Abort a call that is not allowed; log one that changes something."""
-        peer = self._peer_of(context.peer().removeprefix(SOCKET_PREFIX))
-        settings = self._context.settings.control
-        needed = RIGHTS[name]
-        if peer is None:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "caller unknown")
-        group, user = (None, "root") if peer.uid == 0 else await self._names(peer, settings.group)
-        has = access_of(peer, settings, group)
-        if has < needed:
-            why = (
-                f"it takes root or a member of group {settings.group}"
-                if has is Access.NOTHING
-                else f"members of group {settings.group} may only read; control.group_may_act = true allows more"
-            )
-            self._context.logger.warning("control_refused", method=name, user=user, uid=peer.uid, pid=peer.pid)
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{user} may not do that: {why}")
-        if peer.uid and self._calls[peer.uid] >= _MOST_CALLS_OF_A_USER:
-            message = f"{user} has {_MOST_CALLS_OF_A_USER} calls in progress; retry when one has finished"
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
-        if needed is Access.ACT:
-            self._context.logger.info("control_request", method=name, user=user, uid=peer.uid, pid=peer.pid)
-        _CALLER.set(user)
-        _IS_ROOT.set(peer.uid == 0)
-        return peer
-
-    async def _names(self, peer: Peer, group: str) -> tuple[int | None, str]:
-        """Return the group's id and the caller's user name; the name service may be remote and slow."""
-        async with self._naming:  # one thread at most, even if the name service hangs
-            return await asyncio.to_thread(lambda: (group_number(group), peer.name))
-
-    async def _refuse(self, name: str, context: Context, error: Exception) -> NoReturn:
-        if isinstance(error, grpc.aio.AbortError):
-            raise error
-        if isinstance(error, NodeAgentError):
-            code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), None)
-            await context.abort(code or grpc.StatusCode.FAILED_PRECONDITION, encodable(str(error)))
-        self._context.logger.error("control_failed", method=name, exc_info=error)
-        await context.abort(grpc.StatusCode.INTERNAL, f"internal error, see the agent's log: {error!r}")
-
-
 class RunningService:
     """The running gRPC server."""
 
@@ -568,7 +423,7 @@ class RunningService:
 async def serve(context: DaemonContext, address: str, peer_of: Callable[[str], Peer | None]) -> RunningService:
     """Start the service on a socket in a private directory."""
     server = grpc.aio.server(
-        maximum_concurrent_rpcs=_MOST_CALLS,
+        maximum_concurrent_rpcs=_MAX_CALLS,
         options=(
             ("grpc.max_receive_message_length", _LARGEST_REQUEST_BYTES),
             ("grpc.max_send_message_length", -1),
@@ -590,13 +445,6 @@ def _message(document: Document | Mapping[str, Any]) -> api.Document:
     return api.Document(schema=schema, json=encode(document))
 
 
-def _parsed(kind: type[Message], request: bytes) -> Message:
-    try:
-        return kind.FromString(request)
-    except DecodeError as error:
-        raise UsageError(f"cannot parse request: {error}") from error
-
-
 def _scope(text: str) -> Scope:
     try:
         scope = Scope(text)
@@ -609,7 +457,7 @@ def _scope(text: str) -> Scope:
 
 def _refuse_disabled(scope: Scope, settings: Settings) -> None:
     """Refuse a user other than root a scope that the configuration disables, as triggering its loop is refused."""
-    if _IS_ROOT.get():
+    if CALLER.get().is_root:
         return
     for disabled, of, name in (
         (settings.image_interval_s is None, Scope.IMAGES, "image_gc"),

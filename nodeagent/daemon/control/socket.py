@@ -1,8 +1,9 @@
-"""The socket on which the running agent is asked and told things, and who may.
+"""The control socket: listening, peer credentials, access rights, and the relay to the gRPC service.
 
-The service itself is gRPC, whose library does not tell who connected. So connections are accepted here, where the
-kernel tells, and are passed on to the service over a socket that nobody else can reach, from an address made up for
-each: by it the service knows whom it answers. Nothing of the service is loaded before the first connection.
+The gRPC library does not report the peer credentials of a connection. Connections are therefore accepted here, where
+the kernel reports them, and relayed to the service over a socket in a private directory. Each relay connects from a
+random abstract address, by which the service finds the credentials. The service is not loaded before the first
+connection.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.host.peer import Peer
 
-_LOOK_S: Final = 60.0
+_CHECK_INTERVAL_S: Final = 60.0
 _SWAP_S: Final = 0.2
 _RETRY_S: Final = 30.0
-_MOST_CONNECTIONS: Final = 64
-_MOST_OF_A_USER: Final = 16
-"""So many connections a user other than root may have, so that there is always one left for root."""
+_MAX_CONNECTIONS: Final = 64
+_MAX_CONNECTIONS_PER_USER: Final = 16
+"""Connections of one user other than root, so that root can always connect."""
 _CHUNK_BYTES: Final = 1 << 16
 _BACKLOG: Final = 64
 _LONGEST_PATH: Final = 107
@@ -43,28 +44,28 @@ _LONGEST_PATH: Final = 107
 
 
 class Service(Protocol):
-    """What answers."""
+    """The service behind the socket."""
 
     async def stop(self) -> None:
-        """Cancel what is under way."""
+        """Cancel all calls in progress."""
 
 
 Serve = "Callable[[str, Callable[[str], Peer | None]], Awaitable[Service]]"
 
 
 class ControlUnavailableError(NodeAgentError):
-    """The socket cannot be had."""
+    """The control socket cannot be opened."""
 
 
 class ControlServer:
-    """Keeps the socket, and passes on who connects."""
+    """Listens on the control socket and relays its connections."""
 
     def __init__(
         self,
         context: DaemonContext,
         serve: Callable[[str, Callable[[str], Peer | None]], Awaitable[Service]] | None = None,
     ) -> None:
-        """Prepare; ``serve`` starts the service at an address, told who is behind each connection."""
+        """Prepare; ``serve`` starts the service at an address and gets a function from connection to peer."""
         self._context = context
         self._serve = serve or self._serve_control
         self._service: Service | None = None
@@ -73,53 +74,53 @@ class ControlServer:
         self._inner: Path | None = None
         self._peers: dict[str, Peer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._told = ""
+        self._problem = ""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Listen until told to stop; where that cannot be, try again now and then."""
+        """Listen until ``stop`` is set; retry at intervals while the socket cannot be opened."""
         try:
             while not stop.is_set():
                 settings = self._context.settings.control
                 if settings.socket is None:
-                    await self._end()
-                    await self._while_same(settings, stop)
+                    await self._close()
+                    await self._wait_for_change(settings, stop)
                     continue
                 try:
                     await self._listen(settings, settings.socket, stop)
                 except (ControlUnavailableError, OSError) as error:
-                    if str(error) != self._told:
+                    if str(error) != self._problem:
                         self._context.logger.warning(
                             "control_unavailable", socket=str(settings.socket), error=str(error)
                         )
-                    self._told = str(error)
+                    self._problem = str(error)
                     await wait_for_any(_RETRY_S, stop)
         finally:
-            await self._end()
+            await self._close()
 
     async def _listen(self, settings: ControlSettings, path: Path, stop: asyncio.Event) -> None:
         listener = open_socket(path, settings.group)
         self._path = path
-        made = os.stat(path).st_ino  # noqa: PTH116 - our own file in memory
+        inode = os.stat(path).st_ino  # noqa: PTH116 - a file on tmpfs does not block
         server = await asyncio.start_unix_server(self._accept, sock=listener, backlog=_BACKLOG)
         self._context.logger.info("control_listening", socket=str(path), who=who_may_connect(path, settings.group))
-        self._told = ""
+        self._problem = ""
         try:
-            await self._while_same(settings, stop)
+            await self._wait_for_change(settings, stop)
         finally:
             server.close()
             with suppress(OSError):
-                if os.lstat(path).st_ino == made:
-                    path.unlink()  # noqa: ASYNC240 - likewise
+                if os.lstat(path).st_ino == inode:
+                    path.unlink()  # noqa: ASYNC240 - a file on tmpfs does not block
 
-    async def _while_same(self, settings: ControlSettings, stop: asyncio.Event) -> None:
-        """Wait until the settings change or the end comes."""
+    async def _wait_for_change(self, settings: ControlSettings, stop: asyncio.Event) -> None:
+        """Wait until the settings change or ``stop`` is set."""
         renew = self._context.renew
         while not stop.is_set() and self._context.settings.control == settings:
-            if await wait_for_any(_LOOK_S, stop, renew) and renew.is_set():
-                await wait_for_any(_SWAP_S, stop)  # other settings come in force once the pass under way has ended
+            if await wait_for_any(_CHECK_INTERVAL_S, stop, renew) and renew.is_set():
+                await wait_for_any(_SWAP_S, stop)  # new settings take effect after the pass in progress
 
-    async def _end(self) -> None:
-        """End every connection, and the service."""
+    async def _close(self) -> None:
+        """Close every connection and stop the service."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -131,20 +132,20 @@ class ControlServer:
             shutil.rmtree(inner.parent, ignore_errors=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._tasks) >= _MOST_CONNECTIONS:
+        if len(self._tasks) >= _MAX_CONNECTIONS:
             writer.close()
             return
-        task = asyncio.ensure_future(self._pass_on(reader, writer))
+        task = asyncio.ensure_future(self._relay(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass on one connection until either side ends it."""
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Relay one connection until either side closes it."""
         name = ""
         try:
-            taken: socket.socket = writer.get_extra_info("socket")
-            peer = read_peer(taken)
-            if peer.uid and sum(each.uid == peer.uid for each in self._peers.values()) >= _MOST_OF_A_USER:
+            accepted: socket.socket = writer.get_extra_info("socket")
+            peer = read_peer(accepted)
+            if peer.uid and sum(each.uid == peer.uid for each in self._peers.values()) >= _MAX_CONNECTIONS_PER_USER:
                 return
             name = f"nodeagent-{os.getpid()}-{secrets.token_hex(16)}"
             self._peers[name] = peer
@@ -158,15 +159,15 @@ class ControlServer:
             finally:
                 inner_writer.close()
         except OSError:
-            pass  # whoever was there has gone
-        except Exception:  # one connection must not end the duty
+            pass  # the client disconnected
+        except Exception:  # a bug in one connection must not end the task
             self._context.logger.exception("control_failed", method="connect")
         finally:
             self._peers.pop(name, None)
             writer.close()
 
     async def _address(self) -> str:
-        """Return where the service listens, after starting it if need be."""
+        """Return the address of the service; start it for the first connection."""
         async with self._starting:
             if self._inner is None:
                 self._inner = make_inner(self._path or DEFAULT_SOCKET)
@@ -175,23 +176,23 @@ class ControlServer:
         return str(self._inner)
 
     def peer_of(self, name: str) -> Peer | None:
-        """Return who is behind a connection; ``None`` if it did not come by this way."""
+        """Return the peer of a relayed connection; ``None`` for any other connection."""
         return self._peers.get(name)
 
     async def _serve_control(self, address: str, peer_of: Callable[[str], Peer | None]) -> Service:
-        from nodeagent.daemon.control.service import serve  # noqa: PLC0415 - not before somebody asks
+        from nodeagent.daemon.control.service import serve  # noqa: PLC0415 - loads gRPC's server only for the first connection
 
         return await serve(self._context, address, peer_of)
 
 
 def make_inner(path: Path) -> Path:
-    """Return an address that nobody else can reach, for the service behind the socket at a path.
+    """Create a private directory and return the address of the service in it.
 
-    It is beside that socket: there it takes no room on a disk that may be full, and nobody tidies it away when it has
-    grown old, as happens to what is in ``/tmp``. What a killed agent left of it goes.
+    It is beside the control socket, on tmpfs: the disk may be full, and systemd-tmpfiles removes old files from
+    ``/tmp``. The directory of a killed agent is removed.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the directory cannot be created.
     """
     directory = path.with_name(f".{path.name}.d")
     if len(os.fsencode(directory / "s")) > _LONGEST_PATH:
@@ -204,15 +205,15 @@ def make_inner(path: Path) -> Path:
 def open_socket(path: Path, group: str) -> socket.socket:
     """Return a listening socket at a path, for root and a group.
 
-    Where the group is not there, or the socket cannot be given to it, it is root's alone.
+    Only root can connect if the group does not exist or the owner cannot be changed.
 
     Raises:
-        ControlUnavailableError: the directory is not there, or something else is in the socket's place.
-        OSError: the socket cannot be made.
+        ControlUnavailableError: the directory does not exist, or the path is another file or another agent's socket.
+        OSError: the socket cannot be created.
     """
     if not path.parent.is_dir():
-        raise ControlUnavailableError(f"{path.parent} is not there; systemd-tmpfiles --create makes it once installed")
-    _make_way(path)
+        raise ControlUnavailableError(f"{path.parent}: no such directory; run systemd-tmpfiles --create")
+    _remove_stale_socket(path)
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         before = os.umask(0o177)
@@ -221,7 +222,7 @@ def open_socket(path: Path, group: str) -> socket.socket:
         finally:
             os.umask(before)
         number = group_number(group)
-        if number is not None and _give(path, number):
+        if number is not None and _set_group(path, number):
             path.chmod(0o660)
         made.setblocking(False)
     except BaseException:
@@ -231,14 +232,14 @@ def open_socket(path: Path, group: str) -> socket.socket:
 
 
 def who_may_connect(path: Path, group: str) -> str:
-    """Return for whom a socket is, in words."""
-    if os.stat(path).st_mode & stat.S_IWGRP:  # noqa: PTH116 - our own file in memory
+    """Return the users that can connect to a socket, in words."""
+    if os.stat(path).st_mode & stat.S_IWGRP:  # noqa: PTH116 - a file on tmpfs does not block
         return f"root and group {group}"
-    why = "it cannot be given to that group" if group_number(group) is not None else "there is no such group"
-    return f"root alone, not group {group}: {why}"
+    why = "cannot change its group" if group_number(group) is not None else "no such group"
+    return f"root only, not group {group}: {why}"
 
 
-def _give(path: Path, group: int) -> bool:
+def _set_group(path: Path, group: int) -> bool:
     if os.lstat(path).st_gid == group:
         return True
     try:
@@ -248,22 +249,22 @@ def _give(path: Path, group: int) -> bool:
     return True
 
 
-def _make_way(path: Path) -> None:
-    """Remove the socket of an agent that is gone; nothing else."""
+def _remove_stale_socket(path: Path) -> None:
+    """Remove the socket that a killed agent left; any other file is an error."""
     try:
-        there = os.lstat(path)
+        status = os.lstat(path)
     except FileNotFoundError:
         return
-    if not stat.S_ISSOCK(there.st_mode):
-        raise ControlUnavailableError(f"{path} is there and is no socket; remove it or set control.socket")
+    if not stat.S_ISSOCK(status.st_mode):
+        raise ControlUnavailableError(f"{path}: not a socket; remove the file or set control.socket")
     try:
-        left_behind = is_stale_socket(str(path))
+        stale = is_stale_socket(str(path))
     except FileNotFoundError:
         return
     except OSError as error:
-        raise ControlUnavailableError(f"{path} is another agent's: {error}") from error
-    if not left_behind:
-        raise ControlUnavailableError(f"another agent listens at {path}")
+        raise ControlUnavailableError(f"{path}: cannot connect to the agent that owns it: {error}") from error
+    if not stale:
+        raise ControlUnavailableError(f"{path}: another agent is listening")
     path.unlink(missing_ok=True)
 
 

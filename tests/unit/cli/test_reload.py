@@ -14,7 +14,7 @@ from nodeagent import __version__
 from nodeagent.cli import control_client
 from nodeagent.config.handoff import checked
 from nodeagent.config.settings import Origin
-from nodeagent.daemon.control import service as control
+from nodeagent.daemon.control import guard
 from nodeagent.daemon.service_manager import ReloadTask
 from nodeagent.host.notify import Notifier
 from nodeagent.model import ContainerState
@@ -182,7 +182,7 @@ async def test_older_daemon_is_never_reloaded_by_a_dry_run(
     node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(node, DRY, ACTIVE)
-    monkeypatch.delitem(control.RIGHTS, "PreviewReload")
+    monkeypatch.delitem(guard.RIGHTS, "PreviewReload")
     code, _, err = await say(capsys, "reload", "--dry-run")
     assert (code, f"daemon version {__version__} does not support PreviewReload" in err) == (1, True)
     assert not node.context.renew.is_set()

@@ -31,10 +31,10 @@ from nodeagent.config.control import ControlSettings
 from nodeagent.config.handoff import checked
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
-from nodeagent.daemon.control import service as control
+from nodeagent.daemon.control import guard
 from nodeagent.daemon.control import socket as control_socket
 from nodeagent.daemon.control.access import Access, access_of
-from nodeagent.daemon.control.service import RIGHTS
+from nodeagent.daemon.control.guard import RIGHTS
 from nodeagent.daemon.control.socket import (
     ControlUnavailableError,
     make_inner,
@@ -618,7 +618,7 @@ async def test_what_may_take_long_holds_nothing_else_up(node: Node, monkeypatch:
         return ask
 
     monkeypatch.setattr("pwd.getpwuid", asked(pwd.getpwuid))
-    monkeypatch.setattr(control, "group_number", asked(group_number))
+    monkeypatch.setattr(guard, "group_number", asked(group_number))
     monkeypatch.setattr(History, "of", asked(History.of))
     await node.ask("History")
     node.peer[0] = STRANGER
@@ -861,7 +861,7 @@ def test_a_socket_left_behind_is_replaced(tmp_path: Path) -> None:
         left.bind(str(path))
     with open_socket(path, "no-such-group"):
         assert path.stat().st_mode & 0o777 == 0o600
-        assert who_may_connect(path, "no-such-group").startswith("root alone, not group no-such-group")
+        assert who_may_connect(path, "no-such-group").startswith("root only, not group no-such-group")
 
 
 def test_the_group_gets_the_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -872,14 +872,14 @@ def test_the_group_gets_the_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_nothing_else_is_taken_away(tmp_path: Path) -> None:
     (tmp_path / "s").write_text("mine")
-    with pytest.raises(ControlUnavailableError, match="is no socket"):
+    with pytest.raises(ControlUnavailableError, match="not a socket"):
         open_socket(tmp_path / "s", "any")
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(tmp_path / "t"))
         other.listen()
-        with pytest.raises(ControlUnavailableError, match="another agent listens"):
+        with pytest.raises(ControlUnavailableError, match="another agent is listening"):
             open_socket(tmp_path / "t", "any")
-    with pytest.raises(ControlUnavailableError, match="is not there"):
+    with pytest.raises(ControlUnavailableError, match="no such directory"):
         open_socket(tmp_path / "none/s", "any")
 
 
