@@ -1,4 +1,4 @@
-"""The control service over its real socket, on a simulated node; who asks is what the test says."""
+"""The control API over its real socket, on a simulated node, with a peer that the test sets."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
         yield made
 
 
-# ---- who may
+# ---- access rights
 
 
 @pytest.mark.parametrize(
@@ -95,14 +95,14 @@ def test_rights_follow_from_user_group_and_configuration(
     assert access_of(peer, ControlSettings(group_may_act=may_act), group) is right
 
 
-def test_every_call_has_its_right() -> None:
+def test_every_method_has_a_right() -> None:
     assert set(RIGHTS) == set(SERVICE.methods_by_name)
     readers = {name for name, right in RIGHTS.items() if right is Access.READ}
     assert readers == {"Status", "Pressure", "Plan", "Pods", "History", "Holds", "Events", "PreviewReload"}
     assert Access.NOTHING not in RIGHTS.values()
 
 
-def test_the_kernel_tells_who_connected() -> None:
+def test_peer_credentials_are_those_of_the_kernel() -> None:
     one, other = socket.socketpair()
     with one, other:
         peer = read_peer(one)
@@ -111,7 +111,7 @@ def test_the_kernel_tells_who_connected() -> None:
 
 
 @pytest.mark.parametrize("method", sorted(RIGHTS))
-async def test_a_stranger_is_refused_everything(node: Node, method: str) -> None:
+async def test_user_outside_the_group_is_refused_every_method(node: Node, method: str) -> None:
     node.peer[0] = STRANGER
     code, why = await node.refused(method)
     assert code == "PERMISSION_DENIED"
@@ -120,7 +120,7 @@ async def test_a_stranger_is_refused_everything(node: Node, method: str) -> None
 
 
 @pytest.mark.parametrize("method", sorted(name for name, right in RIGHTS.items() if right is Access.ACT))
-async def test_a_member_acts_only_if_the_configuration_says_so(node: Node, method: str) -> None:
+async def test_member_may_act_only_if_the_configuration_allows_it(node: Node, method: str) -> None:
     node.peer[0] = MEMBER
     code, why = await node.refused(method)
     assert code == "PERMISSION_DENIED"
@@ -128,12 +128,12 @@ async def test_a_member_acts_only_if_the_configuration_says_so(node: Node, metho
     settings = node.context.settings
     node.context.settings = replace(settings, control=replace(settings.control, group_may_act=True))
     if method in ("Resume", "Reload"):
-        return  # these need no more than the right
+        return  # valid without fields
     code, _ = await node.refused(method)
-    assert code == "INVALID_ARGUMENT"  # understood, and incomplete
+    assert code == "INVALID_ARGUMENT"  # parsed, and incomplete
 
 
-async def test_whoever_does_not_come_by_the_socket_is_nobody(node: Node) -> None:
+async def test_connection_that_bypasses_the_relay_is_unauthenticated(node: Node) -> None:
     await node.ask("Status")
     (inner,) = [each for each in node.path.parent.iterdir() if each.is_dir()]
     async with grpc.aio.insecure_channel(f"unix:{inner}/s") as channel:
@@ -143,7 +143,7 @@ async def test_whoever_does_not_come_by_the_socket_is_nobody(node: Node) -> None
     assert inner.stat().st_mode & 0o777 == 0o700
 
 
-async def test_it_answers_while_every_disk_is_full(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_status_answers_while_every_disk_is_full(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> str:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -151,17 +151,17 @@ async def test_it_answers_while_every_disk_is_full(node: Node, monkeypatch: pyte
     assert (await node.ask("Status"))["agent"]["running"]
 
 
-async def test_what_keeps_it_from_answering_is_told(node: Node) -> None:
-    taken = node.path.with_name(f".{node.path.name}.d")
-    taken.write_text("in the way")
+async def test_error_of_the_relay_socket_is_logged_and_recovers(node: Node) -> None:
+    blocker = node.path.with_name(f".{node.path.name}.d")
+    blocker.write_text("in the way")
     with pytest.raises(grpc.aio.AioRpcError):
         await node.ask("Status")
     assert "File exists" in node.logged("control_unavailable")[0]["error"]
-    taken.unlink()
+    blocker.unlink()
     assert (await node.ask("Status"))["agent"]["running"]
 
 
-def test_what_a_killed_agent_left_is_no_hindrance(tmp_path: Path) -> None:
+def test_directory_of_a_killed_agent_is_replaced(tmp_path: Path) -> None:
     first = make_inner(tmp_path / "control.sock")
     first.touch()
     assert make_inner(tmp_path / "control.sock") == first
@@ -169,7 +169,7 @@ def test_what_a_killed_agent_left_is_no_hindrance(tmp_path: Path) -> None:
     assert first.parent.parent == tmp_path
 
 
-def test_a_long_path_leaves_room_for_no_other(tmp_path: Path) -> None:
+def test_relay_socket_of_a_long_path_is_in_a_temporary_directory(tmp_path: Path) -> None:
     inner = make_inner(tmp_path / ("x" * (106 - len(str(tmp_path)))))
     assert not inner.is_relative_to(tmp_path)
     inner.parent.rmdir()
@@ -178,25 +178,25 @@ def test_a_long_path_leaves_room_for_no_other(tmp_path: Path) -> None:
 # ---- answers
 
 
-async def test_status_tells_of_node_and_daemon(node: Node) -> None:
+async def test_status_has_agent_runtime_loops_and_signals(node: Node) -> None:
     node.context.loop_statuses.waiting("images", 60, 60)
     node.peer[0] = MEMBER
-    told = await node.ask("Status")
-    assert told["schema"] == "nodeagent/status/v1"
-    assert told["agent"]["running"] is told["agent"]["ready"] is True
-    assert told["runtime"]["name"] == "containerd"
-    assert [each["name"] for each in told["loops"]] == ["images"]
-    assert {"memory.available", "pid.available"} <= {each["signal"] for each in told["signals"]}
-    assert told["image_use"] == {"observed_since": None, "maximum_unused_age_s": None}
+    answer = await node.ask("Status")
+    assert answer["schema"] == "nodeagent/status/v1"
+    assert answer["agent"]["running"] is answer["agent"]["ready"] is True
+    assert answer["runtime"]["name"] == "containerd"
+    assert [each["name"] for each in answer["loops"]] == ["images"]
+    assert {"memory.available", "pid.available"} <= {each["signal"] for each in answer["signals"]}
+    assert answer["image_use"] == {"observed_since": None, "maximum_unused_age_s": None}
     await node.ask("Plan", api.PlanRequest(scope="images"))
     assert (await node.ask("Status"))["image_use"]["observed_since"] is not None
 
 
 async def test_status_answers_without_a_runtime(node: Node) -> None:
     node.context.agent = None
-    told = await node.ask("Status")
-    assert told["agent"]["ready"] is False
-    assert told["runtime"]["up"] is False
+    answer = await node.ask("Status")
+    assert answer["agent"]["ready"] is False
+    assert answer["runtime"]["up"] is False
     node.context.settings = replace(node.context.settings, endpoint="")
     assert (await node.ask("Status"))["runtime"]["endpoint"] is None
     assert await node.refused("Plan", api.PlanRequest(scope="all")) == (
@@ -207,39 +207,37 @@ async def test_status_answers_without_a_runtime(node: Node) -> None:
 
 @dataclass
 class Hang:
-    """A call that hangs as one to a dead mount does, until the test is over."""
+    """A call that hangs, as on a dead mount, until the test ends."""
 
-    begun: int = 0
-    over: threading.Event = field(default_factory=threading.Event)
+    calls: int = 0
+    released: threading.Event = field(default_factory=threading.Event)
 
     def __call__(self, *_: object, **__: object) -> Any:
-        self.begun += 1
-        self.over.wait(30)
-        raise ObservationError("gone")
+        self.calls += 1
+        self.released.wait(30)
+        raise ObservationError("unmounted")
 
 
 @pytest.fixture
 def hang() -> Iterator[Hang]:
     made = Hang()
     yield made
-    made.over.set()
+    made.released.set()
 
 
-async def test_a_filesystem_that_hangs_takes_one_thread(
-    node: Node, hang: Hang, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_filesystem_that_hangs_blocks_one_thread(node: Node, hang: Hang, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nodeagent.daemon.status.read_filesystem", hang)
     monkeypatch.setattr("nodeagent.daemon.status._READ_WITHIN_S", 0.05, raising=False)
-    told = await asyncio.wait_for(asyncio.gather(*(node.ask("Status") for _ in range(3))), 10)
-    assert hang.begun == 1
-    assert [each["problem"] for each in told[0]["filesystems"]] == [
+    answer = await asyncio.wait_for(asyncio.gather(*(node.ask("Status") for _ in range(3))), 10)
+    assert hang.calls == 1
+    assert [each["problem"] for each in answer[0]["filesystems"]] == [
         "not read: a filesystem does not answer within 0.05 s"
     ]
-    hang.over.set()
-    assert (await node.ask("Status"))["filesystems"][0]["problem"] == "gone"
+    hang.released.set()
+    assert (await node.ask("Status"))["filesystems"][0]["problem"] == "unmounted"
 
 
-async def test_signals_that_hang_take_one_thread(node: Node, hang: Hang, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_signals_that_hang_block_one_thread(node: Node, hang: Hang, monkeypatch: pytest.MonkeyPatch) -> None:
     await node.ask("Status")
     real = read_signals
 
@@ -248,12 +246,12 @@ async def test_signals_that_hang_take_one_thread(node: Node, hang: Hang, monkeyp
 
     monkeypatch.setattr("nodeagent.observe.eviction_signals.read_signals", read)
     monkeypatch.setattr("nodeagent.observe.eviction_signals._READ_WITHIN_S", 0.05)
-    told = await asyncio.wait_for(asyncio.gather(*(node.ask("Pressure") for _ in range(3))), 10)
-    assert hang.begun == 1
-    assert all("does not answer" in each["warnings"][-1] for each in told)
+    answer = await asyncio.wait_for(asyncio.gather(*(node.ask("Pressure") for _ in range(3))), 10)
+    assert hang.calls == 1
+    assert all("does not answer" in each["warnings"][-1] for each in answer)
 
 
-async def test_a_pod_s_directory_that_hangs_takes_one_thread(
+async def test_pod_directory_that_hangs_blocks_one_thread(
     node: Node, hang: Hang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nodeagent.observe.pod_disk_usage.read_pod_disk", hang)
@@ -262,15 +260,15 @@ async def test_a_pod_s_directory_that_hangs_takes_one_thread(
     node.sim.add_pod("db")
     for _ in range(3):
         assert "a directory does not answer" in (await node.ask("Pods"))["warnings"][-1]
-    assert hang.begun == 1
+    assert hang.calls == 1
 
 
-async def test_a_plan_is_what_the_planner_says(node: Node) -> None:
-    told = await node.ask("Plan", api.PlanRequest(scope="containers"))
+async def test_plan_has_the_removals_of_the_collector(node: Node) -> None:
+    answer = await node.ask("Plan", api.PlanRequest(scope="containers"))
     agent = node.context.agent
     assert agent is not None
     preview = await agent.collector.preview("containers")  # type: ignore[arg-type]
-    removals = [each["id"] for plan in told["plans"] for each in plan["decisions"] if each["verdict"] == "remove"]
+    removals = [each["id"] for plan in answer["plans"] for each in plan["decisions"] if each["verdict"] == "remove"]
     assert removals == [each.id for each in preview.removals]
     assert len(removals) == 2
 
@@ -297,7 +295,7 @@ async def test_a_plan_is_what_the_planner_says(node: Node) -> None:
         ("Apply", api.ApplyRequest(plan="{}"), "not a plan of this agent"),
     ],
 )
-async def test_what_makes_no_sense_is_told_and_changes_nothing(
+async def test_invalid_request_is_refused_and_changes_nothing(
     node: Node, method: str, request_: Any, words: str
 ) -> None:
     code, why = await node.refused(method, request_)
@@ -306,7 +304,7 @@ async def test_what_makes_no_sense_is_told_and_changes_nothing(
     assert len(node.sim.containers) == 2
 
 
-async def test_a_hold_is_placed_by_who_asks_and_taken_back(node: Node) -> None:
+async def test_hold_has_its_caller_and_is_removed(node: Node) -> None:
     placed = await node.ask("AddHold", api.AddHoldRequest(image="app:*", seconds=60, why="rollback"))
     assert (placed["by"], placed["why"]) == ("root", "rollback")
     assert [each["id"] for each in (await node.ask("Holds"))["holds"]] == [placed["id"]]
@@ -314,9 +312,9 @@ async def test_a_hold_is_placed_by_who_asks_and_taken_back(node: Node) -> None:
     assert (await node.ask("Holds"))["holds"] == []
 
 
-async def test_a_pause_stops_and_lasts_over_a_restart(node: Node) -> None:
-    await node.ask("Pause", api.PauseRequest(seconds=600, why="looking"))
-    assert (await node.ask("Status"))["paused"]["why"].startswith("looking (by root, until ")
+async def test_pause_refuses_passes_and_is_restored_after_a_restart(node: Node) -> None:
+    await node.ask("Pause", api.PauseRequest(seconds=600, why="maintenance"))
+    assert (await node.ask("Status"))["paused"]["why"].startswith("maintenance (by root, until ")
     code, why = await node.refused("Apply", api.ApplyRequest(scope="containers"))
     assert (code, "the agent is paused" in why) == ("INVALID_ARGUMENT", True)
     assert len(node.sim.containers) == 2
@@ -337,23 +335,23 @@ async def test_a_pause_stops_and_lasts_over_a_restart(node: Node) -> None:
     assert PauseFile(node.context.settings.state_directory).read() is None
 
 
-async def test_a_pause_is_kept_that_comes_while_one_ends(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pause_during_a_resume_is_stored(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     await node.ask("Pause", api.PauseRequest(seconds=600, why="one"))
-    real, ending, go_on = PauseFile.clear, threading.Event(), threading.Event()
+    real, started, release = PauseFile.clear, threading.Event(), threading.Event()
 
-    def slowly(file: PauseFile) -> None:
-        ending.set()
-        go_on.wait(20)
+    def clear_slowly(file: PauseFile) -> None:
+        started.set()
+        release.wait(20)
         real(file)
 
-    monkeypatch.setattr(PauseFile, "clear", slowly)
+    monkeypatch.setattr(PauseFile, "clear", clear_slowly)
     resumed = asyncio.ensure_future(node.ask("Resume"))
-    assert await asyncio.to_thread(ending.wait, 20)
+    assert await asyncio.to_thread(started.wait, 20)
     paused = asyncio.ensure_future(node.ask("Pause", api.PauseRequest(seconds=600, why="two")))
-    while len(node.logged("control_request")) != 3:  # noqa: ASYNC110 - the log is what tells
+    while len(node.logged("control_request")) != 3:  # noqa: ASYNC110 - only the log shows it
         await asyncio.sleep(0)
     await asyncio.wait({paused}, timeout=0.2)
-    go_on.set()
+    release.set()
     await asyncio.gather(resumed, paused)
     kept = PauseFile(node.context.settings.state_directory).read()
     assert kept is not None
@@ -361,7 +359,7 @@ async def test_a_pause_is_kept_that_comes_while_one_ends(node: Node, monkeypatch
     assert node.context.pass_lock.pause() is not None
 
 
-def test_a_pause_that_cannot_be_read_counts(tmp_path: Path) -> None:
+def test_unreadable_pause_file_is_a_pause_without_an_end(tmp_path: Path) -> None:
     (tmp_path / "pause.json").write_text("{")
     stream, clock = io.StringIO(), SystemClock()
     made = replace(checked(Origin(None, (("state.directory", str(tmp_path)),))))
@@ -372,7 +370,7 @@ def test_a_pause_that_cannot_be_read_counts(tmp_path: Path) -> None:
     assert pause.until_s is None
 
 
-async def test_a_pass_tells_each_result_and_the_report(node: Node) -> None:
+async def test_apply_streams_each_result_and_the_report(node: Node) -> None:
     found = (await node.ask("Apply", api.ApplyRequest(scope="containers")))["all"]
     assert [each["schema"] for each in found] == ["nodeagent/result/v1", "nodeagent/result/v1", "nodeagent/report/v1"]
     assert found[-1]["trigger"] == "control"
@@ -380,13 +378,13 @@ async def test_a_pass_tells_each_result_and_the_report(node: Node) -> None:
     assert [each["trigger"] for each in (await node.ask("History"))["passes"]] == ["control"]
 
 
-async def test_a_saved_plan_is_carried_out_as_saved(node: Node) -> None:
+async def test_saved_plan_is_applied_with_drift_and_refused_once_changed(node: Node) -> None:
     saved = await node.ask("Plan", api.PlanRequest(scope="containers", lasts_seconds=600))
-    gone = next(iter(node.sim.containers))
-    node.sim.remove_container(gone)
+    removed = next(iter(node.sim.containers))
+    node.sim.remove_container(removed)
     found = (await node.ask("Apply", api.ApplyRequest(plan=json.dumps(saved))))["all"]
     assert found[-1]["schema"] == "nodeagent/report/v1"
-    assert [each["id"] for each in found[-1]["drift"]] == [gone]
+    assert [each["id"] for each in found[-1]["drift"]] == [removed]
     changed = json.dumps({**saved, "scope": "all"})
     code, why = await node.refused("Apply", api.ApplyRequest(plan=changed))
     assert (code, "changed since it was saved" in why) == ("INVALID_ARGUMENT", True)
@@ -394,7 +392,7 @@ async def test_a_saved_plan_is_carried_out_as_saved(node: Node) -> None:
 
 @pytest.fixture
 def as_actor(node: Node) -> Node:
-    """Every request comes from a member of the group, who may act."""
+    """A node whose caller is a member of the group with the right to act."""
     node.peer[0] = MEMBER
     settings = node.context.settings
     node.context.settings = replace(settings, control=replace(settings.control, group_may_act=True))
@@ -414,7 +412,7 @@ async def test_member_cannot_remove_the_hold_of_another_user(as_actor: Node, pla
     assert (await as_actor.ask("Holds"))["holds"] == []
 
 
-async def test_member_removes_his_own_hold(as_actor: Node) -> None:
+async def test_member_removes_own_hold(as_actor: Node) -> None:
     placed = await as_actor.ask("AddHold", api.AddHoldRequest(image="app:*", seconds=60))
     await as_actor.ask("RemoveHold", api.RemoveHoldRequest(id=placed["id"]))
     assert (await as_actor.ask("Holds"))["holds"] == []
@@ -426,29 +424,29 @@ async def test_member_cannot_end_or_replace_the_pause_of_another_user(
     as_actor: Node, placed_by: Peer, method: str, request_: Any
 ) -> None:
     as_actor.peer[0] = placed_by
-    await as_actor.ask("Pause", api.PauseRequest(seconds=600, why="looking"))
+    await as_actor.ask("Pause", api.PauseRequest(seconds=600, why="maintenance"))
     as_actor.peer[0] = MEMBER
     code, why = await as_actor.refused(method, request_)
     assert (code, f"placed by {placed_by.name} until" in why) == ("INVALID_ARGUMENT", True), why
     kept, pause = PauseFile(as_actor.context.settings.state_directory).read(), as_actor.context.pass_lock.pause()
-    assert (kept and kept.by, pause and "looking" in pause.reason) == (placed_by.name, True)
+    assert (kept and kept.by, pause and "maintenance" in pause.reason) == (placed_by.name, True)
     as_actor.peer[0] = ROOT
     assert (await as_actor.ask("Resume"))["was_paused"] is True
 
 
-async def test_member_shortens_and_ends_his_own_pause(as_actor: Node) -> None:
+async def test_member_shortens_and_ends_own_pause(as_actor: Node) -> None:
     await as_actor.ask("Pause", api.PauseRequest(seconds=600))
     await as_actor.ask("Pause", api.PauseRequest(seconds=5))
     assert (await as_actor.ask("Resume"))["was_paused"] is True
     assert (await as_actor.ask("Resume"))["was_paused"] is False
 
 
-@pytest.mark.parametrize("left", ["unreadable", "none"])
-async def test_member_cannot_end_a_pause_of_unknown_author(as_actor: Node, left: str) -> None:
+@pytest.mark.parametrize("state_file", ["unreadable", "none"])
+async def test_member_cannot_end_a_pause_of_unknown_author(as_actor: Node, state_file: str) -> None:
     await as_actor.ask("Pause", api.PauseRequest(seconds=600))
     path = as_actor.context.settings.state_directory / "pause.json"
     path.unlink()
-    if left == "unreadable":
+    if state_file == "unreadable":
         path.write_text("{")
     for method, request in (("Resume", None), ("Pause", api.PauseRequest(seconds=1))):
         code, why = await as_actor.refused(method, request)
@@ -496,7 +494,7 @@ def tighten(node: Node) -> None:
     node.context.agent = replace(agent, settings=replace(agent.settings, policy=kept))
 
 
-async def test_plan_made_before_the_policy_was_tightened_removes_nothing_that_it_keeps(as_actor: Node) -> None:
+async def test_plan_older_than_a_stricter_policy_removes_nothing_that_the_policy_keeps(as_actor: Node) -> None:
     saved = await as_actor.ask("Plan", api.PlanRequest(scope="containers", lasts_seconds=600))
     assert sum(each["verdict"] == "remove" for each in saved["decisions"]) == 2
     tighten(as_actor)
@@ -518,7 +516,7 @@ async def kept(tmp_path: Path) -> AsyncIterator[Node]:
 
 
 def forged(plan: dict[str, Any]) -> dict[str, Any]:
-    """Return a plan that removes whatever it lists at once, with the id that fits it."""
+    """Return a plan that removes every item that it lists, with a matching id."""
     made: dict[str, Any] = json.loads(json.dumps(plan))
     made["policy"]["images"] |= {"high_threshold_percent": 1, "low_threshold_percent": 0, "minimum_age_s": 0.0}
     made["policy"]["containers"] |= {"max_per_pod_container": 0, "max_containers": 0, "deleted_pod_grace_s": 0.0}
@@ -538,9 +536,9 @@ def signed(plan: dict[str, Any], key: bytes) -> dict[str, Any]:
 
 async def test_peer_reported_by_the_kernel_is_an_unprivileged_member(kept: Node) -> None:
     await kept.ask("Apply", api.ApplyRequest(scope="containers"))
-    (asked,) = kept.logged("control_request")
-    assert (asked["method"], asked["uid"]) == ("Apply", os.geteuid() or NOBODY)
-    assert asked["uid"] != 0
+    (logged,) = kept.logged("control_request")
+    assert (logged["method"], logged["uid"]) == ("Apply", os.geteuid() or NOBODY)
+    assert logged["uid"] != 0
 
 
 @pytest.mark.parametrize("signature", ["kept", "removed", "of another plan", "of a guessed key"])
@@ -592,7 +590,7 @@ async def test_plan_is_refused_while_its_key_is_replaced(node: Node) -> None:
     assert len(report["results"]) == 2
 
 
-async def test_unusable_key_file_leaves_plans_that_last_as_long_as_the_daemon(node: Node) -> None:
+async def test_plans_are_signed_with_a_key_in_memory_while_the_key_file_is_unusable(node: Node) -> None:
     state = node.context.settings.state_directory
     state.mkdir(exist_ok=True)
     (state / FILE_NAME).write_text("ab" * 32)
@@ -606,20 +604,19 @@ async def test_unusable_key_file_leaves_plans_that_last_as_long_as_the_daemon(no
     assert "mode 0644 gives access to others" in warned["error"]
 
 
-async def test_what_may_take_long_holds_nothing_else_up(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory of users may be far away, and a history long."""
+async def test_name_service_and_history_are_read_in_threads(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = set()
 
-    def asked(real: Any) -> Any:
-        def ask(*words: Any, **more: Any) -> Any:
+    def recorded(real: Any) -> Any:
+        def call(*words: Any, **more: Any) -> Any:
             threads.add(threading.current_thread())
             return real(*words, **more)
 
-        return ask
+        return call
 
-    monkeypatch.setattr("pwd.getpwuid", asked(pwd.getpwuid))
-    monkeypatch.setattr(guard, "group_number", asked(group_number))
-    monkeypatch.setattr(History, "of", asked(History.of))
+    monkeypatch.setattr("pwd.getpwuid", recorded(pwd.getpwuid))
+    monkeypatch.setattr(guard, "group_number", recorded(group_number))
+    monkeypatch.setattr(History, "of", recorded(History.of))
     await node.ask("History")
     node.peer[0] = STRANGER
     await node.refused("History")
@@ -627,7 +624,7 @@ async def test_what_may_take_long_holds_nothing_else_up(node: Node, monkeypatch:
     assert threading.main_thread() not in threads
 
 
-async def test_events_come_as_they_happen(node: Node) -> None:
+async def test_events_are_streamed_with_their_fields(node: Node) -> None:
     async with node.channel() as channel:
         call = channel.unary_stream(f"/{SERVICE.full_name}/Events", bytes, bytes)(b"")
         reading: asyncio.Future[Any] = asyncio.ensure_future(call.read())
@@ -639,16 +636,16 @@ async def test_events_come_as_they_happen(node: Node) -> None:
     assert event["kept"] == {"in-use": 3}
 
 
-async def test_a_trigger_wakes_its_loop_and_waits(node: Node) -> None:
+async def test_trigger_wakes_its_loop_and_returns_the_result(node: Node) -> None:
     loop_statuses, wake = node.context.loop_statuses, asyncio.Event()
     node.context.wake["images"] = wake
     loop_statuses.waiting("images", 600, 600)
-    asked = asyncio.ensure_future(node.ask("Trigger", api.TriggerRequest(loop="images", wait=True)))
+    pending = asyncio.ensure_future(node.ask("Trigger", api.TriggerRequest(loop="images", wait=True)))
     await asyncio.wait_for(wake.wait(), 20)
     loop_statuses.running("images", 60)
     loop_statuses.ended("images", "complete", detail="all well")
-    told = await asked
-    assert (told["result"], told["detail"]) == ("complete", "all well")
+    triggered = await pending
+    assert (triggered["result"], triggered["detail"]) == ("complete", "all well")
 
 
 async def test_trigger_of_eviction_beside_a_kubelet_is_refused_with_the_reason(node: Node) -> None:
@@ -656,55 +653,55 @@ async def test_trigger_of_eviction_beside_a_kubelet_is_refused_with_the_reason(n
     node.context.loop_statuses.disabled("eviction", "a kubelet manages this node")
     code, why = await node.refused("Trigger", api.TriggerRequest(loop="eviction", wait=True))
     assert (code, "does not run here: a kubelet manages this node" in why) == ("INVALID_ARGUMENT", True)
-    assert "those that do: eviction" not in why
+    assert "running loops: eviction" not in why
 
 
-async def test_trigger_that_waits_is_refused_when_its_loop_is_disabled_meanwhile(node: Node) -> None:
+async def test_trigger_that_waits_is_refused_when_its_loop_is_disabled(node: Node) -> None:
     node.context.wake["eviction"] = asyncio.Event()
     node.context.loop_statuses.waiting("eviction", 600, 600)
-    asked = asyncio.ensure_future(node.refused("Trigger", api.TriggerRequest(loop="eviction", wait=True)))
+    pending = asyncio.ensure_future(node.refused("Trigger", api.TriggerRequest(loop="eviction", wait=True)))
     await asyncio.wait_for(node.context.wake["eviction"].wait(), 20)
     node.context.loop_statuses.disabled("eviction", "a kubelet manages this node")
-    code, why = await asked
+    code, why = await pending
     assert (code, "does not run here: a kubelet manages this node" in why) == ("INVALID_ARGUMENT", True)
 
 
-async def test_status_shows_the_role_and_what_is_refused_beside_a_kubelet(node: Node) -> None:
+async def test_status_beside_a_kubelet_has_the_role_and_refused_features(node: Node) -> None:
     agent = node.context.agent
     assert agent is not None
     agent.settings = replace(agent.settings, eviction=replace(agent.settings.eviction, enabled=True))
     agent.roles = RoleWatch(HandClock(), reader=KubeletDouble(KUBELET))
-    shown = await node.ask("Status")
-    assert shown["agent"]["role"] == "beside-kubelet"
-    assert shown["agent"]["role_because"] == "kubelet process 812 (kubelet)"
-    assert "a kubelet manages this node (kubelet process 812 (kubelet))" in shown["shutdown"]["off_because"]
-    warnings = "\n".join(shown["warnings"])
+    status = await node.ask("Status")
+    assert status["agent"]["role"] == "beside-kubelet"
+    assert status["agent"]["role_because"] == "kubelet process 812 (kubelet)"
+    assert "a kubelet manages this node (kubelet process 812 (kubelet))" in status["shutdown"]["off_because"]
+    warnings = "\n".join(status["warnings"])
     assert 'role = "standalone" is configured, but not in force' in warnings
     assert 'eviction is disabled: eviction.enabled = "on" is refused' in warnings
 
 
 @pytest.mark.parametrize("how", ["scope", "plan"])
-@pytest.mark.parametrize("meanwhile", ["asked for", "done"])
-async def test_nothing_goes_under_settings_that_a_reload_replaces(node: Node, how: str, meanwhile: str) -> None:
+@pytest.mark.parametrize("reload", ["requested", "done"])
+async def test_pass_is_refused_when_a_reload_replaces_its_settings(node: Node, how: str, reload: str) -> None:
     request = api.ApplyRequest(scope="containers")
     if how == "plan":
         saved = await node.ask("Plan", api.PlanRequest(scope="containers", lasts_seconds=60))
         request = api.ApplyRequest(plan=json.dumps(saved))
     async with node.context.pass_lock.take():
-        asked = asyncio.ensure_future(node.refused("Apply", request))
-        while len(node.context.pass_lock._lock._waiters or ()) == 0:  # noqa: ASYNC110 - nothing else tells
+        applying = asyncio.ensure_future(node.refused("Apply", request))
+        while len(node.context.pass_lock._lock._waiters or ()) == 0:  # noqa: ASYNC110 - nothing signals it
             await asyncio.sleep(0)
-        if meanwhile == "asked for":
+        if reload == "requested":
             node.context.renew.set()
         else:
             node.context.agent = replace(node.context.agent)  # type: ignore[type-var]
-    code, why = await asked
+    code, why = await applying
     assert (code, "the configuration changed during the request" in why) == ("FAILED_PRECONDITION", True)
     assert len(node.sim.containers) == 2
 
 
 @pytest.mark.parametrize("wait", [False, True])
-async def test_nothing_is_triggered_while_no_agent_is_composed(node: Node, wait: bool) -> None:
+async def test_trigger_is_refused_before_the_daemon_is_ready(node: Node, wait: bool) -> None:
     node.context.wake["images"] = asyncio.Event()
     node.context.loop_statuses.waiting("images", 600, 600)
     node.context.agent = None
@@ -712,17 +709,17 @@ async def test_nothing_is_triggered_while_no_agent_is_composed(node: Node, wait:
     assert (code, "not ready: the daemon" in why) == ("UNAVAILABLE", True)
 
 
-async def test_who_waits_for_a_run_is_told_of_a_pause(node: Node) -> None:
+async def test_trigger_that_waits_is_refused_when_a_pause_begins(node: Node) -> None:
     node.context.wake["images"] = asyncio.Event()
     node.context.loop_statuses.waiting("images", 600, 600)
-    asked = asyncio.ensure_future(node.refused("Trigger", api.TriggerRequest(loop="images", wait=True)))
+    pending = asyncio.ensure_future(node.refused("Trigger", api.TriggerRequest(loop="images", wait=True)))
     await asyncio.wait_for(node.context.wake["images"].wait(), 20)
-    node.context.pass_lock.add_pause(Pause(PausedBy.OPERATOR, "looking"))
-    code, why = await asked
+    node.context.pass_lock.add_pause(Pause(PausedBy.OPERATOR, "maintenance"))
+    code, why = await pending
     assert (code, "the agent is paused" in why) == ("INVALID_ARGUMENT", True)
 
 
-async def test_a_reload_tells_what_changed_or_why_not(node: Node) -> None:
+async def test_reload_returns_the_changes_or_the_error(node: Node) -> None:
     stop = asyncio.Event()
     running = asyncio.ensure_future(ReloadTask(node.context, Notifier({})).run(stop))
     node.context.settings = checked(Origin(node.config))
@@ -736,7 +733,7 @@ async def test_a_reload_tells_what_changed_or_why_not(node: Node) -> None:
     await running
 
 
-# ---- what must not stop it
+# ---- robustness
 
 
 FIELDS = {
@@ -750,7 +747,7 @@ KINDS = {9: "TYPE_STRING", 1: "TYPE_DOUBLE", 13: "TYPE_UINT32", 8: "TYPE_BOOL"}
 
 @st.composite
 def calls(draw: st.DrawFn) -> tuple[str, bytes]:
-    """A call of any method but those that wait: its fields at random, or random bytes for a request."""
+    """Generate a call of a method that does not wait, with random fields or a request of random bytes."""
     name = draw(st.sampled_from([each for each in sorted(RIGHTS) if each not in ("Events", "Reload", "PreviewReload")]))
     if draw(st.booleans()):
         return name, draw(st.binary(max_size=60))
@@ -761,7 +758,7 @@ def calls(draw: st.DrawFn) -> tuple[str, bytes]:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(call=calls())
-async def test_no_request_ends_it(node: Node, call: tuple[str, bytes]) -> None:
+async def test_random_requests_do_not_break_the_service(node: Node, call: tuple[str, bytes]) -> None:
     name, raw = call
     try:
         await node.ask(name, raw=raw)
@@ -773,7 +770,7 @@ async def test_no_request_ends_it(node: Node, call: tuple[str, bytes]) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=400))
-async def test_no_bytes_end_it(node: Node, data: bytes) -> None:
+async def test_random_bytes_do_not_break_the_service(node: Node, data: bytes) -> None:
     reader, writer = await asyncio.open_unix_connection(node.path)
     writer.write(data)
     writer.write_eof()
@@ -783,24 +780,24 @@ async def test_no_bytes_end_it(node: Node, data: bytes) -> None:
     assert (await node.ask("Status"))["agent"]["running"]
 
 
-async def test_no_user_takes_every_connection(node: Node) -> None:
+async def test_one_user_cannot_use_all_connections(node: Node) -> None:
     node.peer[0] = MEMBER
     async with AsyncExitStack() as stack:
-        greeted = 0
+        accepted = 0
         for _ in range(20):
             reader, writer = await asyncio.open_unix_connection(node.path)
             stack.push_async_callback(writer.wait_closed)
             stack.callback(writer.close)
             with suppress(ConnectionError):
-                greeted += bool(await asyncio.wait_for(reader.read(9), 20))  # the service greets who is let in
-        assert greeted == 16
+                accepted += bool(await asyncio.wait_for(reader.read(9), 20))  # the service sends its HTTP/2 settings
+        assert accepted == 16
         with pytest.raises(grpc.aio.AioRpcError):
             await node.ask("Status")
         node.peer[0] = ROOT
         assert (await node.ask("Status"))["agent"]["running"]
 
 
-async def test_no_user_takes_every_call(node: Node) -> None:
+async def test_one_user_cannot_use_all_calls(node: Node) -> None:
     node.peer[0] = MEMBER
     async with node.channel() as channel:
         follow = channel.unary_stream(f"/{SERVICE.full_name}/Events", bytes, bytes)
@@ -820,7 +817,7 @@ async def test_no_user_takes_every_call(node: Node) -> None:
     assert (await node.ask("Status"))["agent"]["running"]
 
 
-async def test_what_is_too_large_is_refused_before_it_is_taken_in(node: Node) -> None:
+async def test_too_large_request_is_refused_before_authorisation(node: Node) -> None:
     node.peer[0] = MEMBER
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await node.ask("AddHold", raw=b"x" * (9 << 20))
@@ -828,7 +825,7 @@ async def test_what_is_too_large_is_refused_before_it_is_taken_in(node: Node) ->
     assert node.logged("control_refused") == []
 
 
-async def test_nobody_is_answered_any_more_once_it_is_switched_off(node: Node) -> None:
+async def test_disabled_control_socket_closes_connections_and_can_be_enabled(node: Node) -> None:
     context = node.context
     on, off = (
         replace(context.settings, control=replace(context.settings.control, socket=each)) for each in (node.path, None)
@@ -839,14 +836,14 @@ async def test_nobody_is_answered_any_more_once_it_is_switched_off(node: Node) -
         context.settings = off
         context.renew.set()
         async with asyncio.timeout(20):
-            while any(node.path.parent.glob(f"*{node.path.name}*")):  # noqa: ASYNC110 - nothing else tells
+            while any(node.path.parent.glob(f"*{node.path.name}*")):  # noqa: ASYNC110 - nothing signals it
                 await asyncio.sleep(0.01)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await ask(b"", timeout=20)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     context.settings = on
     async with asyncio.timeout(20):
-        while not node.path.exists():  # noqa: ASYNC110 - likewise
+        while not node.path.exists():  # noqa: ASYNC110 - nothing signals it
             await asyncio.sleep(0.01)
     assert (await node.ask("Status"))["agent"]["running"]
     context.renew.clear()
@@ -855,22 +852,22 @@ async def test_nobody_is_answered_any_more_once_it_is_switched_off(node: Node) -
 # ---- the socket
 
 
-def test_a_socket_left_behind_is_replaced(tmp_path: Path) -> None:
+def test_stale_socket_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "s"
-    with socket.socket(socket.AF_UNIX) as left:
-        left.bind(str(path))
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
     with open_socket(path, "no-such-group"):
         assert path.stat().st_mode & 0o777 == 0o600
         assert who_may_connect(path, "no-such-group").startswith("root only, not group no-such-group")
 
 
-def test_the_group_gets_the_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_belongs_to_the_configured_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_socket, "group_number", lambda _: os.getgid())
     with open_socket(tmp_path / "s", "any"):
         assert (tmp_path / "s").stat().st_mode & 0o777 == 0o660
 
 
-def test_nothing_else_is_taken_away(tmp_path: Path) -> None:
+def test_other_file_or_active_socket_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "s").write_text("mine")
     with pytest.raises(ControlUnavailableError, match="not a socket"):
         open_socket(tmp_path / "s", "any")
@@ -883,7 +880,7 @@ def test_nothing_else_is_taken_away(tmp_path: Path) -> None:
         open_socket(tmp_path / "none/s", "any")
 
 
-async def test_an_error_with_any_text_reaches_whoever_asked(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_error_with_unprintable_text_reaches_the_caller(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(*_: object) -> None:
         raise ObservationError("/pods/\udcff\x1b\n")
 
@@ -894,7 +891,7 @@ async def test_an_error_with_any_text_reaches_whoever_asked(node: Node, monkeypa
 
 
 @pytest.mark.parametrize("name", ["[/x]", "a\x1b[31m\n\u202e\x9b\x00", "\udcff"])
-def test_documents_hold_any_name(name: str) -> None:
-    shown = encode({"schema": "s", "name": name, "names": [name]}, "json")
-    assert api.Document.FromString(api.Document(json=shown).SerializeToString()).json == shown
-    assert json.loads(shown)["name"] == json.loads(shown)["names"][0] == name.replace("\udcff", "\\xff")
+def test_document_message_carries_unprintable_names(name: str) -> None:
+    text = encode({"schema": "s", "name": name, "names": [name]}, "json")
+    assert api.Document.FromString(api.Document(json=text).SerializeToString()).json == text
+    assert json.loads(text)["name"] == json.loads(text)["names"][0] == name.replace("\udcff", "\\xff")
