@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-import secrets
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,52 +16,43 @@ import grpc.aio
 
 from nodeagent import __version__, model
 from nodeagent._proto.control.v1 import control_pb2 as api
-from nodeagent.act.agent import open_agent
-from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.api.codec import encode, plain, schema_id
 from nodeagent.api.control import Paused, Resumed, Triggered
-from nodeagent.api.gc import Preview, Report, Result
+from nodeagent.api.gc import Preview, Result
 from nodeagent.api.history import History
 from nodeagent.api.holds import Hold, HoldList
 from nodeagent.api.saved_plan import encode_saved_plan
 from nodeagent.daemon.control.guard import CALLER, Guard
+from nodeagent.daemon.control.requested_pass import PlanKey, RequestedPass, require_agent
 from nodeagent.daemon.loop_status import Activity
-from nodeagent.daemon.loops import log_report, log_result, wait_for_any
+from nodeagent.daemon.loops import wait_for_any
 from nodeagent.daemon.pause import LONGEST_S, pause, resume
 from nodeagent.daemon.reload_preview import reload_document
 from nodeagent.daemon.service_manager import preview_reload
 from nodeagent.daemon.status import StatusReader, pods_document, pressure_document, status_document, without_agent
 from nodeagent.errors import (
     NodeAgentError,
-    RuntimeUnavailableError,
-    StoreError,
     UsageError,
 )
 from nodeagent.host.node import node_identity
 from nodeagent.model import LONGEST_HOLD_S
 from nodeagent.model.schemas import SchemaId
 from nodeagent.plan.gc.image_protection import parse_rule
-from nodeagent.plan.gc.saved_plan import refusal_of, unseal
 from nodeagent.plan.gc.scope import Scope
-from nodeagent.plan.gc.strictness import stricter
 from nodeagent.store import HoldFile
-from nodeagent.store.plan_key import KEY_BYTES, PlanKeyFile
 from nodeagent.telemetry.event_bus import Subscription
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Callable
 
     from google.protobuf.message import Message
 
     from nodeagent.act.agent import Agent
     from nodeagent.act.gc import outcomes
-    from nodeagent.act.gc import preview as gc_preview
     from nodeagent.api.codec import Document
-    from nodeagent.config.settings import Settings
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.reload_effect import Reloaded
     from nodeagent.host.peer import Peer
-    from nodeagent.plan.gc.saved_plan import Drift, SavedPlan
 
     Context = grpc.aio.ServicerContext[Message, Message]
 
@@ -88,8 +77,7 @@ class ControlService:
         self._reader: StatusReader | None = None
         self._reader_agent: Agent | None = None
         self._heavy = asyncio.Lock()
-        self._own_key = secrets.token_bytes(KEY_BYTES)
-        self._key_problem = ""
+        self._plan_key = PlanKey(context)
 
     # ---- right READ
 
@@ -106,7 +94,7 @@ class ControlService:
     async def Plan(self, request: api.PlanRequest, _: Context) -> api.Document:  # noqa: N802
         """Return the plan of a pass that starts now; with a lifetime it can be saved and applied."""
         scope, lasts_s = _scope(request.scope), _seconds(request.lasts_seconds, _LONGEST_PLAN_S, "lasts_seconds")
-        agent = self._agent()
+        agent = require_agent(self._context)
         async with self._heavy:
             preview = await agent.collector.preview(scope)
         if not lasts_s:
@@ -119,13 +107,13 @@ class ControlService:
             node=node_identity(),
             expires_at=preview.snapshot.observed_at + timedelta(seconds=lasts_s),
             agent_version=__version__,
-            key=await self._plan_key(),
+            key=await self._plan_key.read(),
         )
         return _message(saved)
 
     async def Pods(self, _: api.PodsRequest, __: Context) -> api.Document:  # noqa: N802
         """Return the pods with their usage, in eviction order under memory pressure."""
-        agent = self._agent()
+        agent = require_agent(self._context)
         async with self._heavy:
             return _message(await pods_document(agent, self._status_reader(), self._context.eviction))
 
@@ -134,7 +122,7 @@ class ControlService:
         image = _text(request.image, "image")
         ago_s = _seconds(request.seconds, math.inf, "seconds")
         limit = min(_MOST_PASSES, request.limit or _DEFAULT_PASSES)
-        history = self._agent().history
+        history = require_agent(self._context).history
         try:
             since = self._context.clock.now() - timedelta(seconds=ago_s) if ago_s else None
         except OverflowError as error:
@@ -225,7 +213,7 @@ class ControlService:
             known = ", ".join(sorted(self._context.wake.keys() & on))
             why = f": {line.reason}" if line is not None and line.reason else ""
             raise UsageError(f"loop {_text(request.loop, 'loop')!r} does not run here{why}; running loops: {known}")
-        agent = self._agent()
+        agent = require_agent(self._context)
         self._refuse_while_paused()
         ends = line.runs + (2 if line.activity is Activity.RUNNING else 1)
         wake.set()
@@ -275,17 +263,16 @@ class ControlService:
             raise UsageError("scope, plan: exactly one of them is required")
         if request.rounds > _MOST_ROUNDS:
             raise UsageError(f"rounds: at most {_MOST_ROUNDS}")
-        rounds = request.rounds or 1
         results: asyncio.Queue[api.Document | None] = asyncio.Queue()
-        ended = asyncio.Event()
 
         def on_result(result: outcomes.Result) -> None:
             results.put_nowait(_message(Result.of_result(result)))
 
+        requested = RequestedPass(self._context, self._heavy, on_result)
         work = asyncio.ensure_future(
-            self._apply_plan(request.plan, ended, on_result)
+            requested.apply_plan(request.plan, self._plan_key)
             if request.plan
-            else self._apply_scope(_scope(request.scope), rounds, ended, on_result)
+            else requested.apply_scope(_scope(request.scope), request.rounds or 1)
         )
         work.add_done_callback(lambda _: results.put_nowait(None))
         try:
@@ -293,117 +280,16 @@ class ControlService:
                 yield message
             yield _message(await work)
         finally:  # the client may have disconnected: the pass then ends between two items
-            ended.set()
+            requested.cancelled.set()
             await asyncio.wait({work})
-
-    async def _apply_scope(
-        self, scope: Scope, rounds: int, ended: asyncio.Event, on_result: Callable[[outcomes.Result], None]
-    ) -> Report:
-        agent = self._agent()
-        _refuse_disabled(scope, agent.settings)
-        preview = await agent.collector.preview(scope)
-        report = await self._run(agent, preview, ended, on_result, rounds=rounds, trigger="control", in_force=agent)
-        return await self._report(agent, report)
-
-    async def _apply_plan(
-        self, text: str, ended: asyncio.Event, on_result: Callable[[outcomes.Result], None]
-    ) -> Report:
-        try:
-            saved: SavedPlan = unseal(text, await self._plan_key())
-        except ValueError as error:
-            raise UsageError(f"plan: {error}; nothing was removed") from error
-        refused = refusal_of(saved, self._context.clock.now(), node_identity())
-        if refused:
-            raise UsageError(f"plan: {refused}")
-        in_force = self._agent()
-        _refuse_disabled(saved.scope, in_force.settings)
-        current = in_force.settings.policy
-        settings = replace(in_force.settings, policy=stricter(saved.policy, current))
-        async with open_agent(
-            settings, record=True, dry_run=settings.dry_run, clock=self._context.clock, roles=in_force.roles
-        ) as agent:
-            preview, drift = await agent.collector.preview_saved(saved, current)
-            report = await self._run(
-                agent, preview, ended, on_result, rounds=1, trigger="apply", plan_id=saved.id, in_force=in_force
-            )
-            return await self._report(agent, report, drift)
-
-    async def _report(self, agent: Agent, report: outcomes.PassReport, drift: Iterable[Drift] | None = None) -> Report:
-        """Return a report, with the filesystem usage breakdown if the pass missed its target."""
-        async with self._heavy:
-            breakdown = await agent.break_down_shortfall(report)
-        return Report.of(report, breakdown=breakdown, drift=drift)
-
-    async def _run(  # noqa: PLR0913 - the options of a pass
-        self,
-        agent: Agent,
-        preview: gc_preview.Preview,
-        ended: asyncio.Event,
-        on_result: Callable[[outcomes.Result], None],
-        *,
-        rounds: int,
-        trigger: str,
-        plan_id: str = "",
-        in_force: Agent,
-    ) -> outcomes.PassReport:
-        """Wait for the pass lock and carry out a preview, if ``in_force`` is still the agent of the daemon.
-
-        ``in_force`` is the agent whose settings the preview was made with.
-        """
-
-        def on_item(result: outcomes.Result) -> None:
-            log_result(self._context.logger, result, dry_run=agent.dry_run)
-            on_result(result)
-
-        async with self._context.pass_lock.take() as stop:
-            pause_in_force = self._context.pass_lock.pause()
-            if pause_in_force is not None:
-                raise UsageError(f"nothing was removed: the agent is paused: {pause_in_force.text}")
-            if self._context.grace.pending:
-                left_s = math.ceil(self._context.grace.left_s())
-                raise UsageError(f"nothing was removed: reload grace period after a dry run, {left_s} s left")
-            if self._context.agent is not in_force or self._context.renew.is_set():
-                raise NodeAgentError("nothing was removed: the configuration changed during the request; retry")
-            forwarding = asyncio.ensure_future(_set_with(ended, stop))
-            try:
-                report = await agent.run(
-                    preview, trigger=trigger, stop=stop, max_rounds=rounds, on_result=on_item, plan_id=plan_id
-                )
-            finally:
-                forwarding.cancel()
-        log_report(self._context.logger, preview, report)
-        if report.end is PassEnd.RUNTIME_LOST:
-            raise RuntimeUnavailableError(report.end_detail)
-        return report
 
     # ---- shared by the methods
 
-    def _agent(self) -> Agent:
-        if self._context.agent is None:
-            raise RuntimeUnavailableError("not ready: the daemon starts, reloads, or waits for a container runtime")
-        return self._context.agent
-
     def _status_reader(self) -> StatusReader:
-        agent = self._agent()
+        agent = require_agent(self._context)
         if self._reader is None or self._reader_agent is not agent:
             self._reader, self._reader_agent = StatusReader(agent), agent
         return self._reader
-
-    async def _plan_key(self) -> bytes:
-        """Return this node's plan key, or a key of this process where the state directory is unavailable.
-
-        A full or read-only state directory is when an operator needs to confirm removals. Plans signed with the
-        fallback key are valid until the daemon stops.
-        """
-        try:
-            key = await asyncio.to_thread(PlanKeyFile(self._context.settings.state_directory).read_or_create)
-        except StoreError as error:
-            if str(error) != self._key_problem:
-                self._context.logger.warning("plan_key_unavailable", error=str(error))
-            self._key_problem = str(error)
-            return self._own_key
-        self._key_problem = ""
-        return key
 
     def _holds(self) -> HoldFile:
         return HoldFile(self._context.settings.state_directory)
@@ -435,11 +321,6 @@ async def serve(context: DaemonContext, address: str, peer_of: Callable[[str], P
     return RunningService(server)
 
 
-async def _set_with(first: asyncio.Event, second: asyncio.Event) -> None:
-    await first.wait()
-    second.set()
-
-
 def _message(document: Document | Mapping[str, Any]) -> api.Document:
     schema = str(document["schema"]) if isinstance(document, Mapping) else schema_id(document)
     return api.Document(schema=schema, json=encode(document))
@@ -453,21 +334,6 @@ def _scope(text: str) -> Scope:
     if scope is Scope.LEAKS:
         raise UsageError("scope: write images, containers or all")
     return scope
-
-
-def _refuse_disabled(scope: Scope, settings: Settings) -> None:
-    """Refuse a user other than root a scope that the configuration disables, as triggering its loop is refused."""
-    if CALLER.get().is_root:
-        return
-    for disabled, of, name in (
-        (settings.image_interval_s is None, Scope.IMAGES, "image_gc"),
-        (settings.container_interval_s is None, Scope.CONTAINERS, "container_gc"),
-    ):
-        if disabled and scope in (of, Scope.ALL):
-            raise UsageError(
-                f"cannot collect {of.value}: disabled by the configuration ({name}.enabled = false); nothing was "
-                "removed; only root may do that"
-            )
 
 
 def _seconds(value: float, most: float, name: str) -> float:

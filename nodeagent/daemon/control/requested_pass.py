@@ -1,0 +1,194 @@
+"""Passes that a caller of the control API requests, and the key that their plans are signed with."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from nodeagent.act.agent import open_agent
+from nodeagent.act.gc.outcomes import PassEnd
+from nodeagent.api.gc import Report
+from nodeagent.daemon.control.guard import CALLER
+from nodeagent.daemon.loops import log_report, log_result
+from nodeagent.errors import NodeAgentError, RuntimeUnavailableError, StoreError, UsageError
+from nodeagent.host.node import node_identity
+from nodeagent.plan.gc.saved_plan import refusal_of, unseal
+from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.gc.strictness import stricter
+from nodeagent.store.plan_key import KEY_BYTES, PlanKeyFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from nodeagent.act.agent import Agent
+    from nodeagent.act.gc import outcomes
+    from nodeagent.act.gc import preview as gc_preview
+    from nodeagent.config.settings import Settings
+    from nodeagent.daemon.context import DaemonContext
+    from nodeagent.plan.gc.saved_plan import Drift
+
+
+def require_agent(context: DaemonContext) -> Agent:
+    """Return the agent of the daemon.
+
+    Raises:
+        RuntimeUnavailableError: the daemon is not ready.
+    """
+    if context.agent is None:
+        raise RuntimeUnavailableError("not ready: the daemon starts, reloads, or waits for a container runtime")
+    return context.agent
+
+
+class PlanKey:
+    """The key that signs the plans of this daemon."""
+
+    def __init__(self, context: DaemonContext) -> None:
+        self._context = context
+        self._own_key = secrets.token_bytes(KEY_BYTES)
+        self._problem = ""
+
+    async def read(self) -> bytes:
+        """Return this node's plan key, or a key of this process where the state directory is unavailable.
+
+        A full or read-only state directory is when an operator needs to confirm removals. Plans signed with the
+        fallback key are valid until the daemon stops.
+        """
+        try:
+            key = await asyncio.to_thread(PlanKeyFile(self._context.settings.state_directory).read_or_create)
+        except StoreError as error:
+            if str(error) != self._problem:
+                self._context.logger.warning("plan_key_unavailable", error=str(error))
+            self._problem = str(error)
+            return self._own_key
+        self._problem = ""
+        return key
+
+
+class RequestedPass:
+    """One pass on request.
+
+    Attributes:
+        cancelled: once set, the pass ends between two items.
+    """
+
+    def __init__(
+        self, context: DaemonContext, breakdowns: asyncio.Lock, on_result: Callable[[outcomes.Result], None]
+    ) -> None:
+        """Prepare a pass.
+
+        Args:
+            context: of the daemon.
+            breakdowns: serialises measurements of filesystem usage.
+            on_result: gets each result as it occurs.
+        """
+        self._context = context
+        self._breakdowns = breakdowns
+        self._on_result = on_result
+        self.cancelled = asyncio.Event()
+
+    async def apply_scope(self, scope: Scope, rounds: int) -> Report:
+        """Carry out a pass of a scope and return its report.
+
+        Raises:
+            UsageError: the agent is paused, or the configuration disables the scope for this caller.
+            NodeAgentError: the pass failed or was not started.
+        """
+        agent = require_agent(self._context)
+        _refuse_disabled(scope, agent.settings)
+        preview = await agent.collector.preview(scope)
+        report = await self._run(agent, preview, rounds=rounds, trigger="control", in_force=agent)
+        return await self._report(agent, report)
+
+    async def apply_plan(self, text: str, key: PlanKey) -> Report:
+        """Carry out a saved plan under the stricter of its policy and the policy in force; return its report.
+
+        Raises:
+            UsageError: the plan is invalid, expired or not signed by this node; otherwise as ``apply_scope``.
+            NodeAgentError: the pass failed or was not started.
+        """
+        try:
+            saved = unseal(text, await key.read())
+        except ValueError as error:
+            raise UsageError(f"plan: {error}; nothing was removed") from error
+        refused = refusal_of(saved, self._context.clock.now(), node_identity())
+        if refused:
+            raise UsageError(f"plan: {refused}")
+        in_force = require_agent(self._context)
+        _refuse_disabled(saved.scope, in_force.settings)
+        current = in_force.settings.policy
+        settings = replace(in_force.settings, policy=stricter(saved.policy, current))
+        async with open_agent(
+            settings, record=True, dry_run=settings.dry_run, clock=self._context.clock, roles=in_force.roles
+        ) as agent:
+            preview, drift = await agent.collector.preview_saved(saved, current)
+            report = await self._run(agent, preview, rounds=1, trigger="apply", plan_id=saved.id, in_force=in_force)
+            return await self._report(agent, report, drift)
+
+    async def _report(self, agent: Agent, report: outcomes.PassReport, drift: Iterable[Drift] | None = None) -> Report:
+        """Return a report, with the filesystem usage breakdown if the pass missed its target."""
+        async with self._breakdowns:
+            breakdown = await agent.break_down_shortfall(report)
+        return Report.of(report, breakdown=breakdown, drift=drift)
+
+    async def _run(  # noqa: PLR0913 - the options of a pass
+        self,
+        agent: Agent,
+        preview: gc_preview.Preview,
+        *,
+        rounds: int,
+        trigger: str,
+        plan_id: str = "",
+        in_force: Agent,
+    ) -> outcomes.PassReport:
+        """Wait for the pass lock and carry out a preview, if ``in_force`` is still the agent of the daemon.
+
+        ``in_force`` is the agent whose settings the preview was made with.
+        """
+
+        def on_item(result: outcomes.Result) -> None:
+            log_result(self._context.logger, result, dry_run=agent.dry_run)
+            self._on_result(result)
+
+        async with self._context.pass_lock.take() as stop:
+            pause_in_force = self._context.pass_lock.pause()
+            if pause_in_force is not None:
+                raise UsageError(f"nothing was removed: the agent is paused: {pause_in_force.text}")
+            if self._context.grace.pending:
+                left_s = math.ceil(self._context.grace.left_s())
+                raise UsageError(f"nothing was removed: reload grace period after a dry run, {left_s} s left")
+            if self._context.agent is not in_force or self._context.renew.is_set():
+                raise NodeAgentError("nothing was removed: the configuration changed during the request; retry")
+            forwarding = asyncio.ensure_future(_set_with(self.cancelled, stop))
+            try:
+                report = await agent.run(
+                    preview, trigger=trigger, stop=stop, max_rounds=rounds, on_result=on_item, plan_id=plan_id
+                )
+            finally:
+                forwarding.cancel()
+        log_report(self._context.logger, preview, report)
+        if report.end is PassEnd.RUNTIME_LOST:
+            raise RuntimeUnavailableError(report.end_detail)
+        return report
+
+
+async def _set_with(first: asyncio.Event, second: asyncio.Event) -> None:
+    await first.wait()
+    second.set()
+
+
+def _refuse_disabled(scope: Scope, settings: Settings) -> None:
+    """Refuse a user other than root a scope that the configuration disables, as triggering its loop is refused."""
+    if CALLER.get().is_root:
+        return
+    for disabled, of, name in (
+        (settings.image_interval_s is None, Scope.IMAGES, "image_gc"),
+        (settings.container_interval_s is None, Scope.CONTAINERS, "container_gc"),
+    ):
+        if disabled and scope in (of, Scope.ALL):
+            raise UsageError(
+                f"cannot collect {of.value}: disabled by the configuration ({name}.enabled = false); nothing was "
+                "removed; only root may do that"
+            )
