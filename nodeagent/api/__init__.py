@@ -2,7 +2,7 @@
 
 One struct declares a document: its fields, its schema id, its encoding, its decoding and its JSON Schema (``codec``).
 ``of`` makes a document from the model; the CLI renders documents, so the daemon's answer and a command's own reading
-look the same. Keys carry their unit, times are RFC 3339 in UTC. Fields are added, never renamed or removed; a field
+are printed alike. Keys carry their unit, times are RFC 3339 in UTC. Fields are added, never renamed or removed; a field
 that changes its meaning needs a new id in ``model.schemas``. A decoder ignores unknown fields and uses the defaults of
 fields that an older daemon does not send.
 

@@ -25,7 +25,7 @@ class Triggered(Document, frozen=True, kw_only=True, tag=SchemaId.TRIGGER.value)
 
     Attributes:
         ended: whether its run is finished; ``result`` and ``detail`` are empty otherwise.
-        dry_run: whether the run removed nothing; ``None`` if the configuration changed meanwhile.
+        dry_run: whether the run removed nothing; ``None`` if the configuration changed during it.
     """
 
     loop: str

@@ -120,7 +120,7 @@ class PastRemoval(Part, frozen=True, kw_only=True):
 
 
 class Explanation(Document, frozen=True, kw_only=True, tag=SchemaId.EXPLANATION.value):
-    """Everything that is known of the items of a name; ``asked`` is that name."""
+    """The items of a name, and its past removals; ``asked`` is that name."""
 
     asked: str
     observed_at: Time

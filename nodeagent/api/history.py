@@ -140,7 +140,7 @@ class NodeStop(Part, frozen=True, kw_only=True):
 
     Attributes:
         ended_at: ``None`` while it is in progress, and where the end was not observed.
-        granted_s: seconds that pods could take in all.
+        granted_s: time limit for all pods, in seconds.
     """
 
     id: str

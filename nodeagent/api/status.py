@@ -25,7 +25,7 @@ class AgentStatus(Part, frozen=True, kw_only=True):
         running: whether a daemon answered; the fields that follow ``version`` up to ``config_problem`` are absent
             otherwise.
         config_problem: why the configuration on disk is not in force; empty if it is.
-        role: whether a kubelet manages the node; ``None`` before the daemon knows.
+        role: whether a kubelet manages the node; ``None`` before the first evaluation.
     """
 
     running: bool

@@ -24,8 +24,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nodeagent._proto.control.v1 import control_pb2 as api
-from nodeagent.api.codec import encode
+from nodeagent.api.codec import Document, decode, encode
+from nodeagent.api.control import Paused, Resumed
+from nodeagent.api.gc import Preview
 from nodeagent.api.history import History
+from nodeagent.api.holds import Hold, HoldList
+from nodeagent.api.pods import PodUsage
+from nodeagent.api.pressure import Pressure
+from nodeagent.api.status import Status
 from nodeagent.clock import SystemClock
 from nodeagent.config.control import ControlSettings
 from nodeagent.config.handoff import checked
@@ -190,6 +196,25 @@ async def test_status_has_agent_runtime_loops_and_signals(node: Node) -> None:
     assert answer["image_use"] == {"observed_since": None, "maximum_unused_age_s": None}
     await node.ask("Plan", api.PlanRequest(scope="images"))
     assert (await node.ask("Status"))["image_use"]["observed_since"] is not None
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "kind"),
+    [
+        ("Status", None, Status),
+        ("Pressure", None, Pressure),
+        ("Pods", None, PodUsage),
+        ("Plan", api.PlanRequest(scope="all"), Preview),
+        ("History", None, History),
+        ("AddHold", api.AddHoldRequest(image="app:*", seconds=60), Hold),
+        ("Holds", None, HoldList),
+        ("Pause", api.PauseRequest(seconds=60), Paused),
+        ("Resume", None, Resumed),
+    ],
+)
+async def test_answer_is_decoded_without_loss(node: Node, method: str, request_: Any, kind: type[Document]) -> None:
+    answer = await node.ask(method, request_)
+    assert json.loads(encode(decode(json.dumps(answer), kind))) == answer
 
 
 async def test_status_answers_without_a_runtime(node: Node) -> None:

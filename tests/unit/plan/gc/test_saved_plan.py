@@ -1,4 +1,4 @@
-"""Saved plans: what goes in comes back, nothing changed is taken, and applying never removes more."""
+"""Saved plans: encoding, signature, drift, comparison, and the limits of applying one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def node(*without: str, used_percent: int = 90) -> NodeSnapshot:
     containers = [
         container("old", created_s=9000, attempt=0),
         container("new", created_s=8000, attempt=1),
-        container("gone", pod="other"),
+        container("deleted", pod="other"),
     ]
     return snapshot(
         *(each for each in images if each[0].id not in without),
@@ -212,7 +212,7 @@ def test_policy_setting_of_another_type_is_refused(key: str, value: object) -> N
         decode_policy(document)
 
 
-NAMES = ("a", "b", "c", "old", "new", "gone")
+NAMES = ("a", "b", "c", "old", "new", "deleted")
 
 
 @given(st.sets(st.sampled_from(NAMES)), st.integers(0, 100), st.sets(st.sampled_from(NAMES)))
@@ -253,7 +253,7 @@ def test_plan_stricter_than_policy_in_force_keeps_items_that_it_kept() -> None:
     strict = replace(POLICY, containers=replace(POLICY.containers, max_per_pod_container=5))
     saved = unseal(save(node(), strict), KEY)
     listed = {item.id for item in saved.removals}
-    assert "gone" in listed
+    assert "deleted" in listed
     assert "old" not in listed
     _, plans = plans_for_saved(saved, node(), POLICY)
     assert {each.id for plan in plans for each in plan.removals} <= listed
