@@ -56,12 +56,13 @@ _BREAKDOWN_WITHIN_S: Final = 10.0
 
 @dataclass
 class Agent:
-    """A composed agent.
+    """A composed agent. It has more than ten attributes, since it is the root of the composition.
 
     Attributes:
         storage: the runtime's own image and layer records.
         roles: its role on this node, evaluated by every pass.
         record: whether it writes its own state (image use, history).
+        dry_run: whether passes only report the planned removals.
         shortfall_reported: whether the daemon reported the current shortfall.
     """
 
@@ -75,13 +76,9 @@ class Agent:
     collector: Collector
     roles: RoleWatch
     record: bool
+    dry_run: bool
     shortfall_reported: bool = field(default=False, init=False)
     _reported_problem: str = field(default="", init=False)
-
-    @property
-    def dry_run(self) -> bool:
-        """Whether passes only report the planned removals."""
-        return self.collector.dry_run
 
     @property
     def role(self) -> Role:
@@ -234,7 +231,7 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
             dry_run=dry_run,
         )
         history = History(settings.state_directory)
-        yield Agent(settings, clock, cri, storage, store, history, observer, collector, roles, record)
+        yield Agent(settings, clock, cri, storage, store, history, observer, collector, roles, record, dry_run)
 
 
 def _storage_backend(settings: Settings, connection: RuntimeConnection, clock: Clock, store: Store) -> StorageBackend:

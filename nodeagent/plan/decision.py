@@ -1,7 +1,7 @@
-"""What a planner answers: one decision for every item it looked at, each with a reason from a closed list.
+"""Decisions and plans: one decision for every item of a planner, each with a reason from a closed list.
 
-A reason is a code, the numbers behind it, and a sentence made from both, so that a table, JSON, a log line and
-``explain`` all say the same.
+A reason is a code with details, and a sentence formatted from both, so that tables, JSON, log lines and ``explain``
+agree.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NO_FAILURES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class ItemKind(StrEnum):
-    """What a decision is about."""
+    """Kind of an item."""
 
     IMAGE = "image"
     CONTAINER = "container"
@@ -36,7 +36,7 @@ class ItemKind(StrEnum):
     POD = "pod"
 
     def counted(self, count: int) -> str:
-        """Return a number of such items for people, such as ``2 pod log directories``."""
+        """Return a count with the noun in singular or plural, such as ``2 pod log directories``."""
         name = self.value.replace("-", " ")
         if count == 1:
             return f"1 {name}"
@@ -44,7 +44,7 @@ class ItemKind(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What becomes of an item."""
+    """Verdict on an item. The values are part of the JSON output and of logs."""
 
     REMOVE = "remove"
     KEEP = "keep"
@@ -52,7 +52,7 @@ class Verdict(StrEnum):
 
 
 class ReasonCode(StrEnum):
-    """Why. The values are part of the JSON output and of logs: they are added to, never changed."""
+    """Reason of a decision. The values are part of the JSON output and of logs: new ones are added, none is changed."""
 
     # images: removed
     LEAST_RECENTLY_USED = "least-recently-used"
@@ -80,7 +80,7 @@ class ReasonCode(StrEnum):
     FILESYSTEM_UNREADABLE = "filesystem-unreadable"
     # images and others: an attempt failed earlier in this pass
     FAILED_EARLIER = "failed-earlier"
-    # images and others: only what a saved plan lists may go
+    # images and others: not listed by the applied plan
     NOT_IN_PLAN = "not-in-plan"
     # containers: removed
     POD_DELETED = "pod-deleted"
@@ -118,7 +118,7 @@ class ReasonCode(StrEnum):
     EMPTY_DIR_OVER_LIMIT = "empty-dir-over-limit"
     POD_OVER_STORAGE_LIMIT = "pod-over-storage-limit"
     CONTAINER_OVER_STORAGE_LIMIT = "container-over-storage-limit"
-    # pods: kept, as none is to be evicted now
+    # pods: kept, as no pod is evicted now
     NO_THRESHOLD_MET = "no-threshold-met"
     GRACE_PERIOD_RUNNING = "grace-period-running"
     NO_NEW_READING = "no-new-reading"
@@ -130,7 +130,7 @@ class ReasonCode(StrEnum):
     EVICTION_LIMIT = "eviction-limit"
     EFFECT_OUTSTANDING = "effect-outstanding"
     EVICTION_INEFFECTIVE = "eviction-ineffective"
-    # pods: kept, as another one goes
+    # pods: kept, as another pod is evicted
     RANKED_LATER = "ranked-later"
     ANOTHER_POD_EVICTED = "another-pod-evicted"
     # pods: never chosen
@@ -233,7 +233,7 @@ _SENTENCES: dict[ReasonCode, str] = {
 
 
 def _shown(key: str, value: Detail) -> str:
-    """Render one detail for a sentence by what its key says of its unit."""
+    """Format one detail for a sentence, by the unit suffix of its key."""
     if isinstance(value, datetime):
         return value.isoformat(timespec="seconds").replace("+00:00", "Z")
     if isinstance(value, tuple):
@@ -249,10 +249,10 @@ _NO_DETAILS: Final[Mapping[str, Detail]] = MappingProxyType({})
 
 
 class Reason(NamedTuple):
-    """A code and the numbers behind it.
+    """A code with its details.
 
-    A named tuple, as is ``Decision``, because a plan makes tens of thousands and a frozen dataclass takes three
-    times as long to make. ``details`` keys carry their unit: ``_bytes``, ``_s`` (seconds), ``_percent``, ``_at``
+    A named tuple, as is ``Decision``, because a plan creates tens of thousands and a frozen dataclass takes three
+    times as long to create. ``details`` keys have a unit suffix: ``_bytes``, ``_s`` (seconds), ``_percent``, ``_at``
     (aware UTC time).
     """
 
@@ -261,7 +261,7 @@ class Reason(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """The reason in words, without a full stop."""
+        """The reason as a sentence, without a full stop."""
         return _SENTENCES[self.code].format_map({key: _shown(key, value) for key, value in self.details.items()})
 
 
@@ -269,13 +269,13 @@ class Decision(NamedTuple):
     """The verdict on one item.
 
     Attributes:
-        kind: what it is.
+        kind: kind of the item.
         id: the runtime's id, or the entry's name for logs.
-        name: what to call it before a person.
-        verdict: what becomes of it.
-        reason: why.
-        frees_bytes: what its removal frees, given the removals decided before it in the same plan; for a kept
-            item what it would free now; ``None`` where nothing is known.
+        name: display name.
+        verdict: whether it is removed or kept.
+        reason: reason of the verdict.
+        frees_bytes: bytes freed by its removal after the earlier removals of the plan; for a kept item after all
+            removals of the plan; ``None`` if unknown.
         frees_inodes: likewise for inodes.
     """
 
@@ -289,7 +289,7 @@ class Decision(NamedTuple):
 
 
 class Accounting(StrEnum):
-    """How far the byte figures of a plan can be trusted."""
+    """Accuracy of the byte figures of a plan. The values are part of the JSON output."""
 
     LAYERS = "layers"
     UPPER_BOUND = "upper-bound"
@@ -298,18 +298,17 @@ class Accounting(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a planner decided, in the order it is to be carried out.
+    """Decisions of a planner, in order of execution.
 
     Attributes:
-        kind: what the plan is about, such as ``images`` or ``containers``.
-        made_at: the pass's one instant.
-        decisions: exactly one for each item of the snapshot that the planner is about; removals in order of
-            execution come first.
-        accounting: how far its byte figures can be trusted.
-        wanted_bytes: how much was to be freed by removals; 0 where nothing was.
-        pending_bytes: how much of what was to be freed the runtime's own garbage collection brings, once asked to.
-        warnings: what an operator should know before agreeing.
-        blocked: why nothing can be decided, empty normally. A blocked plan removes nothing.
+        kind: ``images``, ``containers``, ``sandboxes``, ``logs`` or ``leaks``.
+        made_at: time of the observation.
+        decisions: one for each item of that kind in the snapshot; removals first, in order of execution.
+        accounting: accuracy of the byte figures.
+        wanted_bytes: target of the removals; 0 without target.
+        pending_bytes: bytes freed by the runtime's own garbage collection, in addition to the removals.
+        warnings: warnings for the operator.
+        blocked: why no decision is possible; empty normally. A blocked plan removes nothing.
     """
 
     kind: str
@@ -323,16 +322,16 @@ class Plan:
 
     @property
     def removals(self) -> tuple[Decision, ...]:
-        """The decisions to carry out, in order."""
+        """The removals, in order of execution."""
         remove = Verdict.REMOVE
         return tuple([decision for decision in self.decisions if decision.verdict is remove])
 
     @property
     def frees_bytes(self) -> int:
-        """The sum of what the removals are expected to free."""
+        """Predicted bytes of the removals."""
         return sum(decision.frees_bytes or 0 for decision in self.removals)
 
     @property
     def shortfall_bytes(self) -> int:
-        """How much of what is wanted the removals are not expected to free."""
+        """Bytes of the target that the removals are not predicted to free."""
         return max(0, self.wanted_bytes - self.frees_bytes)

@@ -61,11 +61,7 @@ def dry_run_removers(_snapshot: NodeSnapshot, _policy: GCPolicy) -> Mapping[Item
 
 
 class Collector:
-    """Runs garbage collection passes.
-
-    Attributes:
-        dry_run: whether passes only report the planned removals.
-    """
+    """Runs garbage collection passes."""
 
     def __init__(  # noqa: PLR0913 - the collaborators of a pass
         self,
@@ -82,7 +78,7 @@ class Collector:
 
         ``collect_garbage`` runs the runtime's own garbage collection; it is called only for plans that count on it.
         """
-        self.dry_run = dry_run
+        self._dry_run = dry_run
         self._collect_garbage = collect_garbage
         self._observer = observer
         self._make_removers = dry_run_removers if dry_run else make_removers
@@ -151,7 +147,7 @@ class Collector:
 
     async def _collected(self, progress: PassProgress, current: Preview) -> bool:
         """Run the runtime's garbage collection if the plan counts on it; return false if the runtime is unavailable."""
-        if not current.pending_bytes or self.dry_run:
+        if not current.pending_bytes or self._dry_run:
             return True
         try:
             await self._collect_garbage()
@@ -173,7 +169,7 @@ class Collector:
         after each removal decides. With exact accounting the plan is carried out to the last image.
         """
         observed = current.snapshot.image_filesystem
-        if self.dry_run or observed is None:
+        if self._dry_run or observed is None:
             return None
         exact = any(plan.accounting is Accounting.LAYERS for plan in current.plans)
         low = self._policy.images.low_threshold_percent - (1 if exact else 0)
@@ -192,7 +188,7 @@ class Collector:
         self, progress: PassProgress, current: Preview, results: Sequence[Result], max_rounds: int, stop: asyncio.Event
     ) -> Preview | None:
         """Return the preview of a further round, ``None`` if none is needed. Only images are planned again."""
-        if self.dry_run or current.scope is Scope.CONTAINERS or current.snapshot.image_filesystem is None:
+        if self._dry_run or current.scope is Scope.CONTAINERS or current.snapshot.image_filesystem is None:
             return None
         if progress.rounds >= max_rounds or not any(result.decision.kind is ItemKind.IMAGE for result in results):
             return None
@@ -215,14 +211,14 @@ class Collector:
     async def _report(self, progress: PassProgress, started_s: float, stop: asyncio.Event) -> PassReport:
         before = progress.preview.snapshot.image_filesystem
         after = None
-        if before is not None and not self.dry_run:
+        if before is not None and not self._dry_run:
             try:
                 after = await self._settle(progress, before.path, stop)
             except NodeAgentError as error:
                 progress.warnings.append(f"cannot measure the image filesystem after the pass: {error}")
         end = progress.end or self._end(progress, after)
         duration_s = self._clock.monotonic_s() - started_s
-        return progress.report(end, duration_s=duration_s, dry_run=self.dry_run, after=after)
+        return progress.report(end, duration_s=duration_s, dry_run=self._dry_run, after=after)
 
     async def _settle(self, progress: PassProgress, path: str, stop: asyncio.Event) -> FsObservation:
         """Measure a filesystem once it shows the freed bytes, or after a bounded wait.
@@ -251,7 +247,7 @@ class Collector:
                 await asyncio.wait_for(stop.wait(), SETTLE_STEP_S)
 
     def _end(self, progress: PassProgress, after: FsObservation | None) -> tuple[PassEnd, str]:
-        if self.dry_run:
+        if self._dry_run:
             return progress.preview.predicted_end
         blocked = [plan.blocked for plan in progress.plans if plan.blocked]
         if blocked:

@@ -1,4 +1,4 @@
-"""Which images operators' holds keep."""
+"""Images kept by operators' holds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def held_images(snapshot: NodeSnapshot, index: ImageIndex) -> dict[str, Reason]:
-    """Return the id of every held image with the reason; of several holds the one that lasts longest is named."""
+    """Return the id of every held image with the reason; of several holds the reason names the one that ends last."""
     active = [hold for hold in snapshot.holds if hold.until > snapshot.observed_at]
     held: dict[str, Reason] = {}
     for hold in sorted(active, key=lambda each: (each.until, each.id)):
@@ -28,12 +28,12 @@ def held_images(snapshot: NodeSnapshot, index: ImageIndex) -> dict[str, Reason]:
 
 
 def images_of(hold: Hold, images: Iterable[Image], index: ImageIndex) -> set[str]:
-    """Return the ids of the images a hold means: by any name or id of theirs, or as a protection rule does."""
+    """Return the ids of the images of a hold: those matched by reference, by id or as a protection rule."""
     if hold.image == ALL_IMAGES:
         return {image.id for image in images}
-    meant = set(index.resolve(hold.image))
+    matched = set(index.resolve(hold.image))
     try:
         rule = parse_rule(hold.image)
     except ValueError:
-        return meant
-    return meant | {image.id for image in images if rule.matched_by(image)}
+        return matched
+    return matched | {image.id for image in images if rule.matched_by(image)}

@@ -1,4 +1,4 @@
-"""Which images are in use, and by whom."""
+"""Images in use, and their users."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ _MARKS = {
 }
 _REFERENCES = attrgetter("image_ref", "image_id", "image_name", "volume_images")
 _BY_ID = attrgetter("id")
-_RUNNING = ContainerState.RUNNING  # looked up once, as that takes ten times as long in its class
+_RUNNING = ContainerState.RUNNING  # a constant: the lookup in the class takes ten times as long
 _DEAD = frozenset({ContainerState.CREATED, ContainerState.EXITED})
 
 
 @dataclass(frozen=True, slots=True)
 class ImageUsers:
-    """Who uses which image.
+    """Users of the listed images.
 
     Attributes:
-        index: finds the listed images.
-        containers: image id to the containers, in any state, that refer to it; only images that have such.
-        sandboxes: likewise to the sandboxes.
+        index: resolves references to listed images.
+        containers: image id to the containers, in any state, that refer to it; used images only.
+        sandboxes: image id to the sandboxes that refer to it; used images only.
     """
 
     index: ImageIndex
     containers: Mapping[str, Sequence[Container]]
     sandboxes: Mapping[str, Sequence[Sandbox]]
 
-    def without(self, containers_gone: frozenset[str], sandboxes_gone: frozenset[str]) -> ImageUsers:
-        """Return the users left when those containers and sandboxes are gone."""
+    def without(self, removed_containers: frozenset[str], removed_sandboxes: frozenset[str]) -> ImageUsers:
+        """Return the users without these containers and sandboxes."""
         containers = {
-            image_id: left
+            image_id: remaining
             for image_id, members in self.containers.items()
-            if (left := [each for each in members if each.id not in containers_gone])
+            if (remaining := [each for each in members if each.id not in removed_containers])
         }
         sandboxes = {
-            image_id: staying
+            image_id: remaining
             for image_id, members in self.sandboxes.items()
-            if (staying := [each for each in members if each.id not in sandboxes_gone])
+            if (remaining := [each for each in members if each.id not in removed_sandboxes])
         }
         return ImageUsers(self.index, containers, sandboxes)
 
@@ -65,7 +65,7 @@ class ImageUsers:
 
 
 def find_users(snapshot: NodeSnapshot) -> ImageUsers:
-    """Return who uses which of the listed images; a reference to an image that is gone is passed over."""
+    """Return the users of the listed images; references to unlisted images are ignored."""
     index = ImageIndex(snapshot.images)
     by_container: defaultdict[str, list[Container]] = defaultdict(list)
     by_sandbox: defaultdict[str, list[Sandbox]] = defaultdict(list)
@@ -83,7 +83,7 @@ def find_users(snapshot: NodeSnapshot) -> ImageUsers:
 
 
 def image_references(container: Container) -> Iterator[str]:
-    """Yield every way in which a container refers to images, mounted ones too; some may be empty."""
+    """Yield every image reference of a container, those of image volumes included; some may be empty."""
     yield container.image_ref
     yield container.image_id
     yield container.image_name
@@ -93,18 +93,18 @@ def image_references(container: Container) -> Iterator[str]:
 def images_in_use(snapshot: NodeSnapshot) -> frozenset[str]:
     """Return the ids of the listed images that any container, dead or alive, or any sandbox refers to.
 
-    By id, tag or digest, and by the images mounted as volumes. The kubelet goes by ids alone; here a tag that has
-    moved on keeps both the image it named and the one it names now.
+    References are by id, tag or digest, and by image volumes. The kubelet uses ids only; here a tag that was moved
+    keeps both its former and its current image.
     Source: kubelet image manager, ``detectImages``; CRI ``Container`` and ``Mount.image``.
     """
     return find_users(snapshot).images
 
 
 def in_use_reason(image_id: str, users: ImageUsers) -> Reason:
-    """Return by whom an image is used, naming three; containers go before sandboxes.
+    """Return the reason for an image in use, naming up to three users; containers before sandboxes.
 
     Raises:
-        KeyError: nobody uses it.
+        KeyError: the image is not in use.
     """
     containers = users.containers.get(image_id)
     if containers:
@@ -122,6 +122,6 @@ def _used_by_containers(containers: Sequence[Container]) -> Reason:
         first += sorted(others, key=_BY_ID)[: _NAMED - len(first)]
     note = f" and {len(containers) - _NAMED} more" if len(containers) > _NAMED else ""
     if not running and all(each.state in _DEAD for each in containers):
-        note += "; none of them runs, so it can go once they are collected"
+        note += "; none is running, so it is removable after container GC"
     names = tuple(container_name(each) + _MARKS[each.state] for each in first)
     return Reason(ReasonCode.IN_USE_BY_CONTAINER, {"count": len(containers), "containers": names, "note": note})

@@ -1,4 +1,4 @@
-"""Which images are built on which, by the layers they have in common."""
+"""Tree of images by common layers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Stack:
-    """Layers that lie on one another, and what lies on them.
+    """A sequence of layers that the same images have in common, and the stacks on top.
 
     Attributes:
-        images: those that consist of exactly the layers from the bottom up to here.
-        layers: how many layers this stack adds to what it lies on.
-        size_bytes: what these occupy, unpacked.
-        derived: what lies on it.
+        images: images whose top layer is the last of this stack.
+        layers: number of layers.
+        size_bytes: unpacked size of these layers.
+        derived: the stacks on top of it.
     """
 
     images: list[Image] = field(default_factory=list)
@@ -31,50 +31,50 @@ class Stack:
 
     @property
     def image_count(self) -> int:
-        """How many images consist of these layers, with or without more on top."""
+        """Number of images that contain these layers."""
         return len(self.images) + sum(stack.image_count for stack in self.derived)
 
 
 @dataclass(slots=True)
 class _Layer:
-    above: dict[int, _Layer] = field(default_factory=dict)
+    children: dict[int, _Layer] = field(default_factory=dict)
     images: list[Image] = field(default_factory=list)
 
 
 def sharing_tree(images: Iterable[Image], storage: StorageGraph) -> tuple[tuple[Stack, ...], tuple[Image, ...]]:
-    """Return the stacks at the bottom, with all that lies on them, and the images of which no layers are known.
+    """Return the bottom stacks with the stacks on top of them, and the images without known layers.
 
-    Layers that only one image, or the same images, consist of are one stack. Stacks are ordered by how many images
-    they carry, then by size, then by name.
+    Adjacent layers contained in the same images are one stack. Stacks are ordered by number of images, then by size,
+    both descending, then by name.
     """
-    ground, unknown = _Layer(), []
+    root, unknown = _Layer(), []
     for image in images:
         indexes = storage.by_image.get(image.id, ())
         chain = [index for index in reversed(indexes) if storage.pieces[index].kind is PieceKind.SNAPSHOT]
         if not chain:
             unknown.append(image)
             continue
-        layer = ground
+        layer = root
         for index in chain:
-            layer = layer.above.setdefault(index, _Layer())
+            layer = layer.children.setdefault(index, _Layer())
         layer.images.append(image)
-    return _stacks(ground, storage), tuple(unknown)
+    return _stacks(root, storage), tuple(unknown)
 
 
-def _stacks(ground: _Layer, storage: StorageGraph) -> tuple[Stack, ...]:
-    made = []
-    for first, start in ground.above.items():
+def _stacks(root: _Layer, storage: StorageGraph) -> tuple[Stack, ...]:
+    stacks = []
+    for first, start in root.children.items():
         stack, layer, index = Stack(), start, first
         while True:
             stack.layers += 1
             stack.size_bytes += storage.pieces[index].size_bytes
-            if layer.images or len(layer.above) != 1:
+            if layer.images or len(layer.children) != 1:
                 break
-            ((index, layer),) = layer.above.items()
+            ((index, layer),) = layer.children.items()
         stack.images = sorted(layer.images, key=lambda image: image.name)
         stack.derived = list(_stacks(layer, storage))
-        made.append(stack)
-    return tuple(sorted(made, key=lambda each: (-each.image_count, -each.size_bytes, _first_name(each))))
+        stacks.append(stack)
+    return tuple(sorted(stacks, key=lambda each: (-each.image_count, -each.size_bytes, _first_name(each))))
 
 
 def _first_name(stack: Stack) -> str:

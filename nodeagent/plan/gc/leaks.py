@@ -1,4 +1,4 @@
-"""Which blobs and snapshots that nothing holds may be deleted."""
+"""Deletion plan for unreferenced blobs and snapshots."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _KINDS = {PieceKind.BLOB: ItemKind.BLOB, PieceKind.SNAPSHOT: ItemKind.SNAPSHOT}
 
 
 def plan_leaks(found: Sequence[UnreferencedPiece], now: datetime, *, minimum_age_s: float, rooted: bool) -> Plan:
-    """Choose what to delete of the pieces that no image, container, lease, write or other piece holds.
+    """Choose the unreferenced pieces to delete.
 
-    Those younger than the bound stay, as what made them may still be at work, and so do those whose age is not known,
-    and, unless ``rooted``, those that a label of their own keeps. A snapshot goes after those that lie on it; it stays
-    while one of them does.
+    Pieces younger than the minimum age are kept, since a client may be about to reference them; so are pieces of
+    unknown age and, unless ``rooted``, pieces with a ``containerd.io/gc.root`` label. A snapshot is deleted after its
+    children, and kept if one of them is kept.
     """
     reasons = {
-        (each.snapshotter, each.piece.key): _kept_because(each, now, minimum_age_s, rooted=rooted) for each in found
+        (each.snapshotter, each.piece.key): _keep_reason(each, now, minimum_age_s, rooted=rooted) for each in found
     }
     parents = {(each.snapshotter, each.piece.key): (each.snapshotter, each.parent) for each in found if each.parent}
     for name, reason in list(reasons.items()):
-        below = parents.get(name) if reason is not None else None
-        while below in reasons:
-            reasons[below] = reasons[below] or Reason(ReasonCode.SNAPSHOT_HAS_CHILD, {"child": name[1]})
-            below = parents.get(below)
+        parent = parents.get(name) if reason is not None else None
+        while parent in reasons:
+            reasons[parent] = reasons[parent] or Reason(ReasonCode.SNAPSHOT_HAS_CHILD, {"child": name[1]})
+            parent = parents.get(parent)
 
     def depth(each: UnreferencedPiece) -> int:
         steps, name = 0, parents.get((each.snapshotter, each.piece.key))
@@ -47,15 +47,15 @@ def plan_leaks(found: Sequence[UnreferencedPiece], now: datetime, *, minimum_age
         verdict = Verdict.REMOVE if reason is None else Verdict.KEEP
         frees = 0 if each.piece.references else each.piece.size_bytes
         inodes = 0 if each.piece.references else each.piece.inodes
-        said = reason or Reason(ReasonCode.UNREFERENCED, _age(each, now))
+        given = reason or Reason(ReasonCode.UNREFERENCED, _age(each, now))
         decisions.append(
-            Decision(_KINDS[each.piece.kind], each.piece.key, piece_name(each), verdict, said, frees, inodes)
+            Decision(_KINDS[each.piece.kind], each.piece.key, piece_name(each), verdict, given, frees, inodes)
         )
     decisions.sort(key=lambda decision: decision.verdict is not Verdict.REMOVE)
     return Plan("leaks", now, tuple(decisions), accounting=Accounting.LAYERS)
 
 
-def _kept_because(each: UnreferencedPiece, now: datetime, minimum_age_s: float, *, rooted: bool) -> Reason | None:
+def _keep_reason(each: UnreferencedPiece, now: datetime, minimum_age_s: float, *, rooted: bool) -> Reason | None:
     if each.rooted and not rooted:
         return Reason(ReasonCode.GC_ROOT_LABEL)
     if each.created_at is None:
@@ -72,5 +72,5 @@ def _age(each: UnreferencedPiece, now: datetime) -> dict[str, Detail]:
 
 
 def piece_name(each: UnreferencedPiece) -> str:
-    """Return what to call a piece: a snapshot with its snapshotter."""
+    """Return a display name: the key, for a snapshot with its snapshotter."""
     return f"{each.snapshotter}/{each.piece.key}" if each.snapshotter else each.piece.key

@@ -1,4 +1,4 @@
-"""A whole garbage collection in one plan, in the kubelet's order: containers, sandboxes, logs, then images."""
+"""Plans of a whole garbage collection, in the kubelet's order: containers, sandboxes, logs, then images."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NOT_IN_PLAN = Reason(ReasonCode.NOT_IN_PLAN)
 
 @dataclass(frozen=True, slots=True)
 class GCPolicy:
-    """The settings of every planner of a garbage collection."""
+    """The policies of all garbage collection planners."""
 
     images: ImageGCPolicy = field(default_factory=ImageGCPolicy)
     containers: ContainerGCPolicy = field(default_factory=ContainerGCPolicy)
@@ -35,7 +35,7 @@ class GCPolicy:
 
 @dataclass(frozen=True, slots=True)
 class GCPlan:
-    """The plans of one pass; ``images`` is ``None`` when it is about containers only."""
+    """The plans of one pass; ``images`` is ``None`` in a pass over containers only."""
 
     containers: Plan
     sandboxes: Plan
@@ -54,7 +54,7 @@ class GCPlan:
         return tuple(decision for plan in self.plans for decision in plan.removals)
 
 
-def plan_containers(  # noqa: PLR0913 - what one pass carries from round to round
+def plan_containers(  # noqa: PLR0913 - inputs of one pass
     snapshot: NodeSnapshot,
     policy: GCPolicy,
     *,
@@ -63,10 +63,16 @@ def plan_containers(  # noqa: PLR0913 - what one pass carries from round to roun
     evicted: frozenset[str] = frozenset(),
     only: frozenset[str] | None = None,
 ) -> GCPlan:
-    """Plan dead containers, sandboxes and logs, each on what the plan before it leaves.
+    """Plan the removal of dead containers, sandboxes and logs, each on the state after the plan before it.
 
-    ``failed`` holds ids of any kind, as does ``only``: what may go, all else staying; ``None`` for anything.
-    ``evicted`` has the UIDs of pods evicted by this agent; see ``check_pods``.
+    Args:
+        snapshot: the node.
+        policy: the policies.
+        failed: id of any kind to the cause of a failure earlier in this pass.
+        evict_non_deleted_pods: also remove the containers and sandboxes of pods that have finished but still exist.
+        evicted: UIDs of pods evicted by this agent; see ``check_pods``.
+        only: ids of any kind that may be removed; ``None`` for any.
+
     Source: kubelet ``containerGC.GarbageCollect``.
     """
     return _plan_containers(
@@ -74,7 +80,7 @@ def plan_containers(  # noqa: PLR0913 - what one pass carries from round to roun
     )[0]
 
 
-def plan_all(  # noqa: PLR0913 - what one pass carries from round to round
+def plan_all(  # noqa: PLR0913 - inputs of one pass
     snapshot: NodeSnapshot,
     policy: GCPolicy,
     *,
@@ -83,18 +89,18 @@ def plan_all(  # noqa: PLR0913 - what one pass carries from round to round
     remove_all_unused: bool = False,
     only: frozenset[str] | None = None,
 ) -> GCPlan:
-    """Plan as ``plan_containers`` does, then the images on the node as that leaves it."""
-    made, containers_gone, sandboxes_gone = _plan_containers(
+    """Plan as ``plan_containers`` does, then the images on the state after these removals."""
+    made, removed_containers, removed_sandboxes = _plan_containers(
         snapshot, policy, failed, only, evict_non_deleted_pods=evict_non_deleted_pods
     )
-    after, users = project_with_users(snapshot, containers_gone, sandboxes_gone, find_users(snapshot))
+    after, users = project_with_users(snapshot, removed_containers, removed_sandboxes, find_users(snapshot))
     images = plan_image_gc(
         after, policy.images, failed=failed, remove_all_unused=remove_all_unused, users=users, only=only
     )
     return replace(made, images=images)
 
 
-def _plan_containers(  # noqa: PLR0913 - likewise
+def _plan_containers(  # noqa: PLR0913 - inputs of one pass
     snapshot: NodeSnapshot,
     policy: GCPolicy,
     failed: Mapping[str, str],
@@ -103,7 +109,7 @@ def _plan_containers(  # noqa: PLR0913 - likewise
     evict_non_deleted_pods: bool,
     evicted: frozenset[str] = frozenset(),
 ) -> tuple[GCPlan, frozenset[str], frozenset[str]]:
-    """Return the plans but for images, and the ids of the containers and of the sandboxes that go."""
+    """Return the plans without images, and the ids of the removed containers and sandboxes."""
     statuses = check_pods(snapshot, policy.containers.deleted_pod_grace_s, evicted)
     containers = plan_container_gc(
         snapshot,
@@ -113,30 +119,30 @@ def _plan_containers(  # noqa: PLR0913 - likewise
         statuses=statuses,
     )
     containers = _restricted(containers, only)
-    containers_gone = _going(containers)
+    removed_containers = _removed_ids(containers)
     sandboxes = plan_sandbox_gc(
         snapshot,
         policy.sandboxes,
         statuses=statuses,
-        containers_gone=containers_gone,
+        removed_containers=removed_containers,
         failed=failed,
         evict_non_deleted_pods=evict_non_deleted_pods,
     )
     sandboxes = _restricted(sandboxes, only)
-    sandboxes_gone = _going(sandboxes)
+    removed_sandboxes = _removed_ids(sandboxes)
     logs = plan_pod_logs(
         snapshot,
         policy.logs,
         statuses=statuses,
-        containers_gone=containers_gone,
-        sandboxes_gone=sandboxes_gone,
+        removed_containers=removed_containers,
+        removed_sandboxes=removed_sandboxes,
         failed=failed,
     )
-    return GCPlan(containers, sandboxes, _restricted(logs, only)), containers_gone, sandboxes_gone
+    return GCPlan(containers, sandboxes, _restricted(logs, only)), removed_containers, removed_sandboxes
 
 
 def _restricted(plan: Plan, only: frozenset[str] | None) -> Plan:
-    """Return a plan that removes nothing but what ``only`` lists."""
+    """Return the plan with removals restricted to ``only``."""
     if only is None:
         return plan
     kept = [
@@ -144,9 +150,9 @@ def _restricted(plan: Plan, only: frozenset[str] | None) -> Plan:
         for decision in plan.removals
         if decision.id not in only
     ]
-    out = {decision.id for decision in kept}
-    return replace(plan, decisions=(*(each for each in plan.decisions if each.id not in out), *kept))
+    excluded = {decision.id for decision in kept}
+    return replace(plan, decisions=(*(each for each in plan.decisions if each.id not in excluded), *kept))
 
 
-def _going(plan: Plan) -> frozenset[str]:
+def _removed_ids(plan: Plan) -> frozenset[str]:
     return frozenset([decision.id for decision in plan.removals])

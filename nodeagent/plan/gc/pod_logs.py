@@ -39,8 +39,8 @@ def plan_pod_logs(  # noqa: PLR0913 - what the plans before it leave
     policy: PodLogPolicy,
     *,
     statuses: Mapping[str, PodDeletionStatus],
-    containers_gone: frozenset[str] = frozenset(),
-    sandboxes_gone: frozenset[str] = frozenset(),
+    removed_containers: frozenset[str] = frozenset(),
+    removed_sandboxes: frozenset[str] = frozenset(),
     failed: Mapping[str, str] = NO_FAILURES,
 ) -> Plan:
     """Choose the log directories of gone pods, and the links to logs that are gone.
@@ -56,13 +56,13 @@ def plan_pod_logs(  # noqa: PLR0913 - what the plans before it leave
         snapshot: the node.
         policy: what is kept.
         statuses: as ``check_pods`` answers for this snapshot.
-        containers_gone: ids of containers that go before.
-        sandboxes_gone: likewise of sandboxes.
+        removed_containers: ids of containers that go before.
+        removed_sandboxes: likewise of sandboxes.
         failed: entry name to why it could not be removed earlier in this pass.
 
     Source: kubelet ``containerGC.evictPodLogsDirectories``.
     """
-    judge = _DirectoryJudge(snapshot, policy, statuses, containers_gone | sandboxes_gone)
+    judge = _DirectoryJudge(snapshot, policy, statuses, removed_containers | removed_sandboxes)
     containers = _ContainersById(snapshot.containers if snapshot.dead_log_links else ())
     decisions = [
         _decision(ItemKind.POD_LOG_DIRECTORY, entry, judge.judge(entry), failed.get(entry.name))

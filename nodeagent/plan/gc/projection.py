@@ -1,4 +1,4 @@
-"""The node as it will be once a plan is carried out, so that the next planner can plan on it."""
+"""Projection of a snapshot to the state after a plan, as input of the next planner."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ if TYPE_CHECKING:
 
 def project(
     snapshot: NodeSnapshot,
-    containers_gone: frozenset[str],
-    sandboxes_gone: frozenset[str],
+    removed_containers: frozenset[str],
+    removed_sandboxes: frozenset[str],
 ) -> NodeSnapshot:
-    """Return the snapshot as it will be without those containers and sandboxes.
+    """Return the snapshot without these containers and sandboxes.
 
-    What is known of the containers' writable layers is added to the image filesystem's available bytes. Images that
-    lose their last user count as last used at this instant, since they were in use in this very pass; a later
-    planner so takes them last. Pieces of storage that such containers hold stay held, as it is not known which
-    other container holds them too: a projection rather promises too little.
+    The known sizes of the containers' writable layers are added to the available bytes of the image filesystem. Images
+    that lose their last user count as last used now, since they were in use in this pass, so a later planner removes
+    them last. Pieces referenced by these containers keep their references, since other containers may have the same;
+    the projection underestimates the freed bytes.
     """
-    return project_with_users(snapshot, containers_gone, sandboxes_gone, find_users(snapshot))[0]
+    return project_with_users(snapshot, removed_containers, removed_sandboxes, find_users(snapshot))[0]
 
 
 def project_with_users(
-    snapshot: NodeSnapshot, containers_gone: frozenset[str], sandboxes_gone: frozenset[str], users: ImageUsers
+    snapshot: NodeSnapshot, removed_containers: frozenset[str], removed_sandboxes: frozenset[str], users: ImageUsers
 ) -> tuple[NodeSnapshot, ImageUsers]:
-    """Return what ``project`` does, and the users of images that are left of ``users``."""
-    if not containers_gone and not sandboxes_gone:
+    """Return the result of ``project`` and the remaining users of images."""
+    if not removed_containers and not removed_sandboxes:
         return snapshot, users
-    users_after = users.without(containers_gone, sandboxes_gone)
+    users_after = users.without(removed_containers, removed_sandboxes)
     after = replace(
         snapshot,
-        containers=tuple([each for each in snapshot.containers if each.id not in containers_gone]),
-        sandboxes=tuple([each for each in snapshot.sandboxes if each.id not in sandboxes_gone]),
-        sandboxes_unread=snapshot.sandboxes_unread - sandboxes_gone,
-        writable_bytes={key: size for key, size in snapshot.writable_bytes.items() if key not in containers_gone},
-        image_filesystem=_filesystem_after(snapshot, containers_gone),
+        containers=tuple([each for each in snapshot.containers if each.id not in removed_containers]),
+        sandboxes=tuple([each for each in snapshot.sandboxes if each.id not in removed_sandboxes]),
+        sandboxes_unread=snapshot.sandboxes_unread - removed_sandboxes,
+        writable_bytes={key: size for key, size in snapshot.writable_bytes.items() if key not in removed_containers},
+        image_filesystem=_filesystem_after(snapshot, removed_containers),
         image_usage=_usage_after(snapshot, users.images - users_after.images),
     )
     return after, users_after
 
 
-def _filesystem_after(snapshot: NodeSnapshot, containers_gone: frozenset[str]) -> FsObservation | None:
+def _filesystem_after(snapshot: NodeSnapshot, removed_containers: frozenset[str]) -> FsObservation | None:
     before = snapshot.image_filesystem
     if before is None:
         return None
-    freed = sum(snapshot.writable_bytes.get(container_id, 0) for container_id in containers_gone)
+    freed = sum(snapshot.writable_bytes.get(container_id, 0) for container_id in removed_containers)
     return replace(before, available_bytes=min(before.capacity_bytes, before.available_bytes + freed))
 
 

@@ -43,7 +43,7 @@ def plan_sandbox_gc(  # noqa: PLR0913 - what the plans before it leave
     policy: SandboxGCPolicy,
     *,
     statuses: Mapping[str, PodDeletionStatus],
-    containers_gone: frozenset[str] = frozenset(),
+    removed_containers: frozenset[str] = frozenset(),
     failed: Mapping[str, str] = NO_FAILURES,
     evict_non_deleted_pods: bool = False,
 ) -> Plan:
@@ -56,13 +56,13 @@ def plan_sandbox_gc(  # noqa: PLR0913 - what the plans before it leave
         snapshot: the node.
         policy: what is kept.
         statuses: as ``check_pods`` answers for this snapshot.
-        containers_gone: ids of containers that go before, so that their sandboxes count as empty.
+        removed_containers: ids of containers that go before, so that their sandboxes count as empty.
         failed: sandbox id to why it could not be removed earlier in this pass.
         evict_non_deleted_pods: also remove the sandboxes of pods that still exist but have finished.
 
     Source: kubelet ``containerGC.evictSandboxes``.
     """
-    held = Counter([each.sandbox_id for each in snapshot.containers if each.id not in containers_gone])
+    held = Counter([each.sandbox_id for each in snapshot.containers if each.id not in removed_containers])
     removed: list[tuple[Sandbox, Reason]] = []
     kept: list[Decision] = []
     spare: list[Sandbox] = []

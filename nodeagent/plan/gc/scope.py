@@ -1,4 +1,4 @@
-"""What a pass is about."""
+"""Scope of a pass."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Scope(StrEnum):
-    """What a pass is about; it decides what has to be read."""
+    """Kinds of items in a pass; determines the readings of the observation."""
 
     IMAGES = "images"
     CONTAINERS = "containers"

@@ -1,8 +1,8 @@
 """The stricter of two garbage collection policies, field by field.
 
-A saved plan carries the policy that it was made under. The plan is data that may be old or come from a caller with
-fewer rights than the operator who wrote the configuration, so its policy may only restrict the policy in force: every
-field takes the value that keeps more. A field without a declared rule is an error, never a default, so that a new
+A saved plan contains the policy under which it was made. The plan is data that may be old, or from a caller with
+fewer rights than the author of the configuration, so its policy may only restrict the policy in force: every
+field has the value that keeps more items. A field without a declared rule is an error, never a default, so that a new
 setting cannot be overridden by a plan unnoticed.
 """
 
@@ -21,11 +21,11 @@ from nodeagent.plan.gc.sandboxes import SandboxGCPolicy
 
 _Policy = TypeVar("_Policy")
 Rule = Callable[[Any, Any], Any]
-"""Takes the plan's value, then the value in force; returns the one that keeps more."""
+"""Receives the plan's value and the value in force; returns the one that keeps more items."""
 
 
 def stricter(saved: GCPolicy, current: GCPolicy) -> GCPolicy:
-    """Return the policy whose every field keeps at least what ``saved`` and ``current`` keep.
+    """Return the policy with the stricter value of each field: it keeps every item that either policy keeps.
 
     Raises:
         TypeError: a field of a policy has no rule in ``STRICTNESS``.
@@ -41,7 +41,7 @@ def _stricter(saved: _Policy, current: _Policy) -> _Policy:
         if rule is None:
             raise TypeError(f"{type(current).__name__}.{each.name} has no strictness rule")
         chosen[each.name] = rule(getattr(saved, each.name), getattr(current, each.name))
-    return replace(current, **chosen)  # type: ignore[type-var] # likewise
+    return replace(current, **chosen)  # type: ignore[type-var] # a policy is a dataclass
 
 
 def _larger(saved: float, current: float) -> float:
@@ -104,4 +104,4 @@ STRICTNESS: Final[Mapping[type, Mapping[str, Rule]]] = {
         "minimum_age_s": _larger,
     },
 }
-"""For each policy type, the rule of each of its fields."""
+"""The rule of each field, by policy type."""

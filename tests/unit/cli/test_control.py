@@ -180,7 +180,7 @@ async def test_a_pass_that_is_refused_is_a_failure_with_its_reason(
     def refused(snapshot: NodeSnapshot, *_: object, **__: object) -> Plan:
         return Plan("images", snapshot.observed_at, (), Accounting.UPPER_BOUND, blocked="it cannot be told")
 
-    monkeypatch.setattr("nodeagent.act.gc.collector.plan_image_gc", refused)
+    monkeypatch.setattr("nodeagent.act.gc.preview.plan_image_gc", refused)
     for source in ((), ("--config", str(as_actor.config))):
         code, out, _ = await say(capsys, "gc", "images", "--yes", *source)
         assert (code, "it cannot be told" in out) == (1, True)

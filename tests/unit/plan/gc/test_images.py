@@ -332,7 +332,7 @@ class TestInUse:
     def test_says_when_only_dead_containers_hold_it(self) -> None:
         (decision,) = self.plan(containers=(container("c", image_name="app:1"),)).decisions
         assert decision.reason.sentence == (
-            "in use by 1 container(s): shop/web/app (dead); none of them runs, so it can go once they are collected"
+            "in use by 1 container(s): shop/web/app (dead); none is running, so it is removable after container GC"
         )
 
     def test_of_unknown_state_may_run(self) -> None:

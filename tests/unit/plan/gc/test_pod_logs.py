@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.decision import Plan
 
 CID = "c0ffee" + "0" * 58
-ALL_GOES: dict[str, Any] = {"containers_gone": frozenset({"c"}), "sandboxes_gone": frozenset({"sb-web"})}
+ALL_GOES: dict[str, Any] = {"removed_containers": frozenset({"c"}), "removed_sandboxes": frozenset({"sb-web"})}
 KNOWN: dict[str, Any] = {"containers": (container("c"),), "sandboxes": (sandbox(),)}
 
 
@@ -28,8 +28,8 @@ def plan_for(fields: dict[str, Any], **rest: Any) -> Plan:
     ("directory", "fields", "rest", "code"),
     [
         pytest.param({}, KNOWN, ALL_GOES, "pod-deleted", id="gone, and all that is left of it goes"),
-        pytest.param({}, KNOWN, {"containers_gone": frozenset({"c"})}, "pod-present", id="its sandbox stays"),
-        pytest.param({}, KNOWN, {"sandboxes_gone": frozenset({"sb-web"})}, "pod-present", id="its container stays"),
+        pytest.param({}, KNOWN, {"removed_containers": frozenset({"c"})}, "pod-present", id="its sandbox stays"),
+        pytest.param({}, KNOWN, {"removed_sandboxes": frozenset({"sb-web"})}, "pod-present", id="its container stays"),
         pytest.param({}, {"sandboxes": (sandbox(ready=True),)}, {}, "pod-present", id="alive"),
         pytest.param({}, {}, {}, "pod-deleted", id="unknown to the runtime"),
         pytest.param({"modified_s": 300}, {}, {}, "pod-deleted", id="exactly the minimum age"),

@@ -48,7 +48,7 @@ def test_a_container_in_any_state_keeps_it() -> None:
 
 def test_but_not_one_that_goes_before() -> None:
     fields = {"sandboxes": (sandbox(),), "containers": (container("c"),)}
-    assert removed(plan_for(fields=fields, containers_gone=frozenset({"c"}))) == ["sb-web"]
+    assert removed(plan_for(fields=fields, removed_containers=frozenset({"c"}))) == ["sb-web"]
 
 
 def test_the_newest_of_a_pod_is_spared_ready_or_not() -> None:
