@@ -1,4 +1,4 @@
-"""``nodeagent config``: check, show, import, reference."""
+"""``nodeagent config``: check, show, import and document the configuration."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _MODE: Final = 0o644
-"""Of a new file, as at installation."""
+"""Mode of a new file, as at installation."""
 
 
 def check(path: Path | None) -> None:
-    """Print that the configuration is valid, and on standard error what of it has no effect.
+    """Print that the configuration is valid; warn on standard error of settings without effect.
 
     Raises:
         ConfigError: file, key, value and the allowed form, one line per fault.
     """
     loaded = load(path)
-    where = str(loaded.source) if loaded.source is not None else "no file; every setting has its default"
-    say(f"configuration is good ({where})")
+    where = str(loaded.source) if loaded.source is not None else "no file: every setting has its default"
+    say(f"configuration is valid ({where})")
     sys.stdout.flush()
     if loaded.config.role == "beside-kubelet":
         for name, section in (("eviction", loaded.config.eviction), ("shutdown", loaded.config.shutdown)):
@@ -42,7 +42,10 @@ def check(path: Path | None) -> None:
 
 
 def show(path: Path | None, form: str, *, sources: bool) -> None:
-    """Print the configuration in force, with ``sources`` where each value is set; ``table`` alone stands for TOML."""
+    """Print the configuration in force; with ``sources`` also the source of each value.
+
+    Without ``sources`` the form ``table`` prints TOML.
+    """
     from nodeagent.config.toml_writer import sourced_toml, to_toml, toml_value  # noqa: PLC0415
 
     loaded = load(path)
@@ -64,7 +67,7 @@ def show(path: Path | None, form: str, *, sources: bool) -> None:
 
 
 def _print_sources(values: Mapping[str, tuple[str, str]]) -> None:
-    from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
+    from nodeagent.cli import render  # noqa: PLC0415 - only for tables
 
     table = render.table("setting", "value", "set by", wrap=("value",))
     for key, (value, source) in values.items():
@@ -73,20 +76,20 @@ def _print_sources(values: Mapping[str, tuple[str, str]]) -> None:
 
 
 def import_kubelet(file: Path, *, config: Path | None = None, out: Path | None = None, force: bool = False) -> None:
-    """Convert a kubelet's configuration into one of the agent's; report on standard error the fields left out.
+    """Convert a KubeletConfiguration; report the fields that are not imported on standard error.
 
-    The result states ``dry_run``, see ``dry_run_to_keep``. Exits with 3 if a value that has a counterpart could not
-    be used.
+    The result sets ``dry_run``, see ``dry_run_to_keep``. The exit code is 3 if a field that has a counterpart has an
+    invalid value.
 
     Args:
-        file: the kubelet's configuration; ``-`` for standard input.
+        file: the KubeletConfiguration; ``-`` for standard input.
         config: the configuration in force; ``None`` for the default path.
         out: the file to write, whole or not at all; ``None`` for standard output.
         force: whether an existing ``out`` may be replaced.
 
     Raises:
         UsageError: ``out`` exists, or cannot be written.
-        ConfigError: there is no kubelet's configuration in the file.
+        ConfigError: the file has no KubeletConfiguration, or more than one.
     """
     from nodeagent.config.in_force import dry_run_to_keep  # noqa: PLC0415
     from nodeagent.config.kubelet_import import import_kubelet as convert  # noqa: PLC0415
@@ -98,7 +101,7 @@ def import_kubelet(file: Path, *, config: Path | None = None, out: Path | None =
         raw = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
         imported = convert(read_kubelet(raw.decode()))
     except OSError as error:
-        raise ConfigError(f"{where}: cannot be read: {error.strerror or error}") from error
+        raise ConfigError(f"cannot read {where}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where}: not UTF-8 text (byte {error.start})") from error
     except ConfigError as error:
@@ -111,30 +114,30 @@ def import_kubelet(file: Path, *, config: Path | None = None, out: Path | None =
     else:
         sys.stdout.write(text)
         sys.stdout.flush()
-    for left in imported.left:
-        warn(f"nodeagent: not taken over: {left.field}: {left.reason}")
+    for field in imported.left:
+        warn(f"nodeagent: not imported: {field.field}: {field.reason}")
     for note in imported.notes:
         warn(f"nodeagent: {note}")
-    effect = "nothing is removed until it is false" if kept.value else "the daemon removes items"
+    effect = "nothing is removed until it is false" if kept.value else "removals are enabled"
     warn(f"nodeagent: dry_run = {str(kept.value).lower()} ({kept.reason}): {effect}")
-    if any(left.faulty for left in imported.left):
+    if any(field.faulty for field in imported.left):
         sys.exit(ExitCode.PARTIAL)
 
 
 def _status_to_replace(path: Path, *, force: bool) -> os.stat_result | None:
-    """Return the status of the file that is to be replaced; ``None`` if there is none.
+    """Return the status of the file to replace; ``None`` if it does not exist.
 
     Raises:
-        UsageError: it may not be replaced, or is not a regular file.
+        UsageError: the file exists without ``force``, or is not a regular file.
     """
     try:
         found = path.stat()
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
     if not stat.S_ISREG(found.st_mode):
-        raise UsageError(f"{path}: not a regular file")
+        raise UsageError(f"cannot write {path}: not a regular file")
     if not force:
         raise UsageError(f"{path} exists; add --force to replace it")
     return found
@@ -145,13 +148,13 @@ def _write(path: Path, text: str, like: os.stat_result | None) -> None:
 
     try:
         replace_file(path.resolve(), text, like=like, mode=_MODE)
-    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of symbolic links
+    except (OSError, RuntimeError) as error:  # RuntimeError: resolve() met a loop of symbolic links
         reason = error.strerror if isinstance(error, OSError) else None
-        raise UsageError(f"{path}: cannot be written: {reason or error}") from error
+        raise UsageError(f"cannot write {path}: {reason or error}") from error
 
 
 def default(*, dry_run: bool) -> None:
-    """Print a commented configuration file."""
+    """Print a configuration file with every setting explained and commented out."""
     from nodeagent.config.models import Config  # noqa: PLC0415
     from nodeagent.config.toml_writer import to_toml  # noqa: PLC0415
 
@@ -159,7 +162,7 @@ def default(*, dry_run: bool) -> None:
 
 
 def reference() -> None:
-    """Print the reference of every setting, as Markdown."""
+    """Print the reference of all settings as Markdown."""
     from nodeagent.config.toml_writer import reference as make_reference  # noqa: PLC0415
 
     sys.stdout.write(make_reference())

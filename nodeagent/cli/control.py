@@ -29,10 +29,10 @@ _STYLES: Final = {"warning": "yellow", "error": "bold red", "critical": "bold re
 
 
 def follow_events(config: Path | None, form: str) -> None:
-    """Print what the agent does as it does it, until interrupted.
+    """Print the events of the agent until interrupted.
 
     Raises:
-        NodeAgentError: no agent runs, or this user may not ask.
+        NodeAgentError: no agent is running, or this user may not read.
     """
     from nodeagent.cli.render import make_console  # noqa: PLC0415 - not for every command
 
@@ -43,27 +43,27 @@ def follow_events(config: Path | None, form: str) -> None:
                 sys.stdout.write(encode_line(event))
                 sys.stdout.flush()
                 continue
-            lost = event.pop("missed_before", 0)
-            if lost:
-                console.print(f"{lost} events were lost: too many at once", style="yellow")
+            missed = event.pop("missed_before", 0)
+            if missed:
+                console.print(f"{missed} events lost: read too slowly", style="yellow")
             style = _STYLES.get(str(event.get("level")), "")
             console.print(_event_line(event), style=style, markup=False, soft_wrap=True)
 
 
 def _event_line(event: dict[str, Any]) -> str:
-    from nodeagent.telemetry.event_catalogue import sentence  # noqa: PLC0415 - only for people
+    from nodeagent.telemetry.event_catalogue import sentence  # noqa: PLC0415 - only for tables
 
-    told = {key: value for key, value in event.items() if key not in ("schema", "event", "level", "timestamp")}
+    fields = {key: value for key, value in event.items() if key not in ("schema", "event", "level", "timestamp")}
     when = str(event.get("timestamp", ""))[11:19]
-    return f"{when}  {event.get('event')}: {sentence(str(event.get('event')), told)}"
+    return f"{when}  {event.get('event')}: {sentence(str(event.get('event')), fields)}"
 
 
 def pause(config: Path | None, *, duration: str, why: str) -> None:
-    """Have the agent collect and evict nothing for a while.
+    """Pause garbage collection and eviction.
 
     Raises:
-        UsageError: the time is no duration, or too long.
-        NodeAgentError: no agent runs, or this user may not.
+        UsageError: the time is not a duration, or too long.
+        NodeAgentError: no agent is running, or this user may not act.
     """
     try:
         seconds = parse_duration_s(duration)
@@ -78,7 +78,7 @@ def resume(config: Path | None) -> None:
     """End the pause.
 
     Raises:
-        NodeAgentError: no agent runs, or this user may not.
+        NodeAgentError: no agent is running, or this user may not act.
     """
     with connected(config) as agent:
         was = agent.call("Resume", Resumed).was_paused
@@ -86,17 +86,17 @@ def resume(config: Path | None) -> None:
 
 
 def trigger(config: Path | None, loop: str, *, wait: bool) -> None:
-    """Have a loop run now.
+    """Run a loop now; with ``wait`` print the result.
 
     Raises:
-        UsageError: there is no such loop here, or the agent is paused.
-        NodeAgentError: no agent runs, or this user may not.
+        UsageError: no such loop is running, or the agent is paused.
+        NodeAgentError: no agent is running, or this user may not act.
     """
     with connected(config) as agent:
         request = request_for("Trigger", loop=loop, wait=wait)
         answer = agent.call("Trigger", Triggered, request, within_s=_TRIGGER_WITHIN_S)
     if not wait:
-        say(f"{loop} runs; 'nodeagent status' tells how it ends")
+        say(f"{loop} started; see 'nodeagent status' for the result")
         return
     detail = f": {answer.detail}" if answer.detail else ""
     dry_run = " (dry run)" if answer.dry_run else ""
@@ -106,13 +106,13 @@ def trigger(config: Path | None, loop: str, *, wait: bool) -> None:
 
 
 def reload(config: Path | None, form: str = "table", *, dry_run: bool = False) -> None:
-    """Have the agent read its configuration again; print the changes and their effect.
+    """Reload the configuration of the agent; print the changes and their effect.
 
-    With ``dry_run`` nothing is reloaded, and it exits with 3 if the effect is unknown.
+    With ``dry_run`` nothing is reloaded, and the exit code is 3 if the effect is unknown.
 
     Raises:
-        ConfigError: the configuration cannot be used; the one before stays in force.
-        NodeAgentError: no agent runs, or this user may not.
+        ConfigError: the configuration is invalid; the previous one remains in force.
+        NodeAgentError: no agent is running, or this user may not act.
     """
     method = "PreviewReload" if dry_run else "Reload"
     with connected(config) as agent:

@@ -226,17 +226,19 @@ def _probe(path: Path) -> None:
             probe.connect(str(path))
         except PermissionError as error:
             raise DaemonRefusedError(
-                f"{path}: permission denied: the agent answers root and members of its group (nodeagent); "
-                f"use sudo, or 'usermod -aG nodeagent {_user()}' and log in again"
+                f"cannot connect to control socket {path}: permission denied: only root and members of group nodeagent "
+                f"may; use sudo, or 'usermod -aG nodeagent {_user()}' and log in again"
             ) from error
         except (FileNotFoundError, ConnectionRefusedError) as error:
             raise DaemonUnavailableError(f"no agent listens at {path}; check 'systemctl status nodeagent'") from error
         except OSError as error:
-            raise DaemonUnavailableError(f"{path}: {error.strerror or error}") from error
+            raise DaemonUnavailableError(
+                f"cannot connect to control socket {path}: {error.strerror or error}"
+            ) from error
 
 
 def _user() -> str:
-    import getpass  # noqa: PLC0415 - only for a refusal
+    import getpass  # noqa: PLC0415 - only for an error
 
     try:
         return getpass.getuser()

@@ -61,13 +61,13 @@ async def _demo(*, show_kept: bool) -> ExitCode:
         console.print(render.report_view(report, _POLICY.images))
         removed = {result.decision.id for result in report.removed}
         same = removed == {decision.id for decision in preview.removals}
-        console.print(f"Removed exactly what the preview named: {'yes' if same else 'NO'}")
+        console.print(f"Removed exactly the previewed items: {'yes' if same else 'NO'}")
         console.print()
         console.rule("3. result: a second run has nothing to do")
         again = await collector.preview(Scope.ALL)
         console.print(render.preview_view(again.snapshot, again.plans, _POLICY.images, show_kept=show_kept))
-    good = same and report.end is PassEnd.COMPLETE and not again.removals
-    return ExitCode.DONE if good else ExitCode.FAILED
+    succeeded = same and report.end is PassEnd.COMPLETE and not again.removals
+    return ExitCode.DONE if succeeded else ExitCode.FAILED
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""``nodeagent du``: what fills the image filesystem."""
+"""``nodeagent du``: usage of the image filesystem by category."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 _TITLES = {
     Part.IMAGES_IN_USE: "images in use",
-    Part.IMAGES_UNUSED: "images not in use",
-    Part.HELD_OTHERWISE: "held by leases, other namespaces and such",
-    Part.NOT_HELD: "held by nothing",
+    Part.IMAGES_UNUSED: "unused images",
+    Part.HELD_OTHERWISE: "otherwise referenced (leases, namespaces)",
+    Part.NOT_HELD: "unreferenced",
     Part.WRITABLE_RUNNING: "writable layers, running",
     Part.WRITABLE_DEAD: "writable layers, dead",
     Part.POD_LOGS: "pod logs",
@@ -46,10 +46,10 @@ _STYLES = {
 
 
 def show(config: Path | None, overrides: Mapping[str, str | int], form: str, *, details: bool, timeout: str) -> None:
-    """Measure and print.
+    """Measure and print the usage of the image filesystem.
 
     Raises:
-        UsageError: the timeout is no duration.
+        UsageError: the timeout is not a duration.
         ObservationError: the image filesystem cannot be read.
     """
     try:
@@ -63,33 +63,33 @@ def show(config: Path | None, overrides: Mapping[str, str | int], form: str, *, 
             preview = await agent.collector.preview(Scope.ALL)
             return await agent.break_down(preview.snapshot, within_s=within_s)
 
-    found = run_async(measure())
+    breakdown = run_async(measure())
     if form != "table":
-        sys.stdout.write(encode(DiskUsage.of(found), form))
+        sys.stdout.write(encode(DiskUsage.of(breakdown), form))
         return
-    from nodeagent.cli.render import make_console  # noqa: PLC0415 - tables are only for people
+    from nodeagent.cli.render import make_console  # noqa: PLC0415 - only for tables
 
-    make_console().print(breakdown_view(found, details=details))
+    make_console().print(breakdown_view(breakdown, details=details))
 
 
 def breakdown_view(value: Breakdown, *, details: bool) -> RenderableType:
     """Return a breakdown as a bar and a table."""
-    from rich.console import Group  # noqa: PLC0415 - tables are only for people
+    from rich.console import Group  # noqa: PLC0415 - only for tables
 
     from nodeagent.cli import render  # noqa: PLC0415
     from nodeagent.cli.terminal import Text  # noqa: PLC0415
 
     capacity = value.filesystem.capacity_bytes
-    width, drawn = 80, 0
+    width, start = 80, 0
     bar = Text()
     total = 0
     for share in value.shares:
         total += share.size_bytes
-        upto = min(width, round(width * total / capacity)) if capacity else 0
-        bar.append("█" * (upto - drawn), style=_STYLES[share.part])
-        drawn = max(drawn, upto)
-    bar.append("░" * (width - drawn), style="dim")
-    table = render.table("", "what", "size", "share", right=("size", "share"), wrap=("what",))
+        end = min(width, round(width * total / capacity)) if capacity else 0
+        bar.append("█" * (end - start), style=_STYLES[share.part])
+        start = max(start, end)
+    bar.append("░" * (width - start), style="dim")
+    table = render.table("", "category", "size", "share", right=("size", "share"), wrap=("category",))
     for share in value.shares:
         if not share.size_bytes and share.part is not Part.OTHER:
             continue
@@ -104,5 +104,5 @@ def breakdown_view(value: Breakdown, *, details: bool) -> RenderableType:
     table.add_row("", "free", format_bytes(value.filesystem.available_bytes), "")
     lines: list[RenderableType] = [render.usage_line(value.filesystem), Text(), bar, table]
     if not value.exact:
-        lines.append(Text("images are counted by the sizes the runtime tells; shared layers count in each", "yellow"))
+        lines.append(Text("image sizes as reported by the runtime: shared layers are counted once per image", "yellow"))
     return Group(*lines)

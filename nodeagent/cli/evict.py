@@ -233,7 +233,7 @@ def _print_pods(plan: EvictionPlan, facts: Sequence[PodFacts]) -> None:
     by_uid = {each.pod.uid: each for each in plan.ranking}
     pods = {each.uid: each for each in facts}
     table = render.table(
-        "", "pod", "uses", "requests", "priority", "QoS", "why", right=("uses", "requests"), wrap=("pod", "why")
+        "", "pod", "uses", "requests", "priority", "QoS", "reason", right=("uses", "requests"), wrap=("pod", "reason")
     )
     for decision in plan.plan.decisions:
         pod, ranked = pods[decision.id], by_uid.get(decision.id)

@@ -1,4 +1,4 @@
-"""Exit codes, as scripts rely on them, and the errors that lead to them."""
+"""Exit codes, and the conversion of errors to them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ExitCode(IntEnum):
-    """What a command's end means to a script."""
+    """The exit codes of every command; scripts depend on them."""
 
     DONE = 0
     FAILED = 1
@@ -34,7 +34,7 @@ EPILOG = (
 
 
 def pass_exit_code(end: PassEnd, outcomes: Sequence[Outcome] = ()) -> ExitCode:
-    """Return the exit code of a pass; that of a dry run is the one of the run that it previews."""
+    """Return the exit code of a pass; a dry run has the code of the run that it previews."""
     if end is PassEnd.RUNTIME_LOST:
         return ExitCode.RUNTIME_UNREACHABLE
     if end is PassEnd.REFUSED:
@@ -59,7 +59,7 @@ def _fail_with_lines(message: str, code: ExitCode) -> NoReturn:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Turn every expected error into one message and an exit code, and any other into a traceback and ``FAILED``."""
+    """Convert an expected error to one message and its exit code, any other to a traceback and ``FAILED``."""
     try:
         yield
     except (ConfigError, UsageError) as error:
@@ -75,7 +75,7 @@ def guarded() -> Iterator[None]:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(ExitCode.DONE)
-    except Exception:  # noqa: BLE001 - the interpreter would print it as it is
-        import traceback  # noqa: PLC0415 - only for a fault of ours
+    except Exception:  # noqa: BLE001 - the interpreter would print it unescaped
+        import traceback  # noqa: PLC0415 - only for an internal error
 
         _fail_with_lines(f"internal error\n{traceback.format_exc()}", ExitCode.FAILED)

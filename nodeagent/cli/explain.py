@@ -1,4 +1,4 @@
-"""``nodeagent explain``: why something was, was not, or will be removed."""
+"""``nodeagent explain``: the verdict of an image, container or pod, and its past removals."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 _PAST = 5
 
 
-def show(config: Path | None, overrides: Mapping[str, str | int], asked: str, form: str) -> None:
-    """Print what is known of an image, a container or a pod; its past removals, too."""
+def show(config: Path | None, overrides: Mapping[str, str | int], name: str, form: str) -> None:
+    """Print the verdict of an image, container or pod with its details, then its past removals."""
     settings = load_settings(config, overrides)
 
     async def observe() -> Preview:
@@ -38,27 +38,27 @@ def show(config: Path | None, overrides: Mapping[str, str | int], asked: str, fo
             return await agent.collector.preview(Scope.ALL)
 
     preview = run_async(observe())
-    found = explain(preview.snapshot, settings.policy, preview.plans, asked)
+    explanations = explain(preview.snapshot, settings.policy, preview.plans, name)
     try:
-        past = History(settings.state_directory).read(image=asked, limit=_PAST)
+        past = History(settings.state_directory).read(image=name, limit=_PAST)
     except StoreError as error:
         warn(f"nodeagent: {error}")
         past = ()
-    if not found and not past:
-        fail(f"{asked}: no image, container or pod of that name or id is here or was removed", ExitCode.FAILED)
+    if not explanations and not past:
+        fail(f"{name}: no such image, container or pod on this node or in the history", ExitCode.FAILED)
     if form != "table":
         document = ExplanationDocument(
-            asked=asked,
+            asked=name,
             observed_at=preview.snapshot.observed_at,
-            explanations=tuple(map(Explained.of_explanation, found)),
+            explanations=tuple(map(Explained.of_explanation, explanations)),
             past=tuple(PastRemoval.of(each, action) for each in past for action in each.actions),
         )
         sys.stdout.write(encode(document, form))
         return
-    from nodeagent.cli.render import make_console  # noqa: PLC0415 - text is only for people
+    from nodeagent.cli.render import make_console  # noqa: PLC0415 - not for documents
 
     console = make_console()
-    for each in found:
+    for each in explanations:
         console.print(f"{each.decision.kind.value} {each.decision.name}", style="bold", markup=False, soft_wrap=True)
         for line in _lines(each, preview.snapshot.observed_at):
             console.print(line, markup=False, soft_wrap=True)
@@ -71,7 +71,7 @@ def show(config: Path | None, overrides: Mapping[str, str | int], asked: str, fo
 
 
 def _lines(value: Explanation, now: datetime) -> list[str]:
-    from nodeagent.cli.render import ago, short_id, size  # noqa: PLC0415 - text is only for people
+    from nodeagent.cli.render import ago, short_id, size  # noqa: PLC0415 - not for documents
 
     decision = value.decision
     lines = [f"  verdict   {decision.verdict.value}: {decision.reason.sentence}"]
@@ -81,22 +81,22 @@ def _lines(value: Explanation, now: datetime) -> list[str]:
     if value.eligible_at is not None:
         lines.append(f"  from      {format_time(value.eligible_at)}")
     if value.pod is not None:
-        lines.append(f"  pod       {'gone' if value.pod.gone else 'kept'}: {value.pod.how}")
+        lines.append(f"  pod       {'deleted' if value.pod.gone else 'present'}: {value.pod.how}")
     lines += [f"  used by   {each}" for each in value.users]
     if decision.kind is not ItemKind.IMAGE:
         return lines
     lines += [f"  name      {name if name != decision.id else short_id(name)}" for name in value.names]
-    lines.append(f"  seen      first {ago(value.first_detected, now)}, last used {ago(value.last_used, now)}")
-    lines.append(f"  order     number {value.position} of {value.positions}, least recently used first")
+    lines.append(f"  detected  {ago(value.first_detected, now)}, last used {ago(value.last_used, now)}")
+    lines.append(f"  order     {value.position} of {value.positions}, least recently used first")
     lines.append(
-        f"  size      {size(value.size_bytes)} as the runtime tells; removal frees {size(decision.frees_bytes)}"
+        f"  size      {size(value.size_bytes)} reported by the runtime; removal frees {size(decision.frees_bytes)}"
     )
     sharing = value.sharing
     if sharing is not None:
-        lines.append(f"  layers    {size(sharing.unique_bytes)} its own, {size(sharing.shared_bytes)} shared")
+        lines.append(f"  layers    {size(sharing.unique_bytes)} unique, {size(sharing.shared_bytes)} shared")
         lines += [f"  shares    {size(shared)} with {name}" for name, shared in sharing.with_images[:10]]
         if len(sharing.with_images) > 10:
             lines.append(f"            and {len(sharing.with_images) - 10} more")
         if sharing.held_by:
-            lines.append(f"  held by   {', '.join(sharing.held_by)}")
+            lines.append(f"  kept by   {', '.join(sharing.held_by)}")
     return lines

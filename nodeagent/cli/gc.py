@@ -1,4 +1,4 @@
-"""``nodeagent gc``: preview, ask, run, report."""
+"""``nodeagent gc``: preview, confirm, remove, report."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from nodeagent.config.settings import Settings
     from nodeagent.plan.gc.storage_breakdown import Breakdown
 
-_AGREED_S: Final = 600.0
+_PLAN_LIFETIME_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked for on the command line."""
+    """The options of one ``gc`` command."""
 
     scope: str
     config: Path | None
@@ -53,27 +53,27 @@ class Request:
 
 
 def collect(request: Request) -> None:
-    """Preview and, unless it is a dry run or declined, carry out.
+    """Preview the removals and, unless it is a dry run or declined, remove.
 
     Raises:
-        UsageError: there is no terminal to ask on and neither ``--yes`` nor ``--dry-run`` was given.
+        UsageError: neither ``--yes`` nor ``--dry-run`` is given, and there is no terminal for a confirmation.
         NodeAgentError: the node could not be observed.
     """
     if not (request.dry_run or request.yes) and not (sys.stdin.isatty() and request.output == "table"):
         raise UsageError(
-            "nothing was done: there is no terminal to ask on; add --yes to remove without asking, or --dry-run to "
-            "see what would be removed"
+            "nothing was removed: confirmation needs a terminal; add --yes to remove without confirmation, or "
+            "--dry-run to list the removals"
         )
     with daemon_for_user(request.config, request.overrides) as agent:
         if agent is not None:
-            sys.exit(_have_collected(request, agent))
+            sys.exit(_collect_through_agent(request, agent))
     loaded = load_settings(request.config, request.overrides)
     sys.exit(run_async(_collect(request, loaded)))
 
 
-def _have_collected(request: Request, agent: ControlConnection) -> ExitCode:
-    """Have the running agent preview and, unless it is a dry run or declined, carry out what was shown."""
-    from nodeagent._proto.control.v1 import control_pb2  # noqa: PLC0415 - for whoever has the agent do it
+def _collect_through_agent(request: Request, agent: ControlConnection) -> ExitCode:
+    """Preview through the running agent and, unless it is a dry run or declined, have it remove the listed items."""
+    from nodeagent._proto.control.v1 import control_pb2  # noqa: PLC0415 - only through the agent
 
     saved: str | None = None
     if not request.yes or request.dry_run:
@@ -89,12 +89,12 @@ def _have_collected(request: Request, agent: ControlConnection) -> ExitCode:
         if status.agent.dry_run:
             sys.stderr.write("nothing was removed: by its configuration the agent only shows (dry_run = true)\n")
             return predicted
-        saved = agent.call_text("Plan", control_pb2.PlanRequest(scope=request.scope, lasts_seconds=_AGREED_S))
+        saved = agent.call_text("Plan", control_pb2.PlanRequest(scope=request.scope, lasts_seconds=_PLAN_LIFETIME_S))
         shown = {each.id for each in preview.removals}
         if {each.id for each in parse_plan(saved).removals} - shown:
             sys.stderr.write("nothing was removed: the node changed since the preview; retry\n")
             return ExitCode.PARTIAL
-        if preview.acts and not confirmed(preview):
+        if preview.acts and not confirm_removals(preview):
             sys.stderr.write("nothing was removed\n")
             return ExitCode.DONE
     return _apply_on_daemon(request, agent, saved)
@@ -142,7 +142,7 @@ def _show_preview_of_daemon(request: Request, document: documents.Preview, previ
     if request.output != "table":
         sys.stdout.write(encode(document, request.output))
         return
-    from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
+    from nodeagent.cli import render  # noqa: PLC0415 - only for tables
 
     view = render.preview_view(preview.snapshot, preview.plans, None, show_kept=request.show_kept)
     render.make_console().print(view)
@@ -151,49 +151,49 @@ def _show_preview_of_daemon(request: Request, document: documents.Preview, previ
 async def _collect(request: Request, settings: Settings) -> ExitCode:
     dry_run = request.dry_run or settings.dry_run
     if not dry_run:
-        _tell_pause(settings)
+        warn_of_pause(settings)
     async with open_for_command(settings, record=not dry_run, dry_run=dry_run) as agent:
         preview = await agent.collector.preview(Scope(request.scope))
         if dry_run or request.output == "table":
             show_preview(request, agent, preview)
         if dry_run:
             return predicted_exit_code(preview)
-        if preview.acts and not request.yes and not confirmed(preview):
+        if preview.acts and not request.yes and not confirm_removals(preview):
             sys.stderr.write("nothing was removed\n")
             return ExitCode.DONE
         if preview.acts:
-            rounds = MAX_ROUNDS if request.yes else 1  # an agreement covers what was shown and nothing more
+            rounds = MAX_ROUNDS if request.yes else 1  # a confirmation covers only the listed items
             report = await run_interruptibly(
                 agent, preview, trigger="command", rounds=rounds, progress=request.output == "table"
             )
-        else:  # judged and kept in the history all the same
+        else:  # a shortfall without removals belongs in the history
             report = await agent.run(preview, trigger="command", stop=asyncio.Event())
-        told = (*agent.store.take_notices(), agent.store.health.problem)
-        report = replace(report, warnings=(*report.warnings, *filter(None, told)))
-        filled = await agent.break_down_shortfall(report)
+        problems = (*agent.store.take_notices(), agent.store.health.problem)
+        report = replace(report, warnings=(*report.warnings, *filter(None, problems)))
+        breakdown = await agent.break_down_shortfall(report)
     if request.output != "table" or report.end is not PassEnd.NOTHING_TO_DO:
-        show_report(request, agent, report, filled)
+        show_report(request, agent, report, breakdown)
     return exit_code(report)
 
 
-def _tell_pause(settings: Settings) -> None:
-    """Say that the daemon is paused; what an operator asks for is done nevertheless."""
+def warn_of_pause(settings: Settings) -> None:
+    """Print a warning if the daemon is paused; a command of the operator runs nevertheless."""
     from nodeagent.store.pause import PauseFile  # noqa: PLC0415 - not for a dry run
 
     try:
-        kept = PauseFile(settings.state_directory).read()
+        pause = PauseFile(settings.state_directory).read()
     except StoreError as error:
         warn(f"nodeagent: {error}")
         return
-    if kept is not None and kept.until > SystemClock().now():
-        until = format_time(kept.until)
-        warn(f"nodeagent: {kept.by} paused the daemon until {until}: {kept.why}; this goes on")
+    if pause is not None and pause.until > SystemClock().now():
+        until = format_time(pause.until)
+        warn(f"nodeagent: daemon paused by {pause.by} until {until}: {pause.why}; this command continues")
 
 
 async def run_interruptibly(
     agent: Agent, preview: Preview, *, trigger: str, rounds: int, progress: bool, plan_id: str = ""
 ) -> PassReport:
-    """Carry out a preview until told to stop by a signal, with a progress bar for a person."""
+    """Carry out a preview until it ends, or until SIGINT or SIGTERM; with ``progress`` show a bar."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -201,7 +201,7 @@ async def run_interruptibly(
     try:
         if not progress:
             return await agent.run(preview, trigger=trigger, stop=stop, max_rounds=rounds, plan_id=plan_id)
-        from nodeagent.cli.progress import removal_progress  # noqa: PLC0415 - only for people
+        from nodeagent.cli.progress import removal_progress  # noqa: PLC0415 - only for terminals
 
         with removal_progress(len(preview.removals)) as on_result:
             return await agent.run(
@@ -212,29 +212,29 @@ async def run_interruptibly(
             loop.remove_signal_handler(number)
 
 
-def confirmed(preview: Preview) -> bool:
-    """Ask whether to remove what was shown."""
-    import typer  # noqa: PLC0415 - only who is asked pays for it
+def confirm_removals(preview: Preview) -> bool:
+    """Return whether the user confirms a preview."""
+    import typer  # noqa: PLC0415 - only for a confirmation
 
     if not preview.removals:
-        return typer.confirm("Let the runtime collect what nothing holds?", default=False)
-    return agreed(len(preview.removals))
+        return typer.confirm("Let the runtime remove unreferenced content?", default=False)
+    return confirm_items(len(preview.removals))
 
 
-def agreed(items: int) -> bool:
-    """Ask whether to remove so many items that were shown."""
-    import typer  # noqa: PLC0415 - likewise
+def confirm_items(items: int) -> bool:
+    """Return whether the user confirms the removal of the listed items."""
+    import typer  # noqa: PLC0415 - only for a confirmation
 
     return typer.confirm(f"Remove these {items} items?", default=False)
 
 
 def show_preview(request: Request, agent: Agent, preview: Preview) -> None:
-    """Print what a run would do."""
+    """Print the planned removals and the kept items."""
     if request.output != "table":
         document = documents.Preview.of(request.scope, preview.snapshot, preview.plans)
         sys.stdout.write(encode(document, request.output))
         return
-    from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
+    from nodeagent.cli import render  # noqa: PLC0415 - only for tables
 
     view = render.preview_view(
         preview.snapshot, preview.plans, agent.settings.policy.images, show_kept=request.show_kept
@@ -242,24 +242,24 @@ def show_preview(request: Request, agent: Agent, preview: Preview) -> None:
     render.make_console().print(view)
 
 
-def show_report(request: Request, agent: Agent, report: PassReport, filled: Breakdown | None = None) -> None:
-    """Print what a run did, and what still fills the filesystem where that is known."""
+def show_report(request: Request, agent: Agent, report: PassReport, breakdown: Breakdown | None = None) -> None:
+    """Print the results of a run, and the usage by category if the run fell short."""
     if request.output != "table":
-        sys.stdout.write(encode(Report.of(report, breakdown=filled), request.output))
+        sys.stdout.write(encode(Report.of(report, breakdown=breakdown), request.output))
         return
-    from nodeagent.cli import du, render  # noqa: PLC0415 - tables are only for people
+    from nodeagent.cli import du, render  # noqa: PLC0415 - only for tables
 
     console = render.make_console()
     console.print(render.report_view(report, agent.settings.policy.images))
-    if filled is not None:
-        console.print(du.breakdown_view(filled, details=False))
+    if breakdown is not None:
+        console.print(du.breakdown_view(breakdown, details=False))
 
 
 def exit_code(report: PassReport) -> ExitCode:
-    """Return the exit code that tells how a pass ended."""
+    """Return the exit code of a finished pass."""
     return pass_exit_code(report.end, [each.outcome for each in report.results])
 
 
 def predicted_exit_code(preview: Preview) -> ExitCode:
-    """Return the exit code of a run that goes as previewed."""
+    """Return the exit code of a run in which every previewed removal succeeds."""
     return pass_exit_code(preview.predicted_end[0])

@@ -73,7 +73,7 @@ def _print(history: History, form: str, source: str) -> None:
             console.print(f"  {past.end}: {past.end_detail}", style="yellow", markup=False)
         if not past.actions:
             continue
-        table = render.table("outcome", "what", "name", "frees", "why", right=("frees",), wrap=("name", "why"))
+        table = render.table("outcome", "kind", "name", "frees", "reason", right=("frees",), wrap=("name", "reason"))
         for each in past.actions:
             sentence = each.reason.sentence
             table.add_row(

@@ -30,8 +30,9 @@ def add(config: Path | None, *, image: str | None, every: bool, duration: str, w
     """Place a hold.
 
     Raises:
-        UsageError: not exactly one of an image and ``--all``, or the time is no duration of at most a year.
-        StoreError: it cannot be written.
+        UsageError: neither or both of an image and ``--all`` are given, or the time is not a duration of at
+            most a year.
+        StoreError: the holds cannot be written.
     """
     if (image is None) == (not every):
         raise UsageError("name an image, a pattern or a digest, or give --all; not both")
@@ -49,7 +50,7 @@ def add(config: Path | None, *, image: str | None, every: bool, duration: str, w
         raise UsageError(f"--for: {error}") from error
     if not 0 < seconds <= LONGEST_HOLD_S:
         raise UsageError(
-            f"--for {duration}: must be more than 0 and at most 365d; protect.images keeps images for good"
+            f"--for {duration}: must be more than 0 and at most 365d; protect.images protects images permanently"
         )
     now = SystemClock().now()
     with daemon_for_user(config, {}) as agent:
@@ -77,7 +78,7 @@ def show(config: Path | None, form: str) -> None:
     if form != "table":
         sys.stdout.write(encode(document, form))
         return
-    from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
+    from nodeagent.cli import render  # noqa: PLC0415 - only for tables
 
     if not document.holds:
         render.make_console().print("no holds")

@@ -1,7 +1,7 @@
-"""``nodeagent install`` and ``uninstall``: check everything, then change, and report each file on a line.
+"""``nodeagent install`` and ``uninstall``: check everything, then change files, and report each file on a line.
 
-Both decide before they change anything: from the manifest in the prefix, which lists the files of the installation,
-and from what is there now. Whatever is not known to be the agent's own is kept and reported.
+Both plan every change first, from the manifest in the prefix, which lists the installed files, and from the present
+files. A file that is not known as the agent's own is kept and reported.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ _SHELLS: Final = ("bash", "zsh", "fish")
 _PACKAGE: Final = Path("/var/lib/dpkg/info/nodeagent.list")
 _COMPLETE: Final = "from nodeagent.cli.main import app; app(prog_name='nodeagent')"
 _UMASK: Final = 0o022
-"""Members of the agent's group run the command, so its files are readable to all, whatever root's own umask."""
-_SHOWN: Final = 20
+"""Members of the agent's group run the command: its files are readable to all, whatever the umask of root."""
+_MAX_LISTED: Final = 20
 
 
 def install(
@@ -75,20 +75,20 @@ def install(
     packaged: bool,
     systemd: int | None,
 ) -> None:
-    """Put the agent, its unit and all that goes with it in place; configuration and state stay as they are.
+    """Install or upgrade the agent with its unit, manual pages and completions; keep configuration and state.
 
     Args:
         prefix: directory of the virtual environment.
         manual: the manual pages by file name.
-        enable: whether the unit is enabled and started.
-        root: where the files go instead of ``/``; no environment is made then, and nothing is run.
-        packaged: whether the files go where those of packages do, without a configuration and a manifest.
-        systemd: the version of systemd the unit is made for; ``None`` for the one that is here.
+        enable: enable and start the unit.
+        root: directory of the files instead of ``/``; no environment is created then, and no command is run.
+        packaged: use the paths of a distribution package, without configuration and manifest.
+        systemd: version of systemd that the unit is for; ``None`` for the installed one.
 
     Raises:
         UsageError: not root, or the prefix is part of the system.
-        InstallError: something of others is in the way, and nothing was changed; or something could not be done, and
-            what was done stays.
+        InstallError: a file of another origin has the path of an installed one, and nothing was changed; or a step
+            failed, and the steps before it are not undone.
     """
     if packaged and root is None:
         raise UsageError("--packaged needs --root")
@@ -98,31 +98,31 @@ def install(
         _need_root("install")
         _refuse_packaged()
         check_sources()
-    former = Manifest() if packaged else _admitted(prefix, top)
+    previous = Manifest() if packaged else _admitted(prefix, top)
     version = systemd_version() if systemd is None else systemd
     layout = BY_PACKAGE if packaged else BY_HAND
-    made = list(_all_parts(layout, prefix, version, manual))
-    check_foreign(layout, [part.path for part in made], prefix, top, former.files)
+    new_parts = list(_all_parts(layout, prefix, version, manual))
+    check_foreign(layout, [part.path for part in new_parts], prefix, top, previous.files)
     check_parents(top, DEFAULT_PATH)
     os.umask(_UMASK)
-    files = {part.path: part.fingerprint for part in made}
+    files = {part.path: part.fingerprint for part in new_parts}
     if root is None:
-        _say(make_environment(prefix, files), f"{prefix} (virtual environment)")
+        _report(make_environment(prefix, files), f"{prefix} (virtual environment)")
     elif not packaged:
         begin(below(top, prefix), files, venv=False)
-    beside = _place_all(made, former, top)
+    beside = _place_all(new_parts, previous, top)
     if not packaged:
-        _say(_configure(top), f"{DEFAULT_PATH} (it removes nothing until dry_run = false)")
+        _report(_configure(top), f"{DEFAULT_PATH} (nothing is removed until dry_run = false)")
         finish(below(top, prefix), files | beside)
-        _say(Change.REPLACED if former.files else Change.NEW, str(prefix / MANIFEST_NAME))
+        _report(Change.REPLACED if previous.files else Change.NEW, str(prefix / MANIFEST_NAME))
     if root is None:
-        _settle(prefix, enable=enable)
+        _update_system(prefix, enable=enable)
     else:
-        _tell(f"no command was run, and no virtual environment was made in {prefix} below {root}")
+        _notice(f"--root {root}: no command was run, and no virtual environment was created in {prefix}")
 
 
 def _admitted(prefix: Path, top: Path) -> Manifest:
-    """Return the manifest of a prefix that may be used; an empty one for a new prefix, or one of an earlier version."""
+    """Return the manifest of a valid prefix; an empty one for a new prefix, or a version without manifest."""
     check_place(prefix, top)
     place = below(top, prefix)
     if top == Path("/"):
@@ -130,17 +130,17 @@ def _admitted(prefix: Path, top: Path) -> Manifest:
     return admit(place) or Manifest()
 
 
-def _place_all(made: list[Part], former: Manifest, top: Path) -> dict[Path, str]:
-    """Place the files and report each; return those that are beside an edited one, with their fingerprints."""
+def _place_all(new_parts: list[Part], previous: Manifest, top: Path) -> dict[Path, str]:
+    """Place the files and report each; return the files placed beside an edited one, with fingerprints."""
     steps = [
-        (part, plan_placement(part, read_fingerprint(top, part.path), former.files.get(part.path, frozenset())))
-        for part in made
+        (part, plan_placement(part, read_fingerprint(top, part.path), previous.files.get(part.path, frozenset())))
+        for part in new_parts
     ]
-    for part, step in steps:  # all of it before a word: standard output may be closed
+    for part, step in steps:  # all changes before any output: standard output may be closed
         carry_out(part, step, top)
-        _remove_resolved(part.path, step, former, top)
+        _remove_resolved(part.path, step, previous, top)
     for part, step in steps:
-        _say(step.change, f"{part.path}{f' ({step.reason})' if step.reason else ''}")
+        _report(step.change, f"{part.path}{f' ({step.reason})' if step.reason else ''}")
     return {_beside(part.path): part.fingerprint for part, step in steps if step.beside}
 
 
@@ -148,20 +148,20 @@ def _beside(path: Path) -> Path:
     return path.with_name(path.name + NEW_SUFFIX)
 
 
-def _remove_resolved(path: Path, step: Step, former: Manifest, top: Path) -> None:
-    """Remove the version that an earlier installation placed beside an edited file, once it is not edited any more."""
+def _remove_resolved(path: Path, step: Step, previous: Manifest, top: Path) -> None:
+    """Remove the version placed beside an edited file once that file has no edits any more."""
     beside = _beside(path)
-    if step.change is not Change.KEPT and read_fingerprint(top, beside) in former.files.get(beside, frozenset()):
+    if step.change is not Change.KEPT and read_fingerprint(top, beside) in previous.files.get(beside, frozenset()):
         remove(beside, top)
 
 
 def uninstall(prefix: Path, *, purge: bool, root: Path | None) -> None:
-    """Stop the agent and remove what ``install`` put in place; with ``purge`` also configuration and state.
+    """Stop the agent and remove the installed files; with ``purge`` also configuration and state.
 
     Raises:
         UsageError: not root, or the prefix is part of the system.
-        InstallError: the manifest cannot be used, or another installation is in place, and nothing was changed; or
-            something could not be removed, and can be removed by repeating the command.
+        InstallError: the manifest is invalid, or the installation has another prefix, and nothing was changed; or a
+            removal failed, and the command can be repeated.
     """
     top = root or Path("/")
     check_place(prefix, top)
@@ -170,33 +170,33 @@ def uninstall(prefix: Path, *, purge: bool, root: Path | None) -> None:
         _need_root("uninstall")
         _refuse_packaged()
         check_owner(place.parent.resolve() / place.name)
-    ours = is_installation(place)
+    installed = is_installation(place)
     other = other_prefix(BY_HAND, prefix, top)
-    if other is not None and not ours:
-        raise InstallError(f"{prefix} is not installed; the installation is in {other}: --prefix {other}")
-    steps = _removals(prefix, top, read_manifest(place) if ours else None, purge=purge)
+    if other is not None and not installed:
+        raise InstallError(f"no installation in {prefix}; to uninstall the one in {other} add --prefix {other}")
+    steps = _removals(prefix, top, read_manifest(place) if installed else None, purge=purge)
     for each in (CONFIGURATION, STATE, RUNTIME):
         check_parents(top, each)
     booted = root is None and is_booted_with_systemd()
     unit = steps.get(BY_HAND.units / UNIT)
-    if booted and (ours if unit is None else unit.change is Change.REMOVED):
+    if booted and (installed if unit is None else unit.change is Change.REMOVED):
         _try("systemctl", "disable", "--now", UNIT)
-    report: list[tuple[Change, str]] = []
-    try:  # report last: standard output may be closed, and half of an uninstalled agent would be left
-        report += [_take_away(path, step, top) for path, step in steps.items()]
-        report += _purged(top) if purge else _left(top)
+    changes: list[tuple[Change, str]] = []
+    try:  # report last: a closed standard output must not leave half an installation
+        changes += [_remove_file(path, step, top) for path, step in steps.items()]
+        changes += _purge(top) if purge else _kept_data(top)
         if root is None:
-            _unsettle(booted=booted, purge=purge)
-        report += _remove_environment(place, ours=ours)
-    finally:  # nothing can be imported any more, if that was the environment of this very process
-        for change, what in report:
-            _say(change, what)
-    if not purge and _left(top):
-        _tell("configuration and state are kept; --purge removes them")
+            _update_system_after_removal(booted=booted, purge=purge)
+        changes += _remove_environment(place, installed=installed)
+    finally:  # no more imports: this process may run in the removed environment
+        for change, text in changes:
+            _report(change, text)
+    if not purge and _kept_data(top):
+        _notice("configuration and state are kept; --purge removes them")
 
 
 def _removals(prefix: Path, top: Path, manifest: Manifest | None, *, purge: bool) -> dict[Path, Step]:
-    """Return what happens to each file outside the prefix that is there; only known places are ever considered."""
+    """Return the step for each present file outside the prefix; only known paths are considered."""
     recorded = manifest.files if manifest is not None else {}
     by_content = manifest is None or not manifest.complete
     known = dict.fromkeys((*known_places(BY_HAND), *find_pages(BY_HAND, top)))
@@ -213,34 +213,34 @@ def _removals(prefix: Path, top: Path, manifest: Manifest | None, *, purge: bool
         if read_fingerprint(top, beside) in recorded.get(beside, frozenset()):
             steps[beside] = Step(Change.REMOVED)
         for old in saved_versions(path, top):
-            steps[old] = Step(Change.REMOVED if purge else Change.KEPT, reason="saved when it was replaced")
+            steps[old] = Step(Change.REMOVED if purge else Change.KEPT, reason="saved copy of a replaced file")
     for path in sorted(recorded.keys() - steps.keys() - known.keys()):
         if not path.name.endswith(NEW_SUFFIX) and read_fingerprint(top, path) is not None:
-            steps[path] = Step(Change.KEPT, reason="listed in the manifest, but no place of an installation")
+            steps[path] = Step(Change.KEPT, reason="listed in the manifest, but not a path of the installation")
     return steps
 
 
-def _take_away(path: Path, step: Step, top: Path) -> tuple[Change, str]:
-    what = str(path)
+def _remove_file(path: Path, step: Step, top: Path) -> tuple[Change, str]:
+    text = str(path)
     if step.change is Change.REMOVED:
         if step.save:
             try:
-                what = f"{path}, kept as {save_copy(below(top, path)).name}"
+                text = f"{path}, kept as {save_copy(below(top, path)).name}"
             except OSError as error:
                 raise InstallError(f"cannot rename {path}: {error.strerror or error}") from error
         remove(path, top)
-    return step.change, f"{what} ({step.reason})" if step.reason else what
+    return step.change, f"{text} ({step.reason})" if step.reason else text
 
 
-def _left(top: Path) -> list[tuple[Change, str]]:
-    """Return that configuration and state are kept."""
+def _kept_data(top: Path) -> list[tuple[Change, str]]:
+    """Return the paths of configuration and state, all kept."""
     directories = [each for each in (CONFIGURATION, STATE, RUNTIME) if os.path.lexists(below(top, each))]
     others = [each.path for each in find_leftovers(top) if not _is_within(each.path, directories)]
     return [(Change.KEPT, str(each)) for each in (*directories, *others)]
 
 
-def _purged(top: Path) -> list[tuple[Change, str]]:
-    """Remove the agent's own files of configuration and state; return what was removed and what is kept."""
+def _purge(top: Path) -> list[tuple[Change, str]]:
+    """Remove the agent's own configuration and state; return the removed and the kept paths."""
     directories = [each for each in (CONFIGURATION, STATE, RUNTIME) if os.path.lexists(below(top, each))]
     leftovers, elsewhere = find_leftovers(top), _state_elsewhere(top)
     purge_leftovers(top, leftovers)
@@ -267,7 +267,7 @@ def _state_elsewhere(top: Path) -> Path | None:
     return state if state != STATE and state.is_dir() else None
 
 
-def _unsettle(*, booted: bool, purge: bool) -> None:
+def _update_system_after_removal(*, booted: bool, purge: bool) -> None:
     if purge and _has_group():
         _try("groupdel", "nodeagent")
     if booted:
@@ -275,15 +275,17 @@ def _unsettle(*, booted: bool, purge: bool) -> None:
     _try("journalctl", "--update-catalog")
 
 
-def _remove_environment(environment: Path, *, ours: bool) -> list[tuple[Change, str]]:
-    """Remove the environment, maybe that of this very process; return what was removed and what is kept."""
-    if not ours:
-        reason = "no virtual environment of the agent, or one that holds other packages"
+def _remove_environment(environment: Path, *, installed: bool) -> list[tuple[Change, str]]:
+    """Remove the virtual environment, maybe that of this process; return the removed and the kept paths."""
+    if not installed:
+        reason = "no virtual environment of the agent, or one with other packages"
         return [(Change.KEPT, f"{environment} ({reason})")] if os.path.lexists(environment) else []
     kept = remove_environment(environment)
-    report = [(Change.KEPT, f"{path} (not installed by nodeagent)") for path in kept[:_SHOWN]]
-    if len(kept) > _SHOWN:
-        report.append((Change.KEPT, f"{environment}: {len(kept) - _SHOWN} more files (not installed by nodeagent)"))
+    report = [(Change.KEPT, f"{path} (not installed by nodeagent)") for path in kept[:_MAX_LISTED]]
+    if len(kept) > _MAX_LISTED:
+        report.append(
+            (Change.KEPT, f"{environment}: {len(kept) - _MAX_LISTED} more files (not installed by nodeagent)")
+        )
     return report or [(Change.REMOVED, f"{environment} (virtual environment)")]
 
 
@@ -294,12 +296,12 @@ def _all_parts(layout: Layout, prefix: Path, systemd: int, manual: dict[str, str
 
 
 def _script(shell: str) -> str:
-    """Return the completion script of a shell, as the command line makes it."""
-    done = run(*python_command("-c", _COMPLETE), additions={"_NODEAGENT_COMPLETE": f"source_{shell}"})
-    if done is None or "nodeagent" not in done.stdout:
-        reason = "no answer" if done is None else done.stderr.strip()[-200:]
+    """Return the completion script of a shell, generated by the command line in a child process."""
+    completed = run(*python_command("-c", _COMPLETE), additions={"_NODEAGENT_COMPLETE": f"source_{shell}"})
+    if completed is None or "nodeagent" not in completed.stdout:
+        reason = "no answer" if completed is None else completed.stderr.strip()[-200:]
         raise InstallError(f"cannot generate the {shell} completion: {reason}")
-    return done.stdout.lstrip()  # zsh looks at the first line
+    return completed.stdout.lstrip()  # zsh reads #compdef in the first line only
 
 
 def _configure(top: Path) -> Change:
@@ -311,66 +313,66 @@ def _configure(top: Path) -> Change:
     return Change.NEW
 
 
-def _settle(prefix: Path, *, enable: bool) -> None:
-    """Have the system take in what was placed, and the agent, if it runs, start over."""
+def _update_system(prefix: Path, *, enable: bool) -> None:
+    """Apply the placed files to the system and restart a running agent."""
     _try("systemd-sysusers", "nodeagent.conf")
     _try("systemd-tmpfiles", "--create", "nodeagent.conf")
     _try("journalctl", "--update-catalog")
     if not is_booted_with_systemd():
         if enable:
             _try("systemctl", "enable", UNIT)
-        _tell(f"systemd does not run this machine; without it: {prefix}/bin/nodeagent run")
+        _notice(f"systemd is not running; start the agent with: {prefix}/bin/nodeagent run")
         return
     _try("systemctl", "daemon-reload")
-    checked = run(str(prefix / "bin/nodeagent"), "config", "check")
-    if checked is None or checked.returncode:
-        said = checked.stderr.strip() if checked is not None else "no answer"
-        raise InstallError(f"the configuration cannot be used, so the agent was not started again:\n{said}")
+    check = run(str(prefix / "bin/nodeagent"), "config", "check")
+    if check is None or check.returncode:
+        faults = check.stderr.strip() if check is not None else "no answer"
+        raise InstallError(f"agent not restarted: configuration invalid:\n{faults}")
     if not enable:
         _try("systemctl", "try-restart", UNIT)
         if (state := run("systemctl", "is-active", UNIT)) is None or state.stdout.strip() != "active":
-            _tell("start it with: systemctl enable --now nodeagent")
+            _notice("agent not running; start it with: systemctl enable --now nodeagent")
         return
     for words in (("enable", UNIT), ("restart", UNIT)):
-        done = run("systemctl", *words)
-        if done is None or done.returncode:
-            raise InstallError(f"systemctl {' '.join(words)}: {done.stderr.strip() if done else 'no answer'}")
-    _tell("it is enabled and runs: nodeagent doctor, journalctl -u nodeagent")
+        completed = run("systemctl", *words)
+        if completed is None or completed.returncode:
+            raise InstallError(f"systemctl {' '.join(words)}: {completed.stderr.strip() if completed else 'no answer'}")
+    _notice("agent enabled and running; check it with: nodeagent doctor, journalctl -u nodeagent")
 
 
 def _has_group() -> bool:
-    done = run("getent", "group", "nodeagent")
-    return done is not None and done.returncode == 0
+    completed = run("getent", "group", "nodeagent")
+    return completed is not None and completed.returncode == 0
 
 
-def _need_root(what: str) -> None:
+def _need_root(command: str) -> None:
     if os.geteuid() != 0:
-        raise UsageError(f"{what} needs root; with --root DIR the files can be placed elsewhere")
+        raise UsageError(f"{command} needs root; without it add --root DIR")
 
 
 def _refuse_packaged() -> None:
     if _PACKAGE.exists():
-        raise InstallError("the agent is installed as a Debian package: apt upgrades and removes it")
+        raise InstallError("the agent is installed as a Debian package; upgrade or remove it with apt")
 
 
 def _try(*words: str) -> None:
-    """Run a command whose failure leaves something undone and nothing broken."""
-    done = run(*words)
-    if done is None:
-        _tell(f"{words[0]} is not here or did not end: {' '.join(words)} is left undone")
-    elif done.returncode:
-        _tell(f"{' '.join(words)}: {done.stderr.strip() or f'exit code {done.returncode}'}")
+    """Run a command; its failure is reported and not an error."""
+    completed = run(*words)
+    if completed is None:
+        _notice(f"skipped {' '.join(words)}: {words[0]} not found, or no answer")
+    elif completed.returncode:
+        _notice(f"{' '.join(words)}: {completed.stderr.strip() or f'exit code {completed.returncode}'}")
 
 
-def _say(change: Change, what: str) -> None:
-    sys.stdout.write(f"{change.value:<10}  {_printable(what)}\n")
+def _report(change: Change, text: str) -> None:
+    sys.stdout.write(f"{change.value:<10}  {_printable(text)}\n")
 
 
 def _printable(text: str) -> str:
-    """Return text with control characters and undecodable bytes escaped: names of files are not ours to choose."""
+    """Return text with control characters and undecodable bytes escaped: file names may be chosen by others."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
-def _tell(sentence: str) -> None:
+def _notice(text: str) -> None:
     sys.stdout.flush()
-    sys.stderr.write(f"nodeagent: {sentence}\n")
+    sys.stderr.write(f"nodeagent: {text}\n")

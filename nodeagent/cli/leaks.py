@@ -1,4 +1,4 @@
-"""``nodeagent gc leaks``: blobs and snapshots that nothing holds."""
+"""``nodeagent gc leaks``: unreferenced blobs and snapshots."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def collect_leaks(request: gc.Request, *, minimum_age: str, rooted: bool) -> None:
-    """Show what nothing holds and, with ``--yes`` alone, delete it.
+    """List unreferenced blobs and snapshots; delete them with ``--yes`` only.
 
     Raises:
-        UsageError: the age is no duration.
-        NodeAgentError: the runtime cannot be asked what holds what.
+        UsageError: the age is not a duration.
+        NodeAgentError: references cannot be read from the runtime.
     """
     try:
         minimum_age_s = parse_duration_s(minimum_age)
@@ -39,7 +39,7 @@ async def _collect(request: gc.Request, settings: Settings, minimum_age_s: float
             gc.show_preview(request, agent, preview)
         if request.dry_run:
             if preview.removals:
-                sys.stderr.write("nothing was deleted; --yes deletes what is listed for removal\n")
+                sys.stderr.write("nothing was deleted; add --yes to delete the items listed for removal\n")
             return gc.predicted_exit_code(preview)
         report = await gc.run_interruptibly(
             agent, preview, trigger="leaks", rounds=1, progress=request.output == "table"

@@ -1,4 +1,4 @@
-"""``nodeagent images``, ``containers`` and ``pods``: what is there, who uses it, and what a pass would do to it."""
+"""``nodeagent images``, ``containers`` and ``pods``: every item with its verdict."""
 
 from __future__ import annotations
 
@@ -36,39 +36,39 @@ def list_images(path: Path | None, overrides: Mapping[str, str | int], form: str
     """Print every image with its verdict."""
     preview = _preview(load_settings(path, overrides), Scope.IMAGES)
     (plan,) = preview.plans
-    decided = {decision.id: decision for decision in plan.decisions}
+    decisions = {decision.id: decision for decision in plan.decisions}
     images = sorted(preview.snapshot.images, key=lambda image: (image.name, image.id))
     if form != "table":
         usage = preview.snapshot.image_usage
-        rows = tuple(lists.Image.of(each, decided[each.id], usage.get(each.id), plan.accounting) for each in images)
+        rows = tuple(lists.Image.of(each, decisions[each.id], usage.get(each.id), plan.accounting) for each in images)
         _print_document(lists.Images(**list_header(preview.snapshot), images=rows), form)
         return
-    _print_table(_image_table(images, decided, plan, preview.snapshot))
+    _print_table(_image_table(images, decisions, plan, preview.snapshot))
 
 
 def image_tree(path: Path | None, overrides: Mapping[str, str | int], form: str) -> None:
-    """Print which images are built on which.
+    """Print the images as a tree of shared layers.
 
     Raises:
-        ObservationError: the runtime does not tell of what layers images consist.
+        ObservationError: the layers of the images are unknown.
     """
     preview = _preview(load_settings(path, overrides), Scope.IMAGES)
     if preview.snapshot.storage is None:
-        why = "; ".join(preview.snapshot.warnings) or "containerd's own services are off, or this is another runtime"
-        raise ObservationError(f"it is not known of what layers images consist: {why}")
+        why = "; ".join(preview.snapshot.warnings) or "runtime.containerd_api is off, or the runtime is not containerd"
+        raise ObservationError(f"cannot show image layers: {why}")
     stacks, unknown = sharing_tree(preview.snapshot.images, preview.snapshot.storage)
     if form != "table":
         rows = tuple(LayerStack.of(each) for each in (*stacks, *(Stack([image]) for image in unknown)))
         _print_document(lists.ImageTree(**list_header(preview.snapshot), image_tree=rows), form)
         return
-    from rich.tree import Tree  # noqa: PLC0415 - only for people
+    from rich.tree import Tree  # noqa: PLC0415 - only for tables
 
     from nodeagent.cli.render import make_console  # noqa: PLC0415
     from nodeagent.cli.terminal import Text  # noqa: PLC0415
 
     shown = Tree("images by shared layers", guide_style="dim")
     for stack in stacks:
-        _grow(shown, stack)
+        _add_stack(shown, stack)
     for image in unknown:
         label = Text(f"{image.name}  ")
         label.append("no layers unpacked", style="dim")
@@ -76,7 +76,7 @@ def image_tree(path: Path | None, overrides: Mapping[str, str | int], form: str)
     make_console().print(shown)
 
 
-def _grow(branch: RichTree, stack: Stack) -> None:
+def _add_stack(branch: RichTree, stack: Stack) -> None:
     from nodeagent.cli.render import short_reference  # noqa: PLC0415 - only for people
     from nodeagent.cli.terminal import Text  # noqa: PLC0415
 
@@ -85,27 +85,27 @@ def _grow(branch: RichTree, stack: Stack) -> None:
     layers = f"{stack.layers} layer{'s' if stack.layers != 1 else ''}"
     label = Text(names) if names else Text("shared layers", style="italic")
     label.append(f"  +{format_bytes(stack.size_bytes)}, {layers}{many}", style="dim")
-    grown = branch.add(label)
+    node = branch.add(label)
     for each in stack.derived:
-        _grow(grown, each)
+        _add_stack(node, each)
 
 
 def list_containers(path: Path | None, overrides: Mapping[str, str | int], form: str) -> None:
     """Print every container with its verdict."""
     preview = _preview(load_settings(path, overrides), Scope.CONTAINERS)
-    decided = _decided(preview.plans, ItemKind.CONTAINER)
+    decisions = _decisions(preview.plans, ItemKind.CONTAINER)
     containers = sorted(
         preview.snapshot.containers, key=lambda each: (each.pod_namespace, each.pod_name, each.name, -each.attempt)
     )
     if form != "table":
-        rows = tuple(lists.Container.of(each, decided[each.id]) for each in containers)
+        rows = tuple(lists.Container.of(each, decisions[each.id]) for each in containers)
         _print_document(lists.Containers(**list_header(preview.snapshot), containers=rows), form)
         return
-    _print_table(_container_table(containers, decided, preview.snapshot.observed_at))
+    _print_table(_container_table(containers, decisions, preview.snapshot.observed_at))
 
 
 def list_pods(path: Path | None, overrides: Mapping[str, str | int], form: str) -> None:
-    """Print every pod the runtime knows, and whether it counts as gone."""
+    """Print every pod of the runtime with its deletion status."""
     settings = load_settings(path, overrides)
     preview = _preview(settings, Scope.CONTAINERS)
     statuses = check_pods(preview.snapshot, settings.policy.containers.deleted_pod_grace_s)
@@ -113,14 +113,14 @@ def list_pods(path: Path | None, overrides: Mapping[str, str | int], form: str) 
     for sandbox in preview.snapshot.sandboxes:
         grouped.setdefault(sandbox.uid, []).append(sandbox)
     pods = sorted(grouped.items(), key=lambda item: (item[1][0].namespace, item[1][0].name, item[0]))
-    held: dict[str, list[Container]] = {}
+    containers: dict[str, list[Container]] = {}
     for container in preview.snapshot.containers:
-        held.setdefault(container.sandbox_id, []).append(container)
+        containers.setdefault(container.sandbox_id, []).append(container)
     if form != "table":
-        rows = tuple(lists.Pod.of(uid, sandboxes, held, statuses.get(uid)) for uid, sandboxes in pods)
+        rows = tuple(lists.Pod.of(uid, sandboxes, containers, statuses.get(uid)) for uid, sandboxes in pods)
         _print_document(lists.Pods(**list_header(preview.snapshot), pods=rows), form)
         return
-    _print_table(_pod_table(pods, held, statuses, preview.snapshot.observed_at))
+    _print_table(_pod_table(pods, containers, statuses, preview.snapshot.observed_at))
 
 
 def _preview(settings: Settings, scope: Scope) -> Preview:
@@ -131,7 +131,7 @@ def _preview(settings: Settings, scope: Scope) -> Preview:
     return run_async(observe())
 
 
-def _decided(plans: Iterable[Plan], kind: ItemKind) -> dict[str, Decision]:
+def _decisions(plans: Iterable[Plan], kind: ItemKind) -> dict[str, Decision]:
     return {decision.id: decision for plan in plans for decision in plan.decisions if decision.kind is kind}
 
 
@@ -140,21 +140,31 @@ def _print_document(document: Document, form: str) -> None:
 
 
 def _print_table(table: Table) -> None:
-    from nodeagent.cli.render import make_console  # noqa: PLC0415 - tables are only for people
+    from nodeagent.cli.render import make_console  # noqa: PLC0415 - only for tables
 
     make_console().print(table)
 
 
-def _image_table(images: Sequence[Image], decided: Mapping[str, Decision], plan: Plan, snapshot: NodeSnapshot) -> Table:
+def _image_table(
+    images: Sequence[Image], decisions: Mapping[str, Decision], plan: Plan, snapshot: NodeSnapshot
+) -> Table:
     from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
     from nodeagent.cli.terminal import stacked  # noqa: PLC0415
 
     table = render.table(
-        "image", "id", "size", "frees", "last used", "verdict", "why", right=("size", "frees"), wrap=("image", "why")
+        "image",
+        "id",
+        "size",
+        "frees",
+        "last used",
+        "verdict",
+        "reason",
+        right=("size", "frees"),
+        wrap=("image", "reason"),
     )
     bound = plan.accounting is Accounting.UPPER_BOUND
     for image in images:
-        decision, usage = decided[image.id], snapshot.image_usage.get(image.id)
+        decision, usage = decisions[image.id], snapshot.image_usage.get(image.id)
         names = [render.short_reference(tag) for tag in image.repo_tags] or [render.short_reference(image.name)]
         table.add_row(
             stacked(names),
@@ -169,7 +179,7 @@ def _image_table(images: Sequence[Image], decided: Mapping[str, Decision], plan:
     return table
 
 
-def _container_table(containers: Sequence[Container], decided: Mapping[str, Decision], now: datetime) -> Table:
+def _container_table(containers: Sequence[Container], decisions: Mapping[str, Decision], now: datetime) -> Table:
     from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
 
     table = render.table(
@@ -180,12 +190,12 @@ def _container_table(containers: Sequence[Container], decided: Mapping[str, Deci
         "state",
         "created",
         "verdict",
-        "why",
+        "reason",
         right=("attempt",),
-        wrap=("pod", "why"),
+        wrap=("pod", "reason"),
     )
     for each in containers:
-        decision = decided[each.id]
+        decision = decisions[each.id]
         pod = f"{each.pod_namespace}/{each.pod_name}" if each.pod_name else "-"
         table.add_row(
             pod,
@@ -203,11 +213,11 @@ def _container_table(containers: Sequence[Container], decided: Mapping[str, Deci
 
 def _pod_table(
     pods: Sequence[tuple[str, Sequence[Sandbox]]],
-    held: Mapping[str, Sequence[Container]],
+    by_sandbox: Mapping[str, Sequence[Container]],
     statuses: Mapping[str, PodDeletionStatus],
     now: datetime,
 ) -> Table:
-    from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
+    from nodeagent.cli import render  # noqa: PLC0415 - only for tables
 
     table = render.table(
         "namespace",
@@ -216,12 +226,12 @@ def _pod_table(
         "running",
         "dead",
         "created",
-        "standing",
+        "status",
         right=("running", "dead"),
-        wrap=("standing",),
+        wrap=("status",),
     )
     for uid, sandboxes in pods:
-        containers = [each for sandbox in sandboxes for each in held.get(sandbox.id, ())]
+        containers = [each for sandbox in sandboxes for each in by_sandbox.get(sandbox.id, ())]
         running = sum(each.state.value == "running" for each in containers)
         ready = sum(sandbox.ready for sandbox in sandboxes)
         newest = max((sandbox.created_at for sandbox in sandboxes if sandbox.created_at), default=None)
@@ -233,6 +243,6 @@ def _pod_table(
             str(running),
             str(len(containers) - running),
             render.ago(newest, now) if newest else "?",
-            f"{'gone' if status.gone else 'kept'}: {status.how}" if status else "kept",
+            f"{'deleted' if status.gone else 'present'}: {status.how}" if status else "present",
         )
     return table

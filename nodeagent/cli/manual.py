@@ -1,6 +1,6 @@
-"""Manual pages, made from what the command line and the configuration say of themselves.
+"""Manual pages, generated from the help of the command tree and the descriptions of the settings.
 
-One page for each command, with its sub-commands in it, one for the whole, and one for the configuration.
+One page for each command with its sub-commands, one for the program, and one for the configuration file.
 Source: man-pages(7), man(7).
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PROGRAM: Final = "nodeagent"
 _SETTINGS_PAGE: Final = "nodeagent.toml"
 _LONG_WORD: Final = 40
-_BREAK: Final = "\0"  # a place for a line to end, until it is escaped
+_BREAK: Final = "\0"  # a possible line break, before escaping
 _ESCAPES: Final = str.maketrans(
     {
         "\\": "\\e",
@@ -37,8 +37,8 @@ _ESCAPES: Final = str.maketrans(
 
 _FILES: Final = (
     ("/etc/nodeagent/config.toml", "The configuration, see nodeagent.toml(5)."),
-    ("/etc/nodeagent/config.d/*.toml", "What is laid over it, in the order of the names."),
-    ("/var/lib/nodeagent", "What the agent remembers: the use of images, its history, holds."),
+    ("/etc/nodeagent/config.d/*.toml", "Drop-ins, applied in the order of their names."),
+    ("/var/lib/nodeagent", "State: image use, history, holds, plan key."),
 )
 
 
@@ -46,11 +46,11 @@ def pages(root: TyperGroup) -> dict[str, str]:
     """Return the pages of a command tree by file name, such as ``nodeagent-gc.1``."""
     context = typer.Context(root, info_name=PROGRAM, **root.context_settings)
     commands = {name: root.get_command(context, name) for name in root.list_commands(context)}
-    shown = {name: command for name, command in commands.items() if command is not None and not command.hidden}
-    made = {f"{PROGRAM}.1": _overview(context, shown)}
-    for name, command in shown.items():
-        made[f"{PROGRAM}-{name}.1"] = _page(typer.Context(command, info_name=name, parent=context))
-    return made | {f"{_SETTINGS_PAGE}.5": _settings_page()}
+    visible = {name: command for name, command in commands.items() if command is not None and not command.hidden}
+    pages = {f"{PROGRAM}.1": _overview(context, visible)}
+    for name, command in visible.items():
+        pages[f"{PROGRAM}-{name}.1"] = _page(typer.Context(command, info_name=name, parent=context))
+    return pages | {f"{_SETTINGS_PAGE}.5": _settings_page()}
 
 
 def _overview(context: typer.Context, commands: Mapping[str, object]) -> str:
@@ -117,9 +117,9 @@ def _parameters(context: typer.Context) -> list[str]:
         record = parameter.get_help_record(context)
         if record is None:
             continue
-        name, told = record
+        name, description = record
         mark = ".B" if isinstance(parameter, TyperOption) else ".I"
-        lines += [".TP", f"{mark} {_word(' '.join(name.split()))}", _text(told or "")]
+        lines += [".TP", f"{mark} {_word(' '.join(name.split()))}", _text(description or "")]
     return lines
 
 
@@ -134,7 +134,7 @@ def _exit_status(context: typer.Context) -> list[str]:
 
 
 def _settings_page() -> str:
-    lines = [*_head(_SETTINGS_PAGE, 5, "File formats", "configuration of the node housekeeper")]
+    lines = [*_head(_SETTINGS_PAGE, 5, "File formats", "configuration of nodeagent")]
     lines += [
         ".SH SYNOPSIS",
         ".I /etc/nodeagent/config.toml",
@@ -142,9 +142,9 @@ def _settings_page() -> str:
         ".I /etc/nodeagent/config.d/*.toml",
         ".SH DESCRIPTION",
         *_paragraphs(
-            "A TOML file. Over it go the files of config.d beside it in the order of their names, over these the "
-            "variables NODEAGENT_SECTION__KEY, over these the options of a command. Tables are merged, all else is "
-            "replaced. Every setting has a default; a setting that is not known is refused.\n\n"
+            "A TOML file. Drop-ins in config.d beside it override it in the order of their names; variables "
+            "NODEAGENT_SECTION__KEY override the files, and options of a command override the variables. Tables are "
+            "merged, other values are replaced. Every setting has a default; an unknown setting is an error.\n\n"
             "Durations are written with units (2m, 1h30m, 7d), sizes with suffixes (500Mi, 2G) or as bytes."
         ),
     ]
@@ -159,9 +159,9 @@ def _settings_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _head(name: str, section: int, manual: str, what: str) -> list[str]:
+def _head(name: str, section: int, manual: str, summary: str) -> list[str]:
     title = f'.TH {_word(name.upper())} {section} "" "{PROGRAM} {__version__}" "{manual}"'
-    return [title, ".nh", ".ad l", ".SH NAME", f"{_escaped(name)} \\- {_escaped(what.rstrip('.'))}"]
+    return [title, ".nh", ".ad l", ".SH NAME", f"{_escaped(name)} \\- {_escaped(summary.rstrip('.'))}"]
 
 
 def _references(names: Iterable[tuple[str, int]]) -> str:
@@ -180,13 +180,13 @@ def _paragraphs(text: str) -> list[str]:
 
 
 def _text(text: str) -> str:
-    """Return running text, protected from being taken for requests."""
+    """Return running text, escaped so that no line is parsed as a request."""
     whole = _escaped(" ".join(_breakable(each) for each in text.split()))
     return f"\\&{whole}" if whole.startswith((".", "'")) else whole
 
 
 def _word(text: str) -> str:
-    """Return one argument of a request."""
+    """Return one escaped argument of a request."""
     whole = _escaped(text).replace('"', "\\(dq")
     return f'"{whole}"' if " " in whole or not whole else whole
 

@@ -1,4 +1,4 @@
-"""Lines for people outside tables. What is in them may come from whoever runs containers."""
+"""Escaped lines on standard output and standard error; names in them are chosen by tenants."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from nodeagent.text import escape
 
 
 def say(line: str) -> None:
-    """Write one line to standard output."""
+    """Write one escaped line to standard output."""
     sys.stdout.write(f"{escape(line)}\n")
 
 
 def warn(line: str) -> None:
-    """Write one line to standard error."""
+    """Write one escaped line to standard error."""
     sys.stderr.write(f"{escape(line)}\n")

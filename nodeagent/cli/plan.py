@@ -1,4 +1,4 @@
-"""``nodeagent plan`` and ``nodeagent apply``: save a plan, compare two, carry one out later."""
+"""``nodeagent plan`` and ``nodeagent apply``: save, compare and apply plans."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nodeagent.api.gc import Drift, Report
 from nodeagent.api.gc import Preview as PreviewDocument
 from nodeagent.api.saved_plan import Apply, PlanDiff, encode_saved_plan
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.gc import confirmed, exit_code, predicted_exit_code, run_interruptibly
+from nodeagent.cli.gc import confirm_removals, exit_code, predicted_exit_code, run_interruptibly
 from nodeagent.cli.output import warn
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.clock import SystemClock
@@ -41,7 +41,7 @@ _LARGEST_FILE_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class ApplyRequest:
-    """What was asked for on the command line."""
+    """The options of one ``apply`` command."""
 
     file: Path
     config: Path | None
@@ -57,10 +57,10 @@ def save(
     """Observe, plan, and write the plan to a file or to standard output.
 
     Raises:
-        UsageError: the expiry is no duration, or the file is there already.
+        UsageError: the lifetime is not a duration, or the file exists.
     """
     try:
-        lasts = timedelta(seconds=parse_duration_s(expires))
+        lifetime = timedelta(seconds=parse_duration_s(expires))
     except (ValueError, OverflowError) as error:
         raise UsageError(f"--expires: {error}") from error
     if out is not None and out.exists() and not force:
@@ -75,8 +75,8 @@ def save(
     configured = load_settings(config, {}).policy
     if stricter(settings.policy, configured) != settings.policy:
         sys.stderr.write(
-            "nodeagent: the options are less strict than the configuration; 'nodeagent apply' needs the same options, "
-            "otherwise it keeps what the configuration keeps\n"
+            "nodeagent: the options are less strict than the configuration; 'nodeagent apply' needs the same options "
+            "to remove every listed item\n"
         )
     text = encode(
         encode_saved_plan(
@@ -85,7 +85,7 @@ def save(
             preview.plans,
             settings.policy,
             node=node_identity(),
-            expires_at=preview.snapshot.observed_at + lasts,
+            expires_at=preview.snapshot.observed_at + lifetime,
             agent_version=__version__,
             key=_signing_key(settings),
         ),
@@ -96,9 +96,9 @@ def save(
         return
     _write(out, text)
     frees = sum(plan.frees_bytes for plan in preview.plans)
-    from nodeagent.units import format_bytes  # noqa: PLC0415 - only for people
+    from nodeagent.units import format_bytes  # noqa: PLC0415 - only for --out
 
-    warn(f"{out}: {len(preview.removals)} removals, about {format_bytes(frees)}, to be applied within {expires}")
+    warn(f"{out}: {len(preview.removals)} removals, about {format_bytes(frees)}; expires in {expires}")
 
 
 def _signing_key(settings: Settings) -> bytes | None:
@@ -111,12 +111,13 @@ def _signing_key(settings: Settings) -> bytes | None:
 
 
 def apply_file(request: ApplyRequest) -> None:
-    """Remove the items that a saved plan lists, as far as the plan's policy and the policy in force both allow it.
+    """Remove the items of a saved plan that both the policy of the plan and the policy in force remove.
 
     Options of the command line are part of the policy in force, as for ``gc``.
 
     Raises:
-        UsageError: the file is no plan, was not signed by this node, was changed, has expired, or is for another node.
+        UsageError: the file is not a plan, is not signed by this node, was changed, has expired, or is for
+            another node.
         StoreError: this node's plan key cannot be read.
     """
     text = _read(request.file)
@@ -129,7 +130,7 @@ def apply_file(request: ApplyRequest) -> None:
     if refused:
         raise UsageError(f"{request.file}: {refused}")
     if not (request.dry_run or request.yes) and not (sys.stdin.isatty() and request.output == "table"):
-        raise UsageError("nothing was done: there is no terminal to ask on; add --yes or --dry-run")
+        raise UsageError("nothing was removed: confirmation needs a terminal; add --yes or --dry-run")
     sys.exit(run_async(_apply(request, settings, saved)))
 
 
@@ -145,34 +146,34 @@ async def _apply(request: ApplyRequest, settings: Settings, saved: SavedPlan) ->
             return ExitCode.PARTIAL if predicted is ExitCode.DONE and drift else predicted
         if request.output == "table":
             _show(request, preview, saved, drift, None)
-        if preview.removals and not request.yes and not confirmed(preview):
+        if preview.removals and not request.yes and not confirm_removals(preview):
             sys.stderr.write("nothing was removed\n")
             return ExitCode.DONE
         report = await run_interruptibly(
             agent, preview, trigger="apply", rounds=1, progress=request.output == "table", plan_id=saved.id
         )
     _show(request, preview, saved, drift, report)
-    ended = exit_code(report)
+    code = exit_code(report)
     not_done = any(result not in report.removed for result in report.results)
-    return ExitCode.PARTIAL if ended is ExitCode.DONE and (drift or not_done) else ended
+    return ExitCode.PARTIAL if code is ExitCode.DONE and (drift or not_done) else code
 
 
 def diff(before: Path, after: Path, form: str) -> None:
-    """Print on what two saved plans do not agree; exit with 0 if on nothing, else with 1."""
+    """Print the differences of two saved plans; exit with 0 if there are none, else with 1."""
     old, new = read_plan(before), read_plan(after)
-    found = compare(old, new)
+    differences = compare(old, new)
     if form != "table":
-        sys.stdout.write(encode(PlanDiff.of(old, new, found), form))
+        sys.stdout.write(encode(PlanDiff.of(old, new, differences), form))
     else:
-        _print_differences(old, new, found)
-    sys.exit(ExitCode.FAILED if found else ExitCode.DONE)
+        _print_differences(old, new, differences)
+    sys.exit(ExitCode.FAILED if differences else ExitCode.DONE)
 
 
 def read_plan(path: Path) -> SavedPlan:
     """Return the plan in a file, signed or not.
 
     Raises:
-        UsageError: it cannot be read or is not a plan as it was saved.
+        UsageError: the file cannot be read or is not a saved plan.
     """
     try:
         return parse_plan(_read(path))
@@ -183,10 +184,10 @@ def read_plan(path: Path) -> SavedPlan:
 def _read(path: Path) -> str:
     try:
         if path.stat().st_size > _LARGEST_FILE_BYTES:
-            raise UsageError(f"{path}: too large for a plan")
+            raise UsageError(f"cannot read plan {path}: larger than 256 MiB")
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}") from error
+        raise UsageError(f"cannot read plan {path}: {error}") from error
 
 
 def _write(path: Path, text: str) -> None:
@@ -212,7 +213,7 @@ def _show(
         )
         sys.stdout.write(encode(document, request.output))
         return
-    from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
+    from nodeagent.cli import render  # noqa: PLC0415 - only for tables
 
     console = render.make_console()
     if report is not None:
@@ -222,33 +223,33 @@ def _show(
         f"plan {saved.id.removeprefix('sha256:')[:12]} of {format_time(saved.made_at)}: "
         f"{len(preview.removals)} of its {len(saved.removals)} removals may still go"
     )
-    going = frozenset(each.id for each in preview.removals)
+    possible = frozenset(each.id for each in preview.removals)
     for plan in preview.plans:
-        chosen = [each for each in plan.removals if each.id in going]
+        chosen = [each for each in plan.removals if each.id in possible]
         if chosen:
             console.print(render.decisions_table(plan, chosen, numbered=True))
     if drift:
-        table = render.table("what", "name", "drift", wrap=("name", "drift"))
+        table = render.table("kind", "name", "drift", wrap=("name", "drift"))
         for each in drift:
             table.add_row(each.item.kind.value, render.short_reference(each.item.name), f"{each.why}", style="yellow")
         console.print(table)
 
 
-def _print_differences(old: SavedPlan, new: SavedPlan, found: Sequence[Difference]) -> None:
-    from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
+def _print_differences(old: SavedPlan, new: SavedPlan, differences: Sequence[Difference]) -> None:
+    from nodeagent.cli import render  # noqa: PLC0415 - only for tables
 
     console = render.make_console()
     if old.policy != new.policy:
-        console.print("the rules differ")
-    if not found:
-        console.print("no decision differs")
+        console.print("policies differ")
+    if not differences:
+        console.print("no decisions differ")
         return
-    table = render.table("what", "name", "before", "after", wrap=("name", "before", "after"))
-    for each in found:
-        known = each.after or each.before
-        if known is not None:
+    table = render.table("kind", "name", "before", "after", wrap=("name", "before", "after"))
+    for each in differences:
+        decision = each.after or each.before
+        if decision is not None:
             sides = [
-                f"{side.verdict.value}: {side.sentence}" if side else "not there" for side in (each.before, each.after)
+                f"{side.verdict.value}: {side.sentence}" if side else "absent" for side in (each.before, each.after)
             ]
-            table.add_row(known.kind.value, render.short_reference(known.name), *sides)
+            table.add_row(decision.kind.value, render.short_reference(decision.name), *sides)
     console.print(table)

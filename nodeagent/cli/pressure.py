@@ -1,4 +1,4 @@
-"""``nodeagent pressure``: what the node has left, against eviction thresholds."""
+"""``nodeagent pressure``: eviction signals against their thresholds."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ def show(
     memory_source: MemorySource | None,
     watch_s: float | None,
 ) -> None:
-    """Print every signal with its threshold; exit code 1 if one is crossed.
+    """Print every signal with its thresholds; exit with 1 if one is exceeded.
 
     Args:
-        config: file of the configuration.
-        overrides: options that go before it.
+        config: configuration file.
+        overrides: options of the command that change settings.
         form: ``table``, ``json`` or ``yaml``.
-        hard: thresholds instead of those configured; empty for these.
-        memory_source: instead of the one configured.
-        watch_s: show it again after so many seconds, until interrupted; ``None`` for once.
+        hard: replaces the configured thresholds; empty keeps them.
+        memory_source: replaces the configured formula; ``None`` keeps it.
+        watch_s: refresh interval in seconds; ``None`` prints once.
 
     Raises:
-        UsageError: the thresholds cannot be understood.
+        UsageError: the thresholds cannot be parsed.
     """
     own = (*overrides, *([hard] if hard else ()), *([memory_source] if memory_source else ()))
     with daemon_for_user(config, dict.fromkeys(map(str, own)), refusal_matters=False) as agent:
@@ -116,7 +116,7 @@ class _Screen:
             sys.stdout.write(encode(pressure, self._form))
             sys.stdout.flush()
             return
-        from nodeagent.cli.render import make_console  # noqa: PLC0415 - only for people
+        from nodeagent.cli.render import make_console  # noqa: PLC0415 - only for tables
 
         self._console = self._console or make_console()
         if again and self._console.is_terminal:
@@ -135,10 +135,18 @@ async def _read_layout(settings: Settings, reader: EvictionSignalReader) -> tupl
 
 def _print(console: Console, pressure: Pressure) -> None:
     from nodeagent.cli import render  # noqa: PLC0415
-    from nodeagent.cli.terminal import Text  # noqa: PLC0415 - tables are only for people
+    from nodeagent.cli.terminal import Text  # noqa: PLC0415 - only for tables
 
     table = render.table(
-        "signal", "left", "of", "", "threshold", "distance", "trend", "state", right=("left", "of", "distance", "trend")
+        "signal",
+        "available",
+        "capacity",
+        "",
+        "threshold",
+        "distance",
+        "trend",
+        "state",
+        right=("available", "capacity", "distance", "trend"),
     )
     for each in pressure.signals:
         unit = MEANINGS[each.signal].unit

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def removal_progress(total: int) -> Iterator[Callable[[Result], None]]:
-    """Show a bar on standard error while items are removed; yield what to tell each result to."""
+    """Show a bar on standard error while items are removed; yield the callback for each result."""
     console = make_console(stderr=True)
     columns = (
         TextColumn("removing"),
@@ -31,8 +31,8 @@ def removal_progress(total: int) -> Iterator[Callable[[Result], None]]:
         task = progress.add_task("removing", total=total, last="")
 
         def on_result(result: Result) -> None:
-            seen = progress.tasks[0].completed + 1
+            completed = progress.tasks[0].completed + 1
             last = f"{result.outcome.value}: {short_reference(result.decision.name)}"
-            progress.update(task, completed=seen, total=max(total, seen), last=escape(last))
+            progress.update(task, completed=completed, total=max(total, completed), last=escape(last))
 
         yield on_result

@@ -1,6 +1,6 @@
-"""Tables, bars and sentences for a person at a terminal.
+"""Tables, bars and sentences for terminals.
 
-Everything shown here is also in the JSON output; nothing is decided here. Colours appear only on a terminal, and
+The JSON output has all values shown here. Colours appear only on a terminal, and
 ``NO_COLOR`` is respected.
 """
 
@@ -43,7 +43,7 @@ _OUTCOME_STYLES = {
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Return a console that is coloured only on a terminal and wide enough not to cut ids in a pipe."""
+    """Return a console that is coloured only on a terminal, and wide enough for whole ids in a pipe."""
     probe = SafeConsole(stderr=stderr)
     if probe.is_terminal or os.environ.get("COLUMNS"):
         return probe
@@ -51,7 +51,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 def short_id(text: str) -> str:
-    """Return the first twelve hexadecimal digits of an id or digest; anything else as it is."""
+    """Return the first twelve hexadecimal digits of an id or digest; any other text unchanged."""
     bare = text.removeprefix("sha256:")
     if len(bare) >= 32 and all(char in "0123456789abcdef" for char in bare):
         return bare[:12]
@@ -59,14 +59,14 @@ def short_id(text: str) -> str:
 
 
 def ago(moment: datetime | None, now: datetime) -> str:
-    """Return how long ago something was, ``never`` for ``None``."""
+    """Return the time since a moment, ``never`` for ``None``."""
     if moment is None:
         return "never"
     return f"{format_duration(max(0.0, (now - moment).total_seconds()))} ago"
 
 
 def size(size_bytes: int | None, *, upper_bound: bool = False) -> str:
-    """Return a size, marked with ``≤`` where it is an upper bound and ``?`` where nothing is known."""
+    """Return a size, marked with ``≤`` as an upper bound; ``?`` for ``None``."""
     if size_bytes is None:
         return "?"
     return f"≤ {format_bytes(size_bytes)}" if upper_bound else format_bytes(size_bytes)
@@ -81,16 +81,16 @@ def usage_line(observed: FsObservation, policy: ImageGCPolicy | None = None, *, 
     line = Text(f"{label} {observed.path}  ")
     line.append("█" * full, style="red" if over else "green")
     line.append("░" * (width - full), style="dim")
-    taken = observed.capacity_bytes - observed.available_bytes
+    used_bytes = observed.capacity_bytes - observed.available_bytes
     line.append(f"  {used}%", style="bold red" if over else "bold")
-    line.append(f"  {format_bytes(taken)} of {format_bytes(observed.capacity_bytes)}")
+    line.append(f"  {format_bytes(used_bytes)} of {format_bytes(observed.capacity_bytes)}")
     if policy is not None:
         line.append(f"  (high {policy.high_threshold_percent}%, low {policy.low_threshold_percent}%)", style="dim")
     return line
 
 
 def table(*columns: str, right: Iterable[str] = (), wrap: Iterable[str] = ()) -> Table:
-    """Return an empty table in the house look; ``right`` are aligned right, ``wrap`` may use several lines."""
+    """Return an empty table; columns in ``right`` are aligned right, columns in ``wrap`` may use several lines."""
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for name in columns:
         made.add_column(
@@ -116,11 +116,11 @@ def short_reference(reference: str) -> str:
 def decisions_table(plan: Plan, decisions: Sequence[Decision], *, numbered: bool) -> Table:
     """Return decisions as rows; ``numbered`` where their order is the order of removal."""
     first = ("#",) if numbered else ("verdict",)
-    made = table(*first, "what", "name", "id", "frees", "why", right=("#", "frees"), wrap=("name", "why"))
+    rows = table(*first, "kind", "name", "id", "frees", "reason", right=("#", "frees"), wrap=("name", "reason"))
     bound = plan.accounting is Accounting.UPPER_BOUND
     for number, decision in enumerate(decisions, 1):
         verdict = Text(decision.verdict.value, style="" if decision.verdict is Verdict.KEEP else "red")
-        made.add_row(
+        rows.add_row(
             str(number) if numbered else verdict,
             decision.kind.value,
             _name(decision),
@@ -128,7 +128,7 @@ def decisions_table(plan: Plan, decisions: Sequence[Decision], *, numbered: bool
             size(decision.frees_bytes, upper_bound=bound) if decision.frees_bytes is not None else "",
             decision.reason.sentence,
         )
-    return made
+    return rows
 
 
 def kept_summary(plan: Plan) -> Text:
@@ -142,24 +142,24 @@ def kept_summary(plan: Plan) -> Text:
 
 
 def plan_view(plan: Plan, *, show_kept: bool) -> RenderableType:
-    """Return a plan: what goes and why, what stays in a line or, on request, in full."""
+    """Return a plan: the removals with their reasons, and the kept items as a summary or in full."""
     parts: list[RenderableType] = []
     removals = plan.removals
     if plan.blocked:
-        parts.append(Text(f"{plan.kind}: nothing can be decided: {plan.blocked}", style="bold red"))
+        parts.append(Text(f"{plan.kind}: no decision: {plan.blocked}", style="bold red"))
     if removals:
         total = size(plan.frees_bytes, upper_bound=plan.accounting is Accounting.UPPER_BOUND)
         head = Text(f"Removes {len(removals)} of {len(plan.decisions)} {plan.kind}", style="bold")
         if plan.frees_bytes:
             head.append(f", frees {total}")
         if plan.wanted_bytes:
-            head.append(f" of {format_bytes(plan.wanted_bytes)} wanted")
+            head.append(f" (target {format_bytes(plan.wanted_bytes)})")
         parts += [head, decisions_table(plan, removals, numbered=True)]
     elif not plan.blocked:
         parts.append(Text(f"Removes no {plan.kind}", style="bold"))
     if plan.shortfall_bytes:
-        short = format_bytes(plan.shortfall_bytes)
-        parts.append(Text(f"Falls {short} short of the low threshold: nothing else may be removed.", style="yellow"))
+        shortfall = format_bytes(plan.shortfall_bytes)
+        parts.append(Text(f"Shortfall to the low threshold: {shortfall}; nothing else may be removed", style="yellow"))
     if show_kept:
         kept = [decision for decision in plan.decisions if decision.verdict is not Verdict.REMOVE]
         if kept:
@@ -174,7 +174,7 @@ def plan_view(plan: Plan, *, show_kept: bool) -> RenderableType:
 def preview_view(
     snapshot: NodeSnapshot, plans: Sequence[Plan], policy: ImageGCPolicy | None, *, show_kept: bool
 ) -> RenderableType:
-    """Return everything a person needs to agree to a run."""
+    """Return runtime, filesystem usage, warnings and plans of a preview."""
     info = snapshot.runtime
     parts: list[RenderableType] = [
         Text(f"{info.name} {info.version} at {info.endpoint}, {snapshot.role.value}", style="dim")
@@ -190,18 +190,18 @@ def preview_view(
 
 
 def report_view(report: PassReport, policy: ImageGCPolicy) -> RenderableType:
-    """Return what a run did and what it brought."""
+    """Return the results of a run, the bytes freed and the usage afterwards."""
     parts: list[RenderableType] = []
-    noteworthy = [result for result in report.results if result.outcome not in (Outcome.DONE, Outcome.DRY_RUN)]
-    if noteworthy:
-        made = table("what", "name", "outcome", "detail", wrap=("name", "detail"))
-        for result in noteworthy:
+    exceptions = [result for result in report.results if result.outcome not in (Outcome.DONE, Outcome.DRY_RUN)]
+    if exceptions:
+        rows = table("kind", "name", "outcome", "detail", wrap=("name", "detail"))
+        for result in exceptions:
             outcome = Text(result.outcome.value, style=_OUTCOME_STYLES[result.outcome])
-            made.add_row(result.decision.kind.value, _name(result.decision), outcome, result.detail)
-        parts.append(made)
+            rows.add_row(result.decision.kind.value, _name(result.decision), outcome, result.detail)
+        parts.append(rows)
     counted = Counter(result.decision.kind for result in report.removed)
-    what = ", ".join(kind.counted(count) for kind, count in counted.items()) or "nothing"
-    line = Text(f"Removed {what} in {format_duration(report.duration_s)}", style="bold")
+    removed = ", ".join(kind.counted(count) for kind, count in counted.items()) or "nothing"
+    line = Text(f"Removed {removed} in {format_duration(report.duration_s)}", style="bold")
     if report.freed_bytes is not None and counted:
         line.append(f"; predicted {format_bytes(report.predicted_bytes)}, measured {format_bytes(report.freed_bytes)}")
     parts.append(line)

@@ -60,7 +60,7 @@ def absolute_path(path: Path) -> Path:
 
 
 def _serve(settings: Settings, *, once: bool) -> ExitCode:
-    from nodeagent.daemon.memory import limit_arenas, without_openssl  # noqa: PLC0415 - not before errors are handled
+    from nodeagent.daemon.memory import limit_arenas, without_openssl  # noqa: PLC0415 - import errors need guarded()
 
     with without_openssl():
         import asyncio  # noqa: PLC0415

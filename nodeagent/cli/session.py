@@ -1,4 +1,4 @@
-"""What the commands share: loading the configuration, opening an agent, running to the end."""
+"""Setup shared by the commands: settings, agent and event loop."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ T = TypeVar("T")
 
 
 def load_settings(path: Path | None, overrides: Mapping[str, str | int]) -> Settings:
-    """Return the settings in force, options of the command line included.
+    """Return the settings of a configuration file with the overrides of the command line applied.
 
     Raises:
         ConfigError: file, key, value and the allowed form, one line per fault.
     """
-    from nodeagent.config.loading import load  # noqa: PLC0415 - the daemon has it done apart
+    from nodeagent.config.loading import load  # noqa: PLC0415 - the daemon loads in a child process
     from nodeagent.config.policies import settings  # noqa: PLC0415
 
     return settings(load(path, overrides).config)
 
 
 def open_for_command(settings: Settings, *, record: bool, dry_run: bool = True) -> AbstractAsyncContextManager[Agent]:
-    """Return an agent for one command; with ``record`` it may write its memory of image use.
+    """Return an agent for one command; with ``record`` it stores the observed image use and the history.
 
     Raises:
         RuntimeUnavailableError: no runtime answers.
     """
-    from nodeagent.act.agent import open_agent  # noqa: PLC0415 - the runtime clients are not for every command
+    from nodeagent.act.agent import open_agent  # noqa: PLC0415 - the runtime clients are slow to import
 
     return open_agent(settings, record=record, dry_run=dry_run)
 
 
 def run_async(work: Coroutine[object, object, T]) -> T:
-    """Run a command's work on an event loop of its own."""
+    """Run a coroutine on a new event loop; return its result."""
     return asyncio.run(work)

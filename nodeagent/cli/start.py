@@ -33,7 +33,7 @@ def main() -> None:
 
         run_parsed()
         return
-    from nodeagent.cli.exit_codes import guarded  # noqa: PLC0415 - not for the parser
+    from nodeagent.cli.exit_codes import guarded  # noqa: PLC0415 - the parser imports it itself
     from nodeagent.cli.status import show_status  # noqa: PLC0415
 
     with guarded():

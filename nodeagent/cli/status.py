@@ -109,7 +109,7 @@ def _show(read: Callable[[], S], form: str, watch_s: float | None, view: Callabl
     """Print a status, repeatedly with ``watch_s``; return the last."""
     console = None
     if form == "table":
-        from nodeagent.cli.render import make_console  # noqa: PLC0415 - only for people
+        from nodeagent.cli.render import make_console  # noqa: PLC0415 - only for tables
 
         console = make_console()
     if watch_s is None:
@@ -118,11 +118,11 @@ def _show(read: Callable[[], S], form: str, watch_s: float | None, view: Callabl
         return status
     live = console is not None and console.is_terminal
     screen: AbstractContextManager[Any] = console.screen(hide_cursor=True) if console and live else nullcontext()
-    with screen as on:
+    with screen as screen_context:
         while True:
             status = read()
-            if on is not None and console is not None:
-                on.update(view(status))
+            if screen_context is not None and console is not None:
+                screen_context.update(view(status))
             else:
                 _print(status, form, console, view)
             time.sleep(watch_s)
@@ -148,10 +148,10 @@ def status_view(status: Status) -> RenderableType:
     parts += _signals(status)
     parts.append(Text(""))
     if status.loops:
-        made = table("loop", "state", "last run", "result", "next", "runs", "failed", right=("runs", "failed"))
+        rows = table("loop", "state", "last run", "result", "next", "runs", "failed", right=("runs", "failed"))
         for loop in status.loops:
             failed = loop.stuck or loop.result in ("crashed", "failed", "runtime-unavailable")
-            made.add_row(
+            rows.add_row(
                 loop.name,
                 Text("STUCK" if loop.stuck else loop.activity, style=_STYLES.get(loop.activity, "")),
                 _ago(loop.ended_at, status.observed_at),
@@ -161,11 +161,11 @@ def status_view(status: Status) -> RenderableType:
                 str(loop.failures),
                 style="bold red" if failed else "",
             )
-        parts.append(made)
+        parts.append(rows)
     if status.last_passes:
-        made = table("last passes", "by", "what", "end", "removed", "freed", right=("removed", "freed"))
+        rows = table("last passes", "by", "what", "end", "removed", "freed", right=("removed", "freed"))
         for past in status.last_passes[:_PASSES]:
-            made.add_row(
+            rows.add_row(
                 _ago(past.started_at, status.observed_at),
                 past.trigger,
                 past.scope,
@@ -173,7 +173,7 @@ def status_view(status: Status) -> RenderableType:
                 f"{past.planned} would be" if past.dry_run else f"{past.removed} of {past.planned}",
                 "" if past.freed_bytes is None else format_bytes(max(0, past.freed_bytes)),
             )
-        parts.append(made)
+        parts.append(rows)
     for hold in status.holds:
         left = format_duration(hold.seconds_left)
         parts.append(Text(f"hold {hold.id} on {hold.target} for another {left}: {hold.why}", style="cyan"))
@@ -188,7 +188,7 @@ def top_view(status: Top) -> RenderableType:
     from nodeagent.cli.render import table  # noqa: PLC0415
     from nodeagent.cli.terminal import Text  # noqa: PLC0415
 
-    made = table(
+    rows = table(
         *("#", "pod", "memory", "requests", "pids", "disk", "QoS", "priority", "evictable"),
         right=("#", "memory", "requests", "pids", "disk", "priority"),
         wrap=("pod", "evictable"),
@@ -196,7 +196,7 @@ def top_view(status: Top) -> RenderableType:
     pods = status.pods
     for each in pods.pods[:_PODS]:
         facts, kept = each.facts, each.kept_because
-        made.add_row(
+        rows.add_row(
             str(each.rank),
             f"{each.namespace}/{each.name}",
             _size(each.memory_bytes),
@@ -211,14 +211,14 @@ def top_view(status: Top) -> RenderableType:
     more = len(pods.pods) - _PODS
     rest = [Text(f"and {more} more pods", style="dim")] if more > 0 else []
     warnings = [Text(f"warning: {each}", style="yellow") for each in (*status.warnings, *pods.warnings)]
-    title = Text("pods in the order in which they would go for want of memory", style="dim")
+    title = Text("pods in eviction order under memory pressure", style="dim")
     files = [_filesystem(each) for each in status.filesystems]
-    return Group(*_head(status)[:1], *files, *_signals(status), Text(""), title, made, *rest, *warnings)
+    return Group(*_head(status)[:1], *files, *_signals(status), Text(""), title, rows, *rest, *warnings)
 
 
 def _state(status: Status) -> RenderableType:
     """Return the state of the agent in one line."""
-    from nodeagent.cli.terminal import Text  # noqa: PLC0415 - only for people
+    from nodeagent.cli.terminal import Text  # noqa: PLC0415 - only for tables
 
     agent, paused, waiting = status.agent, status.paused, status.waiting
     first = Text(f"nodeagent {agent.version}  ", style="bold")
@@ -331,7 +331,7 @@ def _signals(status: Status) -> list[RenderableType]:
     return lines
 
 
-def _bar(text: Any, share: float, *, bad: bool) -> None:  # noqa: ANN401 - a Text, loaded only for people
+def _bar(text: Any, share: float, *, bad: bool) -> None:  # noqa: ANN401 - a Text, imported only for tables
     full = min(_BAR, max(0, round(_BAR * share)))
     text.append("█" * full, style="red" if bad else "green")
     text.append("░" * (_BAR - full), style="dim")

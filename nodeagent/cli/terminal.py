@@ -1,7 +1,7 @@
-"""Where text reaches a terminal.
+"""Escaped output on a terminal.
 
 Names, labels and messages are data: markup in them is never interpreted, and no character of them controls the
-terminal. ``Text`` and ``SafeConsole`` stand in for the classes of rich, which are not used anywhere else.
+terminal. ``Text`` and ``SafeConsole`` replace the classes of rich, which no other module uses.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def stacked(lines: Iterable[str]) -> RichText:
 
 
 class SafeConsole(Console):
-    """A console that takes every string for data, in tables too, and emits no control sequences but its own."""
+    """A console that escapes every string, in tables too, and emits only its own control sequences."""
 
     def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
-        """Write to standard output, or to standard error; ``width`` is found out unless given."""
+        """Write to standard output, or to standard error; ``width`` is detected unless given."""
         super().__init__(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
 
     def render_str(
@@ -56,7 +56,7 @@ class SafeConsole(Console):
         highlight: bool | None = None,
         highlighter: HighlighterType | None = None,
     ) -> RichText:
-        """Return a string as text with one style; markup and emoji codes in it stay what they are."""
+        """Return a string as text with one style; markup and emoji codes in it are not interpreted."""
         del emoji, markup
         return super().render_str(
             escape(text),
@@ -70,7 +70,7 @@ class SafeConsole(Console):
         )
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Yield segments; text that reached this point unescaped, through another class of rich, is escaped here."""
+        """Yield segments, escaped; other classes of rich, such as trees, pass text to this method unescaped."""
         for segment in super().render(renderable, options):
             if segment.control or (shown := escape_lines(segment.text)) == segment.text:
                 yield segment

@@ -1,4 +1,4 @@
-"""``nodeagent version``: ours and the runtime's."""
+"""``nodeagent version``: the versions of the agent and the runtime."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def show_version(path: Path | None, overrides: Mapping[str, str | int], form: st
     """Print the agent's version, then the runtime's.
 
     Raises:
-        RuntimeUnavailableError: no runtime answers; the agent's own version was printed all the same.
+        RuntimeUnavailableError: no runtime answers; with a table the agent's version is printed before.
     """
     settings = load_settings(path, overrides)
     if form == "table":

@@ -47,14 +47,14 @@ class ImageUsers:
     def without(self, removed_containers: frozenset[str], removed_sandboxes: frozenset[str]) -> ImageUsers:
         """Return the users without these containers and sandboxes."""
         containers = {
-            image_id: remaining
+            image_id: containers_left
             for image_id, members in self.containers.items()
-            if (remaining := [each for each in members if each.id not in removed_containers])
+            if (containers_left := [each for each in members if each.id not in removed_containers])
         }
         sandboxes = {
-            image_id: remaining
+            image_id: sandboxes_left
             for image_id, members in self.sandboxes.items()
-            if (remaining := [each for each in members if each.id not in removed_sandboxes])
+            if (sandboxes_left := [each for each in members if each.id not in removed_sandboxes])
         }
         return ImageUsers(self.index, containers, sandboxes)
 

@@ -1,4 +1,4 @@
-"""The command line as a process: exit codes, forms of output, refusals."""
+"""The command line as a process: exit codes, output formats, refused arguments."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def served(directory: Path) -> Iterator[None]:
             process.terminate()
 
 
-def test_a_bad_config_is_usage_and_names_the_fault(config: Path) -> None:
+def test_invalid_configuration_exits_with_2_and_names_the_setting(config: Path) -> None:
     config.write_text("[image_gc]\nlow_threshold_percent = 99\n")
     for arguments in (("config", "check"), ("gc", "all", "--yes"), ("run", "--once"), ("images",)):
         ended = nodeagent(*arguments, "--config", str(config))
@@ -57,21 +57,21 @@ def test_a_bad_config_is_usage_and_names_the_fault(config: Path) -> None:
         assert "Traceback" not in ended.stderr
 
 
-def test_without_a_terminal_it_does_not_guess(config: Path) -> None:
+def test_gc_without_terminal_and_without_yes_or_dry_run_is_refused(config: Path) -> None:
     ended = nodeagent("gc", "all", "--config", str(config))
     assert ended.returncode == 2
     assert "--yes" in ended.stderr
     assert "--dry-run" in ended.stderr
 
 
-def test_no_runtime_is_told_with_a_hint(config: Path) -> None:
+def test_missing_runtime_exits_with_4_and_a_hint(config: Path) -> None:
     for arguments in (("gc", "all", "--dry-run"), ("images",), ("pods",), ("version",), ("run", "--once")):
         ended = nodeagent(*arguments, "--config", str(config))
         assert ended.returncode == 4, ended.stderr
         assert "is the runtime running" in ended.stderr
 
 
-def test_answers_in_every_form(config: Path, tmp_path: Path) -> None:
+def test_lists_and_previews_are_printed_in_every_format(config: Path, tmp_path: Path) -> None:
     with served(tmp_path):
         for what in ("images", "containers", "pods", "version"):
             ended = nodeagent(what, "--config", str(config), "--output", "json")
@@ -92,14 +92,14 @@ def test_answers_in_every_form(config: Path, tmp_path: Path) -> None:
         assert "pass_finished" in events
 
 
-def test_the_demonstration_proves_itself() -> None:
+def test_demo_removes_exactly_the_previewed_items() -> None:
     ended = nodeagent("demo")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("nodeagent demo: a SIMULATED node")
-    assert "Removed exactly what the preview named: yes" in ended.stdout
+    assert "Removed exactly the previewed items: yes" in ended.stdout
 
 
-def test_help_and_configuration_documents() -> None:
+def test_help_and_configuration_reference_are_printed() -> None:
     assert "Exit codes" in nodeagent("gc", "all", "--help").stdout
     assert "high_threshold_percent" in nodeagent("config", "reference").stdout
     assert "[image_gc]" in nodeagent("config", "show").stdout
@@ -107,7 +107,7 @@ def test_help_and_configuration_documents() -> None:
     assert nodeagent("gc", "all", "--no-such-option").returncode == 2
 
 
-def test_a_plan_is_saved_applied_and_its_drift_told(config: Path, tmp_path: Path) -> None:
+def test_saved_plan_is_applied_and_its_drift_reported(config: Path, tmp_path: Path) -> None:
     saved, later = tmp_path / "plan.json", tmp_path / "later.json"
     loose = ("--high", "1", "--low", "0", "--minimum-age", "0s")
     rules = (*loose, "--scope", "images")
@@ -118,8 +118,8 @@ def test_a_plan_is_saved_applied_and_its_drift_told(config: Path, tmp_path: Path
         assert len(listed) > 2
         refused = nodeagent("plan", "--out", str(saved), "--config", str(config))
         assert (refused.returncode, "--force" in refused.stderr) == (2, True)
-        held = nodeagent("hold", "add", listed[0]["name"], "--for", "2h", "--why", "looking", "--config", str(config))
-        assert held.stdout.startswith(f"hold 1 on {listed[0]['name']} until ")
+        hold = nodeagent("hold", "add", listed[0]["name"], "--for", "2h", "--why", "debugging", "--config", str(config))
+        assert hold.stdout.startswith(f"hold 1 on {listed[0]['name']} until ")
         assert "apply' needs the same options" in made.stderr
         strict = nodeagent("apply", str(saved), "--dry-run", "--output", "json", "--config", str(config))
         assert len(json.loads(strict.stdout)["drift"]) == len(listed), "the configuration is stricter than the plan"
@@ -130,22 +130,22 @@ def test_a_plan_is_saved_applied_and_its_drift_told(config: Path, tmp_path: Path
         assert applied.returncode == 3, applied.stderr
         report = json.loads(applied.stdout)["report"]
         assert {each["id"] for each in report["results"]} == {each["id"] for each in listed[1:]}
-        told = json.loads(nodeagent("history", "--output", "json", "--config", str(config)).stdout)
-        assert [each["plan_id"] for each in told["passes"]] == [json.loads(saved.read_text())["id"]]
-        assert len(told["passes"][0]["actions"]) == len(listed) - 1
+        history = json.loads(nodeagent("history", "--output", "json", "--config", str(config)).stdout)
+        assert [each["plan_id"] for each in history["passes"]] == [json.loads(saved.read_text())["id"]]
+        assert len(history["passes"][0]["actions"]) == len(listed) - 1
         assert nodeagent("plan", "--out", str(later), *rules, "--config", str(config)).returncode == 0
         differing = nodeagent("plan", "diff", str(saved), str(later))
         assert (differing.returncode, "held by" in differing.stdout) == (1, True)
         assert nodeagent("plan", "diff", str(saved), str(saved)).returncode == 0
-        gone = nodeagent("explain", listed[1]["name"], "--config", str(config))
-        assert (gone.returncode, "done, least recently used" in gone.stdout) == (0, True)
-        here = json.loads(nodeagent("explain", listed[0]["id"], "--output", "json", "--config", str(config)).stdout)
-        assert [each["reason"]["code"] for each in here["explanations"]] == ["held"]
+        removed = nodeagent("explain", listed[1]["name"], "--config", str(config))
+        assert (removed.returncode, "done, least recently used" in removed.stdout) == (0, True)
+        kept = json.loads(nodeagent("explain", listed[0]["id"], "--output", "json", "--config", str(config)).stdout)
+        assert [each["reason"]["code"] for each in kept["explanations"]] == ["held"]
         assert nodeagent("hold", "remove", "1", "--config", str(config)).returncode == 0
         assert json.loads(nodeagent("hold", "list", "-o", "json", "-c", str(config)).stdout)["holds"] == []
 
 
-def test_only_plans_signed_with_the_key_of_this_state_directory_are_applied(config: Path, tmp_path: Path) -> None:
+def test_plan_not_signed_with_the_key_of_this_state_directory_is_refused(config: Path, tmp_path: Path) -> None:
     saved, key = tmp_path / "plan.json", tmp_path / "state/plan.key"
     make = ("plan", "--out", str(saved), "--force", "--scope", "images", "--config", str(config))
     use = ("apply", str(saved), "--dry-run", "--config", str(config))
@@ -185,9 +185,9 @@ def test_plan_without_a_state_directory_is_saved_unsigned_with_a_warning(config:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
-        (("apply", "PLAN", "--yes"), "cannot be read"),
+        (("apply", "PLAN", "--yes"), "cannot read plan /none.json"),
         (("apply", "CONFIG", "--yes"), "not JSON"),
         (("plan", "--expires", "soon"), "--expires"),
         (("hold", "add"), "give --all"),
@@ -199,15 +199,17 @@ def test_plan_without_a_state_directory_is_saved_unsigned_with_a_warning(config:
         (("history", "--since", "yesterday"), "--since"),
     ],
 )
-def test_wrong_use_is_told_and_changes_nothing(config: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_argument_exits_with_2_and_writes_nothing(
+    config: Path, arguments: tuple[str, ...], message: str
+) -> None:
     words = [{"PLAN": "/none.json", "CONFIG": str(config)}.get(each, each) for each in arguments]
     ended = nodeagent(*words, "--config", str(config))
-    assert (ended.returncode, said in ended.stderr) == (2, True), ended.stderr
+    assert (ended.returncode, message in ended.stderr) == (2, True), ended.stderr
     assert "Traceback" not in ended.stderr
     assert not (config.parent / "state").exists()
 
 
-def test_an_eviction_is_rehearsed_with_every_number(config: Path, tmp_path: Path) -> None:
+def test_eviction_preview_shows_thresholds_usage_and_sources(config: Path, tmp_path: Path) -> None:
     with served(tmp_path):
         quiet = nodeagent("evict", "--dry-run", "--config", str(config))
         assert quiet.returncode == 0, quiet.stderr
@@ -225,10 +227,10 @@ def test_an_eviction_is_rehearsed_with_every_number(config: Path, tmp_path: Path
 
 def test_outstanding_effect_is_shown_as_withheld_in_the_preview(config: Path, tmp_path: Path) -> None:
     now_s = SystemClock().monotonic_s()
-    waited = OutstandingEffect(
+    effect = OutstandingEffect(
         "eviction of shop/web", Shortage.NODEFS, Signal.NODEFS_AVAILABLE, 0.0, 5 << 20, now_s, now_s + 3000
     )
-    EvictionFile(config.parent / "state").write(boot_id(), [waited], [])
+    EvictionFile(config.parent / "state").write(boot_id(), [effect], [])
     with served(tmp_path):
         shown = json.loads(
             nodeagent("evict", "-s", "nodefs.available=1%", "--config", str(config), "--output", "json").stdout
@@ -237,8 +239,8 @@ def test_outstanding_effect_is_shown_as_withheld_in_the_preview(config: Path, tm
         assert shown["plan"]["withheld"]["details"]["action"] == "eviction of shop/web"
         assert (shown["plan"]["victim"], shown["reclaim_first"]) == (None, [])
         table = nodeagent("evict", "-s", "nodefs.available=1%", "--config", str(config))
-        said = " ".join(table.stdout.split())
-        assert "withheld: nodefs.available<10% met; waiting for the effect of eviction of shop/web" in said
+        printed = " ".join(table.stdout.split())
+        assert "withheld: nodefs.available<10% met; waiting for the effect of eviction of shop/web" in printed
 
 
 @pytest.mark.parametrize(
@@ -251,14 +253,14 @@ def test_outstanding_effect_is_shown_as_withheld_in_the_preview(config: Path, tm
         (("-s", "nodefs.available=0%"), "disable a threshold"),
     ],
 )
-def test_a_rehearsal_that_makes_no_sense_is_usage(arguments: tuple[str, ...], words: str, config: Path) -> None:
+def test_invalid_simulated_signal_exits_with_2(arguments: tuple[str, ...], words: str, config: Path) -> None:
     ended = nodeagent("evict", *arguments, "--config", str(config))
     assert ended.returncode == 2
     assert words in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
-def test_thresholds_of_the_configuration_are_shown_and_bad_ones_are_usage(config: Path, tmp_path: Path) -> None:
+def test_configured_threshold_is_shown_and_invalid_one_exits_with_2(config: Path, tmp_path: Path) -> None:
     config.write_text(config.read_text() + '[eviction]\nhard = "memory.available<1Mi"\n')
     with served(tmp_path):
         shown = json.loads(nodeagent("pressure", "--config", str(config), "--output", "json").stdout)
@@ -271,7 +273,7 @@ def test_thresholds_of_the_configuration_are_shown_and_bad_ones_are_usage(config
     assert "'1Mo' is not a size" in ended.stderr
 
 
-def test_config_check_warns_of_what_a_kubelet_disables(config: Path) -> None:
+def test_config_check_warns_of_eviction_enabled_beside_a_kubelet(config: Path) -> None:
     config.write_text('role = "beside-kubelet"\n[eviction]\nenabled = "on"\n[shutdown]\nenabled = "auto"\n')
     ended = nodeagent("config", "check", "--config", str(config))
     assert ended.returncode == 0
@@ -279,33 +281,33 @@ def test_config_check_warns_of_what_a_kubelet_disables(config: Path) -> None:
     assert "shutdown" not in ended.stderr
 
 
-def test_the_doctor_gives_evidence_and_a_fix(config: Path, tmp_path: Path) -> None:
+def test_doctor_exits_with_1_for_a_problem(config: Path, tmp_path: Path) -> None:
     with served(tmp_path):
         ended = nodeagent("doctor", "--config", str(config), "--output", "json")
     findings = {each["check"]: each for each in json.loads(ended.stdout)["findings"]}
     assert findings["runtime"]["verdict"] == "ok"
     assert findings["sandbox-image"]["verdict"] == "ok"
-    away = nodeagent("doctor", "--config", str(config))
-    assert away.returncode == 1
-    assert "problem" in away.stdout
+    stopped = nodeagent("doctor", "--config", str(config))
+    assert stopped.returncode == 1
+    assert "problem" in stopped.stdout
     config.write_text("dry_run = 3\n")
-    wrong = nodeagent("doctor", "--config", str(config))
-    assert wrong.returncode == 1
-    assert "dry_run = 3" in wrong.stdout
+    invalid = nodeagent("doctor", "--config", str(config))
+    assert invalid.returncode == 1
+    assert "dry_run = 3" in invalid.stdout
 
 
-def test_where_each_value_is_set_is_told(config: Path) -> None:
+def test_source_of_each_value_is_shown_with_effective(config: Path) -> None:
     shown = json.loads(nodeagent("config", "show", "--effective", "-c", str(config), "-o", "json").stdout)
     assert shown["settings"]["role"] == {"value": '"standalone"', "source": str(config)}
     assert shown["settings"]["dry_run"] == {"value": "false", "source": "default"}
 
 
-def test_a_kubelets_configuration_is_imported(tmp_path: Path) -> None:
+def test_kubelet_configuration_is_imported(tmp_path: Path) -> None:
     head = "kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\n"
     path, made = tmp_path / "kubelet.yaml", tmp_path / "config.toml"
     path.write_text(f"{head}imageGCHighThresholdPercent: 83\nclusterDNS: [192.0.2.1]\n")
     ended = nodeagent("config", "import", str(path))
-    assert (ended.returncode, "not taken over: clusterDNS" in ended.stderr) == (0, True)
+    assert (ended.returncode, "not imported: clusterDNS" in ended.stderr) == (0, True)
     made.write_text(ended.stdout)
     assert nodeagent("config", "check", "--config", str(made)).returncode == 0
     path.write_text(f"{head}imageGCHighThresholdPercent: 830\n")
@@ -313,4 +315,4 @@ def test_a_kubelets_configuration_is_imported(tmp_path: Path) -> None:
     path.write_text("kind: Pod\n")
     refused = nodeagent("config", "import", str(path))
     assert (refused.returncode, f"{path}: 0 documents of kind KubeletConfiguration" in refused.stderr) == (2, True)
-    assert "cannot be read" in nodeagent("config", "import", str(tmp_path)).stderr
+    assert "cannot read" in nodeagent("config", "import", str(tmp_path)).stderr

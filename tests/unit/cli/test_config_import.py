@@ -1,4 +1,4 @@
-"""``nodeagent config import`` never turns a dry run off, on any way to the file that is replaced."""
+"""``nodeagent config import`` never disables a dry run, whichever way the file is replaced."""
 
 from __future__ import annotations
 
@@ -42,24 +42,26 @@ def command(*words: str | Path) -> str:
     return shlex.join([sys.executable, "-m", "nodeagent", "config", "import", *map(str, words)])
 
 
-def states(path: Path) -> object:
+def dry_run_in(path: Path) -> object:
     return tomllib.loads(path.read_text())["dry_run"]
 
 
-def test_result_always_states_dry_run(kubelet: Path) -> None:
+def test_result_always_sets_dry_run(kubelet: Path) -> None:
     assert "dry_run" in tomllib.loads(shell(command(kubelet)).stdout)
 
 
-def test_redirection_that_empties_the_file_first_gives_dry_run(kubelet: Path, target: Path) -> None:
+def test_redirection_that_truncates_the_configuration_gives_dry_run(kubelet: Path, target: Path) -> None:
     for text in (DRY, ACTIVE):
         target.write_text(text)
         ended = shell(f"{command(kubelet, '--config', target)} > {target}")
-        assert (ended.returncode, states(target)) == (0, True)
+        assert (ended.returncode, dry_run_in(target)) == (0, True)
         assert f"dry_run = true ({target} does not set dry_run)" in ended.stderr
 
 
 @pytest.mark.parametrize(("text", "value"), [(DRY, True), (ACTIVE, False), (None, True), ("dry_run = 3\n", True)])
-def test_standard_output_keeps_the_value_in_force(kubelet: Path, target: Path, text: str | None, value: bool) -> None:
+def test_standard_output_has_dry_run_of_the_configuration_in_force(
+    kubelet: Path, target: Path, text: str | None, value: bool
+) -> None:
     if text is not None:
         target.write_text(text)
     ended = shell(command(kubelet, "--config", target))
@@ -69,32 +71,34 @@ def test_standard_output_keeps_the_value_in_force(kubelet: Path, target: Path, t
 
 
 @pytest.mark.parametrize(("text", "value"), [(DRY, True), (ACTIVE, False)])
-def test_replaced_file_keeps_its_value_owner_and_mode(kubelet: Path, target: Path, text: str, value: bool) -> None:
+def test_replaced_file_keeps_its_dry_run_owner_and_mode(kubelet: Path, target: Path, text: str, value: bool) -> None:
     target.write_text(text)
     target.chmod(0o640)
     ended = shell(command(kubelet, "--config", target, "--out", target, "--force"))
     assert (ended.returncode, ended.stdout) == (0, "")
-    assert states(target) is value
+    assert dry_run_in(target) is value
     assert tomllib.loads(target.read_text())["image_gc"] == {"high_threshold_percent": 83}
     assert target.stat().st_mode & 0o7777 == 0o640
     assert [each.name for each in target.parent.iterdir() if each.name.startswith(".")] == []
 
 
-def test_new_file_keeps_the_value_in_force_elsewhere(kubelet: Path, target: Path, tmp_path: Path) -> None:
+def test_new_file_has_dry_run_of_the_configuration_in_force(kubelet: Path, target: Path, tmp_path: Path) -> None:
     made = tmp_path / "made.toml"
     for text, value in ((ACTIVE, False), (DRY, True)):
         target.write_text(text)
         made.unlink(missing_ok=True)
         assert shell(command(kubelet, "--config", target, "--out", made)).returncode == 0
-        assert (states(made), made.stat().st_mode & 0o7777) == (value, 0o644)
+        assert (dry_run_in(made), made.stat().st_mode & 0o7777) == (value, 0o644)
 
 
-def test_replaced_file_in_dry_run_is_not_armed_by_another_in_force(kubelet: Path, target: Path, tmp_path: Path) -> None:
+def test_replaced_file_in_dry_run_stays_in_dry_run_whatever_is_in_force(
+    kubelet: Path, target: Path, tmp_path: Path
+) -> None:
     made = tmp_path / "made.toml"
     target.write_text(ACTIVE)
     made.write_text(DRY)
     assert shell(command(kubelet, "--config", target, "--out", made, "--force")).returncode == 0
-    assert states(made) is True
+    assert dry_run_in(made) is True
 
 
 def test_existing_file_is_not_replaced_without_force(kubelet: Path, target: Path) -> None:
@@ -104,7 +108,7 @@ def test_existing_file_is_not_replaced_without_force(kubelet: Path, target: Path
     assert target.read_text() == ACTIVE
 
 
-def test_bad_input_replaces_nothing(kubelet: Path, target: Path) -> None:
+def test_invalid_input_leaves_the_file_unchanged(kubelet: Path, target: Path) -> None:
     target.write_text(ACTIVE)
     kubelet.write_text("kind: Pod\n")
     assert shell(command(kubelet, "--out", target, "--force")).returncode == 2
@@ -112,7 +116,7 @@ def test_bad_input_replaces_nothing(kubelet: Path, target: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["/dev/null", "directory", "missing/config.toml"])
-def test_place_that_cannot_be_written_is_refused(kubelet: Path, tmp_path: Path, place: str) -> None:
+def test_unwritable_path_exits_with_2(kubelet: Path, tmp_path: Path, place: str) -> None:
     (tmp_path / "directory").mkdir()
     ended = shell(command(kubelet, "--out", tmp_path / place, "--force"))
     assert ended.returncode == 2
@@ -120,16 +124,16 @@ def test_place_that_cannot_be_written_is_refused(kubelet: Path, tmp_path: Path, 
     assert Path("/dev/null").is_char_device()
 
 
-def test_link_is_kept_and_its_target_replaced(kubelet: Path, target: Path, tmp_path: Path) -> None:
+def test_symbolic_link_is_kept_and_its_target_replaced(kubelet: Path, target: Path, tmp_path: Path) -> None:
     target.write_text(DRY)
     link = tmp_path / "link.toml"
     link.symlink_to(target)
     assert shell(command(kubelet, "--config", target, "--out", link, "--force")).returncode == 0
     assert link.is_symlink()
-    assert states(target) is True
+    assert dry_run_in(target) is True
 
 
-def test_value_that_cannot_be_used_is_partly_done(kubelet: Path, target: Path) -> None:
+def test_invalid_value_is_omitted_and_exits_with_3(kubelet: Path, target: Path) -> None:
     kubelet.write_text(KUBELET.replace("83", "830"))
     assert shell(command(kubelet, "--config", target, "--out", target)).returncode == 3
-    assert states(target) is True
+    assert dry_run_in(target) is True

@@ -1,4 +1,4 @@
-"""The commands that ask the running agent, each in a thread beside it."""
+"""Commands that use the control API, each in a thread beside the agent."""
 
 from __future__ import annotations
 
@@ -47,16 +47,14 @@ def as_member(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
 
 
 @pytest.mark.usefixtures("node")
-async def test_status_shows_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_status_shows_agent_runtime_signals_and_loops(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = await say(capsys, "status")
     assert code == 0
-    for words in ("at work", "containerd 1.7", "memory.available", "no pressure", "images", "in 1m"):
+    for words in ("running (pid ", "containerd 1.7", "memory.available", "no pressure", "images", "in 1m"):
         assert words in out
 
 
-async def test_status_shows_for_how_long_image_use_has_been_observed(
-    node: Node, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_status_shows_the_length_of_image_use_observation(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     agent = node.context.agent
     assert agent is not None
     assert "image use" not in (await say(capsys, "status"))[1]
@@ -68,58 +66,62 @@ async def test_status_shows_for_how_long_image_use_has_been_observed(
     assert re.search(r"image use: observed for \d+s; no image is removed by age before 14d", out)
 
 
-async def test_status_is_not_green_while_it_cannot_work(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_status_exits_with_1_while_the_agent_is_not_ready(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     node.context.agent = None
     code, out, _ = await say(capsys, "status")
     assert (code, "not ready: agent not composed" in out) == (1, True)
 
 
-async def test_status_as_json_is_the_service_s_answer(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_status_as_json_is_the_document_of_the_control_api(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
     _, out, _ = await say(capsys, "status", "-o", "json")
     assert json.loads(out)["schema"] == "nodeagent/status/v1"
     assert json.loads(out).keys() == (await node.ask("Status")).keys()
 
 
-async def test_without_an_agent_status_looks_by_itself(
+async def test_status_without_an_agent_reads_the_node_itself(
     node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control_client, "find_socket", lambda _: node.path.with_name("nobody"))
     code, out, _ = await say(capsys, "status", "--config", str(node.config), "-o", "json")
-    by_itself, by_agent = json.loads(out), await node.ask("Status")
+    local, remote = json.loads(out), await node.ask("Status")
     assert code == 1
-    assert by_itself["agent"]["running"] is False
-    assert "no agent listens at" in by_itself["warnings"][0]
+    assert local["agent"]["running"] is False
+    assert "no agent listening on control socket" in local["warnings"][0]
     for part in ("runtime", "holds", "conditions", "last_passes"):
-        assert by_itself[part] == by_agent[part]
-    assert [each["name"] for each in by_itself["filesystems"]] == [each["name"] for each in by_agent["filesystems"]]
+        assert local[part] == remote[part]
+    assert [each["name"] for each in local["filesystems"]] == [each["name"] for each in remote["filesystems"]]
 
 
 @pytest.mark.usefixtures("node")
-async def test_top_shows_pods(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_top_shows_pods_in_eviction_order(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = await say(capsys, "top")
-    assert (code, "would go for want of memory" in out) == (0, True)
+    assert (code, "pods in eviction order for memory.available" in out) == (0, True)
 
 
 @pytest.mark.usefixtures("node")
-async def test_pause_and_resume(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (await say(capsys, "pause", "--for", "10m", "--why", "looking"))[1].startswith("paused until ")
-    assert "paused for another" in (await say(capsys, "status"))[1]
+async def test_pause_is_shown_by_status_and_ended_by_resume(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (await say(capsys, "pause", "--for", "10m", "--why", "debugging"))[1].startswith("paused until ")
+    assert "paused (" in (await say(capsys, "status"))[1]
     code, _, err = await say(capsys, "trigger", "images")
     assert (code, "paused" in err or "does not run here" in err) == (2, True)
-    assert (await say(capsys, "resume"))[1] == "the agent goes on\n"
-    assert (await say(capsys, "resume"))[1] == "it was not paused\n"
+    assert (await say(capsys, "resume"))[1] == "resumed\n"
+    assert (await say(capsys, "resume"))[1] == "not paused\n"
     code, _, err = await say(capsys, "pause", "--for", "soon")
     assert (code, "--for" in err) == (2, True)
 
 
-async def test_a_stranger_is_told_who_may(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_status_of_a_stranger_names_the_required_group(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     node.peer[0] = STRANGER
     code, out, err = await say(capsys, "status")
     assert (code, out) == (1, "")
     assert "it takes root or a member of group" in err
 
 
-async def test_a_closed_door_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_denied_connection_names_the_command_that_grants_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def denied(*_: object) -> None:
         raise PermissionError
 
@@ -129,7 +131,7 @@ async def test_a_closed_door_is_told(capsys: pytest.CaptureFixture[str], monkeyp
     assert (code, "usermod -aG nodeagent" in err) == (1, True)
 
 
-def test_what_may_not_be_looked_at_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_in_an_unsearchable_directory_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(*_: object) -> None:
         raise PermissionError
 
@@ -137,7 +139,9 @@ def test_what_may_not_be_looked_at_is_asked(monkeypatch: pytest.MonkeyPatch) -> 
     assert control_client.find_socket(None) == DEFAULT_SOCKET
 
 
-async def test_a_member_previews_through_the_agent(as_member: Node, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_member_previews_through_the_agent_and_may_not_remove(
+    as_member: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, _ = await say(capsys, "gc", "containers", "--dry-run")
     assert (code, "Removes 2 of 2 containers" in out) == (0, True)
     _, out, _ = await say(capsys, "gc", "containers", "--dry-run", "-o", "json")
@@ -147,7 +151,7 @@ async def test_a_member_previews_through_the_agent(as_member: Node, capsys: pyte
     assert len(as_member.sim.containers) == 2
 
 
-async def test_a_member_that_may_act_collects_through_the_agent(
+async def test_member_that_may_act_removes_through_the_agent(
     as_member: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = as_member.context.settings
@@ -167,40 +171,40 @@ def as_actor(as_member: Node) -> Node:
 
 
 @pytest.mark.parametrize(("failures", "code"), [(1, 3), (2, 1)])
-async def test_what_failed_is_told_as_the_command_itself_would(
+async def test_failed_removals_have_the_exit_code_of_the_local_command(
     as_actor: Node, capsys: pytest.CaptureFixture[str], failures: int, code: int
 ) -> None:
     as_actor.faults.fail("RemoveContainer", times=failures)
     assert (await say(capsys, "gc", "containers", "--yes"))[0] == code
 
 
-async def test_a_pass_that_is_refused_is_a_failure_with_its_reason(
+async def test_blocked_plan_exits_with_1_and_its_reason(
     as_actor: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(snapshot: NodeSnapshot, *_: object, **__: object) -> Plan:
-        return Plan("images", snapshot.observed_at, (), Accounting.UPPER_BOUND, blocked="it cannot be told")
+        return Plan("images", snapshot.observed_at, (), Accounting.UPPER_BOUND, blocked="layers unknown")
 
     monkeypatch.setattr("nodeagent.act.gc.preview.plan_image_gc", refused)
     for source in ((), ("--config", str(as_actor.config))):
         code, out, _ = await say(capsys, "gc", "images", "--yes", *source)
-        assert (code, "it cannot be told" in out) == (1, True)
+        assert (code, "layers unknown" in out) == (1, True)
 
 
-async def test_another_pass_has_an_exit_code_of_its_own(as_actor: Node, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_concurrent_pass_exits_with_5_through_the_agent(
+    as_actor: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
     with process_lock(as_actor.context.settings.state_directory / "pass.lock"):
         code, _, err = await say(capsys, "gc", "containers", "--yes")
     assert (code, "another pass is running" in err) == (5, True)
 
 
-def test_another_pass_has_it_without_an_agent_too() -> None:
+def test_concurrent_pass_exits_with_5_without_an_agent() -> None:
     with pytest.raises(SystemExit) as ended, guarded():
         raise PassBusyError("another pass is running")
     assert ended.value.code == 5
 
 
-async def test_a_member_s_history_tells_how_the_node_went_down(
-    as_member: Node, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_history_through_the_agent_lists_node_stops(as_member: Node, capsys: pytest.CaptureFixture[str]) -> None:
     agent, now = as_member.context.agent, as_member.context.clock.now()
     assert agent is not None
     stop = NodeStop("b" * 32, StopKind.UNCLEAN, now, end=StopEnd.UNKNOWN, pods=(StoppedPod("u", "default", "web"),))
@@ -211,16 +215,16 @@ async def test_a_member_s_history_tells_how_the_node_went_down(
 
 
 @pytest.mark.parametrize("answer", [True, False])
-async def test_what_was_shown_and_agreed_to_goes(
+async def test_items_are_removed_only_after_confirmation(
     as_actor: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, answer: bool
 ) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("nodeagent.cli.gc.agreed", lambda items: answer and items == 2)
+    monkeypatch.setattr("nodeagent.cli.gc.confirm_items", lambda items: answer and items == 2)
     code, out, _ = await say(capsys, "gc", "containers")
     assert (code, "removed 2 of 2" in out, len(as_actor.sim.containers)) == (0, answer, 0 if answer else 2)
 
 
-async def test_settings_of_the_environment_are_not_passed_over(
+async def test_environment_with_settings_bypasses_the_agent(
     as_actor: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NODEAGENT_CONTROL__SOCKET", str(as_actor.path))
@@ -242,14 +246,14 @@ async def test_settings_of_the_environment_are_not_passed_over(
         (("trigger", "\udcff"), 2),
     ],
 )
-async def test_odd_words_are_an_error_of_usage(
+async def test_undecodable_argument_exits_with_2(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int
 ) -> None:
     assert (await say(capsys, *words))[0] == code
 
 
 @pytest.mark.parametrize("words", [("history",), ("hold", "list"), ("pressure",)])
-async def test_a_member_reads_through_the_agent(
+async def test_member_reads_the_same_documents_through_the_agent(
     as_member: Node, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
     code, out, _ = await say(capsys, *words)
@@ -259,35 +263,35 @@ async def test_a_member_reads_through_the_agent(
     assert json.loads(out)["schema"] == (await as_member.ask(method))["schema"]
 
 
-async def test_an_answer_of_another_version_is_no_traceback(
+async def test_answer_of_another_version_is_an_error_without_traceback(
     node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert node.path.exists()
-    monkeypatch.setattr("nodeagent.daemon.control.service.status_document", lambda *_: _nothing())
+    monkeypatch.setattr("nodeagent.daemon.control.service.status_document", lambda *_: _document_of_another_version())
     code, _, err = await say(capsys, "status")
-    assert (code, "it may be of another version" in err) == (1, True)
+    assert (code, "its version may differ" in err) == (1, True)
 
 
-async def _nothing() -> dict[str, str]:
+async def _document_of_another_version() -> dict[str, str]:
     return {"schema": "nodeagent/status/v9"}
 
 
-async def test_who_collects_while_the_daemon_is_paused_is_told(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
-    gc._tell_pause(node.context.settings)
-    await say(capsys, "pause", "--for", "10m", "--why", "looking")
-    gc._tell_pause(node.context.settings)
-    assert "root paused the daemon until" in capsys.readouterr().err
+async def test_local_gc_warns_of_a_paused_daemon(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    gc.warn_of_pause(node.context.settings)
+    await say(capsys, "pause", "--for", "10m", "--why", "debugging")
+    gc.warn_of_pause(node.context.settings)
+    assert "daemon paused by root until" in capsys.readouterr().err
 
 
-async def test_a_stranger_sees_the_pressure_that_anybody_can_read(
+async def test_pressure_is_read_locally_if_the_agent_denies_access(
     as_member: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def closed(*_: object) -> None:
-        raise DaemonRefusedError("not for you")
+    def deny(*_: object) -> None:
+        raise DaemonRefusedError("access denied")
 
     assert as_member.path.exists()
-    monkeypatch.setattr(control_client, "connected", closed)
+    monkeypatch.setattr(control_client, "connected", deny)
     code, out, _ = await say(capsys, "pressure", "-o", "json")
     assert (code, json.loads(out)["schema"]) == (0, "nodeagent/pressure/v1")
     code, _, err = await say(capsys, "history")
-    assert (code, "not for you" in err) == (1, True)
+    assert (code, "access denied" in err) == (1, True)

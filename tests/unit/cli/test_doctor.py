@@ -94,7 +94,7 @@ def test_failed_check_does_not_prevent_the_others(made: Settings, tmp_path: Path
 def test_stopped_agent_is_a_warning(made: Settings, tmp_path: Path) -> None:
     control = ControlSettings(tmp_path / "none.sock", "no-such-group")
     agent, group = checks.agent_findings(replace(made, control=control))
-    assert (agent.verdict, "no agent listens at" in agent.evidence) == (Verdict.WARNING, True)
+    assert (agent.verdict, "no agent listening on control socket" in agent.evidence) == (Verdict.WARNING, True)
     assert group.verdict is Verdict.WARNING
     (disabled,) = checks.agent_findings(replace(made, control=ControlSettings(None)))
     assert disabled.verdict is Verdict.SKIPPED

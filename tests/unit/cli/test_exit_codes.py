@@ -1,4 +1,4 @@
-"""The exit code of a pass, and of the dry run that previews it, by every way to ask for one."""
+"""The exit codes of a pass and of its dry run, by every route: command, agent, daemon and saved plan."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_exit_code_follows_from_end_and_outcomes(end: PassEnd, outcomes: list[Ou
 
 @dataclass(frozen=True)
 class Case:
-    """What is on a node of 40 GiB, and how a pass over images ends there."""
+    """The images of a node of 40 GiB, and the expected end of a pass over them."""
 
     used_percent: int
     unused_mib: tuple[int, ...]
@@ -78,7 +78,7 @@ async def case(request: pytest.FixtureRequest) -> Case:
 
 @asynccontextmanager
 async def filled(tmp_path: Path, case: Case, head: str = "") -> AsyncIterator[Node]:
-    """Serve a node as a case has it: one running container, and no dead ones."""
+    """Serve the node of a case: one running container, no dead ones."""
     protect = 'protect.images = ["*"]\n' if case.protect else ""
     async with serving(tmp_path, head=head + protect) as made:
         for container in list(made.sim.containers.values()):
@@ -105,12 +105,12 @@ async def node(tmp_path: Path, case: Case) -> AsyncIterator[Node]:
         yield made
 
 
-def asked(route: str, node: Node) -> tuple[str, ...]:
+def route_options(route: str, node: Node) -> tuple[str, ...]:
     return ("--config", str(node.config)) if route == "directly" else ()
 
 
 def become_member(node: Node, patch: pytest.MonkeyPatch) -> None:
-    """Have every command asked by a member of the group, who may act."""
+    """Run every command as a member of the group that may act."""
     node.peer[0] = MEMBER
     patch.setattr("os.geteuid", lambda: 4711)
     settings = node.context.settings
@@ -131,12 +131,14 @@ def read(form: str, text: str) -> Any:
     return json.loads(text) if form == "json" else yaml.safe_load(text)
 
 
-@pytest.mark.parametrize("asks", list(itertools.product(("images", "all"), ("table", "json", "yaml"))), ids="-".join)
+@pytest.mark.parametrize(
+    "scope_and_form", list(itertools.product(("images", "all"), ("table", "json", "yaml"))), ids="-".join
+)
 async def test_dry_run_exits_with_the_code_of_its_run(
-    node: Node, case: Case, route: str, asks: tuple[str, str], capsys: pytest.CaptureFixture[str]
+    node: Node, case: Case, route: str, scope_and_form: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    scope, form = asks
-    words = ("gc", scope, "--output", form, *asked(route, node))
+    scope, form = scope_and_form
+    words = ("gc", scope, "--output", form, *route_options(route, node))
     before = dict(node.sim.images)
     dry, shown, _ = await say(capsys, *words, "--dry-run")
     assert node.sim.images == before
@@ -153,25 +155,25 @@ async def test_dry_run_exits_with_the_code_of_its_run(
 
 
 @pytest.mark.parametrize("form", ["table", "json"])
-async def test_containers_are_collected_with_exit_code_0_whatever_fills_imagefs(
+async def test_container_gc_exits_with_0_whatever_the_usage_of_imagefs(
     node: Node, route: str, form: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pod = next(iter(node.sim.sandboxes.values()))
     node.sim.add_container(pod, "app", IMAGE, state=ContainerState.EXITED, age_s=3600)
-    words = ("gc", "containers", "--output", form, *asked(route, node))
+    words = ("gc", "containers", "--output", form, *route_options(route, node))
     assert (await say(capsys, *words, "--dry-run"))[0] == 0
     assert len(node.sim.containers) == 2
     assert (await say(capsys, *words, "--yes"))[0] == 0
     assert len(node.sim.containers) == 1
 
 
-async def test_pass_that_misses_its_target_is_in_the_history(
+async def test_pass_with_a_shortfall_is_in_the_history(
     node: Node, case: Case, route: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await say(capsys, "gc", "images", "--dry-run", *asked(route, node))
-    history = ("history", "--output", "json", *asked(route, node))
+    await say(capsys, "gc", "images", "--dry-run", *route_options(route, node))
+    history = ("history", "--output", "json", *route_options(route, node))
     assert json.loads((await say(capsys, *history))[1])["passes"] == []
-    await say(capsys, "gc", "images", "--yes", *asked(route, node))
+    await say(capsys, "gc", "images", "--yes", *route_options(route, node))
     passes = json.loads((await say(capsys, *history))[1])["passes"]
     if case.end == "nothing-to-do":
         assert passes == []
@@ -180,12 +182,12 @@ async def test_pass_that_misses_its_target_is_in_the_history(
     assert ("above the low threshold" in passes[0]["end_detail"]) == (case.code == 3)
 
 
-async def test_pass_without_removals_needs_no_consent(
+async def test_pass_without_removals_needs_no_confirmation(
     node: Node, case: Case, route: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("nodeagent.cli.gc.agreed", lambda items: items == case.removes)
-    code, out, err = await say(capsys, "gc", "images", *asked(route, node))
+    monkeypatch.setattr("nodeagent.cli.gc.confirm_items", lambda items: items == case.removes)
+    code, out, err = await say(capsys, "gc", "images", *route_options(route, node))
     assert (code, "not container data" in out) == (case.code, case.code == 3), err
 
 
@@ -197,7 +199,7 @@ async def test_configured_dry_run_exits_with_the_predicted_code(
         if route == "as a member":
             become_member(node, monkeypatch)
         before = dict(node.sim.images)
-        code, _, err = await say(capsys, "gc", "images", "--yes", *asked(route, node))
+        code, _, err = await say(capsys, "gc", "images", "--yes", *route_options(route, node))
     assert (code, node.sim.images) == (case.code, before), err
 
 

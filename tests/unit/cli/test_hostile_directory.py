@@ -1,7 +1,7 @@
-"""Every command that starts a child, carried out in a directory with planted modules and programs.
+"""Every command that starts a child process, run in a directory with planted modules and programs.
 
 The commands are the installed console script, as in an attack; its children import the agent from the interpreter's
-own environment. A planted module or program leaves a mark, whatever else becomes of the command.
+own environment. A planted module or program creates a file when executed, whatever the result of the command.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ container_log_root = "{0}/containers"
 
 
 class Hostile:
-    """A directory in which everything that could be imported or run by mistake is planted."""
+    """A directory with planted modules and programs of the names that the agent imports and runs."""
 
     def __init__(self, base: Path) -> None:
         self.directory = base / "hostile"
@@ -67,7 +67,7 @@ class Hostile:
 
     def plant(self, form: str) -> None:
         for name in MODULES:
-            path = str(self.marks / f"{form}-{name}")  # by posix: encodings is imported before open() exists
+            path = str(self.marks / f"{form}-{name}")  # posix.open: encodings is imported before open() exists
             mark = f"import posix\nposix.close(posix.open({path!r}, posix.O_CREAT | posix.O_WRONLY))\n"
             if form == "file":
                 (self.directory / f"{name}.py").write_text(mark)
@@ -125,7 +125,7 @@ def test_install_and_uninstall_execute_nothing_of_the_working_directory(hostile:
         assert hostile.executed() == []
 
 
-def test_run_once_executes_nothing_of_the_working_directory_and_takes_a_relative_config(hostile: Hostile) -> None:
+def test_run_once_executes_nothing_of_the_working_directory_and_accepts_a_relative_config(hostile: Hostile) -> None:
     with served(hostile):
         ended = hostile.run("run", "--once", "--dry-run", "--config", "config.toml")
     assert ended.returncode == 0, ended.stderr
@@ -157,20 +157,20 @@ def test_reload_executes_nothing_of_the_working_directory_and_reads_a_relative_c
             assert Path(f"/proc/{daemon.pid}/cwd").readlink() == Path("/")
             config.write_text(f"{config.read_text()}[image_gc]\nhigh_threshold_percent = 91\n")
             daemon.send_signal(signal.SIGHUP)
-            poll("the configuration was read again", lambda: bool(logged("config_reloaded")), timeout_s=60)
+            poll("the configuration is reloaded", lambda: bool(logged("config_reloaded")), timeout_s=60)
         finally:
             daemon.terminate()
     assert logged("config_reloaded")[0]["changes"] == ["image_gc.high_threshold_percent: 85 -> 91"]
     assert hostile.executed() == []
 
 
-def test_reading_the_configuration_again_in_a_hostile_directory_executes_nothing_of_it(
+def test_rereading_the_configuration_executes_nothing_of_the_working_directory(
     hostile: Hostile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = checked(Origin(hostile.directory / "config.toml"))
+    settings = checked(Origin(hostile.directory / "config.toml"))
     monkeypatch.chdir(hostile.directory)
     monkeypatch.setenv("PYTHONPATH", str(hostile.directory))
-    assert asyncio.run(read_again(made)) == made
+    assert asyncio.run(read_again(settings)) == settings
     assert hostile.executed() == []
 
 
@@ -187,9 +187,9 @@ async def test_python_variables_do_not_reach_children(hostile: Hostile, monkeypa
     child = await start_python("-c", "import os, pickle, sys; sys.stdout.buffer.write(pickle.dumps(dict(os.environ)))")
     output, errors = await child.communicate()
     assert errors == b""
-    seen = pickle.loads(output)
-    assert not [name for name in seen if name.startswith("PYTHON")]
-    assert seen["NODEAGENT_LOG__LEVEL"] == "debug"
+    environment = pickle.loads(output)
+    assert not [name for name in environment if name.startswith("PYTHON")]
+    assert environment["NODEAGENT_LOG__LEVEL"] == "debug"
     assert hostile.executed() == []
 
 

@@ -1,4 +1,4 @@
-"""Every command on a node whose tenants chose names against the reader: none crashes, none controls a terminal."""
+"""Every command on a node with hostile names of items: no crash, no control sequence on the terminal."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SHOWN = [escape(os.fsdecode(each)) for each in DIRECTORIES]
 
 @contextmanager
 def serving() -> Iterator[Path]:
-    """Serve the node from a process of its own; give the directory."""
+    """Serve the node from a separate process; yield the directory."""
     with tempfile.TemporaryDirectory(prefix="h") as name:
         directory = Path(name)
         words = [sys.executable, "-m", "tests.support.hostile", name]
@@ -54,7 +54,7 @@ def serving() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Path]:
-    """Give a node that no test changes."""
+    """Yield a node that no test changes."""
     with serving() as directory:
         yield directory
 
@@ -67,12 +67,12 @@ def _walk_of_own_files_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def daemon(node: Path) -> Iterator[Path]:
-    """Give the node with an agent that only previews."""
+    """Yield the node with an agent in a dry run."""
     words = [sys.executable, "-m", "nodeagent", "run", "--dry-run", "--config", str(node / "config.toml")]
     with (node / "log").open("wb") as log, subprocess.Popen(words, cwd=ROOT, stderr=log) as process:
         try:
             poll(
-                "the agent has made its passes",
+                "the agent has finished its passes",
                 lambda: (node / "log").read_text().count("pass_finished") > 1,
                 timeout_s=60,
             )
@@ -82,7 +82,7 @@ def daemon(node: Path) -> Iterator[Path]:
 
 
 class Ended:
-    """What a command wrote and how it ended."""
+    """The output and the exit code of a command."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out, err
@@ -130,7 +130,7 @@ READ_ONLY = [
 
 @pytest.mark.parametrize("colours", [False, True], ids=["pipe", "terminal"])
 @pytest.mark.parametrize("command", READ_ONLY)
-def test_a_table_shows_hostile_names_escaped(
+def test_table_shows_hostile_names_escaped(
     node: Path, command: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *, colours: bool
 ) -> None:
     monkeypatch.setenv("COLUMNS", "400")
@@ -147,22 +147,22 @@ def test_a_table_shows_hostile_names_escaped(
 
 @pytest.mark.parametrize("form", ["json", "yaml"])
 @pytest.mark.parametrize("command", READ_ONLY)
-def test_a_document_is_parsed_to_the_same_names_and_holds_no_control_characters(
+def test_document_has_the_same_names_and_no_control_characters(
     node: Path, command: str, form: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ended = run(capfd, *command.split(), "--output", form, "--config", str(node / "config.toml"))
     assert ended.code in (0, 1, 3)
     assert_harmless(ended.out, ended.err)
-    found = json.loads(ended.out) if form == "json" else yaml.safe_load(ended.out)
+    parsed = json.loads(ended.out) if form == "json" else yaml.safe_load(ended.out)
     if command == "containers":
-        assert {each["name"] for each in found["containers"]} == set(NAMES)
+        assert {each["name"] for each in parsed["containers"]} == set(NAMES)
     if command == "gc containers --dry-run --kept":
-        (logs,) = (each for each in found["plans"] if each["kind"] == "logs")
+        (logs,) = (each for each in parsed["plans"] if each["kind"] == "logs")
         assert "ns\\xff_pod\\x80_0f1e2d3c-4b5a-4968-8778-695a4b3c2d1e" in {each["id"] for each in logs["decisions"]}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_item_is_explained_by_a_hostile_name(node: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_explain_accepts_a_hostile_name(node: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
     ended = run(capfd, "explain", f"registry.example/used/{name}:{name}", "--config", str(node / "config.toml"))
     assert (ended.code, escape(name) in ended.out) == (0, True)
     assert_harmless(ended.out, ended.err)
@@ -172,7 +172,7 @@ def test_an_item_is_explained_by_a_hostile_name(node: Path, name: str, capfd: py
 
 
 @pytest.mark.parametrize("command", ["status", "top", "trigger containers --wait", "reload", "pause", "resume"])
-def test_the_agent_answers_on_a_hostile_node(daemon: Path, command: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_control_commands_work_on_a_hostile_node(daemon: Path, command: str, capfd: pytest.CaptureFixture[str]) -> None:
     ended = run(capfd, *command.split(), "--config", str(daemon / "config.toml"))
     assert ended.code in (0, 3), ended.err
     assert_harmless(ended.out, ended.err)
@@ -180,7 +180,7 @@ def test_the_agent_answers_on_a_hostile_node(daemon: Path, command: str, capfd: 
 
 @pytest.mark.parametrize("form", ["table", "json"])
 @pytest.mark.parametrize("command", ["gc all --dry-run --kept", "history --all", "hold list", "pressure"])
-def test_a_member_reads_hostile_names_through_the_agent(
+def test_member_reads_hostile_names_escaped_through_the_agent(
     daemon: Path, command: str, form: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 4711)
@@ -193,17 +193,17 @@ def test_a_member_reads_hostile_names_through_the_agent(
 
 
 @pytest.mark.parametrize("form", ["table", "json"])
-def test_events_with_hostile_names_are_followed(daemon: Path, form: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_events_show_hostile_names_escaped(daemon: Path, form: str, capfd: pytest.CaptureFixture[str]) -> None:
     config, out = str(daemon / "config.toml"), daemon / f"events-{form}"
 
-    def followed() -> bool:
+    def removal_followed() -> bool:
         assert run(capfd, "trigger", "containers", "--wait", "--config", config).code == 0
         return SHOWN[0] in out.read_text().replace("\\\\", "\\")
 
     words = [sys.executable, "-m", "nodeagent", "events", "-o", form, "--config", config]
     with out.open("wb") as stream, subprocess.Popen(words, cwd=ROOT, stdout=stream) as follower:
         try:
-            poll("a removal is followed", followed, timeout_s=60)
+            poll("a removal is followed", removal_followed, timeout_s=60)
         finally:
             follower.terminate()
     assert_harmless(out.read_text())
@@ -211,7 +211,7 @@ def test_events_with_hostile_names_are_followed(daemon: Path, form: str, capfd: 
 
 @pytest.fixture
 def own_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Give a node of one's own, without exact sizes: a pass would wait until its disk shows what was freed."""
+    """Yield a node for one test, without exact sizes: a pass would wait until the disk shows the freed bytes."""
     monkeypatch.setenv("NODEAGENT_RUNTIME__CONTAINERD_API", "off")
     with serving() as directory:
         yield directory
@@ -223,10 +223,10 @@ def test_plans_with_hostile_names_are_saved_compared_and_applied(
     config = ("--config", str(own_node / "config.toml"))
     one, two = str(own_node / "one.json"), str(own_node / "two.json")
     assert run(capfd, "plan", "--out", one, *config).code == 0
-    listed = {each["id"] for each in json.loads(Path(one).read_text())["decisions"] if each["verdict"] == "remove"}
-    assert len(listed) > 3 * len(NAMES)
-    held = run(capfd, "hold", "add", "registry.example/unused/[/x]:[/x]", "--why", "\x1b[31m", *config)
-    assert (held.code, "[/x]" in held.out) == (0, True)
+    planned = {each["id"] for each in json.loads(Path(one).read_text())["decisions"] if each["verdict"] == "remove"}
+    assert len(planned) > 3 * len(NAMES)
+    hold = run(capfd, "hold", "add", "registry.example/unused/[/x]:[/x]", "--why", "\x1b[31m", *config)
+    assert (hold.code, "[/x]" in hold.out) == (0, True)
     assert run(capfd, "plan", "--out", two, *config).code == 0
     shown = [
         run(capfd, "plan", *config),
@@ -242,24 +242,24 @@ def test_plans_with_hostile_names_are_saved_compared_and_applied(
     ]
     assert_harmless(*(each.out for each in shown), *(each.err for each in shown))
     assert [each.code for each in shown] == [0, 1, 0, 3, 3, 0, 0, 0, 3, 0]
-    (done,) = json.loads(shown[6].out)["passes"]
-    removed = {each["id"] for each in done["actions"] if each["outcome"] == "done"}
-    assert {each for each in listed if "_" in each} <= removed  # log directories
+    (recorded,) = json.loads(shown[6].out)["passes"]
+    removed = {each["id"] for each in recorded["actions"] if each["outcome"] == "done"}
+    assert {each for each in planned if "_" in each} <= removed  # log directories
     assert not (own_node / "pods" / os.fsdecode(DIRECTORIES[0])).exists()
     assert (own_node / "pods" / os.fsdecode(DIRECTORIES[2])).exists()
 
 
 @pytest.mark.parametrize("colours", [False, True], ids=["pipe", "terminal"])
-def test_a_pass_with_hostile_names_is_carried_out_and_recorded(
+def test_pass_with_hostile_names_is_executed_and_recorded(
     own_node: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *, colours: bool
 ) -> None:
     config = ("--config", str(own_node / "config.toml"))
     if colours:
         monkeypatch.setenv("FORCE_COLOR", "1")
-    done = run(capfd, "gc", "all", "--yes", *config)
-    assert done.code in (0, 3)
-    progress = CURSOR.sub("", done.err).replace("\r", "") if colours else done.err
-    assert_harmless(STYLE.sub("", done.out), STYLE.sub("", progress))
+    ended = run(capfd, "gc", "all", "--yes", *config)
+    assert ended.code in (0, 3)
+    progress = CURSOR.sub("", ended.err).replace("\r", "") if colours else ended.err
+    assert_harmless(STYLE.sub("", ended.out), STYLE.sub("", progress))
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     recorded = run(capfd, "history", *config)
     assert recorded.code == 0
@@ -268,7 +268,7 @@ def test_a_pass_with_hostile_names_is_carried_out_and_recorded(
 
 
 @pytest.mark.parametrize("form", ["console", "json"])
-def test_the_log_of_a_pass_holds_no_control_characters(own_node: Path, form: str) -> None:
+def test_log_of_a_pass_has_no_control_characters(own_node: Path, form: str) -> None:
     config = own_node / "config.toml"
     config.write_text(config.read_text() + f'[log]\nformat = "{form}"\nlevel = "debug"\n')
     words = [

@@ -1,4 +1,4 @@
-"""Installing below another root: what is put where, upgrades, and that nothing is left but what is told."""
+"""``nodeagent install`` and ``uninstall`` below another root: paths, upgrades, kept files."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("root")
     ended = nodeagent("install", "--root", str(root), "--systemd", "252")
     assert ended.returncode == 0, ended.stderr
-    told = {line.split()[1] for line in ended.stdout.splitlines() if line.startswith("new ")}
-    assert told == files(root)
+    reported = {line.split()[1] for line in ended.stdout.splitlines() if line.startswith("new ")}
+    assert reported == files(root)
     return root
 
 
-def test_everything_is_where_it_is_looked_for(installed: Path) -> None:
+def test_files_are_placed_at_their_standard_paths(installed: Path) -> None:
     assert {
         "/etc/nodeagent/config.toml",
         "/etc/systemd/system/nodeagent.service",
@@ -51,13 +51,13 @@ def test_everything_is_where_it_is_looked_for(installed: Path) -> None:
     assert (installed / "usr/local/bin/nodeagent").readlink() == Path("/opt/nodeagent/bin/nodeagent")
 
 
-def test_the_first_configuration_removes_nothing(installed: Path) -> None:
+def test_first_configuration_is_a_dry_run(installed: Path) -> None:
     path = installed / "etc/nodeagent/config.toml"
     assert tomllib.loads(path.read_text()).pop("dry_run") is True
     assert nodeagent("config", "check", "--config", str(path)).returncode == 0
 
 
-def test_the_unit_is_for_the_systemd_that_is_there(tmp_path: Path, installed: Path) -> None:
+def test_unit_matches_the_version_of_systemd(tmp_path: Path, installed: Path) -> None:
     old = (installed / "etc/systemd/system/nodeagent.service").read_text()
     assert old == (ROOT / "systemd/nodeagent.service").read_text()
     nodeagent("install", "--root", str(tmp_path), "--systemd", "253", "--prefix", "/srv/agent", "--packaged")
@@ -69,7 +69,7 @@ def test_the_unit_is_for_the_systemd_that_is_there(tmp_path: Path, installed: Pa
     assert not (tmp_path / "etc").exists()
 
 
-def test_scripts_are_scripts(installed: Path) -> None:
+def test_shell_scripts_parse(installed: Path) -> None:
     packaging = ROOT / "systemd/debian"
     scripts = [packaging / name for name in ("preinst", "postinst", "prerm", "postrm")]
     for shell, path in (
@@ -82,7 +82,7 @@ def test_scripts_are_scripts(installed: Path) -> None:
     assert all(script.stat().st_mode & 0o111 for script in scripts)
 
 
-def test_an_upgrade_keeps_what_is_the_operators(tmp_path: Path) -> None:
+def test_upgrade_and_uninstall_keep_files_of_the_operator(tmp_path: Path) -> None:
     nodeagent("install", "--root", str(tmp_path))
     config, unit = tmp_path / "etc/nodeagent/config.toml", tmp_path / "etc/systemd/system/nodeagent.service"
     other = tmp_path / "etc/systemd/system/kubepods.slice.d/90-mine.conf"
@@ -112,14 +112,14 @@ def test_an_upgrade_keeps_what_is_the_operators(tmp_path: Path) -> None:
     assert files(tmp_path) == {"/etc/systemd/system/kubepods.slice.d/90-mine.conf"}
 
 
-def test_a_prefix_that_is_not_the_agents_stays(tmp_path: Path) -> None:
+def test_prefix_with_another_environment_is_kept(tmp_path: Path) -> None:
     place = tmp_path / "opt/nodeagent/bin"
     place.mkdir(parents=True)
     (place / "nodeagent").write_text("mine")
     ended = nodeagent("uninstall", "--root", str(tmp_path), "--purge")
     assert "no virtual environment of the agent" in ended.stdout
     assert (place / "nodeagent").exists()
-    (place.parent / "pyvenv.cfg").touch()  # a virtual environment of somebody else
+    (place.parent / "pyvenv.cfg").touch()  # a virtual environment without the agent
     assert "no virtual environment of the agent" in nodeagent("uninstall", "--root", str(tmp_path)).stdout
     assert (place / "nodeagent").read_text() == "mine"
     refused = nodeagent("install", "--root", str(tmp_path))
@@ -131,20 +131,20 @@ def test_a_prefix_that_is_not_the_agents_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["/", "/opt", "opt/nodeagent", "/opt/../x", "/usr/local", "/usr/lib/x", "/etc/x"])
-def test_a_prefix_that_would_be_dangerous_is_refused(tmp_path: Path, prefix: str) -> None:
+def test_system_directory_as_prefix_is_refused(tmp_path: Path, prefix: str) -> None:
     for command in ("install", "uninstall"):
         ended = nodeagent(command, "--root", str(tmp_path), "--prefix", prefix)
         assert (ended.returncode, "--prefix" in ended.stderr) == (2, True)
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_unwritable_path_exits_with_1(tmp_path: Path) -> None:
     (tmp_path / "etc").write_text("a file")
     ended = nodeagent("install", "--root", str(tmp_path))
     assert (ended.returncode, "cannot write" in ended.stderr) == (1, True)
     assert "Traceback" not in ended.stderr
 
 
-def test_every_installed_file_is_recognised_without_a_manifest(tmp_path: Path) -> None:
+def test_installed_files_are_recognised_without_a_manifest(tmp_path: Path) -> None:
     nodeagent("install", "--root", str(tmp_path))
     (tmp_path / "opt/nodeagent/nodeagent-manifest.json").unlink()
     assert nodeagent("install", "--root", str(tmp_path)).returncode == 0
@@ -153,7 +153,7 @@ def test_every_installed_file_is_recognised_without_a_manifest(tmp_path: Path) -
     assert files(tmp_path) == set()
 
 
-def test_command_of_an_operator_is_refused_and_nothing_is_placed(tmp_path: Path) -> None:
+def test_install_over_a_foreign_command_places_nothing(tmp_path: Path) -> None:
     command = tmp_path / "usr/local/bin/nodeagent"
     command.parent.mkdir(parents=True)
     command.write_text("mine")
@@ -176,7 +176,7 @@ def test_command_of_an_operator_is_refused_and_nothing_is_placed(tmp_path: Path)
         ("run", ("uninstall --purge",)),
     ],
 )
-def test_links_that_lead_out_of_the_root_are_refused(tmp_path: Path, link: str, commands: tuple[str, ...]) -> None:
+def test_symbolic_link_out_of_the_root_is_refused(tmp_path: Path, link: str, commands: tuple[str, ...]) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside"
     for name in ("config.toml", "lib/nodeagent/nodeagent.db", "nodeagent/config.toml"):
         (outside / name).parent.mkdir(parents=True, exist_ok=True)
@@ -191,7 +191,7 @@ def test_links_that_lead_out_of_the_root_are_refused(tmp_path: Path, link: str, 
     assert files(root) == {f"/{link}"}
 
 
-def test_uninstall_is_completed_though_nobody_reads_its_report(tmp_path: Path) -> None:
+def test_uninstall_completes_with_a_closed_standard_output(tmp_path: Path) -> None:
     nodeagent("install", "--root", str(tmp_path))
     reader, writer = os.pipe()
     os.close(reader)
@@ -201,11 +201,11 @@ def test_uninstall_is_completed_though_nobody_reads_its_report(tmp_path: Path) -
     assert files(tmp_path) == set()
 
 
-def test_installation_that_is_interrupted_while_files_are_placed_is_repeated(tmp_path: Path) -> None:
+def test_interrupted_installation_can_be_repeated(tmp_path: Path) -> None:
     unit = tmp_path / "etc/systemd/system/nodeagent.service"
     blocked = tmp_path / "usr/local/share/zsh"
     blocked.parent.mkdir(parents=True)
-    blocked.write_text("a file where a directory belongs")
+    blocked.write_text("a file in place of a directory")
     assert nodeagent("install", "--root", str(tmp_path)).returncode == 1
     assert unit.exists()
     blocked.unlink()
@@ -215,17 +215,17 @@ def test_installation_that_is_interrupted_while_files_are_placed_is_repeated(tmp
     assert files(tmp_path) == set()
 
 
-def test_launcher_of_the_package_is_isolated() -> None:
+def test_launcher_of_the_package_is_the_isolated_one() -> None:
     script = (ROOT / "systemd/debian/postinst").read_text()
     _, _, rest = script.partition('cat >"$fresh/bin/nodeagent" <<END\n')
     assert rest.partition("\nEND\n")[0] + "\n" == launcher("$fresh")
 
 
-def test_no_script_starts_an_interpreter_that_imports_from_its_directory() -> None:
+def test_scripts_start_python_in_isolated_mode() -> None:
     scripts = [ROOT / "systemd/debian" / name for name in ("preinst", "postinst", "prerm", "postrm", "build")]
     for path in (*scripts, ROOT / ".ci/setup"):
-        started = [line for line in path.read_text().splitlines() if " -m " in line or " -c '" in line]
-        assert [line for line in started if "python" in line and " -I " not in line] == [], path
+        python_lines = [line for line in path.read_text().splitlines() if " -m " in line or " -c '" in line]
+        assert [line for line in python_lines if "python" in line and " -I " not in line] == [], path
 
 
 def test_kept_file_with_an_undecodable_name_is_reported_escaped(tmp_path: Path) -> None:

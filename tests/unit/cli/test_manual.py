@@ -1,4 +1,4 @@
-"""The manual pages: one for each command, complete, and in good order."""
+"""Manual pages: one for each command, complete, accepted by groff."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def made() -> dict[str, str]:
     return pages(root)
 
 
-def test_every_command_and_setting_has_its_place(made: dict[str, str]) -> None:
+def test_every_command_and_setting_is_documented(made: dict[str, str]) -> None:
     assert {"nodeagent.1", "nodeagent-gc.1", "nodeagent-doctor.1", "nodeagent-config.1"} <= set(made)
     assert '.SS "nodeagent gc images"' in made["nodeagent-gc.1"]
     assert '.B "\\-n, \\-\\-dry\\-run"' in made["nodeagent-gc.1"]
@@ -37,7 +37,7 @@ def test_every_command_and_setting_has_its_place(made: dict[str, str]) -> None:
         assert f".B {each.name}\n" in made["nodeagent.toml.5"]
 
 
-def test_no_text_is_taken_for_a_request(made: dict[str, str]) -> None:
+def test_no_text_line_is_parsed_as_a_request(made: dict[str, str]) -> None:
     known = {"TH", "SH", "SS", "PP", "TP", "B", "I", "BR", "BI", "br", "nh", "ad"}
     for name, text in made.items():
         assert text.endswith("\n")
@@ -46,8 +46,8 @@ def test_no_text_is_taken_for_a_request(made: dict[str, str]) -> None:
             assert not line.startswith(".") or line[1:].split()[0] in known, f"{name}: {line}"
 
 
-@pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not here")
-def test_groff_warns_of_nothing(made: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
+def test_groff_prints_no_warning(made: dict[str, str], tmp_path: Path) -> None:
     for name, text in made.items():
         (tmp_path / name).write_text(text)
     ended = subprocess.run(
@@ -59,6 +59,6 @@ def test_groff_warns_of_nothing(made: dict[str, str], tmp_path: Path) -> None:
         env={"PATH": os.environ["PATH"]},
     )
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert "nodeagent.toml - configuration of the node housekeeper" in ended.stdout.replace("\x1b[1m", "").replace(
+    assert "nodeagent.toml - configuration of nodeagent" in ended.stdout.replace("\x1b[1m", "").replace(
         "\x1b[0m", ""
     ).replace("\x1b[22m", "")

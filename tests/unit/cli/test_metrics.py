@@ -1,4 +1,4 @@
-"""The daemon as a process serves metrics of what it did, and health."""
+"""The daemon as a process: metrics and health endpoints."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ROOT = Path(__file__).parents[3]
 PYTHON = (sys.executable, "-m")
 
 
-def get(place: Path, path: str) -> tuple[int, str]:
-    """Return status and body; 0 where nobody answers."""
+def get(socket_path: Path, path: str) -> tuple[int, str]:
+    """Return status and body of a response; status 0 without a connection."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(30)
         try:
-            client.connect(str(place))
+            client.connect(str(socket_path))
         except OSError:
             return 0, ""
         client.sendall(f"GET {path} HTTP/1.1\r\n\r\n".encode())
@@ -37,10 +37,10 @@ def get(place: Path, path: str) -> tuple[int, str]:
     return int(head.split()[1]), body.decode()
 
 
-def samples(place: Path) -> dict[str, float]:
+def samples(socket_path: Path) -> dict[str, float]:
     return {
         " ".join((each.name, *each.labels.values())): each.value
-        for family in parser.text_string_to_metric_families(get(place, "/metrics")[1])
+        for family in parser.text_string_to_metric_families(get(socket_path, "/metrics")[1])
         for each in family.samples
     }
 
@@ -60,17 +60,17 @@ def running(*command: str, errors: Path) -> Iterator[subprocess.Popen[bytes]]:
             process.terminate()
 
 
-def write(path: Path, place: str) -> None:
-    here = path.parent
+def write(path: Path, listen: str) -> None:
+    directory = path.parent
     path.write_text(
-        f'role = "standalone"\ndry_run = true\n[runtime]\nendpoint = "unix://{here}/s"\n'
-        f'[state]\ndirectory = "{here}/state"\n[control]\nsocket = ""\n[shutdown]\nenabled = "off"\n'
-        f'[container_gc]\npod_log_root = "{here}/pods"\ncontainer_log_root = "{here}/containers"\n'
-        f'[metrics]\nlisten = "{place}"\n'
+        f'role = "standalone"\ndry_run = true\n[runtime]\nendpoint = "unix://{directory}/s"\n'
+        f'[state]\ndirectory = "{directory}/state"\n[control]\nsocket = ""\n[shutdown]\nenabled = "off"\n'
+        f'[container_gc]\npod_log_root = "{directory}/pods"\ncontainer_log_root = "{directory}/containers"\n'
+        f'[metrics]\nlisten = "{listen}"\n'
     )
 
 
-def test_a_daemon_is_scraped(tmp_path: Path) -> None:
+def test_metrics_follow_runtime_and_reloads(tmp_path: Path) -> None:
     config, first, second = tmp_path / "config.toml", tmp_path / "first.sock", tmp_path / "second.sock"
     write(config, f"unix://{first}")
     log = tmp_path / "log"
@@ -80,13 +80,13 @@ def test_a_daemon_is_scraped(tmp_path: Path) -> None:
         "nodeagent.sim", "--socket", str(tmp_path / "s"), "--root", str(tmp_path), *sizes, errors=tmp_path / "e"
     )
     with daemon as process:
-        poll("the daemon is alive", lambda: get(first, "/healthz")[0] == 200, timeout_s=30)
+        poll("the daemon is live", lambda: get(first, "/healthz")[0] == 200, timeout_s=30)
         poll("the missing runtime is reported", lambda: samples(first)["nodeagent_runtime_up"] == 0, timeout_s=30)
         assert get(first, "/readyz")[0] == 503
         with sim:
             poll("the daemon is ready", lambda: get(first, "/readyz") == (200, "ok\n"), timeout_s=30)
             poll(
-                "images were looked at",
+                "an image pass has finished",
                 lambda: "nodeagent_passes_total images nothing-to-do" in samples(first),
                 timeout_s=30,
             )
@@ -96,24 +96,28 @@ def test_a_daemon_is_scraped(tmp_path: Path) -> None:
                 False,
                 False,
             )
-            found = samples(first)
-            assert found["kubelet_runtime_operations_total list_images"] >= 1
-            assert found["nodeagent_signal_capacity imagefs.available"] > 0
-            assert found["nodeagent_dry_run"] == found["nodeagent_runtime_up"] == 1
-            assert found["process_resident_memory_bytes"] > 0
+            values = samples(first)
+            assert values["kubelet_runtime_operations_total list_images"] >= 1
+            assert values["nodeagent_signal_capacity imagefs.available"] > 0
+            assert values["nodeagent_dry_run"] == values["nodeagent_runtime_up"] == 1
+            assert values["process_resident_memory_bytes"] > 0
             write(config, f"unix://{second}")
             process.send_signal(signal.SIGHUP)
-            poll("the place has moved", lambda: get(second, "/healthz")[0] == 200, timeout_s=30)
+            poll("the metrics socket has moved", lambda: get(second, "/healthz")[0] == 200, timeout_s=30)
             assert get(first, "/healthz") == (0, "")
             assert samples(second)["nodeagent_config_reloads_total done"] == 1
             config.write_text("odd = 1\n")
             process.send_signal(signal.SIGHUP)
-            poll("the fault is seen", lambda: samples(second)["nodeagent_config_ok"] == 0, timeout_s=30)
+            poll(
+                "the invalid configuration is reported",
+                lambda: samples(second)["nodeagent_config_ok"] == 0,
+                timeout_s=30,
+            )
     assert process.returncode == 0, log.read_text()
 
 
 @pytest.mark.parametrize("listen", ["localhost:20310", "127.0.0.1"])
-def test_a_place_that_is_none_is_refused(tmp_path: Path, listen: str) -> None:
+def test_invalid_metrics_address_is_refused(tmp_path: Path, listen: str) -> None:
     config = tmp_path / "config.toml"
     write(config, listen)
     ended = subprocess.run(

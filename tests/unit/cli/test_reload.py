@@ -1,4 +1,4 @@
-"""``nodeagent reload``: the changes, their effect and the wait, in 80 columns; with ``--dry-run`` no reload."""
+"""``nodeagent reload``: the changes, effect and grace period, in 80 columns; with ``--dry-run`` no reload."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DRY, ACTIVE = "dry_run = true\n", "dry_run = false\n"
 
 @asynccontextmanager
 async def reloading(node: Node) -> AsyncIterator[None]:
-    """Have reloads carried out."""
+    """Run the reload task of the daemon."""
     stop = asyncio.Event()
     running = asyncio.ensure_future(ReloadTask(node.context, Notifier({})).run(stop))
     yield
@@ -52,7 +52,7 @@ def write(node: Node, before: str, after: str) -> None:
     node.config.write_text(node.config.read_text().replace(before, after))
 
 
-async def test_reload_prints_changes_effect_and_wait(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_reload_prints_changes_effect_and_grace_period(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     write(node, DRY, ACTIVE)
     code, out, err = await say(capsys, "reload")
     assert (code, err) == (0, "")
@@ -97,7 +97,7 @@ async def test_dry_run_prints_the_same_effect_and_changes_nothing(
     assert (preview["applied"], real["applied"]) == (False, True)
 
 
-async def test_member_previews_and_only_an_actor_reloads(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_member_may_preview_a_reload_but_not_reload(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     write(node, DRY, ACTIVE)
     node.peer[0] = MEMBER
     assert (await say(capsys, "reload", "--dry-run"))[0] == 0
@@ -108,7 +108,9 @@ async def test_member_previews_and_only_an_actor_reloads(node: Node, capsys: pyt
     assert not node.context.renew.is_set()
 
 
-async def test_faulty_configuration_is_refused_either_way(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_invalid_configuration_is_refused_with_and_without_dry_run(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(node, DRY, "dry_run = 1\n")
     code, _, err = await say(capsys, "reload", "--dry-run")
     assert (code, "must be true or false" in err, node.context.config_problem) == (2, True, "")
@@ -117,7 +119,9 @@ async def test_faulty_configuration_is_refused_either_way(node: Node, capsys: py
     assert node.context.config_problem
 
 
-async def test_unknown_effect_is_named_and_still_waits(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_unknown_effect_is_reported_and_reload_grace_applies(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(node, DRY, ACTIVE)
     node.faults.fail("ListContainers", times=None, status="UNAVAILABLE", detail="runtime away")
     code, out, _ = await say(capsys, "reload", "--dry-run")
@@ -127,7 +131,7 @@ async def test_unknown_effect_is_named_and_still_waits(node: Node, capsys: pytes
     assert node.context.grace.pending
 
 
-async def test_unchanged_configuration_is_named(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_unchanged_configuration_is_reported(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     assert (await say(capsys, "reload"))[:2] == (0, "Configuration unchanged\n")
     assert (await say(capsys, "reload", "-n"))[:2] == (0, "Configuration unchanged\n")
     write(node, DRY, ACTIVE)
@@ -136,7 +140,7 @@ async def test_unchanged_configuration_is_named(node: Node, capsys: pytest.Captu
     assert (code, out.splitlines()[0], "Removals starting in " in out) == (0, "Configuration unchanged", True)
 
 
-async def test_change_without_effect_says_so(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_change_without_effect_is_reported(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     write(node, 'enabled = "off"', 'enabled = "off"\n[history]\nmaximum_age = "31d"')
     assert (await say(capsys, "reload"))[1].splitlines() == [
         "Configuration reloaded: 1 setting changed",
@@ -146,7 +150,7 @@ async def test_change_without_effect_says_so(node: Node, capsys: pytest.CaptureF
     ]
 
 
-async def test_wider_removal_without_a_switch_is_printed(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_additional_removals_of_a_change_are_printed(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     write(node, DRY, ACTIVE)
     write(node, "max_per_pod_container = 0", "max_per_pod_container = 9")
     node.context.settings = checked(Origin(node.config))
@@ -155,7 +159,9 @@ async def test_wider_removal_without_a_switch_is_printed(node: Node, capsys: pyt
     assert (code, "Next passes remove in addition: 2 containers" in out, "starting" in out) == (0, True, False)
 
 
-async def test_change_in_a_dry_run_removes_nothing(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_change_in_a_dry_run_is_reported_to_remove_nothing(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(node, "max_per_pod_container = 0", "max_per_pod_container = 9")
     node.context.settings = checked(Origin(node.config))
     write(node, "max_per_pod_container = 9", "max_per_pod_container = 0")
@@ -178,7 +184,7 @@ async def test_every_line_is_printable_and_fits_80_columns(node: Node, capsys: p
         assert "  and 4 more; 'nodeagent gc all --dry-run' lists them" in out
 
 
-async def test_older_daemon_is_never_reloaded_by_a_dry_run(
+async def test_dry_run_never_reloads_an_older_daemon(
     node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(node, DRY, ACTIVE)
@@ -188,26 +194,26 @@ async def test_older_daemon_is_never_reloaded_by_a_dry_run(
     assert not node.context.renew.is_set()
 
 
-async def test_reload_during_a_pause_waits_from_its_end(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_reload_grace_starts_at_the_end_of_a_pause(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     await say(capsys, "pause", "--for", "10m")
     write(node, DRY, ACTIVE)
     assert (await say(capsys, "reload"))[1].splitlines()[-1] == "Removals starting 1m after the end of the pause"
 
 
-async def test_status_of_a_wait_shows_the_seconds_left(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_status_shows_the_rest_of_reload_grace(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     write(node, DRY, ACTIVE)
     await say(capsys, "reload")
     _, out, _ = await say(capsys, "status")
-    assert "waiting: dry run for another " in out
+    assert "left): dry run during reload_grace" in out
     assert "nothing is removed" not in out
     await say(capsys, "pause", "--for", "10m")
     _, out, _ = await say(capsys, "status")
-    assert "paused for another " in out
+    assert "paused (" in out
     assert "then dry run for 1m (reload_grace)" in " ".join(out.split())
 
 
 @pytest.mark.parametrize("words", [("--yes",), ()])
-async def test_members_removal_is_refused_during_the_wait(
+async def test_removal_by_a_member_is_refused_during_reload_grace(
     node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     write(node, DRY, ACTIVE)
@@ -215,7 +221,7 @@ async def test_members_removal_is_refused_during_the_wait(
     node.peer[0] = MEMBER
     monkeypatch.setattr("os.geteuid", lambda: 4711)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("nodeagent.cli.gc.agreed", lambda _: True)
+    monkeypatch.setattr("nodeagent.cli.gc.confirm_items", lambda _: True)
     settings = node.context.settings
     node.context.settings = replace(settings, control=replace(settings.control, group_may_act=True))
     node.context.renew.clear()
@@ -230,8 +236,8 @@ async def test_trigger_of_a_dry_run_is_marked(node: Node, capsys: pytest.Capture
     agent: Any = node.context.agent
     node.context.agent = replace(agent, dry_run=True)
     loop_statuses.waiting("images", 600, 600)
-    said = asyncio.ensure_future(say(capsys, "trigger", "images", "--wait"))
+    output = asyncio.ensure_future(say(capsys, "trigger", "images", "--wait"))
     await asyncio.wait_for(wake.wait(), 20)
     loop_statuses.running("images", 60)
     loop_statuses.ended("images", "complete")
-    assert (await said)[1] == "images: complete (dry run)\n"
+    assert (await output)[1] == "images: complete (dry run)\n"

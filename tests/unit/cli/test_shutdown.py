@@ -177,7 +177,7 @@ async def test_status_shows_the_lock_and_the_last_stops(node: Node) -> None:
         ended = await node.run("status")
         lock.close()
     assert ended.code == 0, ended.err
-    assert f"held: logind lists it for process {os.getpid()}" in ended.out
+    assert f"held: listed by logind (pid {os.getpid()})" in ended.out
     assert "killed" in ended.out
 
 

@@ -13,7 +13,7 @@ from nodeagent.cli import main as command_line
 from nodeagent.cli import start
 
 ROOT = Path(__file__).parents[3]
-FOR_TABLES = {"rich.console", "yaml"}  # rich itself is refused by name in the daemon, which counts as an import
+FOR_TABLES = {"rich.console", "yaml"}  # the daemon blocks the import of rich, which counts as an import
 FOR_FILES = {"pydantic", "nodeagent.config.models"}
 FOR_NODES = {"grpc", "google.protobuf", "psutil", "sqlite3", "structlog", "dbus_fast"}
 DAEMON = "import nodeagent.cli.run, nodeagent.telemetry.logging, nodeagent.act.agent, nodeagent.daemon.supervisor"

@@ -1,4 +1,4 @@
-"""The last step before a terminal: any text as a name, through every way in which the commands print."""
+"""Escaping of any text in names, through every function that prints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from nodeagent.text import escape, escape_lines
 ANYTHING = st.text(st.characters(), max_size=30)
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
 HOSTILE = "[/x][bold]\x1b[31m:skull:\n\u202e\x9b\udcff"
-ONLY_HERE = {"rich.text", "rich.markup", "rich.console.Console"}
+UNSAFE = {"rich.text", "rich.markup", "rich.console.Console"}
 WRITERS = {"sys.stdout.write", "sys.stderr.write", "print", "typer.echo"}
 
 
@@ -39,7 +39,7 @@ def printed(*renderables: object, width: int = 4000, **options: object) -> str:
 
 
 @given(ANYTHING, ANYTHING)
-def test_any_text_in_a_plan_is_shown_escaped(name: str, why: str) -> None:
+def test_any_text_in_a_plan_is_escaped(name: str, why: str) -> None:
     reason = Reason(ReasonCode.NOT_A_POD_LOG_DIRECTORY, {"detail": why})
     decisions = tuple(
         Decision(kind, name, name, verdict, reason, 1)
@@ -53,7 +53,7 @@ def test_any_text_in_a_plan_is_shown_escaped(name: str, why: str) -> None:
 
 
 @given(ANYTHING, st.integers(10, 60))
-def test_any_text_is_shown_escaped_in_every_kind_of_output(text: str, width: int) -> None:
+def test_any_text_is_escaped_in_every_renderable(text: str, width: int) -> None:
     tree = Tree(text)
     tree.add(Text(text))
     table = render.table("a", "b", wrap=("a",))
@@ -64,12 +64,12 @@ def test_any_text_is_shown_escaped_in_every_kind_of_output(text: str, width: int
     assert escape_lines(shown) == shown
 
 
-def test_markup_emoji_codes_and_newlines_of_data_are_shown_as_they_are() -> None:
+def test_markup_emoji_codes_and_newlines_in_data_are_not_interpreted() -> None:
     assert printed(HOSTILE) == r"[/x][bold]\x1b[31m:skull:\n\u202e\u009b\xff" + "\n"
     assert printed(HOSTILE, markup=True) == printed(HOSTILE)
 
 
-def test_a_terminal_gets_styles_of_ours_and_none_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_gets_only_control_sequences_of_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     shown = printed(Text(HOSTILE, style="red"), RichText(HOSTILE, style="red"))
     assert "\x1b[31m[/x]" in shown
@@ -77,7 +77,7 @@ def test_a_terminal_gets_styles_of_ours_and_none_of_the_data(monkeypatch: pytest
     assert escape_lines(plain) == plain
 
 
-def test_a_wide_escape_is_wrapped_not_cut() -> None:
+def test_wide_escape_is_wrapped_and_not_truncated() -> None:
     table = render.table("name", wrap=("name",))
     table.add_row("\x1b" * 20)
     shown = printed(table, width=30)
@@ -86,7 +86,7 @@ def test_a_wide_escape_is_wrapped_not_cut() -> None:
 
 
 @given(ANYTHING)
-def test_lines_outside_tables_are_escaped(text: str) -> None:
+def test_lines_of_say_and_warn_are_escaped(text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         written: list[str] = []
         patch.setattr("sys.stdout.write", written.append, raising=False)
@@ -107,36 +107,36 @@ def test_lines_outside_tables_are_escaped(text: str) -> None:
 def test_errors_are_escaped(error: Exception, code: int, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended, guarded():
         raise error
-    told = capsys.readouterr().err
-    assert (ended.value.code, shown in told) == (code, True)
-    assert escape_lines(told) == told
+    message = capsys.readouterr().err
+    assert (ended.value.code, shown in message) == (code, True)
+    assert escape_lines(message) == message
 
 
-def test_the_parts_of_rich_that_interpret_or_pass_on_text_are_used_in_one_place() -> None:
+def test_unsafe_classes_of_rich_are_imported_in_one_module() -> None:
     directory = Path(nodeagent.cli.__file__).parent
     found = set()
     for path in directory.parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("rich"):
                 names = {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
-                if names & ONLY_HERE and not _only_for_types(path, node):
+                if names & UNSAFE and not _is_type_import(path, node):
                     found.add(path.relative_to(directory).as_posix())
     assert found == {"terminal.py"}
 
 
-def _only_for_types(path: Path, node: ast.ImportFrom) -> bool:
+def _is_type_import(path: Path, node: ast.ImportFrom) -> bool:
     blocks = [each for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.If)]
     types = [each for each in blocks if isinstance(each.test, ast.Name) and each.test.id == "TYPE_CHECKING"]
     return any(each.lineno < node.lineno <= (each.end_lineno or 0) for each in types)
 
 
-def test_lines_with_values_are_written_by_the_functions_that_escape() -> None:
-    own_words = {"output.py", "exit_codes.py", "install.py", "main.py"}
+def test_formatted_lines_are_written_by_escaping_functions() -> None:
+    exempt = {"output.py", "exit_codes.py", "install.py", "main.py"}
     found = set()
     for path in Path(nodeagent.cli.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in WRITERS:
                 values = [each for argument in node.args for each in ast.walk(argument)]
-                if any(isinstance(each, ast.JoinedStr | ast.BinOp) for each in values) and path.name not in own_words:
+                if any(isinstance(each, ast.JoinedStr | ast.BinOp) for each in values) and path.name not in exempt:
                     found.add(f"{path.name}:{node.lineno}")
     assert found == set()

@@ -17,7 +17,7 @@ from nodeagent.api.history import History as HistoryDocument
 from nodeagent.config.loading import load
 from nodeagent.config.policies import settings
 from nodeagent.daemon.control.access import Access
-from nodeagent.daemon.control.service import RIGHTS
+from nodeagent.daemon.control.guard import RIGHTS
 from nodeagent.errors import ConfigError
 from nodeagent.model.node_stop import LastActivity, StopEnd
 from nodeagent.plan.gc.saved_plan import parse_plan, unseal
