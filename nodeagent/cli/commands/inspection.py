@@ -20,7 +20,7 @@ def images(
 ) -> None:
     """List images with size, last use and verdict.
 
-    The freed bytes are those of the layers that no other image shares.
+    The freed bytes count only content without another reference, or are marked as an upper bound.
     """
     from nodeagent.cli.lists import image_tree, list_images  # noqa: PLC0415
 
@@ -138,7 +138,7 @@ def explain(
 ) -> None:
     """Explain the verdict of an image, container or pod.
 
-    An image is named by name, digest or id; a container by id or [[NAMESPACE/]POD/]NAME; a pod by UID or
+    An image is given by name, digest or id; a container by id or [[NAMESPACE/]POD/]NAME; a pod by UID or
     [NAMESPACE/]NAME. Past removals are listed too.
     """
     from nodeagent.cli.explain import show  # noqa: PLC0415

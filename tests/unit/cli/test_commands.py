@@ -112,15 +112,15 @@ def test_saved_plan_is_applied_and_its_drift_reported(config: Path, tmp_path: Pa
     loose = ("--high", "1", "--low", "0", "--minimum-age", "0s")
     rules = (*loose, "--scope", "images")
     with served(tmp_path):
-        made = nodeagent("plan", "--out", str(saved), *rules, "--config", str(config))
-        assert (made.returncode, made.stdout) == (0, ""), made.stderr
+        planned = nodeagent("plan", "--out", str(saved), *rules, "--config", str(config))
+        assert (planned.returncode, planned.stdout) == (0, ""), planned.stderr
         listed = [each for each in json.loads(saved.read_text())["decisions"] if each["verdict"] == "remove"]
         assert len(listed) > 2
         refused = nodeagent("plan", "--out", str(saved), "--config", str(config))
         assert (refused.returncode, "--force" in refused.stderr) == (2, True)
         hold = nodeagent("hold", "add", listed[0]["name"], "--for", "2h", "--why", "debugging", "--config", str(config))
         assert hold.stdout.startswith(f"hold 1 on {listed[0]['name']} until ")
-        assert "apply' needs the same options" in made.stderr
+        assert "apply' needs the same options" in planned.stderr
         strict = nodeagent("apply", str(saved), "--dry-run", "--output", "json", "--config", str(config))
         assert len(json.loads(strict.stdout)["drift"]) == len(listed), "the configuration is stricter than the plan"
         shown = nodeagent("apply", str(saved), "--dry-run", "--output", "json", *loose, "--config", str(config))
@@ -176,11 +176,11 @@ def test_plan_without_a_state_directory_is_saved_unsigned_with_a_warning(config:
     saved = tmp_path / "plan.json"
     config.write_text(config.read_text().replace(f"{tmp_path}/state", f"{config}/state"))
     with served(tmp_path):
-        made = nodeagent("plan", "--out", str(saved), "--config", str(config))
-        assert made.returncode == 0
-        assert f"cannot read plan key {config}/state/plan.key" in made.stderr
-        assert "the plan is not signed, 'nodeagent apply' refuses it" in made.stderr
-        assert "Traceback" not in made.stderr
+        planned = nodeagent("plan", "--out", str(saved), "--config", str(config))
+        assert planned.returncode == 0
+        assert f"cannot read plan key {config}/state/plan.key" in planned.stderr
+        assert "the plan is not signed, 'nodeagent apply' refuses it" in planned.stderr
+        assert "Traceback" not in planned.stderr
         assert json.loads(saved.read_text())["schema"] == "nodeagent/plan/v1"
 
 
@@ -304,12 +304,12 @@ def test_source_of_each_value_is_shown_with_effective(config: Path) -> None:
 
 def test_kubelet_configuration_is_imported(tmp_path: Path) -> None:
     head = "kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\n"
-    path, made = tmp_path / "kubelet.yaml", tmp_path / "config.toml"
+    path, converted = tmp_path / "kubelet.yaml", tmp_path / "config.toml"
     path.write_text(f"{head}imageGCHighThresholdPercent: 83\nclusterDNS: [192.0.2.1]\n")
     ended = nodeagent("config", "import", str(path))
     assert (ended.returncode, "not imported: clusterDNS" in ended.stderr) == (0, True)
-    made.write_text(ended.stdout)
-    assert nodeagent("config", "check", "--config", str(made)).returncode == 0
+    converted.write_text(ended.stdout)
+    assert nodeagent("config", "check", "--config", str(converted)).returncode == 0
     path.write_text(f"{head}imageGCHighThresholdPercent: 830\n")
     assert nodeagent("config", "import", str(path)).returncode == 3
     path.write_text("kind: Pod\n")

@@ -83,22 +83,22 @@ def test_replaced_file_keeps_its_dry_run_owner_and_mode(kubelet: Path, target: P
 
 
 def test_new_file_has_dry_run_of_the_configuration_in_force(kubelet: Path, target: Path, tmp_path: Path) -> None:
-    made = tmp_path / "made.toml"
+    converted = tmp_path / "converted.toml"
     for text, value in ((ACTIVE, False), (DRY, True)):
         target.write_text(text)
-        made.unlink(missing_ok=True)
-        assert shell(command(kubelet, "--config", target, "--out", made)).returncode == 0
-        assert (dry_run_in(made), made.stat().st_mode & 0o7777) == (value, 0o644)
+        converted.unlink(missing_ok=True)
+        assert shell(command(kubelet, "--config", target, "--out", converted)).returncode == 0
+        assert (dry_run_in(converted), converted.stat().st_mode & 0o7777) == (value, 0o644)
 
 
 def test_replaced_file_in_dry_run_stays_in_dry_run_whatever_is_in_force(
     kubelet: Path, target: Path, tmp_path: Path
 ) -> None:
-    made = tmp_path / "made.toml"
+    converted = tmp_path / "converted.toml"
     target.write_text(ACTIVE)
-    made.write_text(DRY)
-    assert shell(command(kubelet, "--config", target, "--out", made, "--force")).returncode == 0
-    assert dry_run_in(made) is True
+    converted.write_text(DRY)
+    assert shell(command(kubelet, "--config", target, "--out", converted, "--force")).returncode == 0
+    assert dry_run_in(converted) is True
 
 
 def test_existing_file_is_not_replaced_without_force(kubelet: Path, target: Path) -> None:

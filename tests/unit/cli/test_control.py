@@ -32,11 +32,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
-    async with serving(tmp_path) as made:
-        made.context.loop_statuses.waiting("images", 60, 60)
-        monkeypatch.setattr(control_client, "find_socket", lambda config: made.path if config is None else config)
+    async with serving(tmp_path) as served_node:
+        served_node.context.loop_statuses.waiting("images", 60, 60)
+        monkeypatch.setattr(
+            control_client, "find_socket", lambda config: served_node.path if config is None else config
+        )
         monkeypatch.setenv("COLUMNS", "200")
-        yield made
+        yield served_node
 
 
 @pytest.fixture

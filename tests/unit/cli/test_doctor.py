@@ -27,7 +27,7 @@ KUBELET = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Settings:
+def node_settings(tmp_path: Path) -> Settings:
     state = tmp_path / "state"
     state.mkdir(mode=0o750)
     overrides = {"runtime.endpoint": f"unix://{tmp_path}/none.sock", "role": "standalone"}
@@ -53,81 +53,85 @@ def test_kubelet_configuration_is_read_as_yaml_or_json(tmp_path: Path) -> None:
         checks.read_kubelet_fields(path)
 
 
-def test_state_directory_writable_by_others_is_a_warning(made: Settings) -> None:
-    assert checks.state_finding(made).verdict is Verdict.OK
-    made.state_directory.chmod(0o777)
-    assert "mode 0777" in checks.state_finding(made).evidence
-    made.state_directory.rmdir()
-    assert checks.state_finding(made).verdict is Verdict.OK
-    made.state_directory.write_text("a file")
-    assert checks.state_finding(made).verdict is Verdict.PROBLEM
+def test_state_directory_writable_by_others_is_a_warning(node_settings: Settings) -> None:
+    assert checks.state_finding(node_settings).verdict is Verdict.OK
+    node_settings.state_directory.chmod(0o777)
+    assert "mode 0777" in checks.state_finding(node_settings).evidence
+    node_settings.state_directory.rmdir()
+    assert checks.state_finding(node_settings).verdict is Verdict.OK
+    node_settings.state_directory.write_text("a file")
+    assert checks.state_finding(node_settings).verdict is Verdict.PROBLEM
 
 
-def test_broken_database_is_reported_and_not_changed(made: Settings) -> None:
-    assert checks.store_finding(made).evidence == "there are none yet"
-    sound, broken = made.state_directory / "history.db", made.state_directory / "nodeagent.db"
+def test_broken_database_is_reported_and_not_changed(node_settings: Settings) -> None:
+    assert checks.store_finding(node_settings).evidence == "there are none yet"
+    sound, broken = node_settings.state_directory / "history.db", node_settings.state_directory / "nodeagent.db"
     with closing(sqlite3.connect(sound)) as connection:
         connection.execute("CREATE TABLE t (x)")
-    assert checks.store_finding(made).evidence == "history.db: sound"
+    assert checks.store_finding(node_settings).evidence == "history.db: sound"
     broken.write_bytes(b"no database" * 100)
-    finding = checks.store_finding(made)
+    finding = checks.store_finding(node_settings)
     assert (finding.verdict, str(broken) in finding.evidence) == (Verdict.WARNING, True)
-    assert sorted(each.name for each in made.state_directory.iterdir()) == ["history.db", "nodeagent.db"]
+    assert sorted(each.name for each in node_settings.state_directory.iterdir()) == ["history.db", "nodeagent.db"]
 
 
-def test_unreadable_holds_are_a_problem(made: Settings) -> None:
-    assert checks.hold_finding(made).evidence == "0 hold(s)"
-    (made.state_directory / "holds.json").write_text("[")
-    assert checks.hold_finding(made).verdict is Verdict.PROBLEM
+def test_unreadable_holds_are_a_problem(node_settings: Settings) -> None:
+    assert checks.hold_finding(node_settings).evidence == "0 hold(s)"
+    (node_settings.state_directory / "holds.json").write_text("[")
+    assert checks.hold_finding(node_settings).verdict is Verdict.PROBLEM
 
 
-def test_failed_check_does_not_prevent_the_others(made: Settings, tmp_path: Path) -> None:
+def test_failed_check_does_not_prevent_the_others(node_settings: Settings, tmp_path: Path) -> None:
     write(tmp_path, "var/lib/kubelet/config.yaml", "{")
     write(tmp_path, "run/systemd/journal/socket")
-    findings = {each.check: each for each in checks.run_checks(made, tmp_path)}
+    findings = {each.check: each for each in checks.run_checks(node_settings, tmp_path)}
     assert "neither YAML nor JSON" in findings["kubelet-overlap"].evidence
     assert findings["journal"].verdict is Verdict.OK
     assert findings["runtime"].verdict is Verdict.PROBLEM
     assert findings["runtime"].fix
 
 
-def test_stopped_agent_is_a_warning(made: Settings, tmp_path: Path) -> None:
+def test_stopped_agent_is_a_warning(node_settings: Settings, tmp_path: Path) -> None:
     control = ControlSettings(tmp_path / "none.sock", "no-such-group")
-    agent, group = checks.agent_findings(replace(made, control=control))
+    agent, group = checks.agent_findings(replace(node_settings, control=control))
     assert (agent.verdict, "no agent listening on control socket" in agent.evidence) == (Verdict.WARNING, True)
     assert group.verdict is Verdict.WARNING
-    (disabled,) = checks.agent_findings(replace(made, control=ControlSettings(None)))
+    (disabled,) = checks.agent_findings(replace(node_settings, control=ControlSettings(None)))
     assert disabled.verdict is Verdict.SKIPPED
 
 
 def test_logind_drop_in_is_written_only_where_the_limit_is_too_short(
-    made: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    node_settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drop_in = tmp_path / "etc/systemd/logind.conf.d/zz-nodeagent.conf"
-    fix_logind(replace(made, shutdown=replace(made.shutdown, enabled=False)), tmp_path)
+    fix_logind(replace(node_settings, shutdown=replace(node_settings.shutdown, enabled=False)), tmp_path)
     assert "logind configuration not changed: graceful shutdown disabled" in capsys.readouterr().err
-    fix_logind(replace(made, shutdown=replace(made.shutdown, phases=())), tmp_path)
+    fix_logind(replace(node_settings, shutdown=replace(node_settings.shutdown, phases=())), tmp_path)
     assert not drop_in.exists()
-    fix_logind(made, tmp_path)
+    fix_logind(node_settings, tmp_path)
     assert "InhibitDelayMaxSec=34\n" in drop_in.read_text()
     drop_in.unlink()
     write(tmp_path, "etc/systemd/logind.conf", "[Login]\nInhibitDelayMaxSec=5min\n")
-    fix_logind(made, tmp_path)
+    fix_logind(node_settings, tmp_path)
     assert not drop_in.exists()
     assert "allows at least 34s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("allowed_s", "verdict"), [(30, Verdict.WARNING), (31, Verdict.OK)])
 def test_reserve_of_the_daemon_counts_against_the_limit_of_logind(
-    made: Settings, tmp_path: Path, allowed_s: int, verdict: Verdict
+    node_settings: Settings, tmp_path: Path, allowed_s: int, verdict: Verdict
 ) -> None:
     write(tmp_path, "etc/systemd/logind.conf", f"[Login]\nInhibitDelayMaxSec={allowed_s}\n")
-    found = checks.shutdown_findings(made, tmp_path, lambda: (None, "no bus here"))
+    found = checks.shutdown_findings(node_settings, tmp_path, lambda: (None, "no bus here"))
     assert {each.check: each.verdict for each in found}["logind-delay"] is verdict
 
 
-def test_running_kubelet_disables_eviction_and_shutdown(made: Settings, tmp_path: Path) -> None:
-    on = replace(made, eviction=replace(made.eviction, enabled=True), shutdown=replace(made.shutdown, enabled=True))
+def test_running_kubelet_disables_eviction_and_shutdown(node_settings: Settings, tmp_path: Path) -> None:
+    on = replace(
+        node_settings,
+        eviction=replace(node_settings.eviction, enabled=True),
+        shutdown=replace(node_settings.shutdown, enabled=True),
+    )
     root = make_node(tmp_path / "node")
     assert [(each.check, each.verdict) for each in checks.role_findings(on, root)] == [("role", Verdict.OK)]
     add_process(root, 812, "kubelet", ("/usr/bin/kubelet",))
@@ -141,13 +145,16 @@ def test_running_kubelet_disables_eviction_and_shutdown(made: Settings, tmp_path
     assert "is refused: a kubelet manages this node" in findings["eviction-refused"].evidence
 
 
-def test_role_is_unknown_where_processes_are_hidden(made: Settings, tmp_path: Path) -> None:
-    (finding,) = checks.role_findings(replace(made, role=None), tmp_path)
+def test_role_is_unknown_where_processes_are_hidden(node_settings: Settings, tmp_path: Path) -> None:
+    (finding,) = checks.role_findings(replace(node_settings, role=None), tmp_path)
     assert (finding.verdict, "unknown, treated as beside a kubelet" in finding.evidence) == (Verdict.WARNING, True)
 
 
 @pytest.mark.parametrize(("high", "expected"), [(80, 80), (100, None)])
-def test_threshold_of_100_percent_disables_image_gc(made: Settings, high: int, expected: int | None) -> None:
-    images = replace(made.policy.images, high_threshold_percent=high)
-    assert checks.image_gc_start_percent(replace(made, policy=replace(made.policy, images=images))) == expected
-    assert checks.image_gc_start_percent(replace(made, image_interval_s=None)) is None
+def test_threshold_of_100_percent_disables_image_gc(node_settings: Settings, high: int, expected: int | None) -> None:
+    images = replace(node_settings.policy.images, high_threshold_percent=high)
+    assert (
+        checks.image_gc_start_percent(replace(node_settings, policy=replace(node_settings.policy, images=images)))
+        == expected
+    )
+    assert checks.image_gc_start_percent(replace(node_settings, image_interval_s=None)) is None

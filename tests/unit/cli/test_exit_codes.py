@@ -80,29 +80,29 @@ async def case(request: pytest.FixtureRequest) -> Case:
 async def filled(tmp_path: Path, case: Case, head: str = "") -> AsyncIterator[Node]:
     """Serve the node of a case: one running container, no dead ones."""
     protect = 'protect.images = ["*"]\n' if case.protect else ""
-    async with serving(tmp_path, head=head + protect) as made:
-        for container in list(made.sim.containers.values()):
-            made.sim.remove_container(container.id)
-        pod = next(iter(made.sim.sandboxes.values()))
-        made.sim.add_container(pod, "app", IMAGE, state=ContainerState.RUNNING, age_s=3600)
+    async with serving(tmp_path, head=head + protect) as node:
+        for container in list(node.sim.containers.values()):
+            node.sim.remove_container(container.id)
+        pod = next(iter(node.sim.sandboxes.values()))
+        node.sim.add_container(pod, "app", IMAGE, state=ContainerState.RUNNING, age_s=3600)
         for number, size_mib in enumerate(case.unused_mib):
             layers = [Layer(f"own-{number}", size_mib * MIB)]
-            made.sim.add_image(f"registry.example/old:v{number}", layers=layers, age_s=90 * 86_400)
-        made.sim.capacity_bytes = 40 * GIB
-        made.sim.fill_to(case.used_percent)
+            node.sim.add_image(f"registry.example/old:v{number}", layers=layers, age_s=90 * 86_400)
+        node.sim.capacity_bytes = 40 * GIB
+        node.sim.fill_to(case.used_percent)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("nodeagent.act.agent.read_filesystem", SimFilesystem(made.sim).read_filesystem)
-            patch.setattr(control_client, "find_socket", lambda config: made.path if config is None else config)
+            patch.setattr("nodeagent.act.agent.read_filesystem", SimFilesystem(node.sim).read_filesystem)
+            patch.setattr(control_client, "find_socket", lambda config: node.path if config is None else config)
             for each in ("add_signal_handler", "remove_signal_handler"):  # only for the main thread
                 patch.setattr(f"asyncio.SelectorEventLoop.{each}", lambda *_: None)
             patch.setenv("COLUMNS", "200")
-            yield made
+            yield node
 
 
 @pytest.fixture
 async def node(tmp_path: Path, case: Case) -> AsyncIterator[Node]:
-    async with filled(tmp_path, case) as made:
-        yield made
+    async with filled(tmp_path, case) as node:
+        yield node
 
 
 def route_options(route: str, node: Node) -> tuple[str, ...]:

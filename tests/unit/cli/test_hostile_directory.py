@@ -95,9 +95,9 @@ class Hostile:
 
 @pytest.fixture(params=["file", "package"])
 def hostile(tmp_path: Path, request: pytest.FixtureRequest) -> Hostile:
-    made = Hostile(tmp_path)
-    made.plant(request.param)
-    return made
+    planted = Hostile(tmp_path)
+    planted.plant(request.param)
+    return planted
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.core import TyperGroup
@@ -17,29 +17,34 @@ from nodeagent.config.models import Config
 from nodeagent.config.toml_writer import settings_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
+def root() -> TyperGroup:
+    command = get_command(app)
+    assert isinstance(command, TyperGroup)
+    return command
+
+
 @pytest.fixture(scope="module")
-def made() -> dict[str, str]:
-    root = get_command(app)
-    assert isinstance(root, TyperGroup)
-    return pages(root)
+def manual() -> dict[str, str]:
+    return pages(root())
 
 
-def test_every_command_and_setting_is_documented(made: dict[str, str]) -> None:
-    assert {"nodeagent.1", "nodeagent-gc.1", "nodeagent-doctor.1", "nodeagent-config.1"} <= set(made)
-    assert '.SS "nodeagent gc images"' in made["nodeagent-gc.1"]
-    assert '.B "\\-n, \\-\\-dry\\-run"' in made["nodeagent-gc.1"]
-    assert ".BR nodeagent\\-gc (1)" in made["nodeagent.1"]
-    assert ".B 130" in made["nodeagent.1"]
+def test_every_command_and_setting_is_documented(manual: dict[str, str]) -> None:
+    assert {"nodeagent.1", "nodeagent-gc.1", "nodeagent-doctor.1", "nodeagent-config.1"} <= set(manual)
+    assert '.SS "nodeagent gc images"' in manual["nodeagent-gc.1"]
+    assert '.B "\\-n, \\-\\-dry\\-run"' in manual["nodeagent-gc.1"]
+    assert ".BR nodeagent\\-gc (1)" in manual["nodeagent.1"]
+    assert ".B 130" in manual["nodeagent.1"]
     for each in settings_of(Config()):
-        assert f".B {each.name}\n" in made["nodeagent.toml.5"]
+        assert f".B {each.name}\n" in manual["nodeagent.toml.5"]
 
 
-def test_no_text_line_is_parsed_as_a_request(made: dict[str, str]) -> None:
+def test_no_text_line_is_parsed_as_a_request(manual: dict[str, str]) -> None:
     known = {"TH", "SH", "SS", "PP", "TP", "B", "I", "BR", "BI", "br", "nh", "ad"}
-    for name, text in made.items():
+    for name, text in manual.items():
         assert text.endswith("\n")
         for line in text.splitlines():
             assert not line.startswith("'")
@@ -47,8 +52,8 @@ def test_no_text_line_is_parsed_as_a_request(made: dict[str, str]) -> None:
 
 
 @pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
-def test_groff_prints_no_warning(made: dict[str, str], tmp_path: Path) -> None:
-    for name, text in made.items():
+def test_groff_prints_no_warning(manual: dict[str, str], tmp_path: Path) -> None:
+    for name, text in manual.items():
         (tmp_path / name).write_text(text)
     ended = subprocess.run(
         ["groff", "-man", "-Tutf8", "-ww", "-rLL=78n", *sorted(map(str, tmp_path.iterdir()))],
@@ -62,3 +67,18 @@ def test_groff_prints_no_warning(made: dict[str, str], tmp_path: Path) -> None:
     assert "nodeagent.toml - configuration of nodeagent" in ended.stdout.replace("\x1b[1m", "").replace(
         "\x1b[0m", ""
     ).replace("\x1b[22m", "")
+
+
+def commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield every command below a command with its path."""
+    yield path, command
+    for name, each in getattr(command, "commands", {}).items():
+        yield from commands(each, f"{path} {name}")
+
+
+def test_help_of_commands_and_options_is_one_short_line() -> None:
+    lines = {path: command.help.partition("\n")[0].removesuffix(".") for path, command in commands(root(), "nodeagent")}
+    for path, command in commands(root(), "nodeagent"):
+        lines |= {f"{path} {each.name}": (each.help or "").partition(" [default")[0] for each in command.params}
+    own = {name: line for name, line in lines.items() if "completion" not in name and not name.endswith("nodeagent")}
+    assert {name: line for name, line in own.items() if len(line) >= 60 or line.endswith(".")} == {}
