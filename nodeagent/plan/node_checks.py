@@ -1,4 +1,4 @@
-"""Judging whether a node is fit for the agent: each reading becomes a finding with its evidence and a fix."""
+"""Checks of a node: each turns a reading into a finding with verdict, evidence and fix."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LAZY_SNAPSHOTTERS: Final = frozenset({"stargz", "nydus", "soci", "overlaybd"})
 
 
 class Verdict(StrEnum):
-    """What becomes of a check. The values are part of the JSON output."""
+    """The verdicts of a check; part of the JSON output."""
 
     OK = "ok"
     WARNING = "warning"
@@ -35,9 +35,9 @@ class Finding:
     """The outcome of one check.
 
     Attributes:
-        check: its name, stable for scripts.
-        evidence: what was seen.
-        fix: what to do; empty where nothing is to be done.
+        check: name of the check, stable for scripts.
+        evidence: the reading.
+        fix: the action of the operator; empty if none is needed.
     """
 
     check: str
@@ -47,26 +47,26 @@ class Finding:
 
 
 def check_stalls(known: Iterable[str]) -> Finding:
-    """Judge which resources the kernel tells stalls of."""
+    """Check the resources with pressure stall information."""
     missing = sorted({"memory", "io"} - set(known))
     if not missing:
-        return Finding("pressure-stalls", Verdict.OK, "the kernel tells stalls of memory and io")
+        return Finding("pressure-stalls", Verdict.OK, "PSI available for memory and io")
     return Finding(
         "pressure-stalls",
         Verdict.WARNING,
-        f"the kernel tells no stalls of {' and '.join(missing)}: evictions poll only",
-        "boot with psi=1 on the kernel's command line",
+        f"PSI unavailable for {' and '.join(missing)}: thresholds are only polled",
+        "add psi=1 to the kernel command line and reboot",
     )
 
 
 def check_cgroups(controllers: Iterable[str] | None) -> Finding:
-    """Judge the cgroup tree; ``None`` where it is not version 2."""
+    """Check the controllers of cgroup v2; ``None`` with version 1."""
     if controllers is None:
         return Finding(
             "cgroups",
             Verdict.WARNING,
-            "this is not cgroup v2: what pods use of memory and PIDs is known from the runtime only",
-            "boot with systemd.unified_cgroup_hierarchy=1",
+            "cgroup v1: memory and PIDs of pods are known from the runtime only",
+            "add systemd.unified_cgroup_hierarchy=1 to the kernel command line and reboot",
         )
     missing = sorted({"memory", "pids"} - set(controllers))
     if missing:
@@ -103,23 +103,23 @@ def check_delay(budget: ShutdownBudget, *, off: str) -> Finding:
 
 
 def check_lock(held: bool, because: str, *, off: str) -> Finding:  # noqa: FBT001 - a reading
-    """Judge whether logind would wait for the agent."""
+    """Check the inhibitor lock; ``because`` is the evidence."""
     if off:
-        return Finding("inhibitor", Verdict.SKIPPED, f"pods are not stopped in order: {off}")
+        return Finding("inhibitor", Verdict.SKIPPED, f"graceful shutdown disabled: {off}")
     if held:
         return Finding("inhibitor", Verdict.OK, because)
     return Finding("inhibitor", Verdict.WARNING, because, "start the daemon: systemctl start nodeagent")
 
 
 def check_sandbox_image(name: str | None, listed: bool, pinned: bool) -> Finding:  # noqa: FBT001 - readings
-    """Judge whether the image that every pod needs is safe from other collectors."""
+    """Check the sandbox image, which every pod needs: present, and pinned against other collectors."""
     if name is None:
-        return Finding("sandbox-image", Verdict.SKIPPED, "the runtime does not tell it; images in use are kept anyway")
+        return Finding("sandbox-image", Verdict.SKIPPED, "not reported by the runtime; images in use are kept anyway")
     if not listed:
         return Finding(
             "sandbox-image",
             Verdict.PROBLEM,
-            f"{name} is not on the node: no pod can start",
+            f"{name} not found on the node: no pod can start",
             f"ctr -n k8s.io images pull {name}",
         )
     if pinned:
@@ -127,120 +127,118 @@ def check_sandbox_image(name: str | None, listed: bool, pinned: bool) -> Finding
     return Finding(
         "sandbox-image",
         Verdict.OK,
-        f"{name} is not pinned in the runtime; the agent keeps it all the same, other collectors may not",
+        f"{name} is not pinned in the runtime; the agent keeps it, another collector may remove it",
     )
 
 
 def check_snapshotter(name: str | None) -> Finding:
-    """Judge where images are unpacked; ``None`` where the runtime does not tell."""
+    """Check the snapshotter of the runtime; ``None`` if the runtime does not report it."""
     if name is None:
-        return Finding(
-            "snapshotter", Verdict.SKIPPED, "the runtime does not tell it; what images say of theirs is used"
-        )
+        return Finding("snapshotter", Verdict.SKIPPED, "not reported by the runtime; labels of the images are used")
     if name in _LAZY_SNAPSHOTTERS:
         return Finding(
             "snapshotter",
             Verdict.WARNING,
-            f"{name} fetches layers when they are read: what an image occupies can grow after it was counted",
-            "set image_gc.high_threshold_percent lower than elsewhere",
+            f"{name} fetches layers when they are read: image sizes can grow after they were measured",
+            "set a lower image_gc.high_threshold_percent",
         )
     return Finding("snapshotter", Verdict.OK, name)
 
 
 def check_split(places: Mapping[str, int | None], image_filesystems: int) -> Finding:
-    """Judge which of the node's filesystems are the same.
+    """Check which of the node's filesystems are shared.
 
     Args:
         places: device of ``imagefs``, ``containerfs`` and ``nodefs``, in this order; ``None`` where it cannot be read.
-        image_filesystems: how many the runtime names for images.
+        image_filesystems: number of image filesystems that the runtime reports.
     """
     unread = [name for name, device in places.items() if device is None]
     if unread:
         return Finding(
             "split-filesystems",
             Verdict.WARNING,
-            f"the filesystem of {' and '.join(unread)} cannot be read",
-            "let the agent see the paths that the runtime names, or set runtime.imagefs_path",
+            f"cannot read the filesystem of {' and '.join(unread)}",
+            "make the paths of the runtime readable for the agent, or set runtime.imagefs_path",
         )
     groups: dict[int | None, list[str]] = {}
     for name, device in places.items():
         groups.setdefault(device, []).append(name)
-    told = "; ".join(" and ".join(names) for names in groups.values())
-    told = f"apart: {told}" if len(groups) > 1 else "imagefs, containerfs and nodefs are one"
+    separate = "; ".join(" and ".join(names) for names in groups.values())
+    layout = f"separate: {separate}" if len(groups) > 1 else "imagefs, containerfs and nodefs are one"
     if image_filesystems > 1:
         return Finding(
             "split-filesystems",
             Verdict.WARNING,
-            f"{told}; the runtime names {image_filesystems} filesystems of images: images are collected by the "
-            "fullest, evictions look at the first",
-            "set runtime.imagefs_path to the one that counts",
+            f"{layout}; the runtime reports {image_filesystems} image filesystems: image GC uses the fullest, eviction "
+            "the first",
+            "set runtime.imagefs_path to the relevant one",
         )
-    return Finding("split-filesystems", Verdict.OK, told)
+    return Finding("split-filesystems", Verdict.OK, layout)
 
 
 def check_stores(broken: Mapping[str, str], sound: Iterable[str]) -> Finding:
-    """Judge the agent's databases: the file and fault of each that is broken, and the names of those that are sound."""
+    """Check the databases of the agent: path and fault of each broken one, names of the sound ones."""
     if broken:
         return Finding(
             "stores",
             Verdict.WARNING,
             "; ".join(f"{path}: {fault}" for path, fault in broken.items()),
-            "it is set aside and begun anew with the next pass; look at the disk below it",
+            "none needed: the next pass quarantines and replaces the file; check the disk",
         )
     names = ", ".join(sound)
-    return Finding("stores", Verdict.OK, f"{names}: sound" if names else "there are none yet")
+    return Finding("stores", Verdict.OK, f"{names}: sound" if names else "no databases yet")
 
 
 def check_state(directory: str, problem: str, available_bytes: int | None, mode: int = 0o750) -> Finding:
-    """Judge the state directory and its mode; ``problem`` tells why it cannot be used, empty if it can."""
+    """Check the state directory and its mode; ``problem`` is the cause if files cannot be written, else empty."""
     if problem:
         return Finding(
             "state-directory",
             Verdict.PROBLEM,
-            f"{directory}: {problem}; what is learnt is lost at a restart",
-            "make it writable for root, or set state.directory",
+            f"cannot write {directory}: {problem}; observed image use is lost at a restart",
+            "make the directory writable for root, or set state.directory",
         )
     if available_bytes is not None and available_bytes < _LITTLE_STATE_BYTES:
         return Finding(
-            "state-directory", Verdict.WARNING, f"{directory}: only {format_bytes(available_bytes)} left on its disk"
+            "state-directory",
+            Verdict.WARNING,
+            f"{directory}: only {format_bytes(available_bytes)} available on its filesystem",
         )
     if mode & 0o022:
         return Finding(
             "state-directory",
             Verdict.WARNING,
-            f"{directory} has mode {mode:04o}: others than root can change what the agent remembers",
+            f"{directory} has mode {mode:04o}: users other than root can change the state of the agent",
             f"chmod 0750 {directory}",
         )
-    return Finding("state-directory", Verdict.OK, f"{directory} can be written")
+    return Finding("state-directory", Verdict.OK, f"{directory} is writable")
 
 
 def check_clock(skew_s: float | None, synchronised: bool | None) -> Finding:  # noqa: FBT001 - readings
-    """Judge the wall clock, that ages of images and containers come from.
+    """Check the wall clock, on which the ages of images and containers depend.
 
     Args:
-        skew_s: how far the newest thing the runtime made lies in the future; ``None`` if nothing does.
-        synchronised: whether the kernel counts the clock as synchronised; ``None`` where not known.
+        skew_s: creation time of the newest container relative to now, in seconds; ``None`` without containers.
+        synchronised: whether the kernel counts the clock as synchronised; ``None`` if unknown.
     """
     if skew_s is not None and skew_s > _MUCH_SKEW_S:
         return Finding(
             "clock",
             Verdict.WARNING,
-            f"something on the node was made {format_duration(skew_s)} in the future: the clock was set back",
-            "check the time service; ages count from what was seen, so nothing goes too early",
+            f"a container was created {format_duration(skew_s)} in the future: the clock was set back",
+            "check the time service; no item is removed too early, since ages start at the first observation",
         )
     if synchronised is False:
-        return Finding(
-            "clock", Verdict.WARNING, "the kernel says the clock is not synchronised", "start a time service"
-        )
-    return Finding("clock", Verdict.OK, "synchronised" if synchronised else "nothing lies in the future")
+        return Finding("clock", Verdict.WARNING, "clock not synchronised (adjtimex)", "start a time service")
+    return Finding("clock", Verdict.OK, "synchronised" if synchronised else "no creation time in the future")
 
 
 def check_image_use(observed_since: datetime | None, now: datetime, maximum_s: float) -> Finding:
-    """Judge whether image use has been observed for long enough to remove images by age.
+    """Check whether image use has been observed for long enough to remove images by age.
 
     Args:
-        observed_since: since when, without a gap; ``None`` with an unavailable state database.
-        now: the time of that observation.
+        observed_since: start of the observation without a gap; ``None`` with an unavailable state database.
+        now: the time of the check.
         maximum_s: the maximum unused age; 0 if it is disabled.
     """
     if not maximum_s:
@@ -249,47 +247,47 @@ def check_image_use(observed_since: datetime | None, now: datetime, maximum_s: f
         return Finding(
             "image-use",
             Verdict.WARNING,
-            "not observed, as the state database is unavailable: no image is removed by age",
+            "not observed: state database is unavailable; no image is removed by age",
             "see state-directory and stores",
         )
     observed_s = (now - observed_since).total_seconds()
-    told = f"observed since {format_time(observed_since)} ({format_duration(observed_s)})"
+    observed = f"observed since {format_time(observed_since)} ({format_duration(observed_s)})"
     if observed_s > maximum_s:
-        return Finding("image-use", Verdict.OK, told)
+        return Finding("image-use", Verdict.OK, observed)
     maximum = format_duration(maximum_s)
-    return Finding("image-use", Verdict.OK, f"{told}: no image is removed by age before {maximum}")
+    return Finding("image-use", Verdict.OK, f"{observed}: no image is removed by age before {maximum}")
 
 
-def check_agent(away: str, not_ready: Iterable[str], pid: int | None) -> Finding:
-    """Judge the running agent by what it says of itself.
+def check_agent(unavailable: str, not_ready: Iterable[str], pid: int | None) -> Finding:
+    """Check the readiness of the running agent.
 
     Args:
-        away: why it could not be asked; empty if it was.
-        not_ready: why it cannot do its work now.
-        pid: of its process.
+        unavailable: why the control API did not answer; empty if it did.
+        not_ready: the reasons why the agent is not ready; empty if it is.
+        pid: process id of the agent.
     """
-    if away:
-        return Finding("agent", Verdict.WARNING, away, "systemctl start nodeagent")
+    if unavailable:
+        return Finding("agent", Verdict.WARNING, unavailable, "systemctl start nodeagent")
     reasons = "; ".join(not_ready)
     if reasons:
-        return Finding("agent", Verdict.PROBLEM, f"it is not ready: {reasons}", "journalctl -u nodeagent -p warning -b")
-    return Finding("agent", Verdict.OK, f"at work, process {pid}")
+        return Finding("agent", Verdict.PROBLEM, f"not ready: {reasons}", "journalctl -u nodeagent -p warning -b")
+    return Finding("agent", Verdict.OK, f"running (pid {pid})")
 
 
 def check_control_group(name: str, known: bool) -> Finding:  # noqa: FBT001 - a reading
-    """Judge whether others than root can ask the agent."""
+    """Check the group whose members may use the control API."""
     if known:
-        return Finding("control-group", Verdict.OK, f"members of group {name} may ask the agent")
+        return Finding("control-group", Verdict.OK, f"members of group {name} may use the control API")
     return Finding(
         "control-group",
         Verdict.WARNING,
-        f"there is no group {name}: only root may ask the agent",
-        "systemd-sysusers makes it once the agent is installed; or set control.group",
+        f"group {name} not found: only root may use the control API",
+        "run systemd-sysusers after the installation, or set control.group",
     )
 
 
 def check_role(role: RoleDecision) -> Finding:
-    """Judge the role on this node: a warning where it contradicts the configured one or the traces, or is unknown."""
+    """Check the role on this node; warn if it contradicts the configuration or the traces, or is unknown."""
     evidence = f"{role.role}: {role.warning or role.reason}"
     if role.warning:
         return Finding("role", Verdict.WARNING, evidence, 'stop and remove the kubelet, or set role = "auto"')
@@ -301,7 +299,7 @@ def check_role(role: RoleDecision) -> Finding:
 
 
 def check_refused(section: str, because: str) -> Finding:
-    """Judge a section that is configured "on" and refused beside a kubelet."""
+    """Return the warning for a section configured "on" that is refused beside a kubelet."""
     fix = {
         "eviction": 'set eviction.enabled = "auto", and the thresholds in the kubelet\'s evictionHard and evictionSoft',
         "shutdown": 'set shutdown.enabled = "auto", and the kubelet\'s shutdownGracePeriod',
@@ -310,25 +308,25 @@ def check_refused(section: str, because: str) -> Finding:
 
 
 def check_kubelet(found: Mapping[str, str], *, evicts: bool, stops: bool, collects_from: int | None) -> list[Finding]:
-    """Judge where a kubelet of this node does the same work.
+    """Check which tasks both the kubelet of this node and the agent perform.
 
     Args:
-        found: the kubelet's settings that matter, by name; empty without a kubelet's configuration.
-        evicts: whether the agent evicts here.
-        stops: whether it stops pods when the node goes down.
-        collects_from: usage in percent from which it collects images; ``None`` if it does not.
+        found: the relevant kubelet fields by name; empty without a KubeletConfiguration.
+        evicts: whether the agent evicts pods on this node.
+        stops: whether the agent stops pods at a node shutdown.
+        collects_from: usage in percent at which the agent starts to remove images; ``None`` if it does not.
     """
     if not found:
-        return [Finding("kubelet-overlap", Verdict.SKIPPED, "no configuration of a kubelet is on this node")]
+        return [Finding("kubelet-overlap", Verdict.SKIPPED, "no KubeletConfiguration on this node")]
     findings = []
     if collects_from is not None:
-        findings += _judge_collecting(found.get("imageGCHighThresholdPercent", "85"), collects_from)
+        findings += _check_image_gc(found.get("imageGCHighThresholdPercent", "85"), collects_from)
     if evicts:
         findings.append(
             Finding(
                 "kubelet-overlap-eviction",
                 Verdict.WARNING,
-                "the kubelet evicts, too, and starts again what is stopped behind its back",
+                "the kubelet evicts too, and restarts pods that the agent evicts",
                 'set eviction.enabled = "off", or "auto"',
             )
         )
@@ -338,22 +336,24 @@ def check_kubelet(found: Mapping[str, str], *, evicts: bool, stops: bool, collec
             Finding(
                 "kubelet-overlap-shutdown",
                 Verdict.PROBLEM,
-                f"the kubelet stops pods at shutdown, too (shutdownGracePeriod {grace})",
-                'let one of the two do it: shutdown.enabled = "off" here, or no shutdownGracePeriod there',
+                f"the kubelet stops pods at shutdown too (shutdownGracePeriod {grace})",
+                'set shutdown.enabled = "off", or remove shutdownGracePeriod from the kubelet',
             )
         )
-    return findings or [Finding("kubelet-overlap", Verdict.OK, "the kubelet and the agent do not do the same work")]
+    return findings or [
+        Finding("kubelet-overlap", Verdict.OK, "no task is performed by both the kubelet and the agent")
+    ]
 
 
-def _judge_collecting(kubelet_from: str, collects_from: int) -> list[Finding]:
-    """Judge who collects images first; the one that starts earlier leaves the other as its backstop."""
+def _check_image_gc(kubelet_from: str, collects_from: int) -> list[Finding]:
+    """Return a warning if the kubelet removes images at a lower usage than the agent; the kubelet is the backstop."""
     if kubelet_from == "100" or (kubelet_from.isdecimal() and collects_from < int(kubelet_from)):
         return []
     return [
         Finding(
             "kubelet-overlap-images",
             Verdict.WARNING,
-            f"the kubelet collects images from {kubelet_from}% on, before the agent does ({collects_from}%)",
-            "set image_gc.high_threshold_percent below that, or imageGCHighThresholdPercent: 100 in the kubelet's",
+            f"the kubelet removes images at {kubelet_from}%, before the agent does ({collects_from}%)",
+            "set image_gc.high_threshold_percent below that, or imageGCHighThresholdPercent: 100 in the kubelet",
         )
     ]

@@ -64,7 +64,7 @@ def test_state_directory_writable_by_others_is_a_warning(node_settings: Settings
 
 
 def test_broken_database_is_reported_and_not_changed(node_settings: Settings) -> None:
-    assert checks.store_finding(node_settings).evidence == "there are none yet"
+    assert checks.store_finding(node_settings).evidence == "no databases yet"
     sound, broken = node_settings.state_directory / "history.db", node_settings.state_directory / "nodeagent.db"
     with closing(sqlite3.connect(sound)) as connection:
         connection.execute("CREATE TABLE t (x)")

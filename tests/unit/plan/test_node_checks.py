@@ -1,4 +1,4 @@
-"""Judging what a checkup saw."""
+"""Verdicts of the node checks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def delay(limit_s: float | None, off: str = "") -> Finding:
         (check_stalls([]), WARNING, "io and memory"),
         (check_cgroups(["cpu", "memory", "pids"]), OK, "cgroup v2"),
         (check_cgroups(["cpu"]), PROBLEM, "without memory, pids"),
-        (check_cgroups(None), WARNING, "not cgroup v2"),
+        (check_cgroups(None), WARNING, "cgroup v1"),
         (delay(60), OK, "allows 1m (/etc/x.conf), the phases want 30s"),
         (delay(5), WARNING, "/etc/x.conf"),
         (delay(0), WARNING, "allows 0s (/etc/x.conf), the phases want 30s: too short: no pod is stopped at the signal"),
@@ -50,29 +50,37 @@ def delay(limit_s: float | None, off: str = "") -> Finding:
         (check_lock(True, "listed", off=""), OK, "listed"),
         (check_lock(False, "not listed", off=""), WARNING, "not listed"),
         (check_lock(False, "", off="off"), SKIPPED, "off"),
-        (check_sandbox_image(None, False, False), SKIPPED, "does not tell"),
+        (check_sandbox_image(None, False, False), SKIPPED, "not reported by the runtime"),
         (check_sandbox_image("pause", False, False), PROBLEM, "no pod can start"),
         (check_sandbox_image("pause", True, False), OK, "not pinned"),
         (check_sandbox_image("pause", True, True), OK, "is pinned"),
-        (check_state("/x", "", 1 << 40), OK, "can be written"),
-        (check_state("/x", "", 1 << 20), WARNING, "1.00 MiB left"),
+        (check_state("/x", "", 1 << 40), OK, "is writable"),
+        (check_state("/x", "", 1 << 20), WARNING, "1.00 MiB available"),
         (check_state("/x", "Read-only file system", None), PROBLEM, "Read-only"),
         (check_state("/x", "", 1 << 40, 0o770), WARNING, "mode 0770"),
         (check_snapshotter("overlayfs"), OK, "overlayfs"),
         (check_snapshotter("stargz"), WARNING, "when they are read"),
-        (check_snapshotter(None), SKIPPED, "does not tell"),
+        (check_snapshotter(None), SKIPPED, "not reported by the runtime"),
         (check_split({"imagefs": 1, "containerfs": 1, "nodefs": 1}, 1), OK, "are one"),
-        (check_split({"imagefs": 1, "containerfs": 2, "nodefs": 2}, 1), OK, "apart: imagefs; containerfs and nodefs"),
-        (check_split({"imagefs": None, "containerfs": 1, "nodefs": 1}, 1), WARNING, "of imagefs cannot be read"),
-        (check_split({"imagefs": 1, "containerfs": 1, "nodefs": 1}, 2), WARNING, "2 filesystems of images"),
+        (
+            check_split({"imagefs": 1, "containerfs": 2, "nodefs": 2}, 1),
+            OK,
+            "separate: imagefs; containerfs and nodefs",
+        ),
+        (
+            check_split({"imagefs": None, "containerfs": 1, "nodefs": 1}, 1),
+            WARNING,
+            "cannot read the filesystem of imagefs",
+        ),
+        (check_split({"imagefs": 1, "containerfs": 1, "nodefs": 1}, 2), WARNING, "2 image filesystems"),
         (check_stores({}, ["a.db", "b.db"]), OK, "a.db, b.db: sound"),
-        (check_stores({}, []), OK, "none yet"),
+        (check_stores({}, []), OK, "no databases yet"),
         (check_stores({"/x/a.db": "malformed"}, ["b.db"]), WARNING, "/x/a.db: malformed"),
-        (check_agent("", (), 7), OK, "at work, process 7"),
+        (check_agent("", (), 7), OK, "running (pid 7)"),
         (check_agent("no agent listens", (), None), WARNING, "no agent listens"),
         (check_agent("", ("no progress: images",), 7), PROBLEM, "no progress: images"),
         (check_control_group("nodeagent", True), OK, "members of group nodeagent"),
-        (check_control_group("ops", False), WARNING, "there is no group ops"),
+        (check_control_group("ops", False), WARNING, "group ops not found"),
         (check_image_use(None, NOW, 0), SKIPPED, "no image is removed by age"),
         (check_image_use(None, NOW, 60), WARNING, "state database is unavailable"),
         (check_image_use(ago(60), NOW, 60), OK, "(1m): no image is removed by age before 1m"),
@@ -83,7 +91,7 @@ def delay(limit_s: float | None, off: str = "") -> Finding:
         (check_clock(None, False), WARNING, "not synchronised"),
     ],
 )
-def test_each_reading_has_its_verdict(finding: Finding, verdict: Verdict, words: str) -> None:
+def test_reading_has_verdict_evidence_and_fix(finding: Finding, verdict: Verdict, words: str) -> None:
     assert finding.verdict is verdict
     assert words in finding.evidence
     if verdict is PROBLEM:
@@ -106,7 +114,7 @@ def test_each_reading_has_its_verdict(finding: Finding, verdict: Verdict, words:
         ({"shutdownGracePeriod": "0s"}, (False, True, None), {"kubelet-overlap": OK}),
     ],
 )
-def test_work_done_twice_is_told(
+def test_task_of_both_kubelet_and_agent_is_reported(
     found: dict[str, str], work: tuple[bool, bool, int | None], expected: dict[str, Verdict]
 ) -> None:
     evicts, stops, collects_from = work
