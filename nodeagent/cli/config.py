@@ -29,8 +29,8 @@ def check(path: Path | None) -> None:
         ConfigError: file, key, value and the allowed form, one line per fault.
     """
     loaded = load(path)
-    where = str(loaded.source) if loaded.source is not None else "no file: every setting has its default"
-    say(f"configuration is valid ({where})")
+    source = str(loaded.source) if loaded.source is not None else "no file: every setting has its default"
+    say(f"configuration is valid ({source})")
     sys.stdout.flush()
     if loaded.config.role == "beside-kubelet":
         for name, section in (("eviction", loaded.config.eviction), ("shutdown", loaded.config.shutdown)):
@@ -95,17 +95,17 @@ def import_kubelet(file: Path, *, config: Path | None = None, out: Path | None =
     from nodeagent.config.kubelet_import import import_kubelet as convert  # noqa: PLC0415
     from nodeagent.config.kubelet_import import read_kubelet  # noqa: PLC0415
 
-    where = "standard input" if str(file) == "-" else str(file)
+    source = "standard input" if str(file) == "-" else str(file)
     replaced = _status_to_replace(out, force=force) if out is not None else None
     try:
         raw = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
         imported = convert(read_kubelet(raw.decode()))
     except OSError as error:
-        raise ConfigError(f"cannot read {where}: {error.strerror or error}") from error
+        raise ConfigError(f"cannot read {source}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{where}: not UTF-8 text (byte {error.start})") from error
+        raise ConfigError(f"{source}: not UTF-8 text (byte {error.start})") from error
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
+        raise ConfigError(f"{source}: {error}") from error
     kept = dry_run_to_keep([config or DEFAULT_PATH, *([out] if out is not None else [])])
     text = imported.to_toml(dry_run=kept.value, because=kept.reason)
     if out is not None:

@@ -255,10 +255,10 @@ def request_for(method: str, **fields: str | float | bool) -> Message:
     from nodeagent._proto.control.v1 import control_pb2  # noqa: PLC0415 - not for every command
 
     try:
-        made: Message = getattr(control_pb2, f"{method}Request")(**fields)
+        message: Message = getattr(control_pb2, f"{method}Request")(**fields)
     except ValueError as error:
         raise UsageError(f"invalid request: {error}") from error
-    return made
+    return message
 
 
 def _translated(error: grpc.RpcError) -> NodeAgentError:

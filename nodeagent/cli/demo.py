@@ -64,9 +64,9 @@ async def _demo(*, show_kept: bool) -> ExitCode:
         console.print(f"Removed exactly the previewed items: {'yes' if same else 'NO'}")
         console.print()
         console.rule("3. result: a second run has nothing to do")
-        again = await collector.preview(Scope.ALL)
-        console.print(render.preview_view(again.snapshot, again.plans, _POLICY.images, show_kept=show_kept))
-    succeeded = same and report.end is PassEnd.COMPLETE and not again.removals
+        second = await collector.preview(Scope.ALL)
+        console.print(render.preview_view(second.snapshot, second.plans, _POLICY.images, show_kept=show_kept))
+    succeeded = same and report.end is PassEnd.COMPLETE and not second.removals
     return ExitCode.DONE if succeeded else ExitCode.FAILED
 
 

@@ -80,27 +80,27 @@ def _page(context: typer.Context) -> str:
     help_text = command.help or ""
     name = f"{PROGRAM}-{context.info_name}"
     lines = [*_head(name, 1, "User commands", _first_sentence(help_text)), ".SH SYNOPSIS", *_synopsis(context)]
-    inner = list(_inner(context))
-    for each in inner:
+    subcommands = list(_subcommands(context))
+    for each in subcommands:
         lines += [".br", *_synopsis(each)]
     lines += [".SH DESCRIPTION", *_paragraphs(help_text), ".SH OPTIONS", *_parameters(context)]
-    if inner:
+    if subcommands:
         lines.append(".SH COMMANDS")
-    for each in inner:
+    for each in subcommands:
         lines += [f".SS {_word(each.command_path)}", *_paragraphs(each.command.help or ""), *_parameters(each)]
     lines += _exit_status(context)
     lines += [".SH SEE ALSO", _references([(PROGRAM, 1), (_SETTINGS_PAGE, 5)])]
     return "\n".join(lines) + "\n"
 
 
-def _inner(context: typer.Context) -> Iterator[typer.Context]:
+def _subcommands(context: typer.Context) -> Iterator[typer.Context]:
     command = context.command
     if not isinstance(command, TyperGroup):
         return
     for name in command.list_commands(context):
-        inner = command.get_command(context, name)
-        if inner is not None and not inner.hidden:
-            yield typer.Context(inner, info_name=name, parent=context)
+        subcommand = command.get_command(context, name)
+        if subcommand is not None and not subcommand.hidden:
+            yield typer.Context(subcommand, info_name=name, parent=context)
 
 
 def _synopsis(context: typer.Context) -> list[str]:

@@ -91,16 +91,16 @@ def usage_line(observed: FsObservation, policy: ImageGCPolicy | None = None, *, 
 
 def table(*columns: str, right: Iterable[str] = (), wrap: Iterable[str] = ()) -> Table:
     """Return an empty table; columns in ``right`` are aligned right, columns in ``wrap`` may use several lines."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    empty_table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for name in columns:
-        made.add_column(
+        empty_table.add_column(
             name,
             justify="right" if name in right else "left",
             overflow="fold",
             no_wrap=name not in wrap,
             ratio=None,
         )
-    return made
+    return empty_table
 
 
 def _name(decision: Decision) -> str:

@@ -314,18 +314,18 @@ def _signals(status: Status) -> list[RenderableType]:
             continue
         if name not in ("memory.available", "pid.available") and _STALLS not in name and not met:
             continue
-        made = Text(f"{name:<17} ")
+        line = Text(f"{name:<17} ")
         if _STALLS in name:
-            _bar(made, each.available / 100, bad=bool(met))
-            made.append(f"  {each.available:g}% of the time stalled")
+            _bar(line, each.available / 100, bad=bool(met))
+            line.append(f"  {each.available:g}% of the time stalled")
         else:
             share = 1 - each.available / each.capacity if each.capacity else 0.0
-            _bar(made, share, bad=bool(met))
+            _bar(line, share, bad=bool(met))
             unit = str if name.startswith("pid") or name.endswith("inodesFree") else format_bytes
-            made.append(f"  {round(100 * share)}%", style="bold")
-            made.append(f"  {unit(int(each.available))} left of {unit(int(each.capacity))}")
-        made.append("".join(f"  past {one.text}" for one in met), style="bold red")
-        lines.append(made)
+            line.append(f"  {round(100 * share)}%", style="bold")
+            line.append(f"  {unit(int(each.available))} left of {unit(int(each.capacity))}")
+        line.append("".join(f"  past {one.text}" for one in met), style="bold red")
+        lines.append(line)
     found = ", ".join(status.conditions)
     lines.append(Text(found or "no pressure", style="bold red" if found else "green"))
     return lines

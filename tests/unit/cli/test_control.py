@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
     async with serving(tmp_path) as served_node:
         served_node.context.loop_statuses.waiting("images", 60, 60)
-        monkeypatch.setattr(
-            control_client, "find_socket", lambda config: served_node.path if config is None else config
-        )
+        path = served_node.path
+        monkeypatch.setattr(control_client, "find_socket", lambda config: path if config is None else config)
         monkeypatch.setenv("COLUMNS", "200")
         yield served_node
 
