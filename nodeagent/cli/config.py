@@ -7,11 +7,11 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.api.codec import encode
+from nodeagent.api.config import EffectiveConfig, Setting
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import say, warn
 from nodeagent.config.loading import DEFAULT_PATH, effective, load
 from nodeagent.errors import ConfigError, UsageError
-from nodeagent.model.schemas import SchemaId
 
 if TYPE_CHECKING:
     import os
@@ -57,8 +57,8 @@ def show(path: Path | None, form: str, *, sources: bool) -> None:
         if form == "table":
             _print_sources(values)
             return
-        settings = {key: {"value": value, "source": source} for key, (value, source) in values.items()}
-        sys.stdout.write(encode({"schema": SchemaId.CONFIG.value, "settings": settings}, form))
+        settings = {key: Setting(value=value, source=source) for key, (value, source) in values.items()}
+        sys.stdout.write(encode(EffectiveConfig(settings=settings), form))
         return
     if form in ("table", "toml"):
         sys.stdout.write(to_toml(loaded.config, commented=False))
