@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export VENV
 PREFIX ?= /opt/nodeagent
 PYTHON ?= python3
-# An isolated interpreter runs this checkout's modules: those of an earlier version may lack the checks.
+# Isolated interpreter with the modules of this checkout: those of an installed version may lack the checks.
 FROM_HERE := import sys; sys.version_info >= (3, 11) or sys.exit("nodeagent: needs Python 3.11 or newer, see PYTHON=");
 FROM_HERE += sys.path.insert(0, sys.argv.pop(1));
 BOOTSTRAP := cd / && $(PYTHON) -I -c '$(FROM_HERE) from nodeagent.host.bootstrap import main; main()' "$(CURDIR)"
@@ -15,7 +15,7 @@ BOOTSTRAP := cd / && $(PYTHON) -I -c '$(FROM_HERE) from nodeagent.host.bootstrap
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
 
-demo: ## preview, run and result: on a throw-away real containerd as root, else (or DEMO=simulated) on a simulated node
+demo: ## preview, run and result: on a temporary real containerd as root, otherwise (or DEMO=simulated) on a simulated node
 	@.ci/setup run $(if $(filter simulated,$(DEMO)),,real)
 	@if [ "$(DEMO)" != simulated ] && [ "$$(id -u)" = 0 ]; then \
 		$(BIN)/python -m tests.support.demo; \
@@ -23,7 +23,7 @@ demo: ## preview, run and result: on a throw-away real containerd as root, else 
 		$(BIN)/nodeagent demo; \
 	fi
 
-test: ## set up and run everything that can run here, naming what could not and why
+test: ## set up and run all checks and tests of this machine; skipped tests are listed with the reason
 	@.ci/setup protos real
 	@$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest
@@ -36,11 +36,11 @@ check: ## format, lint, types, import directions, generated files
 	$(BIN)/python -I protos/generate.py --check
 	$(BIN)/python -I -m nodeagent.config.embed --check README.md
 
-unit: ## only the tests that need neither root nor a runtime
+unit: ## unit tests, without root and container runtime
 	@.ci/setup dev
 	$(BIN)/python -m pytest tests/unit
 
-integration: ## only the tests on a real containerd
+integration: ## integration tests on a real containerd
 	@.ci/setup dev real
 	$(BIN)/python -m pytest tests/integration
 
@@ -55,7 +55,7 @@ test-matrix: ## the integration tests on containerd 1.6 (this machine's), 1.7 an
 		NODEAGENT_TEST_CONTAINERD=$$version $(BIN)/python -m pytest tests/integration || exit 1; \
 	done
 
-test-node: ## the tests in a real node: systemd, cgroup v2 and containerd in a virtual machine (SHORT=1: without the long ones)
+test-node: ## node tests: systemd, cgroup v2 and containerd in a virtual machine (SHORT=1 skips the long ones)
 	@.ci/setup dev node
 	$(BIN)/python -m pytest tests/node $(if $(SHORT),-m "not long")
 
@@ -79,12 +79,12 @@ install: ## as root: the agent in PREFIX (/opt/nodeagent), its unit and manual, 
 	@cd / && umask 022 && "$$PREFIX/bin/python" -I -m pip install --quiet --disable-pip-version-check --root-user-action=ignore "$(CURDIR)"
 	@cd / && "$$PREFIX/bin/python" -I -m nodeagent install --prefix "$$PREFIX" $(if $(ENABLE),--enable)
 
-uninstall: ## as root: stop the agent and remove it and its unit; configuration and state stay unless PURGE=1
+uninstall: ## as root: stop the agent and remove it and its unit; keep configuration and state unless PURGE=1
 	@[ "$$(id -u)" = 0 ] || { echo "uninstall: needs root" >&2; exit 1; }
 	@$(BOOTSTRAP) check-installed "$$PREFIX"
 	@cd / && "$$PREFIX/bin/python" -I -c '$(FROM_HERE) from nodeagent.cli.start import main; main()' "$(CURDIR)" uninstall --prefix "$$PREFIX" $(if $(PURGE),--purge)
 
-deb: ## packages for Debian 12 and 13 in dist/, with the libraries in them
+deb: ## build packages for Debian 12 and 13 in dist/, dependencies included
 	@.ci/setup run
 	systemd/debian/build $(BIN)/python dist
 
@@ -93,5 +93,5 @@ format: ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-clean: ## remove what the targets made
+clean: ## remove generated files
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .import_linter_cache

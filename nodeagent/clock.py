@@ -1,7 +1,7 @@
-"""Time as a value that is handed in.
+"""Wall clock and monotonic clock.
 
-Ages use aware UTC wall time, because the runtime stamps wall time; timeouts and intervals use the monotonic
-clock. Planners never see a clock, only the one instant of their pass.
+Ages use aware UTC wall time, as the timestamps of the runtime are wall time; timeouts and intervals use the monotonic
+clock. Planners take the time of their pass as an argument and never read a clock.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where the shell reads time from."""
+    """Source of time outside the planners."""
 
     def now(self) -> datetime:
         """Return the wall time, aware, in UTC."""
 
     def monotonic_s(self) -> float:
-        """Return seconds that never go back and that also count suspend (CLOCK_BOOTTIME)."""
+        """Return monotonic seconds, suspend included (CLOCK_BOOTTIME)."""
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """Clocks of the machine."""
 
     def now(self) -> datetime:
         """Return the wall time, aware, in UTC."""

@@ -1,51 +1,51 @@
-"""What can go wrong, as types a caller can act on.
+"""Error types of the agent.
 
-Foreign exceptions (grpc, ``OSError``, sqlite) are translated where they enter, so that loops and commands
-only ever meet these.
+Foreign exceptions (grpc, ``OSError``, sqlite) are translated at the call that raises them; loops and commands handle
+only these types.
 """
 
 from __future__ import annotations
 
 
 class NodeAgentError(Exception):
-    """Base of every error this project raises on purpose; its text is fit for an operator."""
+    """Base of all expected errors; the text is for operators."""
 
 
 class UsageError(NodeAgentError):
-    """A command was given something it cannot take; nothing was started."""
+    """Invalid command arguments or request; nothing was started."""
 
 
 class ConfigError(NodeAgentError):
-    """The configuration cannot be used. Nothing was started or changed.
+    """Invalid or unreadable configuration; nothing was started or changed.
 
-    The text names file, key, value and the allowed form, one line per fault.
+    The text contains file, key, value and allowed form, one line per error.
     """
 
 
 class ObservationError(NodeAgentError):
-    """A reading is missing, malformed or contradictory. The text names the path or call and what was found."""
+    """A reading is missing, malformed or contradictory; the text contains the path or call and the value."""
 
 
 class StoreError(NodeAgentError):
-    """The state directory or database cannot be used."""
+    """The state directory or a database is unreadable, unwritable or corrupt."""
 
 
 class PassBusyError(NodeAgentError):
-    """Another process is acting on this node right now; nothing was touched."""
+    """Another process holds the pass lock; nothing was changed."""
 
 
 class RuntimeUnavailableError(NodeAgentError):
-    """No socket or no connection to the container runtime: the pass ends, to be retried with back-off."""
+    """No socket or no connection to the container runtime; the pass is retried with backoff."""
 
 
 class RuntimeRequestError(NodeAgentError):
-    """One call to the container runtime failed; the pass goes on with the next item.
+    """One call to the container runtime failed; the pass continues with the next item.
 
     Attributes:
-        method: the RPC's name, such as ``RemoveImage``.
-        target: the id or reference it was about, empty when it was about none.
-        status: the gRPC status name, such as ``FAILED_PRECONDITION``.
-        detail: what the runtime said.
+        method: name of the RPC, such as ``RemoveImage``.
+        target: id or reference in the request; empty without one.
+        status: gRPC status name, such as ``FAILED_PRECONDITION``.
+        detail: error text of the runtime.
     """
 
     def __init__(self, method: str, target: str, status: str, detail: str) -> None:
@@ -58,20 +58,20 @@ class RuntimeRequestError(NodeAgentError):
 
 
 class RuntimeNotFoundError(RuntimeRequestError):
-    """The target is already gone: for a removal, that is success."""
+    """The target does not exist; success for a removal."""
 
 
 class RuntimeTimeoutError(RuntimeRequestError):
-    """No answer before the deadline, so the effect is unknown: re-read before trying again."""
+    """Deadline exceeded with an unknown effect; re-read the target before a retry."""
 
 
 class RuntimeUnsupportedError(RuntimeRequestError):
-    """The server does not know the call (gRPC UNIMPLEMENTED): an older runtime, or another one."""
+    """The runtime does not implement the call (gRPC UNIMPLEMENTED): an older or different runtime."""
 
 
 class InhibitorError(NodeAgentError):
-    """logind refused, left, or could not be set up: shutdown protection is off until that is mended."""
+    """logind is unavailable or refused the inhibitor lock; graceful shutdown is not protected."""
 
 
 class InstallError(NodeAgentError):
-    """The agent could not be installed or removed. The text says what could not be done; what was done stays."""
+    """Installation or removal failed; the text contains the failed step, completed steps are kept."""

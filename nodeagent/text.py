@@ -1,15 +1,15 @@
-"""Text from outside the agent: names of files, containers and images, labels, messages of other programs.
+"""Escaping of untrusted text: names of files, containers and images, labels, messages of other programs.
 
-Whoever runs a container chooses most of these freely, so they are data wherever they go. Inside the agent they are
-kept as they are; bytes of a file name that are not UTF-8 are the surrogates of Python's ``surrogateescape``, and the
-name still opens the file. At the boundaries one of these functions applies:
+Tenants control most of these texts, so that they are data at every place. Inside the agent they are unchanged; bytes of
+a file name that are not UTF-8 are the surrogates of Python's ``surrogateescape``, and the name still opens the file.
+One of these functions applies at the boundaries:
 
 - ``escape`` for people: terminal, console log, journal message, status of the unit.
-- ``encodable`` for programs: history, journal fields, metric labels. Only what cannot be encoded changes.
+- ``encodable`` for programs: history, journal fields, metric labels. Only text that cannot be encoded changes.
 - ``to_json`` for both, since JSON has escapes of its own.
 
-Backslashes are not doubled: text passes several boundaries (agent, socket, command), and escaping it again must not
-change it. What an escape stood for is therefore not certain; ids say which item is meant.
+Backslashes are not doubled: text passes several boundaries (agent, socket, command), and a second escape must not
+change it. The original of an escape is therefore ambiguous; ids identify the item.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BEYOND_ASCII: Final = re.compile("[^\x20-\x7e\n]")
 _INVISIBLE: Final = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-"""Source: Unicode, Default_Ignorable_Code_Point, as far as ``str.isprintable`` lets it pass."""
+"""Invisible characters that ``str.isprintable`` accepts. Source: Unicode, Default_Ignorable_Code_Point."""
 
 
 def escape(text: str) -> str:
@@ -42,12 +42,12 @@ def escape(text: str) -> str:
 
 
 def escape_lines(text: str) -> str:
-    """Return text escaped line by line; only for text whose lines the agent made, such as a traceback."""
+    """Return text escaped line by line; only for text with trusted line breaks, such as a traceback."""
     return "\n".join(map(escape, text.split("\n")))
 
 
 def encodable(text: str) -> str:
-    r"""Return text that can be encoded as UTF-8: each byte that was not becomes ``\xff``, all else stays."""
+    r"""Return text that can be encoded as UTF-8; a byte that is not UTF-8 becomes ``\xff``."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -68,10 +68,10 @@ def raw_bytes(text: str) -> bytes | None:
 def to_json(value: object, *, indent: int | None = None, default: Callable[[object], object] | None = None) -> str:
     """Return JSON that can be encoded as UTF-8 and is safe on a terminal.
 
-    Readers get the same values: what ``escape`` would change is written with JSON's own escapes. Bytes that are not
-    UTF-8 have none, so they are written as ``encodable`` has them.
+    A parser reads the same values: characters that ``escape`` would change have JSON escapes. Bytes that are not UTF-8
+    have no JSON escape; ``encodable`` defines their form.
     """
-    import json  # noqa: PLC0415 - not for a command's help
+    import json  # noqa: PLC0415 - keeps the help of a command fast
 
     text = json.dumps(value, ensure_ascii=False, indent=indent, default=default)
     if text.isascii() and "\x7f" not in text:
@@ -98,6 +98,6 @@ def _json_escaped(character: str) -> str:
     if _is_plain(character):
         return character
     if _SURROGATES.match(character):
-        return "\\" + _escaped(character)  # the backslash itself has to be escaped within JSON
+        return "\\" + _escaped(character)  # JSON requires an escaped backslash
     units = character.encode("utf-16-be").hex()
     return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))

@@ -1,4 +1,4 @@
-"""Role of the agent on this node, read anew by every pass."""
+"""Role of the agent on this node, evaluated in every pass."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
 
 ROLE_POLL_S: Final = 10.0
-"""How often a task that waits for the role to change reads it."""
+"""Poll interval of a task that waits for a change of the role."""
 
 FRESH_S: Final = 2.0
 _READ_WITHIN_S: Final = 0.25
@@ -47,12 +47,12 @@ class RoleWatch:
     def __init__(
         self, clock: Clock, logger: FilteringBoundLogger | None = None, *, reader: TraceReader | None = None
     ) -> None:
-        """Prepare to read; nothing is read yet.
+        """Create a watch; nothing is read yet.
 
         Args:
-            clock: its monotonic time counts for the hysteresis.
-            logger: gets an event for each change of the role; ``None`` for no events.
-            reader: of the traces; that of this node unless given.
+            clock: clock of the hysteresis (monotonic time).
+            logger: logger of role changes; ``None`` disables logging.
+            reader: reader of the traces; that of this node by default.
         """
         self._clock = clock
         self._logger = logger
@@ -71,7 +71,7 @@ class RoleWatch:
 
         Args:
             configured: the role in the configuration; ``None`` for automatic detection.
-            max_age_s: up to which age an earlier reading of the traces is used.
+            max_age_s: maximum age of a reused reading of the traces.
         """
         async with self._lock:
             now_s = self._clock.monotonic_s()
@@ -95,7 +95,7 @@ class RoleWatch:
         return made
 
     async def _read(self) -> KubeletTraces:
-        """Read the node in a thread. While a reading hangs, only what no process can block is read."""
+        """Read the traces in a thread; while a reading hangs, read only the traces that no process can block."""
         for arguments in (True, False):
             earlier = self._readings.get(arguments)
             if earlier is not None and not earlier.done():
@@ -105,13 +105,13 @@ class RoleWatch:
             done, _ = await asyncio.wait({reading}, timeout=_READ_WITHIN_S)
             if done:
                 return self._traces_of(reading)
-        # A node that stalls needs eviction most: the last reading holds for a while.
+        # A stalled node needs eviction most: reuse the last complete reading for a while.
         if self._complete_s is not None and self._clock.monotonic_s() - self._complete_s < _STALE_S:
             return self._traces
         return KubeletTraces(unreadable=(f"traces of a kubelet not read within {_READ_WITHIN_S:g} s",))
 
     def _traces_of(self, reading: asyncio.Future[KubeletTraces]) -> KubeletTraces:
-        """Return what a reading found. An error is a bug; it leaves the role unknown, so nothing is stopped."""
+        """Return the result of a reading. An error is a bug; the role is then unknown, so that nothing is stopped."""
         error = reading.exception()
         if error is None:
             self._complete_s = self._clock.monotonic_s()
@@ -122,7 +122,7 @@ class RoleWatch:
         return failed
 
     def _log(self, before: RoleDecision, now: RoleDecision) -> None:
-        """Log a change of the role, and a contradiction once for as long as it lasts."""
+        """Log a change of the role, and a new contradiction once."""
         changed, self._evaluated = self._evaluated and before.role is not now.role, True
         if self._logger is None:
             return
@@ -135,10 +135,10 @@ class RoleWatch:
 
 
 def read_role(configured: Role | None, root: Path | None = None) -> RoleDecision:
-    """Return the role that one reading gives, without hysteresis; blocking.
+    """Return the role of one reading, without hysteresis; blocking.
 
     Args:
         configured: the role in the configuration; ``None`` for automatic detection.
-        root: where the node's files are; this node unless given.
+        root: root directory of the node's files; this node by default.
     """
     return decide_role(read_kubelet_traces(SystemClock(), root), configured)

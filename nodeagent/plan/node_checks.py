@@ -84,11 +84,10 @@ def check_delay(budget: ShutdownBudget, *, off: str) -> Finding:
     if off:
         return Finding("logind-delay", Verdict.SKIPPED, f"pods are not stopped in order: {off}")
     limit = "no limit" if budget.limit_ms is None else format_duration(budget.limit_ms / 1000)
-    told = (
-        f"logind allows {limit} ({budget.limit.set_by}), the phases want {format_duration(budget.requested_ms / 1000)}"
-    )
+    requested = format_duration(budget.requested_ms / 1000)
+    limits = f"logind allows {limit} ({budget.limit.set_by}), the phases request {requested}"
     if budget.granted_ms >= budget.requested_ms:
-        return Finding("logind-delay", Verdict.OK, told)
+        return Finding("logind-delay", Verdict.OK, limits)
     effect = (
         f"they are scaled to {format_duration(budget.granted_ms / 1000)}"
         if budget.suffices_at_signal
@@ -97,8 +96,8 @@ def check_delay(budget: ShutdownBudget, *, off: str) -> Finding:
     return Finding(
         "logind-delay",
         Verdict.WARNING,
-        f"{told}: {effect}",
-        "nodeagent doctor --fix-logind writes a drop-in that allows it, and reloads logind",
+        f"{limits}: {effect}",
+        "nodeagent doctor --fix-logind writes a drop-in with a sufficient limit, and reloads logind",
     )
 
 

@@ -4,7 +4,7 @@ Alone, the agent infers from the runtime that a pod is deleted, evicts pods, and
 kubelet each of these is harmful: Jobs lose their containers and logs, and the kubelet restarts what is stopped. Doubt
 therefore always means "beside a kubelet".
 
-Labels and annotations of pods are no traces: whoever creates a pod writes them.
+Labels and annotations of pods are not traces, as tenants can set them.
 """
 
 from __future__ import annotations

@@ -45,7 +45,11 @@ def delay(limit_s: float | None, off: str = "") -> Finding:
         (check_cgroups(None), WARNING, "cgroup v1"),
         (delay(60), OK, "allows 1m (/etc/x.conf), the phases want 30s"),
         (delay(5), WARNING, "/etc/x.conf"),
-        (delay(0), WARNING, "allows 0s (/etc/x.conf), the phases want 30s: too short: no pod is stopped at the signal"),
+        (
+            delay(0),
+            WARNING,
+            "allows 0s (/etc/x.conf), the phases request 30s: too short: no pod is stopped at the signal",
+        ),
         (delay(5, off="a kubelet"), SKIPPED, "a kubelet"),
         (check_lock(True, "listed", off=""), OK, "listed"),
         (check_lock(False, "not listed", off=""), WARNING, "not listed"),

@@ -166,7 +166,7 @@ class DeleteImageRequest(_message.Message):
     """answer only after the next garbage collection has ended"""
     @_builtins.property
     def target(self) -> _descriptor_pb2.Descriptor:
-        """delete only if it points there; servers before 2.0 do not look"""
+        """delete only with this target; ignored by containerd before 2.0"""
 
     def __init__(
         self,
