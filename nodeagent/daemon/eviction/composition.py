@@ -14,10 +14,10 @@ from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.api import eviction as documents
 from nodeagent.api.codec import encode_line
 from nodeagent.daemon.eviction import LOOP_NAME
-from nodeagent.daemon.eviction.eviction_pass import Monitors, PassActions
 from nodeagent.daemon.eviction.loop import EvictionLoop
 from nodeagent.daemon.eviction.oom_kills import OomKillMonitor
 from nodeagent.daemon.eviction.outstanding_effects import OutstandingEffects
+from nodeagent.daemon.eviction.pass_actions import Monitors, PassActions
 from nodeagent.daemon.eviction.pod_monitor import PodMonitor
 from nodeagent.daemon.eviction.reporting import EvictionReporter
 from nodeagent.daemon.eviction.signal_monitor import SignalMonitor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.eviction.evictor import EvictionOutcome, EvictionResult
 from nodeagent.daemon.eviction import LOOP_NAME
@@ -19,16 +19,10 @@ from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.plan.eviction.state import record_eviction
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
     from datetime import datetime
 
-    from nodeagent.act.eviction.evictor import Evictor
-    from nodeagent.act.eviction.reclaimer import Reclaimed
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.daemon.eviction.outstanding_effects import OutstandingEffects
-    from nodeagent.daemon.eviction.pod_monitor import PodMonitor
-    from nodeagent.daemon.eviction.reporting import EvictionReporter
-    from nodeagent.daemon.eviction.signal_monitor import SignalMonitor
+    from nodeagent.daemon.eviction.pass_actions import Monitors, PassActions
     from nodeagent.model.pods import PodInventory
     from nodeagent.observe.eviction_signals import SignalReadings
     from nodeagent.plan.eviction.eviction import Eviction
@@ -38,49 +32,10 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.state import Evaluation
 
 SLACK_S: Final = 60.0
-SETTLE_STEP_S: Final = 0.1
 _MAX_FAILED: Final = 5
 _FAILED_KEPT_S: Final = 600.0
 _FAILED_ATTEMPTS: Final = 2
 _ENDS_THE_PASS: Final = frozenset({EvictionOutcome.EVICTED, EvictionOutcome.GONE, EvictionOutcome.DRY_RUN})
-
-
-class ReclaimAction(Protocol):
-    """Node-level reclaim; see :class:`Reclaimer`."""
-
-    async def run(self, step: ReclaimStep, stop: asyncio.Event) -> Reclaimed:
-        """Observe, plan and carry out one step."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassActions:
-    """Actions of the eviction passes.
-
-    Attributes:
-        refused: returns why pods must not be evicted, as beside a kubelet; empty if they may.
-        evictor: evicts a pod.
-        reclaimer: runs steps of node-level reclaim.
-        effects: outstanding effects of evictions and reclaim.
-        record: adds an eviction to the history.
-        dry_run: whether evictions are logged only.
-        settle_step_s: interval of the readings after an action.
-    """
-
-    refused: Callable[[], Awaitable[str]]
-    evictor: Evictor
-    reclaimer: ReclaimAction
-    effects: OutstandingEffects
-    record: Callable[[EvictionRecord], Awaitable[None]]
-    dry_run: bool
-    settle_step_s: float = SETTLE_STEP_S
-
-
-class Monitors(NamedTuple):
-    """Observations of an eviction loop."""
-
-    signals: SignalMonitor
-    pods: PodMonitor
-    reporter: EvictionReporter
 
 
 @dataclass(slots=True)

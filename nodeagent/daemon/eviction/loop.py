@@ -20,7 +20,7 @@ from nodeagent.plan.eviction.poll_interval import SOONEST_S
 if TYPE_CHECKING:
     from nodeagent.config.eviction import EvictionSettings
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.daemon.eviction.eviction_pass import Monitors, PassActions
+    from nodeagent.daemon.eviction.pass_actions import Monitors, PassActions
     from nodeagent.host.psi_triggers import PressureTriggers
 
 

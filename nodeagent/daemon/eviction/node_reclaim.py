@@ -13,7 +13,7 @@ from nodeagent.plan.eviction.signals import MEANINGS, Unit
 
 if TYPE_CHECKING:
     from nodeagent.daemon.context import DaemonContext
-    from nodeagent.daemon.eviction.eviction_pass import Monitors, PassActions
+    from nodeagent.daemon.eviction.pass_actions import Monitors, PassActions
     from nodeagent.plan.eviction.reclaim import ReclaimStep
     from nodeagent.plan.eviction.threshold_status import ThresholdStatus
 

@@ -1,0 +1,59 @@
+"""Actions and observations that the passes of one eviction loop share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Awaitable, Callable
+
+    from nodeagent.act.eviction.evictor import Evictor
+    from nodeagent.act.eviction.reclaimer import Reclaimed
+    from nodeagent.daemon.eviction.outstanding_effects import OutstandingEffects
+    from nodeagent.daemon.eviction.pass_result import EvictionRecord
+    from nodeagent.daemon.eviction.pod_monitor import PodMonitor
+    from nodeagent.daemon.eviction.reporting import EvictionReporter
+    from nodeagent.daemon.eviction.signal_monitor import SignalMonitor
+    from nodeagent.plan.eviction.reclaim import ReclaimStep
+
+SETTLE_STEP_S: Final = 0.1
+
+
+class ReclaimAction(Protocol):
+    """Node-level reclaim; see :class:`Reclaimer`."""
+
+    async def run(self, step: ReclaimStep, stop: asyncio.Event) -> Reclaimed:
+        """Observe, plan and carry out one step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassActions:
+    """Actions of the eviction passes.
+
+    Attributes:
+        refused: returns why pods must not be evicted, as beside a kubelet; empty if they may.
+        evictor: evicts a pod.
+        reclaimer: runs steps of node-level reclaim.
+        effects: outstanding effects of evictions and reclaim.
+        record: adds an eviction to the history.
+        dry_run: whether evictions are logged only.
+        settle_step_s: interval of the readings after an action.
+    """
+
+    refused: Callable[[], Awaitable[str]]
+    evictor: Evictor
+    reclaimer: ReclaimAction
+    effects: OutstandingEffects
+    record: Callable[[EvictionRecord], Awaitable[None]]
+    dry_run: bool
+    settle_step_s: float = SETTLE_STEP_S
+
+
+class Monitors(NamedTuple):
+    """Observations of an eviction loop."""
+
+    signals: SignalMonitor
+    pods: PodMonitor
+    reporter: EvictionReporter
