@@ -77,7 +77,7 @@ Fail = Callable[[Request, Exception], Response]
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What a connection serves.
+    """Routes of a connection, and the checks and limits of its requests.
 
     Attributes:
         authorise: decides on access before a body is read.
@@ -137,7 +137,7 @@ class HttpConnection:
         except RefusedRequestError as refused:
             response = refused.response
         except h11.RemoteProtocolError as error:
-            response = problem(HTTPStatus(error.error_status_hint), f"not a request of HTTP/1.1: {error}")
+            response = problem(HTTPStatus(error.error_status_hint), f"malformed HTTP/1.1 request: {error}")
         await self._send(response)
 
     async def refuse(self, response: Response) -> None:
@@ -166,7 +166,7 @@ class HttpConnection:
         found = self._service.router.find(request.path)
         if found is None:
             paths = ", ".join(self._service.router.paths)
-            raise RefusedRequestError(problem(HTTPStatus.NOT_FOUND, f"no such path; there are {paths}"))
+            raise RefusedRequestError(problem(HTTPStatus.NOT_FOUND, f"no such path; available: {paths}"))
         route, variables = found
         request = replace(request, variables=variables)
         method = "GET" if self._without_body else request.method
@@ -196,7 +196,7 @@ class HttpConnection:
         Raises:
             RefusedRequestError: it is longer than allowed; the rest is not read.
         """
-        too_long = problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body of this request has at most {limit} bytes")
+        too_long = problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"request body larger than {limit} bytes")
         if int(request.headers.get("content-length", "0")) > limit:
             raise RefusedRequestError(too_long)
         if self._wire.they_are_waiting_for_100_continue:
@@ -209,7 +209,7 @@ class HttpConnection:
                     raise RefusedRequestError(too_long)
                 parts.append(bytes(event.data))
         if not isinstance(event, h11.EndOfMessage):
-            raise ConnectionResetError("the client left before the end of the body")
+            raise ConnectionResetError("client disconnected before the end of the body")
         return b"".join(parts)
 
     async def _next_event(self) -> h11.Event | type[h11.PAUSED]:
@@ -258,7 +258,7 @@ class HttpConnection:
                     left -= len(data)
 
     async def _stream(self, parts: AsyncIterator[bytes]) -> None:
-        """Send parts as they come, and stop when the client leaves."""
+        """Send parts as they come, and stop when the client disconnects."""
         end = asyncio.ensure_future(self._read_to_end())
         part: asyncio.Future[bytes | None] | None = None
         try:
@@ -266,7 +266,7 @@ class HttpConnection:
                 part = asyncio.ensure_future(_next_part(parts))
                 await asyncio.wait({end, part}, return_when=asyncio.FIRST_COMPLETED)
                 if not part.done():
-                    raise ConnectionResetError("the client left")
+                    raise ConnectionResetError("client disconnected")
                 if (data := part.result()) is None:
                     return
                 await self._write(self._wire.send(h11.Data(data=data)))
@@ -280,7 +280,7 @@ class HttpConnection:
                 await close()
 
     async def _read_to_end(self) -> None:
-        """Return when the client closed its side; what it still sends is discarded."""
+        """Return when the client closed its side; further input is discarded."""
         while await self._reader.read(_CHUNK_BYTES):
             pass
 

@@ -30,7 +30,7 @@ _LAST_RETRY_S: Final = 60.0
 
 
 class MetricsTask:
-    """Serves at the address of the settings in force, over reloads; an unavailable address is tried again."""
+    """Serves at the address of the settings in force, over reloads; an unavailable address is retried."""
 
     def __init__(self, context: DaemonContext, *, deadlines: Deadlines | None = None) -> None:
         """Compose the task; nothing is opened yet.

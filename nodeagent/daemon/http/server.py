@@ -86,7 +86,7 @@ class HttpServer:
             if not task.cancelling():
                 raise
         except (OSError, TimeoutError):
-            pass  # the client left or is too slow
+            pass  # the client disconnected or was too slow
         finally:
             self._admission.release(task)
             self._connections.discard(task)

@@ -1,4 +1,4 @@
-"""Serving metrics and health: over real sockets, to clients of every kind."""
+"""Metrics task over real sockets, with valid, slow and hostile clients."""
 
 from __future__ import annotations
 
@@ -45,54 +45,54 @@ class Clock:
 
 
 class Stream(io.StringIO):
-    """Tells when something is written."""
+    """Sets an event at each write."""
 
-    news: asyncio.Event
+    written: asyncio.Event
 
     def write(self, text: str) -> int:
-        self.news.set()
+        self.written.set()
         return super().write(text)
 
 
 @dataclass
-class Place:
-    """A duty that serves, and what it logged."""
+class Served:
+    """A running server and its log."""
 
     context: DaemonContext
     task: MetricsTask
     stream: io.StringIO
-    news: asyncio.Event
+    written: asyncio.Event
 
     @property
-    def told(self) -> list[dict[str, Any]]:
+    def logged(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.stream.getvalue().splitlines()]
 
     async def move(self, listen: Listen | None) -> None:
-        """Reload with another place, as the supervisor does: it is in force a while after it is known."""
+        """Reload with another address, as the supervisor does: it is in force some time after the swap."""
         self.context.swap(replace(self.context.settings, metrics=MetricsSettings(listen)))
         for _ in range(5):
             await asyncio.sleep(0)
         self.context.take_next()
 
     async def until(self, event: str, times: int = 1) -> None:
-        """Return once an event was logged."""
+        """Wait until an event was logged ``times`` times."""
         async with asyncio.timeout(WITHIN_S):
-            while [each["event"] for each in self.told].count(event) < times:
-                self.news.clear()
-                await self.news.wait()
+            while [each["event"] for each in self.logged].count(event) < times:
+                self.written.clear()
+                await self.written.wait()
 
 
 @asynccontextmanager
-async def serving(listen: Listen | None, *, read_within_s: float = WITHIN_S) -> AsyncIterator[Place]:
-    stream, clock, news = Stream(), Clock(), asyncio.Event()
-    stream.news = news
+async def serving(listen: Listen | None, *, read_within_s: float = WITHIN_S) -> AsyncIterator[Served]:
+    stream, clock, written = Stream(), Clock(), asyncio.Event()
+    stream.written = written
     logger = log.configure("json", "info", stream)
     made = replace(checked(Origin()), metrics=MetricsSettings(listen))
     context = DaemonContext(made, logger, clock, LoopStatuses(clock), PassLock(clock))
-    place = Place(context, MetricsTask(context, deadlines=Deadlines(read_s=read_within_s)), stream, news)
-    running = asyncio.ensure_future(place.task.run(context.stop))
+    served = Served(context, MetricsTask(context, deadlines=Deadlines(read_s=read_within_s)), stream, written)
+    running = asyncio.ensure_future(served.task.run(context.stop))
     try:
-        yield place
+        yield served
     finally:
         context.stop.set()
         await asyncio.wait_for(running, WITHIN_S)
@@ -104,8 +104,8 @@ async def connect(listen: Listen) -> tuple[asyncio.StreamReader, asyncio.StreamW
     return await asyncio.open_connection(listen.host, listen.port)
 
 
-async def say(listen: Listen, *parts: bytes) -> bytes:
-    """Send parts, and return all that is answered until the connection ends."""
+async def send(listen: Listen, *parts: bytes) -> bytes:
+    """Send parts; return the answer until the connection ends, empty if it was aborted."""
     reader, writer = await connect(listen)
     try:
         for part in parts:
@@ -121,13 +121,13 @@ async def say(listen: Listen, *parts: bytes) -> bytes:
 async def get(listen: Listen, path: str, *, method: str = "GET", accept: str = "") -> tuple[int, dict[str, str], str]:
     """Return status, headers and body."""
     extra = f"Accept: {accept}\r\n" if accept else ""
-    answer = await say(listen, f"{method} {path} HTTP/1.1\r\nHost: a\r\n{extra}\r\n".encode())
+    answer = await send(listen, f"{method} {path} HTTP/1.1\r\nHost: a\r\n{extra}\r\n".encode())
     head, _, body = answer.partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
     return int(first.split()[1]), dict(line.lower().split(": ", 1) for line in lines), body.decode()
 
 
-def there(listen: Listen) -> bool:
+def exists(listen: Listen) -> bool:
     return Path(listen.path).exists()
 
 
@@ -158,14 +158,14 @@ async def test_metrics_and_health_are_served(place: str, free_port: Listen, sock
         assert "\nnodeagent_ready 0.0\n" in body
         assert await get(listen, "/healthz") == (200, {**headers, **_text("ok\n")}, "ok\n")
         status, _, body = await get(listen, "/readyz")
-        assert (status, body.startswith("the agent is not composed")) == (503, True)
+        assert (status, body.startswith("agent not composed")) == (503, True)
 
 
 def _text(body: str) -> dict[str, str]:
     return {"content-type": "text/plain; charset=utf-8", "content-length": str(len(body))}
 
 
-async def test_openmetrics_is_told_to_who_accepts_it(socket_at: Listen) -> None:
+async def test_openmetrics_is_served_to_a_client_that_accepts_it(socket_at: Listen) -> None:
     async with serving(socket_at) as made:
         await made.until("metrics_listening")
         accept = "application/openmetrics-text;version=1.0.0;q=0.8,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
@@ -188,7 +188,7 @@ async def test_openmetrics_is_told_to_who_accepts_it(socket_at: Listen) -> None:
         ("OPTIONS", "*", 404),
     ],
 )
-async def test_what_is_asked_otherwise(method: str, path: str, status: int, socket_at: Listen) -> None:
+async def test_other_methods_and_paths(method: str, path: str, status: int, socket_at: Listen) -> None:
     async with serving(socket_at) as made:
         await made.until("metrics_listening")
         found, headers, body = await get(socket_at, path, method=method)
@@ -216,29 +216,29 @@ async def test_what_is_asked_otherwise(method: str, path: str, status: int, sock
     ],
     ids=range(11),
 )
-async def test_what_is_malformed_is_refused_and_the_next_is_served(sent: bytes, status: int, socket_at: Listen) -> None:
+async def test_malformed_request_is_refused_and_the_next_is_served(sent: bytes, status: int, socket_at: Listen) -> None:
     async with serving(socket_at) as made:
         await made.until("metrics_listening")
-        answer = await say(socket_at, sent)
+        answer = await send(socket_at, sent)
         assert not answer or answer.startswith(b"HTTP/1.1 %d " % status)
         assert (await get(socket_at, "/healthz"))[0] == 200
 
 
-async def test_a_request_may_come_in_pieces(socket_at: Listen) -> None:
+async def test_request_in_pieces_is_answered(socket_at: Listen) -> None:
     async with serving(socket_at) as made:
         await made.until("metrics_listening")
-        answer = await say(socket_at, *(bytes([each]) for each in GET_METRICS))
+        answer = await send(socket_at, *(bytes([each]) for each in GET_METRICS))
         assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /metrics HTTP/1.1\r\n"], ids=["silent", "half"])
-async def test_a_slow_client_is_hung_up_on(sent: bytes, socket_at: Listen) -> None:
+async def test_slow_client_is_disconnected(sent: bytes, socket_at: Listen) -> None:
     async with serving(socket_at, read_within_s=0.01) as made:
         await made.until("metrics_listening")
-        assert await say(socket_at, sent) == b""
+        assert await send(socket_at, sent) == b""
 
 
-async def test_one_that_leaves_early_is_no_matter(socket_at: Listen) -> None:
+async def test_client_that_disconnects_early_is_not_logged(socket_at: Listen) -> None:
     async with serving(socket_at) as made:
         await made.until("metrics_listening")
         for sent in (b"", b"GET", GET_METRICS):
@@ -246,7 +246,7 @@ async def test_one_that_leaves_early_is_no_matter(socket_at: Listen) -> None:
             writer.write(sent)
             writer.transport.abort()
         assert (await get(socket_at, "/healthz"))[0] == 200
-        assert [each["event"] for each in made.told] == ["metrics_listening"]
+        assert [each["event"] for each in made.logged] == ["metrics_listening"]
 
 
 async def test_scrape_is_answered_while_slow_clients_use_every_connection(socket_at: Listen) -> None:
@@ -258,12 +258,12 @@ async def test_scrape_is_answered_while_slow_clients_use_every_connection(socket
             slow[-1][1].write(b"GET /metrics HTTP/1.1\r\n")
             await slow[-1][1].drain()
         for _ in range(5):
-            assert (await say(socket_at, GET_METRICS)).startswith(b"HTTP/1.1 200 OK\r\n")
+            assert (await send(socket_at, GET_METRICS)).startswith(b"HTTP/1.1 200 OK\r\n")
         for _, writer in slow:
             writer.transport.abort()
 
 
-async def test_clients_are_hung_up_on_at_the_end(socket_at: Listen) -> None:
+async def test_clients_are_disconnected_at_the_stop(socket_at: Listen) -> None:
     async with serving(socket_at) as made:
         await made.until("metrics_listening")
         reader, writer = await connect(socket_at)
@@ -272,17 +272,17 @@ async def test_clients_are_hung_up_on_at_the_end(socket_at: Listen) -> None:
         made.context.stop.set()
         assert await asyncio.wait_for(reader.read(), WITHIN_S) == b""
         writer.transport.abort()
-    assert not there(socket_at)
+    assert not exists(socket_at)
 
 
-async def test_a_socket_is_for_its_owner_and_group(socket_at: Listen) -> None:
+async def test_socket_is_open_to_owner_and_group(socket_at: Listen) -> None:
     async with serving(socket_at) as made:
         await made.until("metrics_listening")
         mode = mode_of(socket_at)
         assert (stat.S_ISSOCK(mode), stat.S_IMODE(mode)) == (True, 0o660)
 
 
-async def test_a_socket_that_was_left_over_is_replaced(socket_at: Listen) -> None:
+async def test_stale_socket_is_replaced(socket_at: Listen) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(socket_at.path)
     async with serving(socket_at) as made:
@@ -290,18 +290,18 @@ async def test_a_socket_that_was_left_over_is_replaced(socket_at: Listen) -> Non
         assert (await get(socket_at, "/healthz"))[0] == 200
 
 
-def test_what_is_no_socket_of_ours_stays(socket_at: Listen) -> None:
-    async def meet() -> None:
+def test_other_file_at_the_path_is_not_replaced(socket_at: Listen) -> None:
+    async def serve() -> None:
         async with serving(socket_at) as made:
             await made.until("metrics_unavailable")
-            assert made.told[0]["error"] == "the path is in use"
+            assert made.logged[0]["error"] == "the path is in use"
 
     Path(socket_at.path).write_text("mine")
-    asyncio.run(meet())
+    asyncio.run(serve())
     assert Path(socket_at.path).read_text() == "mine"
 
 
-async def test_a_socket_that_somebody_serves_is_left_to_them(socket_at: Listen) -> None:
+async def test_socket_of_a_running_server_is_not_replaced(socket_at: Listen) -> None:
     async with serving(socket_at) as first:
         await first.until("metrics_listening")
         async with serving(socket_at) as second:
@@ -309,7 +309,7 @@ async def test_a_socket_that_somebody_serves_is_left_to_them(socket_at: Listen) 
         assert (await get(socket_at, "/healthz"))[0] == 200
 
 
-async def test_a_port_in_use_is_told_and_tried_again(free_port: Listen) -> None:
+async def test_port_in_use_is_logged_and_retried(free_port: Listen) -> None:
     with socket.socket() as other:
         other.bind((free_port.host, free_port.port))
         other.listen()
@@ -318,34 +318,34 @@ async def test_a_port_in_use_is_told_and_tried_again(free_port: Listen) -> None:
             line = next(each for each in made.context.loop_statuses.all if each.name == NAME)
             assert (line.activity.value, line.reason) == ("paused", "the address is in use by another process")
             other.close()
-            await made.move(None)  # to try again at once
+            await made.move(None)  # to retry at once
             await made.until("loop_disabled")
             await made.move(free_port)
             await made.until("metrics_listening")
-            assert [each["event"] for each in made.told] == [
+            assert [each["event"] for each in made.logged] == [
                 "metrics_unavailable",
                 "loop_disabled",
                 "metrics_listening",
             ]
-            assert made.told[0]["listen"] == free_port.text
+            assert made.logged[0]["listen"] == free_port.text
             assert (await get(free_port, "/healthz"))[0] == 200
 
 
-async def test_a_reload_moves_the_place(free_port: Listen, socket_at: Listen) -> None:
+async def test_reload_changes_the_address(free_port: Listen, socket_at: Listen) -> None:
     async with serving(None) as made:
         await made.until("loop_disabled")
         for number, listen in enumerate((free_port, socket_at, free_port), start=1):
             await made.move(listen)
             await made.until("metrics_listening", number)
             assert (await get(listen, "/healthz"))[0] == 200
-            assert there(socket_at) is (listen is socket_at)
+            assert exists(socket_at) is (listen is socket_at)
         await made.move(None)
         await made.until("loop_disabled", 2)
         with pytest.raises(ConnectionRefusedError):
             await connect(free_port)
 
 
-async def test_a_bug_is_told_and_survived(socket_at: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bug_in_a_page_is_logged_and_survived(socket_at: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise ZeroDivisionError
 
@@ -355,19 +355,19 @@ async def test_a_bug_is_told_and_survived(socket_at: Listen, monkeypatch: pytest
         assert (await get(socket_at, "/healthz"))[0] == 500
         monkeypatch.undo()
         assert (await get(socket_at, "/healthz"))[0] == 200
-        assert [each.get("path") for each in made.told] == [None, "/healthz"]
+        assert [each.get("path") for each in made.logged] == [None, "/healthz"]
 
 
 @given(st.lists(st.binary(max_size=300) | st.sampled_from([b"GET ", b"/metrics", b" HTTP/1.1", b"\r\n", b":"])))
-def test_any_bytes_are_answered_or_hung_up_on(tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]) -> None:
+def test_any_bytes_are_answered_or_disconnected(tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]) -> None:
     listen = Listen(path=str(tmp_path_factory.mktemp("any") / "s"))
 
-    async def talk() -> None:
+    async def exchange() -> None:
         async with serving(listen) as made:
             await made.until("metrics_listening")
-            answer = await say(listen, *parts, b"\r\n\r\n")
+            answer = await send(listen, *parts, b"\r\n\r\n")
             assert not answer or answer.startswith(b"HTTP/1.1 ")
             assert (await get(listen, "/healthz"))[0] == 200
-            assert [each["event"] for each in made.told] == ["metrics_listening"]
+            assert [each["event"] for each in made.logged] == ["metrics_listening"]
 
-    asyncio.run(talk())
+    asyncio.run(exchange())
