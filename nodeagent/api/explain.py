@@ -86,7 +86,7 @@ class Explained(Decision, frozen=True, kw_only=True):
             last_used=value.last_used,
             size_bytes=value.size_bytes,
             sharing=None if value.sharing is None else Sharing.of(value.sharing),
-            pod=None if value.pod is None else PodState(gone=value.pod.gone, how=value.pod.how),
+            pod=None if value.pod is None else PodState(gone=value.pod.deleted, how=value.pod.how),
         )
 
 

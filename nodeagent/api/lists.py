@@ -212,7 +212,7 @@ class Pod(Part, frozen=True, kw_only=True):
             uid=uid,
             namespace=sandboxes[0].namespace,
             name=sandboxes[0].name,
-            gone=status.gone if status else False,
+            gone=status.deleted if status else False,
             how=status.how if status else "",
             sandboxes=tuple(
                 Sandbox(

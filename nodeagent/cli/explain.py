@@ -81,7 +81,7 @@ def _lines(value: Explanation, now: datetime) -> list[str]:
     if value.eligible_at is not None:
         lines.append(f"  from      {format_time(value.eligible_at)}")
     if value.pod is not None:
-        lines.append(f"  pod       {'deleted' if value.pod.gone else 'present'}: {value.pod.how}")
+        lines.append(f"  pod       {'deleted' if value.pod.deleted else 'present'}: {value.pod.how}")
     lines += [f"  used by   {each}" for each in value.users]
     if decision.kind is not ItemKind.IMAGE:
         return lines

@@ -243,6 +243,6 @@ def _pod_table(
             str(running),
             str(len(containers) - running),
             render.ago(newest, now) if newest else "?",
-            f"{'deleted' if status.gone else 'present'}: {status.how}" if status else "present",
+            f"{'deleted' if status.deleted else 'present'}: {status.how}" if status else "present",
         )
     return table

@@ -1,4 +1,4 @@
-"""Which dead containers go."""
+"""Container garbage collection: the dead containers to remove and the reason to keep each of the others."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _Unit = tuple[str, str]
 """Pod UID and container name."""
 
 _Candidate = tuple[float, int, str, int, "Container"]
-"""Second of creation, attempt and id, which order candidates; the position settles that no two are equal."""
+"""Creation time in seconds, attempt and id, in sort order; the position makes candidates distinct."""
 
-_Judged = tuple["Container", Reason]
+_Removal = tuple["Container", Reason]
 
 _STARTING_S: Final = 60.0
 _R_RUNNING = Reason(ReasonCode.RUNNING)
@@ -33,7 +33,7 @@ _R_STATE_UNKNOWN = Reason(ReasonCode.STATE_UNKNOWN)
 _R_UNMANAGED = Reason(ReasonCode.NOT_KUBELET_MANAGED)
 _R_AGE_UNKNOWN = Reason(ReasonCode.AGE_UNKNOWN)
 
-# Members used for every container are looked up once; in its class that takes ten times as long.
+# Enum members used for every container are constants: a lookup in the class takes ten times as long.
 _RUNNING, _UNKNOWN = ContainerState.RUNNING, ContainerState.UNKNOWN
 _CONTAINER, _KEEP, _REMOVE = ItemKind.CONTAINER, Verdict.KEEP, Verdict.REMOVE
 _FAILED, _WITHIN_LIMITS = ReasonCode.FAILED_EARLIER, ReasonCode.WITHIN_LIMITS
@@ -41,14 +41,14 @@ _FAILED, _WITHIN_LIMITS = ReasonCode.FAILED_EARLIER, ReasonCode.WITHIN_LIMITS
 
 @dataclass(frozen=True, slots=True)
 class ContainerGCPolicy:
-    """What dead containers are kept.
+    """Limits of container garbage collection.
 
     Attributes:
-        minimum_age_s: counted from creation, as the kubelet does; never from the end.
-        max_per_pod_container: dead ones kept of each container of a pod; negative for no limit.
-        max_containers: dead ones kept on the node; negative for no limit, 0 keeps none.
-        deleted_pod_grace_s: how long nothing of a pod must have stirred before it counts as gone.
-        include_unlabelled: also collect what carries no kubelet labels.
+        minimum_age_s: counted from creation, as in the kubelet; not from the exit.
+        max_per_pod_container: dead containers kept of each container of a pod; negative for no limit.
+        max_containers: dead containers kept on the node; negative for no limit, 0 keeps none.
+        deleted_pod_grace_s: time without activity of a pod before it is inferred as deleted.
+        include_unlabelled: also remove containers without kubelet labels.
 
     Source: kubelet ``minimum-container-ttl-duration``, ``maximum-dead-containers-per-container``,
     ``maximum-dead-containers``.
@@ -69,32 +69,32 @@ def plan_container_gc(
     evict_non_deleted_pods: bool = False,
     statuses: Mapping[str, PodDeletionStatus] | None = None,
 ) -> Plan:
-    """Choose the dead containers to remove: of gone pods all, else the oldest surplus of the limits.
+    """Choose the dead containers to remove: all of deleted pods, else the oldest above the limits.
 
-    Order of removal is that of the kubelet's steps: containers of gone pods; those over the limit of their unit
-    (one container name of one pod, all attempts together); those over the total, first down to an equal share of at
-    least one per unit, then oldest first. Within a step oldest first, ties by attempt, then by id. Unlike the
-    kubelet, a container of unknown state is kept, as it may be running. What was set aside counts as removed, so
-    that nothing else goes in its stead.
+    The order of removal is that of the kubelet's steps: containers of deleted pods; those above the limit per unit
+    (one container name of one pod, all attempts); those above the total, first down to an equal share of at least one
+    per unit, then oldest first. Within a step oldest first, ties by attempt, then by id. Unlike in the kubelet, a
+    container of unknown state is kept, since it may be running. A failed container counts as removed, so that no
+    other is removed in its place.
 
     Args:
         snapshot: the node.
         policy: the limits.
-        failed: container id to why it could not be removed earlier in this pass.
-        evict_non_deleted_pods: also remove the containers of pods that still exist but have finished.
-        statuses: as ``check_pods`` answers for this snapshot and policy, if that is known already.
+        failed: container id to the cause of a failure earlier in this pass.
+        evict_non_deleted_pods: also remove the containers of pods that have finished but still exist.
+        statuses: the result of ``check_pods`` for this snapshot and policy, if known already.
 
     Source: kubelet ``containerGC.evictContainers``.
     """
     if statuses is None:
         statuses = check_pods(snapshot, policy.deleted_pod_grace_s)
-    sieve = _Sieve(snapshot, policy, failed, _reasons_of_pods_over(statuses, finished_too=evict_non_deleted_pods))
-    sieve.sift()
-    kept, units, removed = sieve.kept, sieve.units, sieve.of_pods_over()
+    classifier = _Classifier(snapshot, policy, failed, _pod_reasons(statuses, include_finished=evict_non_deleted_pods))
+    classifier.classify()
+    kept, units, removed = classifier.kept, classifier.units, classifier.pod_removals()
     if policy.max_per_pod_container >= 0:
-        removed += _take_over_unit_limit(units, policy.max_per_pod_container)
+        removed += _remove_over_unit_limit(units, policy.max_per_pod_container)
     if policy.max_containers >= 0:
-        removed += _take_over_total(units, policy.max_containers)
+        removed += _remove_over_total(units, policy.max_containers)
     sizes = snapshot.writable_bytes
     for (uid, _), members in units.items():
         kept += _within_limits(members, statuses.get(uid), sizes)
@@ -106,22 +106,22 @@ def plan_container_gc(
     return Plan("containers", snapshot.observed_at, (*decisions, *kept))
 
 
-def _reasons_of_pods_over(statuses: Mapping[str, PodDeletionStatus], *, finished_too: bool) -> dict[str, Reason]:
-    """Return the UID of every pod all of whose dead containers go, with the reason."""
+def _pod_reasons(statuses: Mapping[str, PodDeletionStatus], *, include_finished: bool) -> dict[str, Reason]:
+    """Return the UID of every pod whose dead containers are all removed, with the reason."""
     reasons = {}
     for uid, status in statuses.items():
-        if status.gone:
+        if status.deleted:
             reasons[uid] = Reason(ReasonCode.POD_DELETED, {"how": status.how})
-        elif finished_too and status.finished:
+        elif include_finished and status.finished:
             reasons[uid] = Reason(ReasonCode.POD_FINISHED, {"how": status.how})
     return reasons
 
 
-class _Sieve:
-    """Sorts containers into those that stay whatever the limits, those of pods that are over, and units.
+class _Classifier:
+    """Classifies containers: kept without regard to the limits, of deleted or finished pods, and by unit.
 
     Attributes:
-        kept: decisions on what stays without being counted.
+        kept: decisions on containers that do not count against the limits.
         units: the other candidates by unit, newest first.
     """
 
@@ -130,103 +130,103 @@ class _Sieve:
         snapshot: NodeSnapshot,
         policy: ContainerGCPolicy,
         failed: Mapping[str, str],
-        pods_over: Mapping[str, Reason],
+        pod_reasons: Mapping[str, Reason],
     ) -> None:
         self._snapshot = snapshot
         self._policy = policy
         self._failed = failed
-        self._pods_over = pods_over
+        self._pod_reasons = pod_reasons
         self._sandboxes = {sandbox.id: sandbox for sandbox in snapshot.sandboxes}
-        self._over: list[tuple[float, int, str, int, Container, Reason]] = []
+        self._pod_removals: list[tuple[float, int, str, int, Container, Reason]] = []
         self.kept: list[Decision] = []
         self.units: defaultdict[_Unit, list[_Candidate]] = defaultdict(list)
 
-    def sift(self) -> None:
-        """Sort all containers of the snapshot."""
+    def classify(self) -> None:
+        """Classify all containers of the snapshot."""
         sizes = self._snapshot.writable_bytes
         for position, container in enumerate(self._snapshot.containers):
             verdict, reason = _KEEP, _R_RUNNING
             if container.state is not _RUNNING:
-                why = self._kept_because(container)
-                if why is None:
+                keep = self._keep_reason(container)
+                if keep is None:
                     self._add_candidate(position, container)
                     continue
-                verdict, reason = (Verdict.FAILED if why.code is _FAILED else _KEEP), why
+                verdict, reason = (Verdict.FAILED if keep.code is _FAILED else _KEEP), keep
             container_id, name = container.id, container_name(container)
             self.kept.append(Decision(_CONTAINER, container_id, name, verdict, reason, sizes.get(container_id)))
         for members in self.units.values():
             if len(members) > 1:
                 members.sort(reverse=True)
 
-    def of_pods_over(self) -> list[_Judged]:
-        """Return the containers of pods that are over, oldest first."""
-        return [(container, reason) for *_, container, reason in sorted(self._over)]
+    def pod_removals(self) -> list[_Removal]:
+        """Return the removals of deleted and finished pods, oldest first."""
+        return [(container, reason) for *_, container, reason in sorted(self._pod_removals)]
 
     def _add_candidate(self, position: int, container: Container) -> None:
-        if container.created_at is None:  # such are kept
+        if container.created_at is None:  # kept by _keep_reason
             raise ValueError(container.id)
         uid = container.pod_uid or pod_uid_of(container, self._sandboxes) or container.sandbox_id
         created_s = container.created_at.timestamp()
-        reason = self._pods_over.get(uid)
+        reason = self._pod_reasons.get(uid)
         if reason is not None:
-            self._over.append((created_s, container.attempt, container.id, position, container, reason))
+            self._pod_removals.append((created_s, container.attempt, container.id, position, container, reason))
         else:
             candidate = (created_s, container.attempt, container.id, position, container)
             self.units[uid, container.name].append(candidate)
 
-    def _kept_because(self, container: Container) -> Reason | None:  # noqa: PLR0911 - one for each rule
-        """Return why a container that does not run stays whatever the limits and its pod."""
+    def _keep_reason(self, container: Container) -> Reason | None:  # noqa: PLR0911 - one for each rule
+        """Return why a dead container is kept without regard to the limits and its pod; ``None`` if it is not."""
         if not self._policy.include_unlabelled and not container.has_kubelet_labels:
             return _R_UNMANAGED
         if container.state is _UNKNOWN:
             return _R_STATE_UNKNOWN
         if container.id in self._failed:
             return Reason(ReasonCode.FAILED_EARLIER, {"detail": self._failed[container.id]})
-        home = self._sandboxes.get(container.sandbox_id)
-        if home is not None and home.uid != container.pod_uid:
-            against = contradiction(container, self._sandboxes)
-            if against:
-                return Reason(ReasonCode.SANDBOX_UNKNOWN, {"detail": against})
+        sandbox = self._sandboxes.get(container.sandbox_id)
+        if sandbox is not None and sandbox.uid != container.pod_uid:
+            detail = contradiction(container, self._sandboxes)
+            if detail:
+                return Reason(ReasonCode.SANDBOX_UNKNOWN, {"detail": detail})
         if container.created_at is None:
             return _R_AGE_UNKNOWN
         age_s = (self._snapshot.observed_at - container.created_at).total_seconds()
         minimum_s = self._policy.minimum_age_s
-        if container.state is ContainerState.CREATED:  # on its way to be started, not dead
+        if container.state is ContainerState.CREATED:  # being started, not dead
             minimum_s = max(minimum_s, _STARTING_S)
         if age_s < minimum_s:
             return Reason(ReasonCode.CREATED_RECENTLY, {"age_s": max(0.0, age_s), "minimum_s": minimum_s})
         return None
 
 
-def _take_over_unit_limit(units: dict[_Unit, list[_Candidate]], limit: int) -> list[_Judged]:
-    """Take what is more than ``limit`` of each unit, oldest first of all."""
-    taken: list[tuple[_Candidate, int]] = []
+def _remove_over_unit_limit(units: dict[_Unit, list[_Candidate]], limit: int) -> list[_Removal]:
+    """Remove the containers above ``limit`` from each unit; return them oldest first."""
+    over: list[tuple[_Candidate, int]] = []
     for members in units.values():
         if len(members) > limit:
-            taken += zip(members[limit:], count(limit + 1))
+            over += zip(members[limit:], count(limit + 1))
             del members[limit:]
-    judged: list[_Judged] = []
-    for (*_, container), rank in sorted(taken, key=itemgetter(0)):
+    removals: list[_Removal] = []
+    for (*_, container), rank in sorted(over, key=itemgetter(0)):
         name = container_name(container)
         reason = Reason(ReasonCode.OVER_PER_CONTAINER_LIMIT, {"rank": rank, "name": name, "limit": limit})
-        judged.append((container, reason))
-    return judged
+        removals.append((container, reason))
+    return removals
 
 
-def _take_over_total(units: dict[_Unit, list[_Candidate]], limit: int) -> list[_Judged]:
-    """Share the total out, at least one per unit, then take the oldest of all."""
+def _remove_over_total(units: dict[_Unit, list[_Candidate]], limit: int) -> list[_Removal]:
+    """Reduce the units to an equal share of the total, at least one each, then remove the oldest of all."""
     total = sum(map(len, units.values()))
     if total <= limit:
         return []
     reason = Reason(ReasonCode.OVER_TOTAL_LIMIT, {"total": total, "limit": limit})
     share = max(1, limit // len(units))
-    taken = sorted(candidate for members in units.values() for candidate in members[share:])
-    left = sorted(candidate for members in units.values() for candidate in members[:share])
-    surplus = left[: max(0, len(left) - limit)]
-    over = {candidate[2] for candidate in surplus}
+    above_share = sorted(candidate for members in units.values() for candidate in members[share:])
+    within_share = sorted(candidate for members in units.values() for candidate in members[:share])
+    surplus = within_share[: max(0, len(within_share) - limit)]
+    surplus_ids = {candidate[2] for candidate in surplus}
     for members in units.values():
-        members[:] = [candidate for candidate in members[:share] if candidate[2] not in over]
-    return [(candidate[4], reason) for candidate in taken + surplus]
+        members[:] = [candidate for candidate in members[:share] if candidate[2] not in surplus_ids]
+    return [(candidate[4], reason) for candidate in above_share + surplus]
 
 
 def _within_limits(

@@ -1,7 +1,7 @@
-"""Images that an operator wants to keep: by glob, regular expression or digest, and the newest of each repository.
+"""Protection rules for images: by glob, regular expression or digest, and the newest of each repository.
 
-These rules are independent of what the runtime pins, since pins get lost. Rules are compiled once per set of rules,
-and all globs are tried as one expression, so that a hundred thousand images take a fraction of a second.
+The rules are independent of pins in the runtime, since pins get lost. They are compiled once per set of rules, and all
+globs are matched as one expression, so that 100,000 images take a fraction of a second.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class ProtectionRule:
     """One rule.
 
     Attributes:
-        text: the rule as it was written, to be shown.
+        text: the rule as written, for display.
         kind: how it is matched.
-        value: the pattern, the expression or the digest itself.
+        value: the pattern, the expression or the digest.
     """
 
     text: str
@@ -55,7 +55,7 @@ class ProtectionRule:
     value: str
 
     def matched_by(self, image: Image) -> str:
-        """Return the reference of ``image`` that this rule matches, or its id; empty if none does."""
+        """Return the reference or id of ``image`` that this rule matches; empty if none."""
         if self.kind is RuleKind.DIGEST:
             return _digest_match(image, _both_forms((self.value,)))
         if self.kind is RuleKind.REGEX:
@@ -66,17 +66,17 @@ class ProtectionRule:
 
 
 def parse_rule(text: str) -> ProtectionRule:
-    """Return the rule that a text stands for.
+    """Parse a protection rule.
 
-    - ``regex:EXPRESSION`` is searched for in every reference, as the runtime lists it; anchor it with ``^`` and ``$``.
+    - ``regex:EXPRESSION`` is searched for in every reference as listed by the runtime; anchor it with ``^`` and ``$``.
     - ``sha256:DIGEST`` or ``digest:sha256:DIGEST`` is an image id or the digest of any of its references.
-    - Anything else is a pattern with ``*``, ``?`` and ``[...]``, case-sensitive, where ``*`` also stands for slashes.
+    - Anything else is a pattern with ``*``, ``?`` and ``[...]``, case-sensitive, where ``*`` also matches slashes.
       It has to match the whole of one of: the reference (``registry.k8s.io/pause:3.9``), the reference without tag
-      and digest (``registry.k8s.io/pause``), or, for Docker Hub, either of these as Docker shows it (``nginx:1.27``,
+      and digest (``registry.k8s.io/pause``), or, for Docker Hub, either of these in the short form (``nginx:1.27``,
       ``nginx``). So ``registry.k8s.io/pause`` and ``*/pause`` protect all tags, and ``pause`` alone only Docker Hub's.
 
     Raises:
-        ValueError: the text is none of these; the message says which form is allowed.
+        ValueError: invalid rule; the message has the allowed forms.
     """
     stripped = text.strip()
     if stripped.startswith("regex:"):
@@ -84,10 +84,10 @@ def parse_rule(text: str) -> ProtectionRule:
     if stripped.startswith(("sha256:", "sha512:", "digest:")):
         digest = stripped.removeprefix("digest:")
         if _DIGEST.fullmatch(digest) is None:
-            raise ValueError(f"{text!r} is not a whole digest: write {RULE_FORM}")
+            raise ValueError(f"{text!r} is not a full digest: write {RULE_FORM}")
         return ProtectionRule(stripped, RuleKind.DIGEST, digest)
     if not stripped:
-        raise ValueError(f"an empty text protects nothing: write {RULE_FORM}")
+        raise ValueError(f"empty rule: write {RULE_FORM}")
     return ProtectionRule(stripped, RuleKind.GLOB, stripped)
 
 
@@ -104,18 +104,18 @@ def _regex_rule(text: str) -> ProtectionRule:
 
 @dataclass(frozen=True, slots=True)
 class ProtectionPolicy:
-    """What is kept whatever its age.
+    """Images kept at any age.
 
     Attributes:
-        rules: tried in order; the first that matches stands in the reason.
-        keep_last_n_tags_per_repository: how many images of each repository are kept, newest first; 0 for none.
+        rules: matched in order; the reason has the first match.
+        keep_last_n_tags_per_repository: number of newest images kept of each repository; 0 disables this.
     """
 
     rules: tuple[ProtectionRule, ...] = ()
     keep_last_n_tags_per_repository: int = 0
 
     def reasons(self, images: Sequence[Image], usage: Mapping[str, ImageUsage]) -> dict[str, Reason]:
-        """Return the id of every protected image with the reason; a rule goes before being among the newest."""
+        """Return the id of every protected image with the reason; rules have precedence over the newest images."""
         found = self._newest(images, usage) if self.keep_last_n_tags_per_repository > 0 else {}
         if self.rules:
             match = _Matcher.of(self.rules).match
@@ -129,8 +129,8 @@ class ProtectionPolicy:
     def _newest(self, images: Sequence[Image], usage: Mapping[str, ImageUsage]) -> dict[str, Reason]:
         """Return the newest images of each repository.
 
-        An image belongs to every repository that a tag or digest of it names. Newest by first detection (the pull,
-        where the runtime tells), then by last use, then by id.
+        An image belongs to the repositories of all its tags and digests. Newest by first detection (the pull, where
+        reported), then by last use, then by id.
         """
         keep = self.keep_last_n_tags_per_repository
         members: defaultdict[str, list[Image]] = defaultdict(list)
@@ -160,7 +160,7 @@ class ProtectionPolicy:
 
 
 class _Matcher:
-    """A set of rules made ready to be tried on many images."""
+    """A compiled set of rules."""
 
     def __init__(self, rules: tuple[ProtectionRule, ...]) -> None:
         self._rules = rules
@@ -172,11 +172,11 @@ class _Matcher:
     @staticmethod
     @lru_cache(maxsize=8)
     def of(rules: tuple[ProtectionRule, ...]) -> _Matcher:
-        """Return the matcher for ``rules``, made once."""
+        """Return the cached matcher for ``rules``."""
         return _Matcher(rules)
 
     def match(self, image: Image) -> tuple[ProtectionRule, str] | None:
-        """Return the first rule that matches with what it matched."""
+        """Return the first rule that matches, with the matched reference or id; ``None`` if none."""
         if not self._possible(image):
             return None
         for rule in self._rules:
@@ -199,9 +199,9 @@ class _Matcher:
 
 
 def _translated(pattern: str) -> str:
-    """Return a pattern as an expression that also takes Docker Hub's name before it, and tag and digest after it.
+    r"""Return a pattern as an expression with Docker Hub's name as optional prefix, tag and digest as optional suffix.
 
-    ``translate`` ends its expression with an end of text, two characters that have to come later here.
+    ``translate`` ends its expression with ``\Z``, which is moved behind the suffix here.
     """
     return rf"(?:(?:docker\.io/(?:library/)?)?{translate(pattern)[:-2]}(?::[^/@:]*)?(?:@[^/]*)?\Z)"
 
@@ -216,7 +216,7 @@ def _digest_match(image: Image, digests: frozenset[str]) -> str:
 
 
 def _both_forms(digests: Iterable[str]) -> frozenset[str]:
-    """Return the digests with and without ``sha256:``, as image ids are written either way."""
+    """Return the digests with and without ``sha256:``, since image ids have either form."""
     return frozenset(form for digest in digests for form in (digest, bare_id(digest)))
 
 

@@ -1,8 +1,8 @@
-"""Image references: their parts, their normal form, and finding the images a reference means.
+"""Image references: their parts, their normal form, and their resolution to listed images.
 
-A container names its image in many ways: by id with or without ``sha256:``, by tag with or without registry, by
-digest, by a shortened id. What is in use must not be missed for the sake of a spelling, so every way is followed and
-all images that a reference may mean are answered.
+A container refers to its image in many forms: by id with or without ``sha256:``, by tag with or without registry, by
+digest, by a shortened id. An image in use must not be missed because of the form, so every form is resolved, to all
+images that it may mean.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HEX: Final = frozenset("0123456789abcdef")
 
 
 def repository_of(reference: str) -> str:
-    """Return a reference without its tag and digest; the port of a registry stays.
+    """Return a reference without its tag and digest; the port of a registry is kept.
 
     Source: the reference grammar of the distribution project, where a tag never contains a slash.
     """
@@ -57,7 +57,7 @@ def normalise(reference: str) -> str:
 
 
 def is_named_like_pause(reference: str) -> bool:
-    """Return whether a reference looks like a pause image by the last part of its repository.
+    """Return whether a reference is named like a pause image, by the last part of its repository.
 
     That part is ``pause``, starts with ``pause-`` or ends with ``-pause``, as in ``rancher/mirrored-pause:3.6``.
     """
@@ -66,12 +66,12 @@ def is_named_like_pause(reference: str) -> bool:
 
 
 def bare_id(image_id: str) -> str:
-    """Return an image id without ``sha256:``, since runtimes differ in writing it."""
+    """Return an image id without ``sha256:``, which only some runtimes include."""
     return image_id.removeprefix("sha256:")
 
 
 def spellings(reference: str) -> frozenset[str]:
-    """Return every way in which a runtime may list the image that a reference by name means."""
+    """Return every form in which a runtime may list the image of a reference by name."""
     full = normalise(reference)
     found = {reference, full}
     if full.startswith("docker.io/"):
@@ -81,21 +81,21 @@ def spellings(reference: str) -> frozenset[str]:
 
 
 class ImageIndex:
-    """Finds the ids of all listed images that a reference may mean, in constant time but for shortened ids."""
+    """Resolves references to ids of listed images, in constant time except for shortened ids."""
 
     def __init__(self, images: Sequence[Image]) -> None:
-        """Index the images by id and by name at once, by digest when one is first asked for."""
+        """Index the images by id and by name; by digest on first use."""
         self._images = images
         self._by_id = {bare_id(image.id): image.id for image in images}
         self._by_name = _Multimap((tag, image.id) for image in images for tag in image.repo_tags)
         self._resolved: dict[str, tuple[str, ...]] = {}
 
     def resolve(self, reference: str) -> tuple[str, ...]:
-        """Return the ids of every image that ``reference`` may mean; empty if it means none that is listed.
+        """Return the ids of every image that ``reference`` may mean; empty if none is listed.
 
         It may be an id with or without ``sha256:``, a name with or without registry and tag, a digest, or a name
-        with a digest, which means any image with that digest whatever the name. What is none of these may be a
-        shortened id; if that is ambiguous, it means all it matches.
+        with a digest, which means any image with that digest. Otherwise it is matched as a shortened id, to all ids
+        with that prefix.
         """
         known = self._resolved.get(reference)
         if known is None:
@@ -137,7 +137,7 @@ class ImageIndex:
 
 
 class _Multimap:
-    """Text to image ids; nearly always one, for which no list is made."""
+    """Text to image ids; a list is created only for a second id, since nearly all have one."""
 
     def __init__(self, entries: Iterable[tuple[str, str]]) -> None:
         self._first: dict[str, str] = {}

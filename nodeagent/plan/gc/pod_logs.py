@@ -1,4 +1,4 @@
-"""Which pod log directories and dead container log links go."""
+"""Pod log garbage collection: the log directories and dead links to remove, and the reason to keep each other."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from nodeagent.model import Container, ContainerLogLink, NodeSnapshot
     from nodeagent.plan.pods.deletion import PodDeletionStatus
 
-_Judged = tuple[bool, Reason]
-"""Whether it goes, and why or why not."""
+_Judgement = tuple[bool, Reason]
+"""Whether the entry is removed, and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodLogPolicy:
-    """What logs are kept.
+    """Limits of pod log garbage collection.
 
     Attributes:
-        minimum_age_s: how long an entry must not have changed when nothing in the runtime is known of it.
+        minimum_age_s: time since the last change of an entry that the runtime has no pod or container for.
     """
 
     minimum_age_s: float = 300.0
 
 
-def plan_pod_logs(  # noqa: PLR0913 - what the plans before it leave
+def plan_pod_logs(  # noqa: PLR0913 - results of the earlier plans
     snapshot: NodeSnapshot,
     policy: PodLogPolicy,
     *,
@@ -43,22 +43,22 @@ def plan_pod_logs(  # noqa: PLR0913 - what the plans before it leave
     removed_sandboxes: frozenset[str] = frozenset(),
     failed: Mapping[str, str] = NO_FAILURES,
 ) -> Plan:
-    """Choose the log directories of gone pods, and the links to logs that are gone.
+    """Choose the log directories of deleted pods and the links without target to remove.
 
-    A directory goes when its pod is gone and all containers and sandboxes of the pod go before it. If the runtime
-    knows nothing of the pod, it goes once unchanged for the minimum age, provided that the pod list lacks the pod
-    or, without a list, that no kubelet manages the node. What is no directory, or has no pod's name, is never
-    touched. A link without a target goes when its container has exited; if the container is not known it goes once
-    it has the minimum age (the kubelet waits for neither). Directories come before links, each by name; decisions
-    carry the entry's name as id.
+    A directory is removed if its pod is deleted and all containers and sandboxes of the pod are removed before. If the
+    runtime has none of the pod, it is removed once unchanged for the minimum age, provided that the pod list lacks the
+    pod or, without a list, that no kubelet manages the node. Entries that are not directories, or have no pod's name,
+    are kept. A link without a target is removed if its container has exited; if the container is unknown, once
+    it has the minimum age (the kubelet waits in neither case). Directories come before links, each by name; the id of
+    a decision is the entry's name.
 
     Args:
         snapshot: the node.
-        policy: what is kept.
-        statuses: as ``check_pods`` answers for this snapshot.
-        removed_containers: ids of containers that go before.
-        removed_sandboxes: likewise of sandboxes.
-        failed: entry name to why it could not be removed earlier in this pass.
+        policy: the limits.
+        statuses: the result of ``check_pods`` for this snapshot.
+        removed_containers: ids of containers removed before.
+        removed_sandboxes: ids of sandboxes removed before.
+        failed: entry name to the cause of a failure earlier in this pass.
 
     Source: kubelet ``containerGC.evictPodLogsDirectories``.
     """
@@ -82,62 +82,65 @@ def plan_pod_logs(  # noqa: PLR0913 - what the plans before it leave
 
 
 class _DirectoryJudge:
-    """Judges directories by the pods they belong to."""
+    """Judges directories by their pods."""
 
     def __init__(
         self,
         snapshot: NodeSnapshot,
         policy: PodLogPolicy,
         statuses: Mapping[str, PodDeletionStatus],
-        going: frozenset[str],
+        removed: frozenset[str],
     ) -> None:
         self._snapshot = snapshot
         self._policy = policy
-        self._standings = statuses
-        self._staying = _count_staying(snapshot, going) if snapshot.pod_log_directories else Counter()
+        self._statuses = statuses
+        self._remaining = _count_remaining(snapshot, removed) if snapshot.pod_log_directories else Counter()
 
-    def judge(self, directory: PodLogDirectory) -> _Judged:
-        """Return whether a directory goes, and why or why not."""
+    def judge(self, directory: PodLogDirectory) -> _Judgement:
+        """Return whether a directory is removed, and the reason."""
         if not directory.is_directory:
-            return _no_pod_log("it is no directory itself")
+            return _not_a_pod_log("not a directory")
         if not directory.uid:
-            return _no_pod_log("its name is neither NAMESPACE_NAME_UID nor a UID")
-        status = self._standings.get(directory.uid)
+            return _not_a_pod_log("name is neither NAMESPACE_NAME_UID nor a UID")
+        status = self._statuses.get(directory.uid)
         if status is None:
             return self._judge_unlisted(directory)
-        if not status.gone:
+        if not status.deleted:
             return _present(status.how)
-        staying = self._staying[directory.uid]
-        if staying:
-            return _present(f"{staying} of its containers and sandboxes stay")
+        remaining = self._remaining[directory.uid]
+        if remaining:
+            return _present(f"{remaining} of its containers and sandboxes are kept")
         return True, Reason(ReasonCode.POD_DELETED, {"how": status.how})
 
-    def _judge_unlisted(self, directory: PodLogDirectory) -> _Judged:
-        """Judge a directory whose pod the runtime knows nothing of."""
+    def _judge_unlisted(self, directory: PodLogDirectory) -> _Judgement:
+        """Judge a directory whose pod has no container or sandbox in the runtime."""
         live = self._snapshot.live_pod_uids
         if live is not None and directory.uid in live:
-            return _present("it is in the pod list")
+            return _present("in the pod list")
         if live is None and self._snapshot.role is Role.BESIDE_KUBELET:
             return _present(BESIDE_KUBELET_WITHOUT_LIST)
         age_s, young = _too_young(directory.modified_at, self._snapshot, self._policy)
         if young is not None:
             return False, young
-        how = "the runtime knows nothing of it" if live is None else "in neither the pod list nor the runtime"
+        how = "not in the runtime" if live is None else "in neither the pod list nor the runtime"
         return True, Reason(ReasonCode.POD_DELETED, {"how": f"{how}, last changed {format_duration(age_s)} ago"})
 
 
-def _count_staying(snapshot: NodeSnapshot, going: frozenset[str]) -> Counter[str]:
-    """Return pod UID to how many of its containers and sandboxes stay."""
+def _count_remaining(snapshot: NodeSnapshot, removed: frozenset[str]) -> Counter[str]:
+    """Return pod UID to the number of its containers and sandboxes that are kept."""
     sandboxes = {sandbox.id: sandbox for sandbox in snapshot.sandboxes}
-    staying = Counter(sandbox.uid for sandbox in snapshot.sandboxes if sandbox.id not in going)
-    staying.update(pod_uid_of(each, sandboxes) for each in snapshot.containers if each.id not in going)
-    return staying
+    remaining = Counter(sandbox.uid for sandbox in snapshot.sandboxes if sandbox.id not in removed)
+    remaining.update(pod_uid_of(each, sandboxes) for each in snapshot.containers if each.id not in removed)
+    return remaining
 
 
 def _judge_link(
     link: ContainerLogLink, containers: _ContainersById, snapshot: NodeSnapshot, policy: PodLogPolicy
-) -> _Judged:
-    """Judge a link without a target; a log being rotated has none for a moment. Source: kubelet, likewise."""
+) -> _Judgement:
+    """Judge a link without a target; during a rotation the target is missing for a moment.
+
+    Source: kubelet ``evictPodLogsDirectories``.
+    """
     found = containers.find(link.container_id)
     for container in found:
         if container.state is not ContainerState.EXITED:
@@ -150,7 +153,7 @@ def _judge_link(
 
 
 class _ContainersById:
-    """Finds containers by an id that may be cut off, as the names of links are cut to 255 characters."""
+    """Finds containers by an id that may be truncated, since link names are truncated to 255 characters."""
 
     def __init__(self, containers: Sequence[Container]) -> None:
         self._sorted = sorted(containers, key=lambda each: each.id)
@@ -167,7 +170,7 @@ class _ContainersById:
 
 
 def _too_young(modified_at: datetime, snapshot: NodeSnapshot, policy: PodLogPolicy) -> tuple[float, Reason | None]:
-    """Return the time since the last change, none if that lies in the future, and the reason if it is too short."""
+    """Return the time since the last change, at least 0, and the reason to keep if that is too short."""
     age_s = max(0.0, (snapshot.observed_at - modified_at).total_seconds())
     if age_s >= policy.minimum_age_s:
         return age_s, None
@@ -175,20 +178,20 @@ def _too_young(modified_at: datetime, snapshot: NodeSnapshot, policy: PodLogPoli
     return age_s, Reason(ReasonCode.MODIFIED_RECENTLY, details)
 
 
-def _no_pod_log(detail: str) -> _Judged:
+def _not_a_pod_log(detail: str) -> _Judgement:
     return False, Reason(ReasonCode.NOT_A_POD_LOG_DIRECTORY, {"detail": detail})
 
 
-def _present(how: str) -> _Judged:
+def _present(how: str) -> _Judgement:
     return False, Reason(ReasonCode.POD_PRESENT, {"note": f" ({how})"})
 
 
 def _decision(
-    kind: ItemKind, entry: PodLogDirectory | ContainerLogLink, judged: _Judged, failed: str | None
+    kind: ItemKind, entry: PodLogDirectory | ContainerLogLink, judgement: _Judgement, failed: str | None
 ) -> Decision:
-    goes, reason = judged
-    verdict = Verdict.REMOVE if goes else Verdict.KEEP
-    if goes and failed is not None:
+    is_removed, reason = judgement
+    verdict = Verdict.REMOVE if is_removed else Verdict.KEEP
+    if is_removed and failed is not None:
         verdict, reason = Verdict.FAILED, Reason(ReasonCode.FAILED_EARLIER, {"detail": failed})
     size_bytes = entry.size_bytes if isinstance(entry, PodLogDirectory) else None
     return Decision(kind, entry.name, entry.name, verdict, reason, size_bytes)

@@ -1,4 +1,4 @@
-"""Which pod sandboxes go."""
+"""Sandbox garbage collection: the sandboxes to remove and the reason to keep each of the others."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from nodeagent.model import NodeSnapshot, Sandbox
     from nodeagent.plan.pods.deletion import PodDeletionStatus
 
-# Members used for every sandbox are looked up once; in their class that takes ten times as long.
-_SANDBOX, _KEEP, _COULD_NOT, _FAILED = ItemKind.SANDBOX, Verdict.KEEP, Verdict.FAILED, ReasonCode.FAILED_EARLIER
+# Enum members used for every sandbox are constants: a lookup in the class takes ten times as long.
+_SANDBOX, _KEEP, _REMOVAL_FAILED, _FAILED = ItemKind.SANDBOX, Verdict.KEEP, Verdict.FAILED, ReasonCode.FAILED_EARLIER
 
 _READY = Reason(ReasonCode.SANDBOX_READY)
 _UNMANAGED = Reason(ReasonCode.NOT_KUBELET_MANAGED)
@@ -27,18 +27,18 @@ _SUPERSEDED = Reason(ReasonCode.SANDBOX_SUPERSEDED)
 
 @dataclass(frozen=True, slots=True)
 class SandboxGCPolicy:
-    """What sandboxes are kept.
+    """Limits of sandbox garbage collection.
 
     Attributes:
-        minimum_age_s: grace for just-created ones, counted from creation; the kubelet has none.
-        include_unlabelled: also collect what carries no kubelet labels.
+        minimum_age_s: counted from creation; the kubelet has none.
+        include_unlabelled: also remove sandboxes without kubelet labels.
     """
 
     minimum_age_s: float = 60.0
     include_unlabelled: bool = False
 
 
-def plan_sandbox_gc(  # noqa: PLR0913 - what the plans before it leave
+def plan_sandbox_gc(  # noqa: PLR0913 - results of the earlier plans
     snapshot: NodeSnapshot,
     policy: SandboxGCPolicy,
     *,
@@ -47,37 +47,37 @@ def plan_sandbox_gc(  # noqa: PLR0913 - what the plans before it leave
     failed: Mapping[str, str] = NO_FAILURES,
     evict_non_deleted_pods: bool = False,
 ) -> Plan:
-    """Choose the sandboxes to remove: inactive ones, all of gone pods and all but the newest of others.
+    """Choose the inactive sandboxes to remove: all of deleted pods, all but the newest of others.
 
-    A sandbox is active while it is ready or any container is left in it. The newest of a pod is spared whether it
-    is active or not. Removals come oldest first, ties by attempt, then by id.
+    A sandbox is active while it is ready or has a container. The newest of a pod is kept, active or not. Removals are
+    oldest first, ties by attempt, then by id.
 
     Args:
         snapshot: the node.
-        policy: what is kept.
-        statuses: as ``check_pods`` answers for this snapshot.
-        removed_containers: ids of containers that go before, so that their sandboxes count as empty.
-        failed: sandbox id to why it could not be removed earlier in this pass.
-        evict_non_deleted_pods: also remove the sandboxes of pods that still exist but have finished.
+        policy: the limits.
+        statuses: the result of ``check_pods`` for this snapshot.
+        removed_containers: ids of containers removed before; their sandboxes count as empty.
+        failed: sandbox id to the cause of a failure earlier in this pass.
+        evict_non_deleted_pods: also remove the sandboxes of pods that have finished but still exist.
 
     Source: kubelet ``containerGC.evictSandboxes``.
     """
-    held = Counter([each.sandbox_id for each in snapshot.containers if each.id not in removed_containers])
+    container_counts = Counter([each.sandbox_id for each in snapshot.containers if each.id not in removed_containers])
     removed: list[tuple[Sandbox, Reason]] = []
     kept: list[Decision] = []
-    spare: list[Sandbox] = []
+    others: list[Sandbox] = []
     for sandbox in snapshot.sandboxes:
-        reason = _kept_because(sandbox, snapshot, policy, held[sandbox.id], failed)
+        reason = _keep_reason(sandbox, snapshot, policy, container_counts[sandbox.id], failed)
         if reason is not None:
-            kept.append(_decision(sandbox, _COULD_NOT if reason.code is _FAILED else _KEEP, reason))
+            kept.append(_decision(sandbox, _REMOVAL_FAILED if reason.code is _FAILED else _KEEP, reason))
             continue
-        reason = _pod_over(statuses.get(sandbox.uid), finished_too=evict_non_deleted_pods)
+        reason = _pod_reason(statuses.get(sandbox.uid), include_finished=evict_non_deleted_pods)
         if reason is not None:
             removed.append((sandbox, reason))
         else:
-            spare.append(sandbox)
-    newest = _newest_of_each_pod(snapshot) if spare else frozenset()
-    for sandbox in spare:
+            others.append(sandbox)
+    newest = _newest_of_each_pod(snapshot) if others else frozenset()
+    for sandbox in others:
         if sandbox.id not in newest:
             removed.append((sandbox, _SUPERSEDED))
             continue
@@ -90,14 +90,14 @@ def plan_sandbox_gc(  # noqa: PLR0913 - what the plans before it leave
     return Plan("sandboxes", snapshot.observed_at, (*decisions, *kept))
 
 
-def _kept_because(  # noqa: PLR0911 - one for each rule
-    sandbox: Sandbox, snapshot: NodeSnapshot, policy: SandboxGCPolicy, held: int, failed: Mapping[str, str]
+def _keep_reason(  # noqa: PLR0911 - one for each rule
+    sandbox: Sandbox, snapshot: NodeSnapshot, policy: SandboxGCPolicy, containers: int, failed: Mapping[str, str]
 ) -> Reason | None:
-    """Return why a sandbox stays whatever becomes of its pod."""
+    """Return why a sandbox is kept without regard to its pod; ``None`` if it is not."""
     if sandbox.ready:
         return _READY
-    if held:
-        return Reason(ReasonCode.SANDBOX_HAS_CONTAINERS, {"count": held})
+    if containers:
+        return Reason(ReasonCode.SANDBOX_HAS_CONTAINERS, {"count": containers})
     if not sandbox.has_kubelet_labels and not policy.include_unlabelled:
         return _UNMANAGED
     if sandbox.id in failed:
@@ -111,16 +111,16 @@ def _kept_because(  # noqa: PLR0911 - one for each rule
     return None
 
 
-def _pod_over(status: PodDeletionStatus | None, *, finished_too: bool) -> Reason | None:
-    if status is not None and status.gone:
+def _pod_reason(status: PodDeletionStatus | None, *, include_finished: bool) -> Reason | None:
+    if status is not None and status.deleted:
         return Reason(ReasonCode.POD_DELETED, {"how": status.how})
-    if status is not None and finished_too and status.finished:
+    if status is not None and include_finished and status.finished:
         return Reason(ReasonCode.POD_FINISHED, {"how": status.how})
     return None
 
 
 def _newest_of_each_pod(snapshot: NodeSnapshot) -> frozenset[str]:
-    """Return the ids of the newest sandbox of each pod, of those whose creation is known."""
+    """Return the id of the newest sandbox of each pod; sandboxes without creation time are ignored."""
     pods: defaultdict[str, list[Sandbox]] = defaultdict(list)
     for sandbox in snapshot.sandboxes:
         if sandbox.created_at is not None:
@@ -129,7 +129,7 @@ def _newest_of_each_pod(snapshot: NodeSnapshot) -> frozenset[str]:
 
 
 def _age_key(sandbox: Sandbox) -> tuple[datetime, int, str]:
-    if sandbox.created_at is None:  # the callers have sorted these out
+    if sandbox.created_at is None:  # excluded by the callers
         raise ValueError(sandbox.id)
     return sandbox.created_at, sandbox.attempt, sandbox.id
 

@@ -1,5 +1,6 @@
 """Pod facts and their precedence: kubelet, static manifests, runtime.
 
-``facts`` merges what the sources say about a pod, ``deletion`` and ``inference`` decide whether a pod was deleted.
+``facts`` merges the facts of all sources about a pod, ``inference`` derives missing facts from the runtime,
+``deletion`` infers whether a pod was deleted.
 Labels and annotations are tenant input: they identify a pod and grant nothing.
 """

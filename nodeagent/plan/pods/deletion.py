@@ -1,8 +1,8 @@
-"""Whether a pod is gone, decided so that doubt keeps it.
+"""Inference of pod deletion; a pod is kept if in doubt.
 
-The kubelet asks its own list of pods. Where there is such a list it decides here too; where there is only the
-runtime, a pod counts as gone when nothing of it runs and nothing has stirred for a grace period. That period is also
-what protects every pod after a reboot, when all of them look dead until something starts them again.
+The kubelet uses its own list of pods. With such a list it decides here as well. With the runtime alone, a pod counts as
+deleted if nothing of it is running and it had no activity for a grace period. That period also protects every pod after
+a reboot, when all containers are dead until they are started again.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ BESIDE_KUBELET_WITHOUT_LIST: Final = "a kubelet manages this node and its pod li
 
 @dataclass(frozen=True, slots=True)
 class PodDeletionStatus:
-    """Where a pod stands.
+    """Deletion status of a pod.
 
     Attributes:
-        gone: whether the pod is gone, so that whatever is left of it may go.
-        finished: whether nothing of it runs any more, though it may still exist; a gone pod is finished too.
-        how: why it counts as gone, or why not, in words.
+        deleted: whether the pod is deleted, so that its containers, sandboxes and logs may be removed.
+        finished: whether nothing of it is running; the pod may still exist. A deleted pod is finished.
+        how: the evidence, for display.
     """
 
-    gone: bool
+    deleted: bool
     finished: bool
     how: str
 
 
-# Members are looked up once; in their class that takes ten times as long.
+# Enum members used for every container are constants: a lookup in the class takes ten times as long.
 _RUNNING, _UNKNOWN, _EXITED = ContainerState.RUNNING, ContainerState.UNKNOWN, ContainerState.EXITED
 
-_READY: Final = PodDeletionStatus(gone=False, finished=False, how="its sandbox is ready")
-_EVICTED: Final = PodDeletionStatus(gone=True, finished=True, how="evicted by nodeagent, nothing running")
-_UNLISTED: Final = PodDeletionStatus(gone=False, finished=False, how=BESIDE_KUBELET_WITHOUT_LIST)
+_READY: Final = PodDeletionStatus(deleted=False, finished=False, how="sandbox ready")
+_EVICTED: Final = PodDeletionStatus(deleted=True, finished=True, how="evicted by nodeagent, nothing running")
+_UNLISTED: Final = PodDeletionStatus(deleted=False, finished=False, how=BESIDE_KUBELET_WITHOUT_LIST)
 _FROM_API_SERVER: Final = PodDeletionStatus(
-    gone=False,
+    deleted=False,
     finished=False,
-    how="it came from an API server (kubernetes.io/config.source=api), and no pod list shows that it was deleted",
+    how="created from an API server (kubernetes.io/config.source=api); no pod list confirms its deletion",
 )
 
 
 class _Pod:
-    """What the runtime lists under one UID."""
+    """Containers and sandboxes of one UID."""
 
     __slots__ = ("containers", "contradictions", "sandboxes")
 
@@ -68,22 +68,22 @@ class _Pod:
 def check_pods(
     snapshot: NodeSnapshot, grace_s: float, evicted: AbstractSet[str] = frozenset()
 ) -> Mapping[str, PodDeletionStatus]:
-    """Return the standing of every pod UID that a container or a sandbox of the runtime carries.
+    """Return the deletion status of every pod UID of the listed containers and sandboxes.
 
-    A container belongs to the pod its label names and to the pod of its sandbox; if these differ, neither counts
-    as gone. With a pod list a pod is gone when it is not in the list; without one, if a kubelet manages the node,
-    never; else when it has no ready sandbox, no running container and none of unknown state, and its last sign of
-    life is at least ``grace_s`` ago. Signs of life are the creation and end of its containers, the creation of its
-    sandboxes, and, without a list, the boot of the node. Nothing running and the grace are asked for with a list
-    too. A time that is missing where it is needed keeps the pod. Only what is still listed counts: once limits have
-    removed the last container of a quiet pod, its grace counts from its sandbox alone.
+    A container belongs to the pod in its label and to the pod of its sandbox; if these differ, neither counts as
+    deleted. With a pod list, a pod is deleted if the list lacks it. Without a list it is never deleted beside a
+    kubelet; otherwise it is if it has no ready sandbox, no container that is running or of unknown state, and no
+    activity for ``grace_s``. Activity is the creation and exit of its containers, the creation of its sandboxes and,
+    without a list, the boot of the node. That nothing is running, and the grace period, are required with a list too.
+    A missing time keeps the pod. Only listed items count: once limits have removed the last container of an inactive
+    pod, its grace period counts from its sandbox alone.
 
-    A pod evicted by this agent, its UID in ``evicted``, counts as gone without grace once it has no running container
-    and no ready sandbox.
+    A pod evicted by this agent, its UID in ``evicted``, is deleted without grace period once it has no running
+    container and no ready sandbox.
 
-    Without a list, a pod with a sandbox annotated ``kubernetes.io/config.source=api`` never counts as gone: a kubelet
-    made that sandbox, although none is found now, and only the API server knows whether the pod was deleted. The
-    annotation is no trace of a kubelet for the role, as whoever makes a sandbox can set it; it keeps that pod alone.
+    Without a list, a pod with a sandbox annotated ``kubernetes.io/config.source=api`` is never deleted: a kubelet
+    created that sandbox, although none is detected now, and only the API server has the deletion. The annotation is not
+    evidence of a kubelet for the role, as every client of the runtime can set it; it keeps that pod only.
 
     Source: kubelet ``ShouldPodContentBeRemoved`` and ``ShouldPodRuntimeBeRemoved``, approximated.
     """
@@ -95,7 +95,7 @@ def check_pods(
 
 
 def pod_uid_of(container: Container, sandboxes: Mapping[str, Sandbox]) -> str:
-    """Return the UID of a container's pod, from its label, else from its sandbox; empty if neither tells."""
+    """Return the UID of a container's pod from its label, else from its sandbox; empty if unknown."""
     uid = container.pod_uid
     if uid:
         return uid
@@ -104,97 +104,97 @@ def pod_uid_of(container: Container, sandboxes: Mapping[str, Sandbox]) -> str:
 
 
 def contradiction(container: Container, sandboxes: Mapping[str, Sandbox]) -> str:
-    """Return how a container's label contradicts its sandbox about the pod; empty if it does not."""
+    """Return the contradiction between the pods in a container's label and its sandbox; empty if none."""
     sandbox = sandboxes.get(container.sandbox_id)
     if sandbox is None or not sandbox.uid or not container.pod_uid or container.pod_uid == sandbox.uid:
         return ""
-    return f"its label says pod {container.pod_uid}, its sandbox belongs to pod {sandbox.uid}"
+    return f"label has pod {container.pod_uid}, sandbox has pod {sandbox.uid}"
 
 
 def _gather(snapshot: NodeSnapshot, ready: AbstractSet[str]) -> dict[str, _Pod]:
-    """Return what the runtime lists of each pod, but for those that a ready sandbox settles."""
+    """Return the containers and sandboxes of each pod without a ready sandbox."""
     pods: defaultdict[str, _Pod] = defaultdict(_Pod)
     by_id = {sandbox.id: sandbox for sandbox in snapshot.sandboxes}
     for sandbox in snapshot.sandboxes:
         if sandbox.uid and sandbox.uid not in ready:
             pods[sandbox.uid].sandboxes.append(sandbox)
     for container in snapshot.containers:
-        home = by_id.get(container.sandbox_id)
-        home_uid = home.uid if home is not None else ""
-        uid = container.labels.get(LABEL_POD_UID) or home_uid
+        own = by_id.get(container.sandbox_id)
+        sandbox_uid = own.uid if own is not None else ""
+        uid = container.labels.get(LABEL_POD_UID) or sandbox_uid
         if uid and uid not in ready:
             pods[uid].containers.append(container)
-        if home_uid and home_uid != uid:
-            why = f"container {container.name} is contradictory: {contradiction(container, by_id)}"
-            for each in {uid, home_uid} - ready:
-                pods[each].contradictions += (why,)
+        if sandbox_uid and sandbox_uid != uid:
+            detail = f"container {container.name} is contradictory: {contradiction(container, by_id)}"
+            for each in {uid, sandbox_uid} - ready:
+                pods[each].contradictions += (detail,)
     return pods
 
 
 def _judge(uid: str, pod: _Pod, snapshot: NodeSnapshot, grace_s: float, *, evicted: bool) -> PodDeletionStatus:
     if snapshot.live_pod_uids is None and snapshot.role is Role.BESIDE_KUBELET:
         return _UNLISTED
-    alive = min(pod.contradictions) if pod.contradictions else _why_alive(pod)
-    if alive:
-        return _stands(alive)
+    active = min(pod.contradictions) if pod.contradictions else _activity(pod)
+    if active:
+        return _kept(active)
     if evicted:
         return _EVICTED
     if snapshot.live_pod_uids is None and any(sandbox.from_api_server for sandbox in pod.sandboxes):
         return _FROM_API_SERVER
-    return _judge_quiet(uid, pod, snapshot, grace_s)
+    return _judge_inactive(uid, pod, snapshot, grace_s)
 
 
-def _judge_quiet(uid: str, pod: _Pod, snapshot: NodeSnapshot, grace_s: float) -> PodDeletionStatus:
-    """Judge a pod of which nothing runs, by when it last stirred and, if there is one, by the pod list."""
+def _judge_inactive(uid: str, pod: _Pod, snapshot: NodeSnapshot, grace_s: float) -> PodDeletionStatus:
+    """Judge a pod without running containers by its last activity and, if available, by the pod list."""
     live = snapshot.live_pod_uids
     if live is None and snapshot.booted_at is None:
-        return _stands("it is not known when the node was booted")
-    latest, missing = _last_sign_of_life(pod, snapshot.booted_at if live is None else None)
+        return _kept("boot time of the node unknown")
+    latest, missing = _last_activity(pod, snapshot.booted_at if live is None else None)
     if missing or latest is None:
-        return _stands(missing)
-    quiet_s = max(0.0, (snapshot.observed_at - latest).total_seconds())
-    ago = f"last sign of life {format_duration(quiet_s)} ago"
-    if quiet_s < grace_s:
-        return _stands(f"{ago}, less than the grace period {format_duration(grace_s)}")
+        return _kept(missing)
+    inactive_s = max(0.0, (snapshot.observed_at - latest).total_seconds())
+    ago = f"last activity {format_duration(inactive_s)} ago"
+    if inactive_s < grace_s:
+        return _kept(f"{ago}, grace period {format_duration(grace_s)}")
     if live is None:
-        how = f"no ready sandbox, nothing running, {ago}; judged from the runtime alone"
-        return PodDeletionStatus(gone=True, finished=True, how=how)
+        how = f"no ready sandbox, nothing running, {ago} (inferred from CRI)"
+        return PodDeletionStatus(deleted=True, finished=True, how=how)
     listed = uid in live
     how = f"{'in' if listed else 'not in'} the pod list, no ready sandbox, nothing running, {ago}"
-    return PodDeletionStatus(gone=not listed, finished=True, how=how)
+    return PodDeletionStatus(deleted=not listed, finished=True, how=how)
 
 
-def _stands(how: str) -> PodDeletionStatus:
-    return PodDeletionStatus(gone=False, finished=False, how=how)
+def _kept(how: str) -> PodDeletionStatus:
+    return PodDeletionStatus(deleted=False, finished=False, how=how)
 
 
-def _why_alive(pod: _Pod) -> str:
+def _activity(pod: _Pod) -> str:
     states = {container.state for container in pod.containers}
     if _RUNNING in states:
-        return "a container of it is running"
+        return "a container is running"
     if _UNKNOWN in states:
-        return "a container of it may be running: the runtime does not know its state"
+        return "a container may be running: state unknown to the runtime"
     return ""
 
 
-def _last_sign_of_life(pod: _Pod, booted_at: datetime | None) -> tuple[datetime | None, str]:
-    """Return the latest time anything of the pod stirred, or which time is missing."""
-    signs = [booted_at, *[sandbox.created_at for sandbox in pod.sandboxes]]
-    if None in signs[1:]:
-        return None, "it is not known when its sandbox was created"
+def _last_activity(pod: _Pod, booted_at: datetime | None) -> tuple[datetime | None, str]:
+    """Return the time of the last activity of the pod, or ``None`` and the missing time."""
+    times = [booted_at, *[sandbox.created_at for sandbox in pod.sandboxes]]
+    if None in times[1:]:
+        return None, "creation time of a sandbox unknown"
     for container in pod.containers:
         exited = container.state is _EXITED
         if (container.finished_at if exited else container.created_at) is None:
             return None, _first_missing(pod)
-        signs += (container.created_at, container.finished_at)
-    return max([at for at in signs if at is not None], default=None), ""
+        times += (container.created_at, container.finished_at)
+    return max([at for at in times if at is not None], default=None), ""
 
 
 def _first_missing(pod: _Pod) -> str:
-    """Return which time is missing, of the first container by id that lacks one."""
+    """Return the missing time of the first container, by id, without one."""
     for container in sorted(pod.containers, key=attrgetter("id")):
         if container.state is _EXITED and container.finished_at is None:
-            return f"it is not known when its container {container.name} ended"
+            return f"finish time of container {container.name} unknown"
         if container.state is not _EXITED and container.created_at is None:
-            return f"it is not known when its container {container.name} was created"
+            return f"creation time of container {container.name} unknown"
     return ""

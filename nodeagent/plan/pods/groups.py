@@ -1,4 +1,4 @@
-"""The runtime's sandboxes and containers, put together to pods."""
+"""Grouping of the runtime's sandboxes and containers by pod."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ def group_pods(
     traits: Mapping[str, ContainerTraits],
     memory_min_bytes: Mapping[str, int],
 ) -> tuple[RuntimePod, ...]:
-    """Return the pods that have something up, by UID: a ready sandbox, or a container that may run.
+    """Return the active pods, by UID: those with a ready sandbox or a container that may be running.
 
-    A container belongs to the pod of its sandbox; where its label names another, both are told to be contradictory.
+    A container belongs to the pod of its sandbox; if its label has another, both pods get a contradiction.
 
     Args:
-        sandboxes: all the runtime lists.
-        containers: all the runtime lists.
-        cgroup_parents: by sandbox id, as far as read.
-        traits: by container id, as far as read.
-        memory_min_bytes: by sandbox id, as far as read.
+        sandboxes: all sandboxes of the runtime.
+        containers: all containers of the runtime.
+        cgroup_parents: by sandbox id, where read.
+        traits: by container id, where read.
+        memory_min_bytes: by sandbox id, where read.
     """
-    homes = {each.id: each for each in sandboxes}
+    by_id = {each.id: each for each in sandboxes}
     by_uid: defaultdict[str, list[Sandbox]] = defaultdict(list)
-    for sandbox in homes.values():
+    for sandbox in by_id.values():
         by_uid[sandbox.uid or sandbox.id].append(sandbox)
-    inside: defaultdict[str, list[Container]] = defaultdict(list)
-    wrong: defaultdict[str, list[str]] = defaultdict(list)
+    members: defaultdict[str, list[Container]] = defaultdict(list)
+    contradictions: defaultdict[str, list[str]] = defaultdict(list)
     for container in containers:
-        home = homes.get(container.sandbox_id)
-        if home is None:
+        sandbox_of = by_id.get(container.sandbox_id)
+        if sandbox_of is None:
             continue
-        uid = home.uid or home.id
-        inside[uid].append(container)
-        if home.uid and container.pod_uid and container.pod_uid != home.uid:
-            why = f"container {container.name} runs in pod {home.uid} and is labelled as of pod {container.pod_uid}"
-            wrong[uid].append(why)
-            wrong[container.pod_uid].append(why)
+        uid = sandbox_of.uid or sandbox_of.id
+        members[uid].append(container)
+        if sandbox_of.uid and container.pod_uid and container.pod_uid != sandbox_of.uid:
+            detail = f"container {container.name} is in pod {sandbox_of.uid}, its label has pod {container.pod_uid}"
+            contradictions[uid].append(detail)
+            contradictions[container.pod_uid].append(detail)
     pods = []
     for uid, own in sorted(by_uid.items()):
-        of_pod = tuple(sorted(inside[uid], key=_newest_first))
+        of_pod = tuple(sorted(members[uid], key=_newest_first))
         if any(each.ready for each in own) or any(each.state in _UP for each in of_pod):
             newest = sorted(own, key=lambda each: (not each.ready, *_newest_first(each)))
             main = newest[0]
@@ -69,7 +69,7 @@ def group_pods(
                     cgroup_parent=cgroup_parents.get(main.id, ""),
                     traits={each.id: traits[each.id] for each in of_pod if each.id in traits},
                     memory_min_bytes=memory_min_bytes.get(main.id),
-                    contradictions=(*_disagreements(newest), *wrong[uid]),
+                    contradictions=(*_disagreements(newest), *contradictions[uid]),
                 )
             )
     return tuple(pods)
@@ -80,15 +80,15 @@ def _newest_first(item: Sandbox | Container) -> tuple[float, str]:
 
 
 def _disagreements(sandboxes: Sequence[Sandbox]) -> Iterator[str]:
-    """Yield what is contradictory among the sandboxes of one pod, the main one first."""
+    """Yield the contradictions among the sandboxes of one pod; the first sandbox is the main one."""
     main = sandboxes[0]
     if not main.uid:
-        yield "its sandbox has no pod UID"
+        yield "sandbox has no pod UID"
     if sum(each.ready for each in sandboxes) > 1:
-        yield "it has more than one ready sandbox"
+        yield "more than one ready sandbox"
     if any((each.namespace, each.name) != (main.namespace, main.name) for each in sandboxes):
-        yield "its sandboxes name different pods"
+        yield "sandboxes have different pod names"
     for each in sandboxes:
         labelled = each.labels.get(LABEL_POD_UID)
         if labelled and labelled != each.uid:
-            yield f"its sandbox says pod {each.uid}, its label pod {labelled}"
+            yield f"sandbox has pod {each.uid}, its label pod {labelled}"

@@ -1,7 +1,7 @@
-"""What a pod's cgroup and its containers' ``oom_score_adj`` betray of its definition, where nobody tells it.
+"""Inference of a pod's definition from its cgroup and the ``oom_score_adj`` of its containers.
 
-The kubelet derives both from the definition; here that is turned around. Whatever does not fit the kubelet's rules
-was not made by one, or not by one that is known here, and is left unknown unless the caller may assume.
+The kubelet derives both from the definition; here the derivation is reversed. Values that do not follow the kubelet's
+rules were not set by a known kubelet, and the fact is unknown unless the caller allows assumptions.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _CLASSES: Final = {None: QosClass.GUARANTEED, "burstable": QosClass.BURSTABLE, "
 
 
 def qos_of_cgroup(cgroup_parent: str) -> tuple[QosClass | None, str]:
-    """Return the class and the pod UID that a cgroup parent tells; ``None`` and empty where it is not the kubelet's.
+    """Return the QoS class and the pod UID in a cgroup parent; ``None`` and empty if it is not the kubelet's.
 
-    The UID is empty, too, where what stands there is none.
+    The UID is also empty if that part of the path is not a UID.
 
     Source: kubelet ``podContainerManagerImpl.GetPodContainerName``; its systemd names, with dashes as underscores.
     """
@@ -40,10 +40,10 @@ def qos_of_cgroup(cgroup_parent: str) -> tuple[QosClass | None, str]:
 
 
 def infer_qos(pod: RuntimePod) -> Fact[QosClass | None]:
-    """Return the class from the pod's cgroup, else from its scores; unknown where neither is the kubelet's."""
-    told, _ = qos_of_cgroup(pod.cgroup_parent)
-    if told is not None:
-        return Fact(told, FactSource.CGROUP)
+    """Return the QoS class from the pod's cgroup, else from its OOM scores; unknown if neither is the kubelet's."""
+    by_cgroup, _ = qos_of_cgroup(pod.cgroup_parent)
+    if by_cgroup is not None:
+        return Fact(by_cgroup, FactSource.CGROUP)
     scores = {each.oom_score_adj if each is not None else None for each in _traits(pod)}
     if scores == {_BEST_EFFORT_SCORE}:
         return Fact(QosClass.BEST_EFFORT, FactSource.INFERRED)
@@ -53,10 +53,10 @@ def infer_qos(pod: RuntimePod) -> Fact[QosClass | None]:
 
 
 def infer_critical(pod: RuntimePod, qos: QosClass | None) -> Fact[bool | None]:
-    """Return whether the pod is shielded from the kernel's killer beyond what its class gives.
+    """Return whether the pod has a lower OOM score than its QoS class implies.
 
-    In a guaranteed pod the kubelet's shield is no sign, if the container has a memory limit as such pods do. A
-    container whose score is not known leaves it unknown, as does a pod without containers.
+    In a guaranteed pod the score -997 is no evidence if the container has a memory limit, as such pods do. The fact is
+    unknown if the score of a container is, and for a pod without containers.
 
     Source: kubelet ``GetContainerOOMScoreAdjust``: -997 for guaranteed and for node-critical pods.
     """
@@ -78,11 +78,11 @@ def infer_requests(
 def infer_request(
     traits: ContainerTraits | None, qos: QosClass | None, capacity_bytes: int | None, *, assume: bool
 ) -> Fact[int | None]:
-    """Return a container's memory request as far as its score and its limit betray it.
+    """Return a container's memory request, inferred from its OOM score and its limit.
 
-    A burstable score stands for a range of a thousandth of the node's memory. The pod gets the benefit of the doubt:
-    its upper end, or the limit if that is less. Where the score is not the kubelet's, the limit counts, as it does
-    for a definition with nothing else, and a container without one is taken to request nothing if ``assume``.
+    A burstable score corresponds to a range of a thousandth of the node's memory; its upper end is returned, in favour
+    of the pod, or the limit if that is less. If the score is not the kubelet's, the limit is returned, which is the
+    default of the request. Without a limit the request is 0 if ``assume``, else unknown.
     """
     score = traits.oom_score_adj if traits is not None else None
     if qos is QosClass.BEST_EFFORT and not _is_burstable(score):
@@ -102,12 +102,12 @@ def infer_request(
 def _burstable_request(score: int, capacity_bytes: int | None, limit_bytes: int | None) -> Fact[int | None]:
     if capacity_bytes is None:
         return UNKNOWN
-    most = capacity_bytes * (1001 - score) // 1000
-    return Fact(min(most, limit_bytes) if limit_bytes else most, FactSource.INFERRED)
+    upper_bytes = capacity_bytes * (1001 - score) // 1000
+    return Fact(min(upper_bytes, limit_bytes) if limit_bytes else upper_bytes, FactSource.INFERRED)
 
 
 def sum_requests(requests: Sequence[Fact[int | None]]) -> Fact[int | None]:
-    """Return the sum with the weakest source; unknown where a part is, or where there is none."""
+    """Return the sum with the weakest source; unknown if a request is unknown or there is none."""
     total, source = 0, FactSource.INFERRED
     for fact in requests:
         if fact.value is None:
@@ -119,21 +119,21 @@ def sum_requests(requests: Sequence[Fact[int | None]]) -> Fact[int | None]:
 
 
 def inconsistencies(pod: RuntimePod, qos: QosClass | None) -> list[str]:
-    """Return how the pod's cgroup and scores contradict each other or its UID, in words."""
+    """Return the contradictions between the pod's cgroup, OOM scores and UID."""
     found = []
     _, uid = qos_of_cgroup(pod.cgroup_parent)
     if uid and uid != pod.uid.replace("_", "-"):
-        found.append(f"its cgroup is that of pod {uid}")
+        found.append(f"cgroup has pod {uid}")
     scores = {each.oom_score_adj for each in _traits(pod) if each is not None and each.oom_score_adj is not None}
     if qos is QosClass.GUARANTEED and any(score >= _LOWEST_BURSTABLE for score in scores):
-        found.append("its cgroup says Guaranteed, its oom_score_adj does not")
+        found.append("cgroup is Guaranteed, oom_score_adj is not")
     if qos is QosClass.BEST_EFFORT and any(_is_burstable(score) for score in scores):
-        found.append("its cgroup says BestEffort, its oom_score_adj Burstable")
+        found.append("cgroup is BestEffort, oom_score_adj is Burstable")
     return found
 
 
 def _traits(pod: RuntimePod) -> list[ContainerTraits | None]:
-    """Return what is known of the containers that run, of all where none does; ``None`` for one not read."""
+    """Return the traits of the running containers, of all if none is running; ``None`` for one not read."""
     return [pod.traits.get(each.id) for each in pod.running or pod.containers]
 
 

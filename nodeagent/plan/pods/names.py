@@ -1,4 +1,4 @@
-"""What containers and sandboxes are called before a person."""
+"""Display names of containers and sandboxes."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def container_name(container: Container) -> str:
 
 
 def sandbox_name(sandbox: Sandbox) -> str:
-    """Return ``namespace/pod``, or the id of a sandbox that carries no name."""
+    """Return ``namespace/pod``, or the id of a sandbox without a name."""
     return f"{sandbox.namespace}/{sandbox.name}" if sandbox.name else sandbox.id

@@ -46,7 +46,7 @@ def test_reasons_name_rank_and_limit() -> None:
     )
     assert decided(plan, "app1").reason.sentence == (
         "dead container 1 of shop/web/app, newest first; within the limits, and its pod is not known to be deleted "
-        "(its sandbox is ready)"
+        "(sandbox ready)"
     )
 
 

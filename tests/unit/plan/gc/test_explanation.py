@@ -149,7 +149,7 @@ def test_a_pod_stands_for_all_that_is_its(asked: str) -> None:
         "sandbox",
         "pod-log-directory",
     ]
-    assert all(each.pod is not None and not each.pod.gone for each in found)
+    assert all(each.pod is not None and not each.pod.deleted for each in found)
 
 
 @pytest.mark.parametrize("asked", ["dead1", "shop/web/app", "web/app", "app"])

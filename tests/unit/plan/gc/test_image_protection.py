@@ -65,15 +65,15 @@ def test_the_first_matching_rule_stands_in_the_reason() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "an empty text protects nothing: write "),
-        ("  ", "an empty text protects nothing"),
+        ("", "empty rule: write "),
+        ("  ", "empty rule"),
         ("regex:", "has no expression: write "),
         ("regex:a(b", r"'a\(b' is not a regular expression: missing \), unterminated subpattern at position 1: write "),
         ("regex:*", "nothing to repeat at position 0"),
         ("regex:a{99999999999}", "is not a regular expression"),
-        ("sha256:abc", "'sha256:abc' is not a whole digest: write a pattern such as"),
-        ("digest:nginx", "is not a whole digest"),
-        ("sha256:" + "G" * 64, "is not a whole digest"),
+        ("sha256:abc", "'sha256:abc' is not a full digest: write a pattern such as"),
+        ("digest:nginx", "is not a full digest"),
+        ("sha256:" + "G" * 64, "is not a full digest"),
     ],
 )
 def test_a_bad_rule_is_refused_with_the_allowed_form(text: str, message: str) -> None:

@@ -57,7 +57,7 @@ def test_directories(directory: dict[str, Any], fields: dict[str, Any], rest: di
 
 def test_reasons_tell_how_a_pod_is_known_to_be_gone() -> None:
     plan = plan_for({"pod_log_directories": (log_directory("uid-x"),)})
-    assert plan.removals[0].reason.sentence == "pod deleted: the runtime knows nothing of it, last changed 1h ago"
+    assert plan.removals[0].reason.sentence == "pod deleted: not in the runtime, last changed 1h ago"
     assert plan.removals[0].frees_bytes == 4096
 
 

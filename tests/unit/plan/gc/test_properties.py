@@ -401,7 +401,7 @@ def test_a_second_pass_removes_nothing(node: NodeSnapshot, policy: GCPolicy) -> 
     after = applied(node, made)
     grace_s = policy.containers.deleted_pod_grace_s
     before, since = check_pods(node, grace_s), check_pods(after, grace_s)
-    cleared = {uid for uid, status in since.items() if status.gone and not before[uid].gone}
+    cleared = {uid for uid, status in since.items() if status.deleted and not before[uid].deleted}
     pods = {each.id: each.pod_uid or each.sandbox_id.replace("sb-", "uid-") for each in after.containers}
     pods |= {each.id: each.uid for each in after.sandboxes}
     again = plan_all(after, policy)
@@ -483,7 +483,7 @@ def test_a_gone_pod_has_nothing_alive(node: NodeSnapshot, grace_s: float) -> Non
     statuses = check_pods(node, grace_s)
     for uid, status in statuses.items():
         mine = [each for each in node.containers if each.pod_uid == uid]
-        if status.gone:
+        if status.deleted:
             assert status.finished
             assert not any(each.ready for each in node.sandboxes if each.uid == uid)
             assert not any(each.state in (ContainerState.RUNNING, ContainerState.UNKNOWN) for each in mine)

@@ -23,47 +23,47 @@ DEAD = {"containers": (container("c"),), "sandboxes": (sandbox(),)}
         pytest.param(
             {},
             True,
-            "no ready sandbox, nothing running, last sign of life 1h ago; judged from the runtime alone",
+            "no ready sandbox, nothing running, last activity 1h ago (inferred from CRI)",
             id="quiet",
         ),
-        pytest.param({"sandboxes": (sandbox(ready=True),)}, False, "its sandbox is ready", id="ready sandbox"),
+        pytest.param({"sandboxes": (sandbox(ready=True),)}, False, "sandbox ready", id="ready sandbox"),
         pytest.param(
             {"sandboxes": (sandbox(), sandbox(sandbox_id="second", ready=True))},
             False,
-            "its sandbox is ready",
+            "sandbox ready",
             id="one of two ready",
         ),
         pytest.param(
             {"containers": (container("c", state=ContainerState.RUNNING),)},
             False,
-            "a container of it is running",
+            "a container is running",
             id="running",
         ),
         pytest.param(
             {"containers": (container("c", state=ContainerState.UNKNOWN),)},
             False,
-            "a container of it may be running: the runtime does not know its state",
+            "a container may be running: state unknown to the runtime",
             id="unknown state",
         ),
         pytest.param(
             {"containers": (container("c", finished_s=299),)},
             False,
-            "last sign of life 4m59s ago, less than the grace period 5m",
+            "last activity 4m59s ago, grace period 5m",
             id="ended lately",
         ),
         pytest.param(
-            {"containers": (container("c", finished_s=300),)}, True, "last sign of life 5m ago", id="exactly the grace"
+            {"containers": (container("c", finished_s=300),)}, True, "last activity 5m ago", id="exactly the grace"
         ),
         pytest.param(
             {"containers": (container("c", finished_s=-500),)},
             False,
-            "last sign of life 0s ago",
+            "last activity 0s ago",
             id="ended in the future",
         ),
         pytest.param(
             {"containers": (container("c", state=ContainerState.CREATED, created_s=100),)},
             False,
-            "last sign of life 1m40s ago",
+            "last activity 1m40s ago",
             id="container just created",
         ),
         pytest.param(
@@ -73,31 +73,31 @@ DEAD = {"containers": (container("c"),), "sandboxes": (sandbox(),)}
             id="created long ago",
         ),
         pytest.param(
-            {"sandboxes": (sandbox(created_s=10),)}, False, "last sign of life 10s ago", id="sandbox just created"
+            {"sandboxes": (sandbox(created_s=10),)}, False, "last activity 10s ago", id="sandbox just created"
         ),
         pytest.param(
             {"containers": (container("c", finished_s=None),)},
             False,
-            "it is not known when its container app ended",
+            "finish time of container app unknown",
             id="no end time",
         ),
         pytest.param(
             {"containers": (container("c", state=ContainerState.CREATED, created_s=None),)},
             False,
-            "it is not known when its container app was created",
+            "creation time of container app unknown",
             id="no creation time",
         ),
         pytest.param({"containers": (container("c", created_s=None),)}, True, "", id="the end bounds the creation"),
         pytest.param(
             {"sandboxes": (sandbox(created_s=None),)},
             False,
-            "it is not known when its sandbox was created",
+            "creation time of a sandbox unknown",
             id="no sandbox time",
         ),
-        pytest.param({"booted_at": ago(200)}, False, "last sign of life 3m20s ago", id="just booted"),
-        pytest.param({"booted_at": None}, False, "it is not known when the node was booted", id="boot time unknown"),
-        pytest.param({"sandboxes": ()}, True, "last sign of life 1h ago", id="sandbox gone entirely"),
-        pytest.param({"containers": ()}, True, "last sign of life 2h ago", id="sandbox alone"),
+        pytest.param({"booted_at": ago(200)}, False, "last activity 3m20s ago", id="just booted"),
+        pytest.param({"booted_at": None}, False, "boot time of the node unknown", id="boot time unknown"),
+        pytest.param({"sandboxes": ()}, True, "last activity 1h ago", id="sandbox gone entirely"),
+        pytest.param({"containers": ()}, True, "last activity 2h ago", id="sandbox alone"),
         pytest.param(
             {"role": Role.BESIDE_KUBELET},
             False,
@@ -107,13 +107,13 @@ DEAD = {"containers": (container("c"),), "sandboxes": (sandbox(),)}
         pytest.param(
             {"sandboxes": (FROM_API_SERVER,)},
             False,
-            "it came from an API server (kubernetes.io/config.source=api), and no pod list shows that it was deleted",
+            "created from an API server (kubernetes.io/config.source=api); no pod list confirms its deletion",
             id="from an API server",
         ),
         pytest.param(
             {"sandboxes": (sandbox(), replace(FROM_API_SERVER, id="second"))},
             False,
-            "it came from an API server",
+            "created from an API server",
             id="one sandbox from an API server",
         ),
         pytest.param(
@@ -125,19 +125,19 @@ DEAD = {"containers": (container("c"),), "sandboxes": (sandbox(),)}
         pytest.param(
             {"sandboxes": (replace(FROM_API_SERVER, annotations={ANNOTATION_SOURCE: "file"}),)},
             True,
-            "judged from the runtime alone",
+            "inferred from CRI",
             id="from a file",
         ),
         pytest.param(
             {"role": Role.BESIDE_KUBELET, "live_pod_uids": frozenset()},
             True,
-            "not in the pod list, no ready sandbox, nothing running, last sign of life 1h ago",
+            "not in the pod list, no ready sandbox, nothing running, last activity 1h ago",
             id="beside a kubelet with its list",
         ),
         pytest.param(
             {"live_pod_uids": frozenset({"uid-web"})},
             False,
-            "in the pod list, no ready sandbox, nothing running, last sign of life 1h ago",
+            "in the pod list, no ready sandbox, nothing running, last activity 1h ago",
             id="in the list",
         ),
         pytest.param(
@@ -149,39 +149,39 @@ DEAD = {"containers": (container("c"),), "sandboxes": (sandbox(),)}
         pytest.param(
             {"live_pod_uids": frozenset(), "containers": (container("c", state=ContainerState.RUNNING),)},
             False,
-            "a container of it is running",
+            "a container is running",
             id="not in the list but running",
         ),
         pytest.param(
             {"live_pod_uids": frozenset(), "containers": (container("c", finished_s=10),)},
             False,
-            "last sign of life 10s ago",
+            "last activity 10s ago",
             id="not in the list but lately alive",
         ),
     ],
 )
 def test_gone(fields: dict[str, Any], gone: bool, how: str) -> None:
     status = check_pods(snapshot(**(DEAD | fields)), GRACE_S)["uid-web"]
-    assert status.gone is gone
+    assert status.deleted is gone
     assert how in status.how
 
 
 def test_finished_but_still_listed() -> None:
     status = check_pods(snapshot(**DEAD, live_pod_uids=frozenset({"uid-web"})), GRACE_S)["uid-web"]
-    assert (status.gone, status.finished) == (False, True)
+    assert (status.deleted, status.finished) == (False, True)
 
 
 def test_a_contradictory_container_keeps_both_pods() -> None:
     stray = container("c", pod="other", sandbox_id="sb-web")
     statuses = check_pods(snapshot(containers=(stray,), sandboxes=(sandbox(), sandbox("other"))), GRACE_S)
-    assert {uid: status.gone for uid, status in statuses.items()} == {"uid-web": False, "uid-other": False}
-    assert "its label says pod uid-other, its sandbox belongs to pod uid-web" in statuses["uid-web"].how
+    assert {uid: status.deleted for uid, status in statuses.items()} == {"uid-web": False, "uid-other": False}
+    assert "label has pod uid-other, sandbox has pod uid-web" in statuses["uid-web"].how
 
 
 def test_an_unlabelled_container_belongs_to_the_pod_of_its_sandbox() -> None:
     stray = container("c", labelled=False, state=ContainerState.RUNNING)
     statuses = check_pods(snapshot(containers=(stray,), sandboxes=(sandbox(),)), GRACE_S)
-    assert not statuses["uid-web"].gone
+    assert not statuses["uid-web"].deleted
 
 
 def test_what_belongs_to_no_pod_is_passed_over() -> None:
@@ -192,7 +192,7 @@ def test_what_belongs_to_no_pod_is_passed_over() -> None:
 
 def test_a_running_attempt_keeps_the_dead_ones() -> None:
     attempts = (container("c1"), container("c2", state=ContainerState.RUNNING))
-    assert not check_pods(snapshot(containers=attempts), GRACE_S)["uid-web"].gone
+    assert not check_pods(snapshot(containers=attempts), GRACE_S)["uid-web"].deleted
 
 
 @pytest.mark.parametrize(
@@ -210,5 +210,5 @@ def test_evicted_pod_is_gone_without_grace_once_nothing_of_it_runs(fields: dict[
     found = snapshot(**{**DEAD, **fields})
     (uid,) = check_pods(found, GRACE_S)
     status = check_pods(found, GRACE_S, frozenset({uid}))[uid]
-    assert status.gone is gone
+    assert status.deleted is gone
     assert ("evicted by nodeagent" in status.how) is gone

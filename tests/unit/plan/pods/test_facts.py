@@ -344,12 +344,12 @@ def test_the_newest_ready_sandbox_stands_for_the_pod() -> None:
     assert (pod.sandbox.id, pod.contradictions) == ("up", ())
     (pod,) = grouped([sandbox("older", created_s=99), sandbox("newer", created_s=1)], [])
     assert (pod.sandbox.id, pod.sandbox_ids) == ("newer", ("newer", "older"))
-    assert pod.contradictions == ("it has more than one ready sandbox",)
+    assert pod.contradictions == ("more than one ready sandbox",)
 
 
 def test_a_pod_without_uid_goes_by_its_sandbox_and_is_kept() -> None:
     (pod,) = grouped([sandbox("s", uid="")], [])
-    assert (pod.uid, pod.contradictions) == ("s", ("its sandbox has no pod UID",))
+    assert (pod.uid, pod.contradictions) == ("s", ("sandbox has no pod UID",))
 
 
 def test_a_container_labelled_as_anothers_makes_both_contradictory() -> None:
@@ -357,7 +357,7 @@ def test_a_container_labelled_as_anothers_makes_both_contradictory() -> None:
         [sandbox("s1", uid="u1"), sandbox("s2", uid="u2", name="db")], [container("c", "s1", uid="u2")]
     )
     assert first.contradictions == second.contradictions
-    assert "labelled as of pod u2" in first.contradictions[0]
+    assert "its label has pod u2" in first.contradictions[0]
 
 
 def test_containers_without_a_listed_sandbox_are_nobodys() -> None:

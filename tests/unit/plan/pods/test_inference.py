@@ -140,9 +140,9 @@ def test_a_sum_is_as_good_as_its_weakest_part() -> None:
         (999, B, UID, []),
         (-997, G, UID, []),
         (0, G, UID, []),
-        (900, G, UID, ["its cgroup says Guaranteed, its oom_score_adj does not"]),
-        (900, E, UID, ["its cgroup says BestEffort, its oom_score_adj Burstable"]),
-        (999, B, "another", [f"its cgroup is that of pod {UID}"]),
+        (900, G, UID, ["cgroup is Guaranteed, oom_score_adj is not"]),
+        (900, E, UID, ["cgroup is BestEffort, oom_score_adj is Burstable"]),
+        (999, B, "another", [f"cgroup has pod {UID}"]),
     ],
 )
 def test_what_does_not_fit_together_is_told(score: int, qos: QosClass, uid: str, found: list[str]) -> None:
