@@ -17,14 +17,14 @@ class DelayLimit(Part, frozen=True, kw_only=True):
 
     Attributes:
         seconds: ``None`` without a limit; ``in_files_s`` likewise.
-        told_by: source of ``seconds``: ``logind`` or ``files``.
+        reported_by: source of ``seconds``: ``logind`` or ``files``.
         set_by: the file that sets it; ``None`` for systemd's default.
         in_files_s: the limit by the configuration files, which logind may not have reloaded.
         overridden: files whose value is not in force.
     """
 
     seconds: Number | None
-    told_by: str
+    reported_by: str
     set_by: str | None
     in_files_s: Number | None
     overridden: tuple[str, ...]

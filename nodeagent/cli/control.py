@@ -81,8 +81,8 @@ def resume(config: Path | None) -> None:
         NodeAgentError: no agent is running, or this user may not act.
     """
     with connected(config) as agent:
-        was = agent.call("Resume", Resumed).was_paused
-    sys.stdout.write("the agent goes on\n" if was else "it was not paused\n")
+        was_paused = agent.call("Resume", Resumed).was_paused
+    sys.stdout.write("resumed\n" if was_paused else "not paused\n")
 
 
 def trigger(config: Path | None, loop: str, *, wait: bool) -> None:

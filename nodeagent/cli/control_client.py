@@ -168,7 +168,7 @@ def connected(config: Path | None) -> Iterator[ControlConnection]:
     """
     path = find_socket(config)
     if path is None:
-        raise DaemonUnavailableError('the control API is disabled by the configuration: control.socket = ""')
+        raise DaemonUnavailableError('control API disabled: control.socket = ""')
     with connect(path) as agent:
         yield agent
 
@@ -213,8 +213,8 @@ def _decoded(text: str, decoder: Callable[[str], T]) -> T:
         return decoder(text)
     except DocumentError as error:
         raise NodeAgentError(
-            f"unexpected answer of the daemon: {error}; it may be of another version than this command, {__version__}: "
-            "restart it, or use its own command"
+            f"unexpected answer of the agent: {error}; its version may differ from that of this command, "
+            f"{__version__}; restart the agent, or use the command of its version"
         ) from error
 
 
@@ -230,7 +230,9 @@ def _probe(path: Path) -> None:
                 f"may; use sudo, or 'usermod -aG nodeagent {_user()}' and log in again"
             ) from error
         except (FileNotFoundError, ConnectionRefusedError) as error:
-            raise DaemonUnavailableError(f"no agent listens at {path}; check 'systemctl status nodeagent'") from error
+            raise DaemonUnavailableError(
+                f"no agent listening on control socket {path}; check it with: systemctl status nodeagent"
+            ) from error
         except OSError as error:
             raise DaemonUnavailableError(
                 f"cannot connect to control socket {path}: {error.strerror or error}"
@@ -257,7 +259,7 @@ def request_for(method: str, **fields: str | float | bool) -> Message:
     try:
         message: Message = getattr(control_pb2, f"{method}Request")(**fields)
     except ValueError as error:
-        raise UsageError(f"invalid request: {error}") from error
+        raise UsageError(f"invalid argument of {method}: {error}") from error
     return message
 
 

@@ -201,7 +201,7 @@ def _print(dry_run: _DryRun, simulate: Sequence[str]) -> None:
     console = render.make_console()
     plan = dry_run.then
     if simulate:
-        console.print(f"if {' and '.join(simulate)}:", style="bold", markup=False)
+        console.print(f"simulated: {', '.join(simulate)}", style="bold", markup=False)
     if plan.selected is None:
         limit = next((each for each in plan.plan.decisions if each.verdict is Verdict.REMOVE), None)
         if limit is None and plan.withheld is not None:
@@ -210,19 +210,19 @@ def _print(dry_run: _DryRun, simulate: Sequence[str]) -> None:
             sentence = plan.plan.decisions[0].reason.sentence if plan.plan.decisions else "no pods on this node"
             console.print(f"no pod would be evicted: {sentence}", style="green", markup=False)
     else:
-        console.print(f"{plan.selected.threshold.text} met", style="bold red", markup=False)
+        console.print(f"threshold exceeded: {plan.selected.threshold.text}", style="bold red", markup=False)
         for step in dry_run.first.reclaim:
             console.print(f"  first {step.text}", markup=False)
     if plan.victim is not None:
-        grace = format_duration(plan.victim.grace_s) if plan.victim.grace_s else "none (killed at once)"
+        grace = format_duration(plan.victim.grace_s) if plan.victim.grace_s else "none (SIGKILL)"
         name = f"{plan.victim.pod.namespace}/{plan.victim.pod.name}"
-        prefix = "then, if reclaim is insufficient, " if dry_run.first.reclaim else ""
-        console.print(f"{prefix}{name} would be evicted; grace: {grace}", style="bold", markup=False)
+        prefix = "then, if the shortage persists: " if dry_run.first.reclaim else ""
+        console.print(f"{prefix}evict {name}; grace period: {grace}", style="bold", markup=False)
     _print_pods(plan, dry_run.pods.facts)
     for warning in (*plan.plan.warnings, *dry_run.warnings):
         console.print(f"warning: {warning}", style="yellow", markup=False)
     if dry_run.off:
-        console.print(f"the daemon evicts no pod on this node: {dry_run.off}", style="yellow", markup=False)
+        console.print(f"eviction disabled on this node: {dry_run.off}", style="yellow", markup=False)
 
 
 def _print_pods(plan: EvictionPlan, facts: Sequence[PodFacts]) -> None:

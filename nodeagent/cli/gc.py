@@ -87,12 +87,12 @@ def _collect_through_agent(request: Request, agent: ControlConnection) -> ExitCo
         if status.waiting is not None:
             raise UsageError(f"nothing was removed: reload grace period, {status.waiting.seconds_left} s left")
         if status.agent.dry_run:
-            sys.stderr.write("nothing was removed: by its configuration the agent only shows (dry_run = true)\n")
+            sys.stderr.write("nothing was removed: dry_run = true in the agent's configuration\n")
             return predicted
         saved = agent.call_text("Plan", control_pb2.PlanRequest(scope=request.scope, lasts_seconds=_PLAN_LIFETIME_S))
         shown = {each.id for each in preview.removals}
         if {each.id for each in parse_plan(saved).removals} - shown:
-            sys.stderr.write("nothing was removed: the node changed since the preview; retry\n")
+            sys.stderr.write("nothing was removed: the node changed after the preview; run the command again\n")
             return ExitCode.PARTIAL
         if preview.acts and not confirm_removals(preview):
             sys.stderr.write("nothing was removed\n")

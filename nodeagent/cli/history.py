@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from nodeagent.api.history import PastPass
 
 
-_LEAST_S: Final = 1e-6
-"""The control API takes 0 s for the whole history."""
-_MOST: Final = 2**32 - 1
+_MINIMUM_SINCE_S: Final = 1e-6
+"""A request of 0 s means no limit."""
+_MAX_LIMIT: Final = 2**32 - 1
+"""Maximum of the field ``limit``, an unsigned integer of 32 bits."""
 
 
 def show_history(config: Path | None, *, since: str, image: str, limit: int, idle: bool, form: str) -> None:
@@ -43,8 +44,8 @@ def show_history(config: Path | None, *, since: str, image: str, limit: int, idl
         raise UsageError(f"--since: {error}") from error
     with daemon_for_user(config, {}) as agent:
         if agent is not None:
-            seconds = max(_LEAST_S, ago.total_seconds()) if ago is not None else 0.0
-            request = request_for("History", seconds=seconds, image=image, limit=min(limit, _MOST), quiet=idle)
+            seconds = max(_MINIMUM_SINCE_S, ago.total_seconds()) if ago is not None else 0.0
+            request = request_for("History", seconds=seconds, image=image, limit=min(limit, _MAX_LIMIT), quiet=idle)
             _print(agent.call("History", History, request), form, "the agent's history")
             return
     settings = load_settings(config, {})

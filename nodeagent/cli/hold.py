@@ -83,7 +83,7 @@ def show(config: Path | None, form: str) -> None:
     if not document.holds:
         render.make_console().print("no holds")
         return
-    table = render.table("hold", "images", "by", "for another", "why", wrap=("images", "why"))
+    table = render.table("hold", "images", "by", "expires in", "reason", wrap=("images", "reason"))
     for each in document.holds:
         left = format_duration((each.until - now).total_seconds())
         table.add_row(each.id, each.target, each.by, left, each.why)
@@ -103,7 +103,7 @@ def remove(config: Path | None, hold_id: str) -> None:
             return
     removed = HoldFile(load_settings(config, {}).state_directory).remove(hold_id)
     if removed is None:
-        raise UsageError(f"no hold {hold_id}; 'nodeagent hold list' lists all")
+        raise UsageError(f"no hold {hold_id}; see 'nodeagent hold list'")
     _print_removed(Hold.of(removed, SystemClock().now()))
 
 
@@ -115,7 +115,7 @@ def _print_placed(hold: Hold, form: str) -> None:
 
 
 def _print_removed(hold: Hold) -> None:
-    say(f"hold {hold.id} on {hold.target} removed")
+    say(f"removed hold {hold.id} on {hold.target}")
 
 
 def _user() -> str:

@@ -221,7 +221,7 @@ def _show(
         return
     console.print(
         f"plan {saved.id.removeprefix('sha256:')[:12]} of {format_time(saved.made_at)}: "
-        f"{len(preview.removals)} of its {len(saved.removals)} removals may still go"
+        f"{len(preview.removals)} of {len(saved.removals)} removals still possible"
     )
     possible = frozenset(each.id for each in preview.removals)
     for plan in preview.plans:

@@ -151,7 +151,7 @@ def _print(console: Console, pressure: Pressure) -> None:
     for each in pressure.signals:
         unit = MEANINGS[each.signal].unit
         limits = [(one, one.value) for one in each.thresholds if one.value is not None]
-        crossed = any(one.met for one, _ in limits)
+        exceeded = any(one.met for one, _ in limits)
         share = each.available / each.capacity if each.capacity else 0.0
         bar = "█" * round(20 * min(1.0, share))
         nearest = min((abs(one.distance) for one in each.thresholds if one.distance is not None), default=None)
@@ -159,12 +159,12 @@ def _print(console: Console, pressure: Pressure) -> None:
             each.signal.value,
             _amount(each.available, unit),
             _amount(each.capacity, unit),
-            Text(f"{bar:░<20}", style="red" if crossed else "green"),
+            Text(f"{bar:░<20}", style="red" if exceeded else "green"),
             ", ".join(f"{one.text} ({_amount(value, unit)})" for one, value in limits),
-            "" if nearest is None else f"{'-' if crossed else ''}{_amount(nearest, unit)}",
+            "" if nearest is None else f"{'-' if exceeded else ''}{_amount(nearest, unit)}",
             _trend(each, unit),
-            "crossed" if crossed else "clear" if each.thresholds else "",
-            style="bold red" if crossed else "",
+            "exceeded" if exceeded else "ok" if each.thresholds else "",
+            style="bold red" if exceeded else "",
         )
     console.print(table)
     conditions = pressure.conditions

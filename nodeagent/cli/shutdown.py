@@ -178,8 +178,8 @@ def lock_held(facts: LogindFacts | None, problem: str) -> tuple[bool, str]:
         if each.who == _WHO and each.mode == "delay" and "shutdown" in each.what.split(":")
     ]
     if own_entries:
-        return True, f"logind lists it for process {own_entries[-1].pid}"
-    return False, "logind lists no lock of the agent; is the daemon running?"
+        return True, f"listed by logind (pid {own_entries[-1].pid})"
+    return False, "not listed by logind; is the daemon running?"
 
 
 def delay_limit(facts: LogindFacts | None, delay: LogindDelay) -> DelayLimit:
@@ -193,7 +193,7 @@ def _limit(delay: LogindDelay, facts: LogindFacts | None) -> documents.DelayLimi
     limit_us = facts.limit_us if facts is not None else delay.delay_us
     return documents.DelayLimit(
         seconds=_seconds(limit_us),
-        told_by="logind" if facts is not None else "files",
+        reported_by="logind" if facts is not None else "files",
         set_by=str(delay.winner.path) if delay.winner is not None else None,
         in_files_s=_seconds(delay.delay_us),
         overridden=tuple(str(each.path) for each in delay.overridden),
@@ -253,13 +253,13 @@ def _print_status(status: ShutdownStatus, limit: str) -> None:
 
     console = render.make_console()
     if status.off_because:
-        console.print(f"off: {status.off_because}", style="yellow", markup=False)
+        console.print(f"disabled: {status.off_because}", style="yellow", markup=False)
     inhibitor = status.inhibitor
-    console.print(f"delay lock  {'held' if inhibitor.held else 'not held'}: {inhibitor.because}", markup=False)
-    console.print(f"logind      waits {limit}", markup=False)
+    console.print(f"inhibitor lock: {'held' if inhibitor.held else 'not held'}: {inhibitor.because}", markup=False)
+    console.print(f"delay limit: {limit}", markup=False)
     _print_warnings(console, status.warnings)
     if not status.stops:
-        console.print("no stop of this node is recorded")
+        console.print("no node stops recorded")
     for stop in status.stops:
         console.print(stop_headline(stop), style="bold" if stop.end == "complete" else "bold red", markup=False)
         table = render.table("pod", "phase", "outcome", "took", "detail", right=("took",), wrap=("detail",))

@@ -137,8 +137,8 @@ def _print(status: S, form: str, console: Console | None, view: Callable[[S], Re
 
 
 def status_view(status: Status) -> RenderableType:
-    """Return everything on one screen."""
-    from rich.console import Group  # noqa: PLC0415 - only for people
+    """Return the status document as one screen."""
+    from rich.console import Group  # noqa: PLC0415 - only for tables
 
     from nodeagent.cli.render import table  # noqa: PLC0415
     from nodeagent.cli.terminal import Text  # noqa: PLC0415
@@ -155,7 +155,7 @@ def status_view(status: Status) -> RenderableType:
                 loop.name,
                 Text("STUCK" if loop.stuck else loop.activity, style=_STYLES.get(loop.activity, "")),
                 _ago(loop.ended_at, status.observed_at),
-                _ended(loop),
+                _result(loop),
                 "" if loop.due_in_s is None else f"in {format_duration(loop.due_in_s)}",
                 str(loop.runs),
                 str(loop.failures),
@@ -163,26 +163,26 @@ def status_view(status: Status) -> RenderableType:
             )
         parts.append(rows)
     if status.last_passes:
-        rows = table("last passes", "by", "what", "end", "removed", "freed", right=("removed", "freed"))
+        rows = table("last passes", "trigger", "scope", "result", "removed", "freed", right=("removed", "freed"))
         for past in status.last_passes[:_PASSES]:
             rows.add_row(
                 _ago(past.started_at, status.observed_at),
                 past.trigger,
                 past.scope,
                 past.end,
-                f"{past.planned} would be" if past.dry_run else f"{past.removed} of {past.planned}",
+                f"{past.planned} (dry run)" if past.dry_run else f"{past.removed} of {past.planned}",
                 "" if past.freed_bytes is None else format_bytes(max(0, past.freed_bytes)),
             )
         parts.append(rows)
     for hold in status.holds:
         left = format_duration(hold.seconds_left)
-        parts.append(Text(f"hold {hold.id} on {hold.target} for another {left}: {hold.why}", style="cyan"))
+        parts.append(Text(f"hold {hold.id} on {hold.target}, expires in {left}: {hold.why}", style="cyan"))
     parts += [Text(f"warning: {warning}", style="yellow") for warning in status.warnings]
     return Group(*parts)
 
 
 def top_view(status: Top) -> RenderableType:
-    """Return signals and pods."""
+    """Return the signals and the pods in eviction order."""
     from rich.console import Group  # noqa: PLC0415 - only for people
 
     from nodeagent.cli.render import table  # noqa: PLC0415
@@ -195,7 +195,7 @@ def top_view(status: Top) -> RenderableType:
     )
     pods = status.pods
     for each in pods.pods[:_PODS]:
-        facts, kept = each.facts, each.kept_because
+        facts, protection = each.facts, each.kept_because
         rows.add_row(
             str(each.rank),
             f"{each.namespace}/{each.name}",
@@ -205,13 +205,13 @@ def top_view(status: Top) -> RenderableType:
             _size(each.disk_bytes),
             _fact(facts.qos),
             _fact(facts.priority),
-            "yes" if kept is None else f"no: {kept.sentence}",
-            style="" if kept is None else "dim",
+            "yes" if protection is None else f"no: {protection.sentence}",
+            style="" if protection is None else "dim",
         )
     more = len(pods.pods) - _PODS
     rest = [Text(f"and {more} more pods", style="dim")] if more > 0 else []
     warnings = [Text(f"warning: {each}", style="yellow") for each in (*status.warnings, *pods.warnings)]
-    title = Text("pods in eviction order under memory pressure", style="dim")
+    title = Text("pods in eviction order for memory.available", style="dim")
     files = [_filesystem(each) for each in status.filesystems]
     return Group(*_head(status)[:1], *files, *_signals(status), Text(""), title, rows, *rest, *warnings)
 
@@ -227,16 +227,16 @@ def _state(status: Status) -> RenderableType:
     elif not agent.ready:
         first.append(f"not ready: {'; '.join(agent.problems)}", style="bold red")
     elif paused is not None:
-        left = "" if paused.seconds_left is None else f" for another {format_duration(paused.seconds_left)}"
-        first.append(f"paused{left}, {paused.who}: {paused.why}", style="bold yellow")
+        left = "" if paused.seconds_left is None else f" ({format_duration(paused.seconds_left)} left)"
+        first.append(f"paused{left} by {paused.who}: {paused.why}", style="bold yellow")
     elif waiting is not None:
         left = format_duration(waiting.seconds_left)
-        first.append(f"waiting: dry run for another {left} (reload_grace)", style="bold yellow")
+        first.append(f"waiting ({left} left): dry run during reload_grace", style="bold yellow")
     else:
-        first.append("at work", style="bold green")
+        first.append("running", style="bold green")
     if agent.running:
-        first.append(f", for {format_duration(round(agent.uptime_s(status.observed_at)))}, process ")
-        first.append(str(agent.pid))
+        uptime = format_duration(round(agent.uptime_s(status.observed_at)))
+        first.append(f" (pid {agent.pid}, up {uptime})")
     if waiting is not None and paused is not None:
         first.append(f"  then dry run for {format_duration(waiting.period_s)} (reload_grace)", style="yellow")
     elif agent.dry_run and waiting is None:
@@ -245,7 +245,7 @@ def _state(status: Status) -> RenderableType:
 
 
 def _head(status: Status) -> list[RenderableType]:
-    from nodeagent.cli.terminal import Text  # noqa: PLC0415 - only for people
+    from nodeagent.cli.terminal import Text  # noqa: PLC0415 - only for tables
 
     agent, runtime = status.agent, status.runtime
     lines: list[RenderableType] = [_state(status)]
@@ -253,23 +253,23 @@ def _head(status: Status) -> list[RenderableType]:
         role = f"{agent.role} ({agent.role_because})"
         lines.append(Text(f"{runtime.name} {runtime.version} at {runtime.endpoint}, {role}", style="dim"))
     else:
-        lines.append(Text(f"the container runtime does not answer: {runtime.problem}", style="bold red"))
+        lines.append(Text(f"runtime unavailable: {runtime.problem}", style="bold red"))
     if agent.config_problem:
-        faults = f"the configuration on disk is not in force: {agent.config_problem}".splitlines()
+        faults = f"configuration file not in force: {agent.config_problem}".splitlines()
         lines += [Text(each, style="bold red") for each in faults]
     lines += _image_use(status)
     stop = status.shutdown
     if stop.off_because:
-        lines.append(Text(f"graceful shutdown is off: {stop.off_because}", style="dim"))
+        lines.append(Text(f"graceful shutdown disabled: {stop.off_because}", style="dim"))
     elif stop.lock_held is not None:
-        held = "logind waits for the agent" if stop.lock_held else "logind does not wait for the agent"
+        held = "inhibitor lock held" if stop.lock_held else "inhibitor lock not held"
         lines.append(Text(f"graceful shutdown: {held}", style="dim" if stop.lock_held else "bold red"))
     return lines
 
 
 def _image_use(status: Status) -> list[RenderableType]:
-    """Return since when image use has been observed, if images are removed by age."""
-    from nodeagent.cli.terminal import Text  # noqa: PLC0415 - only for people
+    """Return how long image use has been observed; nothing if no image is removed by age."""
+    from nodeagent.cli.terminal import Text  # noqa: PLC0415 - only for tables
 
     use = status.image_use
     if use.maximum_unused_age_s is None:
@@ -277,11 +277,11 @@ def _image_use(status: Status) -> list[RenderableType]:
     if use.observed_since is None:
         return [Text("image use: not observed; no image is removed by age", style="yellow")]
     observed_s = (status.observed_at - use.observed_since).total_seconds()
-    made = Text(f"image use: observed for {format_duration(max(0.0, round(observed_s)))}", style="dim")
+    line = Text(f"image use: observed for {format_duration(max(0.0, round(observed_s)))}", style="dim")
     if observed_s <= use.maximum_unused_age_s:
         maximum = format_duration(use.maximum_unused_age_s)
-        made.append(f"; no image is removed by age before {maximum}", style="yellow")
-    return [made]
+        line.append(f"; no image is removed by age before {maximum}", style="yellow")
+    return [line]
 
 
 def _filesystem(each: FilesystemStatus) -> RenderableType:
@@ -291,20 +291,20 @@ def _filesystem(each: FilesystemStatus) -> RenderableType:
     if reading is None:
         return Text(f"{each.name} {each.path}: {each.problem}", style="bold red")
     used, high = reading.used_percent, each.high_percent
-    made = Text(f"{each.name:<17} ")
-    _bar(made, used / 100, bad=high is not None and used >= high)
+    line = Text(f"{each.name:<17} ")
+    _bar(line, used / 100, bad=high is not None and used >= high)
     used_bytes = reading.capacity_bytes - reading.available_bytes
-    made.append(f"  {used}%", style="bold")
-    made.append(f"  {format_bytes(used_bytes)} of {format_bytes(reading.capacity_bytes)}")
+    line.append(f"  {used}%", style="bold")
+    line.append(f"  {format_bytes(used_bytes)} of {format_bytes(reading.capacity_bytes)}")
     if high is not None:
-        made.append(f"  (high {high}%, low {each.low_percent}%)", style="dim")
-    made.append(f"  {each.path}", style="dim")
-    return made
+        line.append(f"  (high {high}%, low {each.low_percent}%)", style="dim")
+    line.append(f"  {each.path}", style="dim")
+    return line
 
 
 def _signals(status: Status) -> list[RenderableType]:
-    """Return memory and process ids as bars, what is near or past its threshold, and the conditions."""
-    from nodeagent.cli.terminal import Text  # noqa: PLC0415 - only for people
+    """Return bars of memory, process ids, stalls and every signal with an exceeded threshold; then the conditions."""
+    from nodeagent.cli.terminal import Text  # noqa: PLC0415 - only for tables
 
     lines: list[RenderableType] = []
     for each in status.signals:
@@ -317,14 +317,14 @@ def _signals(status: Status) -> list[RenderableType]:
         line = Text(f"{name:<17} ")
         if _STALLS in name:
             _bar(line, each.available / 100, bad=bool(met))
-            line.append(f"  {each.available:g}% of the time stalled")
+            line.append(f"  {each.available:g}% stalled")
         else:
             share = 1 - each.available / each.capacity if each.capacity else 0.0
             _bar(line, share, bad=bool(met))
             unit = str if name.startswith("pid") or name.endswith("inodesFree") else format_bytes
             line.append(f"  {round(100 * share)}%", style="bold")
-            line.append(f"  {unit(int(each.available))} left of {unit(int(each.capacity))}")
-        line.append("".join(f"  past {one.text}" for one in met), style="bold red")
+            line.append(f"  {unit(int(each.available))} available of {unit(int(each.capacity))}")
+        line.append("".join(f"  exceeded: {one.text}" for one in met), style="bold red")
         lines.append(line)
     found = ", ".join(status.conditions)
     lines.append(Text(found or "no pressure", style="bold red" if found else "green"))
@@ -337,7 +337,7 @@ def _bar(text: Any, share: float, *, bad: bool) -> None:  # noqa: ANN401 - a Tex
     text.append("░" * (_BAR - full), style="dim")
 
 
-def _ended(each: LoopStatus) -> str:
+def _result(each: LoopStatus) -> str:
     if each.why:
         return str(each.why)
     return f"{each.result}: {each.detail}" if each.detail else str(each.result)
