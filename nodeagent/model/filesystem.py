@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FsObservation:
-    """One plausible reading of a filesystem; a senseless one is refused where it is read.
+    """One plausible reading of a filesystem; implausible ones are rejected by the reader.
 
     Attributes:
-        path: the path that was asked for.
-        device_id: ``st_dev`` of that path, which tells filesystems apart.
+        path: the path that was read.
+        device_id: ``st_dev`` of that path; identifies the filesystem.
         capacity_bytes: size, always positive.
-        available_bytes: what an unprivileged user may still use, 0 up to the capacity.
-        inodes: total inodes; 0 on filesystems that have no fixed number.
+        available_bytes: bytes available to unprivileged users, 0 up to the capacity.
+        inodes: total inodes; 0 on filesystems without a fixed number.
         inodes_free: free inodes.
         observed_at: wall time of the reading.
 

@@ -1,4 +1,4 @@
-"""An operator's word that images are to stay for a while."""
+"""Holds: temporary exemptions of images from garbage collection, placed by operators."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ if TYPE_CHECKING:
 
 ALL_IMAGES = ""
 LONGEST_HOLD_S = 365 * 86_400.0
-"""A hold that is to last longer belongs into the configuration."""
+"""Maximum duration of a hold; longer exemptions are protection rules of the configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A hold; it ends by itself.
+    """A hold; it expires.
 
     Attributes:
-        id: what to call it when it is to be taken back.
-        image: an image's id, reference, digest or a pattern, as protection rules are written; ``ALL_IMAGES`` for
-            every image.
+        id: identifier, used to release it.
+        image: an image's id, reference, digest or a pattern in the form of protection rules; ``ALL_IMAGES`` for every
+            image.
         why: the operator's reason.
-        by: who placed it.
-        placed_at: when, aware UTC.
-        until: from when on it holds nothing, aware UTC.
+        by: the operator.
+        placed_at: creation time, aware UTC.
+        until: time of expiry, aware UTC.
     """
 
     id: str

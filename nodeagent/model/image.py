@@ -1,4 +1,4 @@
-"""Images as the runtime lists them, and what is remembered of their use."""
+"""Images as listed by the runtime, and their recorded use."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One image of the runtime's list.
+    """One image in the runtime's list.
 
     Attributes:
         id: the CRI image id, for containerd the digest of the image's config.
         repo_tags: references with a tag, such as ``registry.k8s.io/pause:3.9``.
         repo_digests: references with a digest, such as ``registry.k8s.io/pause@sha256:...``.
-        size_bytes: the size CRI reports, which for containerd is compressed content with shared layers
-            counted in every image; ``None`` where the runtime gave none.
-        pinned: whether the runtime asks that it never be collected; ``False`` on runtimes that cannot say.
+        size_bytes: the size reported by CRI: for containerd of the compressed content, with shared layers counted in
+            every image; ``None`` if not reported.
+        pinned: whether the runtime exempts it from garbage collection; false where not reported.
 
     Source: CRI ``Image``.
     """
@@ -33,12 +33,12 @@ class Image:
 
     @property
     def references(self) -> tuple[str, ...]:
-        """Every name the image answers to, tags first."""
+        """All references, tags first."""
         return self.repo_tags + self.repo_digests
 
     @property
     def name(self) -> str:
-        """The name to show a person: the first tag, else the first digest reference, else the id."""
+        """Display name: the first tag, else the first digest reference, else the id."""
         if self.repo_tags:
             return self.repo_tags[0]
         return self.repo_digests[0] if self.repo_digests else self.id
@@ -46,11 +46,11 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class ImageUsage:
-    """What is remembered about an image between passes.
+    """Recorded use of an image.
 
     Attributes:
-        first_detected: when it was first seen on this node, or pulled where the runtime tells.
-        last_used: when a container was last seen to refer to it; ``None`` if that was never seen.
+        first_detected: first detection on this node, or the pull where reported.
+        last_used: last observation of a container that refers to it; ``None`` if there was none.
     """
 
     first_detected: datetime
@@ -63,8 +63,8 @@ class ImageUseRecord:
 
     Attributes:
         usage: one entry for each listed image, by image id.
-        observed_since: since when use has been observed without a gap, aware UTC by the wall clock of this detection;
-            ``None`` while it is not, as with an unavailable state database.
+        observed_since: begin of the observation of use without a gap, aware UTC by the wall clock of this detection;
+            ``None`` without observation, such as with an unavailable state database.
     """
 
     usage: Mapping[str, ImageUsage]

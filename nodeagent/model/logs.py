@@ -1,4 +1,4 @@
-"""What lies under the pod log root and the container log links."""
+"""Entries of the pod log root and of the container log root."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class PodLogDirectory:
 
     Attributes:
         name: the entry's name, ``NAMESPACE_NAME_UID`` or, in an old form, the plain UID.
-        uid: the pod UID read from the name; empty where the name has neither form.
+        uid: the pod UID in the name; empty if the name has neither form.
         is_directory: whether it is a real directory (a symlink is not).
-        size_bytes: sum of allocated file bytes below; ``None`` where it was not measured.
+        size_bytes: disk usage of its files; ``None`` if not measured.
         modified_at: newest modification time of the directory or an entry directly in it.
     """
 
@@ -34,9 +34,9 @@ class ContainerLogLink:
 
     Attributes:
         name: the link's name below the container log root.
-        container_id: read from the name; empty where the name has none.
-        target: where it points.
-        modified_at: when the link itself was made.
+        container_id: the id in the name; empty if there is none.
+        target: target of the link.
+        modified_at: creation time of the link itself.
     """
 
     name: str

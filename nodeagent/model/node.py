@@ -1,4 +1,4 @@
-"""The node at one instant."""
+"""Snapshot of the node."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeInfo:
-    """Who answers on the runtime socket. Source: CRI ``VersionResponse``."""
+    """Name and version of the runtime. Source: CRI ``VersionResponse``."""
 
     name: str
     version: str
@@ -31,27 +31,27 @@ class RuntimeInfo:
 
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot:
-    """Everything a planner may know, read once.
+    """Input of the planners, from one observation.
 
     Attributes:
-        observed_at: the pass's one instant, aware UTC.
+        observed_at: time of the observation, aware UTC.
         images: as listed, one entry per image id.
-        image_usage: image id to memory of its use; an image without an entry counts as first seen now.
-        image_use_observed_since: since when image use has been observed without a gap; ``None`` if it is not, and then
-            no image is removed by age.
-        sandbox_images: references or ids of the runtime's configured sandbox image; empty if it does not tell.
+        image_usage: image id to its recorded use; an image without an entry counts as first detected now.
+        image_use_observed_since: begin of the observation of image use without a gap; ``None`` without observation:
+            then no image is removed by age.
+        sandbox_images: references or ids of the runtime's configured sandbox image; empty if not reported.
         sandboxes_unread: ids of sandboxes whose own image could not be read.
-        image_filesystem: the filesystem images lie on; ``None`` where it could not be read (then
-            ``image_filesystem_error`` says why).
-        storage: what images really occupy; ``None`` where only CRI answers, so sizes are upper bounds.
-        writable_bytes: container id to bytes of its writable layer, as far as known.
+        image_filesystem: the image filesystem; ``None`` if it could not be read.
+        image_filesystem_error: why it could not be read; empty normally.
+        storage: the storage graph; ``None`` with CRI alone, where sizes are upper bounds.
+        writable_bytes: container id to the size of its writable layer, where known.
         pod_log_directories: entries of the pod log root, listed before the sandboxes were.
         dead_log_links: container log links without a target.
-        live_pod_uids: UIDs a pod source other than CRI says exist; ``None`` when there is no such source.
-        holds: what operators want to stay for a while.
-        holds_error: why the holds cannot be told; empty normally.
+        live_pod_uids: UIDs in a pod list other than CRI's; ``None`` without such a list.
+        holds: operators' holds on images.
+        holds_error: why the holds cannot be read; empty normally.
         booted_at: wall time of the node's boot; ``None`` if unknown.
-        warnings: what an operator should know about this reading.
+        warnings: failed readings that only reduce accuracy, for display.
     """
 
     observed_at: datetime

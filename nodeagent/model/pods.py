@@ -1,4 +1,4 @@
-"""Pods as their sources describe them, before they are merged into facts, and what acting on a pod takes."""
+"""Pods by source, before they are merged into facts, and handles for acting on them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _OWN_LABELS = frozenset({LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID})
 
 @dataclass(frozen=True, slots=True)
 class ContainerSpec:
-    """What a pod's definition says of one container; a request or limit of 0 is none.
+    """One container in a pod's definition; a request or limit of 0 is none.
 
     Attributes:
-        init: whether it runs before the others; ``sidecar`` if it then goes on beside them.
+        init: whether it is an init container.
+        sidecar: whether it is an init container that continues beside the others.
     """
 
     name: str
@@ -36,7 +37,7 @@ class ContainerSpec:
 
 @dataclass(frozen=True, slots=True)
 class EmptyDirSpec:
-    """What a pod's definition says of one emptyDir; a limit of ``None`` or 0 is none."""
+    """One emptyDir in a pod's definition; a limit of ``None`` or 0 is none."""
 
     name: str
     limit_bytes: int | None = None
@@ -44,17 +45,17 @@ class EmptyDirSpec:
 
 @dataclass(frozen=True, slots=True)
 class PodSpec:
-    """A pod as its definition has it, from the kubelet's list or from a manifest.
+    """A pod's definition, from the kubelet's list or from a manifest.
 
     Attributes:
-        uid: empty in a manifest that leaves it to the kubelet.
-        priority: ``None`` where it has none.
-        memory_request_bytes: of the whole pod, as the scheduler counts it; likewise for ephemeral storage.
-        ephemeral_limit_bytes: sum of the containers' limits; ``None`` where none has one.
-        qos: ``None`` where it cannot be told.
-        termination_grace_s: ``None`` where it says nothing.
-        deleting: whether it was asked to go.
-        phase: how far it has come, in Kubernetes' word; empty in a manifest.
+        uid: empty in a manifest without UID, which the kubelet then generates.
+        priority: ``None`` if not set.
+        memory_request_bytes: of the whole pod, as counted by the scheduler; likewise for ephemeral storage.
+        ephemeral_limit_bytes: sum of the containers' limits; ``None`` if none is set.
+        qos: ``None`` if unknown.
+        termination_grace_s: ``None`` if not set.
+        deleting: whether it has a deletion timestamp.
+        phase: the Kubernetes phase; empty in a manifest.
 
     Source: Kubernetes ``Pod``.
     """
@@ -79,11 +80,11 @@ class PodSpec:
 
 @dataclass(frozen=True, slots=True)
 class ContainerTraits:
-    """What only a container's status tells and what does not change while it runs; ``None`` where it is not told.
+    """Constant properties of a running container from its verbose status; ``None`` if not reported.
 
     Attributes:
         memory_limit_bytes: 0 for none.
-        cgroups_path: as the runtime gave it to the kernel's side; empty where not told.
+        cgroups_path: in the runtime specification; empty if not reported.
         pid: of its first process.
     """
 
@@ -95,18 +96,17 @@ class ContainerTraits:
 
 @dataclass(frozen=True, slots=True)
 class RuntimePod:
-    """A pod as the runtime has it, with something of it up.
+    """An active pod in the runtime: with a ready sandbox or a container that may be running.
 
     Attributes:
-        uid: the pod's; the sandbox's id where the runtime knows no UID, which ``contradictions`` then tells.
-        sandbox: the newest that is ready, else the newest.
-        sandbox_ids: all that are ready, newest first.
-        containers: those of all its sandboxes, in any state, newest first.
-        cgroup_parent: as the kubelet gave it; empty where not told.
-        traits: by container id; a container missing here could not be read.
-        memory_min_bytes: what its cgroup is guaranteed, which is its request where the kubelet sets it; 0 or
-            ``None`` where it does not.
-        contradictions: what the runtime's lists disagree on, in words.
+        uid: the pod's; the sandbox's id if the runtime has no UID, with an entry in ``contradictions``.
+        sandbox: the newest ready one, else the newest.
+        sandbox_ids: ids of the ready sandboxes, newest first.
+        containers: containers of all its sandboxes, in any state, newest first.
+        cgroup_parent: as set by the kubelet; empty if not reported.
+        traits: by container id; without an entry if the status could not be read.
+        memory_min_bytes: ``memory.min`` of its cgroup, its request if set by the kubelet; 0 or ``None`` if not.
+        contradictions: differences between the runtime's lists, for display.
     """
 
     uid: str
@@ -120,26 +120,26 @@ class RuntimePod:
 
     @property
     def running(self) -> tuple[Container, ...]:
-        """Its containers that run, newest first."""
+        """Its running containers, newest first."""
         return tuple(each for each in self.containers if each.state is ContainerState.RUNNING)
 
     @property
     def labels(self) -> dict[str, str]:
-        """The pod's own labels, as they were when the sandbox was made."""
+        """The pod's own labels at the creation of the sandbox."""
         return {key: value for key, value in self.sandbox.labels.items() if key not in _OWN_LABELS}
 
 
 @dataclass(frozen=True, slots=True)
 class PodReading:
-    """What was measured of one pod; ``None`` and missing entries where nothing could be read.
+    """Measurements of one pod; ``None`` or without entry if not read.
 
     Attributes:
         container_memory_bytes: working set by container id.
         writable: of all containers; ``container_writable_bytes`` by container id.
         logs: of all containers; ``container_logs_bytes`` by container name.
         volumes: emptyDirs on disk and other volumes on the node's own filesystem.
-        empty_dir_bytes: by volume name, those in memory too.
-        ephemeral_bytes: what counts against the pod's storage limit.
+        empty_dir_bytes: by volume name, in-memory volumes included.
+        ephemeral_bytes: usage that counts against the pod's storage limit.
     """
 
     memory_bytes: int | None = None
@@ -160,8 +160,8 @@ class ContainerHandle:
     """A running container.
 
     Attributes:
-        cgroup: directory of its cgroup; ``None`` where it was not found.
-        pid: of its first process, ``None`` where not told.
+        cgroup: directory of its cgroup; ``None`` if not found.
+        pid: of its first process; ``None`` if not reported.
     """
 
     id: str
@@ -172,12 +172,12 @@ class ContainerHandle:
 
 @dataclass(frozen=True, slots=True)
 class PodHandle:
-    """What ending a pod and seeing that it is gone takes.
+    """Handle for stopping a pod and verifying its end.
 
     Attributes:
         sandbox_ids: its ready sandboxes, newest first.
-        containers: those that run, newest first.
-        cgroup: directory of its cgroup; ``None`` where it has none of its own or it was not found.
+        containers: its running containers, newest first.
+        cgroup: directory of its cgroup; ``None`` if it has none of its own or it was not found.
     """
 
     uid: str
@@ -192,7 +192,7 @@ class PodHandle:
 
     @property
     def cgroups(self) -> tuple[str, ...]:
-        """The directories its processes are below: the pod's own, else those of its containers."""
+        """The cgroup directories of its processes: the pod's own, else those of its containers."""
         if self.cgroup is not None:
             return (self.cgroup,)
         return tuple(each.cgroup for each in self.containers if each.cgroup is not None)
@@ -200,14 +200,14 @@ class PodHandle:
 
 @dataclass(frozen=True, slots=True)
 class PodInventory:
-    """All pods of the node that have something up, at one time.
+    """All active pods of the node, from one observation.
 
     Attributes:
-        facts: by UID, for evictions.
-        shutdown: by UID, for a graceful shutdown; exactly the pods of ``facts``.
+        facts: ordered by UID, for evictions.
+        shutdown: ordered by UID, for a graceful shutdown; the pods of ``facts``.
         handles: by the UID of ``facts``.
-        observed_at: when the runtime's lists were asked for.
-        warnings: what could not be read and what that means, in sentences.
+        observed_at: time at which the runtime's lists were requested.
+        warnings: failed readings and their consequence, as sentences.
     """
 
     facts: tuple[PodFacts, ...]

@@ -1,4 +1,4 @@
-"""Containers and sandboxes as the runtime lists them."""
+"""Containers and sandboxes as listed by the runtime."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ class ContainerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One container of the runtime's list, in any state.
+    """One container in the runtime's list, in any state.
 
     Attributes:
-        image_ref: what the runtime resolved the image to; an id on containerd, an id or a digest elsewhere.
-        image_id: the image id where the runtime fills it (newer CRI), else empty.
-        image_name: the reference the container was made from.
-        created_at: ``None`` if the runtime gave none.
-        finished_at: when it exited; ``None`` while it has not, or where it was not asked for.
-        exit_code: ``None`` where not known.
-        log_path: absolute path of the current log; ``None`` where not known.
-        volume_images: references of images mounted into it as volumes.
+        image_ref: the image as resolved by the runtime: an id on containerd, an id or a digest elsewhere.
+        image_id: the image id where reported (newer CRI), else empty.
+        image_name: the image reference in the container's configuration.
+        created_at: ``None`` if not reported.
+        finished_at: time of exit; ``None`` before, or if the status was not read.
+        exit_code: ``None`` if unknown.
+        log_path: absolute path of the current log; ``None`` if unknown.
+        volume_images: references of images mounted as volumes.
 
-    Source: CRI ``Container``; the fields not in it come from ``ContainerStatus``.
+    Source: CRI ``Container``; the other fields from ``ContainerStatus``.
     """
 
     id: str
@@ -61,33 +61,33 @@ class Container:
 
     @property
     def pod_uid(self) -> str:
-        """UID of the pod it belongs to; empty without a kubelet label."""
+        """UID of its pod; empty without the kubelet's label."""
         return self.labels.get(LABEL_POD_UID, "")
 
     @property
     def pod_name(self) -> str:
-        """Name of the pod it belongs to; empty without a kubelet label."""
+        """Name of its pod; empty without the kubelet's label."""
         return self.labels.get(LABEL_POD_NAME, "")
 
     @property
     def pod_namespace(self) -> str:
-        """Namespace of the pod it belongs to; empty without a kubelet label."""
+        """Namespace of its pod; empty without the kubelet's label."""
         return self.labels.get(LABEL_POD_NAMESPACE, "")
 
     @property
     def has_kubelet_labels(self) -> bool:
-        """Whether pod UID and container name are labelled the way the kubelet does it."""
+        """Whether it has the kubelet's labels for pod UID and container name."""
         return bool(self.labels.get(LABEL_POD_UID)) and bool(self.labels.get(LABEL_CONTAINER_NAME))
 
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """One pod sandbox of the runtime's list.
+    """One pod sandbox in the runtime's list.
 
     Attributes:
-        ready: whether the runtime calls it READY.
-        image: reference or id of the sandbox's own (pause) image; empty where it could not be read.
-        log_directory: where the pod's logs go; ``None`` where not known.
+        ready: whether its state is ``SANDBOX_READY``.
+        image: reference or id of the sandbox's own (pause) image; empty if it could not be read.
+        log_directory: directory of the pod's logs; ``None`` if unknown.
 
     Source: CRI ``PodSandbox``; ``image`` and ``log_directory`` from the verbose ``PodSandboxStatus``.
     """
@@ -107,10 +107,10 @@ class Sandbox:
 
     @property
     def from_api_server(self) -> bool:
-        """Whether its annotation says that the pod came from an API server. Source: kubelet ``config.source``."""
+        """Whether its annotation has an API server as the source of the pod. Source: kubelet ``config.source``."""
         return self.annotations.get(ANNOTATION_SOURCE) == "api"
 
     @property
     def has_kubelet_labels(self) -> bool:
-        """Whether the pod's UID is labelled the way the kubelet does it."""
+        """Whether it has the kubelet's label for the pod UID."""
         return bool(self.labels.get(LABEL_POD_UID))

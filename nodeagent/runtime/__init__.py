@@ -1,14 +1,15 @@
-"""The container runtime over its socket: lists, statistics, stops and removals.
+"""Container runtime clients: lists, statistics, stops and removals over the runtime's socket.
 
-Protobuf messages stop in this package. They become values of :mod:`nodeagent.model` or of the module that reads them,
-grpc's exceptions become those of :mod:`nodeagent.errors`, nanosecond timestamps become aware datetimes. Only
-``connection`` imports grpc for clients and ``serving`` for servers.
+Protobuf messages are not used outside this package. They are decoded to values of :mod:`nodeagent.model` or of
+``cri_messages`` and ``containerd_records``; grpc's exceptions are translated to those of :mod:`nodeagent.errors`,
+nanosecond timestamps to aware datetimes. Only ``connection`` imports grpc for clients and ``serving`` for servers.
 
-``cri`` is a client of the Container Runtime Interface, which every runtime has and which suffices for all loops.
+``cri`` is a client of the Container Runtime Interface, which every runtime has and which is sufficient for all loops.
 ``containerd`` is a client of containerd's own services on the same socket. ``metadata_graph`` and ``storage_graph``
-derive the space that images occupy from them; without them sizes are upper bounds.
+derive the disk usage of images from them. ``storage_backend`` is the interface to these for the other packages; its
+null backend is for CRI alone, where sizes are upper bounds. ``configured_connection`` opens connections.
 
 Rejected: generated client and server classes (they require at run time the grpcio version that generated them), one
-client per server version (a missing feature shows as UNIMPLEMENTED or as an absent field), and retries inside the
-clients (a loop knows better than a call when to retry).
+client per server version (a missing feature is reported as UNIMPLEMENTED or as an absent field), and retries inside
+the clients (the retry interval depends on the loop).
 """

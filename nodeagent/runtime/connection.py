@@ -1,4 +1,4 @@
-"""One connection to the runtime's socket: calls with deadlines, errors an operator can act on."""
+"""Connection to the runtime's socket: calls with deadlines, and errors with a hint for the operator."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Response = TypeVar("Response", bound=Message)
 READ_DEADLINE_S = 10.0
 KNOWN_SOCKETS = ("run/containerd/containerd.sock", "run/k3s/containerd/containerd.sock", "run/crio/crio.sock")
 
-# The path itself, percent-encoded, is what grpc sends as authority otherwise; some servers refuse it.
+# By default grpc sends the percent-encoded path as authority, which some servers reject.
 _OPTIONS = (
     ("grpc.default_authority", "localhost"),
     ("grpc.max_receive_message_length", 64 << 20),
@@ -44,7 +44,7 @@ _OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 2000),
     ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # a channel that is opened anew must not inherit another one's back-off
+    ("grpc.use_local_subchannel_pool", 1),  # a reopened channel must not inherit the back-off of the closed one
 )
 _NEVER_SENT = ("failed to connect", "no such file", "connection refused", "permission denied")
 
@@ -55,11 +55,11 @@ class Method(Generic[Request, Response]):
 
     Attributes:
         path: ``/package.Service/Method`` as on the wire.
-        request: the message it takes.
-        response: the message it answers with, once or in a stream.
-        name: what errors, deadlines and metrics call it.
-        deadline_s: how long to wait for the whole answer unless told otherwise; ``None`` waits for ever.
-        changes: whether it changes anything, so that a lost answer leaves its effect unknown.
+        request: request message.
+        response: response message, single or streamed.
+        name: name in errors, deadlines and metrics.
+        deadline_s: default deadline of the whole call; ``None`` for none.
+        changes: whether it changes state, so that the effect is unknown if the response is lost.
     """
 
     path: str
@@ -71,7 +71,7 @@ class Method(Generic[Request, Response]):
 
 
 class RuntimeConnection:
-    """A channel to one unix socket, opened on the first call and reopened by itself after the runtime was away.
+    """A channel to one unix socket, opened by the first call and reopened automatically after a runtime restart.
 
     It belongs to the event loop of its first call. Use it as an async context manager or call :meth:`close`.
     """
@@ -83,12 +83,12 @@ class RuntimeConnection:
         deadlines: Mapping[str, float] | None = None,
         observer: CallObserver | None = None,
     ) -> None:
-        """Prepare a connection; nothing is opened yet.
+        """Create a connection without opening it.
 
         Args:
             endpoint: ``unix:///path`` or an absolute path.
             deadlines: seconds by method name, such as ``RemoveImage``, instead of the method's own.
-            observer: told of every ended call: method name, seconds, gRPC status name.
+            observer: called after every call with method name, seconds and gRPC status name.
 
         Raises:
             ConfigError: the endpoint is not a unix socket.
@@ -110,7 +110,7 @@ class RuntimeConnection:
         await self.close()
 
     async def close(self) -> None:
-        """Close the channel; calls still under way fail. A later call opens it again."""
+        """Close the channel; calls in progress fail. A later call opens it again."""
         channel, self._channel = self._channel, None
         self._unary.clear()
         self._stream.clear()
@@ -126,21 +126,21 @@ class RuntimeConnection:
         deadline_s: float | None = None,
         metadata: Metadata | None = None,
     ) -> Response:
-        """Call a method that answers once.
+        """Call a method with a single response.
 
         Args:
-            method: which.
-            request: what to send.
-            target: the id or reference the call is about, for the error's text.
-            deadline_s: instead of the configured or the method's own deadline.
+            method: the method.
+            request: the request message.
+            target: id or reference of the affected object, for the error text.
+            deadline_s: overrides the configured and the default deadline.
             metadata: request headers.
 
         Raises:
-            RuntimeUnavailableError: no connection, or it broke; the text says if the effect is unknown.
-            RuntimeTimeoutError: no answer in time.
-            RuntimeNotFoundError: there is no such target.
-            RuntimeUnsupportedError: the server does not know the method.
-            RuntimeRequestError: the server refused or failed.
+            RuntimeUnavailableError: no connection, or connection lost; the text states an unknown effect.
+            RuntimeTimeoutError: deadline exceeded.
+            RuntimeNotFoundError: the target is absent.
+            RuntimeUnsupportedError: the server does not implement the method.
+            RuntimeRequestError: any other error of the server.
         """
         rpc = self._unary.get(method.path)
         if rpc is None:
@@ -162,9 +162,9 @@ class RuntimeConnection:
         deadline_s: float | None = None,
         metadata: Metadata | None = None,
     ) -> AsyncGenerator[Response, None]:
-        """Yield the answers of a streaming method; the deadline is for all of them. Raises what :meth:`unary` does.
+        """Yield the responses of a streaming method; the deadline is for all of them. Raises as :meth:`unary`.
 
-        Close the iterator (``contextlib.aclosing``) when leaving early, so that the call ends.
+        Close the iterator (``contextlib.aclosing``) if not exhausted, to cancel the call.
         """
         rpc = self._stream.get(method.path)
         if rpc is None:
@@ -189,8 +189,8 @@ class RuntimeConnection:
 
     @contextmanager
     def _watched(self, method: Method[Request, Response], target: str) -> Iterator[None]:
-        """Translate what the call raises and tell the observer how it ended."""
-        begun, status = time.monotonic(), "OK"
+        """Translate the exceptions of a call and report its status to the observer."""
+        started_s, status = time.monotonic(), "OK"
         try:
             yield
         except grpc.aio.AioRpcError as error:
@@ -201,7 +201,7 @@ class RuntimeConnection:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # grpc reports a channel closed under a call as the task's own cancellation.
+            # grpc reports a channel closed during a call as a cancellation of the task.
             raise RuntimeUnavailableError(
                 f"{method.name}: the connection to the container runtime at {self.socket} was closed"
             ) from error
@@ -210,7 +210,7 @@ class RuntimeConnection:
             raise
         finally:
             if self._observer is not None:
-                self._observer(method.name, time.monotonic() - begun, status)
+                self._observer(method.name, time.monotonic() - started_s, status)
 
     def _translated(
         self, method: Method[Request, Response], target: str, error: grpc.aio.AioRpcError
@@ -220,7 +220,7 @@ class RuntimeConnection:
             return RuntimeUnavailableError(_unavailable_text(method.name, target, self.socket, detail, method.changes))
         kind = _ERRORS.get(code, RuntimeRequestError)
         if kind is RuntimeUnsupportedError and "unknown service runtime.v1" in detail:
-            detail += " (its CRI plugin is disabled, or it speaks only an older CRI than v1)"
+            detail += " (its CRI plugin is disabled, or supports only CRI versions before v1)"
         return kind(method.name, target, code.name, detail)
 
 
@@ -232,9 +232,9 @@ _ERRORS: dict[grpc.StatusCode, type[RuntimeRequestError]] = {
 
 
 def discover_endpoint(configured: str | None, root: Path = Path("/")) -> str:
-    """Return the endpoint to talk to: the configured one, else the first well-known socket that is there.
+    """Return the endpoint of the runtime: the configured one, else the first well-known socket that exists.
 
-    A socket that exists but may not be looked at counts as there, so that the first call tells about the permission.
+    A socket without permission to stat counts as existing, so that the first call reports the missing permission.
 
     Raises:
         ConfigError: the configured endpoint is not a unix socket.
@@ -265,18 +265,18 @@ def _socket_path(endpoint: str) -> str:
 
 
 def _unavailable_text(method: str, target: str, socket: str, detail: str, changes: bool) -> str:  # noqa: FBT001 - private
-    """Say what is wrong with the socket and what to do about it."""
+    """Return the error text of an unavailable runtime, with a hint."""
     lowered = detail.lower()
     if not any(phrase in lowered for phrase in _NEVER_SENT):
-        about = f" of {target}" if target else ""
-        effect = f"; whether {method}{about} took effect is not known" if changes else ""
-        return f"the container runtime at {socket} went away during {method}{effect}: {detail}"
+        object_text = f" of {target}" if target else ""
+        effect = f"; effect of {method}{object_text} unknown" if changes else ""
+        return f"connection to the container runtime at {socket} lost during {method}{effect}: {detail}"
     if "permission denied" in lowered:
         hint = f"permission denied for user {os.geteuid()}; run as root"
     elif "no such file" in lowered:
-        hint = "there is no such socket; is the runtime running, and is runtime.endpoint right?"
+        hint = "no such socket; is the runtime running, and is runtime.endpoint correct?"
     elif "connection refused" in lowered:
-        hint = "nothing listens on it; the runtime is stopped or starting"
+        hint = "not listening; the runtime is stopped or starting"
     else:
         hint = detail
     return f"cannot reach the container runtime at {socket}: {hint}"

@@ -1,4 +1,4 @@
-"""The other side of a connection: serving methods from a descriptor, for simulated runtimes and tests."""
+"""gRPC server handlers from a service descriptor, for simulated runtimes and tests."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 def service_handler(service: ServiceDescriptor, implementation: object) -> grpc.GenericRpcHandler[object, object]:
     """Return a handler that serves a service from an object's methods.
 
-    Each rpc is served by the method of the same name, ``async def Name(request, context)``, an async generator where
-    the rpc streams. An rpc without such a method answers UNIMPLEMENTED, as on a server that never heard of it.
+    Each rpc is served by the method of the same name, ``async def Name(request, context)``, an async generator for a
+    streaming rpc. An rpc without such a method returns UNIMPLEMENTED.
 
-    The descriptor is in the generated module: ``api_pb2.DESCRIPTOR.services_by_name["ImageService"]``; the handler goes
-    to ``server.add_generic_rpc_handlers``.
+    The descriptor is in the generated module: ``api_pb2.DESCRIPTOR.services_by_name["ImageService"]``; the handler is
+    added by ``server.add_generic_rpc_handlers``.
     """
     handlers = {
         method.name: _method_handler(method, implementation)

@@ -1,6 +1,6 @@
-"""Why an item stays or goes, and when that would change.
+"""Explanations: why an item is removed or kept, and when that would change.
 
-Everything is taken from the plan that the next pass would carry out, so an explanation cannot differ from it.
+They are derived from the plan of the next pass, so they cannot differ from it.
 """
 
 from __future__ import annotations
@@ -30,40 +30,40 @@ _SHORTEST_ID: Final = 4
 _BY_USE: Final = frozenset({ReasonCode.BELOW_HIGH_THRESHOLD, ReasonCode.ENOUGH_FREED})
 _BY_USE_LATER: Final = _BY_USE | {ReasonCode.AGE_NOT_OBSERVED}
 _THEN_BY_THRESHOLD: Final = {
-    ReasonCode.IN_USE_BY_CONTAINER: "once nothing refers to it any more",
-    ReasonCode.IN_USE_BY_SANDBOX: "once nothing refers to it any more",
+    ReasonCode.IN_USE_BY_CONTAINER: "once unreferenced",
+    ReasonCode.IN_USE_BY_SANDBOX: "once unreferenced",
     ReasonCode.TOO_YOUNG: "once it is old enough",
     ReasonCode.HELD: "once the hold ends",
 }
 _FIXED: Final = {
-    ReasonCode.PINNED: "not while the runtime pins it",
+    ReasonCode.PINNED: "not while pinned in the runtime",
     ReasonCode.SANDBOX_IMAGE: "not while it is the sandbox image",
-    ReasonCode.PROTECTED: "not while the rule stands in protect.images",
-    ReasonCode.NEWEST_TAGS: "once newer images of its repository are there",
-    ReasonCode.THRESHOLD_DISABLED: "not while collection by threshold is off",
-    ReasonCode.LIMIT_IMAGES_PER_PASS: "in a later pass, as this one is at its limit",
-    ReasonCode.LIMIT_BYTES_PER_PASS: "in a later pass, as this one is at its limit",
+    ReasonCode.PROTECTED: "not while the rule is in protect.images",
+    ReasonCode.NEWEST_TAGS: "once its repository has newer images",
+    ReasonCode.THRESHOLD_DISABLED: "not while collection by threshold is disabled",
+    ReasonCode.LIMIT_IMAGES_PER_PASS: "in a later pass; this one is at its limit",
+    ReasonCode.LIMIT_BYTES_PER_PASS: "in a later pass; this one is at its limit",
     ReasonCode.FILESYSTEM_UNREADABLE: "once the image filesystem can be read",
-    ReasonCode.USE_UNKNOWN: "once it can be told what is in use",
-    ReasonCode.GAIN_TOO_SMALL: "once it frees more, as images that share with it go, or minimum_gain is lowered",
+    ReasonCode.USE_UNKNOWN: "once image use is known",
+    ReasonCode.GAIN_TOO_SMALL: "once its gain is larger (images with common layers removed), or minimum_gain is lower",
     ReasonCode.RUNNING: "once it has exited",
-    ReasonCode.STATE_UNKNOWN: "once the runtime knows that it has exited",
+    ReasonCode.STATE_UNKNOWN: "once reported as exited",
     ReasonCode.NOT_KUBELET_MANAGED: "not unless include_unlabelled is set",
-    ReasonCode.WITHIN_LIMITS: "once newer instances of it have died, or its pod is gone",
-    ReasonCode.SANDBOX_UNKNOWN: "once its labels and its sandbox agree",
-    ReasonCode.AGE_UNKNOWN: "once the runtime tells when it was created",
+    ReasonCode.WITHIN_LIMITS: "once newer instances of it have exited, or its pod is deleted",
+    ReasonCode.SANDBOX_UNKNOWN: "once its label and its sandbox have the same pod",
+    ReasonCode.AGE_UNKNOWN: "once its creation time is known",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """How much of an image others hold too.
+    """Pieces that an image shares.
 
     Attributes:
-        unique_bytes: what no other image, nor anybody else, holds.
-        shared_bytes: the rest.
-        with_images: name and bytes in common of each other image, most first.
-        held_by: who besides images holds pieces of it, such as ``container``.
+        unique_bytes: size of the pieces without other references.
+        shared_bytes: size of the other pieces.
+        with_images: name and common bytes of each other image, largest first.
+        held_by: kinds of other references, such as ``container``.
     """
 
     unique_bytes: int
@@ -74,22 +74,22 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why one item stays or goes.
+    """Why one item is removed or kept.
 
     Attributes:
-        decision: what the next pass would do to it, with the reason.
-        names: everything it is called.
-        also: further rules that keep it, were the first not there.
-        when: when it would go, in words.
-        eligible_at: from when on time alone allows it to go, if time alone is what it lacks; aware UTC.
-        users: containers and sandboxes that refer to it, for images.
-        position: its place in the order of use, from 1, for images; 0 for others.
-        positions: how many places there are.
-        first_detected: when an image was first seen or pulled.
-        last_used: when an image was last seen in use.
-        size_bytes: what the runtime says of an image's size.
-        sharing: for images whose layers are known.
-        pod: how its pod stands, for containers, sandboxes and pods.
+        decision: the decision of the next pass.
+        names: all names of the item.
+        also: the reasons of further rules that keep it.
+        when: condition of its removal, for display.
+        eligible_at: time of eligibility, if it depends on time alone; aware UTC.
+        users: containers and sandboxes that refer to an image.
+        position: position of an image in the order of use, from 1; 0 for other items.
+        positions: number of images in the order of use.
+        first_detected: first detection or pull of an image.
+        last_used: last observed use of an image.
+        size_bytes: size of an image as reported by CRI.
+        sharing: shared pieces of an image with known layers.
+        pod: deletion status of the pod of a container, sandbox or log.
     """
 
     decision: Decision
@@ -107,16 +107,16 @@ class Explanation:
     pod: PodDeletionStatus | None = None
 
 
-def explain(snapshot: NodeSnapshot, policy: GCPolicy, plans: Iterable[Plan], asked: str) -> tuple[Explanation, ...]:
-    """Return an explanation for everything that ``asked`` names; empty if it names nothing.
+def explain(snapshot: NodeSnapshot, policy: GCPolicy, plans: Iterable[Plan], query: str) -> tuple[Explanation, ...]:
+    """Return the explanations of all items that match ``query``; none if nothing matches.
 
-    An image is named by reference, digest or id; a container by id, name, ``pod/name`` or ``namespace/pod/name``; a
-    pod by UID, name or ``namespace/name``, which stands for all its containers, sandboxes and logs. Ids may be
-    shortened to their first ``_SHORTEST_ID`` digits.
+    An image is matched by reference, digest or id; a container by id, name, ``pod/name`` or ``namespace/pod/name``; a
+    pod by UID, name or ``namespace/name``, with all its containers, sandboxes and logs. Ids may be shortened to
+    ``_SHORTEST_ID`` or more digits.
     """
     decided = {(each.kind, each.id): each for plan in plans for each in plan.decisions}
     finder = _Explainer(snapshot, policy, decided)
-    return (*finder.images(asked), *finder.workload(asked))
+    return (*finder.images(query), *finder.workload(query))
 
 
 class _Explainer:
@@ -126,20 +126,20 @@ class _Explainer:
         self._snapshot = snapshot
         self._policy = policy
         self._decided = decided
-        self._standings = check_pods(snapshot, policy.containers.deleted_pod_grace_s)
+        self._statuses = check_pods(snapshot, policy.containers.deleted_pod_grace_s)
 
-    def images(self, asked: str) -> list[Explanation]:
-        """Return an explanation of each image that is meant."""
+    def images(self, query: str) -> list[Explanation]:
+        """Return the explanations of the matching images."""
         snapshot = self._snapshot
-        meant = set(ImageIndex(snapshot.images).resolve(asked))
+        matched = set(ImageIndex(snapshot.images).resolve(query))
         found = [
-            image for image in snapshot.images if image.id in meant and (ItemKind.IMAGE, image.id) in self._decided
+            image for image in snapshot.images if image.id in matched and (ItemKind.IMAGE, image.id) in self._decided
         ]
         if not found:
             return []
         order = order_of_use(snapshot)
         users = find_users(snapshot)
-        reasons = keep_reasons(snapshot, self._policy.images.protection, meant)
+        reasons = keep_reasons(snapshot, self._policy.images.protection, matched)
         explained = []
         for image in found:
             decision, usage = self._decided[ItemKind.IMAGE, image.id], snapshot.image_usage.get(image.id)
@@ -165,26 +165,26 @@ class _Explainer:
             )
         return explained
 
-    def workload(self, asked: str) -> list[Explanation]:
-        """Return an explanation of each container that is meant, and of all that belongs to each pod."""
+    def workload(self, query: str) -> list[Explanation]:
+        """Return the explanations of the matching containers and sandboxes, and of all items of matching pods."""
         snapshot = self._snapshot
-        pods = {each.uid for each in snapshot.sandboxes if asked in _pod_names(each)}
-        pods |= {each.pod_uid for each in snapshot.containers if asked in _pod_names_of(each)}
+        pods = {each.uid for each in snapshot.sandboxes if query in _pod_names(each)}
+        pods |= {each.pod_uid for each in snapshot.containers if query in _pod_names_of(each)}
         pods.discard("")
         containers = [
             self._other(ItemKind.CONTAINER, each.id, container_name(each), each.pod_uid)
             for each in snapshot.containers
-            if each.pod_uid in pods or asked in _container_names(each) or _is_id(asked, each.id)
+            if each.pod_uid in pods or query in _container_names(each) or _is_id(query, each.id)
         ]
         sandboxes = [
             self._other(ItemKind.SANDBOX, each.id, sandbox_name(each), each.uid)
             for each in snapshot.sandboxes
-            if each.uid in pods or _is_id(asked, each.id)
+            if each.uid in pods or _is_id(query, each.id)
         ]
         logs = [
             self._other(ItemKind.POD_LOG_DIRECTORY, each.name, each.name, each.name.rpartition("_")[2])
             for each in snapshot.pod_log_directories
-            if each.name == asked or each.name.rpartition("_")[2] in pods
+            if each.name == query or each.name.rpartition("_")[2] in pods
         ]
         return [each for each in (*containers, *sandboxes, *logs) if each is not None]
 
@@ -200,15 +200,15 @@ class _Explainer:
                 eligible_at = self._snapshot.observed_at + timedelta(seconds=minimum_s - age_s)
         when = "in the next pass" if decision.verdict is Verdict.REMOVE else _FIXED.get(code, "")
         if eligible_at is not None:
-            when = "once it is old enough, if nothing else keeps it then"
+            when = "once it is old enough, unless another rule keeps it"
         return Explanation(
-            decision, names=(name, item_id), when=when, eligible_at=eligible_at, pod=self._standings.get(uid)
+            decision, names=(name, item_id), when=when, eligible_at=eligible_at, pod=self._statuses.get(uid)
         )
 
     def _image_when(self, image: Image, decision: Decision, order: Sequence[str]) -> str:
         policy, code = self._policy.images, decision.reason.code
         if decision.verdict is Verdict.REMOVE:
-            removals = [key[1] for key, each in self._decided.items() if key[0] is ItemKind.IMAGE and _goes(each)]
+            removals = [key[1] for key, each in self._decided.items() if key[0] is ItemKind.IMAGE and _is_removed(each)]
             return f"in the next pass, as number {removals.index(image.id) + 1} of {len(removals)}"
         if code in _THEN_BY_THRESHOLD:
             return f"{_THEN_BY_THRESHOLD[code]}; {_by_threshold(policy)}"
@@ -216,18 +216,18 @@ class _Explainer:
             return self._by_use(image, order)
         if code is ReasonCode.AGE_NOT_OBSERVED:
             maximum = format_duration(policy.maximum_unused_age_s)
-            observed = f"once image use has been observed for {maximum} without a gap, if it is not used until then"
+            observed = f"once image use has been observed for {maximum} without a gap, if unused until then"
             return observed if policy.high_threshold_percent >= 100 else f"{observed}; or {self._by_use(image, order)}"
         return _FIXED.get(code, "")
 
     def _by_use(self, image: Image, order: Sequence[str]) -> str:
-        """Say how much has to be wanted before an image's turn comes."""
-        ahead = []
+        """Return the usage at which an image is removed by threshold, for display."""
+        earlier = []
         for image_id in order[: order.index(image.id)]:
             decision = self._decided.get((ItemKind.IMAGE, image_id))
-            if decision is not None and (decision.reason.code in _BY_USE_LATER or _goes(decision)):
-                ahead.append(decision)
-        frees = sum(each.frees_bytes or 0 for each in ahead)
+            if decision is not None and (decision.reason.code in _BY_USE_LATER or _is_removed(decision)):
+                earlier.append(decision)
+        frees = sum(each.frees_bytes or 0 for each in earlier)
         observed, policy = self._snapshot.image_filesystem, self._policy.images
         words = f"once imagefs is {policy.high_threshold_percent}% full"
         if observed is not None:
@@ -235,9 +235,9 @@ class _Explainer:
             missing = high_bytes - (observed.capacity_bytes - observed.available_bytes)
             if missing > 0:
                 words += f", {format_bytes(missing)} more than now"
-        if not ahead:
-            return f"{words}; it would be the first to go"
-        return f"{words}, and removing the {len(ahead)} unused less recently ({format_bytes(frees)}) is not enough"
+        if not earlier:
+            return f"{words}; it would be removed first"
+        return f"{words}, and removing the {len(earlier)} unused less recently ({format_bytes(frees)}) is not enough"
 
     def _image_eligible_at(self, image: Image, decision: Decision) -> datetime | None:
         if decision.verdict is Verdict.REMOVE:
@@ -256,11 +256,11 @@ class _Explainer:
 
 def _by_threshold(policy: ImageGCPolicy) -> str:
     if policy.high_threshold_percent >= 100:
-        return "then not by usage, as collection by threshold is off"
+        return "then not by usage: collection by threshold is disabled"
     return f"then when imagefs is {policy.high_threshold_percent}% full, in order of use"
 
 
-def _goes(decision: Decision) -> bool:
+def _is_removed(decision: Decision) -> bool:
     return decision.verdict is Verdict.REMOVE
 
 
@@ -268,28 +268,28 @@ def _sharing(storage: StorageGraph | None, image: Image, images: Iterable[Image]
     indexes = storage.by_image.get(image.id) if storage is not None else None
     if storage is None or indexes is None:
         return None
-    mine, common = set(indexes), {}
+    own, common = set(indexes), {}
     names = {each.id: each.name for each in images}
     shared: set[int] = set()
     for other, theirs in storage.by_image.items():
         if other == image.id:
             continue
-        both = mine.intersection(theirs)
+        both = own.intersection(theirs)
         if both:
             shared |= both
             common[names.get(other, other)] = sum(storage.pieces[index].size_bytes for index in both)
-    held = {holder.value for index in mine for holder in storage.pieces[index].references}
-    shared |= {index for index in mine if storage.pieces[index].references}
+    kinds = {kind.value for index in own for kind in storage.pieces[index].references}
+    shared |= {index for index in own if storage.pieces[index].references}
     return Sharing(
-        unique_bytes=sum(storage.pieces[index].size_bytes for index in mine - shared),
+        unique_bytes=sum(storage.pieces[index].size_bytes for index in own - shared),
         shared_bytes=sum(storage.pieces[index].size_bytes for index in shared),
         with_images=tuple(sorted(common.items(), key=lambda each: (-each[1], each[0]))),
-        held_by=tuple(sorted(held)),
+        held_by=tuple(sorted(kinds)),
     )
 
 
-def _is_id(asked: str, item_id: str) -> bool:
-    return len(asked) >= _SHORTEST_ID and item_id.startswith(asked)
+def _is_id(query: str, item_id: str) -> bool:
+    return len(query) >= _SHORTEST_ID and item_id.startswith(query)
 
 
 def _pod_names(sandbox: Sandbox) -> tuple[str, ...]:

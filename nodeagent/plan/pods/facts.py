@@ -1,11 +1,10 @@
-"""One set of facts for each pod, from all that is known of it, each with its source.
+"""Pod facts, merged from all sources; each fact has its source.
 
-The best source that tells a fact counts: the kubelet, a static manifest, the runtime, the pod's cgroup, what they
-let infer, and last what may be assumed. What two sources tell differently is written down as a contradiction, which
-keeps the pod from being evicted whichever of them is right.
+The order of precedence is: the kubelet, a static manifest, the runtime, the pod's cgroup, inference from these, and
+assumption. If two sources differ, the pod gets a contradiction, which excludes it from eviction.
 
-Assuming is for a node without a kubelet, where the runtime is all there is: a pod that nobody calls important is then
-an ordinary one. Where a kubelet manages the node it knows better, so without its list the same facts stay unknown.
+Assumption is for a node without a kubelet, where the runtime is the only source: a pod that no source marks as critical
+is assumed to be ordinary. On a node managed by a kubelet these facts are unknown without the kubelet's list.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ _SOURCE_WORDS: Final = {
 
 
 class SpecIndex:
-    """Finds a pod's definition in the kubelet's list and among the static manifests."""
+    """Index of pod definitions in the kubelet's list and in the static manifests."""
 
     def __init__(
         self,
@@ -70,14 +69,13 @@ class SpecIndex:
         node_name: str = "",
         complete: bool = True,
     ) -> None:
-        """Take both lists; ``kubelet`` is ``None`` where there is none.
+        """Index both lists.
 
         Args:
-            kubelet: its pods.
+            kubelet: the kubelet's pods; ``None`` without a list.
             manifests: the static pods.
-            node_name: ends static pods' names.
-            complete: whether a pod that is missing from the kubelet's list is none of the kubelet's; false for a
-                list that is out of date.
+            node_name: suffix of the names of static pods.
+            complete: whether the kubelet's list has all of its pods; false if it is out of date.
         """
         self.has_list = kubelet is not None and complete
         self._by_uid: defaultdict[str, list[PodSpec]] = defaultdict(list)
@@ -93,23 +91,23 @@ class SpecIndex:
                 self._manifests.setdefault((spec.namespace, name), spec)
 
     def in_kubelet(self, pod: RuntimePod) -> PodSpec | None:
-        """Return the kubelet's entry of a pod: by UID, or by the hash that names a static pod everywhere."""
+        """Return the kubelet's entry of a pod by UID, or by the config hash of a static pod; ``None`` if absent."""
         known = self._by_uid.get(pod.uid)
         if known:
             return known[0]
         return self._by_hash.get(pod.uid) or self._by_hash.get(pod.sandbox.annotations.get(ANNOTATION_HASH, ""))
 
     def in_manifests(self, pod: RuntimePod) -> PodSpec | None:
-        """Return the manifest of a static pod, by namespace and name; the kubelet adds the node's name to it.
+        """Return the manifest of a static pod by namespace and name; ``None`` if absent.
 
-        What the API server defined is no static pod, whatever its name.
+        The kubelet appends the node's name to the pod's name. A pod from the API server is not a static pod.
         """
         if pod.sandbox.annotations.get(ANNOTATION_SOURCE) == "api":
             return None
         return self._manifests.get((pod.sandbox.namespace, pod.sandbox.name))
 
     def count(self, uid: str) -> int:
-        """Return how many entries of the kubelet's list have a UID."""
+        """Return the number of entries with a UID in the kubelet's list."""
         return len(self._by_uid.get(uid, ()))
 
 
@@ -121,14 +119,14 @@ def merge_facts(
     memory_capacity_bytes: int | None,
     assume: bool,
 ) -> tuple[PodFacts, ...]:
-    """Return what is known of each pod, by UID.
+    """Return the facts of each pod, ordered by UID.
 
     Args:
-        pods: what the runtime has.
-        specs: what the kubelet and the manifests say.
-        readings: what was measured, by UID.
-        memory_capacity_bytes: the node's, from which the kubelet derives scores; ``None`` where not known.
-        assume: whether a pod that nobody says anything of may be taken for an ordinary one.
+        pods: the pods of the runtime.
+        specs: the definitions of the kubelet and the manifests.
+        readings: the measurements, by UID.
+        memory_capacity_bytes: of the node, from which the kubelet derives OOM scores; ``None`` if unknown.
+        assume: whether a pod without definition is assumed to be ordinary.
     """
     merged = (_Merger(pod, specs, memory_capacity_bytes, assume=assume).facts(readings.get(pod.uid)) for pod in pods)
     return tuple(sorted(merged, key=attrgetter("uid")))
@@ -137,10 +135,10 @@ def merge_facts(
 def shutdown_pods(
     facts: Iterable[PodFacts], pods: Iterable[RuntimePod], specs: SpecIndex | None = None
 ) -> tuple[ShutdownPod, ...]:
-    """Return what a shutdown has to know of each pod of ``facts`` that is among ``pods``, in the order of ``facts``.
+    """Return the shutdown planner's input for each pod of ``facts`` that is in ``pods``, in the order of ``facts``.
 
-    A priority that was only assumed is told as unknown, so that the planner's own rule for that holds. Containers are
-    in reverse order of their creation, so that those started first, sidecars above all, are told last.
+    An inferred or assumed priority is unknown to the shutdown planner, which has a rule of its own for it. Containers
+    are in reverse order of creation, so that those started first, such as sidecars, are stopped last.
     """
     by_uid = {pod.uid: pod for pod in pods}
     found = []
@@ -180,20 +178,20 @@ class _Merger:
         self._manifest = specs.in_manifests(pod)
         self._assume = assume
         self._annotations = pod.sandbox.annotations
-        self._wrong = list(pod.contradictions)
+        self._contradictions = list(pod.contradictions)
         self._check_listed(specs)
         derived = infer_qos(pod)
-        self._qos = self._best(self._told(attrgetter("qos")), derived)
+        self._qos = self._best(self._defined(attrgetter("qos")), derived)
         self._check_qos(derived)
         self._requests = infer_requests(pod, self._qos.value, capacity_bytes, assume=assume)
 
     def facts(self, reading: PodReading | None) -> PodFacts:
-        """Return all that is known."""
+        """Return the merged facts."""
         static, mirror = self._static(), self._mirror()
         priority_class = next((each.priority_class for each in self._specs() if each.priority_class), "")
         inferred = infer_critical(self._pod, self._qos.value)
         critical = self._critical(inferred)
-        ephemeral = self._best(self._told(attrgetter("ephemeral_request_bytes")), self._assumed(0))
+        ephemeral = self._best(self._defined(attrgetter("ephemeral_request_bytes")), self._assumed(0))
         return PodFacts(
             uid=self._pod.uid,
             namespace=self._pod.sandbox.namespace,
@@ -212,14 +210,14 @@ class _Merger:
             containers=tuple(self._containers(reading or _NO_READING)),
             empty_dirs=self._empty_dirs(reading or _NO_READING),
             lifecycle=self._lifecycle(),
-            contradictions=tuple(dict.fromkeys(self._wrong)),
+            contradictions=tuple(dict.fromkeys(self._contradictions)),
         )
 
     def _specs(self) -> Iterator[PodSpec]:
         yield from (each for each in (self._kubelet, self._manifest) if each is not None)
 
-    def _told(self, get: Callable[[PodSpec], T | None]) -> Fact[T | None]:
-        """Return what the kubelet tells, else what the manifest does."""
+    def _defined(self, get: Callable[[PodSpec], T | None]) -> Fact[T | None]:
+        """Return a field of the kubelet's definition, else of the manifest."""
         for spec, source in ((self._kubelet, FactSource.KUBELET), (self._manifest, FactSource.MANIFEST)):
             value = None if spec is None else get(spec)
             if value is not None:
@@ -236,37 +234,37 @@ class _Merger:
     def _check_listed(self, specs: SpecIndex) -> None:
         if self._kubelet is None:
             if specs.has_list:
-                self._wrong.append("the kubelet does not list it")
+                self._contradictions.append("not in the kubelet's list")
             return
         sandbox, spec = self._pod.sandbox, self._kubelet
         if (spec.namespace, spec.name) != (sandbox.namespace, sandbox.name):
-            self._wrong.append(
-                f"the kubelet calls it {spec.namespace}/{spec.name}, the runtime {sandbox.namespace}/{sandbox.name}"
+            self._contradictions.append(
+                f"the kubelet has {spec.namespace}/{spec.name}, the runtime {sandbox.namespace}/{sandbox.name}"
             )
         if specs.count(self._pod.uid) > 1:
-            self._wrong.append("the kubelet lists its UID more than once")
+            self._contradictions.append("UID more than once in the kubelet's list")
 
     def _check_qos(self, derived: Fact[QosClass | None]) -> None:
-        told = self._qos
+        qos = self._qos
         by_cgroup = derived.value if derived.source is FactSource.CGROUP else None
-        if self._kubelet is not None and told.source is FactSource.KUBELET and by_cgroup not in (None, told.value):
-            self._wrong.append(f"the kubelet says {told.value}, its cgroup {by_cgroup}")
+        if self._kubelet is not None and qos.source is FactSource.KUBELET and by_cgroup not in (None, qos.value):
+            self._contradictions.append(f"the kubelet has {qos.value}, the cgroup {by_cgroup}")
         if self._kubelet is None or by_cgroup is not None:
-            self._wrong += inconsistencies(self._pod, None if self._kubelet is not None else by_cgroup)
+            self._contradictions += inconsistencies(self._pod, None if self._kubelet is not None else by_cgroup)
 
     def _static(self) -> Fact[bool | None]:
-        """Return whether the pod is static; the kubelet writes where it has a pod from into the pod's annotations."""
+        """Return whether the pod is static; the kubelet annotates pods with their source."""
         from_list = self._kubelet.annotations.get(ANNOTATION_SOURCE) if self._kubelet is not None else None
         listed = _static(from_list, FactSource.KUBELET)
         defined = UNKNOWN if self._manifest is None else Fact(value=True, source=FactSource.MANIFEST)
         from_runtime = self._annotations.get(ANNOTATION_SOURCE)
         annotated = _static(from_runtime, FactSource.CRI)
-        for told, fact, by in ((from_list, listed, "the kubelet's list"), (from_runtime, annotated, "the runtime")):
-            if told is not None and fact.value is None:
-                self._wrong.append(f"by {by} its annotation {ANNOTATION_SOURCE} is {told[:40]!r}")
-        said = {fact.value for fact in (listed, annotated) if fact.value is not None}
-        if len(said) > 1:
-            self._wrong.append("the kubelet and the runtime disagree on whether it is static")
+        for text, fact, origin in ((from_list, listed, "the kubelet's list"), (from_runtime, annotated, "the runtime")):
+            if text is not None and fact.value is None:
+                self._contradictions.append(f"{origin}: annotation {ANNOTATION_SOURCE} is {text[:40]!r}")
+        values = {fact.value for fact in (listed, annotated) if fact.value is not None}
+        if len(values) > 1:
+            self._contradictions.append("the kubelet and the runtime differ on static")
         fallback = UNKNOWN if from_runtime is not None else self._assumed(value=False)
         return self._best(listed, defined, annotated, fallback)
 
@@ -284,17 +282,17 @@ class _Merger:
         source = FactSource.KUBELET if self._kubelet is not None else FactSource.MANIFEST
         by_class = spec.priority_class in CRITICAL_CLASS_PRIORITIES or (spec.priority or 0) >= CRITICAL_PRIORITY
         if inferred.value and not by_class:
-            self._wrong.append("its oom_score_adj is that of a critical pod, its priority is not")
+            self._contradictions.append("oom_score_adj is that of a critical pod, priority is not")
         return Fact(by_class, source)
 
     def _priority(self, critical: Fact[bool | None]) -> Fact[int | None]:
-        """Return the priority; a definition that names neither it nor a class has none, which is 0."""
-        told = self._told(_priority_of)
-        if told.value is not None:
-            return told
+        """Return the priority; 0 for a definition with neither priority nor class."""
+        defined = self._defined(_priority_of)
+        if defined.value is not None:
+            return defined
         if self._kubelet is None and self._manifest is None:
             text = self._annotations.get(ANNOTATION_PRIORITY)
-            # Beside a kubelet its own pods have a priority of their own, and their makers do not set it this way.
+            # Pods of a kubelet have a Kubernetes priority, and tenants must not change it by this annotation.
             if text is not None and (self._assume or ANNOTATION_SOURCE not in self._annotations):
                 return self._annotated_priority(text)
             if critical.value:
@@ -308,24 +306,24 @@ class _Merger:
         except ValueError:
             priority = None
         if priority is None or priority not in _PRIORITIES:
-            self._wrong.append(f"its annotation {ANNOTATION_PRIORITY} is {text[:40]!r}, no 32-bit number")
+            self._contradictions.append(f"annotation {ANNOTATION_PRIORITY} is {text[:40]!r}, not a 32-bit number")
             return UNKNOWN
         return Fact(priority, FactSource.CRI)
 
     def _memory_request(self) -> Fact[int | None]:
         guaranteed = self._pod.memory_min_bytes
         return self._best(
-            self._told(attrgetter("memory_request_bytes")),
+            self._defined(attrgetter("memory_request_bytes")),
             Fact(guaranteed, FactSource.CGROUP) if guaranteed else UNKNOWN,
             sum_requests(tuple(self._requests.values())),
             self._assumed(0) if not self._requests else UNKNOWN,
         )
 
     def _grace(self) -> Fact[float | None]:
-        """Return what the pod asks for; of containers that say different things, the longest."""
-        told = self._told(attrgetter("termination_grace_s"))
-        if told.value is not None:
-            return told
+        """Return the termination grace period of the pod; without definition the longest of its containers."""
+        defined = self._defined(attrgetter("termination_grace_s"))
+        if defined.value is not None:
+            return defined
         texts = (each.annotations.get(ANNOTATION_GRACE, "") for each in self._pod.running or self._pod.containers)
         seconds = [float(text) for text in texts if text.isascii() and text.isdigit() and len(text) < 10]
         return Fact(max(seconds), FactSource.CRI) if seconds else UNKNOWN
@@ -361,10 +359,13 @@ class _Merger:
         return tuple(EmptyDirFacts(name, reading.empty_dir_bytes.get(name), limit) for name, limit in limits.items())
 
 
-def _static(source: str | None, told_by: FactSource) -> Fact[bool | None]:
-    """Source: kubelet ``config.source``: ``api``, ``file`` or ``http``."""
-    static = {"file": True, "http": True, "api": False}.get(source or "")
-    return UNKNOWN if static is None else Fact(static, told_by)
+def _static(value: str | None, source: FactSource) -> Fact[bool | None]:
+    """Return whether a pod with that source annotation is static; unknown for any other value.
+
+    Source: kubelet ``config.source``: ``api``, ``file`` or ``http``.
+    """
+    static = {"file": True, "http": True, "api": False}.get(value or "")
+    return UNKNOWN if static is None else Fact(static, source)
 
 
 def _priority_of(spec: PodSpec) -> int | None:

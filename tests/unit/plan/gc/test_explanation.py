@@ -66,7 +66,7 @@ def one(asked: str, seen: NodeSnapshot | None = None, policy: GCPolicy = POLICY)
 def test_an_image_below_the_threshold_goes_once_it_is_reached() -> None:
     first, second = one("r.example/a:1"), one("r.example/b:1")
     assert first.decision.reason.code is ReasonCode.BELOW_HIGH_THRESHOLD
-    assert first.when == "once imagefs is 85% full, 350 MiB more than now; it would be the first to go"
+    assert first.when == "once imagefs is 85% full, 350 MiB more than now; it would be removed first"
     assert "removing the 1 unused less recently" in second.when
     assert (first.position, second.position, first.positions) == (2, 3, 4)
     assert first.names == ("r.example/a:1", "r.example/a:latest", "a")
@@ -88,7 +88,7 @@ def test_an_image_in_use_names_its_users_and_what_else_keeps_it() -> None:
     assert busy.decision.reason.code is ReasonCode.IN_USE_BY_CONTAINER
     assert busy.users == ("container shop/web/app (running)",)
     assert [each.code for each in busy.also] == [ReasonCode.PINNED]
-    assert busy.when.startswith("once nothing refers to it any more")
+    assert busy.when.startswith("once unreferenced")
 
 
 def test_time_alone_is_told_as_a_time() -> None:
@@ -108,12 +108,12 @@ def test_image_whose_age_was_not_observed_says_when_it_can_be_removed() -> None:
     assert found.decision.reason.code is ReasonCode.AGE_NOT_OBSERVED
     assert found.eligible_at == NOW + timedelta(hours=23)
     assert found.when == (
-        "once image use has been observed for 1d without a gap, if it is not used until then; or once imagefs is 85% "
+        "once image use has been observed for 1d without a gap, if unused until then; or once imagefs is 85% "
         "full, 350 MiB more than now, and removing the 1 unused less recently (5.00 MiB) is not enough"
     )
     off = replace(policy, images=replace(policy.images, high_threshold_percent=100))
     found = one("r.example/b:1", node(image_use_observed_since=ago(3600)), off)
-    assert found.when == "once image use has been observed for 1d without a gap, if it is not used until then"
+    assert found.when == "once image use has been observed for 1d without a gap, if unused until then"
     assert one("r.example/b:1", node(image_use_observed_since=None), policy).eligible_at is None
 
 
@@ -135,7 +135,7 @@ def test_protection_is_told_with_its_rule() -> None:
     policy = GCPolicy(images=ImageGCPolicy(protection=ProtectionPolicy((parse_rule("r.example/a"),))))
     kept = one("r.example/a:1", node(95), policy)
     assert kept.decision.reason.details["rule"] == "r.example/a"
-    assert kept.when == "not while the rule stands in protect.images"
+    assert kept.when == "not while the rule is in protect.images"
 
 
 @pytest.mark.parametrize("asked", ["web", "shop/web", "uid-web"])

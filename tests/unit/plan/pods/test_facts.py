@@ -194,12 +194,10 @@ def test_the_kubelets_facts_come_first() -> None:
 @pytest.mark.parametrize(
     ("pod", "listed", "contradiction"),
     [
-        pytest.param({}, {"qos": QosClass.GUARANTEED}, "the kubelet says Guaranteed, its cgroup Burstable", id="class"),
-        pytest.param(
-            {}, {"annotations": FILE}, "the kubelet and the runtime disagree on whether it is static", id="static"
-        ),
-        pytest.param({}, {"name": "db"}, "the kubelet calls it shop/db, the runtime shop/web", id="name"),
-        pytest.param({}, {"uid": "other"}, "the kubelet does not list it", id="not listed"),
+        pytest.param({}, {"qos": QosClass.GUARANTEED}, "the kubelet has Guaranteed, the cgroup Burstable", id="class"),
+        pytest.param({}, {"annotations": FILE}, "the kubelet and the runtime differ on static", id="static"),
+        pytest.param({}, {"name": "db"}, "the kubelet has shop/db, the runtime shop/web", id="name"),
+        pytest.param({}, {"uid": "other"}, "not in the kubelet's list", id="not listed"),
     ],
 )
 def test_what_the_kubelet_and_the_runtime_disagree_on_keeps_the_pod(
@@ -212,7 +210,7 @@ def test_what_the_kubelet_and_the_runtime_disagree_on_keeps_the_pod(
 
 def test_a_shielded_pod_with_an_ordinary_priority_is_contradictory() -> None:
     facts = merged(runtime_pod(traits(-997)), kubelet=[spec(priority=0)])
-    assert facts.contradictions == ("its oom_score_adj is that of a critical pod, its priority is not",)
+    assert facts.contradictions == ("oom_score_adj is that of a critical pod, priority is not",)
 
 
 def test_a_uid_listed_twice_is_contradictory() -> None:
