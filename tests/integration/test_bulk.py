@@ -24,7 +24,7 @@ pytestmark = pytest.mark.real
 COUNT = 60
 
 
-def test_cri_agrees_with_a_bulk_removal_and_what_is_left_still_starts(
+def test_cri_list_agrees_after_a_bulk_removal_and_remaining_images_start(
     containerd_factory: ContainerdFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     containerd = containerd_factory(imagefs=LoopFs(many.MINIMUM_MIB, "ext4"))

@@ -89,7 +89,7 @@ def configure(node: WornNode, old: str, new: str) -> None:
     node.config.write_text(text.replace(old, new))
 
 
-def test_images_go_as_the_preview_says_and_stop_at_the_low_threshold(worn: WornNode) -> None:
+def test_images_are_removed_as_in_the_preview_down_to_the_low_threshold(worn: WornNode) -> None:
     before = tags(worn)
     preview = gc(worn, "images", "--dry-run")
     assert tags(worn) == before
@@ -196,7 +196,7 @@ def test_dead_containers_sandboxes_and_logs(worn: WornNode) -> None:
     assert "made-by-hand" in worn.containerd.ctr("containers", "ls", "-q")
 
 
-def test_an_image_that_gets_a_container_after_the_plan_survives(worn: WornNode) -> None:
+def test_image_with_a_container_created_after_the_plan_is_kept(worn: WornNode) -> None:
     async def plan_start_run() -> None:
         settings = load_settings(worn.config, {"image_gc.minimum_age": worn.minimum_age})
         async with open_agent(settings, record=True, dry_run=False) as agent:
@@ -250,9 +250,7 @@ def test_a_restart_of_the_runtime_in_mid_pass_ends_it_and_the_next_pass_finishes
     asyncio.run(interrupted_then_whole())
 
 
-def test_a_removal_that_hangs_ends_by_its_deadline_and_the_pass_goes_on(
-    worn: WornNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hung_removal_times_out_and_the_pass_continues(worn: WornNode, monkeypatch: pytest.MonkeyPatch) -> None:
     configure(worn, "[runtime]", '[image_gc]\nremoval = "cri"\n\n[runtime]\nremoval_timeout = "2s"')
     ask = CriClient.remove_image
     hung: list[str] = []
@@ -286,7 +284,7 @@ def test_a_removal_that_hangs_ends_by_its_deadline_and_the_pass_goes_on(
     assert {KEPT, PINNED, USED_RUNNING, USED_DEAD, worn.containerd.sandbox_image} <= tags(worn)
 
 
-def test_a_hung_runtime_ends_by_the_deadline_and_nothing_is_removed(worn: WornNode) -> None:
+def test_hung_runtime_times_out_and_nothing_is_removed(worn: WornNode) -> None:
     configure(worn, "[runtime]", '[runtime]\ntimeout = "1s"')
     before = tags(worn)
     worn.containerd.freeze()
@@ -323,7 +321,7 @@ def events(log: Path, name: str) -> list[Document]:
     return [event for event in map(json.loads, filter(None, lines)) if event["event"] == name]
 
 
-def test_a_full_state_directory_costs_only_the_memory_and_is_recovered_from(worn: WornNode, tmp_path: Path) -> None:
+def test_full_state_directory_disables_only_the_recording_until_it_recovers(worn: WornNode, tmp_path: Path) -> None:
     state, log = tmp_path / "state", tmp_path / "log"
     state.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(state)], check=True)
@@ -366,7 +364,7 @@ def test_the_daemon_survives_kills_and_restarts_of_the_runtime(worn: WornNode, t
     assert not events(log, "pass_crashed")
 
 
-def test_the_daemon_in_a_dry_run_touches_nothing(worn: WornNode, tmp_path: Path) -> None:
+def test_daemon_in_a_dry_run_removes_nothing(worn: WornNode, tmp_path: Path) -> None:
     log = tmp_path / "log"
     before = (tags(worn), {each.id for each in worn.pods.list_containers()})
     configure(worn, 'role = "standalone"', 'role = "standalone"\ndry_run = true')

@@ -55,7 +55,7 @@ async def test_status_becomes_an_error_that_names_method_target_and_reason(
     assert str(caught.value) == f"Version for x failed: {code.name}: because"
 
 
-async def test_no_answer_in_time_is_a_timeout_and_is_observed(socket: Path) -> None:
+async def test_exceeded_deadline_is_a_timeout_and_is_observed(socket: Path) -> None:
     fake, seen, never = Fake(), list[tuple[str, float, str]](), asyncio.Event()
     fake.answers["Version"] = never.wait
     connection = RuntimeConnection(str(socket), deadlines={"Version": 0.05}, observer=lambda *call: seen.append(call))
@@ -66,9 +66,7 @@ async def test_no_answer_in_time_is_a_timeout_and_is_observed(socket: Path) -> N
     assert seen[0][1] >= 0.04
 
 
-async def test_missing_service_says_that_the_cri_plugin_is_disabled(
-    socket: Path, connection: RuntimeConnection
-) -> None:
+async def test_missing_service_is_reported_as_disabled_cri_plugin(socket: Path, connection: RuntimeConnection) -> None:
     fake = Fake()
     fake.answers["Version"] = (grpc.StatusCode.UNIMPLEMENTED, "unknown service runtime.v1.RuntimeService")
     async with serving(socket, *cri_handlers(fake)):
@@ -76,12 +74,12 @@ async def test_missing_service_says_that_the_cri_plugin_is_disabled(
             await connection.unary(VERSION, api.VersionRequest())
 
 
-async def test_absent_socket_says_so(connection: RuntimeConnection, socket: Path) -> None:
+async def test_absent_socket_is_reported(connection: RuntimeConnection, socket: Path) -> None:
     with pytest.raises(RuntimeUnavailableError, match=f"{socket}: no such socket"):
         await connection.unary(VERSION, api.VersionRequest())
 
 
-async def test_dead_socket_says_that_nothing_listens(connection: RuntimeConnection, socket: Path) -> None:
+async def test_socket_without_listener_is_reported(connection: RuntimeConnection, socket: Path) -> None:
     with sockets.socket(sockets.AF_UNIX) as left_over:
         left_over.bind(str(socket))
     with pytest.raises(RuntimeUnavailableError, match="not listening"):
@@ -178,7 +176,7 @@ def test_endpoint_forms(endpoint: str) -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://1.2.3.4:1", "run/x.sock", "unix://x.sock", "npipe:////./pipe/x"])
-def test_refuses_what_is_no_unix_socket(endpoint: str) -> None:
+def test_endpoint_other_than_a_unix_socket_is_rejected(endpoint: str) -> None:
     with pytest.raises(ConfigError, match=r"runtime\.endpoint"):
         discover_endpoint(endpoint)
 
@@ -199,7 +197,7 @@ def test_discovers_the_first_socket_there_is(tmp_path: Path, present: list[str],
     assert discover_endpoint(None, tmp_path) == f"unix://{tmp_path / found}"
 
 
-def test_discovery_names_what_it_tried(tmp_path: Path) -> None:
+def test_failed_discovery_lists_the_tried_sockets(tmp_path: Path) -> None:
     with pytest.raises(NodeAgentError) as caught:
         discover_endpoint("", tmp_path)
     for name in ("containerd/containerd.sock", "k3s", "crio.sock", "runtime.endpoint"):
@@ -207,7 +205,7 @@ def test_discovery_names_what_it_tried(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can drop to another user")
-async def test_forbidden_socket_says_so(socket: Path) -> None:
+async def test_missing_permission_is_reported(socket: Path) -> None:
     fake = Fake()
     fake.answers["Version"] = api.VersionResponse()
     socket.parent.chmod(0o755)

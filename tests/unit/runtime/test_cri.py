@@ -115,7 +115,7 @@ async def test_status_without_config_still_has_conditions(cri: CriClient, fake: 
     assert status.sandbox_image is None
 
 
-async def test_images_are_one_entry_per_id(cri: CriClient, fake: Fake) -> None:
+async def test_image_entries_of_one_id_are_merged(cri: CriClient, fake: Fake) -> None:
     fake.answers["ListImages"] = api.ListImagesResponse(
         images=[
             api.Image(id="a", repo_tags=["x:1"], repo_digests=["x@d"], size=7),
@@ -136,7 +136,7 @@ async def test_absent_image_is_none(cri: CriClient, fake: Fake) -> None:
     assert await cri.image_status("x") == Image("a")
 
 
-async def test_filesystems_with_and_without_figures(cri: CriClient, fake: Fake) -> None:
+async def test_filesystem_usage_distinguishes_zero_from_absent(cri: CriClient, fake: Fake) -> None:
     told = api.FilesystemUsage(
         timestamp=NS,
         fs_id=api.FilesystemIdentifier(mountpoint="/i"),
@@ -292,7 +292,7 @@ PATH = "/kubepods/burstable/podu/c"
         pytest.param([], TOLD, ContainerTraits(), id="no object"),
     ],
 )
-async def test_traits_come_from_what_was_asked_for(
+async def test_traits_come_from_the_configuration(
     cri: CriClient, fake: Fake, info: object, told: api.LinuxContainerResources | None, traits: ContainerTraits
 ) -> None:
     fake.answers["ContainerStatus"] = api.ContainerStatusResponse(
@@ -327,7 +327,7 @@ async def test_get_container_joins_listing_and_status(cri: CriClient, fake: Fake
     assert await cri.get_container("c") is None
 
 
-async def test_removing_what_is_gone_succeeds(cri: CriClient, fake: Fake) -> None:
+async def test_removing_an_absent_object_succeeds(cri: CriClient, fake: Fake) -> None:
     fake.answers["RemoveImage"] = (grpc.StatusCode.NOT_FOUND, "no such image")
     await cri.remove_image("x")
     await cri.remove_container("c")
@@ -352,7 +352,7 @@ async def test_layer_of_zero_bytes_without_a_time_is_unmeasured(
     assert (found.writable_bytes, found.writable_inodes) == (measured, measured)
 
 
-async def test_stats_tell_zero_from_nothing(cri: CriClient, fake: Fake) -> None:
+async def test_stats_distinguish_zero_from_absent(cri: CriClient, fake: Fake) -> None:
     running = api.ContainerStats(
         attributes=api.ContainerAttributes(id="c"),
         memory=api.MemoryUsage(working_set_bytes=api.UInt64Value(value=9)),

@@ -68,7 +68,7 @@ async def test_each_image_has_its_blobs_and_its_chain_of_snapshots(client: Conta
     ],
     ids=["ext4", "xfs", "btrfs", "small-blocks"],
 )
-async def test_sizes_are_what_the_filesystem_gives_back(
+async def test_sizes_are_the_bytes_freed_on_the_filesystem(
     client: ContainerdClient, disk: DiskFormat | None, blob: int, snapshot: int
 ) -> None:
     graph = await LayerCache(disk).build(client, [A])
@@ -87,7 +87,7 @@ async def test_sizes_are_what_the_filesystem_gives_back(
         ("ext4", 190, 8192 + 8192),
     ],
 )
-async def test_only_xfs_gives_back_whole_chunks_of_inodes(
+async def test_only_xfs_frees_whole_chunks_of_inodes(
     client: ContainerdClient, store: Store, filesystem: str, inodes: int, size: int
 ) -> None:
     store.inodes["base"] = inodes
@@ -163,7 +163,7 @@ def _unlisted(store: Store) -> None:
         (_unlisted, dict.fromkeys(("l-base", "base"), (ReferenceKind.UNLISTED_IMAGE,))),
     ],
 )
-async def test_holders(
+async def test_references_by_kind(
     client: ContainerdClient,
     store: Store,
     change: Callable[[Store], None],
@@ -209,7 +209,7 @@ async def test_an_image_that_was_never_unpacked(client: ContainerdClient, store:
     assert not graph.records["sha256:c"].complete
 
 
-async def test_discarded_layer_blobs_are_not_missed(client: ContainerdClient, store: Store) -> None:
+async def test_discarded_layer_blobs_do_not_make_an_image_incomplete(client: ContainerdClient, store: Store) -> None:
     store.blobs["m-a"] = (500, {f"{REF}content.config": "sha256:a"})
     del store.blobs["l-a1"]
     graph = await LayerCache().build(client, [A])
@@ -252,7 +252,7 @@ async def test_the_configured_snapshotter_must_answer(client: ContainerdClient) 
         await LayerCache().build(client, [A], snapshotter="nydus")
 
 
-async def test_usage_that_cannot_be_read_leaves_the_image_out_but_what_it_shares_held(
+async def test_image_with_unreadable_usage_has_no_entry_and_its_shared_pieces_stay_referenced(
     client: ContainerdClient, store: Store
 ) -> None:
     store.broken = {"base/a1"}
@@ -265,7 +265,7 @@ async def test_usage_that_cannot_be_read_leaves_the_image_out_but_what_it_shares
     assert set((await cache.build(client, [A, B])).by_image) == {A.id, B.id}
 
 
-async def test_a_snapshot_that_went_meanwhile_occupies_nothing(client: ContainerdClient, store: Store) -> None:
+async def test_snapshot_removed_since_the_listing_has_size_zero(client: ContainerdClient, store: Store) -> None:
     store.gone = {"base/a1"}
     graph = await LayerCache().build(client, [A])
     assert [piece.size_bytes for piece in graph.pieces if piece.key == "base/a1"] == [0]
@@ -295,7 +295,7 @@ class SavedUsage:
             del self.records[node]
 
 
-async def test_what_was_noted_is_not_read_again_unless_it_is_of_an_earlier_snapshot(
+async def test_stored_usage_is_not_read_again_unless_of_an_earlier_snapshot(
     client: ContainerdClient, store: Store
 ) -> None:
     saved = SavedUsage()
@@ -313,7 +313,7 @@ async def test_what_was_noted_is_not_read_again_unless_it_is_of_an_earlier_snaps
     assert {node.id for node in saved.records} == {"base", "base/b1"}
 
 
-async def test_changes_between_builds_are_seen(client: ContainerdClient, store: Store) -> None:
+async def test_changes_between_builds_are_detected(client: ContainerdClient, store: Store) -> None:
     cache = LayerCache()
     await cache.build(client, [A, B])
     del store.images["b:1"], store.images["sha256:b"]
@@ -324,7 +324,7 @@ async def test_changes_between_builds_are_seen(client: ContainerdClient, store: 
     assert {"base/a1/a2", "l-a2"} <= keys(await cache.build(client, [A]), A)
 
 
-async def test_loose_pieces_are_those_that_nothing_else_keeps(client: ContainerdClient, store: Store) -> None:
+async def test_unreferenced_pieces_have_no_other_reference(client: ContainerdClient, store: Store) -> None:
     _container(store)
     _rooted_child(store)
     _other_namespace(store)
@@ -341,7 +341,7 @@ async def test_loose_pieces_are_those_that_nothing_else_keeps(client: Containerd
     assert {each.snapshotter for each in found if each.piece.key in ("orphan", "kept")} == {"overlayfs"}
 
 
-async def test_what_nothing_holds_is_pending_until_it_is_collected(client: ContainerdClient, store: Store) -> None:
+async def test_unreferenced_bytes_are_pending_until_collected(client: ContainerdClient, store: Store) -> None:
     cache = LayerCache()
     assert (await cache.build(client, [A, B])).pending_bytes == 0
     _rooted_child(store)
@@ -351,7 +351,7 @@ async def test_what_nothing_holds_is_pending_until_it_is_collected(client: Conta
     assert graph.pending_bytes == 8192 + 2 * 4096 + 4096
 
 
-async def test_deleting_a_name_that_is_gone_is_no_error(client: ContainerdClient) -> None:
+async def test_deleting_an_absent_name_is_not_an_error(client: ContainerdClient) -> None:
     assert await client.delete_image("a:1", sync=False)
     assert not await client.delete_image("a:1", sync=True)
 
@@ -371,11 +371,11 @@ async def test_deleting_a_name_that_is_gone_is_no_error(client: ContainerdClient
         ("containerd.io/distribution.source.docker.io", None),
     ],
 )
-def test_labels_name_what_is_kept(label: str, node: Node | None) -> None:
+def test_labels_are_references(label: str, node: Node | None) -> None:
     assert references({label: "v"}).to == ((node,) if node else ())
 
 
-def test_back_references_let_a_piece_attach_itself(store: Store) -> None:
+def test_back_reference_label_is_decoded(store: Store) -> None:
     del store
     said = references({"containerd.io/gc.bref.content.x": "m-a", "containerd.io/gc.bref.unknown": "y"})
     assert said.back == (Node(CONTENT, "m-a"),)

@@ -42,7 +42,7 @@ def outcomes(report: PassReport) -> dict[str, Outcome]:
 
 
 @pytest.mark.parametrize("profile", ["1.6", "1.7", "2.1"])
-async def test_a_run_removes_what_the_preview_names_and_a_second_nothing(rig: Opener, profile: str) -> None:
+async def test_run_removes_the_preview_and_a_second_run_nothing(rig: Opener, profile: str) -> None:
     async with rig(profile=profile) as made:
         preview = await made.collector.preview(Scope.ALL)
         report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
@@ -63,7 +63,7 @@ async def test_a_dry_run_changes_nothing(rig: Opener) -> None:
         assert report.freed_bytes is None
 
 
-async def test_an_image_that_comes_into_use_survives(rig: Opener) -> None:
+async def test_image_in_use_since_the_plan_is_kept(rig: Opener) -> None:
     async with rig() as made:
         preview = await made.collector.preview(Scope.IMAGES)
         victim = preview.removals[0]
@@ -74,7 +74,7 @@ async def test_an_image_that_comes_into_use_survives(rig: Opener) -> None:
         assert report.end is PassEnd.COMPLETE
 
 
-async def test_one_that_comes_into_use_while_the_guard_looks_survives(rig: Opener) -> None:
+async def test_image_used_during_the_guards_reading_is_kept(rig: Opener) -> None:
     async with rig() as made:
         preview = await made.collector.preview(Scope.IMAGES)
         victim = preview.removals[0]
@@ -83,7 +83,7 @@ async def test_one_that_comes_into_use_while_the_guard_looks_survives(rig: Opene
         assert outcomes(report)[victim.id] is Outcome.CHANGED
 
 
-async def test_an_image_already_gone_is_no_failure(rig: Opener) -> None:
+async def test_image_already_removed_is_not_a_failure(rig: Opener) -> None:
     async with rig() as made:
         preview = await made.collector.preview(Scope.IMAGES)
         made.node.remove_image(preview.removals[0].name)
@@ -92,7 +92,7 @@ async def test_an_image_already_gone_is_no_failure(rig: Opener) -> None:
         assert report.failed == ()
 
 
-async def test_a_stuck_image_does_not_starve_the_rest(rig: Opener) -> None:
+async def test_failed_image_does_not_starve_the_others(rig: Opener) -> None:
     async with rig() as made:
         preview = await made.collector.preview(Scope.IMAGES)
         stuck = max(preview.removals, key=lambda each: each.frees_bytes or 0)
@@ -104,7 +104,7 @@ async def test_a_stuck_image_does_not_starve_the_rest(rig: Opener) -> None:
         assert made.server.faults.count("RemoveImage", stuck.id) == 1
 
 
-async def test_one_round_removes_nothing_that_was_not_shown(rig: Opener) -> None:
+async def test_one_round_removes_only_the_preview(rig: Opener) -> None:
     async with rig() as made:
         preview = await made.collector.preview(Scope.IMAGES)
         stuck = max(preview.removals, key=lambda each: each.frees_bytes or 0)
@@ -115,7 +115,7 @@ async def test_one_round_removes_nothing_that_was_not_shown(rig: Opener) -> None
         assert report.end is PassEnd.SHORTFALL
 
 
-async def test_a_hung_removal_ends_by_its_deadline_and_is_looked_at_again(rig: Opener) -> None:
+async def test_hung_removal_times_out_and_its_image_is_read_again(rig: Opener) -> None:
     async with rig(deadlines={"RemoveImage": 0.2}) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         made.server.faults.delay("RemoveImage", None, times=1)
@@ -125,7 +125,7 @@ async def test_a_hung_removal_ends_by_its_deadline_and_is_looked_at_again(rig: O
         assert len(report.removed) >= len(preview.removals) - 1
 
 
-async def test_a_runtime_that_goes_away_ends_the_pass(rig: Opener) -> None:
+async def test_lost_runtime_ends_the_pass(rig: Opener) -> None:
     async with rig() as made:
         preview = await made.collector.preview(Scope.IMAGES)
         second = preview.removals[1]
@@ -135,7 +135,7 @@ async def test_a_runtime_that_goes_away_ends_the_pass(rig: Opener) -> None:
         assert [each.outcome for each in report.results[:3]] == [Outcome.DONE, Outcome.FAILED, Outcome.NOT_ATTEMPTED]
 
 
-async def test_told_to_stop_it_ends_between_two_items(rig: Opener) -> None:
+async def test_stop_request_ends_the_pass_between_two_items(rig: Opener) -> None:
     async with rig() as made:
         preview = await made.collector.preview(Scope.IMAGES)
         stop = asyncio.Event()
@@ -145,7 +145,7 @@ async def test_told_to_stop_it_ends_between_two_items(rig: Opener) -> None:
         assert {each.outcome for each in report.results[1:]} == {Outcome.NOT_ATTEMPTED}
 
 
-async def test_limits_per_pass_hold_over_all_rounds(rig: Opener) -> None:
+async def test_limits_per_pass_apply_to_all_rounds(rig: Opener) -> None:
     policy = replace(POLICY, images=replace(POLICY.images, max_images_per_pass=2))
     async with rig(policy=policy) as made:
         report = await run(made)
@@ -154,7 +154,7 @@ async def test_limits_per_pass_hold_over_all_rounds(rig: Opener) -> None:
         assert "limit-images-per-pass" in report.end_detail
 
 
-async def test_without_layers_the_measurement_ends_the_pass(rig: Opener) -> None:
+async def test_measurement_ends_the_pass_without_layer_accounting(rig: Opener) -> None:
     async with rig(profile="cri-o") as made:
         first = await made.collector.preview(Scope.IMAGES)
         assert first.removals == ()  # this runtime does not tell when an image was pulled: all are new
@@ -168,7 +168,7 @@ async def test_without_layers_the_measurement_ends_the_pass(rig: Opener) -> None
         assert all(each.decision.kind is ItemKind.IMAGE for each in needless)
 
 
-async def test_the_logs_of_a_removed_container_go_and_the_newest_stay(rig: Opener) -> None:
+async def test_logs_of_a_removed_container_are_removed_and_the_newest_kept(rig: Opener) -> None:
     async with rig() as made:
         preview = await made.collector.preview(Scope.CONTAINERS)
         dead = {each.id for each in preview.removals if each.kind is ItemKind.CONTAINER}
@@ -179,7 +179,7 @@ async def test_the_logs_of_a_removed_container_go_and_the_newest_stay(rig: Opene
 
 
 @pytest.mark.parametrize("profile", ["1.6", "1.7", "2.1"])
-async def test_a_bulk_removal_does_the_same_with_one_collection(rig: Opener, profile: str) -> None:
+async def test_bulk_removal_has_the_same_result_with_one_collection(rig: Opener, profile: str) -> None:
     async with rig(profile=profile, bulk=True) as made:
         preview = await made.collector.preview(Scope.ALL)
         images = {each.id for each in preview.removals if each.kind is ItemKind.IMAGE}
@@ -194,7 +194,7 @@ async def test_a_bulk_removal_does_the_same_with_one_collection(rig: Opener, pro
         assert (await made.collector.preview(Scope.ALL)).removals == ()
 
 
-async def test_in_bulk_an_image_that_comes_into_use_survives(rig: Opener) -> None:
+async def test_bulk_removal_keeps_an_image_in_use_since_the_plan(rig: Opener) -> None:
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         victim = preview.removals[-1]
@@ -204,7 +204,7 @@ async def test_in_bulk_an_image_that_comes_into_use_survives(rig: Opener) -> Non
         assert made.node.resolve_image(victim.name) == victim.id
 
 
-async def test_a_name_that_cannot_be_deleted_sends_the_rest_through_cri(rig: Opener) -> None:
+async def test_failed_name_deletion_falls_back_to_cri(rig: Opener) -> None:
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         made.server.faults.fail("Images.Delete", None, times=1, status="INTERNAL", detail="busy")
@@ -213,7 +213,7 @@ async def test_a_name_that_cannot_be_deleted_sends_the_rest_through_cri(rig: Ope
         assert made.server.faults.count("RemoveImage") >= 1
 
 
-async def test_a_collection_that_fails_is_told_and_nothing_is_lost(rig: Opener) -> None:
+async def test_failed_collection_is_reported_as_unconfirmed(rig: Opener) -> None:
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         made.server.faults.fail("Leases.Create", None, times=9, status="INTERNAL", detail="busy")
@@ -222,7 +222,7 @@ async def test_a_collection_that_fails_is_told_and_nothing_is_lost(rig: Opener) 
         assert all("not confirmed" in each.detail for each in report.results)
 
 
-async def test_in_bulk_a_pass_told_to_stop_still_collects_what_it_began(rig: Opener) -> None:
+async def test_stopped_bulk_removal_still_collects_garbage(rig: Opener) -> None:
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         stop = asyncio.Event()
@@ -235,7 +235,7 @@ async def test_in_bulk_a_pass_told_to_stop_still_collects_what_it_began(rig: Ope
         assert report.freed_bytes == report.predicted_bytes
 
 
-async def test_in_bulk_a_runtime_that_goes_away_before_the_collection_ends_the_pass(rig: Opener) -> None:
+async def test_runtime_lost_before_the_bulk_collection_ends_the_pass(rig: Opener) -> None:
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         made.server.faults.fail("Leases.Create", None, times=1, status="UNAVAILABLE", detail="closing")
@@ -244,7 +244,7 @@ async def test_in_bulk_a_runtime_that_goes_away_before_the_collection_ends_the_p
         assert len(report.results) == len(preview.removals)
 
 
-async def test_a_hold_placed_after_the_plan_is_honoured(rig: Opener) -> None:
+async def test_hold_placed_after_the_plan_keeps_the_image(rig: Opener) -> None:
     holds: list[Hold] = []
     async with rig(bulk=True, read_holds=lambda: tuple(holds)) as made:
         preview = await made.collector.preview(Scope.IMAGES)
@@ -266,7 +266,7 @@ async def test_holds_that_cannot_be_read_keep_every_image(rig: Opener) -> None:
         assert any("holds cannot be read" in warning for warning in plan.warnings)
 
 
-async def test_in_bulk_users_that_cannot_be_read_fail_the_items_and_not_the_pass(
+async def test_unreadable_image_use_fails_bulk_items_and_not_the_pass(
     rig: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collect, "SETTLE_WITHIN_S", 0.0)  # what failed shares layers with the rest
@@ -278,9 +278,7 @@ async def test_in_bulk_users_that_cannot_be_read_fail_the_items_and_not_the_pass
         assert {each.outcome for each in report.results[BATCH:]} == {Outcome.DONE}
 
 
-async def test_in_bulk_an_image_that_is_given_a_name_meanwhile_stays(
-    rig: Opener, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_bulk_removal_keeps_an_image_named_again(rig: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collect, "SETTLE_WITHIN_S", 0.0)
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
@@ -296,7 +294,7 @@ async def test_in_bulk_an_image_that_is_given_a_name_meanwhile_stays(
         assert outcomes(report)[victim.id] is Outcome.CHANGED
 
 
-async def test_looks_at_the_same_time_take_nothing_from_each_other(rig: Opener) -> None:
+async def test_concurrent_observations_do_not_share_caches(rig: Opener) -> None:
     async with rig(profile="2.1") as made:
         node, faults = made.node, made.server.faults
         image = next(iter(node.images.values()))

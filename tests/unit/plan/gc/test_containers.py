@@ -33,7 +33,7 @@ def attempts(count: int, name: str = "app", pod: str = "web", start: int = 0) ->
         (9, []),
     ],
 )
-def test_the_newest_of_each_container_stay(limit: int, expected: list[str]) -> None:
+def test_newest_containers_of_each_unit_are_kept(limit: int, expected: list[str]) -> None:
     policy = ContainerGCPolicy(max_per_pod_container=limit)
     assert removed(plan_container_gc(snapshot(containers=attempts(4), sandboxes=LIVE), policy)) == expected
 
@@ -50,7 +50,7 @@ def test_reasons_name_rank_and_limit() -> None:
     )
 
 
-def test_containers_of_one_pod_are_counted_apart() -> None:
+def test_limit_applies_to_each_container_name_of_a_pod() -> None:
     containers = (*attempts(2, "app"), *attempts(2, "init"))
     assert removed(plan_container_gc(snapshot(containers=containers, sandboxes=LIVE), ContainerGCPolicy())) == [
         "app0",
@@ -81,22 +81,22 @@ def test_the_running_attempt_does_not_count() -> None:
         pytest.param({"uid": "uid-other"}, "sandbox-unknown", id="contradicts its sandbox"),
     ],
 )
-def test_what_counts(fields: dict[str, Any], code: str) -> None:
+def test_reason_code_by_container(fields: dict[str, Any], code: str) -> None:
     policy = ContainerGCPolicy(minimum_age_s=100, max_per_pod_container=0)
     plan = plan_container_gc(snapshot(containers=(container("c", **fields),), sandboxes=LIVE), policy)
     assert codes(plan) == {"c": code}
     assert plan.decisions[0].reason.sentence
 
 
-def test_a_future_creation_is_kept_without_a_minimum_age_too() -> None:
+def test_container_created_in_the_future_is_kept_without_a_minimum_age() -> None:
     policy = ContainerGCPolicy(max_per_pod_container=0)
     assert codes(plan_container_gc(snapshot(containers=(container("c", created_s=-1),)), policy)) == {
         "c": "created-recently"
     }
 
 
-class TestGonePods:
-    def test_all_go_oldest_first_before_any_surplus(self) -> None:
+class TestDeletedPods:
+    def test_all_are_removed_oldest_first_before_the_limits(self) -> None:
         containers = (*attempts(2), *attempts(2, "job", pod="gone"))
         plan = plan_container_gc(
             snapshot(containers=containers, sandboxes=(*LIVE, sandbox("gone"))),
@@ -105,17 +105,17 @@ class TestGonePods:
         assert removed(plan) == ["job0", "job1", "app0"]
         assert decided(plan, "job1").reason.sentence.startswith("pod deleted: no ready sandbox, nothing running")
 
-    def test_but_not_before_the_minimum_age(self) -> None:
+    def test_containers_below_the_minimum_age_are_kept(self) -> None:
         containers = (container("c", created_s=1000, finished_s=900),)
         plan = plan_container_gc(snapshot(containers=containers), ContainerGCPolicy(minimum_age_s=1001))
         assert codes(plan) == {"c": "created-recently"}
 
-    def test_never_beside_a_kubelet_without_its_list(self) -> None:
+    def test_none_is_inferred_beside_a_kubelet_without_its_list(self) -> None:
         plan = plan_container_gc(snapshot(containers=attempts(2), role=Role.BESIDE_KUBELET), ContainerGCPolicy())
         assert removed(plan) == ["app0"]
         assert "its pod list is not available" in decided(plan, "app1").reason.sentence
 
-    def test_their_units_do_not_share_the_total(self) -> None:
+    def test_their_units_do_not_count_against_the_total(self) -> None:
         containers = (*attempts(2, "job", pod="gone"), *attempts(2))
         plan = plan_container_gc(
             snapshot(containers=containers, sandboxes=LIVE),
@@ -127,14 +127,14 @@ class TestGonePods:
 class TestFinishedPods:
     FIELDS: ClassVar[dict[str, Any]] = {"containers": attempts(1), "live_pod_uids": frozenset({"uid-web"})}
 
-    def test_stay_normally(self) -> None:
+    def test_containers_are_kept_normally(self) -> None:
         assert not plan_container_gc(snapshot(**self.FIELDS), ContainerGCPolicy()).removals
 
-    def test_go_when_space_is_wanted(self) -> None:
+    def test_containers_are_removed_when_disk_space_is_needed(self) -> None:
         plan = plan_container_gc(snapshot(**self.FIELDS), ContainerGCPolicy(), evict_non_deleted_pods=True)
         assert plan.removals[0].reason.sentence.startswith("pod finished, and disk space is needed: in the pod list")
 
-    def test_but_not_while_anything_is_doubtful(self) -> None:
+    def test_containers_are_kept_beside_a_kubelet_without_its_list(self) -> None:
         fields = self.FIELDS | {"live_pod_uids": None, "role": Role.BESIDE_KUBELET}
         assert not plan_container_gc(snapshot(**fields), ContainerGCPolicy(), evict_non_deleted_pods=True).removals
 
@@ -157,26 +157,26 @@ class TestTotal:
             pytest.param(0, ["a0", "b0", "a1", "b1", "a2", "a3", "c0", "b2", "a4"], id="none"),
         ],
     )
-    def test_is_shared_out_then_taken_from_the_oldest(self, limit: int, expected: list[str]) -> None:
+    def test_units_are_reduced_to_equal_shares_then_oldest_are_removed(self, limit: int, expected: list[str]) -> None:
         policy = ContainerGCPolicy(max_per_pod_container=-1, max_containers=limit)
         plan = plan_container_gc(snapshot(**self.NODE), policy)
         assert removed(plan) == expected
         for decision in plan.removals:
             assert decision.reason.sentence == f"9 dead containers, keeping {limit}; oldest first"
 
-    def test_comes_after_the_limit_of_each(self) -> None:
+    def test_total_applies_after_the_limit_per_unit(self) -> None:
         policy = ContainerGCPolicy(max_per_pod_container=2, max_containers=4)
         plan = plan_container_gc(snapshot(**self.NODE), policy)
         assert removed(plan) == ["a0", "b0", "a1", "a2", "b1", "a3"]
         assert codes(plan)["b1"] == "over-total-limit"
 
-    def test_zero_with_zero_each(self) -> None:
+    def test_zero_limits_keep_none(self) -> None:
         policy = ContainerGCPolicy(max_per_pod_container=0, max_containers=0)
         assert len(plan_container_gc(snapshot(**self.NODE), policy).removals) == 9
 
 
-class TestSetAside:
-    def test_counts_as_removed(self) -> None:
+class TestFailedEarlier:
+    def test_failed_container_counts_as_removed(self) -> None:
         plan = plan_container_gc(
             snapshot(containers=attempts(3), sandboxes=LIVE),
             ContainerGCPolicy(max_per_pod_container=2),
@@ -189,14 +189,14 @@ class TestSetAside:
 class TestUnlabelled:
     POLICY = ContainerGCPolicy(include_unlabelled=True)
 
-    def test_belong_to_the_pod_of_their_sandbox(self) -> None:
+    def test_unlabelled_containers_belong_to_the_pod_of_their_sandbox(self) -> None:
         containers = (
             container("old", labelled=False, created_s=900),
             container("new", labelled=False, created_s=800),
         )
         assert removed(plan_container_gc(snapshot(containers=containers, sandboxes=LIVE), self.POLICY)) == ["old"]
 
-    def test_else_to_their_sandbox_by_id(self) -> None:
+    def test_unlabelled_containers_without_sandbox_are_grouped_by_sandbox_id(self) -> None:
         containers = (
             container("a-old", labelled=False, sandbox_id="a", created_s=900),
             container("a-new", labelled=False, sandbox_id="a", created_s=800),
@@ -204,12 +204,12 @@ class TestUnlabelled:
         )
         assert removed(plan_container_gc(snapshot(containers=containers), self.POLICY)) == ["a-old"]
 
-    def test_are_shown_by_their_own_name(self) -> None:
+    def test_unlabelled_containers_have_their_own_name(self) -> None:
         plan = plan_container_gc(snapshot(containers=(container("x", labelled=False),)), ContainerGCPolicy())
         assert plan.decisions[0].name == "app"
 
 
-def test_frees_what_is_known_of_the_writable_layer() -> None:
+def test_freed_bytes_are_the_known_size_of_the_writable_layer() -> None:
     plan = plan_container_gc(
         snapshot(containers=attempts(3), sandboxes=LIVE, writable_bytes={"app0": 7, "app2": 5}), ContainerGCPolicy()
     )
@@ -217,7 +217,7 @@ def test_frees_what_is_known_of_the_writable_layer() -> None:
     assert decided(plan, "app2").frees_bytes == 5
 
 
-def test_ties_go_by_attempt_then_id() -> None:
+def test_ties_are_ordered_by_attempt_then_id() -> None:
     containers = (
         container("b", attempt=1, created_s=500),
         container("a", attempt=1, created_s=500),

@@ -63,7 +63,7 @@ def one(asked: str, seen: NodeSnapshot | None = None, policy: GCPolicy = POLICY)
     return found
 
 
-def test_an_image_below_the_threshold_goes_once_it_is_reached() -> None:
+def test_image_below_the_threshold_is_removed_once_it_is_reached() -> None:
     first, second = one("r.example/a:1"), one("r.example/b:1")
     assert first.decision.reason.code is ReasonCode.BELOW_HIGH_THRESHOLD
     assert first.when == "once imagefs is 85% full, 350 MiB more than now; it would be removed first"
@@ -73,7 +73,7 @@ def test_an_image_below_the_threshold_goes_once_it_is_reached() -> None:
     assert first.last_used == ago(3 * DAY_S)
 
 
-def test_sharing_is_told_by_name() -> None:
+def test_sharing_has_image_names() -> None:
     sharing = one("a:1", snapshot((image("x", "a:1"), used(1)), image_filesystem=filesystem(10))).sharing
     assert sharing is None
     sharing = one("r.example/a:1").sharing
@@ -91,7 +91,7 @@ def test_an_image_in_use_names_its_users_and_what_else_keeps_it() -> None:
     assert busy.when.startswith("once unreferenced")
 
 
-def test_time_alone_is_told_as_a_time() -> None:
+def test_eligibility_by_time_alone_is_a_time() -> None:
     young = one("r.example/young:1", node(95))
     assert young.decision.reason.code is ReasonCode.TOO_YOUNG
     assert young.eligible_at == NOW + timedelta(seconds=90)
@@ -125,13 +125,13 @@ def test_time_of_removal_by_age_counts_from_the_observation() -> None:
     assert one("r.example/a:1", node(image_use_observed_since=None), policy).eligible_at is None
 
 
-def test_what_goes_next_says_its_number() -> None:
+def test_removal_has_its_number_in_the_next_pass() -> None:
     going = one("r.example/b:1", node(99))
     assert going.decision.verdict is Verdict.REMOVE
     assert going.when == "in the next pass, as number 2 of 2"
 
 
-def test_protection_is_told_with_its_rule() -> None:
+def test_protected_image_has_its_rule() -> None:
     policy = GCPolicy(images=ImageGCPolicy(protection=ProtectionPolicy((parse_rule("r.example/a"),))))
     kept = one("r.example/a:1", node(95), policy)
     assert kept.decision.reason.details["rule"] == "r.example/a"
@@ -139,7 +139,7 @@ def test_protection_is_told_with_its_rule() -> None:
 
 
 @pytest.mark.parametrize("asked", ["web", "shop/web", "uid-web"])
-def test_a_pod_stands_for_all_that_is_its(asked: str) -> None:
+def test_pod_matches_its_containers_sandboxes_and_logs(asked: str) -> None:
     seen = node()
     found = explain(seen, POLICY, plan_all(seen, POLICY).plans, asked)
     assert [each.decision.kind.value for each in found] == [
@@ -162,6 +162,6 @@ def test_containers_are_found_by_id_and_by_name(asked: str) -> None:
     assert verdicts["dead1"] is Verdict.REMOVE
 
 
-def test_what_is_not_there_has_no_explanation() -> None:
+def test_unknown_item_has_no_explanation() -> None:
     seen = node()
     assert explain(seen, POLICY, plan_all(seen, POLICY).plans, "nothing") == ()

@@ -56,7 +56,7 @@ def test_matches(rule: str, image: Image, matched: str) -> None:
         assert reasons[image.id].sentence == f"protected by {rule}, which matches {matched}"
 
 
-def test_the_first_matching_rule_stands_in_the_reason() -> None:
+def test_reason_has_the_first_matching_rule() -> None:
     policy = ProtectionPolicy(tuple(map(parse_rule, ("nothing/*", "regex:pause", "*/pause"))))
     (reason,) = policy.reasons((PAUSE, HUB), {}).values()
     assert reason.details["rule"] == "regex:pause"
@@ -76,7 +76,7 @@ def test_the_first_matching_rule_stands_in_the_reason() -> None:
         ("sha256:" + "G" * 64, "is not a full digest"),
     ],
 )
-def test_a_bad_rule_is_refused_with_the_allowed_form(text: str, message: str) -> None:
+def test_invalid_rule_is_rejected_with_the_allowed_forms(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_rule(text)
 
@@ -116,7 +116,7 @@ def test_the_newest_images_of_each_repository_are_kept(keep: int, kept: set[str]
         assert reasons["new"].sentence == "among the newest 1 image(s) of r.io:5000/app"
 
 
-def test_newest_goes_by_detection_then_use_then_id() -> None:
+def test_newest_is_by_detection_then_use_then_id() -> None:
     images = tuple(tagged(name, "r/app:" + name) for name in ("a", "b", "c", "d"))
     same = ago(50)
     usage = {
@@ -130,12 +130,12 @@ def test_newest_goes_by_detection_then_use_then_id() -> None:
     assert set(ProtectionPolicy(keep_last_n_tags_per_repository=1).reasons(images[::-1], usage)) == {"c"}
 
 
-def test_an_image_without_memory_is_the_newest() -> None:
+def test_image_without_recorded_use_is_the_newest() -> None:
     images = (tagged("known", "r/app:1"), tagged("unknown", "r/app:2"))
     policy = ProtectionPolicy(keep_last_n_tags_per_repository=1)
     assert set(policy.reasons(images, {"known": used(seen_s=1)})) == {"unknown"}
 
 
-def test_a_rule_goes_before_being_among_the_newest() -> None:
+def test_rule_has_precedence_over_newest_tags() -> None:
     policy = ProtectionPolicy((parse_rule("*/pause"),), keep_last_n_tags_per_repository=1)
     assert policy.reasons((PAUSE,), {})[PAUSE.id].code.value == "protected"

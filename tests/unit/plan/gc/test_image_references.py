@@ -53,7 +53,7 @@ def test_resolves(reference: str, found: set[str]) -> None:
     assert index.resolve(reference) == index.resolve(reference)
 
 
-def test_one_tag_on_two_images_means_both() -> None:
+def test_tag_of_two_images_resolves_to_both() -> None:
     index = ImageIndex((Image("1", ("a.b/c:1",)), Image("2", ("a.b/c:1",))))
     assert index.resolve("a.b/c:1") == ("1", "2")
 
@@ -103,5 +103,5 @@ def test_repository(reference: str, repository: str) -> None:
         ("a.b/app:pause", False),
     ],
 )
-def test_looks_like_pause(reference: str, looks: bool) -> None:
+def test_named_like_pause(reference: str, looks: bool) -> None:
     assert is_named_like_pause(reference) is looks

@@ -72,7 +72,7 @@ def test_collection_starts_at_the_high_threshold(available_bytes: int, expected:
         pytest.param(10, 1, 89, 0, id="truncated to nothing"),
     ],
 )
-def test_what_is_wanted(capacity: int, available: int, low: int, wanted: int) -> None:
+def test_target_bytes(capacity: int, available: int, low: int, wanted: int) -> None:
     fs = replace(filesystem(), capacity_bytes=capacity, available_bytes=available)
     policy = replace(POLICY, high_threshold_percent=90, low_threshold_percent=low)
     plan = plan_image_gc(node(Image("a", (), (), 10), image_filesystem=fs), policy)
@@ -80,7 +80,7 @@ def test_what_is_wanted(capacity: int, available: int, low: int, wanted: int) ->
     assert bool(plan.removals) == (wanted > 0)
 
 
-def test_least_recently_used_first_never_used_before_all() -> None:
+def test_order_is_least_recently_used_first_never_used_before_all() -> None:
     images = [
         aged("new", 100),
         aged("old", 5000),
@@ -95,7 +95,7 @@ def test_least_recently_used_first_never_used_before_all() -> None:
     assert {each.reason.code for each in plan.removals} == {ReasonCode.ALL_UNUSED}
 
 
-def test_stops_as_soon_as_enough_is_freed() -> None:
+def test_removals_stop_once_enough_is_freed() -> None:
     images = [aged("a", 400, size_mib=60), aged("b", 300, size_mib=40), aged("c", 200, size_mib=1), aged("d", 100)]
     plan = plan_image_gc(node(*images, image_filesystem=filesystem(90)), POLICY)
     assert plan.wanted_bytes == 100 * MIB
@@ -105,19 +105,19 @@ def test_stops_as_soon_as_enough_is_freed() -> None:
     assert plan.removals[0].reason.sentence == "least recently used; imagefs is 90% full, target 80%"
 
 
-def test_says_what_is_missing_when_it_is_not_enough() -> None:
+def test_shortfall_is_the_missing_bytes() -> None:
     plan = plan_image_gc(node(aged("a", 400, size_mib=60), image_filesystem=filesystem(90)), POLICY)
     assert plan.shortfall_bytes == 40 * MIB
 
 
-def test_between_low_and_high_nothing_happens() -> None:
+def test_usage_between_low_and_high_removes_nothing() -> None:
     plan = plan_image_gc(node(aged("a", 400), image_filesystem=filesystem(82)), POLICY)
     assert codes(plan) == {"a": "below-high-threshold"}
     assert plan.wanted_bytes == 0
     assert decided(plan, "a").reason.sentence == "imagefs is 82% full, below the high threshold 85%"
 
 
-def test_high_threshold_100_is_off_even_on_a_full_filesystem() -> None:
+def test_high_threshold_100_removes_nothing_on_a_full_filesystem() -> None:
     policy = replace(POLICY, high_threshold_percent=100)
     plan = plan_image_gc(node(aged("a", 400), image_filesystem=filesystem(100)), policy)
     assert codes(plan) == {"a": "threshold-disabled"}
@@ -137,20 +137,20 @@ def test_minimum_age(seen_s: float, expected: str) -> None:
     assert codes(plan) == {"a": expected}
 
 
-def test_too_young_says_when_it_will_be_eligible() -> None:
+def test_too_young_image_has_its_time_of_eligibility() -> None:
     plan = plan_image_gc(node(aged("a", None, seen_s=30)), POLICY, remove_all_unused=True)
     assert decided(plan, "a").reason.sentence == (
         "first seen 30s ago, less than the minimum age 2m; eligible from 2026-03-01T12:01:30Z"
     )
 
 
-def test_an_image_without_memory_was_first_seen_now() -> None:
+def test_image_without_recorded_use_counts_as_detected_now() -> None:
     plan = plan_image_gc(node(aged("a", None), image_usage={}), POLICY, remove_all_unused=True)
     assert codes(plan) == {"a": "too-young"}
 
 
 @pytest.mark.parametrize("minimum_age_s", [1e12, 1e300])
-def test_an_age_beyond_the_calendar_keeps(minimum_age_s: float) -> None:
+def test_age_beyond_the_calendar_keeps_the_image(minimum_age_s: float) -> None:
     policy = replace(POLICY, minimum_age_s=minimum_age_s, maximum_unused_age_s=minimum_age_s)
     plan = plan_image_gc(node(aged("a", None), image_filesystem=filesystem(99)), policy)
     assert codes(plan) == {"a": "too-young"}
@@ -174,7 +174,7 @@ class TestMaximumAge:
         plan = plan_image_gc(node(aged("a", last_s, seen_s=seen_s)), self.POLICY)
         assert codes(plan) == {"a": expected}
 
-    def test_goes_first_and_counts_towards_what_is_wanted(self) -> None:
+    def test_removal_by_age_is_first_and_counts_towards_the_target(self) -> None:
         policy = replace(self.POLICY, minimum_age_s=0)
         images = [aged("expired", 2000, size_mib=40), aged("old", 900, size_mib=60), aged("new", 100)]
         plan = plan_image_gc(node(*images, image_filesystem=filesystem(90)), policy)
@@ -183,14 +183,14 @@ class TestMaximumAge:
         assert plan.wanted_bytes == 100 * MIB
         assert plan.shortfall_bytes == 0
 
-    def test_may_bring_usage_below_high_so_that_nothing_else_goes(self) -> None:
+    def test_removal_by_age_can_bring_usage_below_the_high_threshold(self) -> None:
         policy = replace(self.POLICY, minimum_age_s=0)
         images = [aged("expired", 2000, size_mib=60), aged("old", 900, size_mib=60)]
         plan = plan_image_gc(node(*images, image_filesystem=filesystem(90)), policy)
         assert codes(plan) == {"expired": "unused-too-long", "old": "below-high-threshold"}
         assert plan.wanted_bytes == 0
 
-    def test_needs_no_filesystem(self) -> None:
+    def test_removal_by_age_needs_no_filesystem(self) -> None:
         fields = {"image_filesystem": None, "image_filesystem_error": "no such file"}
         images = [aged("expired", 2000), aged("old", 900)]
         plan = plan_image_gc(node(*images, **fields), replace(self.POLICY, minimum_age_s=0))
@@ -199,15 +199,15 @@ class TestMaximumAge:
         (warning,) = plan.warnings
         assert "no such file" in warning
 
-    def test_ignores_the_minimum_gain(self) -> None:
+    def test_removal_by_age_ignores_the_minimum_gain(self) -> None:
         policy = replace(self.POLICY, minimum_gain_bytes=10**12)
         assert removed(plan_image_gc(node(aged("a", 2000)), policy)) == ["a"]
 
-    def test_plays_no_part_when_all_unused_goes(self) -> None:
+    def test_maximum_age_is_ignored_when_all_unused_are_removed(self) -> None:
         plan = plan_image_gc(node(aged("a", 2000)), replace(self.POLICY, minimum_age_s=0), remove_all_unused=True)
         assert codes(plan) == {"a": "all-unused"}
 
-    def test_respects_the_limits(self) -> None:
+    def test_removal_by_age_respects_the_limits(self) -> None:
         policy = replace(self.POLICY, max_images_per_pass=1)
         plan = plan_image_gc(node(aged("a", 2000), aged("b", 1900)), policy)
         assert codes(plan) == {"a": "unused-too-long", "b": "limit-images-per-pass"}
@@ -276,7 +276,7 @@ class TestMaximumAge:
         assert codes(plan) == {"a": "least-recently-used", "b": "limit-images-per-pass"}
 
 
-def test_an_unreadable_filesystem_without_a_word_still_has_a_reason() -> None:
+def test_unreadable_filesystem_without_error_text_has_a_reason() -> None:
     plan = plan_image_gc(node(aged("a", 1), image_filesystem=None), POLICY)
     assert decided(plan, "a").reason.sentence == "cannot read the image filesystem: no reading"
 
@@ -315,11 +315,11 @@ class TestInUse:
         (decision,) = plan.decisions
         assert decision.reason.sentence == "in use by 1 sandbox(es): shop/web"
 
-    def test_a_reference_to_nothing_is_passed_over(self) -> None:
+    def test_reference_to_an_unlisted_image_is_ignored(self) -> None:
         plan = self.plan(containers=(container("c", image_ref="sha256:" + "0" * 64, image_name=""),))
         assert len(plan.removals) == 1
 
-    def test_names_three_and_marks_the_dead(self) -> None:
+    def test_reason_names_three_containers_with_their_states(self) -> None:
         states = [ContainerState.EXITED, ContainerState.RUNNING, ContainerState.CREATED, ContainerState.UNKNOWN]
         users = tuple(
             container(f"c{n}", name=f"app{n}", state=state, image_name="app:1") for n, state in enumerate(states)
@@ -329,13 +329,13 @@ class TestInUse:
             "in use by 4 container(s): shop/web/app1, shop/web/app0 (dead), shop/web/app2 (created) and 1 more"
         )
 
-    def test_says_when_only_dead_containers_hold_it(self) -> None:
+    def test_reason_states_that_only_dead_containers_use_the_image(self) -> None:
         (decision,) = self.plan(containers=(container("c", image_name="app:1"),)).decisions
         assert decision.reason.sentence == (
             "in use by 1 container(s): shop/web/app (dead); none is running, so it is removable after container GC"
         )
 
-    def test_of_unknown_state_may_run(self) -> None:
+    def test_container_of_unknown_state_may_be_running(self) -> None:
         (decision,) = self.plan(
             containers=(container("c", image_name="app:1", state=ContainerState.UNKNOWN),)
         ).decisions
@@ -386,14 +386,14 @@ class TestSandboxImage:
         assert bool(plan.warnings) == (expected == "use-unknown")
 
     @pytest.mark.parametrize("known", [image("p", pinned=True), image("p", "registry.k8s.io/pause:3")])
-    def test_a_pin_or_a_name_tells_too(self, known: Image) -> None:
+    def test_pinned_or_pause_named_image_identifies_the_sandbox_image(self, known: Image) -> None:
         plan = plan_image_gc(
             node(image("a"), known, sandboxes_unread=frozenset({"sb"})), POLICY, remove_all_unused=True
         )
         assert removed(plan) == ["a"]
 
 
-def test_precedence_of_what_keeps() -> None:
+def test_precedence_of_keep_rules() -> None:
     """Each image is kept by the rule after which it is named and by every rule below it."""
     rules = (parse_rule("r.io/*"),)
     policy = ImageGCPolicy(protection=ProtectionPolicy(rules, keep_last_n_tags_per_repository=9))
@@ -435,13 +435,13 @@ def test_precedence_of_what_keeps() -> None:
     assert decided(plan, "failed").reason.sentence == "removal failed in this pass: busy"
 
 
-def test_used_at_this_very_instant_is_last_but_may_go() -> None:
+def test_image_used_at_the_time_of_observation_is_removed_last() -> None:
     plan = plan_image_gc(node(aged("now", 0), aged("before", 1)), POLICY, remove_all_unused=True)
     assert removed(plan) == ["before", "now"]
 
 
-class TestSetAside:
-    def test_another_goes_instead(self) -> None:
+class TestFailedEarlier:
+    def test_another_image_is_removed_in_its_place(self) -> None:
         images = [aged("stuck", 900), aged("next", 800), aged("last", 700)]
         fields = {"image_filesystem": filesystem(90)}
         assert removed(plan_image_gc(node(*images, **fields), POLICY)) == ["stuck"]
@@ -449,7 +449,7 @@ class TestSetAside:
         assert removed(plan) == ["next"]
         assert decided(plan, "stuck").verdict is Verdict.FAILED
 
-    def test_holds_for_the_maximum_age_too(self) -> None:
+    def test_failed_image_is_excluded_from_removal_by_age(self) -> None:
         policy = ImageGCPolicy(maximum_unused_age_s=10)
         plan = plan_image_gc(node(aged("stuck", 900)), policy, failed={"stuck": "x"})
         assert codes(plan) == {"stuck": "failed-earlier"}
@@ -479,21 +479,21 @@ class TestLimits:
         for decision in plan.decisions:
             assert decision.reason.sentence
 
-    def test_kept_ones_say_which_limit(self) -> None:
+    def test_kept_image_has_the_limit_in_its_reason(self) -> None:
         plan = plan_image_gc(node(*self.IMAGES), replace(POLICY, max_bytes_per_pass=MIB), remove_all_unused=True)
         assert codes(plan)["c"] == "limit-bytes-per-pass"
         assert decided(plan, "c").reason.sentence == "exceeds the limit of 1.00 MiB per pass"
 
 
 class TestMinimumGain:
-    def test_small_ones_are_passed_over(self) -> None:
+    def test_image_below_the_minimum_gain_is_skipped(self) -> None:
         images = [aged("small", 900, size_mib=4), aged("exact", 800, size_mib=5), aged("big", 700, size_mib=500)]
         policy = replace(POLICY, minimum_gain_bytes=5 * MIB)
         plan = plan_image_gc(node(*images, image_filesystem=filesystem(90)), policy)
         assert removed(plan) == ["exact", "big"]
         assert decided(plan, "small").reason.sentence == "would free only 4.00 MiB, less than the minimum gain 5.00 MiB"
 
-    def test_an_unknown_gain_is_not_small(self) -> None:
+    def test_unknown_gain_is_not_below_the_minimum(self) -> None:
         policy = replace(POLICY, minimum_gain_bytes=5 * MIB)
         plan = plan_image_gc(node(image("a", size_mib=None)), policy, remove_all_unused=True)
         assert removed(plan) == ["a"]
@@ -518,7 +518,7 @@ class TestAccounting:
         ]
         return node(*images, storage=graph(pieces, held), **fields)
 
-    def test_a_base_frees_nothing_while_what_is_built_on_it_stays(self) -> None:
+    def test_base_image_frees_nothing_while_derived_images_are_kept(self) -> None:
         plan = plan_image_gc(self.stack(image_filesystem=filesystem(90)), POLICY)
         assert plan.accounting is Accounting.LAYERS
         assert removed(plan) == ["base", "middle", "top"]
@@ -526,7 +526,7 @@ class TestAccounting:
         assert [each.frees_inodes for each in plan.removals] == [0, 0, 46]
         assert plan.frees_bytes == 460 * MIB
 
-    def test_with_a_minimum_gain_a_base_goes_after_what_is_built_on_it(self) -> None:
+    def test_with_a_minimum_gain_a_base_image_is_removed_after_derived_images(self) -> None:
         policy = replace(POLICY, minimum_gain_bytes=1)
         plan = plan_image_gc(self.stack(image_filesystem=filesystem(90)), policy)
         assert [(each.id, each.frees_bytes) for each in plan.removals] == [
@@ -535,36 +535,36 @@ class TestAccounting:
             ("base", 400 * MIB),
         ]
 
-    def test_with_a_minimum_gain_it_stops_as_soon_as_enough_is_freed(self) -> None:
+    def test_with_a_minimum_gain_removals_stop_once_enough_is_freed(self) -> None:
         policy = replace(POLICY, minimum_gain_bytes=1, low_threshold_percent=84)
         plan = plan_image_gc(self.stack(image_filesystem=filesystem(90)), policy)
         assert removed(plan) == ["top", "middle"]
         assert codes(plan)["base"] == "enough-freed"
 
-    def test_what_frees_too_little_to_the_end_says_so(self) -> None:
+    def test_image_below_the_minimum_gain_to_the_end_has_that_reason(self) -> None:
         policy = replace(POLICY, minimum_gain_bytes=20 * MIB)
         plan = plan_image_gc(self.stack(image_filesystem=filesystem(90)), policy)
         assert codes(plan) == dict.fromkeys(("base", "middle", "top"), "gain-too-small")
 
-    def test_kept_ones_show_what_they_would_free_after_the_removals(self) -> None:
+    def test_kept_image_has_its_gain_after_the_removals(self) -> None:
         using = container("c", image_ref="middle")
         plan = plan_image_gc(self.stack(containers=(using,)), POLICY, remove_all_unused=True)
         assert [each.frees_bytes for each in plan.removals] == [0, 10 * MIB]
         assert decided(plan, "middle").frees_bytes == 450 * MIB
 
-    def test_what_others_hold_is_never_freed(self) -> None:
+    def test_piece_with_another_reference_is_never_freed(self) -> None:
         from nodeagent.model import ReferenceKind  # noqa: PLC0415
 
         storage = graph([piece("x", 5, references=[ReferenceKind.CONTAINER]), piece("y", 3)], {"a": ["x", "y"]})
         plan = plan_image_gc(node(image("a"), storage=storage), POLICY, remove_all_unused=True)
         assert plan.removals[0].frees_bytes == 3 * MIB
 
-    def test_images_that_only_the_graph_knows_hold_their_pieces(self) -> None:
+    def test_unlisted_image_in_the_graph_keeps_its_references(self) -> None:
         storage = graph([piece("x", 5)], {"a": ["x"], "unlisted": ["x"]})
         plan = plan_image_gc(node(image("a"), storage=storage), POLICY, remove_all_unused=True)
         assert plan.removals[0].frees_bytes == 0
 
-    def test_an_image_the_graph_does_not_know_counts_as_nothing(self) -> None:
+    def test_image_without_entry_in_the_graph_counts_as_zero_bytes(self) -> None:
         images = [aged("unknown", 900), aged("known", 800)]
         storage = graph([piece("x", 100)], {"known": ["x"]})
         plan = plan_image_gc(node(*images, storage=storage, image_filesystem=filesystem(90)), POLICY)
@@ -572,7 +572,7 @@ class TestAccounting:
         assert len(plan.warnings) == 1
 
 
-def test_kept_images_come_in_order_of_use_after_the_removals() -> None:
+def test_kept_images_are_in_order_of_use_after_the_removals() -> None:
     images = [aged("c", 100), aged("b", 200), aged("a", 300)]
     fields = {"image_filesystem": filesystem(90), "containers": (container("x", image_ref="b"),)}
     plan = plan_image_gc(node(*images, **fields), POLICY)
@@ -603,7 +603,7 @@ def test_records_in_the_future_sort_as_the_newest() -> None:
         pytest.param(5000, 0, [], id="too much"),
     ],
 )
-def test_what_the_runtime_has_still_to_collect_counts(pending: int, wanted: int, expected: list[str]) -> None:
+def test_unreferenced_bytes_reduce_the_target(pending: int, wanted: int, expected: list[str]) -> None:
     fs = replace(filesystem(), capacity_bytes=1000 * MIB, available_bytes=100 * MIB)
     images = [(Image(name, (f"r/{name}:1",), (), 1), used(age)) for name, age in (("b", 2), ("a", 3))]
     pieces = graph([piece("pa", 50), piece("pb", 50)], {"a": ["pa"], "b": ["pb"]})
@@ -613,7 +613,7 @@ def test_what_the_runtime_has_still_to_collect_counts(pending: int, wanted: int,
     assert (ReasonCode.COLLECTION_PENDING in codes(plan).values()) == (not expected)
 
 
-def test_only_what_a_saved_plan_lists_may_go() -> None:
+def test_images_that_the_applied_plan_lacks_are_kept() -> None:
     images = [(Image(name, (f"r/{name}:1",), (), 50 * MIB), used(age)) for name, age in (("c", 1), ("b", 2), ("a", 3))]
     plan = plan_image_gc(node(*images), POLICY, remove_all_unused=True, only=frozenset({"b", "other"}))
     assert removed(plan) == ["b"]

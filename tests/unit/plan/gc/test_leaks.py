@@ -36,13 +36,13 @@ def snapshot(key: str, age_s: float = 2 * DAY_S, *, parent: str = "", rooted: bo
         (blob("x", 5, rooted=True), True, "created-recently"),
     ],
 )
-def test_what_goes_and_why(found: UnreferencedPiece, rooted: bool, code: str) -> None:
+def test_reason_code_by_piece(found: UnreferencedPiece, rooted: bool, code: str) -> None:
     plan = plan_leaks([found], NOW, minimum_age_s=DAY_S, rooted=rooted)
     assert codes(plan) == {"x": code}
     assert removed(plan) == (["x"] if code == "unreferenced" else [])
 
 
-def test_a_snapshot_goes_after_those_on_it_and_stays_under_one_that_stays() -> None:
+def test_snapshot_is_removed_after_its_children_and_kept_below_a_kept_child() -> None:
     found = [
         snapshot("bottom"),
         snapshot("middle", parent="bottom"),
@@ -56,13 +56,13 @@ def test_a_snapshot_goes_after_those_on_it_and_stays_under_one_that_stays() -> N
     assert codes(plan)["ground"] == "snapshot-has-child"
 
 
-def test_the_bytes_of_a_blob_that_another_namespace_has_stay() -> None:
+def test_blob_in_another_namespace_frees_no_bytes() -> None:
     plan = plan_leaks([blob("x", foreign=True), blob("y")], NOW, minimum_age_s=0, rooted=False)
     assert {each.id: each.frees_bytes for each in plan.removals} == {"x": 0, "y": 100}
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.floats(0, 3 * DAY_S), st.booleans()), max_size=10), st.booleans())
-def test_nothing_goes_before_its_children(shape: list[tuple[int, float, bool]], rooted: bool) -> None:
+def test_no_snapshot_is_removed_before_its_children(shape: list[tuple[int, float, bool]], rooted: bool) -> None:
     found = [
         snapshot(f"s{number}", age, parent=f"s{below}" if below < number else "", rooted=marked)
         for number, (below, age, marked) in enumerate(shape)

@@ -55,7 +55,7 @@ IMAGES = (
 )
 
 
-def test_each_plan_is_made_on_what_the_one_before_leaves() -> None:
+def test_each_plan_is_made_on_the_state_after_the_one_before() -> None:
     made = plan_all(snapshot(*IMAGES, **NODE), POLICY)
     assert [plan.kind for plan in made.plans] == ["containers", "sandboxes", "logs", "images"]
     assert removed(made.containers) == ["dead", "old"]
@@ -67,19 +67,19 @@ def test_each_plan_is_made_on_what_the_one_before_leaves() -> None:
     assert [each.id for each in made.removals] == [each.id for plan in made.plans for each in plan.removals]
 
 
-def test_containers_alone_say_nothing_of_images() -> None:
+def test_plan_of_containers_has_no_image_plan() -> None:
     made = plan_containers(snapshot(*IMAGES, **NODE), POLICY)
     assert made.images is None
     assert len(made.plans) == 3
 
 
-def test_images_count_on_the_space_of_writable_layers() -> None:
+def test_image_plan_counts_freed_writable_layers() -> None:
     made = plan_all(snapshot(*IMAGES, **NODE), POLICY)
     assert made.images is not None
     assert made.images.wanted_bytes == 140 * MIB
 
 
-def test_failed_items_of_every_kind_are_failed() -> None:
+def test_failed_items_of_every_kind_are_excluded() -> None:
     made = plan_all(snapshot(*IMAGES, **NODE), POLICY, failed={"dead": "x", "idle": "y"})
     assert "dead" not in removed(made.containers)
     assert removed(made.sandboxes) == []
@@ -89,7 +89,7 @@ def test_failed_items_of_every_kind_are_failed() -> None:
     assert decided(made.images, "held").reason.code.value == "in-use-by-container"
 
 
-def test_all_unused_and_finished_pods_on_request() -> None:
+def test_all_unused_images_and_finished_pods_are_removed_on_request() -> None:
     fields = NODE | {"live_pod_uids": frozenset({"uid-gone", "uid-web"}), "image_filesystem": filesystem(10)}
     made = plan_all(snapshot(*IMAGES, **fields), POLICY, evict_non_deleted_pods=True, remove_all_unused=True)
     assert removed(made.containers) == ["dead", "old"]
@@ -102,14 +102,14 @@ class TestProjection:
     def project(self, **fields: Any) -> NodeSnapshot:
         return project(snapshot(*IMAGES, **(NODE | fields)), frozenset({"dead", "old"}), frozenset({"sb-gone"}))
 
-    def test_drops_what_goes(self) -> None:
+    def test_removed_containers_and_sandboxes_are_absent(self) -> None:
         after = self.project(sandboxes_unread=frozenset({"sb-gone", "sb-web"}))
         assert [each.id for each in after.containers] == ["live"]
         assert [each.id for each in after.sandboxes] == ["sb-web"]
         assert after.sandboxes_unread == {"sb-web"}
         assert after.writable_bytes == {"live": 7 * MIB}
 
-    def test_adds_the_space_up_to_the_capacity(self) -> None:
+    def test_freed_bytes_are_added_up_to_the_capacity(self) -> None:
         def after(writable_bytes: dict[str, int]) -> FsObservation:
             observed = self.project(writable_bytes=writable_bytes).image_filesystem
             assert observed is not None
@@ -119,25 +119,25 @@ class TestProjection:
         assert after({"dead": 10**12}).available_bytes == after({}).capacity_bytes
         assert self.project(image_filesystem=None).image_filesystem is None
 
-    def test_images_that_lose_their_last_user_were_used_now(self) -> None:
+    def test_image_without_remaining_user_counts_as_used_now(self) -> None:
         usage = self.project().image_usage
         assert usage["held"].last_used == usage["infra"].last_used == NOW
         assert usage["held"].first_detected == ago(DAY_S)
         assert usage["shared"].last_used == ago(50)
 
-    def test_without_memory_they_were_first_seen_now(self) -> None:
+    def test_image_without_recorded_use_counts_as_detected_now_in_a_projection(self) -> None:
         assert self.project(image_usage={}).image_usage["held"].first_detected == NOW
 
-    def test_storage_stays_held(self) -> None:
+    def test_storage_graph_keeps_its_references(self) -> None:
         storage = graph([piece("x")], {"held": ["x"]})
         assert self.project(storage=storage).storage is storage
 
-    def test_changes_nothing_when_nothing_goes(self) -> None:
+    def test_projection_without_removals_is_the_snapshot_itself(self) -> None:
         before = snapshot(*IMAGES, **NODE)
         assert project(before, frozenset(), frozenset()) is before
         assert project(before, frozenset({"live"}), frozenset()).image_usage is before.image_usage
 
-    def test_a_plan_on_it_takes_the_released_last(self) -> None:
+    def test_plan_on_a_projection_removes_released_images_last(self) -> None:
         assert removed(plan_image_gc(self.project(), POLICY.images, remove_all_unused=True)) == [
             "idle",
             "held",

@@ -55,7 +55,7 @@ def test_directories(directory: dict[str, Any], fields: dict[str, Any], rest: di
     assert plan.decisions[0].reason.sentence
 
 
-def test_reasons_tell_how_a_pod_is_known_to_be_gone() -> None:
+def test_reason_has_the_evidence_of_the_deletion() -> None:
     plan = plan_for({"pod_log_directories": (log_directory("uid-x"),)})
     assert plan.removals[0].reason.sentence == "pod deleted: not in the runtime, last changed 1h ago"
     assert plan.removals[0].frees_bytes == 4096
@@ -100,7 +100,7 @@ def test_links(link: dict[str, Any], fields: dict[str, Any], code: str) -> None:
     assert plan.decisions[0].reason.sentence
 
 
-def test_what_failed_is_failed() -> None:
+def test_failed_item_is_excluded() -> None:
     directory, link = log_directory("uid-x"), log_link(CID)
     plan = plan_for(
         {"pod_log_directories": (directory,), "dead_log_links": (link,)},

@@ -221,7 +221,7 @@ def by_id(plan: Plan) -> dict[tuple[ItemKind, str], Any]:
 
 @EXAMPLES
 @given(nodes(), policies(), st.booleans(), st.booleans())
-def test_every_item_gets_exactly_one_decision_that_can_be_told(
+def test_every_item_has_exactly_one_decision_with_a_sentence(
     node: NodeSnapshot, policy: GCPolicy, evict: bool, everything: bool
 ) -> None:
     made = plan_all(node, policy, evict_non_deleted_pods=evict, remove_all_unused=everything)
@@ -263,7 +263,7 @@ def test_input_order_does_not_matter(node: NodeSnapshot, policy: GCPolicy, dice:
 
 @EXAMPLES
 @given(nodes(), image_policies(), st.booleans())
-def test_what_must_stay_stays(node: NodeSnapshot, policy: ImageGCPolicy, everything: bool) -> None:
+def test_items_in_use_are_kept(node: NodeSnapshot, policy: ImageGCPolicy, everything: bool) -> None:
     plan = plan_image_gc(node, policy, remove_all_unused=everything)
     gone = set(removed(plan))
     used = images_in_use(node)
@@ -307,7 +307,7 @@ def test_removals_by_threshold_are_no_more_than_needed(node: NodeSnapshot, polic
 
 @EXAMPLES
 @given(nodes(), image_policies(gain=False))
-def test_nothing_else_could_go_when_it_falls_short(node: NodeSnapshot, policy: ImageGCPolicy) -> None:
+def test_shortfall_leaves_no_removable_image(node: NodeSnapshot, policy: ImageGCPolicy) -> None:
     plan = plan_image_gc(node, policy)
     if plan.shortfall_bytes:
         kept = {each.reason.code.value for each in plan.decisions if each.verdict is not Verdict.REMOVE}
@@ -335,7 +335,9 @@ def test_a_higher_minimum_age_never_removes_more(node: NodeSnapshot, policy: Ima
 
 @EXAMPLES
 @given(nodes(), image_policies(), st.integers(0, 4), st.integers(0, 200))
-def test_limits_are_kept(node: NodeSnapshot, policy: ImageGCPolicy, images_spent: int, mib_spent: int) -> None:
+def test_limits_per_pass_are_never_exceeded(
+    node: NodeSnapshot, policy: ImageGCPolicy, images_spent: int, mib_spent: int
+) -> None:
     spent = Spent(images_spent, mib_spent * MIB if images_spent else 0)
     plan = plan_image_gc(node, policy, spent=spent)
     count = len(plan.removals)
@@ -348,7 +350,7 @@ def test_limits_are_kept(node: NodeSnapshot, policy: ImageGCPolicy, images_spent
 
 @EXAMPLES
 @given(nodes(), policies(), st.data())
-def test_what_is_set_aside_is_never_removed(node: NodeSnapshot, policy: GCPolicy, data: st.DataObject) -> None:
+def test_failed_items_are_never_removed(node: NodeSnapshot, policy: GCPolicy, data: st.DataObject) -> None:
     ids = [each.id for plan in plan_all(node, policy).plans for each in plan.removals]
     aside = data.draw(st.sets(st.sampled_from(ids))) if ids else set()
     made = plan_all(node, policy, failed=dict.fromkeys(aside, "busy"))
@@ -411,7 +413,7 @@ def test_a_second_pass_removes_nothing(node: NodeSnapshot, policy: GCPolicy) -> 
 
 @EXAMPLES
 @given(nodes(), policies(limits=False))
-def test_the_combined_plan_is_what_the_steps_would_do_one_by_one(node: NodeSnapshot, policy: GCPolicy) -> None:
+def test_combined_plan_equals_the_plans_step_by_step(node: NodeSnapshot, policy: GCPolicy) -> None:
     node = remembered(node)
     made = plan_all(node, policy)
     halfway = applied(node, replace(made, images=None))
@@ -421,7 +423,7 @@ def test_the_combined_plan_is_what_the_steps_would_do_one_by_one(node: NodeSnaps
 
 @EXAMPLES
 @given(nodes(), image_policies(), st.booleans())
-def test_marginal_accounting_equals_counting_anew(node: NodeSnapshot, policy: ImageGCPolicy, everything: bool) -> None:
+def test_marginal_accounting_equals_a_full_recount(node: NodeSnapshot, policy: ImageGCPolicy, everything: bool) -> None:
     plan = plan_image_gc(node, policy, remove_all_unused=everything)
     if node.storage is None:
         assert plan.accounting is Accounting.UPPER_BOUND
@@ -455,7 +457,7 @@ def test_marginal_accounting_equals_counting_anew(node: NodeSnapshot, policy: Im
 
 @EXAMPLES
 @given(nodes(), container_policies, st.booleans())
-def test_only_dead_containers_that_may_go_do(node: NodeSnapshot, policy: ContainerGCPolicy, evict: bool) -> None:
+def test_only_removable_dead_containers_are_removed(node: NodeSnapshot, policy: ContainerGCPolicy, evict: bool) -> None:
     plan = plan_container_gc(node, policy, evict_non_deleted_pods=evict)
     gone = set(removed(plan))
     for each in node.containers:
@@ -468,7 +470,7 @@ def test_only_dead_containers_that_may_go_do(node: NodeSnapshot, policy: Contain
 
 @EXAMPLES
 @given(nodes(), container_policies)
-def test_limits_on_containers_hold_afterwards(node: NodeSnapshot, policy: ContainerGCPolicy) -> None:
+def test_container_limits_are_met_after_the_removals(node: NodeSnapshot, policy: ContainerGCPolicy) -> None:
     plan = plan_container_gc(node, policy)
     left = [each for each in plan.decisions if each.reason.code.value == "within-limits"]
     if policy.max_containers >= 0:
@@ -479,7 +481,7 @@ def test_limits_on_containers_hold_afterwards(node: NodeSnapshot, policy: Contai
 
 @EXAMPLES
 @given(nodes(), st.sampled_from([0.0, 300.0, 5000.0]))
-def test_a_gone_pod_has_nothing_alive(node: NodeSnapshot, grace_s: float) -> None:
+def test_deleted_pod_has_nothing_running(node: NodeSnapshot, grace_s: float) -> None:
     statuses = check_pods(node, grace_s)
     for uid, status in statuses.items():
         mine = [each for each in node.containers if each.pod_uid == uid]
@@ -495,7 +497,7 @@ def test_a_gone_pod_has_nothing_alive(node: NodeSnapshot, grace_s: float) -> Non
 
 @EXAMPLES
 @given(nodes(), policies())
-def test_directories_go_only_with_all_of_their_pod(node: NodeSnapshot, policy: GCPolicy) -> None:
+def test_log_directory_is_removed_only_with_all_of_its_pod(node: NodeSnapshot, policy: GCPolicy) -> None:
     made = plan_all(node, policy)
     gone = {each.id for each in made.removals}
     for directory in node.pod_log_directories:
@@ -513,7 +515,7 @@ def test_directories_go_only_with_all_of_their_pod(node: NodeSnapshot, policy: G
     st.integers(1, 10**9),
     st.floats(0, 1),
 )
-def test_predicted_shortfall_is_what_is_measured_after_the_run(
+def test_predicted_shortfall_equals_the_measured_one(
     scope: Scope, node: NodeSnapshot, policy: GCPolicy, capacity_bytes: int, available: float
 ) -> None:
     """For any capacity: no byte of rounding between the plan and the reading that a run is judged by."""

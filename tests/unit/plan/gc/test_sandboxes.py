@@ -41,17 +41,17 @@ def test_one_sandbox(change: dict[str, Any], code: str) -> None:
     assert plan.decisions[0].reason.sentence
 
 
-def test_a_container_in_any_state_keeps_it() -> None:
+def test_sandbox_with_a_container_in_any_state_is_kept() -> None:
     plan = plan_for(fields={"sandboxes": (sandbox(),), "containers": (container("c"),)})
     assert decided(plan, "sb-web").reason.sentence == "still has 1 container(s)"
 
 
-def test_but_not_one_that_goes_before() -> None:
+def test_sandbox_whose_containers_are_removed_before_is_removed() -> None:
     fields = {"sandboxes": (sandbox(),), "containers": (container("c"),)}
     assert removed(plan_for(fields=fields, removed_containers=frozenset({"c"}))) == ["sb-web"]
 
 
-def test_the_newest_of_a_pod_is_spared_ready_or_not() -> None:
+def test_newest_sandbox_of_a_pod_is_kept_ready_or_not() -> None:
     sandboxes = (
         sandbox(sandbox_id="old", created_s=900),
         sandbox(sandbox_id="mid", created_s=800),
@@ -67,33 +67,33 @@ def test_the_newest_of_a_pod_is_spared_ready_or_not() -> None:
     assert removed(plan_for(fields=BESIDE | {"sandboxes": ready})) == ["old", "mid"]
 
 
-def test_an_older_ready_one_does_not_make_the_newest_go() -> None:
+def test_older_ready_sandbox_does_not_supersede_the_newest() -> None:
     sandboxes = (sandbox(sandbox_id="old", ready=True, created_s=900), sandbox(sandbox_id="new", created_s=800))
     assert codes(plan_for(fields={"sandboxes": sandboxes})) == {"old": "sandbox-ready", "new": "newest-of-pod"}
 
 
-def test_one_of_unknown_creation_does_not_count_as_newer() -> None:
+def test_sandbox_without_creation_time_does_not_count_as_newer() -> None:
     sandboxes = (sandbox(sandbox_id="known"), sandbox(sandbox_id="unknown", created_s=None))
     assert codes(plan_for(fields={"sandboxes": sandboxes})) == {"known": "newest-of-pod", "unknown": "age-unknown"}
 
 
-def test_finished_pods_lose_theirs_only_when_space_is_wanted() -> None:
+def test_sandboxes_of_finished_pods_are_removed_only_when_disk_space_is_needed() -> None:
     fields = {"sandboxes": (sandbox(),), "live_pod_uids": frozenset({"uid-web"})}
     assert codes(plan_for(fields=fields)) == {"sb-web": "newest-of-pod"}
     assert codes(plan_for(fields=fields, evict_non_deleted_pods=True)) == {"sb-web": "pod-finished"}
 
 
-def test_what_failed_is_failed() -> None:
+def test_failed_item_is_excluded() -> None:
     plan = plan_for(fields={"sandboxes": (sandbox(),)}, failed={"sb-web": "stop failed"})
     assert decided(plan, "sb-web").verdict.value == "failed"
 
 
-def test_unlabelled_ones_can_be_included() -> None:
+def test_unlabelled_sandboxes_can_be_included() -> None:
     plan = plan_for(SandboxGCPolicy(include_unlabelled=True), fields={"sandboxes": (sandbox(labelled=False),)})
     assert removed(plan) == ["sb-web"]
 
 
-def test_one_without_pod_is_the_newest_of_its_own() -> None:
+def test_sandbox_without_pod_is_its_own_newest() -> None:
     lone = replace(sandbox(labelled=False), uid="", name="")
     plan = plan_for(SandboxGCPolicy(include_unlabelled=True), fields={"sandboxes": (lone,)})
     assert codes(plan) == {"sb-web": "newest-of-pod"}

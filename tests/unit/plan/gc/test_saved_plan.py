@@ -136,7 +136,7 @@ FORGERIES: dict[str, Callable[[dict[str, Any]], None]] = {
 
 
 @pytest.mark.parametrize("name", FORGERIES)
-def test_forged_plan_with_a_fitting_id_is_refused(name: str) -> None:
+def test_forged_plan_with_a_matching_id_is_rejected(name: str) -> None:
     text = forge(save(node()), FORGERIES[name])
     assert parse_plan(text).id, "valid but for its signature"
     with pytest.raises(ValueError, match=r"the signature does not match this node's plan key.*make a new plan"):

@@ -15,7 +15,7 @@ PIECES = [
 ]
 
 
-def test_shares_add_up_to_what_is_used() -> None:
+def test_shares_add_up_to_the_used_bytes() -> None:
     fs = filesystem(60)
     seen = snapshot(
         (image("a", "r/a:1"), used(1)),
@@ -54,7 +54,7 @@ def test_shares_add_up_to_what_is_used() -> None:
     assert {share.part for share in found.shares if not share.exact} == {Part.POD_VOLUMES}
 
 
-def test_sizes_that_are_upper_bounds_are_marked_and_never_exceed_what_is_left() -> None:
+def test_upper_bound_sizes_are_marked_and_the_remainder_is_not_negative() -> None:
     fs = filesystem(10)
     seen = snapshot((image("a", "r/a:1", size_mib=900), used(1)), image_filesystem=fs)
     found = break_down(seen, fs, MeasuredUsage())
@@ -62,7 +62,7 @@ def test_sizes_that_are_upper_bounds_are_marked_and_never_exceed_what_is_left() 
     assert {share.part: share.size_bytes for share in found.shares}[Part.OTHER] == 0
 
 
-def test_images_stand_on_what_they_share() -> None:
+def test_images_are_grouped_by_common_layers() -> None:
     pieces = [piece(name, size) for name, size in (("l1", 10), ("l2", 20), ("l3", 5), ("a", 1), ("b", 2), ("x", 9))]
     held = {
         "base": ["l2", "l1"],

@@ -160,7 +160,7 @@ DEAD = {"containers": (container("c"),), "sandboxes": (sandbox(),)}
         ),
     ],
 )
-def test_gone(fields: dict[str, Any], gone: bool, how: str) -> None:
+def test_deleted(fields: dict[str, Any], gone: bool, how: str) -> None:
     status = check_pods(snapshot(**(DEAD | fields)), GRACE_S)["uid-web"]
     assert status.deleted is gone
     assert how in status.how
@@ -184,7 +184,7 @@ def test_an_unlabelled_container_belongs_to_the_pod_of_its_sandbox() -> None:
     assert not statuses["uid-web"].deleted
 
 
-def test_what_belongs_to_no_pod_is_passed_over() -> None:
+def test_container_without_pod_is_ignored() -> None:
     lone = container("c", labelled=False, sandbox_id="")
     nameless = replace(sandbox(), uid="")
     assert check_pods(snapshot(containers=(lone,), sandboxes=(nameless,)), GRACE_S) == {}
@@ -206,7 +206,9 @@ def test_a_running_attempt_keeps_the_dead_ones() -> None:
         pytest.param({"role": Role.BESIDE_KUBELET}, False, id="beside-a-kubelet"),
     ],
 )
-def test_evicted_pod_is_gone_without_grace_once_nothing_of_it_runs(fields: dict[str, Any], gone: bool) -> None:
+def test_evicted_pod_is_deleted_without_grace_period_once_nothing_is_running(
+    fields: dict[str, Any], gone: bool
+) -> None:
     found = snapshot(**{**DEAD, **fields})
     (uid,) = check_pods(found, GRACE_S)
     status = check_pods(found, GRACE_S, frozenset({uid}))[uid]

@@ -48,7 +48,7 @@ def kept(facts: PodFacts, **policy: Any) -> str | None:
 # ---- from the runtime alone ----
 
 
-def test_an_ordinary_pod_of_a_node_without_a_kubelet_may_go() -> None:
+def test_ordinary_pod_of_a_standalone_node_is_evictable() -> None:
     facts = merged(runtime_pod(traits(999)))
     assert facts.priority == Fact(0, A)
     assert facts.static == Fact(value=False, source=C)
@@ -62,7 +62,7 @@ def test_an_ordinary_pod_of_a_node_without_a_kubelet_may_go() -> None:
     assert kept(facts) is None
 
 
-def test_a_pod_made_by_hand_may_go_too() -> None:
+def test_pod_created_by_hand_is_evictable() -> None:
     facts = merged(runtime_pod(traits(0), annotations={}, cgroup_parent="", container_annotations={}))
     assert facts.static == Fact(value=False, source=A)
     assert facts.memory_request_bytes == Fact(0, A)
@@ -71,7 +71,7 @@ def test_a_pod_made_by_hand_may_go_too() -> None:
     assert kept(facts) is None
 
 
-def test_beside_a_kubelet_the_runtime_alone_is_not_enough() -> None:
+def test_facts_from_cri_alone_keep_the_pod_beside_a_kubelet() -> None:
     facts = merged(runtime_pod(traits(999)), assume=False)
     assert facts.priority == UNKNOWN
     assert facts.ephemeral_request_bytes == UNKNOWN
@@ -99,7 +99,7 @@ def test_beside_a_kubelet_the_runtime_alone_is_not_enough() -> None:
         pytest.param({"ready": False}, "pod-not-active", id="its sandbox ends"),
     ],
 )
-def test_doubtful_pods_are_kept(pod: dict[str, Any], rule: str) -> None:
+def test_pods_with_unknown_facts_are_kept(pod: dict[str, Any], rule: str) -> None:
     assert kept(merged(runtime_pod(traits(999), **pod))) == rule
 
 
@@ -116,7 +116,7 @@ def test_doubtful_pods_are_kept(pod: dict[str, Any], rule: str) -> None:
         ((), "burstable", "facts-missing"),
     ],
 )
-def test_scores_keep_what_they_do_not_clear(containers: tuple[Any, ...], qos: str, rule: str | None) -> None:
+def test_unknown_score_keeps_the_pod(containers: tuple[Any, ...], qos: str, rule: str | None) -> None:
     assert kept(merged(runtime_pod(*containers, qos=qos))) == rule
 
 
@@ -132,7 +132,7 @@ def test_the_annotation_is_the_priority(text: str, priority: int) -> None:
     assert merged(pod, kubelet=[spec(priority=7)]).priority == Fact(7, K)
 
 
-def test_a_request_is_the_sum_of_what_runs() -> None:
+def test_request_is_the_sum_over_running_containers() -> None:
     facts = merged(runtime_pod(traits(900, 100), traits(0, 50)))
     assert facts.memory_request_bytes == Fact(150 * MIB, I)
     assert [(each.name, each.memory_request_bytes) for each in facts.containers] == [
@@ -141,11 +141,11 @@ def test_a_request_is_the_sum_of_what_runs() -> None:
     ]
 
 
-def test_what_the_cgroup_guarantees_is_exact() -> None:
+def test_memory_min_of_the_cgroup_is_the_exact_request() -> None:
     assert merged(runtime_pod(traits(900), memory_min=77)).memory_request_bytes == Fact(77 * MIB, FactSource.CGROUP)
 
 
-def test_of_several_graces_the_longest_counts() -> None:
+def test_longest_termination_grace_period_counts() -> None:
     pod = runtime_pod(traits(), traits())
     longer = replace(pod.containers[0], annotations={"io.kubernetes.pod.terminationGracePeriod": "90"})
     senseless = replace(pod.containers[1], annotations={"io.kubernetes.pod.terminationGracePeriod": "-1"})
@@ -200,7 +200,7 @@ def test_the_kubelets_facts_come_first() -> None:
         pytest.param({}, {"uid": "other"}, "not in the kubelet's list", id="not listed"),
     ],
 )
-def test_what_the_kubelet_and_the_runtime_disagree_on_keeps_the_pod(
+def test_contradiction_between_kubelet_and_runtime_keeps_the_pod(
     pod: dict[str, Any], listed: dict[str, Any], contradiction: str
 ) -> None:
     facts = merged(runtime_pod(traits(999), **pod), kubelet=[spec(**{"priority": 0, **listed})])
@@ -217,7 +217,7 @@ def test_a_uid_listed_twice_is_contradictory() -> None:
     assert kept(merged(runtime_pod(traits()), kubelet=[spec(priority=0), spec(priority=0)])) == "facts-contradictory"
 
 
-def test_a_list_out_of_date_still_tells_of_the_pods_in_it() -> None:
+def test_outdated_list_still_has_the_facts_of_its_pods() -> None:
     old = [spec(priority=3)]
     assert merged(runtime_pod(traits()), kubelet=old, complete=False, assume=False).priority == Fact(3, K)
     unlisted = merged(runtime_pod(traits(), uid="new"), kubelet=old, complete=False, assume=False)
@@ -233,7 +233,7 @@ def test_a_list_out_of_date_still_tells_of_the_pods_in_it() -> None:
         ({"phase": "Running"}, PodLifecycle.ACTIVE),
     ],
 )
-def test_the_kubelet_tells_how_far_a_pod_has_come(listed: dict[str, Any], lifecycle: PodLifecycle) -> None:
+def test_lifecycle_is_from_the_kubelet(listed: dict[str, Any], lifecycle: PodLifecycle) -> None:
     assert merged(runtime_pod(traits()), kubelet=[spec(**listed)]).lifecycle is lifecycle
 
 
@@ -286,13 +286,13 @@ def test_a_manifest_makes_a_pod_static(annotations: dict[str, str], name: str) -
     assert kept(facts) == "static-pod"
 
 
-def test_a_pod_of_the_api_server_is_no_static_pod_whatever_its_name() -> None:
+def test_pod_from_the_api_server_is_not_static_by_its_name() -> None:
     facts = merged(runtime_pod(traits(), name="etcd-node-1"), manifests=[spec("etcd", annotations={}, priority=5)])
     assert facts.static == Fact(value=False, source=C)
     assert facts.priority == Fact(0, A)
 
 
-def test_a_source_that_nobody_knows_is_doubt_whoever_tells_it() -> None:
+def test_unknown_config_source_is_a_contradiction() -> None:
     strange = {"kubernetes.io/config.source": "?"}
     for facts in (
         merged(runtime_pod(traits()), kubelet=[spec("web", annotations=strange)]),
@@ -327,7 +327,7 @@ def grouped(sandboxes: list[Sandbox], containers: list[Container]) -> Any:
     return group_pods(sandboxes, containers, cgroup_parents={}, traits={}, memory_min_bytes={})
 
 
-def test_only_pods_with_something_up_are_told() -> None:
+def test_only_active_pods_are_returned() -> None:
     exited = container("c", "down", state=ContainerState.EXITED)
     assert grouped([sandbox("down", ready=False)], [exited]) == ()
     for state in (ContainerState.RUNNING, ContainerState.UNKNOWN):
@@ -337,7 +337,7 @@ def test_only_pods_with_something_up_are_told() -> None:
     assert pod.sandbox_ids == ("up",)
 
 
-def test_the_newest_ready_sandbox_stands_for_the_pod() -> None:
+def test_main_sandbox_is_the_newest_ready_one() -> None:
     (pod,) = grouped([sandbox("old", ready=False, created_s=10), sandbox("up", created_s=99)], [])
     assert (pod.sandbox.id, pod.contradictions) == ("up", ())
     (pod,) = grouped([sandbox("older", created_s=99), sandbox("newer", created_s=1)], [])
@@ -345,7 +345,7 @@ def test_the_newest_ready_sandbox_stands_for_the_pod() -> None:
     assert pod.contradictions == ("more than one ready sandbox",)
 
 
-def test_a_pod_without_uid_goes_by_its_sandbox_and_is_kept() -> None:
+def test_pod_without_uid_has_its_sandbox_id_and_is_kept() -> None:
     (pod,) = grouped([sandbox("s", uid="")], [])
     assert (pod.uid, pod.contradictions) == ("s", ("sandbox has no pod UID",))
 
@@ -358,14 +358,14 @@ def test_a_container_labelled_as_anothers_makes_both_contradictory() -> None:
     assert "its label has pod u2" in first.contradictions[0]
 
 
-def test_containers_without_a_listed_sandbox_are_nobodys() -> None:
+def test_container_without_a_listed_sandbox_is_ignored() -> None:
     assert grouped([], [container("c", "gone")]) == ()
 
 
 # ---- for a shutdown ----
 
 
-def test_a_shutdown_is_told_who_says_so() -> None:
+def test_shutdown_pod_has_the_sources_of_its_facts() -> None:
     pod = runtime_pod(traits(), traits(), labels={"app": "web"}, annotations={**API, "nodeagent.dev/priority": "5"})
     (told,) = shutdown_pods([merged(pod)], [pod])
     assert (told.priority, told.priority_source) == (5, "annotation nodeagent.dev/priority")
@@ -374,20 +374,20 @@ def test_a_shutdown_is_told_who_says_so() -> None:
     assert told.termination_grace_s == 30
 
 
-def test_an_assumed_priority_is_told_as_unknown() -> None:
+def test_assumed_priority_is_unknown_to_the_shutdown() -> None:
     pod = runtime_pod(traits())
     (told,) = shutdown_pods([merged(pod)], [pod])
     assert (told.priority, told.priority_source) == (None, "")
 
 
-def test_the_kubelets_word_and_labels_go_with_it() -> None:
+def test_shutdown_pod_has_the_kubelets_facts_and_labels() -> None:
     pod = runtime_pod(traits(), labels={"app": "old"})
     listed = [spec(priority=9, labels={"app": "new"})]
     (told,) = shutdown_pods([merged(pod, kubelet=listed)], [pod], SpecIndex(listed))
     assert (told.priority, told.priority_source, told.labels) == (9, "kubelet /pods", {"app": "new"})
 
 
-def test_static_and_critical_are_told_with_their_source() -> None:
+def test_static_and_critical_have_their_source() -> None:
     pod = runtime_pod(traits(-997), annotations=FILE)
     (told,) = shutdown_pods([merged(pod)], [pod])
     assert (told.static_source, told.node_critical_source) == (
@@ -483,7 +483,7 @@ def test_every_fact_has_its_source(pod: Any, kubelet: Any, manifests: Any, assum
 
 @MANY
 @given(pod=runtime_pods(), listed=specs(), manifests=st.lists(specs(), max_size=1), assume=st.booleans())
-def test_what_the_kubelet_tells_counts(pod: Any, listed: PodSpec, manifests: Any, assume: bool) -> None:
+def test_facts_of_the_kubelet_have_precedence(pod: Any, listed: PodSpec, manifests: Any, assume: bool) -> None:
     facts = merged(pod, kubelet=[listed], manifests=manifests, assume=assume)
     if listed.priority is not None:
         assert facts.priority == Fact(listed.priority, K)
@@ -496,7 +496,7 @@ def test_what_the_kubelet_tells_counts(pod: Any, listed: PodSpec, manifests: Any
 
 @MANY
 @given(pod=runtime_pods(), kubelet=LISTS, manifests=st.lists(specs(), max_size=1), assume=st.booleans())
-def test_doubt_keeps_a_pod(pod: Any, kubelet: Any, manifests: Any, assume: bool) -> None:
+def test_contradiction_or_unknown_fact_keeps_the_pod(pod: Any, kubelet: Any, manifests: Any, assume: bool) -> None:
     facts = merged(pod, kubelet=kubelet, manifests=manifests, assume=assume)
     if facts.contradictions or facts.lifecycle is not PodLifecycle.ACTIVE:
         assert kept(facts) is not None
@@ -514,7 +514,7 @@ def test_doubt_keeps_a_pod(pod: Any, kubelet: Any, manifests: Any, assume: bool)
 
 @MANY
 @given(pod=runtime_pods(), kubelet=LISTS, manifests=st.lists(specs(), max_size=1))
-def test_assuming_only_fills_gaps(pod: Any, kubelet: Any, manifests: Any) -> None:
+def test_assumptions_only_replace_unknown_facts(pod: Any, kubelet: Any, manifests: Any) -> None:
     without = merged(pod, kubelet=kubelet, manifests=manifests, assume=False)
     with_ = merged(pod, kubelet=kubelet, manifests=manifests, assume=True)
     annotated = "nodeagent.dev/priority" in pod.sandbox.annotations  # which counts only where nobody knows better
@@ -524,7 +524,7 @@ def test_assuming_only_fills_gaps(pod: Any, kubelet: Any, manifests: Any) -> Non
             assert told(with_)[name] == fact
 
 
-def test_order_does_not_matter_and_uids_do() -> None:
+def test_input_order_does_not_change_the_facts() -> None:
     pods = [runtime_pod(traits(), uid=uid) for uid in ("b", "a", "c")]
     specs_ = SpecIndex()
     first = merge_facts(pods, specs_, {}, memory_capacity_bytes=None, assume=True)
@@ -532,7 +532,7 @@ def test_order_does_not_matter_and_uids_do() -> None:
     assert first == merge_facts(pods[::-1], specs_, {}, memory_capacity_bytes=None, assume=True)
 
 
-def test_a_reading_of_nothing_is_no_usage() -> None:
+def test_empty_reading_has_no_usage() -> None:
     assert merged(runtime_pod(traits()), reading=PodReading()).usage is None
     usage = merged(runtime_pod(traits()), reading=PodReading(pids=3, logs=Footprint(1, 2))).usage
     assert usage is not None

@@ -42,7 +42,7 @@ SLICED = UID.replace("-", "_")
         ("", None, ""),
     ],
 )
-def test_a_cgroup_tells_class_and_uid(parent: str, qos: QosClass | None, uid: str) -> None:
+def test_cgroup_has_qos_class_and_uid(parent: str, qos: QosClass | None, uid: str) -> None:
     assert qos_of_cgroup(parent) == (qos, uid)
 
 
@@ -50,7 +50,7 @@ def test_a_cgroup_tells_class_and_uid(parent: str, qos: QosClass | None, uid: st
     ("scores", "qos"),
     [([1000], E), ([1000, 1000], E), ([999, 3], B), ([1000, 999], None), ([-997], None), ([0], None), ([], None)],
 )
-def test_without_a_cgroup_scores_tell_the_class(scores: list[int], qos: QosClass | None) -> None:
+def test_qos_class_is_inferred_from_scores_without_a_cgroup(scores: list[int], qos: QosClass | None) -> None:
     pod = runtime_pod(*map(traits, scores), cgroup_parent="")
     assert infer_qos(pod) == (UNKNOWN if qos is None else Fact(qos, FactSource.INFERRED))
 
@@ -72,7 +72,7 @@ def test_without_a_cgroup_scores_tell_the_class(scores: list[int], qos: QosClass
         (None, 0, B, None),
     ],
 )
-def test_critical_is_what_is_shielded_beyond_its_class(
+def test_score_below_that_of_the_class_is_critical(
     score: int | None, limit: float | None, qos: QosClass | None, critical: bool | None
 ) -> None:
     found = infer_critical(runtime_pod(traits(score, limit)), qos)
@@ -80,7 +80,7 @@ def test_critical_is_what_is_shielded_beyond_its_class(
     assert found.source is (FactSource.MISSING if critical is None else FactSource.INFERRED)
 
 
-def test_one_unread_container_leaves_it_open_and_one_shielded_settles_it() -> None:
+def test_unread_container_leaves_critical_unknown_unless_another_is_critical() -> None:
     assert infer_critical(runtime_pod(traits(999), None), B) == UNKNOWN
     assert infer_critical(runtime_pod(traits(-997), None), B).value is True
     assert infer_critical(runtime_pod(), B) == UNKNOWN
@@ -111,7 +111,7 @@ def test_requests(
 
 
 @given(request=st.integers(0, 1 << 45), capacity=st.integers(1 << 28, 1 << 45))
-def test_a_burstable_request_comes_back_within_a_thousandth_and_never_too_low(request: int, capacity: int) -> None:
+def test_burstable_request_is_inferred_within_a_thousandth_and_never_too_low(request: int, capacity: int) -> None:
     request = min(request, capacity)
     score = min(999, max(3, 1000 - 1000 * request // capacity))
     found = infer_request(traits(score), B, capacity, assume=False).value
@@ -121,12 +121,12 @@ def test_a_burstable_request_comes_back_within_a_thousandth_and_never_too_low(re
     assert abs(found - request) <= 2 * capacity // 1000 + 1
 
 
-def test_without_the_nodes_memory_a_score_tells_nothing() -> None:
+def test_request_is_unknown_without_the_nodes_memory() -> None:
     assert infer_request(traits(900), B, None, assume=True) == UNKNOWN
     assert infer_request(None, B, CAPACITY_BYTES, assume=True) == UNKNOWN
 
 
-def test_a_sum_is_as_good_as_its_weakest_part() -> None:
+def test_sum_has_the_weakest_source() -> None:
     sure, guess = Fact(5, FactSource.INFERRED), Fact(0, FactSource.ASSUMED)
     assert sum_requests([sure, sure]) == Fact(10, FactSource.INFERRED)
     assert sum_requests([sure, guess]) == Fact(5, FactSource.ASSUMED)
@@ -145,6 +145,6 @@ def test_a_sum_is_as_good_as_its_weakest_part() -> None:
         (999, B, "another", [f"cgroup has pod {UID}"]),
     ],
 )
-def test_what_does_not_fit_together_is_told(score: int, qos: QosClass, uid: str, found: list[str]) -> None:
+def test_contradictions_are_reported(score: int, qos: QosClass, uid: str, found: list[str]) -> None:
     pod = runtime_pod(traits(score), uid=uid, cgroup_parent=f"/kubepods/burstable/pod{UID}")
     assert inconsistencies(pod, qos) == found
