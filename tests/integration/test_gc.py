@@ -131,10 +131,10 @@ def test_imagefs_full_of_images_in_use_ends_short_with_breakdown_and_history(wor
     for image in worn.pods.list_images():
         if not in_use & set(image.tags):
             worn.pods.remove_image(image.id)
-    reclaim.poll("only images in use are left", lambda: tags(worn) >= in_use and len(tags(worn)) < 8, timeout_s=30)
+    reclaim.poll("only images in use remain", lambda: tags(worn) >= in_use and len(tags(worn)) < 8, timeout_s=30)
     usage = os.statvfs(worn.containerd.root)
     worn.containerd.fill(usage.f_blocks * usage.f_frsize * 9 // 100)
-    left = tags(worn)
+    remaining = tags(worn)
     assert worn.used_percent >= 90
 
     dry = gc(worn, "images", "--dry-run", code=3)
@@ -152,14 +152,14 @@ def test_imagefs_full_of_images_in_use_ends_short_with_breakdown_and_history(wor
     shown = nodeagent(worn, "gc", "images", "--yes", code=3)
     assert "images in use" in shown
     assert "shortfall: imagefs is still" in shown
-    told = json.loads(nodeagent(worn, "history", "--output", "json"))["passes"]
-    assert [(each["trigger"], each["end"], each["actions"]) for each in told] == [("command", "shortfall", [])] * 2
+    passes = json.loads(nodeagent(worn, "history", "--output", "json"))["passes"]
+    assert [(each["trigger"], each["end"], each["actions"]) for each in passes] == [("command", "shortfall", [])] * 2
 
     nodeagent(worn, "run", "--once", "--dry-run", code=3)
     assert {each.id for each in worn.gone} <= {each.id for each in worn.pods.list_containers()}
     nodeagent(worn, "run", "--once", code=3)
     assert tags(worn) >= {USED_RUNNING, USED_DEAD, worn.containerd.sandbox_image}
-    assert left - tags(worn) <= {USED_GONE}
+    assert remaining - tags(worn) <= {USED_GONE}
 
 
 def test_dead_containers_sandboxes_and_logs(worn: WornNode) -> None:
@@ -170,12 +170,12 @@ def test_dead_containers_sandboxes_and_logs(worn: WornNode) -> None:
     report = gc(worn, "containers", "--yes")
     assert removed(report) == to_remove(preview)
 
-    left = {each.id: each.state for each in worn.pods.list_containers()}
-    assert newest.id in left
-    assert not {each.id for each in worn.crashed[:-1]} & left.keys()
-    assert not {each.id for each in worn.gone} & left.keys()
+    remaining = {each.id: each.state for each in worn.pods.list_containers()}
+    assert newest.id in remaining
+    assert not {each.id for each in worn.crashed[:-1]} & remaining.keys()
+    assert not {each.id for each in worn.gone} & remaining.keys()
     assert worn.running is not None
-    assert left[worn.running.id] == "RUNNING"
+    assert remaining[worn.running.id] == "RUNNING"
     assert newest.log_file is not None
     assert "attempt 3" in newest.log_file.read_text()
     assert [each.log_file for each in worn.crashed if each.log_file and each.log_file.exists()] == [newest.log_file]
@@ -222,11 +222,11 @@ def test_a_restart_of_the_runtime_in_mid_pass_ends_it_and_the_next_pass_finishes
         settings = load_settings(worn.config, {"image_gc.minimum_age": worn.minimum_age})
         async with open_agent(settings, record=True, dry_run=False) as agent:
             preview = await agent.collector.preview(Scope.IMAGES)
-            seen: list[str] = []
+            removed_ids: list[str] = []
 
             def stop_after_the_first(result: Result) -> None:
-                seen.append(result.decision.id)
-                if len(seen) == 1:
+                removed_ids.append(result.decision.id)
+                if len(removed_ids) == 1:
                     worn.containerd.stop()
 
             report = await agent.run(preview, trigger="test", stop=asyncio.Event(), on_result=stop_after_the_first)
@@ -241,8 +241,8 @@ def test_a_restart_of_the_runtime_in_mid_pass_ends_it_and_the_next_pass_finishes
             await asyncio.to_thread(worn.containerd.start)
         async with open_agent(settings, record=True, dry_run=False) as agent:
             again = await agent.collector.preview(Scope.IMAGES)
-            left = {each.decision.id for each in report.results if each.outcome is not Outcome.DONE}
-            assert {each.id for each in again.removals} <= left
+            remaining = {each.decision.id for each in report.results if each.outcome is not Outcome.DONE}
+            assert {each.id for each in again.removals} <= remaining
             report = await agent.run(again, trigger="test", stop=asyncio.Event())
             assert report.failed == ()
         assert {KEPT, PINNED, USED_RUNNING, USED_DEAD, worn.containerd.sandbox_image} <= tags(worn)
@@ -332,10 +332,10 @@ def test_full_state_directory_disables_only_the_recording_until_it_recovers(worn
         report = gc(worn, "images", "--yes")
         assert report["end"] == "complete"
         assert any("continuing in memory" in warning for warning in report["warnings"]), report["warnings"]
-        gone = before - tags(worn)
-        assert gone
+        removed = before - tags(worn)
+        assert removed
         with daemon(worn, log):
-            reclaim.poll("the daemon says so", lambda: bool(events(log, "store_degraded")), timeout_s=30)
+            reclaim.poll("the degraded store is logged", lambda: bool(events(log, "store_degraded")), timeout_s=30)
             (state / "full").unlink()
             reclaim.poll("it recovers by itself", lambda: bool(events(log, "store_recovered")), timeout_s=30)
         assert len(events(log, "store_degraded")) == 1
@@ -388,7 +388,7 @@ def test_a_switch_to_active_removes_nothing_before_the_grace_period_is_over(worn
         process.send_signal(signal.SIGHUP)
         reclaim.poll("it waits", lambda: bool(events(log, "reload_grace_started")), timeout_s=30)
         passes = len(events(log, "pass_finished"))
-        reclaim.poll("it goes on in a dry run", lambda: len(events(log, "pass_finished")) > passes + 4, timeout_s=60)
+        reclaim.poll("the dry run continues", lambda: len(events(log, "pass_finished")) > passes + 4, timeout_s=60)
         assert (tags(worn), {each.id for each in worn.pods.list_containers()}) == before
         assert events(log, "removal") == []
         configure(worn, 'reload_grace = "1h"', 'reload_grace = "1s"')

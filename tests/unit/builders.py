@@ -1,6 +1,6 @@
-"""Shared builders: small words for snapshots, so that a test says only what it is about.
+"""Shared builders for snapshots, so that a test contains only the facts it depends on.
 
-Sizes are in MiB and times in seconds before ``NOW`` unless a name says otherwise.
+Sizes are in MiB and times in seconds before ``NOW`` unless the name has another unit.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def image(
 
 
 def used(last_s: float | None = None, *, seen_s: float = DAY_S) -> ImageUsage:
-    """Return a memory of an image first seen and last used so many seconds ago."""
+    """Return the recorded use of an image first detected and last used that many seconds ago."""
     return ImageUsage(ago(seen_s), None if last_s is None else ago(last_s))
 
 
@@ -159,18 +159,18 @@ def piece(key: str, size_mib: int = 1, *, inodes: int = 1, references: Sequence[
     return StoredPiece(key, PieceKind.SNAPSHOT, size_mib * MIB, inodes, tuple(references))
 
 
-def graph(pieces: Iterable[StoredPiece], held: Mapping[str, Sequence[str]]) -> StorageGraph:
+def graph(pieces: Iterable[StoredPiece], references: Mapping[str, Sequence[str]]) -> StorageGraph:
     """Return a storage graph from image ids to keys of pieces."""
     listed = tuple(pieces)
     at = {each.key: index for index, each in enumerate(listed)}
-    return StorageGraph(listed, {image_id: tuple(at[key] for key in keys) for image_id, keys in held.items()})
+    return StorageGraph(listed, {image_id: tuple(at[key] for key in keys) for image_id, keys in references.items()})
 
 
 def snapshot(
     *images: Image | tuple[Image, ImageUsage],
     **fields: Any,
 ) -> NodeSnapshot:
-    """Return a node booted ten days ago; an image without usage was first seen a day ago and never used.
+    """Return a node booted ten days ago; an image without usage was first detected a day ago and never used.
 
     The use of images has been observed for ten years.
     """

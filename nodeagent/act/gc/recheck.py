@@ -1,4 +1,4 @@
-"""Runtime state for the guards, read anew before each removal."""
+"""Runtime state for the guards, read again before each removal."""
 
 from __future__ import annotations
 

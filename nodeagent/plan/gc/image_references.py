@@ -142,9 +142,9 @@ class _Multimap:
     def __init__(self, entries: Iterable[tuple[str, str]]) -> None:
         self._first: dict[str, str] = {}
         self._more: dict[str, list[str]] = {}
-        settle = self._first.setdefault
+        set_first = self._first.setdefault
         for key, image_id in entries:
-            if settle(key, image_id) != image_id:
+            if set_first(key, image_id) != image_id:
                 self._more.setdefault(key, []).append(image_id)
 
     def get(self, key: str) -> tuple[str, ...]:

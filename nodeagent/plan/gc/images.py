@@ -55,7 +55,7 @@ class ImageGCPolicy:
         minimum_gain_bytes: images known to free less are skipped by the threshold; 0 disables this.
         max_images_per_pass: 0 for no limit.
         max_bytes_per_pass: 0 for no limit. A single larger image is removed if it is the first of the pass, and is
-            then the only one; otherwise it would block collection for ever.
+            then the only one; otherwise it would always block collection.
         protection: images kept at any age.
 
     Source: kubelet ``imageGCHighThresholdPercent``, ``imageGCLowThresholdPercent``, ``imageMinimumGCAge``,
@@ -102,7 +102,7 @@ def plan_image_gc(  # noqa: PLR0913 - inputs of one round of a pass
 
     Differences from the kubelet, each of which keeps more images: the maximum age counts from the latest of last use,
     first detection and begin of the observation of image use (see ``unused_since``), where the kubelet treats an image
-    that was never used as unused for ever; without observation nothing is removed by age; a high threshold of
+    that was never used as unused since the epoch; without observation nothing is removed by age; a high threshold of
     100 disables the threshold, where the kubelet acts at 100%; failed removals do not end the plan. A last use at
     the time of observation does not keep an image, since the snapshot has the images in use; a later one, after the
     clock was set back, does. A first detection in the future counts as now.

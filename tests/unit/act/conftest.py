@@ -40,7 +40,7 @@ POLICY = GCPolicy(containers=ContainerGCPolicy(deleted_pod_grace_s=60.0))
 
 
 class Rig(NamedTuple):
-    """What a test holds."""
+    """A simulated node with the collector on top."""
 
     node: SimNode
     server: SimServer
@@ -51,7 +51,7 @@ class Rig(NamedTuple):
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Opener:
-    """Give what opens a rig: ``async with rig(profile="1.7", policy=..., dry_run=False, deadlines={}, bulk=False)``."""
+    """Return a rig factory: ``async with rig(profile="1.7", policy=..., dry_run=False, deadlines={}, bulk=False)``."""
 
     @asynccontextmanager
     async def opened(

@@ -1,4 +1,4 @@
-"""Whole passes on a simulated node: what is shown is what runs, and nothing goes that came into use."""
+"""Whole passes on a simulated node: removals equal the preview, and images in use since the plan are kept."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ async def test_limits_per_pass_apply_to_all_rounds(rig: Opener) -> None:
 async def test_measurement_ends_the_pass_without_layer_accounting(rig: Opener) -> None:
     async with rig(profile="cri-o") as made:
         first = await made.collector.preview(Scope.IMAGES)
-        assert first.removals == ()  # this runtime does not tell when an image was pulled: all are new
+        assert first.removals == ()  # this runtime reports no pull time, so all images are new
         made.node.advance(600)
         preview = await made.collector.preview(Scope.IMAGES)
         assert preview.plans[0].accounting is Accounting.UPPER_BOUND
@@ -252,8 +252,8 @@ async def test_hold_placed_after_the_plan_keeps_the_image(rig: Opener) -> None:
         now = made.node.clock.now()
         holds.append(Hold("1", victim.name, "why", "me", now, now + timedelta(hours=1)))
         report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
-        held = next(each for each in report.results if each.decision.id == victim.id)
-        assert (held.outcome, "hold 1" in held.detail) == (Outcome.CHANGED, True)
+        result = next(each for each in report.results if each.decision.id == victim.id)
+        assert (result.outcome, "hold 1" in result.detail) == (Outcome.CHANGED, True)
 
 
 async def test_holds_that_cannot_be_read_keep_every_image(rig: Opener) -> None:
@@ -310,7 +310,7 @@ async def test_concurrent_observations_do_not_share_caches(rig: Opener) -> None:
         faults.delay("ContainerStatus", ended, target=slow.id)
         later = asyncio.ensure_future(made.observer.observe(Scope.IMAGES))
         async with asyncio.timeout(20):
-            while mounting.id not in made.observer._details:  # noqa: ASYNC110 - nothing else tells
+            while mounting.id not in made.observer._details:  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0)
         go_on.set()
         await earlier

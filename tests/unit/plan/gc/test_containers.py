@@ -1,4 +1,4 @@
-"""Which dead containers go."""
+"""Container GC: limits, deleted pods and precedence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIVE = (sandbox(ready=True),)
 
 
 def attempts(count: int, name: str = "app", pod: str = "web", start: int = 0) -> tuple[Any, ...]:
-    """Return dead attempts, the highest number being the newest."""
+    """Return dead attempts; the highest number is the newest."""
     return tuple(
         container(f"{name}{n}", name=name, pod=pod, attempt=n, created_s=5000 - 100 * n, finished_s=4000)
         for n in range(start, start + count)
@@ -97,9 +97,9 @@ def test_container_created_in_the_future_is_kept_without_a_minimum_age() -> None
 
 class TestDeletedPods:
     def test_all_are_removed_oldest_first_before_the_limits(self) -> None:
-        containers = (*attempts(2), *attempts(2, "job", pod="gone"))
+        containers = (*attempts(2), *attempts(2, "job", pod="deleted"))
         plan = plan_container_gc(
-            snapshot(containers=containers, sandboxes=(*LIVE, sandbox("gone"))),
+            snapshot(containers=containers, sandboxes=(*LIVE, sandbox("deleted"))),
             ContainerGCPolicy(max_per_pod_container=1),
         )
         assert removed(plan) == ["job0", "job1", "app0"]
@@ -116,7 +116,7 @@ class TestDeletedPods:
         assert "its pod list is not available" in decided(plan, "app1").reason.sentence
 
     def test_their_units_do_not_count_against_the_total(self) -> None:
-        containers = (*attempts(2, "job", pod="gone"), *attempts(2))
+        containers = (*attempts(2, "job", pod="deleted"), *attempts(2))
         plan = plan_container_gc(
             snapshot(containers=containers, sandboxes=LIVE),
             ContainerGCPolicy(max_per_pod_container=-1, max_containers=2),

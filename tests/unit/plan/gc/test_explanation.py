@@ -1,4 +1,4 @@
-"""Explanations agree with the plan, and say when something would go."""
+"""Explanations agree with the plan and have the condition of a removal."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def node(used_percent: int = 50, **fields: object) -> NodeSnapshot:
     )
 
 
-def one(asked: str, seen: NodeSnapshot | None = None, policy: GCPolicy = POLICY) -> Explanation:
-    seen = seen or node()
-    (found,) = explain(seen, policy, plan_all(seen, policy).plans, asked)
+def one(query: str, observed: NodeSnapshot | None = None, policy: GCPolicy = POLICY) -> Explanation:
+    observed = observed or node()
+    (found,) = explain(observed, policy, plan_all(observed, policy).plans, query)
     return found
 
 
@@ -96,8 +96,8 @@ def test_eligibility_by_time_alone_is_a_time() -> None:
     assert young.decision.reason.code is ReasonCode.TOO_YOUNG
     assert young.eligible_at == NOW + timedelta(seconds=90)
     hold = Hold("1", "r.example/a:1", "why", "me", NOW, NOW + timedelta(hours=2))
-    held = one("r.example/a:1", node(95, holds=(hold,)))
-    assert (held.decision.reason.code, held.eligible_at) == (ReasonCode.HELD, hold.until)
+    on_hold = one("r.example/a:1", node(95, holds=(hold,)))
+    assert (on_hold.decision.reason.code, on_hold.eligible_at) == (ReasonCode.HELD, hold.until)
     policy = replace(POLICY, images=ImageGCPolicy(maximum_unused_age_s=5 * DAY_S))
     assert one("r.example/a:1", policy=policy).eligible_at == ago(3 * DAY_S) + timedelta(days=5)
 
@@ -126,9 +126,9 @@ def test_time_of_removal_by_age_counts_from_the_observation() -> None:
 
 
 def test_removal_has_its_number_in_the_next_pass() -> None:
-    going = one("r.example/b:1", node(99))
-    assert going.decision.verdict is Verdict.REMOVE
-    assert going.when == "in the next pass, as number 2 of 2"
+    removal = one("r.example/b:1", node(99))
+    assert removal.decision.verdict is Verdict.REMOVE
+    assert removal.when == "in the next pass, as number 2 of 2"
 
 
 def test_protected_image_has_its_rule() -> None:
@@ -138,10 +138,10 @@ def test_protected_image_has_its_rule() -> None:
     assert kept.when == "not while the rule is in protect.images"
 
 
-@pytest.mark.parametrize("asked", ["web", "shop/web", "uid-web"])
-def test_pod_matches_its_containers_sandboxes_and_logs(asked: str) -> None:
-    seen = node()
-    found = explain(seen, POLICY, plan_all(seen, POLICY).plans, asked)
+@pytest.mark.parametrize("query", ["web", "shop/web", "uid-web"])
+def test_pod_matches_its_containers_sandboxes_and_logs(query: str) -> None:
+    observed = node()
+    found = explain(observed, POLICY, plan_all(observed, POLICY).plans, query)
     assert [each.decision.kind.value for each in found] == [
         "container",
         "container",
@@ -152,16 +152,16 @@ def test_pod_matches_its_containers_sandboxes_and_logs(asked: str) -> None:
     assert all(each.pod is not None and not each.pod.deleted for each in found)
 
 
-@pytest.mark.parametrize("asked", ["dead1", "shop/web/app", "web/app", "app"])
-def test_containers_are_found_by_id_and_by_name(asked: str) -> None:
-    seen = node()
-    found = explain(seen, POLICY, plan_all(seen, POLICY).plans, asked)
+@pytest.mark.parametrize("query", ["dead1", "shop/web/app", "web/app", "app"])
+def test_containers_are_found_by_id_and_by_name(query: str) -> None:
+    observed = node()
+    found = explain(observed, POLICY, plan_all(observed, POLICY).plans, query)
     ids = [each.decision.id for each in found]
-    assert ids == (["dead1"] if asked == "dead1" else ["run", "dead1", "dead2"])
+    assert ids == (["dead1"] if query == "dead1" else ["run", "dead1", "dead2"])
     verdicts = {each.decision.id: each.decision.verdict for each in found}
     assert verdicts["dead1"] is Verdict.REMOVE
 
 
 def test_unknown_item_has_no_explanation() -> None:
-    seen = node()
-    assert explain(seen, POLICY, plan_all(seen, POLICY).plans, "nothing") == ()
+    observed = node()
+    assert explain(observed, POLICY, plan_all(observed, POLICY).plans, "nothing") == ()

@@ -41,8 +41,8 @@ def node(**fields: object) -> NodeSnapshot:
 
 
 def reasons_by_rule() -> list[dict[str, Reason]]:
-    seen = node()
-    context = keep_context(seen, PROTECTION, find_users(seen), failed={"all": "busy"}, only=frozenset({"one"}))
+    observed = node()
+    context = keep_context(observed, PROTECTION, find_users(observed), failed={"all": "busy"}, only=frozenset({"one"}))
     return [dict(rule.find(context)) for rule in KEEP_RULES]
 
 
@@ -63,8 +63,8 @@ def test_reason_code_belongs_to_one_rule() -> None:
 @pytest.mark.parametrize("position", range(len(KEEP_RULES)))
 def test_reason_is_that_of_the_first_rule_that_keeps_the_image(position: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nodeagent.plan.gc.image_keep_rules.KEEP_RULES", KEEP_RULES[position:])
-    seen = node()
-    context = keep_context(seen, PROTECTION, find_users(seen), failed={"all": "busy"}, only=frozenset({"one"}))
+    observed = node()
+    context = keep_context(observed, PROTECTION, find_users(observed), failed={"all": "busy"}, only=frozenset({"one"}))
     assert first_keep_reasons(context)["all"].code.value == PRECEDENCE[position]
     assert first_keep_reasons(context)["one"].code is ReasonCode.USE_UNKNOWN
 
@@ -78,6 +78,6 @@ def test_all_reasons_of_an_image_are_in_order_of_precedence() -> None:
 
 
 def test_image_without_a_keep_reason_is_absent() -> None:
-    seen = snapshot(image("a", "q.io/app:1"))
-    context = keep_context(seen, PROTECTION, find_users(seen), failed={}, only=None)
+    observed = snapshot(image("a", "q.io/app:1"))
+    context = keep_context(observed, PROTECTION, find_users(observed), failed={}, only=None)
     assert first_keep_reasons(context) == {}

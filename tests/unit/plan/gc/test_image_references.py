@@ -92,7 +92,7 @@ def test_repository(reference: str, repository: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reference", "looks"),
+    ("reference", "expected"),
     [
         ("registry.k8s.io/pause:3.9", True),
         ("rancher/mirrored-pause:3.6", True),
@@ -103,5 +103,5 @@ def test_repository(reference: str, repository: str) -> None:
         ("a.b/app:pause", False),
     ],
 )
-def test_named_like_pause(reference: str, looks: bool) -> None:
-    assert is_named_like_pause(reference) is looks
+def test_named_like_pause(reference: str, expected: bool) -> None:
+    assert is_named_like_pause(reference) is expected

@@ -1,4 +1,4 @@
-"""Which images go: one case for each rule, with its boundaries."""
+"""Image GC: one case for each rule, with its boundaries."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def node(*images: object, **fields: object) -> NodeSnapshot:
         pytest.param(160, [], id="84% is below"),
         pytest.param(159, ["a"], id="84.1% counts as 85%"),
         pytest.param(150, ["a"], id="exactly 85%"),
-        pytest.param(149, ["a", "b"], id="51 wanted, 50 each"),
+        pytest.param(149, ["a", "b"], id="target 51, images of 50"),
     ],
 )
 def test_collection_starts_at_the_high_threshold(available_bytes: int, expected: list[str]) -> None:
@@ -64,7 +64,7 @@ def test_collection_starts_at_the_high_threshold(available_bytes: int, expected:
 
 
 @pytest.mark.parametrize(
-    ("capacity", "available", "low", "wanted"),
+    ("capacity", "available", "low", "target"),
     [
         pytest.param(1000, 100, 80, 100, id="to the low threshold"),
         pytest.param(999, 100, 80, 99, id="the target truncates"),
@@ -72,12 +72,12 @@ def test_collection_starts_at_the_high_threshold(available_bytes: int, expected:
         pytest.param(10, 1, 89, 0, id="truncated to nothing"),
     ],
 )
-def test_target_bytes(capacity: int, available: int, low: int, wanted: int) -> None:
+def test_target_bytes(capacity: int, available: int, low: int, target: int) -> None:
     fs = replace(filesystem(), capacity_bytes=capacity, available_bytes=available)
     policy = replace(POLICY, high_threshold_percent=90, low_threshold_percent=low)
     plan = plan_image_gc(node(Image("a", (), (), 10), image_filesystem=fs), policy)
-    assert plan.wanted_bytes == wanted
-    assert bool(plan.removals) == (wanted > 0)
+    assert plan.wanted_bytes == target
+    assert bool(plan.removals) == (target > 0)
 
 
 def test_order_is_least_recently_used_first_never_used_before_all() -> None:
@@ -163,11 +163,11 @@ class TestMaximumAge:
     @pytest.mark.parametrize(
         ("last_s", "seen_s", "expected"),
         [
-            pytest.param(1000, DAY_S, "too-young", id="exactly the maximum stays"),
-            pytest.param(1000.000001, DAY_S, "unused-too-long", id="just more goes, whatever the minimum age"),
+            pytest.param(1000, DAY_S, "too-young", id="exactly the maximum"),
+            pytest.param(1000.000001, DAY_S, "unused-too-long", id="just above the maximum, below the minimum age"),
             pytest.param(None, 1001, "unused-too-long", id="never used counts from first detection"),
             pytest.param(None, 1000, "too-young", id="never used, exactly the maximum"),
-            pytest.param(10, DAY_S, "too-young", id="used lately"),
+            pytest.param(10, DAY_S, "too-young", id="used recently"),
         ],
     )
     def test_boundaries(self, last_s: float | None, seen_s: float, expected: str) -> None:
@@ -230,9 +230,9 @@ class TestMaximumAge:
 
     def test_reason_names_the_observed_time_and_the_pass_warns(self) -> None:
         policy = replace(self.POLICY, maximum_unused_age_s=14 * DAY_S)
-        images = [aged("old", 20 * DAY_S, seen_s=30 * DAY_S), aged("lately", 10)]
+        images = [aged("old", 20 * DAY_S, seen_s=30 * DAY_S), aged("recent", 10)]
         plan = plan_image_gc(node(*images, image_use_observed_since=ago(7200)), policy)
-        assert codes(plan) == {"old": "age-not-observed", "lately": "too-young"}
+        assert codes(plan) == {"old": "age-not-observed", "recent": "too-young"}
         reason = decided(plan, "old").reason
         assert reason.sentence == (
             "unused for 20d, more than the maximum of 14d, but image use has been observed only for 2h"
@@ -370,11 +370,13 @@ class TestSandboxImage:
     @pytest.mark.parametrize(
         ("fields", "expected"),
         [
-            pytest.param({}, "use-unknown", id="nothing tells"),
+            pytest.param({}, "use-unknown", id="sandbox image unknown"),
             pytest.param({"sandboxes_unread": frozenset()}, "all-unused", id="all sandboxes were read"),
-            pytest.param({"sandbox_images": frozenset({"r.io/infra:1"})}, "all-unused", id="the runtime tells"),
-            pytest.param({"sandboxes": (sandbox(image="r.io/infra:1"),)}, "all-unused", id="another sandbox tells"),
-            pytest.param({"sandboxes": (sandbox(),)}, "use-unknown", id="a sandbox that does not tell"),
+            pytest.param({"sandbox_images": frozenset({"r.io/infra:1"})}, "all-unused", id="sandbox image reported"),
+            pytest.param(
+                {"sandboxes": (sandbox(image="r.io/infra:1"),)}, "all-unused", id="image of another sandbox known"
+            ),
+            pytest.param({"sandboxes": (sandbox(),)}, "use-unknown", id="sandbox without image"),
         ],
     )
     def test_unread_sandboxes_keep_everything_unless_their_image_is_known(
@@ -394,7 +396,7 @@ class TestSandboxImage:
 
 
 def test_precedence_of_keep_rules() -> None:
-    """Each image is kept by the rule after which it is named and by every rule below it."""
+    """Each image is kept by the rule in its name and by every later rule."""
     rules = (parse_rule("r.io/*"),)
     policy = ImageGCPolicy(protection=ProtectionPolicy(rules, keep_last_n_tags_per_repository=9))
     images = [
@@ -466,7 +468,7 @@ class TestLimits:
             pytest.param({"max_images_per_pass": 2}, Spent(1), ["a"], id="images, one spent"),
             pytest.param({"max_images_per_pass": 2}, Spent(5), [], id="images, overspent"),
             pytest.param({"max_bytes_per_pass": 80 * MIB}, Spent(), ["a", "b"], id="bytes, exactly"),
-            pytest.param({"max_bytes_per_pass": 79 * MIB}, Spent(), ["a"], id="bytes: nothing smaller goes instead"),
+            pytest.param({"max_bytes_per_pass": 79 * MIB}, Spent(), ["a"], id="bytes: no smaller image instead"),
             pytest.param({"max_bytes_per_pass": 80 * MIB}, Spent(1, 40 * MIB), ["a"], id="bytes, some spent"),
             pytest.param({"max_bytes_per_pass": 10 * MIB}, Spent(), ["a"], id="larger than the limit, first and alone"),
             pytest.param({"max_bytes_per_pass": 10 * MIB}, Spent(1, 1), [], id="larger than the limit, not the first"),
@@ -508,15 +510,15 @@ class TestAccounting:
         assert (plan.decisions[0].frees_bytes, plan.decisions[0].frees_inodes) == (7 * MIB, None)
 
     def stack(self, **fields: object) -> NodeSnapshot:
-        """Three images, each built on the one before, as in the report of sums that free nothing."""
+        """Return three images, each derived from the one before."""
         pieces = [piece("base", 400, inodes=40), piece("middle", 50, inodes=5), piece("top", 10, inodes=1)]
-        held = {"base": ["base"], "middle": ["base", "middle"], "top": ["base", "middle", "top"]}
+        references = {"base": ["base"], "middle": ["base", "middle"], "top": ["base", "middle", "top"]}
         images = [
             aged("base", 900, size_mib=400),
             aged("middle", 800, size_mib=450),
             aged("top", 700, size_mib=460),
         ]
-        return node(*images, storage=graph(pieces, held), **fields)
+        return node(*images, storage=graph(pieces, references), **fields)
 
     def test_base_image_frees_nothing_while_derived_images_are_kept(self) -> None:
         plan = plan_image_gc(self.stack(image_filesystem=filesystem(90)), POLICY)
@@ -594,7 +596,7 @@ def test_records_in_the_future_sort_as_the_newest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pending", "wanted", "expected"),
+    ("pending", "target", "expected"),
     [
         pytest.param(0, 100, ["a", "b"], id="none"),
         pytest.param(40, 60, ["a", "b"], id="some: two of 50 for 60"),
@@ -603,13 +605,13 @@ def test_records_in_the_future_sort_as_the_newest() -> None:
         pytest.param(5000, 0, [], id="too much"),
     ],
 )
-def test_unreferenced_bytes_reduce_the_target(pending: int, wanted: int, expected: list[str]) -> None:
+def test_unreferenced_bytes_reduce_the_target(pending: int, target: int, expected: list[str]) -> None:
     fs = replace(filesystem(), capacity_bytes=1000 * MIB, available_bytes=100 * MIB)
     images = [(Image(name, (f"r/{name}:1",), (), 1), used(age)) for name, age in (("b", 2), ("a", 3))]
     pieces = graph([piece("pa", 50), piece("pb", 50)], {"a": ["pa"], "b": ["pb"]})
     storage = replace(pieces, pending_bytes=pending * MIB)
     plan = plan_image_gc(node(*images, image_filesystem=fs, storage=storage), POLICY)
-    assert (plan.wanted_bytes, plan.pending_bytes, removed(plan)) == (wanted * MIB, pending * MIB, expected)
+    assert (plan.wanted_bytes, plan.pending_bytes, removed(plan)) == (target * MIB, pending * MIB, expected)
     assert (ReasonCode.COLLECTION_PENDING in codes(plan).values()) == (not expected)
 
 

@@ -1,4 +1,4 @@
-"""Numbers of items for people."""
+"""Item counts for display."""
 
 from __future__ import annotations
 

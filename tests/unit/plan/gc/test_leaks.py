@@ -1,4 +1,4 @@
-"""Leaks: only what nothing holds, is old enough, and lies under nothing that stays."""
+"""Leaks: unreferenced pieces of the minimum age without kept children."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.unit.builders import DAY_S, NOW, ago, codes, removed
 def blob(
     key: str, age_s: float | None = 2 * DAY_S, *, rooted: bool = False, foreign: bool = False
 ) -> UnreferencedPiece:
-    holders = (ReferenceKind.OTHER_NAMESPACE,) if foreign else ()
+    references = (ReferenceKind.OTHER_NAMESPACE,) if foreign else ()
     created_at = None if age_s is None else ago(age_s)
-    return UnreferencedPiece(StoredPiece(key, PieceKind.BLOB, 100, 1, holders), "", created_at, rooted)
+    return UnreferencedPiece(StoredPiece(key, PieceKind.BLOB, 100, 1, references), "", created_at, rooted)
 
 
 def snapshot(key: str, age_s: float = 2 * DAY_S, *, parent: str = "", rooted: bool = False) -> UnreferencedPiece:
@@ -47,13 +47,13 @@ def test_snapshot_is_removed_after_its_children_and_kept_below_a_kept_child() ->
         snapshot("bottom"),
         snapshot("middle", parent="bottom"),
         snapshot("top", parent="middle"),
-        snapshot("ground"),
-        snapshot("new", 60, parent="ground"),
+        snapshot("kept"),
+        snapshot("new", 60, parent="kept"),
         blob("b"),
     ]
     plan = plan_leaks(found, NOW, minimum_age_s=DAY_S, rooted=False)
     assert removed(plan) == ["top", "middle", "bottom", "b"]
-    assert codes(plan)["ground"] == "snapshot-has-child"
+    assert codes(plan)["kept"] == "snapshot-has-child"
 
 
 def test_blob_in_another_namespace_frees_no_bytes() -> None:
@@ -69,8 +69,8 @@ def test_no_snapshot_is_removed_before_its_children(shape: list[tuple[int, float
     ]
     plan = plan_leaks(found, NOW, minimum_age_s=DAY_S, rooted=rooted)
     assert sorted(each.id for each in plan.decisions) == sorted(each.piece.key for each in found)
-    gone: set[str] = set()
+    removed_keys: set[str] = set()
     for key in removed(plan):
         children = {each.piece.key for each in found if each.parent == key}
-        assert children <= gone
-        gone.add(key)
+        assert children <= removed_keys
+        removed_keys.add(key)

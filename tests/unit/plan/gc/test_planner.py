@@ -1,4 +1,4 @@
-"""The plans together, and the node as they leave it."""
+"""Combined plans and projections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which pod log directories and dead links go."""
+"""Pod log GC: directories and dead links."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.decision import Plan
 
 CID = "c0ffee" + "0" * 58
-ALL_GOES: dict[str, Any] = {"removed_containers": frozenset({"c"}), "removed_sandboxes": frozenset({"sb-web"})}
+ALL_REMOVED: dict[str, Any] = {"removed_containers": frozenset({"c"}), "removed_sandboxes": frozenset({"sb-web"})}
 KNOWN: dict[str, Any] = {"containers": (container("c"),), "sandboxes": (sandbox(),)}
 
 
@@ -27,13 +27,13 @@ def plan_for(fields: dict[str, Any], **rest: Any) -> Plan:
 @pytest.mark.parametrize(
     ("directory", "fields", "rest", "code"),
     [
-        pytest.param({}, KNOWN, ALL_GOES, "pod-deleted", id="gone, and all that is left of it goes"),
-        pytest.param({}, KNOWN, {"removed_containers": frozenset({"c"})}, "pod-present", id="its sandbox stays"),
-        pytest.param({}, KNOWN, {"removed_sandboxes": frozenset({"sb-web"})}, "pod-present", id="its container stays"),
+        pytest.param({}, KNOWN, ALL_REMOVED, "pod-deleted", id="deleted, all of its items removed"),
+        pytest.param({}, KNOWN, {"removed_containers": frozenset({"c"})}, "pod-present", id="its sandbox kept"),
+        pytest.param({}, KNOWN, {"removed_sandboxes": frozenset({"sb-web"})}, "pod-present", id="its container kept"),
         pytest.param({}, {"sandboxes": (sandbox(ready=True),)}, {}, "pod-present", id="alive"),
         pytest.param({}, {}, {}, "pod-deleted", id="unknown to the runtime"),
         pytest.param({"modified_s": 300}, {}, {}, "pod-deleted", id="exactly the minimum age"),
-        pytest.param({"modified_s": 299}, {}, {}, "modified-recently", id="changed lately"),
+        pytest.param({"modified_s": 299}, {}, {}, "modified-recently", id="changed recently"),
         pytest.param({"modified_s": -5}, {}, {}, "modified-recently", id="changed in the future"),
         pytest.param({}, {"role": Role.BESIDE_KUBELET}, {}, "pod-present", id="unknown, beside a kubelet"),
         pytest.param(
@@ -44,7 +44,7 @@ def plan_for(fields: dict[str, Any], **rest: Any) -> Plan:
             id="not in the kubelet's list",
         ),
         pytest.param({}, {"live_pod_uids": frozenset({"uid-web"})}, {}, "pod-present", id="in the list only"),
-        pytest.param({"is_directory": False}, KNOWN, ALL_GOES, "not-a-pod-log-directory", id="a symlink or a file"),
+        pytest.param({"is_directory": False}, KNOWN, ALL_REMOVED, "not-a-pod-log-directory", id="a symlink or a file"),
         pytest.param({"uid": "", "name": "x"}, {}, {}, "not-a-pod-log-directory", id="no pod's name"),
     ],
 )

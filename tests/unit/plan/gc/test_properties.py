@@ -1,4 +1,4 @@
-"""What holds of every node and every policy."""
+"""Invariants of the plans for every node and every policy."""
 
 from __future__ import annotations
 
@@ -95,17 +95,17 @@ def storages(draw: st.DrawFn, listed: tuple[Image, ...]) -> StorageGraph:
         StoredPiece(f"p{n}", PieceKind.SNAPSHOT, draw(st.integers(0, 90)) * MIB, draw(st.integers(0, 9)), draw(holders))
         for n in range(draw(st.integers(1, 8)))
     )
-    held = {
+    references = {
         each.id: tuple(sorted(draw(st.sets(st.integers(0, len(pieces) - 1)))))
         for each in listed
         if draw(st.integers(0, 8))
     }
-    return StorageGraph(pieces, held)
+    return StorageGraph(pieces, references)
 
 
 @st.composite
 def references(draw: st.DrawFn, listed: tuple[Image, ...]) -> dict[str, str]:
-    """Return how a container refers to one of the images, or to one that is gone."""
+    """Return a container's reference to one of the images, or to an unlisted one."""
     if not listed or draw(st.integers(0, 5)) == 0:
         return {"image_ref": "sha256:" + "9" * 64}
     chosen = draw(st.sampled_from(listed))
@@ -235,7 +235,7 @@ def test_every_item_has_exactly_one_decision_with_a_sentence(
         if plan.kind in listed:
             assert sorted(each.id for each in plan.decisions) == sorted(each.id for each in listed[plan.kind])
         verdicts = [each.verdict is not Verdict.REMOVE for each in plan.decisions]
-        assert verdicts == sorted(verdicts), "removals come first"
+        assert verdicts == sorted(verdicts), "removals are first"
         for decision in plan.decisions:
             assert decision.reason.sentence
             assert decision.name
@@ -245,9 +245,9 @@ def test_every_item_has_exactly_one_decision_with_a_sentence(
 
 @EXAMPLES
 @given(nodes(), policies(), st.randoms(use_true_random=False))
-def test_input_order_does_not_matter(node: NodeSnapshot, policy: GCPolicy, dice: random.Random) -> None:
+def test_input_order_does_not_matter(node: NodeSnapshot, policy: GCPolicy, rng: random.Random) -> None:
     def shuffled(items: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(dice.sample(items, len(items)))
+        return tuple(rng.sample(items, len(items)))
 
     other = replace(
         node,
@@ -265,11 +265,11 @@ def test_input_order_does_not_matter(node: NodeSnapshot, policy: GCPolicy, dice:
 @given(nodes(), image_policies(), st.booleans())
 def test_items_in_use_are_kept(node: NodeSnapshot, policy: ImageGCPolicy, everything: bool) -> None:
     plan = plan_image_gc(node, policy, remove_all_unused=everything)
-    gone = set(removed(plan))
+    removed_ids = set(removed(plan))
     used = images_in_use(node)
     protected = policy.protection.reasons(node.images, node.image_usage)
     for image in node.images:
-        if image.id not in gone:
+        if image.id not in removed_ids:
             continue
         assert image.id not in used
         assert not image.pinned
@@ -369,25 +369,29 @@ def remembered(node: NodeSnapshot) -> NodeSnapshot:
 
 
 def applied(node: NodeSnapshot, made: GCPlan) -> NodeSnapshot:
-    """Return the node as a run that goes to plan leaves it, measured as the agent would."""
-    gone = {(each.kind, each.id) for each in made.removals}
+    """Return the node after a run without failures, as the agent would observe it."""
+    removed_ids = {(each.kind, each.id) for each in made.removals}
     freed = sum(plan.frees_bytes for plan in (made.containers, made.images) if plan is not None)
     fs = node.image_filesystem
     storage = node.storage
     if storage is not None:
-        kept = {key: held for key, held in storage.by_image.items() if (ItemKind.IMAGE, key) not in gone}
+        kept = {
+            key: references for key, references in storage.by_image.items() if (ItemKind.IMAGE, key) not in removed_ids
+        }
         storage = replace(storage, by_image=kept)
     return replace(
         node,
-        images=tuple(each for each in node.images if (ItemKind.IMAGE, each.id) not in gone),
-        containers=tuple(each for each in node.containers if (ItemKind.CONTAINER, each.id) not in gone),
-        sandboxes=tuple(each for each in node.sandboxes if (ItemKind.SANDBOX, each.id) not in gone),
-        sandboxes_unread=frozenset(each for each in node.sandboxes_unread if (ItemKind.SANDBOX, each) not in gone),
+        images=tuple(each for each in node.images if (ItemKind.IMAGE, each.id) not in removed_ids),
+        containers=tuple(each for each in node.containers if (ItemKind.CONTAINER, each.id) not in removed_ids),
+        sandboxes=tuple(each for each in node.sandboxes if (ItemKind.SANDBOX, each.id) not in removed_ids),
+        sandboxes_unread=frozenset(
+            each for each in node.sandboxes_unread if (ItemKind.SANDBOX, each) not in removed_ids
+        ),
         pod_log_directories=tuple(
-            each for each in node.pod_log_directories if (ItemKind.POD_LOG_DIRECTORY, each.name) not in gone
+            each for each in node.pod_log_directories if (ItemKind.POD_LOG_DIRECTORY, each.name) not in removed_ids
         ),
         dead_log_links=tuple(
-            each for each in node.dead_log_links if (ItemKind.CONTAINER_LOG_LINK, each.name) not in gone
+            each for each in node.dead_log_links if (ItemKind.CONTAINER_LOG_LINK, each.name) not in removed_ids
         ),
         image_filesystem=fs and replace(fs, available_bytes=min(fs.capacity_bytes, fs.available_bytes + freed)),
         storage=storage,
@@ -397,7 +401,7 @@ def applied(node: NodeSnapshot, made: GCPlan) -> NodeSnapshot:
 @EXAMPLES
 @given(nodes(), policies(limits=False))
 def test_a_second_pass_removes_nothing(node: NodeSnapshot, policy: GCPolicy) -> None:
-    """Except what is left of a pod whose containers, and with them the doubt about it, went in the first."""
+    """Except what is within_limits of a pod whose containers, and with them the doubt about it, went in the first."""
     node = remembered(node)
     made = plan_all(node, policy)
     after = applied(node, made)
@@ -431,37 +435,37 @@ def test_marginal_accounting_equals_a_full_recount(node: NodeSnapshot, policy: I
     assert plan.accounting is Accounting.LAYERS
     graph = node.storage
 
-    def total(gone: set[str]) -> tuple[int, int]:
-        held = {index for key, indexes in graph.by_image.items() if key not in gone for index in indexes}
+    def total(removed_ids: set[str]) -> tuple[int, int]:
+        references = {index for key, indexes in graph.by_image.items() if key not in removed_ids for index in indexes}
         free = [
             each
             for n, each in enumerate(graph.pieces)
-            if n not in held and not each.references and any(n in i for i in graph.by_image.values())
+            if n not in references and not each.references and any(n in i for i in graph.by_image.values())
         ]
         return sum(each.size_bytes for each in free), sum(each.inodes for each in free)
 
-    gone: set[str] = set()
+    removed_ids: set[str] = set()
     for decision in plan.removals:
-        before = total(gone)
-        gone.add(decision.id)
-        after = total(gone)
+        before = total(removed_ids)
+        removed_ids.add(decision.id)
+        after = total(removed_ids)
         if decision.id in graph.by_image:
             assert (decision.frees_bytes, decision.frees_inodes) == (after[0] - before[0], after[1] - before[1])
         else:
             assert decision.frees_bytes is None
-    assert plan.frees_bytes == total(gone)[0]
+    assert plan.frees_bytes == total(removed_ids)[0]
     for decision in plan.decisions:
         if decision.verdict is not Verdict.REMOVE and decision.id in graph.by_image:
-            assert decision.frees_bytes == total(gone | {decision.id})[0] - total(gone)[0]
+            assert decision.frees_bytes == total(removed_ids | {decision.id})[0] - total(removed_ids)[0]
 
 
 @EXAMPLES
 @given(nodes(), container_policies, st.booleans())
 def test_only_removable_dead_containers_are_removed(node: NodeSnapshot, policy: ContainerGCPolicy, evict: bool) -> None:
     plan = plan_container_gc(node, policy, evict_non_deleted_pods=evict)
-    gone = set(removed(plan))
+    removed_ids = set(removed(plan))
     for each in node.containers:
-        if each.id in gone:
+        if each.id in removed_ids:
             assert each.state in (ContainerState.EXITED, ContainerState.CREATED)
             assert each.created_at is not None
             assert (NOW - each.created_at).total_seconds() >= policy.minimum_age_s
@@ -472,11 +476,11 @@ def test_only_removable_dead_containers_are_removed(node: NodeSnapshot, policy: 
 @given(nodes(), container_policies)
 def test_container_limits_are_met_after_the_removals(node: NodeSnapshot, policy: ContainerGCPolicy) -> None:
     plan = plan_container_gc(node, policy)
-    left = [each for each in plan.decisions if each.reason.code.value == "within-limits"]
+    within_limits = [each for each in plan.decisions if each.reason.code.value == "within-limits"]
     if policy.max_containers >= 0:
-        assert len(left) <= policy.max_containers
+        assert len(within_limits) <= policy.max_containers
     if policy.max_per_pod_container >= 0:
-        assert all(int(str(each.reason.details["rank"])) <= policy.max_per_pod_container for each in left)
+        assert all(int(str(each.reason.details["rank"])) <= policy.max_per_pod_container for each in within_limits)
 
 
 @EXAMPLES
@@ -499,12 +503,12 @@ def test_deleted_pod_has_nothing_running(node: NodeSnapshot, grace_s: float) -> 
 @given(nodes(), policies())
 def test_log_directory_is_removed_only_with_all_of_its_pod(node: NodeSnapshot, policy: GCPolicy) -> None:
     made = plan_all(node, policy)
-    gone = {each.id for each in made.removals}
+    removed_ids = {each.id for each in made.removals}
     for directory in node.pod_log_directories:
-        if directory.name in gone:
+        if directory.name in removed_ids:
             assert directory.is_directory
-            assert all(each.id in gone for each in node.sandboxes if each.uid == directory.uid)
-            assert all(each.id in gone for each in node.containers if each.pod_uid == directory.uid)
+            assert all(each.id in removed_ids for each in node.sandboxes if each.uid == directory.uid)
+            assert all(each.id in removed_ids for each in node.containers if each.pod_uid == directory.uid)
 
 
 @settings(EXAMPLES)
@@ -574,10 +578,10 @@ def test_applying_any_plan_removes_only_what_the_policy_in_force_removes_and_the
     saved = saved_plan(scope, policy, plans_for(scope, then, policy), forged)
     listed = {item.id for item in saved.removals}
     in_force, plans = plans_for_saved(saved, now, current)
-    gone = {each.id for plan in plans for each in plan.removals}
-    assert gone <= listed
-    assert gone <= {each.id for plan in in_force for each in plan.removals}
-    assert gone | {each.item.id for each in find_drift(saved, (*in_force, *plans))} >= listed
+    removed_ids = {each.id for plan in plans for each in plan.removals}
+    assert removed_ids <= listed
+    assert removed_ids <= {each.id for plan in in_force for each in plan.removals}
+    assert removed_ids | {each.item.id for each in find_drift(saved, (*in_force, *plans))} >= listed
     if scope is not Scope.IMAGES:
         everything = {each.id for each in plan_containers(now, current).removals}
         assert {each.id for plan in plans if plan.kind == "containers" for each in plan.removals} <= everything
@@ -616,13 +620,13 @@ def test_planning_changes_no_argument(node: NodeSnapshot, policy: GCPolicy) -> N
 @EXAMPLES
 @given(st.integers(2, 40), st.integers(0, 39))
 def test_a_stack_frees_all_of_it_or_only_its_top(depth: int, low: int) -> None:
-    """Images built one on another, least recently used first: nothing is freed until the last one goes."""
+    """Each image is derived from the one before, least recently used first: only the last removal frees bytes."""
     pieces = tuple(StoredPiece(f"l{n}", PieceKind.SNAPSHOT, (n + 1) * MIB, 1) for n in range(depth))
     listed = tuple(Image(f"i{n:02}", (), (), sum(range(n + 2)) * MIB) for n in range(depth))
-    held = {f"i{n:02}": tuple(range(n + 1)) for n in range(depth)}
+    references = {f"i{n:02}": tuple(range(n + 1)) for n in range(depth)}
     node = snapshot(
         *((each, ImageUsage(ago(9000), ago(5000 - n))) for n, each in enumerate(listed)),
-        storage=StorageGraph(pieces, held),
+        storage=StorageGraph(pieces, references),
         image_filesystem=filesystem(99, capacity_mib=sum(range(depth + 1))),
     )
     plan = plan_image_gc(node, ImageGCPolicy(low_threshold_percent=low))

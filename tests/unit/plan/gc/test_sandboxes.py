@@ -1,4 +1,4 @@
-"""Which sandboxes go."""
+"""Sandbox GC."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def plan_for(policy: SandboxGCPolicy | None = None, *, fields: dict[str, Any], *
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        pytest.param({}, "pod-deleted", id="gone"),
+        pytest.param({}, "pod-deleted", id="deleted"),
         pytest.param({"ready": True}, "sandbox-ready", id="ready"),
         pytest.param({"labelled": False}, "not-kubelet-managed", id="unlabelled"),
         pytest.param({"created_s": None}, "age-unknown", id="no creation time"),

@@ -1,4 +1,4 @@
-"""The breakdown adds up, and counts every piece once; the sharing tree puts images on what they are built on."""
+"""Usage breakdown and the tree of images by common layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PIECES = [
 
 def test_shares_add_up_to_the_used_bytes() -> None:
     fs = filesystem(60)
-    seen = snapshot(
+    observed = snapshot(
         (image("a", "r/a:1"), used(1)),
         (image("b", "r/b:1"), used(2)),
         containers=(
@@ -34,7 +34,7 @@ def test_shares_add_up_to_the_used_bytes() -> None:
         volumes=[Walk("/pods/x", 17 * MIB, complete=False)],
         largest=[Walk("/opt", 100 * MIB), Walk("/usr", 200 * MIB)],
     )
-    found = break_down(seen, fs, measured)
+    found = break_down(observed, fs, measured)
     sizes = {share.part: share.size_bytes // MIB for share in found.shares}
     rest = 600 - (35 + 7 + 2 + 11 + 4 + 4 + 13 + 17)
     assert sizes == {
@@ -56,23 +56,23 @@ def test_shares_add_up_to_the_used_bytes() -> None:
 
 def test_upper_bound_sizes_are_marked_and_the_remainder_is_not_negative() -> None:
     fs = filesystem(10)
-    seen = snapshot((image("a", "r/a:1", size_mib=900), used(1)), image_filesystem=fs)
-    found = break_down(seen, fs, MeasuredUsage())
+    observed = snapshot((image("a", "r/a:1", size_mib=900), used(1)), image_filesystem=fs)
+    found = break_down(observed, fs, MeasuredUsage())
     assert not found.exact
     assert {share.part: share.size_bytes for share in found.shares}[Part.OTHER] == 0
 
 
 def test_images_are_grouped_by_common_layers() -> None:
     pieces = [piece(name, size) for name, size in (("l1", 10), ("l2", 20), ("l3", 5), ("a", 1), ("b", 2), ("x", 9))]
-    held = {
+    references = {
         "base": ["l2", "l1"],
         "app-a": ["a", "l3", "l2", "l1"],
         "app-b": ["b", "l3", "l2", "l1"],
         "alone": ["x"],
         "twin": ["x"],
     }
-    images = [image(name, f"r/{name}:1") for name in (*held, "artifact")]
-    stacks, unknown = sharing_tree(images, graph(pieces, held))
+    images = [image(name, f"r/{name}:1") for name in (*references, "artifact")]
+    stacks, unknown = sharing_tree(images, graph(pieces, references))
     assert [each.id for each in unknown] == ["artifact"]
     base, alone = stacks
     assert ([each.id for each in base.images], base.layers, base.size_bytes) == (["base"], 2, 30 * MIB)

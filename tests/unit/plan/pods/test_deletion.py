@@ -1,4 +1,4 @@
-"""Whether a pod is gone."""
+"""Inference of pod deletion."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEAD = {"containers": (container("c"),), "sandboxes": (sandbox(),)}
 
 
 @pytest.mark.parametrize(
-    ("fields", "gone", "how"),
+    ("fields", "deleted", "how"),
     [
         pytest.param(
             {},
@@ -49,7 +49,7 @@ DEAD = {"containers": (container("c"),), "sandboxes": (sandbox(),)}
             {"containers": (container("c", finished_s=299),)},
             False,
             "last activity 4m59s ago, grace period 5m",
-            id="ended lately",
+            id="exited recently",
         ),
         pytest.param(
             {"containers": (container("c", finished_s=300),)}, True, "last activity 5m ago", id="exactly the grace"
@@ -96,7 +96,7 @@ DEAD = {"containers": (container("c"),), "sandboxes": (sandbox(),)}
         ),
         pytest.param({"booted_at": ago(200)}, False, "last activity 3m20s ago", id="just booted"),
         pytest.param({"booted_at": None}, False, "boot time of the node unknown", id="boot time unknown"),
-        pytest.param({"sandboxes": ()}, True, "last activity 1h ago", id="sandbox gone entirely"),
+        pytest.param({"sandboxes": ()}, True, "last activity 1h ago", id="no sandbox"),
         pytest.param({"containers": ()}, True, "last activity 2h ago", id="sandbox alone"),
         pytest.param(
             {"role": Role.BESIDE_KUBELET},
@@ -156,13 +156,13 @@ DEAD = {"containers": (container("c"),), "sandboxes": (sandbox(),)}
             {"live_pod_uids": frozenset(), "containers": (container("c", finished_s=10),)},
             False,
             "last activity 10s ago",
-            id="not in the list but lately alive",
+            id="not in the list, recent activity",
         ),
     ],
 )
-def test_deleted(fields: dict[str, Any], gone: bool, how: str) -> None:
+def test_deleted(fields: dict[str, Any], deleted: bool, how: str) -> None:
     status = check_pods(snapshot(**(DEAD | fields)), GRACE_S)["uid-web"]
-    assert status.deleted is gone
+    assert status.deleted is deleted
     assert how in status.how
 
 
@@ -196,10 +196,10 @@ def test_a_running_attempt_keeps_the_dead_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "gone"),
+    ("fields", "deleted"),
     [
         pytest.param({"containers": (container("c", finished_s=1),)}, True, id="ended-a-second-ago"),
-        pytest.param({"containers": ()}, True, id="only-its-sandbox-left"),
+        pytest.param({"containers": ()}, True, id="only its sandbox"),
         pytest.param({"sandboxes": (sandbox(ready=True),)}, False, id="sandbox-ready"),
         pytest.param({"containers": (container("c", state=ContainerState.RUNNING),)}, False, id="running"),
         pytest.param({"containers": (container("c", state=ContainerState.UNKNOWN),)}, False, id="state-unknown"),
@@ -207,10 +207,10 @@ def test_a_running_attempt_keeps_the_dead_ones() -> None:
     ],
 )
 def test_evicted_pod_is_deleted_without_grace_period_once_nothing_is_running(
-    fields: dict[str, Any], gone: bool
+    fields: dict[str, Any], deleted: bool
 ) -> None:
     found = snapshot(**{**DEAD, **fields})
     (uid,) = check_pods(found, GRACE_S)
     status = check_pods(found, GRACE_S, frozenset({uid}))[uid]
-    assert status.deleted is gone
-    assert ("evicted by nodeagent" in status.how) is gone
+    assert status.deleted is deleted
+    assert ("evicted by nodeagent" in status.how) is deleted

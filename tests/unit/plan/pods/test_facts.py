@@ -245,7 +245,7 @@ def test_a_finished_pod_runs_nothing() -> None:
 @pytest.mark.parametrize(
     ("listed", "priority"),
     [({}, Fact(0, K)), ({"priority_class": "custom"}, UNKNOWN), ({"priority": -3}, Fact(-3, K))],
-    ids=["none", "a class whose number is not told", "a number"],
+    ids=["none", "class without number", "a number"],
 )
 def test_a_listed_pod_without_priority_has_none(listed: dict[str, Any], priority: Fact[int | None]) -> None:
     assert merged(runtime_pod(traits()), kubelet=[spec(**listed)]).priority == priority
@@ -275,7 +275,7 @@ def test_a_static_pod_is_found_by_the_hash_of_its_mirror() -> None:
 # ---- with manifests ----
 
 
-@pytest.mark.parametrize("annotations", [FILE, {}], ids=["told", "not told"])
+@pytest.mark.parametrize("annotations", [FILE, {}], ids=["annotated", "not annotated"])
 @pytest.mark.parametrize("name", ["etcd-node-1", "etcd"])
 def test_a_manifest_makes_a_pod_static(annotations: dict[str, str], name: str) -> None:
     defined = spec("etcd", uid="", annotations={}, priority=2_000_001_000, memory_request_bytes=MIB)
@@ -367,34 +367,34 @@ def test_container_without_a_listed_sandbox_is_ignored() -> None:
 
 def test_shutdown_pod_has_the_sources_of_its_facts() -> None:
     pod = runtime_pod(traits(), traits(), labels={"app": "web"}, annotations={**API, "nodeagent.dev/priority": "5"})
-    (told,) = shutdown_pods([merged(pod)], [pod])
-    assert (told.priority, told.priority_source) == (5, "annotation nodeagent.dev/priority")
-    assert (told.static, told.node_critical, told.labels) == (False, False, {"app": "web"})
-    assert told.container_ids == (f"c1-{UID}", f"c0-{UID}")
-    assert told.termination_grace_s == 30
+    (stopped,) = shutdown_pods([merged(pod)], [pod])
+    assert (stopped.priority, stopped.priority_source) == (5, "annotation nodeagent.dev/priority")
+    assert (stopped.static, stopped.node_critical, stopped.labels) == (False, False, {"app": "web"})
+    assert stopped.container_ids == (f"c1-{UID}", f"c0-{UID}")
+    assert stopped.termination_grace_s == 30
 
 
 def test_assumed_priority_is_unknown_to_the_shutdown() -> None:
     pod = runtime_pod(traits())
-    (told,) = shutdown_pods([merged(pod)], [pod])
-    assert (told.priority, told.priority_source) == (None, "")
+    (stopped,) = shutdown_pods([merged(pod)], [pod])
+    assert (stopped.priority, stopped.priority_source) == (None, "")
 
 
 def test_shutdown_pod_has_the_kubelets_facts_and_labels() -> None:
     pod = runtime_pod(traits(), labels={"app": "old"})
     listed = [spec(priority=9, labels={"app": "new"})]
-    (told,) = shutdown_pods([merged(pod, kubelet=listed)], [pod], SpecIndex(listed))
-    assert (told.priority, told.priority_source, told.labels) == (9, "kubelet /pods", {"app": "new"})
+    (stopped,) = shutdown_pods([merged(pod, kubelet=listed)], [pod], SpecIndex(listed))
+    assert (stopped.priority, stopped.priority_source, stopped.labels) == (9, "kubelet /pods", {"app": "new"})
 
 
 def test_static_and_critical_have_their_source() -> None:
     pod = runtime_pod(traits(-997), annotations=FILE)
-    (told,) = shutdown_pods([merged(pod)], [pod])
-    assert (told.static_source, told.node_critical_source) == (
+    (stopped,) = shutdown_pods([merged(pod)], [pod])
+    assert (stopped.static_source, stopped.node_critical_source) == (
         "annotation kubernetes.io/config.source",
         "oom_score_adj",
     )
-    assert told.priority is None
+    assert stopped.priority is None
     assert shutdown_pods([merged(pod)], []) == ()
 
 
@@ -461,7 +461,7 @@ LISTS = st.none() | st.lists(specs(), max_size=2)
 MANY = settings(suppress_health_check=[HealthCheck.too_slow])
 
 
-def told(facts: PodFacts) -> dict[str, Fact[Any]]:
+def facts_by_name(facts: PodFacts) -> dict[str, Fact[Any]]:
     """Return every fact by its name."""
     values = {each.name: getattr(facts, each.name) for each in fields(facts)}
     return {name: value for name, value in values.items() if isinstance(value, Fact)}
@@ -471,7 +471,7 @@ def told(facts: PodFacts) -> dict[str, Fact[Any]]:
 @given(pod=runtime_pods(), kubelet=LISTS, manifests=st.lists(specs(), max_size=1), assume=st.booleans())
 def test_every_fact_has_its_source(pod: Any, kubelet: Any, manifests: Any, assume: bool) -> None:
     facts = merged(pod, kubelet=kubelet, manifests=manifests, assume=assume)
-    for name, fact in told(facts).items():
+    for name, fact in facts_by_name(facts).items():
         assert (fact.value is None) == (fact.source is FactSource.MISSING), name
         if fact.source is A:
             assert assume, name
@@ -519,9 +519,9 @@ def test_assumptions_only_replace_unknown_facts(pod: Any, kubelet: Any, manifest
     with_ = merged(pod, kubelet=kubelet, manifests=manifests, assume=True)
     annotated = "nodeagent.dev/priority" in pod.sandbox.annotations  # which counts only where nobody knows better
     assert {*without.contradictions} <= {*with_.contradictions}
-    for name, fact in told(without).items():
+    for name, fact in facts_by_name(without).items():
         if fact.value is not None and not (name == "priority" and annotated):
-            assert told(with_)[name] == fact
+            assert facts_by_name(with_)[name] == fact
 
 
 def test_input_order_does_not_change_the_facts() -> None:
