@@ -30,7 +30,7 @@ CONTROL = "control.sock"
 
 @contextmanager
 def runtime(directory: Path, images: int = IMAGES) -> Iterator[Path]:
-    """Serve the simulated node; yield a configuration that points at it."""
+    """Serve the simulated node; yield its configuration file."""
     socket = directory / "runtime.sock"
     command = [sys.executable, "-m", "nodeagent.sim", "--socket", str(socket), "--root", str(directory)]
     sizes = ["--images", str(images), "--layers", str(LAYERS), "--containers", str(CONTAINERS)]
@@ -51,7 +51,7 @@ def runtime(directory: Path, images: int = IMAGES) -> Iterator[Path]:
 
 
 def timed(*command: str, runs: int) -> list[float]:
-    """Return the wall seconds of each run, after one that is not counted."""
+    """Return the wall seconds of each run, after a warm-up run."""
     taken = []
     for _ in range(runs + 1):
         began = time.perf_counter()
@@ -63,7 +63,7 @@ def timed(*command: str, runs: int) -> list[float]:
 def at_rest(config: Path, seconds: float, runs: int) -> tuple[float, float, list[float]]:
     """Return the daemon's resident MiB and percent of a core, averaged over ``seconds`` after its first passes.
 
-    Then also the wall seconds of asking for its status.
+    Also the wall seconds of a status command.
     """
     command = [sys.executable, "-m", "nodeagent", "run", "--config", str(config), "--dry-run"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:

@@ -1,4 +1,4 @@
-"""How long it takes to remove many images: in bulk, and by one CRI call for each.
+"""Removal time of many images: in bulk, and with one CRI call per image.
 
 A real containerd on a loop-mounted ext4 with 200 small images of ten layers each, five of them shared. Both ways start
 from the same copy of the filesystem. The time of the bulk way includes its guards, its collection, and the check of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 async def in_bulk(config: Path) -> tuple[int, float]:
-    """Remove everything that may go; return how many images and how long that took."""
+    """Remove all unprotected images; return their number and the duration in seconds."""
     async with open_agent(load_settings(config, {}), record=False, dry_run=False) as agent:
         preview = await agent.collector.preview(Scope.IMAGES)
         began = time.perf_counter()
@@ -32,20 +32,20 @@ async def in_bulk(config: Path) -> tuple[int, float]:
 
 
 def by_calls(containerd: Containerd) -> tuple[int, float]:
-    """Remove the same images through CRI; return how many and how long that took."""
+    """Remove the same images through CRI; return their number and the duration in seconds."""
     with containerd.pods() as pods:
-        wanted = [image.id for image in pods.list_images() if any("/going/" in tag for tag in image.tags)]
+        removable = [image.id for image in pods.list_images() if any("/going/" in tag for tag in image.tags)]
         began = time.perf_counter()
-        for image_id in wanted:
+        for image_id in removable:
             pods.remove_image(image_id)
-        return len(wanted), time.perf_counter() - began
+        return len(removable), time.perf_counter() - began
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=200)
-    parser.add_argument("--others", type=int, default=200, help="images that stay")
+    parser.add_argument("--others", type=int, default=200, help="images that are kept")
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args()
     with Containerd(imagefs=LoopFs(many.MINIMUM_MIB, "ext4")) as containerd:

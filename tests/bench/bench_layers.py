@@ -1,6 +1,6 @@
-"""How long the layer graph takes: 1,000 images with ten layers each on a simulated containerd in its own process.
+"""Build time of the layer graph: 1,000 images with ten layers each on a simulated containerd in its own process.
 
-Cold is the first build with nothing remembered, which asks for the usage of every snapshot; remembered is the first
+Cold is the first build without stored usage, with a usage call per snapshot; remembered is the first
 build of a process that finds those in the store; warm is a second build when nothing has changed.
 """
 
@@ -28,7 +28,7 @@ BUDGETS_MS = {"cold": 3000.0, "remembered": 3000.0, "warm": 150.0}
 
 
 async def measure(config: Path, runs: int) -> dict[str, list[float]]:
-    """Return the milliseconds of each kind of build."""
+    """Return the build time in milliseconds, by kind of build."""
     taken: dict[str, list[float]] = {"cold": [], "remembered": [], "warm": []}
     settings = load_settings(config, {})
     async with RuntimeConnection(settings.endpoint) as connection:

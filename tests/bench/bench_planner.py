@@ -1,12 +1,12 @@
-"""How long the planners take on big nodes; run from the repository's root: python tests/bench/bench_planner.py.
+"""Duration of the planners on large nodes; run from the root of the repository: python tests/bench/bench_planner.py.
 
 Method: snapshots are made beforehand from a fixed seed and are not part of the measurement. Each case is run a few
 times on the same snapshot, which no planner changes, after a full garbage collection; the collector stays on, as it
-is in the agent. The smallest and the median wall time are shown. The smallest is held against the budget, since what
-is more is what else the machine did. Exit code 1 if a budget is missed.
+is in the agent. The smallest and the median wall time are shown. The smallest is compared with the budget, since
+the rest is caused by other processes. Exit code 1 if a budget is missed.
 
 The mix is that of a busy node: a tenth of the images in use, each twentieth pinned, a third of the containers dead,
-and thresholds that make about a third of the images go. The budgets are for the default policy; the cases with rules
+and thresholds that remove about a third of the images. The budgets are for the default policy; the cases with rules
 (two globs, a regular expression, a digest, and the newest image of each repository) have a bound of their own.
 """
 
@@ -64,7 +64,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What a case took."""
+    """Durations of a case."""
 
     name: str
     runs: int
@@ -74,7 +74,7 @@ class Timing:
 
     @property
     def met(self) -> bool:
-        """Whether the smallest time is within the budget."""
+        """Whether the shortest duration is within the budget."""
         return self.min_ms <= self.budget_ms
 
 
@@ -125,7 +125,7 @@ def make_workload(
 
 
 def make_storage(images: Sequence[Image], dice: random.Random) -> StorageGraph:
-    """Return a graph with ten layers per image, each a snapshot and a blob, the lower ones shared as bases are."""
+    """Return a graph with ten layers per image, each a snapshot and a blob, the lower ones shared like base layers."""
     pieces: list[StoredPiece] = []
 
     def add_layer(number: int) -> tuple[int, int]:
@@ -168,7 +168,7 @@ def make_node(images: int, containers: int, *, storage: bool = False) -> NodeSna
 
 
 def cases() -> list[Case]:
-    """Return what is measured."""
+    """Return the cases."""
     plain, ruled = GCPolicy(), GCPolicy(images=RULED)
     return [
         Case(
@@ -205,7 +205,7 @@ def cases() -> list[Case]:
 
 
 def measure(case: Case, runs: int) -> Timing:
-    """Run a case and return what it took; what the planner answers is let go outside the measurement."""
+    """Run a case and return its durations; the plan is freed outside the measurement."""
     node = case.make()
     taken_ms = []
     for _ in range(runs):

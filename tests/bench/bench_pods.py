@@ -2,8 +2,8 @@
 
 The cgroups are a tree of files.
 
-The runtime runs in a process of its own, so that what it uses does not count; the time waited for it does not either.
-The first look, which asks for every sandbox and container once, is told apart. Exit code 1 if the budget is missed.
+The runtime runs in a process of its own, so that neither its CPU time nor the wait for it counts.
+The first reading, with a call per sandbox and container, is reported separately. Exit code 1 if the budget is missed.
 """
 
 from __future__ import annotations
@@ -73,16 +73,16 @@ async def serve(socket: Path) -> None:
 
 
 async def measure(socket: Path, root: Path, runs: int) -> tuple[float, list[float], list[float]]:
-    """Return the CPU milliseconds of the first look and of the later ones, and the wall time of these."""
+    """Return the CPU milliseconds of the first and the later readings, and the wall time of the later ones."""
     async with RuntimeConnection(str(socket)) as connection:
         settings = PodSettings(Role.STANDALONE, pod_log_root=root / "pods", kubelet_root=root / "kubelet")
         watcher = PodReader(CriClient(connection), settings=settings, clock=SystemClock(), root=root)
         began = time.process_time()
-        seen = await watcher.read()
+        inventory = await watcher.read()
         first_ms = (time.process_time() - began) * 1000
-        assert len(seen.facts) == PODS
-        assert not seen.warnings
-        assert all(each.usage is not None and each.usage.memory_bytes == 250 * MIB for each in seen.facts)
+        assert len(inventory.facts) == PODS
+        assert not inventory.warnings
+        assert all(each.usage is not None and each.usage.memory_bytes == 250 * MIB for each in inventory.facts)
         cpu_ms, wall_ms = [], []
         for _ in range(runs):
             gc.collect()
@@ -102,9 +102,9 @@ async def decide(watcher: PodReader) -> None:
     )
     now = Moment(clock.now(), clock.monotonic_s())
     evaluation = evaluate(EvictionState(), observations, parse_thresholds(), policy, now=now)
-    seen = await watcher.read()
+    inventory = await watcher.read()
     plan = plan_eviction(
-        evaluation, seen.facts, policy, layout=FilesystemLayout.SINGLE, now=now, observations=observations
+        evaluation, inventory.facts, policy, layout=FilesystemLayout.SINGLE, now=now, observations=observations
     )
     assert plan.victim is not None
 
@@ -134,7 +134,7 @@ def main() -> None:
         ("one pass, wall, the runtime's answers included [ms]", wall_ms),
     ):
         print(f"{what:58} {min(taken):9.1f} {statistics.median(taken):9.1f} {max(taken):9.1f}")
-    print(f"the first look at the pods, CPU: {first_ms:.0f} ms")
+    print(f"first reading of the pods, CPU: {first_ms:.0f} ms")
     sys.exit(min(cpu_ms) > BUDGET_MS)
 
 

@@ -1,6 +1,6 @@
-"""From a wake to the decision, on a machine whose processors are all busy: signals read, thresholds judged.
+"""Latency from a wake to the decision, on a machine with busy CPUs: signals read, thresholds evaluated.
 
-A thread stands in for the kernel and wakes the loop as a stall trigger does, through a descriptor it watches. As many
+A thread simulates the kernel and wakes the loop like a PSI trigger, through a descriptor it watches. As many
 processes spin as there are processors; this one runs at a higher priority, as the unit's CPUWeight gives it.
 """
 
@@ -59,7 +59,7 @@ async def measure(runs: int) -> list[float]:
 def main() -> None:
     """Measure and print."""
     if os.geteuid() == 0:
-        os.nice(-4)  # of twice the weight or so
+        os.nice(-4)  # about twice the weight
     spinning = [
         subprocess.Popen(["nice", "-n", "4" if os.geteuid() == 0 else "0", sys.executable, "-c", _SPIN])
         for _ in range(os.cpu_count() or 1)

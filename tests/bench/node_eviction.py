@@ -1,8 +1,8 @@
-"""How long a pod lives on once memory has crossed its threshold, in a real node: woken by stalls, and by polling alone.
+"""Latency from a crossed memory threshold to the end of the pod, in a real node: with PSI triggers, and by polling.
 
 A pod above its request grows by 50 MiB/s with 200 MiB left on the node; the threshold is ``memory.available<100Mi``.
 A program of the node's own, apart from the agent, notes when the kernel's figures cross the threshold and when the
-pod's cgroup is empty. Ten runs of each; none may have the kernel kill anything.
+pod's cgroup is empty. Ten runs of each; no run may have an OOM kill.
 
     python -m tests.bench.node_eviction [RUNS [woken|polling|busy ...]]
 """
@@ -55,19 +55,19 @@ def available_mib(node: Node) -> int:
 
 
 def kills(node: Node) -> int:
-    """Return how often the kernel's OOM killer acted in pods."""
+    """Return the number of OOM kills in pods."""
     return int(node.get("/proc/vmstat").decode().partition("oom_kill ")[2].split()[0])
 
 
 def told_by(node: Node, unit: str) -> str:
-    """Return what the agent, the watching program and the kernel said."""
+    """Return the logs of the agent, the watching program and the kernel."""
     return node.run(
         f"journalctl -o short-monotonic --no-pager -u nodeagent -u {unit} | cut -c-600; dmesg | grep -iE 'oom|killed'"
     ).stdout
 
 
 def remove(node: Node, pod: RunningPod) -> None:
-    """Remove what an eviction leaves of a pod."""
+    """Remove the leftovers of an evicted pod."""
     node.python(
         "from pathlib import Path\n"
         "from tests.support.pods import Pods\n"
@@ -78,14 +78,14 @@ def remove(node: Node, pod: RunningPod) -> None:
 
 
 def noticed_s(node: Node) -> float:
-    """Return when the agent last told that the threshold is met, in seconds since boot."""
+    """Return the time of the last threshold_met event, in seconds since boot."""
     lines = node.run("journalctl -u nodeagent -o cat --no-pager | grep threshold_met").stdout.splitlines()
     since_boot = "import time; print(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME))"
     return datetime.fromisoformat(json.loads(lines[-1])["timestamp"]).timestamp() - float(node.python(since_boot))
 
 
 def grow_once(node: Node, number: str) -> tuple[int, int]:
-    """Let one pod grow into the threshold; return the milliseconds until that was noticed, and until it was gone."""
+    """Grow one pod over the threshold; return the milliseconds until the detection, and until the end of the pod."""
     (growing,) = node.run_pods(
         vm.Pod(f"growing-{number}", hogs.HOG, ("/bin/hog", "held", "memory", "16", str(PACE_MIB), "4000"))
     )
@@ -111,7 +111,7 @@ def grow_once(node: Node, number: str) -> tuple[int, int]:
     node.run(f"kill -USR1 $(cat {growing.cgroup}/cgroup.procs)")
     try:
         reclaim.poll(
-            "the pod is gone",
+            "the pod has ended",
             lambda: "gone" in node.run(f"journalctl -u {unit} -o cat").stdout,
             timeout_s=60,
             interval_s=0.5,
@@ -119,8 +119,8 @@ def grow_once(node: Node, number: str) -> tuple[int, int]:
     except TimeoutError:
         print(told_by(node, unit))
         raise
-    told = node.run(f"journalctl -u {unit} -o cat").stdout
-    crossed, gone = (int(found) for found in re.findall(r"(?:crossed|gone) (\d+)", told))
+    output = node.run(f"journalctl -u {unit} -o cat").stdout
+    crossed, gone = (int(found) for found in re.findall(r"(?:crossed|gone) (\d+)", output))
     if kills(node) != killed:
         sys.exit(f"run {number}: the kernel killed something\n{told_by(node, unit)}")
     if steady is not None:
@@ -151,7 +151,7 @@ def main() -> None:
     with vm.Node.boot(vm.ensure_disk(), memory_mib=1024) as node:
         node.import_images(vm.pause_image(), hogs.image())
         node.put(hogs.PATH_IN_NODE, hogs.program(), mode=0o755)
-        node.run("sysctl -w vm.min_free_kbytes=8192")  # else a machine this small keeps a tenth of the room to itself
+        node.run("sysctl -w vm.min_free_kbytes=8192")  # otherwise a machine of this size reserves a tenth of its memory
         node.put("/etc/systemd/system/nodeagent.service", vm.CHECKOUT / "systemd" / "nodeagent.service")
         node.run("mkdir -p /etc/nodeagent; systemctl daemon-reload")
         if "woken" in wanted:

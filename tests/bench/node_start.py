@@ -1,6 +1,6 @@
-"""From the start of the unit to its READY=1, and what ``status`` takes, in a real node under its own unit.
+"""Time from the start of the unit to READY=1, and duration of ``status``, in a real node with the shipped unit.
 
-The node is emulated, so its processor's slowness is measured as well, by the same loop of Python here and there.
+The node is emulated, so the slowdown of its CPU is measured too, by the same Python loop on host and node.
 
     python -m tests.bench.node_start [RUNS]
 """
@@ -24,7 +24,7 @@ _STAMPS = "systemctl show nodeagent -p ExecMainStartTimestampMonotonic,ActiveEnt
 
 
 def slowdown(node: vm.Node) -> float:
-    """Return how many times slower the node's processor is."""
+    """Return the factor by which the node's CPU is slower."""
     here = [
         float(subprocess.run([sys.executable, "-c", _LOOP], capture_output=True, text=True, check=True).stdout)
         for _ in range(5)
@@ -44,7 +44,7 @@ def main() -> None:
             began, ready = map(int, sorted(node.run(_STAMPS).stdout.split(), key=int))
             started_s.append((ready - began) / 1e6)
         status_s = [float(node.run(["python3", "-c", _STATUS], timeout_s=120).stdout) for _ in range(runs)]
-        time.sleep(30)  # what is measured next is a daemon at rest
+        time.sleep(30)  # until the daemon is idle
         pid = node.run("systemctl show nodeagent -p MainPID --value").stdout.strip()
         resident = node.run(f"grep VmRSS /proc/{pid}/status").stdout.split()[1]
         factor = slowdown(node)

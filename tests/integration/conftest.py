@@ -1,4 +1,4 @@
-"""Fixtures over a real containerd, and the rule for where there is none: a loud skip, in CI a failure.
+"""Fixtures on a real containerd; without one, tests are skipped with a visible reason, or fail in CI.
 
 NODEAGENT_TEST_CONTAINERD chooses the version: "host" (the default, what is installed), "1.7" or "2.1".
 """
@@ -25,7 +25,7 @@ _SKIPPED = pytest.StashKey[dict[str, str]]()
 
 
 class ContainerdFactory(Protocol):
-    """Starts a containerd that ends with the fixture's scope."""
+    """Starts a containerd that is stopped at the end of the fixture's scope."""
 
     def __call__(self, **options: Unpack[Options]) -> Containerd: ...
 
@@ -79,7 +79,7 @@ def containerd_version() -> Version:
 
 @pytest.fixture(scope="session", autouse=True)
 def _swept() -> None:
-    """Takes away what killed runs left, once and before anything is started."""
+    """Remove the leftovers of killed runs, once before any start."""
     for base in reclaim.sweep():
         print(f"reclaimed what an earlier run left in {base}", file=sys.stderr)
 
@@ -93,7 +93,7 @@ def containerd(containerd_version: Version) -> Iterator[Containerd]:
 
 @pytest.fixture
 def pods(containerd: Containerd) -> Iterator[Pods]:
-    """A pod maker on the session's daemon; the sandboxes it ran are removed after the test."""
+    """Pods on the daemon of the session; their sandboxes are removed after the test."""
     with containerd.pods() as maker:
         yield maker
         maker.remove_made()

@@ -156,7 +156,7 @@ def test_imagefs_full_of_images_in_use_ends_short_with_breakdown_and_history(wor
     assert [(each["trigger"], each["end"], each["actions"]) for each in passes] == [("command", "shortfall", [])] * 2
 
     nodeagent(worn, "run", "--once", "--dry-run", code=3)
-    assert {each.id for each in worn.gone} <= {each.id for each in worn.pods.list_containers()}
+    assert {each.id for each in worn.deleted} <= {each.id for each in worn.pods.list_containers()}
     nodeagent(worn, "run", "--once", code=3)
     assert tags(worn) >= {USED_RUNNING, USED_DEAD, worn.containerd.sandbox_image}
     assert remaining - tags(worn) <= {USED_GONE}
@@ -164,7 +164,7 @@ def test_imagefs_full_of_images_in_use_ends_short_with_breakdown_and_history(wor
 
 def test_dead_containers_sandboxes_and_logs(worn: WornNode) -> None:
     assert worn.crash_sandbox is not None
-    assert worn.gone_sandbox is not None
+    assert worn.deleted_sandbox is not None
     newest = worn.crashed[-1]
     preview = gc(worn, "containers", "--dry-run")
     report = gc(worn, "containers", "--yes")
@@ -173,16 +173,16 @@ def test_dead_containers_sandboxes_and_logs(worn: WornNode) -> None:
     remaining = {each.id: each.state for each in worn.pods.list_containers()}
     assert newest.id in remaining
     assert not {each.id for each in worn.crashed[:-1]} & remaining.keys()
-    assert not {each.id for each in worn.gone} & remaining.keys()
+    assert not {each.id for each in worn.deleted} & remaining.keys()
     assert worn.running is not None
     assert remaining[worn.running.id] == "RUNNING"
     assert newest.log_file is not None
     assert "attempt 3" in newest.log_file.read_text()
     assert [each.log_file for each in worn.crashed if each.log_file and each.log_file.exists()] == [newest.log_file]
-    assert worn.gone_sandbox.id not in {each.id for each in worn.pods.list_sandboxes()}
+    assert worn.deleted_sandbox.id not in {each.id for each in worn.pods.list_sandboxes()}
     assert worn.crash_sandbox.id in {each.id for each in worn.pods.list_sandboxes()}
-    assert worn.gone_sandbox.log_directory is not None
-    assert not worn.gone_sandbox.log_directory.exists()
+    assert worn.deleted_sandbox.log_directory is not None
+    assert not worn.deleted_sandbox.log_directory.exists()
     links = list((worn.containerd.base / "containers").iterdir())
     assert len(links) == 2
     assert all(link.exists() for link in links)

@@ -1,4 +1,4 @@
-"""Proves the harness itself: what it starts is real, and what it ends is gone."""
+"""Tests of the harness: real daemons and pods, and complete removal at the end."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def apps(containerd: Containerd, tmp_path_factory: pytest.TempPathFactory) -> im
     return archive
 
 
-def test_the_chosen_version_answers(pods: Pods, containerd_version: Version) -> None:
+def test_daemon_has_the_chosen_version(pods: Pods, containerd_version: Version) -> None:
     name, version = pods.version()
     assert name == "containerd"
     if containerd_version != "host":
         assert version.lstrip("v").startswith(containerd_version)
 
 
-def test_five_images_share_their_base(containerd: Containerd, pods: Pods, apps: images.Archive) -> None:
+def test_five_images_share_their_base_layer(containerd: Containerd, pods: Pods, apps: images.Archive) -> None:
     listed = {image.id: image for image in pods.list_images()}
     for built in apps.images:
         image = listed[built.config_digest]
@@ -63,7 +63,7 @@ def test_five_images_share_their_base(containerd: Containerd, pods: Pods, apps: 
     assert len({built.diff_ids[:2] for built in apps.images}) == 1
 
 
-def test_a_pod_runs_and_leaves_a_log(pods: Pods, apps: images.Archive, tmp_path: Path) -> None:
+def test_pod_runs_and_writes_a_log(pods: Pods, apps: images.Archive, tmp_path: Path) -> None:
     sandbox = pods.run_sandbox("web", namespace="shop", log_directory=tmp_path / "pods" / "shop_web_u-1", uid="u-1")
     running = pods.run_container(sandbox, "serve", apps.tags[0])
     ended = pods.run_container(sandbox, "once", apps.tags[2], ["sh", "-c", "echo hello; exit 3"], attempt=2)
@@ -83,11 +83,11 @@ def test_a_pod_runs_and_leaves_a_log(pods: Pods, apps: images.Archive, tmp_path:
     assert pods.status(running.id).state == "RUNNING"
 
 
-def test_a_container_can_be_stopped_and_removed(pods: Pods, apps: images.Archive) -> None:
+def test_container_is_stopped_and_removed(pods: Pods, apps: images.Archive) -> None:
     sandbox = pods.run_sandbox("brief")
     container = pods.run_container(sandbox, "main", apps.tags[0])
     pods.stop(container, grace_s=10)
-    assert pods.wait_exited(container).exit_code == 0  # it heeded SIGTERM
+    assert pods.wait_exited(container).exit_code == 0  # exit on SIGTERM
     pods.remove_container(container)
     assert container.id not in {one.id for one in pods.list_containers()}
     pods.remove_sandbox(sandbox)
@@ -109,7 +109,7 @@ def test_pods_outlive_the_daemon(containerd: Containerd, pods: Pods, apps: image
     assert pods.status(container.id).state == "RUNNING"
 
 
-def test_a_frozen_daemon_answers_nothing_until_thawed(containerd: Containerd, pods: Pods) -> None:
+def test_suspended_daemon_does_not_respond_until_resumed(containerd: Containerd, pods: Pods) -> None:
     pods.version()
     containerd.freeze()
     try:
@@ -122,7 +122,7 @@ def test_a_frozen_daemon_answers_nothing_until_thawed(containerd: Containerd, po
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])
-def test_an_image_filesystem_of_its_own_fills(containerd_factory: ContainerdFactory, kind: str) -> None:
+def test_image_filesystem_of_the_daemon_fills(containerd_factory: ContainerdFactory, kind: str) -> None:
     daemon = containerd_factory(imagefs=LoopFs(320, "xfs" if kind == "xfs" else "ext4", reserved_percent=0))
     assert daemon.root.is_mount()
     before = os.statvfs(daemon.root)
@@ -130,7 +130,7 @@ def test_an_image_filesystem_of_its_own_fills(containerd_factory: ContainerdFact
     fat = images.image("harness.test/fat:v1", layers=[images.blob("fat", 20 * MIB)])
     daemon.import_images(images.write_oci(daemon.base / "fat.tar", fat))
     after = os.statvfs(daemon.root)
-    assert (before.f_bavail - after.f_bavail) * after.f_frsize > 40 * MIB  # the blob and what it unpacks to
+    assert (before.f_bavail - after.f_bavail) * after.f_frsize > 40 * MIB  # blob and unpacked layer
 
     daemon.fill(10 * MIB)
     filled = os.statvfs(daemon.root)
@@ -170,11 +170,11 @@ def test_archives_are_reproducible(tmp_path: Path) -> None:
 
 
 class OnPurposeError(Exception):
-    """Stands for a test's failure inside the daemon's block."""
+    """Simulated failure of a test within the daemon's context."""
 
 
 @pytest.mark.parametrize("end", ["in order", "crashed", "frozen", "shim killed", "test failed"])
-def test_nothing_is_left(containerd_version: Version, end: str) -> None:
+def test_all_resources_are_removed_at_the_end(containerd_version: Version, end: str) -> None:
     daemon = Containerd(containerd_version, imagefs=LoopFs(64))
     with contextlib.suppress(OnPurposeError), daemon:
         pods = daemon.pods()
@@ -200,7 +200,7 @@ def test_nothing_is_left(containerd_version: Version, end: str) -> None:
     assert not [socket for socket in sockets if socket.exists()]
 
 
-def test_what_a_killed_run_leaves_is_swept(containerd_version: Version) -> None:
+def test_leftovers_of_a_killed_run_are_removed(containerd_version: Version) -> None:
     code = f"""
 import os, signal
 from tests.support.containerd import Containerd, LoopFs

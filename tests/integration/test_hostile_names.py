@@ -1,4 +1,4 @@
-"""Names that tenants chose against the reader, on a real containerd: it takes them all, and so must the agent."""
+"""Hostile names, chosen by tenants, on a real containerd, which accepts all of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RECORDED = [encodable(os.fsdecode(each)) for each in DIRECTORIES]
 
 @pytest.fixture
 def node(containerd_factory: ContainerdFactory) -> Containerd:
-    """Give a containerd with a dead container for each name, beside log directories that are not UTF-8."""
+    """Return a containerd with a dead container for each name, beside log directories that are not UTF-8."""
     made = containerd_factory()
     archive = images.write_oci(made.base / "app.tar", images.image(IMAGE))
     made.import_images(archive)
@@ -57,7 +57,7 @@ def node(containerd_factory: ContainerdFactory) -> Containerd:
 
 
 def run(node: Containerd, command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command and see that what it printed is harmless."""
+    """Run a command and assert harmless output."""
     words = [sys.executable, "-m", "nodeagent", *command.split(), "--config", str(node.base / "config.toml.agent")]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
     assert [each for each in (ended.stdout + ended.stderr).split("\n") if escape(each) != each] == []
@@ -65,7 +65,7 @@ def run(node: Containerd, command: str) -> subprocess.CompletedProcess[str]:
     return ended
 
 
-def test_hostile_names_are_listed_collected_and_recorded_and_later_passes_work(node: Containerd) -> None:
+def test_hostile_names_are_listed_removed_and_recorded_and_later_passes_succeed(node: Containerd) -> None:
     for command in ("images", "images --tree", "containers", "pods", "du --details", "evict --dry-run"):
         assert run(node, command).returncode == 0, command
     preview = run(node, "gc containers --dry-run")

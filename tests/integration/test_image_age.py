@@ -1,6 +1,6 @@
 """Removal of images by age on a real containerd: an image that a container used a second before is kept.
 
-Days pass on the agent's own clock, which is ahead of the machine's.
+Days pass on the clock of the agent, ahead of that of the machine.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ INTERVAL_S = 300.0
 
 
 class AheadClock:
-    """The machine's clocks, both ahead by what was let pass."""
+    """Clocks of the machine, both advanced by the simulated time."""
 
     def __init__(self) -> None:
         self._system = SystemClock()
@@ -80,7 +80,7 @@ class Node:
         return {tag for image in self.pods.list_images() for tag in image.tags} - {self.sandbox_image}
 
     async def make_pass(self) -> dict[str, str]:
-        """Make a pass of a newly started agent; return why each image was kept or removed."""
+        """Run a pass of a newly started agent; return the reason of each image."""
         async with open_agent(load_settings(self.config, {}), record=True, dry_run=False, clock=self.clock) as agent:
             return await self.pass_of(agent)
 
@@ -91,7 +91,7 @@ class Node:
         return {each.name: each.reason.code.value for each in preview.plans[0].decisions}
 
     async def observe(self, seconds: float) -> None:
-        """Let that time pass in an agent that observes all of it."""
+        """Advance the time in an agent that observes image use."""
         async with open_agent(load_settings(self.config, {}), record=True, dry_run=False, clock=self.clock) as agent:
             for _ in range(round(seconds / INTERVAL_S)):
                 await agent.collector.preview(Scope.IMAGES)
@@ -115,7 +115,7 @@ def test_image_used_a_second_before_survives_a_fresh_state_directory(node: Node)
 
 def test_image_used_a_second_before_survives_a_command_with_a_short_age(node: Node) -> None:
     command = [sys.executable, "-m", "nodeagent", "gc", "images", "--yes", "--config", str(node.config)]
-    for _ in range(2):  # the second one finds the state of the first
+    for _ in range(2):  # the second run uses the state of the first
         node.use()
         ended = subprocess.run(
             [*command, "--minimum-age", "0s", "--maximum-unused-age", "100ms"],

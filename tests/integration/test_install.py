@@ -1,4 +1,4 @@
-"""``make install`` and ``make uninstall`` as root, on a copy of the system directories that vanishes."""
+"""``make install`` and ``make uninstall`` as root, on a temporary copy of the system directories."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LISTING = (
     r"\( -name '*.pyc' -o -name __pycache__ -o -path '/etc/g*-' -o -path /var/lib/systemd/catalog \) -prune "
     r"-o -printf '%p %y %s %l\n' | grep -v '^[^ ]* d ' | sort"
 )
-"""Files and links, without what others derive from them: bytecode, the catalog, and the backups of groupdel."""
+"""Files and links, except derived ones: bytecode, the journal catalog, and the backups of groupdel."""
 SYSTEM = (
     *("/", "/usr", "/usr/local", "/usr/local/bin", "/usr/local/lib/nodeagent", "/usr/lib/python3", "/etc/nodeagent"),
     *("/bin", "/opt", "/var/lib", "/var/lib/nodeagent", "/root", "opt/nodeagent", "/opt/../usr", "", "/opt/a b"),
@@ -72,7 +72,7 @@ def node(installed: SystemOverlay, tmp_path: Path) -> Iterator[SystemOverlay]:
 
 
 def refused(node: SystemOverlay, command: str, *words: str) -> None:
-    """Run a command that has to be refused, with these words, and without changing anything."""
+    """Run a command that must fail with this text and change nothing."""
     before = node.must(LISTING)
     done = node.run(command)
     assert done.returncode != 0, done.stdout
@@ -128,7 +128,7 @@ def test_prefix_that_others_can_change_is_refused(clean: SystemOverlay) -> None:
     ],
     ids=["command", "link", "unit", "mask", "tmpfiles"],
 )
-def test_foreign_file_in_a_place_of_the_agent_is_refused_before_anything_is_made(
+def test_foreign_file_at_a_path_of_the_agent_is_refused_before_any_change(
     clean: SystemOverlay, place: str, plant: str
 ) -> None:
     clean.must(plant)

@@ -1,6 +1,6 @@
-"""Facts of real pods: what a real containerd tells of cgroup parents, annotations, scores and limits.
+"""Facts of pods on a real containerd: cgroup parents, annotations, OOM scores and limits.
 
-Memory is not looked at: this needs a node with cgroup v2.
+Memory is not tested here, as it requires a node with cgroup v2.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def run(
     return made
 
 
-def look(containerd: Containerd, tmp_path: Path, **wanted: bool) -> tuple[PodInventory, Counter[str]]:
-    """Look twice, and give what the second look saw and which calls it made."""
+def read_pods(containerd: Containerd, tmp_path: Path, **options: bool) -> tuple[PodInventory, Counter[str]]:
+    """Read the pods twice, and return the second reading and its runtime calls."""
     calls: Counter[str] = Counter()
 
     def observe(method: str, _seconds: float, _status: str) -> None:
@@ -69,20 +69,20 @@ def look(containerd: Containerd, tmp_path: Path, **wanted: bool) -> tuple[PodInv
         async with RuntimeConnection(str(containerd.socket), observer=observe) as connection:
             settings = PodSettings(Role.STANDALONE, pod_log_root=tmp_path / "none", kubelet_root=tmp_path / "kubelet")
             watcher = PodReader(CriClient(connection), settings=settings, clock=SystemClock())
-            await watcher.read(**wanted)
+            await watcher.read(**options)
             calls.clear()
-            return await watcher.read(**wanted)
+            return await watcher.read(**options)
 
     return asyncio.run(gather()), calls
 
 
-def facts_of(seen: PodInventory, sandbox: Sandbox) -> PodFacts:
-    (found,) = (each for each in seen.facts if each.uid == sandbox.uid)
+def facts_of(inventory: PodInventory, sandbox: Sandbox) -> PodFacts:
+    (found,) = (each for each in inventory.facts if each.uid == sandbox.uid)
     return found
 
 
-def kept(seen: PodInventory, sandbox: Sandbox) -> str | None:
-    reason = Protection(seen.facts, EvictionPolicy()).why_kept(facts_of(seen, sandbox))
+def kept(inventory: PodInventory, sandbox: Sandbox) -> str | None:
+    reason = Protection(inventory.facts, EvictionPolicy()).why_kept(facts_of(inventory, sandbox))
     return None if reason is None else reason.code.value
 
 
@@ -93,33 +93,33 @@ def test_facts_of_real_pods(containerd: Containerd, pods: Pods, image: str, tmp_
     static = run(pods, "static", image, 900, qos="burstable", annotations={"kubernetes.io/config.source": "file"})
     critical = run(pods, "critical", image, -997, qos="burstable")
     annotated = run(pods, "annotated", image, 0, annotations={"nodeagent.dev/priority": "-10"})
-    seen, calls = look(containerd, tmp_path, with_usage=False)
+    inventory, calls = read_pods(containerd, tmp_path, with_usage=False)
 
     capacity = read_memory_capacity()
-    assert seen.warnings == ()
+    assert inventory.warnings == ()
     assert calls == {"ListPodSandbox": 1, "ListContainers": 1}
-    found = facts_of(seen, burstable)
+    found = facts_of(inventory, burstable)
     assert found.qos == Fact(QosClass.BURSTABLE, FactSource.CGROUP)
     assert found.memory_request_bytes == Fact(capacity * 101 // 1000 + capacity * 2 // 1000, FactSource.INFERRED)
     assert found.termination_grace_s == Fact(30.0, FactSource.CRI)
-    assert (found.priority, kept(seen, burstable)) == (Fact(0, FactSource.ASSUMED), None)
-    assert facts_of(seen, guaranteed).qos.value is QosClass.GUARANTEED
-    assert facts_of(seen, guaranteed).memory_request_bytes == Fact(64 * MIB, FactSource.INFERRED)
-    assert kept(seen, guaranteed) is None
-    assert facts_of(seen, best_effort).memory_request_bytes == Fact(0, FactSource.INFERRED)
-    assert kept(seen, best_effort) is None
-    assert kept(seen, static) == "static-pod"
-    assert kept(seen, critical) == "critical-pod"
-    assert facts_of(seen, annotated).priority == Fact(-10, FactSource.CRI)
+    assert (found.priority, kept(inventory, burstable)) == (Fact(0, FactSource.ASSUMED), None)
+    assert facts_of(inventory, guaranteed).qos.value is QosClass.GUARANTEED
+    assert facts_of(inventory, guaranteed).memory_request_bytes == Fact(64 * MIB, FactSource.INFERRED)
+    assert kept(inventory, guaranteed) is None
+    assert facts_of(inventory, best_effort).memory_request_bytes == Fact(0, FactSource.INFERRED)
+    assert kept(inventory, best_effort) is None
+    assert kept(inventory, static) == "static-pod"
+    assert kept(inventory, critical) == "critical-pod"
+    assert facts_of(inventory, annotated).priority == Fact(-10, FactSource.CRI)
 
-    told = {each.uid: each for each in seen.shutdown}
-    assert told[burstable.uid].labels == {"app": "web"}
-    assert told[critical.uid].node_critical_source == "oom_score_adj"
-    assert told[static.uid].static
+    shutdown_pods = {each.uid: each for each in inventory.shutdown}
+    assert shutdown_pods[burstable.uid].labels == {"app": "web"}
+    assert shutdown_pods[critical.uid].node_critical_source == "oom_score_adj"
+    assert shutdown_pods[static.uid].static
     listed = {each.id: each for each in pods.list_containers()}
-    assert [listed[key].name for key in told[burstable.uid].container_ids] == ["c1", "c0"]
-    handle = seen.handles[burstable.uid]
-    assert (handle.sandbox_ids, handle.container_ids) == ((burstable.id,), told[burstable.uid].container_ids)
+    assert [listed[key].name for key in shutdown_pods[burstable.uid].container_ids] == ["c1", "c0"]
+    handle = inventory.handles[burstable.uid]
+    assert (handle.sandbox_ids, handle.container_ids) == ((burstable.id,), shutdown_pods[burstable.uid].container_ids)
     for each in handle.containers:
         assert each.pid is not None
         assert each.id in _text(f"/proc/{each.pid}/cgroup")
@@ -132,7 +132,7 @@ def test_disk_of_a_real_pod(containerd: Containerd, pods: Pods, image: str, tmp_
     data.write_bytes(b"x" * MIB)
 
     def measured() -> PodFacts | None:
-        facts = facts_of(look(containerd, tmp_path, with_disk=True)[0], sandbox)
+        facts = facts_of(read_pods(containerd, tmp_path, with_disk=True)[0], sandbox)
         usage = facts.usage
         enough = usage is not None and (usage.writable.used_bytes or 0) >= 4 * MIB and usage.logs.used_bytes
         return facts if enough else None
@@ -143,23 +143,23 @@ def test_disk_of_a_real_pod(containerd: Containerd, pods: Pods, image: str, tmp_
     assert facts.usage is not None
     assert facts.usage.writable.used_bytes is not None
     assert 4 * MIB <= facts.usage.writable.used_bytes < 5 * MIB
-    assert facts.usage.memory_bytes is not None  # from the kernel's files, else by the runtime's own count
+    assert facts.usage.memory_bytes is not None  # from the kernel's files, otherwise from the runtime
     assert [each.used_bytes for each in facts.empty_dirs] == [data.stat().st_blocks * 512]
     assert (facts.usage.ephemeral_bytes or 0) >= 5 * MIB
-    handle = look(containerd, tmp_path)[0].handles[sandbox.uid]
+    handle = read_pods(containerd, tmp_path)[0].handles[sandbox.uid]
     Path(f"/proc/{handle.containers[0].pid}/root/more").write_bytes(b"x" * (8 * MIB))
-    at_once = facts_of(look(containerd, tmp_path, with_disk=True)[0], sandbox).usage
+    at_once = facts_of(read_pods(containerd, tmp_path, with_disk=True)[0], sandbox).usage
     assert at_once is not None
     assert (at_once.writable.used_bytes or 0) >= 12 * MIB
 
 
-def test_a_pod_that_ends_is_no_longer_seen(containerd: Containerd, pods: Pods, image: str, tmp_path: Path) -> None:
+def test_ended_pod_is_no_longer_listed(containerd: Containerd, pods: Pods, image: str, tmp_path: Path) -> None:
     ending = run(pods, "ending", image, 1000, qos="besteffort")
-    assert ending.uid in look(containerd, tmp_path)[0].handles
+    assert ending.uid in read_pods(containerd, tmp_path)[0].handles
     pods.stop_sandbox(ending)
-    seen, _ = look(containerd, tmp_path)
-    assert ending.uid not in seen.handles
-    assert ending.uid not in {each.uid for each in seen.facts}
+    inventory, _ = read_pods(containerd, tmp_path)
+    assert ending.uid not in inventory.handles
+    assert ending.uid not in {each.uid for each in inventory.facts}
 
 
 def _text(path: str) -> str:

@@ -1,6 +1,6 @@
-"""Collection on a real containerd beside a stand-in for a kubelet, in a PID namespace of the agent and the kubelet.
+"""Garbage collection on a real containerd beside a fake kubelet, in a PID namespace of the agent and the kubelet.
 
-The namespace keeps the stand-in from the detection of other tests on this machine, and other processes from this one.
+The namespace hides the fake kubelet from other tests on this machine, and other processes from this one.
 In such a namespace the role is unknown without a kubelet, so that it is configured where none is.
 """
 
@@ -34,7 +34,7 @@ ON_COMMAND = '(read -r _ < "$DIRECTORY/join"; exec "$KUBELET" --root-dir="$DIREC
 
 
 class Node:
-    """A runtime with a configuration for the agent, and a stand-in for a kubelet."""
+    """A runtime with a configuration for the agent, and a fake kubelet."""
 
     def __init__(self, containerd: Containerd, pods: Pods, directory: Path) -> None:
         self.pods = pods
@@ -60,7 +60,7 @@ class Node:
         }
 
     def nodeagent(self, *arguments: str, kubelet: bool) -> dict[str, Any]:
-        """Run a command and give the document it printed."""
+        """Run a command and return its JSON document."""
         command = '"$PYTHON" -m nodeagent "$@" --config "$CONFIG" --output json'
         ended = subprocess.run(
             [*NODE, (BESIDE if kubelet else "") + command, "sh", *arguments],
@@ -84,7 +84,7 @@ class Node:
         return sandbox, container
 
     def left(self, sandbox: Sandbox, container: Container) -> tuple[bool, bool, bool]:
-        """Give whether the container, the sandbox and the logs of a pod are there."""
+        """Return whether the container, the sandbox and the logs of a pod exist."""
         assert sandbox.log_directory is not None
         return (
             container.id in {each.id for each in self.pods.list_containers()},
@@ -94,7 +94,7 @@ class Node:
 
     @contextmanager
     def daemon(self) -> Iterator[Path]:
-        """Run the daemon; a line in the pipe that is given starts the kubelet."""
+        """Run the daemon; a line in the returned pipe starts the kubelet."""
         os.mkfifo(self.directory / "join")
         log = self.directory / "log"
         command = ON_COMMAND + 'exec "$PYTHON" -m nodeagent run --config "$CONFIG"'

@@ -1,6 +1,6 @@
-"""What the storage graph says that removals free is what the filesystem then has more.
+"""Predicted bytes of removals by the storage graph, compared with the freed bytes of the filesystem.
 
-Random sets of stacked images go, each from the same state, and the rest must be whole.
+Random sets of stacked images are removed from the same initial state; the other images must remain complete.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Freed:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A filesystem, the stacked node on it, and what was predicted and measured so far."""
+    """A filesystem, the stacked node on it, and the predictions and measurements."""
 
     kind: Kind
     node: StackedNode
@@ -77,7 +77,7 @@ def case(request: pytest.FixtureRequest, module_containerd_factory: ContainerdFa
 
 
 @pytest.mark.parametrize("number", range(SETS))
-def test_a_set_of_images_frees_what_was_predicted(case: Case, number: int) -> None:
+def test_set_of_images_frees_the_predicted_bytes(case: Case, number: int) -> None:
     node = case.node
     assert len(node.candidates) >= FEWEST_IMAGES
     node.containerd.rewind()
@@ -104,18 +104,18 @@ def subset(images: Sequence[str], number: int) -> list[str]:
 
 
 def observe(node: StackedNode) -> NodeSnapshot:
-    """Look at the node as the agent does, with nothing remembered."""
+    """Observe the node as the agent does, without stored state."""
     config = node.containerd.base / "nodeagent.toml"
     config.write_text(
         f'role = "standalone"\n[runtime]\nendpoint = "unix://{node.containerd.socket}"\n'
         f'[state]\ndirectory = "{node.containerd.base}/agent-state"\n'
     )
 
-    async def look() -> NodeSnapshot:
+    async def observe() -> NodeSnapshot:
         async with open_agent(load_settings(config, {}), record=False, dry_run=True) as agent:
             return (await agent.collector.preview(Scope.IMAGES)).snapshot
 
-    return asyncio.run(look())
+    return asyncio.run(observe())
 
 
 def predict(snapshot: NodeSnapshot, chosen: Sequence[str]) -> Freed:
@@ -133,9 +133,9 @@ def predict(snapshot: NodeSnapshot, chosen: Sequence[str]) -> Freed:
 
 
 def free(node: StackedNode) -> Freed:
-    """Measure what is free once nothing is under way.
+    """Measure the free bytes once containerd is idle.
 
-    XFS gives back the inodes and blocks of deleted files in the background; to be frozen, it has to finish that.
+    XFS frees inodes and blocks of deleted files in the background; freezing the filesystem waits for the end of that.
     """
     root = node.containerd.root
     try:
@@ -147,13 +147,15 @@ def free(node: StackedNode) -> Freed:
 
 
 def assert_the_rest_is_whole(node: StackedNode, removed: Sequence[str]) -> None:
-    """Every image that was not removed has all it had; one that shared most with the removed ones runs."""
+    """Assert that all kept images are complete; run the one that shared most layers with removed ones."""
     blobs = set(node.containerd.ctr("content", "ls", "-q").split())
     snapshots = {line.split()[0] for line in node.containerd.ctr("snapshots", "ls").splitlines()}
     listed = {image.id for image in node.pods.list_images()}
     assert not listed & set(removed)
     shared: dict[str, int] = {}
-    gone = {name for image_id in removed for built in node.candidates[image_id] for name in chain_ids(built.diff_ids)}
+    removed_chains = {
+        name for image_id in removed for built in node.candidates[image_id] for name in chain_ids(built.diff_ids)
+    }
     for image_id in node.candidates.keys() - set(removed):
         assert image_id in listed
         for built in node.candidates[image_id]:
@@ -161,7 +163,7 @@ def assert_the_rest_is_whole(node: StackedNode, removed: Sequence[str]) -> None:
             assert set(chain) <= snapshots, built.tags
             if stacked.DAMAGED not in built.tags:
                 assert {built.digest, built.config_digest, *built.layer_digests} <= blobs, built.tags
-                shared[built.digest] = len(gone.intersection(chain))
+                shared[built.digest] = len(removed_chains.intersection(chain))
     digest = max(sorted(shared), key=lambda each: shared[each], default="")
     if shared.get(digest):
         built = next(one for several in node.candidates.values() for one in several if one.digest == digest)
@@ -169,7 +171,7 @@ def assert_the_rest_is_whole(node: StackedNode, removed: Sequence[str]) -> None:
 
 
 def assert_it_runs(node: StackedNode, image: str, files: dict[str, bytes]) -> None:
-    """A container from the image reads in every file what was put there."""
+    """Assert that a container of the image reads the expected content of every file."""
     script = "busybox find bin lib -type f | busybox sort | busybox xargs cat | busybox sha256sum"
     contents = b"".join(files[path] for path in sorted(files) if path.startswith(("bin/", "lib/")))
     sandbox = node.pods.run_sandbox("whole")

@@ -1,4 +1,4 @@
-"""What the agent tells of a real containerd is what it then does: explanations, saved plans, leaks, the breakdown."""
+"""Reports on a real containerd agree with the following pass: explanations, saved plans, leaks, usage breakdown."""
 
 from __future__ import annotations
 
@@ -61,23 +61,23 @@ def nodeagent(node: StackedNode, *arguments: str, code: int = 0) -> Document:
 def test_explanations_agree_with_the_next_pass(node: StackedNode) -> None:
     listed = nodeagent(node, "images")["images"]
     assert len(listed) >= 30
-    told = {}
+    explanations = {}
     for image in listed:
         (explained,) = nodeagent(node, "explain", image["id"])["explanations"]
-        told[image["id"]] = explained
+        explanations[image["id"]] = explained
     report = nodeagent(node, "gc", "images", "--yes", code=0)
-    gone = {each["id"] for each in report["results"] if each["outcome"] == "done"}
-    assert gone
-    assert {image_id for image_id, each in told.items() if each["verdict"] == "remove"} == gone
+    removed = {each["id"] for each in report["results"] if each["outcome"] == "done"}
+    assert removed
+    assert {image_id for image_id, each in explanations.items() if each["verdict"] == "remove"} == removed
     left = {image["id"] for image in nodeagent(node, "images")["images"]}
-    assert left == told.keys() - gone
-    for image_id, each in told.items():
-        if image_id not in gone:
+    assert left == explanations.keys() - removed
+    for image_id, each in explanations.items():
+        if image_id not in removed:
             assert each["reason"]["code"] in KEPT_FOR, each
-    assert {told[image_id]["position"] for image_id in told} == set(range(1, len(told) + 1))
+    assert {explanations[image_id]["position"] for image_id in explanations} == set(range(1, len(explanations) + 1))
 
 
-def test_a_stale_plan_removes_only_what_may_still_go(node: StackedNode, tmp_path: Path) -> None:
+def test_stale_plan_removes_only_items_that_are_still_removable(node: StackedNode, tmp_path: Path) -> None:
     saved = tmp_path / "plan.json"
     command = [sys.executable, "-m", "nodeagent", "plan", "--scope", "images", "--out", str(saved), "-c"]
     subprocess.run([*command, str(node.containerd.base / "nodeagent.toml")], check=True, cwd=ROOT)
@@ -103,7 +103,7 @@ def test_a_stale_plan_removes_only_what_may_still_go(node: StackedNode, tmp_path
         node.pods.remove_made()
 
 
-def test_what_is_orphaned_on_purpose_is_found_and_nothing_else(node: StackedNode) -> None:
+def test_only_deliberately_orphaned_pieces_are_found(node: StackedNode) -> None:
     assert nodeagent(node, "gc", "leaks", "--minimum-age", "0s")["plans"][0]["decisions"] == []
     containerd = node.containerd
     base = next(line.split()[0] for line in containerd.ctr("snapshots", "ls").splitlines() if "Committed" in line)
@@ -114,25 +114,25 @@ def test_what_is_orphaned_on_purpose_is_found_and_nothing_else(node: StackedNode
     lost = f"sha256:{hashlib.sha256(content).hexdigest()}"
     containerd.ctr("content", "ingest", "--expected-digest", lost, "lost", stdin=content)
     containerd.ctr("content", "label", lost, "containerd.io/gc.root=2024-01-01T00:00:00Z")
-    wanted = {"orphan", "orphan-above", lost}
+    expected = {"orphan", "orphan-above", lost}
     kept = nodeagent(node, "gc", "leaks", "--minimum-age", "0s")["plans"][0]["decisions"]
-    assert {each["id"]: each["reason"]["code"] for each in kept} == dict.fromkeys(wanted, "gc-root-label")
+    assert {each["id"]: each["reason"]["code"] for each in kept} == dict.fromkeys(expected, "gc-root-label")
     young = nodeagent(node, "gc", "leaks", "--rooted")["plans"][0]["decisions"]
     assert {each["verdict"] for each in young} == {"keep"}
     shown = nodeagent(node, "gc", "leaks", "--rooted", "--minimum-age", "0s")["plans"][0]["decisions"]
     assert [each["id"] for each in shown if each["kind"] == "snapshot"] == ["orphan-above", "orphan"]
-    assert {each["id"] for each in shown if each["verdict"] == "remove"} == wanted
+    assert {each["id"] for each in shown if each["verdict"] == "remove"} == expected
     assert {line.split()[0] for line in containerd.ctr("snapshots", "ls").splitlines()} >= {"orphan", "orphan-above"}
     report = nodeagent(node, "gc", "leaks", "--rooted", "--minimum-age", "0s", "--yes")
-    assert {each["id"]: each["outcome"] for each in report["results"]} == dict.fromkeys(wanted, "done")
+    assert {each["id"]: each["outcome"] for each in report["results"]} == dict.fromkeys(expected, "done")
     assert report["freed_bytes"] == pytest.approx(report["predicted_bytes"], abs=128 << 10)
     left = {line.split()[0] for line in containerd.ctr("snapshots", "ls").splitlines()}
-    assert not left & wanted
+    assert not left & expected
     assert lost not in containerd.ctr("content", "ls", "-q").split()
     assert node.candidates.keys() <= {image.id for image in node.pods.list_images()}
 
 
-def test_the_breakdown_adds_up_to_what_is_used(node: StackedNode) -> None:
+def test_usage_breakdown_adds_up_to_the_used_bytes(node: StackedNode) -> None:
     found = nodeagent(node, "du")
     used = found["imagefs"]["capacity_bytes"] - found["imagefs"]["available_bytes"]
     sizes = {share["part"]: share["bytes"] for share in found["shares"]}
@@ -142,5 +142,5 @@ def test_the_breakdown_adds_up_to_what_is_used(node: StackedNode) -> None:
     assert sizes["images-in-use"] > 1 << 20
     assert sizes["writable-layers-dead"] >= 3_000_000
     assert sizes["not-held"] == 0
-    # The filesystem's own tables and containerd's databases are all that is left.
+    # The remainder: tables of the filesystem and databases of containerd.
     assert sizes["not-container-data"] < 60 << 20

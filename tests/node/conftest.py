@@ -1,4 +1,4 @@
-"""Fixtures over a real node in a virtual machine, and the rule where none can be: a loud skip, in CI a failure."""
+"""Fixtures on a real node in a virtual machine; without one, tests are skipped with a reason, or fail in CI."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(scope="session", autouse=True)
 def _swept() -> None:
-    """Takes away what killed runs left, once and before anything is started."""
+    """Remove the leftovers of killed runs, once before any start."""
     for base in reclaim.sweep():
         print(f"reclaimed what an earlier run left in {base}", file=sys.stderr)
 
@@ -71,7 +71,7 @@ def disk() -> vm.Disk:
 
 @pytest.fixture(scope="module")
 def node(disk: vm.Disk) -> Iterator[vm.Node]:
-    """A node that the module's tests share, with the pause image and APP in its containerd. It stays on."""
+    """A node for all tests of the module, with the pause image and APP in its containerd."""
     with vm.Node.boot(disk) as booted:
         booted.import_images(vm.pause_image(), images.image(APP))
         yield booted

@@ -1,4 +1,4 @@
-"""Installed by hand and from the package in a real node: it shows before it removes, and goes without a trace."""
+"""Manual and package installation in a real node: dry run by default, and complete removal."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def has_event(node: Node, event: str, *matches: str) -> bool:
 
 
 def turn_active(node: Node) -> None:
-    """Change the configuration as an operator does, and have it read."""
+    """Change the configuration and reload it, as an operator does."""
     node.run(f"sed -i 's/^dry_run = true/dry_run = false/' {CONFIG} && systemctl reload nodeagent", timeout_s=60)
 
 
@@ -74,16 +74,16 @@ with socket.socket(family) as client:
 
 
 def is_scraped(node: Node) -> None:
-    """Metrics and health are served by the hardened unit, on loopback, and at a socket that is for the group."""
+    """Assert metrics and health under hardening, on loopback and on a socket of the group."""
 
     def get(place: str, path: str) -> str:
         return node.run(["/opt/nodeagent/bin/python", "-c", GET, place, path], check=False, timeout_s=60).stdout
 
     reclaim.poll("it is ready", lambda: "200 OK" in get("loopback", "/readyz"), timeout_s=120, interval_s=1)
     before = rss_mib(node)
-    told = get("loopback", "/metrics")
+    metrics = get("loopback", "/metrics")
     for line in ("nodeagent_runtime_up 1.0", 'nodeagent_memory_persistent{part="history"} 1.0'):
-        assert line in told, told
+        assert line in metrics, metrics
     print(f"resident before the first scrape {before:.1f} MiB, after it {rss_mib(node):.1f} MiB")
     node.put("/etc/nodeagent/config.d/metrics.toml", '[metrics]\nlisten = "unix:///run/nodeagent/metrics.sock"\n')
     node.run("systemctl reload nodeagent", timeout_s=60)
@@ -109,20 +109,20 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bare(node: Node) -> Iterator[Node]:
-    """The node with nothing of the agent but its environment, from which it installs the rest."""
+    """The node with the agent's environment only, from which it installs the rest."""
     node.run("rm -f /usr/local/bin/nodeagent")
     yield node
     node.run("systemctl stop nodeagent", check=False, timeout_s=60)
 
 
 def say(node: Node, user: str, command: str) -> tuple[int, str]:
-    """Have a user run the command; return its exit code and all it said."""
+    """Run the command as a user; return its exit code and output."""
     done = node.run(f"runuser -u {user} -- nodeagent {command}", check=False, timeout_s=120)
     return done.code, done.stdout + done.stderr
 
 
 def who_may_what(node: Node) -> None:
-    """Root may do all, a member of the group may read, and act once the configuration says so, nobody else anything."""
+    """Assert full access of root, read access of the group, write access by configuration, and no access of others."""
     node.run("useradd -G nodeagent member && useradd stranger")
     code, said = say(node, "root", "status")
     assert code == 0, said
@@ -154,7 +154,7 @@ def who_may_what(node: Node) -> None:
     node.run("userdel member && userdel stranger")
 
 
-def test_by_hand(bare: Node) -> None:
+def test_manual_installation(bare: Node) -> None:
     before = listing(bare)
     done = bare.run("/opt/nodeagent/bin/nodeagent install --enable", timeout_s=300)
     assert f"new         {CONFIG} (it removes nothing until dry_run = false)" in done.stdout
@@ -185,7 +185,7 @@ def test_by_hand(bare: Node) -> None:
 
 
 @pytest.mark.long
-def test_from_the_package(bare: Node, package: Path) -> None:
+def test_package_installation(bare: Node, package: Path) -> None:
     bare.run("rm -rf /etc/nodeagent /var/lib/nodeagent /run/nodeagent && (groupdel nodeagent || true)")
     before = listing(bare)
     bare.put("/root/nodeagent.deb", package)

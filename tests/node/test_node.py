@@ -1,4 +1,4 @@
-"""Proves the harness of the virtual machine: what boots is a node, and what was booted is gone afterwards."""
+"""Tests of the virtual machine harness: complete nodes, and complete removal at the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.node
 MIB = 1 << 20
 
 
-def test_everything_has_started(node: Node) -> None:
+def test_all_units_are_started(node: Node) -> None:
     state = node.run("systemctl is-system-running", check=False).stdout.strip()
     assert state in {"running", "degraded"}, node.run("systemctl --failed").stdout
     assert node.run("systemctl is-active containerd dbus systemd-logind").stdout.split() == ["active"] * 3
@@ -34,14 +34,14 @@ def test_cgroups_are_of_version_2_with_pressure(node: Node) -> None:
         assert [line.split()[0] for line in node.get(file).decode().splitlines()] == ["some", "full"]
 
 
-def test_the_agent_speaks_with_containerd(node: Node) -> None:
+def test_agent_connects_to_containerd(node: Node) -> None:
     agent, runtime = node.run("nodeagent version").stdout.splitlines()
     assert agent.startswith("nodeagent ")
     assert runtime.startswith("containerd 1.7.")
     assert runtime.endswith("unix:///run/containerd/containerd.sock")
 
 
-def test_a_pod_runs_within_its_limits(node: Node) -> None:
+def test_pod_runs_with_its_limits(node: Node) -> None:
     limits = {"memory_limit_in_bytes": 64 * MIB, "cpu_period": 100_000, "cpu_quota": 50_000}
     command = ("sh", "-c", "echo here; exec sleep 10000")
     (web,) = node.run_pods(vm.Pod("web", APP, command, namespace="shop", resources=limits))
@@ -54,7 +54,7 @@ def test_a_pod_runs_within_its_limits(node: Node) -> None:
     assert web.log_file == f"/var/log/pods/shop_web_{web.pod.uid}/main/0.log"
 
 
-def test_pods_of_every_class_have_their_place(node: Node) -> None:
+def test_pods_of_each_qos_class_have_their_cgroup(node: Node) -> None:
     described = [
         vm.Pod("steady", APP, qos="guaranteed", resources={"memory_limit_in_bytes": 32 * MIB}),
         vm.Pod("loose", APP, qos="besteffort"),
@@ -68,7 +68,7 @@ def test_pods_of_every_class_have_their_place(node: Node) -> None:
     assert {"steady", "loose"} <= {pod["name"] for pod in listed["pods"]}
 
 
-def test_the_daemon_makes_a_pass_that_changes_nothing(node: Node) -> None:
+def test_dry_run_pass_changes_nothing(node: Node) -> None:
     before = node.run("ctr -n k8s.io images ls -q").stdout
     done = node.run("nodeagent run --once --dry-run")
     events = [json.loads(line) for line in done.stderr.splitlines()]
@@ -77,13 +77,13 @@ def test_the_daemon_makes_a_pass_that_changes_nothing(node: Node) -> None:
     assert node.run("ctr -n k8s.io images ls -q").stdout == before
 
 
-def test_an_index_and_its_layers_are_imported(node: Node) -> None:
+def test_index_and_its_layers_are_imported(node: Node) -> None:
     index = images.Index(("node.test/multi:v1",), (images.image(layers=[images.blob("big", 8 * MIB)]),))
     archive = node.import_images(index)
     assert set(archive.tags) <= set(node.run("ctr -n k8s.io images ls -q").stdout.split())
 
 
-def test_commands_carry_bytes_codes_and_settings_both_ways(node: Node) -> None:
+def test_commands_transfer_input_output_exit_code_and_environment(node: Node) -> None:
     content = bytes(range(256)) * (3 * MIB // 256)
     node.put("/root/deep/file", content, mode=0o600)
     assert node.get("/root/deep/file") == content
@@ -99,13 +99,13 @@ def test_commands_carry_bytes_codes_and_settings_both_ways(node: Node) -> None:
     assert node.python("import sys; print(sys.stdin.read()[::-1])", stdin="abc") == "cba\n"
 
 
-def test_a_command_past_its_deadline_is_killed(node: Node) -> None:
+def test_command_is_killed_at_its_deadline(node: Node) -> None:
     with pytest.raises(TimeoutError, match=r"not within 1 s: begun"):
         node.run("echo begun; exec sleep 4321", timeout_s=1)
     assert node.run("pgrep --full --exact 'sleep 4321'", check=False).stdout == ""
 
 
-def test_commands_run_side_by_side(node: Node) -> None:
+def test_commands_run_concurrently(node: Node) -> None:
     node.run("mkfifo /root/meet")
     read: list[str] = []
     waiting = threading.Thread(target=lambda: read.append(node.run("cat /root/meet").stdout))
@@ -115,18 +115,18 @@ def test_commands_run_side_by_side(node: Node) -> None:
     assert read == ["met\n"]
 
 
-def test_the_journal_is_read_while_the_node_runs(node: Node) -> None:
+def test_journal_of_a_running_node_is_readable(node: Node) -> None:
     node.run("systemd-run --wait --unit proof echo '<4>a line of the test'")
     (entry,) = [entry for entry in node.journal() if entry.identifier == "echo"]
     assert (entry.message, entry.priority, entry.unit) == ("a line of the test", 4, "proof.service")
 
 
-def test_a_power_off_waits_for_delay_locks_and_leaves_its_journal(disk: Disk) -> None:
+def test_power_off_waits_for_inhibitor_locks_and_keeps_the_journal(disk: Disk) -> None:
     with vm.Node.boot(disk, memory_mib=1024) as node:
         node.import_images(vm.pause_image(), images.image(APP))
         node.run_pods(vm.Pod("last", APP))
         holder = "systemd-inhibit --mode=delay --what=shutdown --who=proof --why=test"
-        # It lets go once the test has seen, from inside, that the node is about to go.
+        # The lock is released once the test has observed the start of the shutdown in the node.
         node.run(f"systemd-run --unit holder {holder} sh -c 'until [ -e /run/seen ]; do sleep 0.1; done'")
         reclaim.poll("the lock is held", lambda: "proof" in node.run("systemd-inhibit --list").stdout, timeout_s=30)
         node.run("systemctl poweroff")
@@ -140,14 +140,14 @@ def test_a_power_off_waits_for_delay_locks_and_leaves_its_journal(disk: Disk) ->
             node.run("true")
         assert "reboot: Power down" in node.console
         messages = [entry.message for entry in node.journal()]
-        seen = messages.index("seen")
-        assert "Reached target multi-user.target - Multi-User System." in messages[:seen]
-        assert "Reached target poweroff.target - System Power Off." in messages[seen:]
+        position = messages.index("seen")
+        assert "Reached target multi-user.target - Multi-User System." in messages[:position]
+        assert "Reached target poweroff.target - System Power Off." in messages[position:]
         assert node.read_disk("/etc/hostname") == b"node-1\n"
 
 
 @pytest.mark.long
-def test_a_node_boots_again_after_a_power_cut_and_heeds_its_button(disk: Disk) -> None:
+def test_node_boots_after_a_power_cut_and_powers_off_by_its_button(disk: Disk) -> None:
     with vm.Node.boot(disk, memory_mib=1024, cpus=1) as node:
         node.run("logger --tag proof first; journalctl --sync; echo kept > /root/kept; sync")
         node.cut_power()
@@ -157,17 +157,17 @@ def test_a_node_boots_again_after_a_power_cut_and_heeds_its_button(disk: Disk) -
         node.run("logger --tag proof second")
         node.press_power_button()
         node.wait_off()
-        told = [[one.message for one in node.journal(boot=boot) if one.identifier == "proof"] for boot in (0, 1)]
-        assert told == [["first"], ["second"]]
+        logged = [[one.message for one in node.journal(boot=boot) if one.identifier == "proof"] for boot in (0, 1)]
+        assert logged == [["first"], ["second"]]
         assert "System is powering down." in [entry.message for entry in node.journal()]
 
 
 class OnPurposeError(Exception):
-    """Stands for a test's failure inside the node's block."""
+    """Simulated failure of a test within the node's context."""
 
 
 @pytest.mark.long
-def test_nothing_is_left_of_a_failed_test(disk: Disk) -> None:
+def test_all_resources_of_a_failed_test_are_removed(disk: Disk) -> None:
     with contextlib.suppress(OnPurposeError), vm.Node.boot(disk, memory_mib=512, cpus=1) as node:
         machines = _machines(node.base)
         raise OnPurposeError
@@ -177,7 +177,7 @@ def test_nothing_is_left_of_a_failed_test(disk: Disk) -> None:
 
 
 def _machines(base: Path) -> list[int]:
-    """The machines that run from this directory, known by their arguments."""
+    """Return the machines started from this directory, found by their arguments."""
     found = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):

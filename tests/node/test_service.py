@@ -1,4 +1,4 @@
-"""The agent as systemd and journald see it: readiness, reloads, the watchdog, and entries with fields."""
+"""Integration with systemd and journald: readiness, reloads, watchdog, and journal fields."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def wait_for(node: Node, *matches: str, timeout_s: float = 60) -> list[dict[str,
     return entries(node, *matches)
 
 
-def test_it_is_ready_once_it_works(served: Node) -> None:
+def test_service_is_ready_after_its_start(served: Node) -> None:
     shown = served.run("systemctl show nodeagent -p ActiveState,Type,WatchdogUSec --value").stdout.split()
     assert shown == ["notify-reload", "6s", "active"]
     assert entries(served, "NODEAGENT_EVENT=agent_started")
 
 
-def test_a_dry_run_shows_in_the_journal_with_its_fields(served: Node) -> None:
+def test_dry_run_is_logged_with_journal_fields(served: Node) -> None:
     (entry, *_) = wait_for(served, "NODEAGENT_EVENT=would_remove", "IMAGE_REF=node.test/unused:v1")
     assert entry["_SYSTEMD_UNIT"] == "nodeagent.service"
     assert entry["PRIORITY"] == "6"
@@ -79,7 +79,7 @@ def test_a_dry_run_shows_in_the_journal_with_its_fields(served: Node) -> None:
     assert "Subject: Something would be removed" in explained
 
 
-def test_a_bad_file_is_refused_and_a_good_one_is_put_in_force(served: Node) -> None:
+def test_invalid_configuration_is_rejected_and_a_valid_one_applied(served: Node) -> None:
     pid = served.run("systemctl show nodeagent -p MainPID --value").stdout
     served.put("/etc/nodeagent/config.toml", f"dry_run = 1\n{CONFIG}")
     served.run("systemctl reload nodeagent", timeout_s=60)
@@ -97,7 +97,7 @@ def test_a_bad_file_is_refused_and_a_good_one_is_put_in_force(served: Node) -> N
     assert served.run("systemctl show nodeagent -p MainPID --value").stdout == pid
 
 
-def test_the_queries_of_the_readme_work_as_written(served: Node) -> None:
+def test_journal_queries_of_the_readme_return_entries(served: Node) -> None:
     readme = (ROOT / "README.md").read_text()
     queries = re.findall(r"^# (journalctl [^#\n]+?) +#", readme, re.MULTILINE)
     assert len(queries) == 3
@@ -107,7 +107,7 @@ def test_the_queries_of_the_readme_work_as_written(served: Node) -> None:
     assert "image node.test/unused:v1: done; unused for" in deleted.stdout
 
 
-def test_a_slow_runtime_alone_starves_nobody(served: Node) -> None:
+def test_slow_runtime_does_not_trigger_the_watchdog(served: Node) -> None:
     pid = served.run("systemctl show nodeagent -p MainPID --value").stdout
     served.run("systemctl kill --signal=STOP containerd && sleep 14 && systemctl kill --signal=CONT containerd")
     assert served.run("systemctl show nodeagent -p MainPID --value").stdout == pid

@@ -1,4 +1,4 @@
-"""The agent as a service of a real node: hardened, collecting, and stopped without a trace."""
+"""The agent as a service of a real node: hardening, garbage collection and stop."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def log(node: Node) -> list[dict[str, object]]:
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
-def test_the_unit_is_good_and_exposes_little(served: Node) -> None:
+def test_unit_is_valid_and_has_a_low_exposure(served: Node) -> None:
     checked = served.run("systemd-analyze verify /etc/systemd/system/nodeagent.service", check=False)
     assert "nodeagent.service" not in checked.stderr, checked.stderr
     served.put("/etc/nodeagent/config.toml", "dry_run = true\n")
@@ -60,7 +60,7 @@ def test_the_unit_is_good_and_exposes_little(served: Node) -> None:
     assert score <= 3.0, shown
 
 
-def test_what_a_new_install_does_first_is_show(served: Node) -> None:
+def test_new_installation_runs_dry(served: Node) -> None:
     served.put("/etc/nodeagent/config.toml", f"dry_run = true\n{CONFIG}")
     served.import_images(images.image("node.test/unused:v1"))
     served.run("systemctl start nodeagent", timeout_s=120)
@@ -69,34 +69,34 @@ def test_what_a_new_install_does_first_is_show(served: Node) -> None:
     assert not any(each["event"] == "removal" for each in log(served))
 
 
-def test_it_collects_under_its_hardening(served: Node) -> None:
+def test_garbage_is_collected_under_hardening(served: Node) -> None:
     served.run("systemctl stop nodeagent", timeout_s=60)
-    (gone,) = served.run_pods(vm.Pod("gone", APP, ("sh", "-c", "echo last words"), namespace="shop"))
-    reclaim.poll("the log is there", lambda: b"last words" in served.get(gone.log_file))
+    (former,) = served.run_pods(vm.Pod("former", APP, ("sh", "-c", "echo last words"), namespace="shop"))
+    reclaim.poll("the log exists", lambda: b"last words" in served.get(former.log_file))
     served.python(
         "from pathlib import Path\n"
         "from tests.support.pods import Pods\n"
         "with Pods(Path('/run/containerd/containerd.sock'), log_root=Path('/var/log/pods')) as pods:\n"
-        f"    pods.call('StopPodSandbox', {{'pod_sandbox_id': '{gone.sandbox_id}'}})\n"
+        f"    pods.call('StopPodSandbox', {{'pod_sandbox_id': '{former.sandbox_id}'}})\n"
     )
     served.put("/etc/nodeagent/config.toml", CONFIG)
     served.run("systemctl start nodeagent", timeout_s=120)
     reclaim.poll(
-        "container, sandbox, log and image are gone",
+        "container, sandbox, log and image are removed",
         lambda: (
             {"container", "sandbox", "pod-log-directory", "image"}
             <= {each["kind"] for each in log(served) if each["event"] == "removal" and each["outcome"] == "done"}
         ),
         timeout_s=180,
     )
-    assert served.run(f"test -e {gone.log_file}", check=False).code != 0
+    assert served.run(f"test -e {former.log_file}", check=False).code != 0
     assert "node.test/unused:v1" not in served.run("ctr -n k8s.io images ls -q").stdout
     failed = [each for each in log(served) if each["event"] in ("pass_failed", "pass_crashed", "store_degraded")]
     assert failed == []
     assert {"would_remove", "reload_grace_started"} <= {each["event"] for each in log(served)}
 
 
-def test_it_detects_a_running_kubelet_under_its_hardening(served: Node) -> None:
+def test_running_kubelet_is_detected_under_hardening(served: Node) -> None:
     served.put("/usr/local/bin/kubelet", "#!/bin/sh\nsleep 600\n:\n")
     served.run(
         "chmod +x /usr/local/bin/kubelet && systemd-run --unit=stand-in /usr/local/bin/kubelet --root-dir=/run/k"
@@ -114,9 +114,9 @@ def test_it_detects_a_running_kubelet_under_its_hardening(served: Node) -> None:
         served.run("systemctl stop stand-in; rm /usr/local/bin/kubelet; systemctl restart nodeagent", timeout_s=120)
 
 
-def test_it_stops_within_seconds_and_leaves_its_state(served: Node) -> None:
+def test_service_stops_within_seconds_and_keeps_its_state(served: Node) -> None:
     served.run("systemctl stop nodeagent", timeout_s=60)
     assert served.run("systemctl show nodeagent -p Result --value").stdout.strip() == "success"
     assert log(served)[-1]["event"] == "agent_stopped"
-    told = json.loads(served.run("nodeagent history --output json").stdout)
-    assert any(action["kind"] == "image" for past in told["passes"] for action in past["actions"])
+    history = json.loads(served.run("nodeagent history --output json").stdout)
+    assert any(action["kind"] == "image" for past in history["passes"] for action in past["actions"])

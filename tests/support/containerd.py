@@ -1,4 +1,4 @@
-"""A private, real containerd: its own root, state, socket and, if wanted, its own small filesystem for images."""
+"""A private, real containerd: its own root, state and socket, and optionally its own small image filesystem."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _live: dict[Path, Containerd] = {}
 
 
 class ContainerdError(Exception):
-    """The daemon or its client failed; the message carries what they said."""
+    """The daemon or its client failed; the text contains their output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,13 @@ class LoopFs:
         self.attach(file, point)
 
     def attach(self, file: Path, point: Path) -> None:
-        """Mount a file that is made already."""
+        """Mount an existing file."""
         point.mkdir(parents=True, exist_ok=True)
         _run(["mount", "-t", self.kind, "-o", "loop", str(file), str(point)])
 
 
 class Options(TypedDict, total=False):
-    """What a Containerd can be told besides its version."""
+    """Options of a Containerd besides its version."""
 
     imagefs: LoopFs | None
     sandbox_image: str
@@ -71,10 +71,10 @@ class Options(TypedDict, total=False):
 
 
 class Containerd:
-    """A containerd of one's own, as a context manager.
+    """A private containerd, as a context manager.
 
-    Leaving it stops every container and shim it started, unmounts, detaches and removes everything, also after a
-    crash; a run that was itself killed is cleaned up by the next one. ``version`` other than ``host`` runs Debian's
+    Its exit stops every started container and shim, unmounts, detaches and removes everything, also after a
+    crash; the next run cleans up after a killed one. ``version`` other than ``host`` runs Debian's
     package of that version in a mount namespace of its own, where the temporary directory has the same path as
     outside. ``config`` is appended to the generated file.
     """
@@ -133,7 +133,7 @@ class Containerd:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start the daemon and wait until CRI answers."""
+        """Start the daemon and wait until CRI is available."""
         if self.running:
             raise ContainerdError("containerd runs already")
         command = self._inside("containerd", "--config", str(self.base / "config.toml"))
@@ -147,11 +147,11 @@ class Containerd:
             raise ContainerdError(f"{error}\n{self.log_tail()}") from error
 
     def stop(self) -> None:
-        """Stop the daemon as systemd would; containers go on."""
+        """Stop the daemon as systemd would; containers continue to run."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill the daemon; containers go on."""
+        """Kill the daemon; containers continue to run."""
         self._end(signal.SIGKILL)
 
     def restart(self) -> None:
@@ -160,20 +160,20 @@ class Containerd:
         self.start()
 
     def freeze(self) -> None:
-        """Suspend the daemon: its socket accepts, no call is answered."""
+        """Suspend the daemon: its socket accepts connections, but calls hang."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let a frozen daemon go on."""
+        """Resume a suspended daemon."""
         os.kill(self.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """Take everything away; may be called again."""
+        """Remove everything; idempotent."""
         for client in [*self._pods, *([self._cri] if self._cri else [])]:
             client.close()
         if self._process is not None:
             self.kill()
-        # The namespace goes first: it holds mounts of its own of the image filesystem.
+        # The namespace first: it has mounts of its own of the image filesystem.
         reclaim.kill_all(self.base)
         if self._namespace is not None:
             self._namespace.close()
@@ -183,13 +183,13 @@ class Containerd:
             _live.pop(self.base, None)
 
     def ctr(self, *arguments: str, namespace: str = "k8s.io", stdin: bytes = b"") -> str:
-        """Run this version's ``ctr`` and give what it printed; raises ContainerdError with its complaint."""
+        """Run this version's ``ctr`` and return its output; raises ContainerdError with its error."""
         return _run(self._inside("ctr", "--address", str(self.socket), "--namespace", namespace, *arguments), stdin)
 
     def import_images(self, archive: images.Archive | Path) -> None:
         """Import an archive and, where its contents are known, wait until CRI lists every image of it.
 
-        CRI hears of images by events and lags behind, on 2.x by seconds when there are hundreds.
+        CRI learns of images by events with a delay, on 2.x by seconds when there are hundreds.
 
         An archive with artifacts is not unpacked and not waited for: CRI lists no artifact.
         """
@@ -198,11 +198,11 @@ class Containerd:
         options = [] if isinstance(archive, Path) or known else ["--no-unpack"]
         self.ctr("images", "import", *options, str(path))
         if isinstance(archive, images.Archive) and known:
-            wanted = set(archive.tags)
+            expected = set(archive.tags)
             cri = self._client()
             reclaim.poll(
-                f"CRI lists the {len(wanted)} names of {path.name}",
-                lambda: wanted <= {tag for image in cri.list_images() for tag in image.tags},
+                f"CRI lists the {len(expected)} names of {path.name}",
+                lambda: expected <= {tag for image in cri.list_images() for tag in image.tags},
                 timeout_s=60,
             )
 
@@ -210,7 +210,7 @@ class Containerd:
         """Occupy the image filesystem with a ballast file until this much is available; again to change it.
 
         Only for a daemon with an ``imagefs`` of its own. What ext4 reserves for root is not available, yet the
-        daemon, being root, still has it: ``reserved_percent=0`` for a disk that is full for everybody. Raises
+        daemon, being root, still has it: ``reserved_percent=0`` for a disk that is full for root too. Raises
         ContainerdError when less is available already.
         """
         if self.imagefs is None:
@@ -220,39 +220,39 @@ class Containerd:
         usage = os.statvfs(self.root)
         surplus = usage.f_bavail * usage.f_frsize - available_bytes
         if surplus < 0:
-            raise ContainerdError(f"fill: {available_bytes} bytes wanted available, {-surplus} short")
+            raise ContainerdError(f"fill: {available_bytes} bytes available requested, {-surplus} short")
         with ballast.open("wb") as file:
             if surplus:
                 os.posix_fallocate(file.fileno(), 0, surplus)
 
     def checkpoint(self) -> None:
-        """Keep a copy of the image filesystem as it is, to come back to with ``rewind``; restarts the daemon.
+        """Save a copy of the image filesystem for ``rewind``; restarts the daemon.
 
         Only for a daemon with an ``imagefs`` of its own and without running sandboxes, whose mounts would keep it
-        busy. What it has lies on it all: images, records of containers, the CRI plugin's own.
+        busy. The filesystem contains the whole state: images, container records and the state of the CRI plugin.
         """
         imagefs = self._detach()
         _run(["cp", "--sparse=always", str(self._imagefs_file), str(self._kept_file)])
         self._resume(imagefs)
 
     def rewind(self) -> None:
-        """Put the image filesystem back to the checkpoint, as if nothing had happened since; restarts the daemon."""
+        """Restore the image filesystem from the checkpoint; restarts the daemon."""
         imagefs = self._detach()
         _run(["cp", "--sparse=always", str(self._kept_file), str(self._imagefs_file)])
         self._resume(imagefs)
 
     def pods(self) -> Pods:
-        """Give a pod maker on this daemon, closed with it; logs go below ``log_root``."""
+        """Return a pod maker on this daemon, closed with it; logs go below ``log_root``."""
         pods = Pods(self.socket, log_root=self.log_root, cgroup_parent=reclaim.cgroup_parent(self.base))
         self._pods.append(pods)
         return pods
 
     def shims(self) -> list[int]:
-        """Give the process ids of the shims, one per sandbox."""
+        """Return the process ids of the shims, one per sandbox."""
         return reclaim.shims(self.base)
 
     def log_tail(self) -> str:
-        """Give the end of the daemon's log, without the many lines of its start."""
+        """Return the end of the daemon's log, without the many lines of its start."""
         if not self.log_file.exists():
             return ""
         with self.log_file.open("rb") as log:
@@ -288,7 +288,7 @@ class Containerd:
         self.start()
 
     def _enter(self) -> None:
-        """Make the namespace of a version that is not the host's, with what is mounted by now."""
+        """Create the mount namespace of a version that is not the host's, with the current mounts."""
         if self.version != "host":
             self._namespace = rootfs.Namespace(rootfs.ensure(self.version), self.base)
 
@@ -382,12 +382,12 @@ version = 2
 
 
 def live() -> list[Containerd]:
-    """Give the daemons not yet closed, for their logs."""
+    """Return the daemons not yet closed, for their logs."""
     return list(_live.values())
 
 
 def unavailable(version: Version = "host") -> str | None:
-    """Give the reason why no real containerd can run here, or None when one can."""
+    """Return the reason why no real containerd can run here, or None when one can."""
     if os.geteuid() != 0:
         return "a real containerd needs root"
     needed = ["ctr", "containerd", "runc"] if version == "host" else ["mmdebstrap", "nsenter", "unshare"]

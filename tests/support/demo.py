@@ -1,4 +1,4 @@
-"""The demonstration on a real containerd: a worn node, its preview, the run, the result; nothing is left behind."""
+"""Demo on a real containerd: a used node, preview, run and result; everything is removed at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images whose program puts a node under pressure at a known pace; see ``hog.c``."""
+"""Images whose program puts a node under pressure at a known rate; see ``hog.c``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from tests.support import images
 
 HOG = "node.test/hog:v1"
-PATH_IN_NODE = "/opt/harness/hog"  # for what is run outside any pod
+PATH_IN_NODE = "/opt/harness/hog"  # for programs outside pods
 
 _SOURCE = Path(__file__).with_name("hog.c")
 
 
 @cache
 def program() -> bytes:
-    """Compile the program, statically. Needs gcc and the static C library."""
+    """Compile the program statically; requires gcc and the static C library."""
     with tempfile.TemporaryDirectory() as scratch:
         made = Path(scratch) / "hog"
         subprocess.run(["gcc", "-static", "-O2", "-s", "-Wall", "-Werror", "-o", made, _SOURCE], check=True)

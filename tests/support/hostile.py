@@ -1,6 +1,6 @@
-"""A simulated node whose tenants chose every name against whoever reads it: ``python -m tests.support.hostile DIR``.
+"""Simulated node with hostile names, chosen by tenants: ``python -m tests.support.hostile DIR``.
 
-DIR gets the runtime's socket ``s``, the log roots and a configuration; it serves until it is told to end.
+DIR gets the runtime's socket ``s``, the log roots and a configuration; it serves until SIGTERM.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NAMES: Final = (
     "\\x1b[31m\\n",
     "umläut→",
 )
-"""Each is valid in a protobuf string; NUL too."""
+"""All are valid in a protobuf string, including NUL."""
 
 UID: Final = "0f1e2d3c-4b5a-4968-8778-695a4b3c2d1e"
 DIRECTORIES: Final = (
@@ -45,7 +45,7 @@ DIRECTORIES: Final = (
     b"[red]\x1b[31m_\n\xe2\x80\xae_" + UID[::-1].encode(),
     b"\xfe\xff no pod [y]",
 )
-"""Names below the pod log root; the first two are those of pods that are gone."""
+"""Names below the pod log root; the first two belong to deleted pods."""
 
 LINKS: Final = (b"w\xff_ns_app-" + b"ab" * 32 + b".log", b"[b]\x1b[2J\n.log")
 TARGET: Final = b"/nonexistent/\xff\x1b[31m[/z]"
@@ -75,7 +75,7 @@ def hostile_node(root: Path) -> SimNode:
 
 
 def write_logs(pods: Path, links: Path) -> None:
-    """Write directories and links that no kubelet would make, and that have not changed for long."""
+    """Write old directories and links with names that a kubelet would never create."""
     for root in (pods, links):
         root.mkdir(exist_ok=True)
     for name in DIRECTORIES:
@@ -94,7 +94,7 @@ def write_logs(pods: Path, links: Path) -> None:
 
 
 def write_config(directory: Path) -> Path:
-    """Write a configuration by which as much as possible is removed, and whoever runs the test may act."""
+    """Write a configuration that removes as much as possible, with write access for the user of the test."""
     path = directory / "config.toml"
     group = grp.getgrgid(os.getgid()).gr_name
     path.write_text(
@@ -109,10 +109,10 @@ def write_config(directory: Path) -> Path:
 
 
 async def _serve(node: SimNode, directory: Path) -> None:
-    ended = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     async with SimServer(node, directory / "s"):
-        await ended.wait()
+        await stop.wait()
 
 
 def main(directory: Path) -> None:

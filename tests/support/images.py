@@ -1,4 +1,4 @@
-"""Image archives made from nothing: layers of chosen sizes around a static busybox, no registry, no network.
+"""Generated image archives: layers of chosen sizes around a static busybox, without registry or network.
 
 An archive holds many images and writes a layer they share once, so one import brings in hundreds of images quickly.
 Everything is a function of its description: equal descriptions give equal digests, in every run.
@@ -110,7 +110,7 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What became of one described image: the digests under which the runtime will know it.
+    """Digests of one written image, as the runtime reports them.
 
     ``config_digest`` is CRI's image id; for an index it is that of this machine's platform.
     """
@@ -125,7 +125,7 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A written tarball and what is in it, in the order described."""
+    """A written tarball and its images, in the order of their descriptions."""
 
     path: Path
     images: tuple[Built, ...]
@@ -140,13 +140,13 @@ class Archive:
 
 
 def blob(name: str, size_bytes: int, *, seed: int = 0, gzip_level: int | None = 0) -> Layer:
-    """Give a layer with one incompressible file, ``/data/<name>``."""
+    """Return a layer with one incompressible file, ``/data/<name>``."""
     return Layer((File(f"data/{name}", size_bytes, seed),), gzip_level)
 
 
 @cache
 def busybox_layer() -> Layer:
-    """Give the base layer: a static busybox with its applets as symlinks, /tmp and /etc/passwd. About 2 MB."""
+    """Return the base layer: a static busybox with its applets as symlinks, /tmp and /etc/passwd. About 2 MB."""
     return Layer(
         (
             File("bin/busybox", content=BUSYBOX.read_bytes(), mode=0o755),
@@ -159,24 +159,24 @@ def busybox_layer() -> Layer:
 
 
 def image(*tags: str, layers: Sequence[Layer] = (), command: Sequence[str] = FOREVER) -> Image:
-    """Give a runnable image: busybox below the given layers."""
+    """Return a runnable image: busybox below the given layers."""
     return Image(tags, (busybox_layer(), *layers), tuple(command))
 
 
 def pause_image(*tags: str) -> Image:
-    """Give a sandbox image that shares no layer with the others and sleeps for ever."""
+    """Return a sandbox image that shares no layer with the others and sleeps forever."""
     layer = Layer((File("busybox-pause", content=BUSYBOX.read_bytes(), mode=0o755),), gzip_level=1)
     return Image(tags or (PAUSE,), (layer,), ("/busybox-pause", "sleep", "2147483647"))
 
 
 def repository(tag: str) -> str:
-    """Give a reference without its tag; a port is no tag."""
+    """Return a reference without its tag; a port is no tag."""
     name, colon, last = tag.rpartition(":")
     return name if colon and "/" not in last else tag
 
 
 def host_architecture() -> str:
-    """Give this machine's architecture in the image specification's words."""
+    """Return the architecture of this machine in the terms of the image specification."""
     machine = platform.machine()
     return {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
 
@@ -193,7 +193,7 @@ class _Blob:
 
 @dataclass(slots=True)
 class _Writer:
-    """Writes blobs into the tarball as they come up, each once, holding one layer in memory at a time."""
+    """Writes each blob once into the tarball, with one layer in memory at a time."""
 
     tar: tarfile.TarFile
     root: str = "blobs/sha256/"
@@ -293,7 +293,7 @@ class _Writer:
 def write_oci(path: Path, *described: Image | Index | Artifact, digest_names: bool = True) -> Archive:
     """Write an OCI layout tarball with everything described; names travel as containerd's own annotation.
 
-    With ``digest_names`` each repository also gets its name by digest, as a pull would leave it.
+    With ``digest_names`` each repository also gets its name by digest, as after a pull.
     """
     entries: list[dict[str, object]] = []
     results = []
@@ -337,7 +337,7 @@ def write_docker(path: Path, *described: Image) -> Archive:
 
 
 def layer_tar(layer: Layer) -> bytes:
-    """Give the layer as an uncompressed tar: parents before children, no timestamps."""
+    """Return the layer as an uncompressed tar: parents before children, no timestamps."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         made: set[str] = set()

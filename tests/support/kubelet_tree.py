@@ -1,4 +1,4 @@
-"""A tree of files as a node shows them to the detection of a kubelet: processes, sockets, state and configuration."""
+"""Fake root directory for the detection of a kubelet: processes, sockets, state and configuration."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ESTABLISHED = "01"
 
 
 def make_node(root: Path) -> Path:
-    """Write a node with process 1 and without a kubelet, and give its root."""
+    """Write a node with process 1 and without a kubelet, and return its root directory."""
     (root / "proc").mkdir(parents=True)
     add_process(root, 1, "systemd", ("/sbin/init",))
     for network in ("proc/1/net", "proc/self/net"):
@@ -61,7 +61,7 @@ def add_process(
     inside: Iterable[int] = (),
     state: str = "S (sleeping)",
 ) -> Path:
-    """Write a process, and give its directory; ``inside`` are its PIDs in nested namespaces, outermost first."""
+    """Write a process, and return its directory; ``inside`` are its PIDs in nested namespaces, outermost first."""
     directory = root / "proc" / str(pid)
     directory.mkdir(exist_ok=True)
     (directory / "comm").write_text(f"{name[:15]}\n")
@@ -74,7 +74,7 @@ def add_process(
 def add_socket(
     root: Path, port: int, *, uid: int = 0, state: str = LISTENING, network: str = "proc/1/net", name: str = "tcp"
 ) -> None:
-    """Add a row to a table of sockets, as the kernel writes it."""
+    """Add a row to a socket table in the kernel's format."""
     path = root / network / name
     number = len(path.read_text().splitlines()) - 1
     address, none = ("00000000", "00000000") if name == "tcp" else ("0" * 32, "0" * 32)

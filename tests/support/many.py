@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from tests.support.containerd import Containerd
 
 REGISTRY = "registry.example.com"
-STAYS = f"{REGISTRY}/stays/app:1"
+KEPT = f"{REGISTRY}/kept/app:1"
 MINIMUM_MIB = 1500
 
 
 def fill(containerd: Containerd, going: int, staying: int = 0) -> None:
-    """Import images of ten layers, and ``STAYS``, which shares all its layers with some of them."""
+    """Import images of ten layers, and ``KEPT``, which shares all its layers with some of them."""
     bases = [
         (images.busybox_layer(), *(_layer(f"base{number}-{step}", 8, 9_000) for step in range(4)))
         for number in range(8)
@@ -30,18 +30,18 @@ def fill(containerd: Containerd, going: int, staying: int = 0) -> None:
         )
         for number in range(going + staying)
     ]
-    stays = Image((STAYS,), bases[0])
-    containerd.import_images(images.write_oci(containerd.base / "many.tar", stays, *made))
+    kept = Image((KEPT,), bases[0])
+    containerd.import_images(images.write_oci(containerd.base / "many.tar", kept, *made))
 
 
 def configure(containerd: Containerd) -> Path:
-    """Write an agent configuration under which everything but ``STAYS`` is to go, and return its path."""
+    """Write an agent configuration that removes everything except ``KEPT``, and return its path."""
     path = containerd.base / "nodeagent.toml"
     path.write_text(
         f'role = "standalone"\n[runtime]\nendpoint = "unix://{containerd.socket}"\n'
         f'[state]\ndirectory = "{containerd.base}/agent-state"\n'
         '[image_gc]\nhigh_threshold_percent = 1\nlow_threshold_percent = 0\nminimum_age = "0s"\n'
-        f'[protect]\nimages = ["{STAYS}", "{REGISTRY}/staying/*"]\n'
+        f'[protect]\nimages = ["{KEPT}", "{REGISTRY}/staying/*"]\n'
     )
     return path
 

@@ -1,7 +1,7 @@
-"""The kubelet's part over CRI: makes pods and containers and lists what is there, as plain values.
+"""The kubelet's role in CRI: creates pods and containers and lists them, as plain values.
 
 The agent's own stubs are deliberately not used. They lack the calls that create pods, and a listing read through
-the code under test would prove little. The few messages needed are described here and built at run time in a
+the code under test would not be independent. The few messages needed are described here and built at run time in a
 descriptor pool of their own, so they never collide with the generated ones.
 """
 
@@ -28,7 +28,7 @@ NODE = 2  # NamespaceMode.NODE
 SANDBOX_STATES = ("READY", "NOTREADY")
 CONTAINER_STATES = ("CREATED", "RUNNING", "EXITED", "UNKNOWN")
 
-# One message a line: its fields as name=number:type. A leading * is a list, "map" is string to string.
+# One message per line: its fields as name=number:type. A leading * is a list, "map" is string to string.
 _MESSAGES = """
 Empty
 Int64Value value=1:int64
@@ -92,7 +92,7 @@ _IMAGE_METHODS = {"ListImages", "RemoveImage"}
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """A sandbox this helper made; ``config`` is what was sent, which creating a container must repeat."""
+    """A created sandbox; ``config`` is the sent configuration, required again for the creation of a container."""
 
     id: str
     name: str
@@ -104,7 +104,7 @@ class Sandbox:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container this helper made; ``log_file`` is its log's whole path where the sandbox has a log directory."""
+    """A created container; ``log_file`` is the path of its log if the sandbox has a log directory."""
 
     id: str
     name: str
@@ -115,7 +115,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class SandboxInfo:
-    """A sandbox as CRI lists it; ``state`` is one of SANDBOX_STATES."""
+    """A sandbox in CRI's list; ``state`` is one of SANDBOX_STATES."""
 
     id: str
     name: str
@@ -130,7 +130,7 @@ class SandboxInfo:
 
 @dataclass(frozen=True, slots=True)
 class ContainerInfo:
-    """A container as CRI lists it; ``state`` is one of CONTAINER_STATES."""
+    """A container in CRI's list; ``state`` is one of CONTAINER_STATES."""
 
     id: str
     sandbox_id: str
@@ -146,7 +146,7 @@ class ContainerInfo:
 
 @dataclass(frozen=True, slots=True)
 class ContainerExit:
-    """How a container ended; times are zero while it has not."""
+    """Exit of a container; times are zero before."""
 
     state: str
     exit_code: int
@@ -157,7 +157,7 @@ class ContainerExit:
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
-    """An image as CRI lists it."""
+    """An image in CRI's list."""
 
     id: str
     tags: tuple[str, ...]
@@ -167,10 +167,10 @@ class ImageInfo:
 
 
 class Pods:
-    """A CRI client that makes pods as the kubelet does, on one socket.
+    """A CRI client that creates pods as the kubelet does, on one socket.
 
-    ``log_root`` stands for /var/log/pods: a sandbox gets ``<namespace>_<name>_<uid>`` below it unless told otherwise.
-    ``cgroup_parent`` is where sandboxes go that name none; every parent used is kept in ``cgroup_parents``.
+    ``log_root`` replaces /var/log/pods: a sandbox gets ``<namespace>_<name>_<uid>`` below it by default.
+    ``cgroup_parent`` is the default parent cgroup of sandboxes; all used parents are in ``cgroup_parents``.
     Calls raise ``grpc.RpcError``; each has a deadline of ``timeout_s``.
     """
 
@@ -205,7 +205,7 @@ class Pods:
     def call(
         self, method: str, request: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
     ) -> Document:
-        """Make one CRI call from a document and give the answer as one, every field present."""
+        """Make one CRI call with a document and return the response as a document with all fields."""
         requested, answered = _METHODS[method]
         service = "ImageService" if method in _IMAGE_METHODS else "RuntimeService"
         rpc: Callable[..., message.Message] = self._channel.unary_unary(
@@ -233,11 +233,11 @@ class Pods:
         host_pid: bool = False,
         runtime_handler: str = "",
     ) -> Sandbox:
-        """Run a sandbox in the host's network namespace, labelled and logged as the kubelet's are.
+        """Run a sandbox in the host's network namespace, with labels and logs of the kubelet.
 
         It has no ``kubernetes.io/config.source``, as pods of a node without a kubelet have none.
-        Given ``labels`` and ``annotations`` go on top and win. A second sandbox of the same pod takes the first one's
-        ``uid`` and the next ``attempt``.
+        ``labels`` and ``annotations`` override those of the kubelet. A second sandbox of the same pod takes the ``uid``
+        of the first one and the next ``attempt``.
         """
         uid = uid or str(uuid.uuid4())
         if log_directory is None and self.log_root is not None:
@@ -280,7 +280,7 @@ class Pods:
         mounts: Mapping[Path, str] | None = None,
         resources: Mapping[str, int] | None = None,
     ) -> Container:
-        """Create a container, not yet started; an empty ``command`` runs the image's own.
+        """Create a container, not yet started; an empty ``command`` runs that of the image.
 
         ``log_path`` is relative to the sandbox's log directory, by default ``<name>/<attempt>.log``. ``mounts`` maps
         host paths to paths inside; ``resources`` are the fields of CRI's LinuxContainerResources.
@@ -335,12 +335,12 @@ class Pods:
         )
 
     def wait_exited(self, container: Container, *, timeout_s: float = 10) -> ContainerExit:
-        """Give how the container ended once it has; raises TimeoutError when it has not by the deadline."""
+        """Wait for the exit of the container and return it; raises TimeoutError at the deadline."""
         deadline = time.monotonic() + timeout_s
         while (status := self.status(container.id)).state != "EXITED":
             if time.monotonic() > deadline:
                 raise TimeoutError(f"container {container.name} is {status.state} after {timeout_s} s")
-            time.sleep(0.01)  # the state lives in another process and has no event on this side
+            time.sleep(0.01)  # the state is in another process, without an event here
         return status
 
     def status(self, container_id: str) -> ContainerExit:
@@ -376,7 +376,7 @@ class Pods:
         self.call("RemoveImage", {"image": {"image": image}})
 
     def version(self) -> tuple[str, str]:
-        """Give the runtime's name and version."""
+        """Return the runtime's name and version."""
         got = self.call("Version")
         return got["runtime_name"], got["runtime_version"]
 
@@ -422,7 +422,7 @@ class Pods:
 
 
 def link_log(links: Path, container: Container) -> Path:
-    """Make the symlink the kubelet keeps in /var/log/containers for a container's log, and give its path."""
+    """Create the kubelet's symlink in /var/log/containers for a container's log, and return its path."""
     if container.log_file is None:
         raise ValueError(f"container {container.name} has no log file")
     sandbox = container.sandbox

@@ -1,4 +1,4 @@
-"""Takes away everything a private containerd left, knowing nothing but its base directory.
+"""Removes all resources of a private containerd, by its base directory alone.
 
 Processes are found by the paths in their arguments, mounts by /proc/self/mountinfo, loop devices by their backing
 file. So the same code serves an orderly teardown, a crashed containerd and a run that was killed last week.
@@ -29,22 +29,22 @@ _PATIENCE_S = 10.0
 
 
 class ReclaimError(Exception):
-    """Something of a private containerd could not be taken away; the message lists what is left."""
+    """Resources of a private containerd could not be removed; the text lists the remaining ones."""
 
 
 def make_base() -> Path:
-    """Make a base directory, short because of the 107 bytes of a socket path, named after this very process."""
+    """Create a base directory named after this process, short because of the 107 bytes of a socket path."""
     pid = os.getpid()
     return Path(tempfile.mkdtemp(prefix=f"{BASE_PREFIX}{pid}-{_start_time(pid)}-"))
 
 
 def cgroup_parent(base: Path) -> str:
-    """Give the cgroup below which this base's pods go by default."""
+    """Return the default parent cgroup of this base's pods."""
     return f"/{CGROUP_PREFIX}{base.name.removeprefix(BASE_PREFIX)}"
 
 
 def poll(what: str, ready: Callable[[], bool], *, timeout_s: float = _PATIENCE_S, interval_s: float = 0.01) -> None:
-    """Wait for another process's state; raises TimeoutError naming what did not come about."""
+    """Wait for a state of another process; raises TimeoutError with its description."""
     deadline = time.monotonic() + timeout_s
     while not ready():
         if time.monotonic() > deadline:
@@ -53,7 +53,7 @@ def poll(what: str, ready: Callable[[], bool], *, timeout_s: float = _PATIENCE_S
 
 
 def reclaim(base: Path, cgroup_parents: Iterable[str] = ()) -> None:
-    """Kill, unmount, detach and remove all there is below ``base``; raises ReclaimError when something stays."""
+    """Kill, unmount, detach and remove all there is below ``base``; raises ReclaimError if something remains."""
     sockets = shim_sockets(base)
     cgroups = {_CGROUPS / path.lstrip("/") for path in (cgroup_parent(base), *cgroup_parents)}
     kill_all(base)
@@ -69,7 +69,7 @@ def reclaim(base: Path, cgroup_parents: Iterable[str] = ()) -> None:
 
 
 def leftovers(base: Path) -> list[str]:
-    """Give in words what still exists of a base directory: processes, mounts, loop devices, cgroups, files."""
+    """Describe the remaining resources of a base directory: processes, mounts, loop devices, cgroups, files."""
     return [
         *(f"process {pid}: {_arguments(pid)[:1]}" for pid in processes(base)),
         *(f"mount {mount}" for mount in mounts(base)),
@@ -80,7 +80,7 @@ def leftovers(base: Path) -> list[str]:
 
 
 def sweep() -> list[Path]:
-    """Reclaim what earlier runs left whose process is gone, and give the directories."""
+    """Reclaim the resources of earlier runs whose process has ended, and return their directories."""
     swept = []
     for base in Path(tempfile.gettempdir()).glob(f"{BASE_PREFIX}*-*-*"):
         pid, start_time, _ = base.name.removeprefix(BASE_PREFIX).split("-", 2)
@@ -91,14 +91,14 @@ def sweep() -> list[Path]:
 
 
 def processes(base: Path) -> list[int]:
-    """Give the living processes of ``base``, daemon first: containerd, shims with what they run, lost containers."""
+    """Return the living processes of ``base``, daemon first: containerd, shims with what they run, lost containers."""
     daemons = [pid for pid in _pids() if str(base / "config.toml") in _arguments(pid)]
     own = shims(base)
     return list(dict.fromkeys([*daemons, *own, *_descendants(own), *_lost_containers(base)]))
 
 
 def shims(base: Path) -> list[int]:
-    """Give the shims that serve the containerd of ``base``; each names its socket in its arguments."""
+    """Return the shims that serve the containerd of ``base``; each names its socket in its arguments."""
     socket = str(base / "containerd.sock")
     return [
         pid
@@ -108,14 +108,14 @@ def shims(base: Path) -> list[int]:
 
 
 def mounts(base: Path) -> list[str]:
-    """Give the mount points at or below ``base``, the newest first."""
+    """Return the mount points at or below ``base``, the newest first."""
     points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     decoded = [point.encode().decode("unicode_escape") for point in points]
     return [point for point in reversed(decoded) if Path(point).is_relative_to(base)]
 
 
 def loops(base: Path) -> list[str]:
-    """Give the loop devices whose backing file is below ``base``."""
+    """Return the loop devices whose backing file is below ``base``."""
     found = []
     for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
         with contextlib.suppress(OSError):
@@ -125,7 +125,7 @@ def loops(base: Path) -> list[str]:
 
 
 def shim_sockets(base: Path) -> list[Path]:
-    """Give the shims' own sockets, which containerd 1.x keeps in /run/containerd/s whatever its state directory."""
+    """Return the shims' own sockets, which containerd 1.x keeps in /run/containerd/s whatever its state directory."""
     sockets = []
     for address in base.glob("state/io.containerd.runtime.v2.task/*/*/address"):
         with contextlib.suppress(OSError):
@@ -134,7 +134,7 @@ def shim_sockets(base: Path) -> list[Path]:
 
 
 def alive(pid: int) -> bool:
-    """Tell whether the process runs; a zombie does not."""
+    """Return whether the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -144,7 +144,7 @@ def alive(pid: int) -> bool:
 def kill_all(base: Path) -> None:
     """Kill every process of ``base``."""
 
-    # The daemon could start another shim meanwhile, hence the repetition.
+    # Repeated, as the daemon could start another shim meanwhile.
     def none_left() -> bool:
         victims = processes(base)
         for pid in victims:
@@ -157,9 +157,9 @@ def kill_all(base: Path) -> None:
 
 
 def unmount(point: Path) -> None:
-    """Unmount, waiting for what still uses it to end, and for its loop device to go."""
+    """Unmount, and wait for the end of its users and for the removal of its loop device."""
     poll(f"{point} is no longer busy", lambda: str(point) not in mounts(point) or _unmount(str(point), 0))
-    poll("its loop device goes", lambda: not loops(point.parent))
+    poll("its loop device is removed", lambda: not loops(point.parent))
 
 
 def _unmount_all(base: Path) -> None:
@@ -178,7 +178,7 @@ def _unmount(point: str, flags: int) -> bool:
 
 
 def _detach_loops(base: Path) -> None:
-    # Unmounting clears the device by itself, a little later; ask only when it does not.
+    # Unmounting clears the device asynchronously; detach it only after a timeout.
     try:
         poll("loop devices go", lambda: not loops(base), timeout_s=2)
     except TimeoutError:
@@ -187,7 +187,7 @@ def _detach_loops(base: Path) -> None:
 
 
 def _remove_cgroup(path: str) -> None:
-    """Remove a cgroup's tree in every hierarchy; parents stay, since other daemons may be creating below them."""
+    """Remove a cgroup's tree in every hierarchy; parents are kept, since other daemons may be creating below them."""
     for directory in _cgroup_directories(path):
         for child in sorted(directory.rglob("*"), reverse=True):
             if child.is_dir():
@@ -196,13 +196,13 @@ def _remove_cgroup(path: str) -> None:
 
 
 def _remove_empty_cgroup(directory: Path) -> None:
-    with contextlib.suppress(OSError, TimeoutError):  # busy: it is somebody's still
+    with contextlib.suppress(OSError, TimeoutError):  # busy: still in use
         poll("cgroup empties", lambda: not (directory / "cgroup.procs").read_text(), timeout_s=1)
         directory.rmdir()
 
 
 def _cgroup_directories(path: str) -> list[Path]:
-    """Give a cgroup's directories: one on a cgroup v2 machine, one per hierarchy on v1."""
+    """Return a cgroup's directories: one on a cgroup v2 machine, one per hierarchy on v1."""
     roots = [_CGROUPS, *(root for root in _CGROUPS.iterdir() if root.is_dir())] if _CGROUPS.is_dir() else []
     return [directory for root in roots if (directory := root / path.lstrip("/")).is_dir()]
 
@@ -236,7 +236,7 @@ def _pids() -> list[int]:
 
 
 def _arguments(pid: int) -> list[str]:
-    """A process's arguments; none for kernel threads, zombies and the departed."""
+    """Arguments of a process; none for kernel threads, zombies and ended processes."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")[:-1]
     except OSError:
@@ -244,7 +244,7 @@ def _arguments(pid: int) -> list[str]:
 
 
 def _start_time(pid: int) -> str:
-    """When a process started, in ticks since boot, which tells a process from a later one of the same id."""
+    """Start time of a process in ticks since boot, which detects a reused process ID."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

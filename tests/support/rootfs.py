@@ -23,7 +23,7 @@ _PACKAGES = "containerd,runc,busybox-static"
 _KEYRING = "usr/share/keyrings/debian-archive-keyring.gpg"
 
 # $1 is the root filesystem, the rest are directories to show in it at their own path. The root is bound onto itself
-# because containerd looks its root up in mountinfo. It then becomes the namespace's root, and the old one goes: a
+# because containerd searches its root in mountinfo. It becomes the root of the namespace and the old one is removed: a
 # chroot would keep copies of every mount of the host, and with them the loop devices of other tests.
 _ENTER = """
 set -e
@@ -45,14 +45,14 @@ exec cat
 
 
 class RootfsError(Exception):
-    """A root filesystem could not be built or entered; the message carries the tool's words."""
+    """A root filesystem could not be built or entered; the text contains the error of the tool."""
 
 
 class Namespace:
     """A mount namespace whose root is a root filesystem, alive until closed or until this process ends.
 
-    It outlives single daemons, since shims and their sockets stay across a restart. The temporary directory and
-    what is mounted below ``base`` have their own path in it, so a path the daemon reports means the same outside.
+    It outlives single daemons, since shims and their sockets survive a restart. The temporary directory and
+    mounts below ``base`` have the same path in it, so that paths reported by the daemon are valid outside.
     """
 
     def __init__(self, root: Path, base: Path) -> None:
@@ -71,20 +71,20 @@ class Namespace:
         self.prefix = ("nsenter", f"--mount=/proc/{self._holder.pid}/ns/mnt", "--")
 
     def close(self) -> None:
-        """Let the namespace go; it ends with the last process in it."""
+        """Release the namespace; it ends with its last process."""
         self._holder.communicate()  # closing its input ends it
 
 
 def cache_directory() -> Path:
-    """Give where root filesystems are kept between runs: NODEAGENT_TEST_CACHE, or the user's cache."""
+    """Return the cache directory of root filesystems: NODEAGENT_TEST_CACHE, or the user's cache."""
     chosen = os.environ.get("NODEAGENT_TEST_CACHE")
     return Path(chosen) if chosen else Path.home() / ".cache" / "nodeagent-tests"
 
 
 def ensure(version: PackagedVersion) -> Path:
-    """Give the root filesystem with this containerd, building it if the cache lacks it (about 20 s, needs a mirror).
+    """Return the root filesystem with this containerd, building it if the cache lacks it (about 20 s, needs a mirror).
 
-    Debian names no version, a suite does: trixie has 1.7, unstable the current 2.x.
+    Versions follow from Debian suites: trixie has 1.7, unstable the current 2.x.
     """
     suite = _SUITES[version]
     cache = cache_directory()

@@ -1,7 +1,7 @@
-"""Images stacked on one another in every way that makes it hard to tell what removing some of them frees.
+"""Images that share layers in all ways that make freed bytes hard to predict.
 
-Bases, images built on images, siblings that differ in their last layer only, the same layer on different ground, many
-names for one image, artifacts, damaged images, images of another namespace; and a container that outlived its use.
+Bases, images built on images, siblings that differ in their last layer only, the same layer on different parents, many
+names for one image, artifacts, damaged images, images of another namespace; and an exited container.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class StackedNode:
     """A containerd with stacked images, checkpointed.
 
     Attributes:
-        candidates: what can be removed through CRI: for each image id, in a fixed order, the manifests it stands for.
+        candidates: images removable through CRI: the manifests of each image id, in a fixed order.
         contents: the described layers of each manifest, by digest.
-        container: an exited one; it holds the layers of ``USED`` and one of its own.
+        container: an exited container, which references the layers of ``USED`` and its writable layer.
     """
 
     containerd: Containerd
@@ -80,7 +80,7 @@ def stack(containerd: Containerd) -> StackedNode:
 
 
 def described() -> tuple[Image | Index, ...]:
-    """Return the images, each after what it is built on."""
+    """Return the images, each after its base image."""
     big, small, odd = _big_base(), _small_base(), _bottom_up_base()
     python = (*big, _few("python", 3, MIB), _many("python-modules", 300, 9000))
     java = (*small, _few("java", 2, 2 * MIB))
@@ -131,18 +131,18 @@ def chain_ids(diff_ids: Sequence[str]) -> list[str]:
 
 
 def files(layers: Sequence[Layer]) -> dict[str, bytes]:
-    """Return the plain files that a container sees, by path."""
-    seen: dict[str, bytes] = {}
+    """Return the regular files in a container, by path."""
+    visible: dict[str, bytes] = {}
     for layer in layers:
         for file in layer.files:
             directory, _, name = file.path.rpartition("/")
             if name.startswith(_WHITEOUT):
                 hidden = f"{directory}/{name.removeprefix(_WHITEOUT)}"
-                for path in [path for path in seen if path == hidden or path.startswith(f"{hidden}/")]:
-                    del seen[path]
+                for path in [path for path in visible if path == hidden or path.startswith(f"{hidden}/")]:
+                    del visible[path]
             elif file.link_to is None:
-                seen[file.path] = seen[file.same_as] if file.same_as is not None else file.data()
-    return seen
+                visible[file.path] = visible[file.same_as] if file.same_as is not None else file.data()
+    return visible
 
 
 def _big_base() -> tuple[Layer, ...]:
@@ -172,7 +172,7 @@ def _many(name: str, count: int, up_to_bytes: int) -> Layer:
 
 
 def _linked(name: str, count: int, size_bytes: int) -> Layer:
-    """Return a layer of one file under many names: they occupy what one of them does."""
+    """Return a layer of one file with many hard links, which occupy the space of one file."""
     names = [f"lib/{name}/{n}" for n in range(count)]
     return Layer((File(names[0], size_bytes), *(File(each, same_as=names[0]) for each in names[1:])))
 
@@ -191,7 +191,7 @@ def _artifacts() -> tuple[images.Artifact, ...]:
 
 
 def _lose(containerd: Containerd, digest: str) -> None:
-    """Delete a blob, and see to it that its bytes are gone: a deletion in step collects garbage."""
+    """Delete a blob and free its bytes: a synchronous deletion collects garbage."""
     containerd.ctr("content", "rm", digest)
     containerd.ctr("images", "tag", DAMAGED, _THROWN_AWAY)
     containerd.ctr("images", "rm", "--sync", _THROWN_AWAY)

@@ -1,7 +1,7 @@
-"""The machine's system directories as a copy that vanishes: installing as root, for real, without changing anything.
+"""Temporary copy of the machine's system directories, for real installations as root without a change of the machine.
 
 A mount namespace has overlays over the directories that an installation writes to, with their changes in memory. Such
-a copy can be made of another one, so that tests share one installation and each changes its own.
+a copy can be made of another one, so that tests share one installation and change only their own copy.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 CHECKOUT = Path(__file__).parents[2]
 
 # $1 is an empty directory, $2 are the layers of other copies, uppermost first, $3 shows the machine's directories below
-# all layers, the rest are the directories to cover. Layers are not mounts of mounts: the kernel stacks two at most.
-# systemd is not found in a copy, so that nothing is started.
+# all layers, the rest are the covered directories. Layers are not overlays of overlays: the kernel stacks at most two.
+# A copy contains no systemd, so that nothing is started.
 _ENTER = """
 set -e
 base=$1 layers=$2 machine=$3; shift 3
@@ -44,7 +44,7 @@ exec cat
 
 
 def unavailable() -> str | None:
-    """Give the reason why no copy can be made here, or None when one can."""
+    """Return the reason why no copy can be made here, or None when one can."""
     if os.geteuid() != 0:
         return "a mount namespace needs root"
     missing = [name for name in ("unshare", "nsenter", "mount", "make") if shutil.which(name, path=PATH) is None]
@@ -90,13 +90,13 @@ class SystemOverlay:
         )
 
     def must(self, script: str, **variables: str) -> str:
-        """Run a script that has to succeed, and give what it said."""
+        """Run a script that must succeed, and return its output."""
         done = self.run(script, **variables)
         assert done.returncode == 0, f"{script}: exit {done.returncode}\n{done.stdout}"
         return done.stdout
 
     def close(self) -> None:
-        """Let the namespace go; it ends with the last process in it."""
+        """Release the namespace; it ends with its last process."""
         self._holder.communicate()  # closing its input ends it
 
     def __enter__(self) -> Self:

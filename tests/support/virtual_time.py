@@ -1,4 +1,4 @@
-"""An event loop whose time passes when nothing else is to be done, so that minutes of waiting take no time."""
+"""Event loop with virtual time, which advances when the loop is idle, so that waits take no real time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Time begins at 0 and jumps to the next thing that is due. It is for work without threads and sockets."""
+    """Event loop whose time starts at 0 and jumps to the next timer; for code without threads and sockets."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

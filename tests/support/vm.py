@@ -1,7 +1,7 @@
 """A whole node in a virtual machine: Debian with systemd, cgroup v2, logind and containerd, and this checkout's agent.
 
-Under emulation, so that it needs no hardware virtualisation: QEMU's TCG with a processor model this kernel can live
-with (``max`` and ``qemu64`` make it panic). The root image is built once per set of packages and kept in the cache of
+Under emulation, so that it needs no hardware virtualisation: QEMU's TCG with a CPU model this kernel supports
+(it panics with ``max`` and ``qemu64``). The root image is built once per set of packages and kept in the cache of
 ``rootfs``, the disk once per state of the checkout; a node boots a copy of the disk. There is no network: commands go
 over a virtio port to ``vm_guest`` inside, which systemd starts early and keeps to the very end of a power-off.
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 SUITE = "trixie"
-PYTHON = "3.13"  # the suite's
+PYTHON = "3.13"  # version of the Debian release
 NAME = "node-1"
 HARNESS = "/opt/harness"  # tests.support, importable in the node
 
@@ -53,9 +53,9 @@ _START_S = 30.0
 _TAIL_LINES = 60
 _SEND_S = 60
 _BUILD_S = 1200.0
-_CLOCK_SKEW_S = 15.0  # between a deadline in the node and the same one out here
+_CLOCK_SKEW_S = 15.0  # between a deadline in the node and the same one on the host
 _DISK_MIB = 3072
-_KEPT = 3  # of disks and bases, for other checkouts and branches
+_KEPT = 3  # number of disks and bases, for other checkouts and branches
 
 # fmt: off
 _PACKAGES = (
@@ -69,7 +69,7 @@ _MASKED = (
 )
 # fmt: on
 
-# The kernel has ext4 and the PCI bus built in; a small initial file system is quick to unpack under emulation.
+# The kernel has ext4 and the PCI bus built in; a small initramfs is unpacked fast under emulation.
 _EARLY_HOOK = """
 mkdir -p "$1/etc/initramfs-tools/conf.d"
 echo MODULES=list > "$1/etc/initramfs-tools/conf.d/node"
@@ -121,7 +121,7 @@ mount --bind /dev "$root/dev"
 exec chroot "$root" "$@"
 """
 
-# $1 is the base's root, $2 a scratch directory whose upper/ holds what goes on top, $3 the image to make, $4 its MiB.
+# $1 is the base's root, $2 a scratch directory with the overlay in upper/, $3 the image to create, $4 its size in MiB.
 _MAKE_DISK = """
 set -e
 mount -t overlay overlay -o "lowerdir=$1,upperdir=$2/upper,workdir=$2/work" "$2/merged"
@@ -141,22 +141,22 @@ _live: dict[Path, Node] = {}
 
 
 def pause_image() -> images.Image:
-    """Give the sandbox image, which heeds SIGTERM as a pause program does; a power-off would wait 90 s for it else."""
+    """Return the sandbox image, which exits on SIGTERM; otherwise a power-off would wait 90 s for it."""
     forever = "trap 'exit 0' TERM; while :; do /busybox-pause sleep 2147483647 & wait $!; done"
     return replace(images.pause_image(), command=("/busybox-pause", "sh", "-c", forever))
 
 
 class NodeError(Exception):
-    """The node, or a command in it, failed; the message carries what was said."""
+    """The node, or a command in it, failed; the text contains the output."""
 
 
 class NodeOffError(NodeError):
-    """The node went off, or was off, where it was needed."""
+    """The node is powered off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """How a command in the node ended."""
+    """Result of a command in the node."""
 
     command: str
     code: int
@@ -166,7 +166,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of the journal; ``fields`` has all of it under journald's names."""
+    """One journal entry; ``fields`` contains all journald fields."""
 
     realtime_us: int
     boot_id: str
@@ -197,18 +197,18 @@ class Pod:
 
     @property
     def slice(self) -> str:
-        """The systemd unit that is the pod's cgroup."""
+        """Systemd unit of the pod's cgroup."""
         parent = "kubepods" if self.qos == "guaranteed" else f"kubepods-{self.qos}"
         return f"{parent}-pod{self.uid.replace('-', '_')}.slice"
 
     @property
     def cgroup(self) -> str:
-        """The pod's directory in the node."""
+        """Log directory of the pod in the node."""
         between = "" if self.qos == "guaranteed" else f"kubepods-{self.qos}.slice/"
         return f"/sys/fs/cgroup/kubepods.slice/{between}{self.slice}"
 
     def request(self) -> dict[str, object]:
-        """Give the pod in the words of ``vm_pods``."""
+        """Return the description of the pod for ``vm_pods``."""
         return {
             "name": self.name,
             "image": self.image,
@@ -227,7 +227,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class RunningPod:
-    """A pod that was started in the node."""
+    """A started pod in the node."""
 
     pod: Pod
     sandbox_id: str
@@ -242,7 +242,7 @@ class RunningPod:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """What a node boots: a disk image that is copied, never written, and the kernel that belongs to it."""
+    """Boot files of a node: a disk image, copied before use, and its kernel."""
 
     image: Path
     root: Path
@@ -257,7 +257,7 @@ class Disk:
 
 
 def unavailable() -> str | None:
-    """Give the reason why no node can be booted here, or None when one can."""
+    """Return the reason why no node can be booted here, or None when one can."""
     if platform.machine() != "x86_64":
         return "the virtual machine is an x86_64 one"
     if os.geteuid() != 0:
@@ -268,7 +268,7 @@ def unavailable() -> str | None:
 
 
 def ensure_disk() -> Disk:
-    """Give the disk with this checkout installed, building what the cache lacks (mirrors of Debian and PyPI)."""
+    """Return the disk with this checkout installed; a missing one is built (requires mirrors of Debian and PyPI)."""
     cache = rootfs.cache_directory()
     cache.mkdir(parents=True, exist_ok=True)
     with rootfs.locked(cache / "node.lock"):
@@ -284,11 +284,11 @@ def ensure_disk() -> Disk:
 
 
 class Node:
-    """A running node, as a context manager; leaving it ends the machine and removes all there was of it.
+    """A running node, as a context manager; its exit stops the machine and removes its files.
 
-    Make it with ``boot``. After a power-off the disk stays until the end of the block: ``journal`` and ``read_disk``
+    Created with ``boot``. After a power-off the disk is kept until the end of the block: ``journal`` and ``read_disk``
     read it, ``start`` boots it again. The thread that starts the machine must outlive it, since the machine ends with
-    its starter. ``console`` is what the kernel and systemd wrote on the serial line, of all boots.
+    its starter. ``console`` is the serial output of kernel and systemd, of all boots.
     """
 
     def __init__(self, disk: Disk, *, memory_mib: int, cpus: int) -> None:
@@ -308,8 +308,8 @@ class Node:
     def boot(cls, disk: Disk, *, memory_mib: int = 2048, cpus: int = 2, timeout_s: float = BOOT_S) -> Iterator[Self]:
         """Boot a copy of the disk and wait until systemd has started everything.
 
-        Now and then a kernel under emulation hangs while it boots; a first boot that takes far too long is given up,
-        told with its console, and begun again.
+        A kernel under emulation occasionally hangs at boot; a first boot that exceeds its timeout is aborted,
+        reported with its console, and booted again.
         """
         node = cls(disk, memory_mib=memory_mib, cpus=cpus)
         try:
@@ -358,11 +358,11 @@ class Node:
         timeout_s: float = RUN_S,
         check: bool = True,
     ) -> Done:
-        """Run a command as root, a string by the shell, and give its end and output.
+        """Run a command as root, a string by the shell, and return exit code and output.
 
-        Raises NodeError when ``check`` is on and the exit code is not 0, TimeoutError when time is up (the command
-        and its process group are killed then), NodeOffError when the node goes off meanwhile. What is to go on in
-        the background is a unit's affair: ``systemd-run``.
+        Raises NodeError when ``check`` is on and the exit code is not 0, TimeoutError at the timeout (the command
+        and its process group are killed then), NodeOffError when the node powers off meanwhile. Background
+        programs require a unit: ``systemd-run``.
         """
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
         code, stdout, stderr = self._request(argv, _bytes(stdin), dict(env or {}), cwd, timeout_s)
@@ -372,39 +372,39 @@ class Node:
         return done
 
     def put(self, path: str, content: str | bytes | Path, *, mode: int = 0o644) -> None:
-        """Write a file in the node, with its parents; a Path is copied from out here."""
+        """Write a file in the node, with its parents; a Path is copied from the host."""
         raw = content.read_bytes() if isinstance(content, Path) else _bytes(content)
         script = 'mkdir -p "$(dirname "$1")" && cat > "$1" && chmod "$2" "$1"'
         self.run(["/bin/sh", "-c", script, "sh", path, f"{mode:o}"], stdin=raw)
 
     def get(self, path: str) -> bytes:
-        """Give the content of a file in the node."""
+        """Return the content of a file in the node."""
         code, stdout, stderr = self._request(["cat", path], b"", {}, "/", RUN_S)
         if code != 0:
             raise NodeError(f"cannot read {path}: {_text(stderr).strip()}")
         return stdout
 
     def python(self, code: str, *, stdin: str | bytes = b"", timeout_s: float = RUN_S) -> str:
-        """Run Python in the node, by the agent's interpreter and with ``tests.support``; give what it printed."""
+        """Run Python in the node, by the agent's interpreter and with ``tests.support``; return its output."""
         environment = {"PYTHONPATH": HARNESS}
         return self.run([_PYTHON, "-c", code], stdin=stdin, env=environment, timeout_s=timeout_s).stdout
 
     def import_images(self, *described: images.Image | images.Index) -> images.Archive:
-        """Write the images out here and import them into the node's containerd."""
+        """Write the images on the host and import them into the node's containerd."""
         archive = images.write_oci(self.base / "images.tar", *described)
         self.put("/root/images.tar", archive.path)
         self.run("ctr -n k8s.io images import /root/images.tar && rm /root/images.tar", timeout_s=RUN_S * 2)
         return archive
 
     def run_pods(self, *described: Pod) -> list[RunningPod]:
-        """Run pods as the kubelet does with the systemd cgroup driver; the pause image must be imported before."""
+        """Run pods as the kubelet does with the systemd cgroup driver; the pause image must be imported already."""
         sent = json.dumps([one.request() for one in described])
         code = "from tests.support import vm_pods; vm_pods.main()"
         made = json.loads(self.python(code, stdin=sent, timeout_s=RUN_S * (1 + len(described))))
         return [RunningPod(pod, **result) for pod, result in zip(described, made, strict=True)]
 
     def press_power_button(self) -> None:
-        """Ask the machine to power off as a hypervisor does, by the ACPI button; ``wait_off`` waits for it."""
+        """Request a power-off by the ACPI button, as a hypervisor does; ``wait_off`` waits for it."""
         watching = "journalctl --boot --unit systemd-logind --grep 'Watching system buttons.*Power Button'"
         reclaim.poll("logind watches the button", lambda: self.run(watching, check=False).code == 0, timeout_s=RUN_S)
         with socket.socket(socket.AF_UNIX) as monitor:
@@ -425,7 +425,7 @@ class Node:
         self.wait_off(timeout_s=timeout_s)
 
     def wait_off(self, *, timeout_s: float = OFF_S) -> None:
-        """Wait until the machine has ended; raises TimeoutError when it goes on, NodeError when it crashed."""
+        """Wait for the power-off; raises TimeoutError for a machine that still runs, NodeError after a crash."""
         if self._process is None:
             raise NodeOffError("the node is off already")
         try:
@@ -437,7 +437,7 @@ class Node:
             raise NodeError(f"the machine ended with {code}: {said}")
 
     def cut_power(self) -> None:
-        """End the machine at once, as if unplugged."""
+        """Cut the power of the machine."""
         if self._process is None:
             raise NodeOffError("the node is off already")
         self._process.kill()
@@ -445,7 +445,7 @@ class Node:
         self._ended()
 
     def close(self) -> None:
-        """Take everything away; may be called again."""
+        """Remove everything; idempotent."""
         if self._process is not None:
             self.cut_power()
         try:
@@ -454,9 +454,9 @@ class Node:
             _live.pop(self.base, None)
 
     def journal(self, *, boot: int = -1) -> list[Entry]:
-        """Give one boot's journal, by default the last one's; from the disk when the node is off.
+        """Return the journal of one boot, the last one by default; from the disk of a node that is off.
 
-        ``boot`` counts as a list's index does: 0 is the first boot, -1 the last.
+        ``boot`` is an index: 0 is the first boot, -1 the last.
         """
         if self.running:
             entries = _entries(self.run("journalctl --sync && journalctl --output json --all").stdout)
@@ -466,7 +466,7 @@ class Node:
         return [entry for entry in entries if entry.boot_id == boots[boot]]
 
     def read_disk(self, path: str) -> bytes:
-        """Give the content of a file on the disk of a node that is off."""
+        """Return the content of a file on the disk of a node that is off."""
         with self._dumped(path) as copy:
             return copy.read_bytes()
 
@@ -520,7 +520,7 @@ class Node:
         return answer["code"], stdout, stderr
 
     def _ended(self) -> str:
-        """Let go of an ended machine and give what it said on its own standard error."""
+        """Release a stopped machine and return the standard error of its emulator."""
         process, self._process = self._process, None
         control, self._control = self._control, None
         if control is not None:
@@ -532,7 +532,7 @@ class Node:
 
     def _journal_of_disk(self) -> list[Entry]:
         with self._dumped("/var/log/journal") as copy:
-            # The node's own journalctl, for the format follows its version.
+            # journalctl of the node, as the journal format depends on its version.
             script = (
                 'root=$1; mount --bind "$2" "$root/mnt"; exec chroot "$root" journalctl -D /mnt --output json --all'
             )
@@ -541,7 +541,7 @@ class Node:
 
     @contextlib.contextmanager
     def _dumped(self, path: str) -> Iterator[Path]:
-        """Copy a file or directory out of the disk's filesystem, after the replay a next boot would make."""
+        """Copy a file or directory from the disk's filesystem, after a replay of its log as at boot."""
         if self.running:
             raise NodeError("the disk is the node's while it runs")
         replay = ["e2fsck", "-p", "-E", "journal_only", str(self.disk)]
@@ -559,7 +559,7 @@ class Node:
 
 
 class _Control(vm_guest.Channel):
-    """The test's end of the control channel; asking is safe from many threads."""
+    """Host side of the control channel; thread-safe."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -573,7 +573,7 @@ class _Control(vm_guest.Channel):
         self._receiver.start()
 
     def ask(self, head: dict[str, Any], raw: bytes, timeout_s: float) -> tuple[dict[str, Any], bytes]:
-        """Send a request and wait for its answer."""
+        """Send a request and wait for the response."""
         answer: Future[tuple[dict[str, Any], bytes]] = Future()
         with self._guard:
             if self._ended:
@@ -601,7 +601,7 @@ class _Control(vm_guest.Channel):
         self._socket.close()
 
     def nothing_read(self) -> None:
-        raise EOFError("the node went off")
+        raise EOFError("the node powered off")
 
     def _receive_all(self) -> None:
         try:
@@ -620,7 +620,7 @@ class _Control(vm_guest.Channel):
 
 
 def live() -> list[Node]:
-    """Give the nodes not yet closed, for their consoles."""
+    """Return the nodes not yet closed, for their consoles."""
     return list(_live.values())
 
 
@@ -648,7 +648,7 @@ def _dependencies() -> list[str]:
 
 
 def _build_base(base: Path) -> None:
-    """Make the root with everything but the checkout: packages, settings, and the wheels the agent asks for."""
+    """Build the root without the checkout: packages, settings, and the wheels of the agent's dependencies."""
     others = sorted(base.parent.glob("node-*/"), key=lambda one: one.stat().st_mtime)
     for old in (*base.parent.glob("node-*.partial"), *others[: -_KEPT + 1]):
         shutil.rmtree(old)
@@ -680,7 +680,7 @@ def _build_base(base: Path) -> None:
 
 
 def _build_disk(base: Path, image: Path) -> None:
-    """Install the checkout as the README says, on top of the base, and make a disk image of both."""
+    """Install the checkout on top of the base as the README describes, and create a disk image of both."""
     scratch = base / "scratch"
     shutil.rmtree(scratch, ignore_errors=True)
     for name in ("upper/usr/src/nodeagent", "work", "merged"):
@@ -727,7 +727,7 @@ def _entry(parsed: dict[str, Any]) -> Entry:
 
 
 def _field(value: object) -> str:
-    """A field's text: journald gives bytes that are no text as numbers, and a field set twice as a list."""
+    """Return the text of a field: journald exports non-text bytes as numbers, and a repeated field as a list."""
     if isinstance(value, list):
         if all(isinstance(part, int) for part in value):
             return _text(bytes(value))

@@ -1,4 +1,4 @@
-"""The node's end of the control channel: runs commands for the test that holds the other end of a virtio port.
+"""Guest side of the control channel: runs commands for the test at the other side of a virtio port.
 
 systemd starts this file early by the distribution's Python, so it uses the standard library only.
 A message is eight bytes of length, a JSON head and as many raw bytes as the head's ``size`` says. The request's head
@@ -27,12 +27,12 @@ PORT = "nodeagent.control"
 _LENGTH = struct.Struct(">Q")
 _LOCK_CURRENT_AND_FUTURE_ON_FAULT = 1 | 2 | 4
 _AFTER_KILL_S = 5.0
-# This program is spared when memory runs out; a command is not to inherit that.
+# This program is exempt from the OOM killer; commands must not inherit that.
 _AS_ORDINARY = ("choom", "--adjust", "0", "--")
 
 
 class Channel:
-    """Whole messages over one descriptor; sending is safe from many threads, receiving belongs to one."""
+    """Messages over one descriptor; several threads may send, one may receive."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -61,12 +61,12 @@ class Channel:
         return bytes(parts)
 
     def nothing_read(self) -> None:
-        """Wait for the other end: a port reads as ended while nobody holds it, and says so by a hang-up only."""
+        """Wait for the host: a port without a peer returns end of file, and reports it as a hang-up only."""
         select.poll().poll(100)
 
 
 def serve(channel: Channel) -> None:
-    """Answer requests for ever."""
+    """Handle requests until the end of the process."""
     while True:
         head, raw = channel.receive()
         threading.Thread(target=_answer, args=(channel, head, raw), daemon=True).start()
@@ -98,7 +98,7 @@ def _run(head: dict[str, Any], stdin: bytes) -> tuple[int | None, bytes, bytes]:
             os.killpg(process.pid, signal.SIGKILL)
         try:
             stdout, stderr = process.communicate(timeout=_AFTER_KILL_S)
-        except subprocess.TimeoutExpired as held:  # a child of another session has its output still
+        except subprocess.TimeoutExpired as held:  # a child in another session still has its output open
             stdout, stderr = held.output or b"", held.stderr or b""
         return None, stdout, stderr
     return process.returncode, stdout, stderr
@@ -112,7 +112,7 @@ def _port() -> Path:
 
 
 def main() -> None:
-    """Serve on the virtio port of this machine, in memory that is never swapped out or dropped."""
+    """Serve on the virtio port of this machine, in locked memory."""
     threading.stack_size(512 << 10)
     ctypes.CDLL(None).mlockall(_LOCK_CURRENT_AND_FUTURE_ON_FAULT)
     serve(Channel(os.open(_port(), os.O_RDWR)))

@@ -1,4 +1,4 @@
-"""Runs pods in the node: reads descriptions of them as JSON, makes them by ``pods``, writes what came of them."""
+"""Runs pods in the node: reads their descriptions as JSON, creates them by ``pods``, writes the results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CALL_S = 120.0
 
 
 def run(pods: Pods, described: dict[str, Any]) -> dict[str, str]:
-    """Run one pod of one container, and give the ids and the log."""
+    """Run one pod of one container, and return the ids and the log."""
     reclaim.poll(
         f"CRI lists {described['image']}",
         lambda: any(described["image"] in image.tags for image in pods.list_images()),

@@ -1,6 +1,6 @@
 """A worn node on a real containerd: a small, nearly full image filesystem, images that share layers, dead pods.
 
-The integration tests and the demonstration run on the same one.
+Shared by the integration tests and the demo.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ SEPARATION_S = 8.0
 
 @dataclass
 class WornNode:
-    """What was made, by its role.
+    """Images and pods of the node, by role.
 
     Attributes:
-        aged_at: monotonic time by which all images but the fresh one were there.
-        fresh_at: monotonic time before which the fresh one was not.
+        aged_at: monotonic time after the import of all images except the fresh one.
+        fresh_at: monotonic time before the import of the fresh one.
     """
 
     containerd: Containerd
@@ -47,24 +47,24 @@ class WornNode:
     fresh_at: float = 0.0
     crashed: list[Container] = field(default_factory=list)
     crash_sandbox: Sandbox | None = None
-    gone: list[Container] = field(default_factory=list)
-    gone_sandbox: Sandbox | None = None
+    deleted: list[Container] = field(default_factory=list)
+    deleted_sandbox: Sandbox | None = None
     running: Container | None = None
 
     @property
     def minimum_age(self) -> str:
-        """A minimum age, right now, that the fresh image has not and all others have."""
+        """Minimum age between that of the fresh image and that of all others, at present."""
         return f"{time.monotonic() - (self.aged_at + self.fresh_at) / 2:.2f}s"
 
     @property
     def used_percent(self) -> int:
-        """Usage of the image filesystem by the kubelet's arithmetic."""
+        """Usage of the image filesystem in percent, computed as by the kubelet."""
         usage = os.statvfs(self.containerd.root)
         return 100 - usage.f_bavail * 100 // usage.f_blocks
 
 
 def wear(containerd: Containerd, *, used_percent: int = 91) -> WornNode:
-    """Fill a freshly started containerd, which has an image filesystem of its own, with a node's everyday life."""
+    """Fill a freshly started containerd, which has an image filesystem of its own, with the content of a used node."""
     link_root = containerd.base / "containers"
     link_root.mkdir(exist_ok=True)
     config = containerd.base / "nodeagent.toml"
@@ -108,7 +108,7 @@ def _old_images() -> list[images.Image]:
 
 
 def _run_pods(node: WornNode, link_root: Path) -> None:
-    """Run one healthy pod, one that crashed four times, one that is gone, and a container made by hand."""
+    """Run a healthy pod, one with four crashes, a deleted one, and a manually created container."""
     pods = node.pods
     healthy = pods.run_sandbox("web", namespace="shop")
     node.running = pods.run_container(healthy, "web", USED_RUNNING)
@@ -121,12 +121,12 @@ def _run_pods(node: WornNode, link_root: Path) -> None:
         pods.wait_exited(crashed)
         link_log(link_root, crashed)
         node.crashed.append(crashed)
-    node.gone_sandbox = pods.run_sandbox("report", namespace="batch")
-    done = pods.run_container(node.gone_sandbox, "report", USED_GONE, ["sh", "-c", "echo done"])
+    node.deleted_sandbox = pods.run_sandbox("report", namespace="batch")
+    done = pods.run_container(node.deleted_sandbox, "report", USED_GONE, ["sh", "-c", "echo done"])
     pods.wait_exited(done)
     link_log(link_root, done)
-    node.gone.append(done)
-    pods.stop_sandbox(node.gone_sandbox)
+    node.deleted.append(done)
+    pods.stop_sandbox(node.deleted_sandbox)
     node.containerd.ctr("containers", "create", USED_RUNNING, "made-by-hand")
 
 

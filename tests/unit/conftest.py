@@ -1,4 +1,4 @@
-"""What of Debian some tests need, and the rule for where it is not: a loud skip, in CI a failure."""
+"""Debian programs of some tests; without them, tests are skipped with a visible reason, or fail in CI."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def private_bus(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Priv
 
 @pytest.fixture
 def promtool(request: pytest.FixtureRequest) -> str:
-    """Give Prometheus' own checker, from the virtual environment, where .ci/setup puts it, or from the system."""
+    """Return the path of promtool, from the virtual environment (.ci/setup installs it there) or the system."""
     found = shutil.which("promtool", path=f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}")
     if found is None:
         _skip(

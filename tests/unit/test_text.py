@@ -1,4 +1,4 @@
-"""Escaping of text from outside: what comes out is visible, printable and can be encoded."""
+"""Escaping of untrusted text: visible, printable, encodable."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_text_is_escaped_as_documented(text: str, shown: str) -> None:
 
 
 @given(ANYTHING)
-def test_escaped_text_is_printable_encodable_and_stays_the_same_when_escaped_again(text: str) -> None:
+def test_escaped_text_is_printable_encodable_and_unchanged_by_a_second_escape(text: str) -> None:
     shown = escape(text)
     assert shown.isprintable()
     assert not set(shown) & set(BIDIRECTIONAL)
@@ -54,7 +54,7 @@ def test_lines_of_escaped_text_are_the_lines_of_the_text(text: str) -> None:
 
 
 @given(ANYTHING)
-def test_encodable_text_can_be_encoded_and_is_the_same_where_it_could_be_before(text: str) -> None:
+def test_encodable_text_is_unchanged_unless_it_cannot_be_encoded(text: str) -> None:
     made = encodable(text)
     assert made.encode().decode() == made
     assert encodable(made) == made
@@ -63,7 +63,7 @@ def test_encodable_text_can_be_encoded_and_is_the_same_where_it_could_be_before(
 
 
 @given(NAME_BYTES)
-def test_the_bytes_of_a_name_that_is_not_utf_8_are_given_back(name: bytes) -> None:
+def test_raw_bytes_of_a_name_that_is_not_utf_8_are_returned(name: bytes) -> None:
     text = name.decode(errors="surrogateescape")
     found = raw_bytes(text)
     assert found in (None, name)
@@ -71,7 +71,7 @@ def test_the_bytes_of_a_name_that_is_not_utf_8_are_given_back(name: bytes) -> No
 
 
 @given(st.recursive(ANYTHING | st.integers() | st.booleans() | st.none(), lambda each: st.lists(each, max_size=3)))
-def test_json_is_safe_to_print_and_means_the_same(value: object) -> None:
+def test_json_is_printable_and_parsed_to_the_same_value(value: object) -> None:
     for text in (to_json(value), to_json(value, indent=2)):
         assert escape_lines(text) == text
         assert json.loads(text) == _encodable(value)

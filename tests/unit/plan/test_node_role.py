@@ -118,7 +118,7 @@ def play(*readings: tuple[float, KubeletTraces], configured: Role | None = None)
 
 
 @pytest.mark.parametrize("traces", [PROCESS, LISTENER, FILES], ids=["process", "listener", "files"])
-def test_kubelet_that_joins_counts_at_once_and_one_that_left_after_the_hysteresis(traces: KubeletTraces) -> None:
+def test_started_kubelet_counts_at_once_and_a_stopped_one_until_the_hysteresis_ends(traces: KubeletTraces) -> None:
     left_s = 20.0
     roles = play(
         (0, NONE), (10, traces), (left_s, NONE), (left_s + ABSENT_S - 0.1, NONE), (left_s + ABSENT_S, NONE), (900, NONE)
@@ -132,12 +132,12 @@ def test_two_readings_far_apart_do_not_count_a_restart_as_a_removal() -> None:
     assert [role for role, _ in roles] == [BESIDE, BESIDE, BESIDE, BESIDE, STANDALONE]
 
 
-def test_absence_is_counted_in_complete_readings_alone() -> None:
+def test_absence_is_counted_in_complete_readings_only() -> None:
     roles = play((0, PROCESS), (10, NONE), (20, UNREAD), (10 + ABSENT_S, NONE), (20 + 2 * ABSENT_S, NONE))
     assert [role for role, _ in roles] == [BESIDE, BESIDE, BESIDE, BESIDE, STANDALONE]
 
 
-def test_unreadable_traces_leave_nothing_to_wait_for() -> None:
+def test_unreadable_traces_start_no_hysteresis() -> None:
     assert [role for role, _ in play((0, UNREAD), (1, NONE))] == [BESIDE, STANDALONE]
 
 
