@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.command import nodeagent
+
 ROOT = Path(__file__).parents[3]
 KUBELET = (
     "kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\n"
@@ -42,12 +44,16 @@ def command(*words: str | Path) -> str:
     return shlex.join([sys.executable, "-m", "nodeagent", "config", "import", *map(str, words)])
 
 
+def imported(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return nodeagent("config", "import", *map(str, words))
+
+
 def dry_run_in(path: Path) -> object:
     return tomllib.loads(path.read_text())["dry_run"]
 
 
 def test_result_always_sets_dry_run(kubelet: Path) -> None:
-    assert "dry_run" in tomllib.loads(shell(command(kubelet)).stdout)
+    assert "dry_run" in tomllib.loads(imported(kubelet).stdout)
 
 
 def test_redirection_that_truncates_the_configuration_gives_dry_run(kubelet: Path, target: Path) -> None:
@@ -64,7 +70,7 @@ def test_standard_output_has_dry_run_of_the_configuration_in_force(
 ) -> None:
     if text is not None:
         target.write_text(text)
-    ended = shell(command(kubelet, "--config", target))
+    ended = imported(kubelet, "--config", target)
     assert (ended.returncode, tomllib.loads(ended.stdout)["dry_run"]) == (0, value)
     assert f"dry_run = {str(value).lower()} (" in ended.stderr
     assert str(target) in ended.stderr
@@ -74,7 +80,7 @@ def test_standard_output_has_dry_run_of_the_configuration_in_force(
 def test_replaced_file_keeps_its_dry_run_owner_and_mode(kubelet: Path, target: Path, text: str, value: bool) -> None:
     target.write_text(text)
     target.chmod(0o640)
-    ended = shell(command(kubelet, "--config", target, "--out", target, "--force"))
+    ended = imported(kubelet, "--config", target, "--out", target, "--force")
     assert (ended.returncode, ended.stdout) == (0, "")
     assert dry_run_in(target) is value
     assert tomllib.loads(target.read_text())["image_gc"] == {"high_threshold_percent": 83}
@@ -87,7 +93,7 @@ def test_new_file_has_dry_run_of_the_configuration_in_force(kubelet: Path, targe
     for text, value in ((ACTIVE, False), (DRY, True)):
         target.write_text(text)
         converted.unlink(missing_ok=True)
-        assert shell(command(kubelet, "--config", target, "--out", converted)).returncode == 0
+        assert imported(kubelet, "--config", target, "--out", converted).returncode == 0
         assert (dry_run_in(converted), converted.stat().st_mode & 0o7777) == (value, 0o644)
 
 
@@ -97,13 +103,13 @@ def test_replaced_file_in_dry_run_stays_in_dry_run_whatever_is_in_force(
     converted = tmp_path / "converted.toml"
     target.write_text(ACTIVE)
     converted.write_text(DRY)
-    assert shell(command(kubelet, "--config", target, "--out", converted, "--force")).returncode == 0
+    assert imported(kubelet, "--config", target, "--out", converted, "--force").returncode == 0
     assert dry_run_in(converted) is True
 
 
 def test_existing_file_is_not_replaced_without_force(kubelet: Path, target: Path) -> None:
     target.write_text(ACTIVE)
-    ended = shell(command(kubelet, "--out", target))
+    ended = imported(kubelet, "--out", target)
     assert (ended.returncode, ended.stderr) == (2, f"nodeagent: {target} exists; add --force to replace it\n")
     assert target.read_text() == ACTIVE
 
@@ -111,14 +117,14 @@ def test_existing_file_is_not_replaced_without_force(kubelet: Path, target: Path
 def test_invalid_input_leaves_the_file_unchanged(kubelet: Path, target: Path) -> None:
     target.write_text(ACTIVE)
     kubelet.write_text("kind: Pod\n")
-    assert shell(command(kubelet, "--out", target, "--force")).returncode == 2
+    assert imported(kubelet, "--out", target, "--force").returncode == 2
     assert target.read_text() == ACTIVE
 
 
 @pytest.mark.parametrize("place", ["/dev/null", "directory", "missing/config.toml"])
 def test_unwritable_path_exits_with_2(kubelet: Path, tmp_path: Path, place: str) -> None:
     (tmp_path / "directory").mkdir()
-    ended = shell(command(kubelet, "--out", tmp_path / place, "--force"))
+    ended = imported(kubelet, "--out", tmp_path / place, "--force")
     assert ended.returncode == 2
     assert "Traceback" not in ended.stderr
     assert Path("/dev/null").is_char_device()
@@ -128,12 +134,12 @@ def test_symbolic_link_is_kept_and_its_target_replaced(kubelet: Path, target: Pa
     target.write_text(DRY)
     link = tmp_path / "link.toml"
     link.symlink_to(target)
-    assert shell(command(kubelet, "--config", target, "--out", link, "--force")).returncode == 0
+    assert imported(kubelet, "--config", target, "--out", link, "--force").returncode == 0
     assert link.is_symlink()
     assert dry_run_in(target) is True
 
 
 def test_invalid_value_is_omitted_and_exits_with_3(kubelet: Path, target: Path) -> None:
     kubelet.write_text(KUBELET.replace("83", "830"))
-    assert shell(command(kubelet, "--config", target, "--out", target)).returncode == 3
+    assert imported(kubelet, "--config", target, "--out", target).returncode == 3
     assert dry_run_in(target) is True
