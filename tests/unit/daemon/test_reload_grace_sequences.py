@@ -77,6 +77,9 @@ class Model:
                 await refused(self.made.apply("containers"))
 
 
+FEWER_EXAMPLES = settings(max_examples=settings().max_examples // 4, suppress_health_check=[HealthCheck.too_slow])
+"""Each example starts a daemon and reloads it several times."""
+
 STEPS = (
     "reload active",
     "reload dry",
@@ -111,7 +114,7 @@ async def play(steps: list[str]) -> None:
         assert made.place.removed, "no removal after the period"
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(FEWER_EXAMPLES)
 @given(st.lists(st.sampled_from(STEPS), max_size=8))
 def test_no_sequence_of_steps_removes_before_the_end_of_the_period(steps: list[str]) -> None:
     asyncio.run(play(steps))
@@ -176,7 +179,7 @@ REQUESTS = (
 )
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(FEWER_EXAMPLES)
 @given(st.lists(st.sampled_from(REQUESTS), max_size=25))
 def test_concurrent_requests_do_not_remove_before_the_period(steps: list[str]) -> None:
     asyncio.run(storm(steps))
