@@ -26,14 +26,13 @@ _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | f
 
 
 class Journal:
-    """A connection to journald. Sending never blocks; entries that cannot be sent are dropped and counted."""
+    """A connection to journald. Sending never blocks; ``send`` returns false for an entry that cannot be sent."""
 
     def __init__(self, path: str = SOCKET) -> None:
         """Prepare a socket for entries to ``path``."""
         self._path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._socket.setblocking(False)
-        self.dropped = 0
 
     def send(self, fields: Mapping[str, str]) -> bool:
         """Send one entry; return false if it was dropped."""
@@ -42,7 +41,6 @@ class Journal:
             self._socket.sendto(data, self._path)
         except OSError as error:
             if error.errno not in (errno.EMSGSIZE, errno.ENOBUFS):
-                self.dropped += 1
                 return False
             return self._send_large(data)
         return True
@@ -62,7 +60,6 @@ class Journal:
             rights = struct.pack("i", memory_file)
             self._socket.sendmsg([], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], 0, self._path)
         except OSError:
-            self.dropped += 1
             return False
         finally:
             os.close(memory_file)

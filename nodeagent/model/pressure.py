@@ -115,7 +115,6 @@ class Observation:
 class FactSource(StrEnum):
     """Source of a pod fact, most reliable first. ``MISSING`` is the source of the value ``None``."""
 
-    API_SERVER = "api-server"
     KUBELET = "kubelet"
     MANIFEST = "manifest"
     CRI = "cri"

@@ -52,7 +52,6 @@ ANNOTATION_DELETION_GRACE: Final = "io.kubernetes.pod.deletionGracePeriod"
 _PRIORITIES: Final = range(-(2**31), 2**31)
 _NO_READING: Final = PodReading()
 _SOURCE_WORDS: Final = {
-    FactSource.API_SERVER: "API server",
     FactSource.KUBELET: "kubelet /pods",
     FactSource.MANIFEST: "static manifest",
 }
