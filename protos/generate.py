@@ -80,15 +80,15 @@ def _files(root: Path) -> dict[str, str]:
 
 
 def _compare(generated: Path) -> int:
-    """Say on standard error how the committed files differ; return 1 if they do."""
-    wanted, found = _files(generated), _files(OUTPUT)
-    differing = [name for name in sorted(wanted.keys() | found.keys()) if wanted.get(name) != found.get(name)]
+    """Report differences of the committed files on standard error; return 1 if there are any."""
+    expected, found = _files(generated), _files(OUTPUT)
+    differing = [name for name in sorted(expected.keys() | found.keys()) if expected.get(name) != found.get(name)]
     for name in differing:
-        state = "missing" if name not in found else "left over" if name not in wanted else "differs"
+        state = "missing" if name not in found else "obsolete" if name not in expected else "differs"
         sys.stderr.write(f"nodeagent/_proto/{name}: {state}\n")
         if state == "differs":
             changes = difflib.unified_diff(
-                found[name].splitlines(), wanted[name].splitlines(), "committed", "generated", lineterm="", n=0
+                found[name].splitlines(), expected[name].splitlines(), "committed", "generated", lineterm="", n=0
             )
             sys.stderr.writelines(f"    {line[:160]}\n" for line in list(changes)[:DIFF_LINES])
     if differing:

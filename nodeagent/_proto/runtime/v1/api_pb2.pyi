@@ -1102,7 +1102,7 @@ class ContainerStatus(_message.Message):
     finished_at: _builtins.int
     """0 while not finished"""
     exit_code: _builtins.int
-    """means something only once finished"""
+    """valid once finished"""
     image_ref: _builtins.str
     reason: _builtins.str
     message: _builtins.str
@@ -1846,7 +1846,7 @@ class ImageStatusResponse(_message.Message):
     INFO_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def image(self) -> Global___Image:
-        """absent where there is no such image: that is not an error of the call"""
+        """absent for an unknown image, which is not an error"""
 
     @_builtins.property
     def info(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...

@@ -137,7 +137,7 @@ class DeleteRequest(_message.Message):
     SYNC_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     sync: _builtins.bool
-    """answer only after the next garbage collection has ended"""
+    """respond after the end of the next garbage collection"""
     def __init__(
         self,
         *,
