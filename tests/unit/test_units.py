@@ -46,7 +46,7 @@ def test_quantity_is_parsed_as_by_kubernetes(text: str, number: Decimal | int) -
         *("\N{ARABIC-INDIC DIGIT ONE}", "1" * 65, "inf", "nan"),
     ],
 )
-def test_text_that_is_not_a_quantity_is_refused(text: str) -> None:
+def test_invalid_quantity_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="is not a quantity such as 500Mi"):
         parse_quantity(text)
 
@@ -77,13 +77,13 @@ def test_size_is_a_quantity_in_whole_bytes(text: str, size_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "Mi", "-1", "1 Mi", "1mb", "1Kib", "0x10", "\N{ARABIC-INDIC DIGIT ONE}"])
-def test_text_that_is_not_a_size_is_refused_with_the_allowed_form(text: str) -> None:
+def test_invalid_size_is_rejected_with_the_allowed_form(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size: write a number of bytes"):
         parse_bytes(text)
 
 
 @pytest.mark.parametrize("text", ["500m", "1u", "999999999n"])
-def test_size_below_a_byte_by_its_suffix_is_refused(text: str) -> None:
+def test_size_below_a_byte_by_its_suffix_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="is less than a byte: write a number of bytes"):
         parse_bytes(text)
 
@@ -101,12 +101,12 @@ def test_size_below_a_byte_by_its_suffix_is_refused(text: str) -> None:
         ("1us", 1e-6),
     ],
 )
-def test_durations_are_read_as_go_reads_them(text: str, seconds: float) -> None:
+def test_duration_is_parsed_as_by_go(text: str, seconds: float) -> None:
     assert parse_duration_s(text) == seconds
 
 
 @pytest.mark.parametrize(
-    ("text", "what"),
+    ("text", "cause"),
     [
         ("", "empty text"),
         ("5", "is not a duration"),
@@ -116,8 +116,8 @@ def test_durations_are_read_as_go_reads_them(text: str, seconds: float) -> None:
         ("1h x", "not a duration"),
     ],
 )
-def test_what_is_no_duration_is_refused_with_the_allowed_form(text: str, what: str) -> None:
-    with pytest.raises(ValueError, match=rf"{what}.*: write numbers with the units"):
+def test_invalid_duration_is_rejected_with_the_allowed_form(text: str, cause: str) -> None:
+    with pytest.raises(ValueError, match=rf"{cause}.*: write numbers with the units"):
         parse_duration_s(text)
 
 
@@ -134,7 +134,7 @@ def test_what_is_no_duration_is_refused_with_the_allowed_form(text: str, what: s
         (2**70, "1024 EiB"),
     ],
 )
-def test_sizes_are_shown_with_three_digits(size_bytes: int, shown: str) -> None:
+def test_size_is_formatted_with_three_digits(size_bytes: int, shown: str) -> None:
     assert format_bytes(size_bytes) == shown
 
 
@@ -154,17 +154,17 @@ def test_sizes_are_shown_with_three_digits(size_bytes: int, shown: str) -> None:
         (0.9999, "1s"),
     ],
 )
-def test_durations_are_shown_with_two_units(seconds: float, shown: str) -> None:
+def test_duration_is_formatted_with_two_units(seconds: float, shown: str) -> None:
     assert format_duration(seconds) == shown
 
 
 @given(st.integers(0, 2**63))
-def test_every_number_of_bytes_reads_back(size_bytes: int) -> None:
+def test_every_number_of_bytes_is_parsed(size_bytes: int) -> None:
     assert parse_bytes(str(size_bytes)) == size_bytes
 
 
 @given(st.integers(1, 2**60))
-def test_a_size_shown_is_within_a_percent_of_the_size(size_bytes: int) -> None:
+def test_formatted_size_is_within_a_percent_of_the_size(size_bytes: int) -> None:
     number, unit = format_bytes(size_bytes).split()
     shown = parse_bytes(
         number + {"B": "", "KiB": "Ki", "MiB": "Mi", "GiB": "Gi", "TiB": "Ti", "PiB": "Pi", "EiB": "Ei"}[unit]
@@ -173,12 +173,12 @@ def test_a_size_shown_is_within_a_percent_of_the_size(size_bytes: int) -> None:
 
 
 @given(st.integers(0, 10**9))
-def test_a_duration_shown_reads_back_to_its_two_largest_units(seconds: int) -> None:
+def test_formatted_duration_parses_to_its_two_largest_units(seconds: int) -> None:
     back = parse_duration_s(format_duration(seconds))
     assert back <= seconds
     assert seconds - back < max(1, seconds * 0.05)
 
 
 @given(st.floats(0, 10**12, allow_nan=False))
-def test_every_duration_can_be_shown(seconds: float) -> None:
+def test_every_duration_is_formatted(seconds: float) -> None:
     assert format_duration(seconds)
