@@ -43,7 +43,7 @@ def delay(limit_s: float | None, off: str = "") -> Finding:
         (check_cgroups(["cpu", "memory", "pids"]), OK, "cgroup v2"),
         (check_cgroups(["cpu"]), PROBLEM, "without memory, pids"),
         (check_cgroups(None), WARNING, "cgroup v1"),
-        (delay(60), OK, "allows 1m (/etc/x.conf), the phases want 30s"),
+        (delay(60), OK, "allows 1m (/etc/x.conf), the phases request 30s"),
         (delay(5), WARNING, "/etc/x.conf"),
         (
             delay(0),
