@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from nodeagent.api.codec import decode_fields, encode, encode_line
 from nodeagent.api.control import Paused, Resumed, Triggered
 from nodeagent.api.reload import Reload
-from nodeagent.cli.control_client import connected, request_for
+from nodeagent.cli.control_client import connected
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import say
 from nodeagent.errors import UsageError
@@ -70,7 +70,7 @@ def pause(config: Path | None, *, duration: str, why: str) -> None:
     except ValueError as error:
         raise UsageError(f"--for: {error}") from error
     with connected(config) as agent:
-        answer = agent.call("Pause", Paused, request_for("Pause", seconds=seconds, why=why))
+        answer = agent.call("Pause", Paused, {"seconds": seconds, "why": why})
     say(f"paused until {format_time(answer.until)}; 'nodeagent resume' ends it earlier")
 
 
@@ -93,7 +93,7 @@ def trigger(config: Path | None, loop: str, *, wait: bool) -> None:
         NodeAgentError: no agent is running, or this user may not act.
     """
     with connected(config) as agent:
-        request = request_for("Trigger", loop=loop, wait=wait)
+        request = {"loop": loop, "wait": wait}
         answer = agent.call("Trigger", Triggered, request, within_s=_TRIGGER_WITHIN_S)
     if not wait:
         say(f"{loop} started; see 'nodeagent status' for the result")

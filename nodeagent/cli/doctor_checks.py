@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.api.client import DaemonRefusedError, DaemonUnavailableError
 from nodeagent.api.status import Status
-from nodeagent.cli.control_client import DaemonRefusedError, DaemonUnavailableError, connect
+from nodeagent.cli.control_client import connect
 from nodeagent.cli.session import open_for_command, run_async
 from nodeagent.cli.shutdown import delay_limit, lock_held, off_because, query_logind
 from nodeagent.config.kubelet_import import read_kubelet

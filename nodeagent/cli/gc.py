@@ -73,11 +73,9 @@ def collect(request: Request) -> None:
 
 def _collect_through_agent(request: Request, agent: ControlConnection) -> ExitCode:
     """Preview through the running agent and, unless it is a dry run or declined, have it remove the listed items."""
-    from nodeagent._proto.control.v1 import control_pb2  # noqa: PLC0415 - only through the agent
-
     saved: str | None = None
     if not request.yes or request.dry_run:
-        document = agent.call("Plan", documents.Preview, control_pb2.PlanRequest(scope=request.scope))
+        document = agent.call("Plan", documents.Preview, {"scope": request.scope})
         preview = Preview(Scope(request.scope), document.snapshot(), tuple(each.to_model() for each in document.plans))
         _show_preview_of_daemon(request, document, preview)
         predicted = predicted_exit_code(preview)
@@ -89,7 +87,7 @@ def _collect_through_agent(request: Request, agent: ControlConnection) -> ExitCo
         if status.agent.dry_run:
             sys.stderr.write("nothing was removed: dry_run = true in the agent's configuration\n")
             return predicted
-        saved = agent.call_text("Plan", control_pb2.PlanRequest(scope=request.scope, lasts_seconds=_PLAN_LIFETIME_S))
+        saved = agent.call_text("Plan", {"scope": request.scope, "lasts_seconds": _PLAN_LIFETIME_S})
         shown = {each.id for each in preview.removals}
         if {each.id for each in parse_plan(saved).removals} - shown:
             sys.stderr.write("nothing was removed: the node changed after the preview; run the command again\n")
@@ -102,13 +100,9 @@ def _collect_through_agent(request: Request, agent: ControlConnection) -> ExitCo
 
 def _apply_on_daemon(request: Request, agent: ControlConnection, saved: str | None) -> ExitCode:
     """Have the daemon carry out a saved plan, or a pass if ``saved`` is ``None``; print its results."""
-    from nodeagent._proto.control.v1 import control_pb2  # noqa: PLC0415 - only with a daemon
-
-    apply = (
-        control_pb2.ApplyRequest(scope=request.scope, rounds=MAX_ROUNDS)
-        if saved is None
-        else control_pb2.ApplyRequest(plan=json.dumps(json.loads(saved), ensure_ascii=False, separators=(",", ":")))
-    )
+    apply: dict[str, object] = {"scope": request.scope, "rounds": MAX_ROUNDS}
+    if saved is not None:
+        apply = {"plan": json.dumps(json.loads(saved), ensure_ascii=False, separators=(",", ":"))}
     report: Report | None = None
     for answer in agent.stream("Apply", decode_progress, apply):
         if isinstance(answer, Report):

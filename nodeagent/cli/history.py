@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.api.codec import encode
 from nodeagent.api.eviction import RecordedEviction
 from nodeagent.api.history import History
-from nodeagent.cli.control_client import daemon_for_user, request_for
+from nodeagent.cli.control_client import daemon_for_user
 from nodeagent.cli.session import load_settings
 from nodeagent.cli.shutdown import stop_headline
 from nodeagent.clock import SystemClock
@@ -45,7 +45,7 @@ def show_history(config: Path | None, *, since: str, image: str, limit: int, idl
     with daemon_for_user(config, {}) as agent:
         if agent is not None:
             seconds = max(_MINIMUM_SINCE_S, ago.total_seconds()) if ago is not None else 0.0
-            request = request_for("History", seconds=seconds, image=image, limit=min(limit, _MAX_LIMIT), quiet=idle)
+            request = {"seconds": seconds, "image": image, "limit": min(limit, _MAX_LIMIT), "quiet": idle}
             _print(agent.call("History", History, request), form, "the agent's history")
             return
     settings = load_settings(config, {})

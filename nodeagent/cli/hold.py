@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from nodeagent import model
 from nodeagent.api.codec import encode
 from nodeagent.api.holds import Hold, HoldList
-from nodeagent.cli.control_client import daemon_for_user, request_for
+from nodeagent.cli.control_client import daemon_for_user
 from nodeagent.cli.output import say
 from nodeagent.cli.session import load_settings
 from nodeagent.clock import SystemClock
@@ -55,7 +55,7 @@ def add(config: Path | None, *, image: str | None, every: bool, duration: str, w
     now = SystemClock().now()
     with daemon_for_user(config, {}) as agent:
         if agent is not None:
-            request = request_for("AddHold", image=image or "", seconds=seconds, why=why)
+            request = {"image": image or "", "seconds": seconds, "why": why}
             _print_placed(agent.call("AddHold", Hold, request), form)
             return
     hold = model.Hold("", ALL_IMAGES if image is None else image, why, _user(), now, now + timedelta(seconds=seconds))
@@ -99,7 +99,7 @@ def remove(config: Path | None, hold_id: str) -> None:
     """
     with daemon_for_user(config, {}) as agent:
         if agent is not None:
-            _print_removed(agent.call("RemoveHold", Hold, request_for("RemoveHold", id=hold_id)))
+            _print_removed(agent.call("RemoveHold", Hold, {"id": hold_id}))
             return
     removed = HoldFile(load_settings(config, {}).state_directory).remove(hold_id)
     if removed is None:

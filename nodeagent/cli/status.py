@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import structs
 
+from nodeagent.api.client import DaemonUnavailableError
 from nodeagent.api.codec import encode
 from nodeagent.api.pods import PodUsage
 from nodeagent.api.status import Status, Top
-from nodeagent.cli.control_client import DaemonUnavailableError, connected
+from nodeagent.cli.control_client import connected
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.units import format_bytes, format_duration
 

@@ -12,7 +12,7 @@ from nodeagent.act.agent import open_agent
 from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.clock import SystemClock
 from nodeagent.daemon.context import DaemonContext
-from nodeagent.daemon.control.socket import ControlServer
+from nodeagent.daemon.control.server import ControlServer
 from nodeagent.daemon.eviction.composition import eviction_tasks
 from nodeagent.daemon.http.metrics_task import MetricsTask
 from nodeagent.daemon.loop_status import LoopStatuses

@@ -68,7 +68,7 @@ import socket, sys
 family, place = (socket.AF_UNIX, sys.argv[1]) if sys.argv[1][0] == "/" else (socket.AF_INET, ("127.0.0.1", 20310))
 with socket.socket(family) as client:
     client.connect(place)
-    client.sendall(f"GET {sys.argv[2]} HTTP/1.1\\r\\n\\r\\n".encode())
+    client.sendall(f"GET {sys.argv[2]} HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n".encode())
     print(b"".join(iter(lambda: client.recv(65536), b"")).decode())
 """
 

@@ -18,20 +18,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-import grpc
-import grpc.aio
+import h11
+import msgspec
 import pytest
 
-from nodeagent._proto.control.v1 import control_pb2 as api
 from nodeagent.act.agent import open_agent
+from nodeagent.api.client import encode_request
+from nodeagent.api.operations import OPERATIONS
 from nodeagent.cli import main as command_line
 from nodeagent.clock import SystemClock
 from nodeagent.config.handoff import checked
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
-from nodeagent.daemon.control import guard
+from nodeagent.daemon.control import server as control
 from nodeagent.daemon.control import socket as control_socket
-from nodeagent.daemon.control.socket import ControlServer
+from nodeagent.daemon.control.server import ControlServer
+from nodeagent.daemon.http import server as http_server
 from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.pass_lock import PassLock
 from nodeagent.host.peer import Peer
@@ -46,7 +48,6 @@ if TYPE_CHECKING:
 
     from nodeagent.sim.faults import Faults
 
-SERVICE = api.DESCRIPTOR.services_by_name["Control"]
 ROOT = Peer(1, 0, frozenset({0}))
 GROUP = os.getgid()
 MEMBER = Peer(2, 4711, frozenset({4711, GROUP}))
@@ -56,6 +57,33 @@ GROUP_NAME = "group-of-the-test"
 NOBODY = 65534
 MEMBERS_GROUP = 4711 if os.geteuid() == 0 else os.getgid()
 """Group of the unprivileged member; root can take any number, also that of no existing group."""
+
+
+class Refused(Exception):  # noqa: N818 - a response, not a failure of the test
+    """A response with a problem document."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(status, detail)
+        self.status = status
+        self.detail = detail
+
+
+def parse_response(raw: bytes) -> tuple[int, list[dict[str, Any]]]:
+    """Return the status of a whole response, and its body's lines as JSON; 0 if the connection was closed instead."""
+    if not raw:
+        return 0, [{"detail": "closed"}]
+    wire = h11.Connection(h11.CLIENT)
+    wire.send(h11.Request(method="GET", target="/", headers=[("Host", "localhost")]))
+    wire.send(h11.EndOfMessage())
+    wire.receive_data(raw)
+    wire.receive_data(b"")
+    status, body = 0, b""
+    while not isinstance(event := wire.next_event(), h11.EndOfMessage):
+        if isinstance(event, h11.Response):
+            status = event.status_code
+        elif isinstance(event, h11.Data):
+            body += bytes(event.data)
+    return status, [json.loads(line) for line in body.splitlines()]
 
 
 @dataclass
@@ -70,27 +98,55 @@ class Node:
     peer: list[Peer] = field(default_factory=lambda: [ROOT])
     faults: Faults = field(init=False)
 
-    @asynccontextmanager
-    async def channel(self) -> AsyncIterator[grpc.aio.Channel]:
-        options = [("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1)]
-        async with grpc.aio.insecure_channel(f"unix:{self.path}", options=options) as made:
-            yield made
+    async def exchange(
+        self, operation: str, request: msgspec.Struct | None = None, *, body: bytes | None = None
+    ) -> tuple[int, list[dict[str, Any]]]:
+        """Return status and documents of the response to a request, with another body if given."""
+        fields = {} if request is None else msgspec.structs.asdict(request)
+        target, encoded = encode_request(OPERATIONS[operation], fields)
+        sent = encoded if body is None else body
+        method = OPERATIONS[operation].method
+        head = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(sent)}\r\n\r\n"
+        return parse_response(await asyncio.to_thread(self._send, head.encode() + sent))
 
-    async def ask(self, method: str, request: Any = None, *, raw: bytes | None = None) -> dict[str, Any]:
-        sent = raw if raw is not None else (request or getattr(api, f"{method}Request")()).SerializeToString()
-        path = f"/{SERVICE.full_name}/{method}"
-        async with self.channel() as channel:
-            if SERVICE.methods_by_name[method].server_streaming:
-                found = [each async for each in channel.unary_stream(path, bytes, bytes)(sent, timeout=20)]
-            else:
-                found = [await channel.unary_unary(path, bytes, bytes)(sent, timeout=20)]
-        documents = [json.loads(api.Document.FromString(each).json) for each in found]
+    def _send(self, data: bytes) -> bytes:
+        """Send a request and return the whole response; a blocking socket keeps one to a request that is not read."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(20)
+            connection.connect(str(self.path))
+            with suppress(ConnectionError):
+                connection.sendall(data)
+            received = b""
+            with suppress(ConnectionError):
+                while part := connection.recv(1 << 16):
+                    received += part
+            return received
+
+    async def ask(
+        self, operation: str, request: msgspec.Struct | None = None, *, body: bytes | None = None
+    ) -> dict[str, Any]:
+        """Return the document of a successful response; several of a stream as ``all``."""
+        status, documents = await self.exchange(operation, request, body=body)
+        if status != 200 or "problem" in documents[-1]:
+            raise Refused(status, documents[-1].get("problem", documents[-1])["detail"])
         return documents[0] if len(documents) == 1 else {"all": documents}
 
-    async def refused(self, method: str, request: Any = None) -> tuple[str, str]:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await self.ask(method, request)
-        return caught.value.code().name, caught.value.details() or ""
+    async def refused(self, operation: str, request: msgspec.Struct | None = None) -> tuple[int, str]:
+        """Return status and detail of a problem document."""
+        with pytest.raises(Refused) as caught:
+            await self.ask(operation, request)
+        return caught.value.status, caught.value.detail
+
+    @asynccontextmanager
+    async def follow(self, operation: str) -> AsyncIterator[asyncio.StreamReader]:
+        """Send a request without fields; return the raw response as it comes."""
+        reader, writer = await asyncio.open_unix_connection(self.path)
+        method, path = OPERATIONS[operation][:2]
+        writer.write(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        try:
+            yield reader
+        finally:
+            writer.transport.abort()
 
     def logged(self, event: str) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in self.log.getvalue().splitlines()]
@@ -142,9 +198,9 @@ async def serving(
     async with AsyncExitStack() as stack:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         if simulated_peers:
-            stack.enter_context(mock.patch.object(control_socket, "read_peer", peer_of))
+            stack.enter_context(mock.patch.object(http_server, "read_peer", peer_of))
         stack.enter_context(mock.patch.object(control_socket, "group_number", number_of))
-        stack.enter_context(mock.patch.object(guard, "group_number", number_of))
+        stack.enter_context(mock.patch.object(control, "group_number", number_of))
         server = await stack.enter_async_context(SimServer(sim, directory / "cri.sock"))
         context.agent = await stack.enter_async_context(
             open_agent(made, record=True, dry_run=made.dry_run, observer_of_calls=context.observe_call)

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from nodeagent._proto.control.v1 import control_pb2 as api
 from nodeagent.act.gc import collector as collect
+from nodeagent.api import requests as api
 from nodeagent.config.handoff import checked
 from nodeagent.config.settings import Origin
 from nodeagent.daemon import service_manager as service
 from nodeagent.daemon import supervisor
 from nodeagent.daemon.context import DaemonContext
+from nodeagent.daemon.control.caller import CALLER, Caller
 from nodeagent.daemon.control.service import ControlService
 from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.pass_lock import PassLock
@@ -101,27 +102,29 @@ class Daemon:
 
     async def trigger(self, loop: str) -> dict[str, Any]:
         """Run a loop now, as ``nodeagent trigger LOOP --wait`` does."""
-        answer = await ControlService(self.context).Trigger(api.TriggerRequest(loop=loop, wait=True), mock.Mock())
-        shown: dict[str, Any] = json.loads(answer.json)
+        shown: dict[str, Any] = json.loads(await self._service().trigger(api.TriggerRequest(loop=loop, wait=True)))
         return shown
 
     async def apply(self, scope: str) -> None:
         """Run a pass, as ``nodeagent gc --yes`` of a group member does."""
-        async for _ in ControlService(self.context).Apply(api.ApplyRequest(scope=scope), mock.Mock()):
+        async for _ in self._service().apply(api.ApplyRequest(scope=scope)):
             pass
 
     async def apply_plan(self, scope: str) -> None:
         """Save and execute a plan, as a confirmed ``nodeagent gc`` of a group member does."""
-        service = ControlService(self.context)
-        saved = await service.Plan(api.PlanRequest(scope=scope, lasts_seconds=600), mock.Mock())
-        async for _ in service.Apply(api.ApplyRequest(plan=saved.json), mock.Mock()):
+        service = self._service()
+        saved = await service.plan(api.PlanRequest(scope=scope, lasts_seconds=600))
+        async for _ in service.apply(api.ApplyRequest(plan=saved)):
             pass
 
     async def status(self) -> dict[str, Any]:
-        shown: dict[str, Any] = json.loads(
-            (await ControlService(self.context).Status(api.StatusRequest(), mock.Mock())).json
-        )
+        shown: dict[str, Any] = json.loads(await self._service().status(api.Empty()))
         return shown
+
+    def _service(self) -> ControlService:
+        """Return the service for a member of the group."""
+        CALLER.set(Caller("member", is_root=False))
+        return ControlService(self.context)
 
     async def settle(self) -> None:
         """Wait until every loop of the agent in force has finished a pass, or is paused."""

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import TYPE_CHECKING
+
+from nodeagent.api.operations import Access
 
 if TYPE_CHECKING:
     from nodeagent.config.control import ControlSettings
     from nodeagent.host.peer import Peer
-
-
-class Access(IntEnum):
-    """Access right; each includes those before it."""
-
-    NOTHING = 0
-    READ = 1
-    ACT = 2
 
 
 def access_of(peer: Peer, settings: ControlSettings, group: int | None) -> Access:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from nodeagent.act.agent import open_agent
 from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.api.gc import Report
-from nodeagent.daemon.control.guard import CALLER
+from nodeagent.daemon.control.caller import CALLER
 from nodeagent.daemon.loops import log_report, log_result
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError, StoreError, UsageError
 from nodeagent.host.node import node_identity

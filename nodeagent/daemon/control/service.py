@@ -1,4 +1,4 @@
-"""The methods of the control API.
+"""The operations of the control API.
 
 Answers are the documents that commands print, made by the same functions.
 """
@@ -7,22 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
-
-import grpc
-import grpc.aio
+from typing import TYPE_CHECKING, Final
 
 from nodeagent import __version__, model
-from nodeagent._proto.control.v1 import control_pb2 as api
-from nodeagent.api.codec import encode, plain, schema_id
+from nodeagent.api.codec import encode_line, plain
 from nodeagent.api.control import Paused, Resumed, Triggered
 from nodeagent.api.gc import Preview, Result
 from nodeagent.api.history import History
 from nodeagent.api.holds import Hold, HoldList
 from nodeagent.api.saved_plan import encode_saved_plan
-from nodeagent.daemon.control.guard import CALLER, Guard
+from nodeagent.daemon.control.caller import CALLER
 from nodeagent.daemon.control.requested_pass import PlanKey, RequestedPass, require_agent
 from nodeagent.daemon.loop_status import Activity
 from nodeagent.daemon.loops import wait_for_any
@@ -45,16 +40,12 @@ from nodeagent.telemetry.event_bus import Subscription
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from google.protobuf.message import Message
-
     from nodeagent.act.agent import Agent
     from nodeagent.act.gc import outcomes
-    from nodeagent.api.codec import Document
+    from nodeagent.api import requests
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.reload_effect import Reloaded
-    from nodeagent.host.peer import Peer
 
-    Context = grpc.aio.ServicerContext[Message, Message]
 
 _LONGEST_PLAN_S: Final = 7 * 86_400.0
 _LONGEST_TEXT: Final = 4096
@@ -64,13 +55,10 @@ _MOST_ROUNDS: Final = 20
 _RELOAD_WITHIN_S: Final = 60.0
 _TRIGGER_WITHIN_S: Final = 900.0
 _POLL_INTERVAL_S: Final = 0.1
-_MAX_CALLS: Final = 64
-_LARGEST_REQUEST_BYTES: Final = 8 << 20
-"""Size of a saved plan with ten thousand items. gRPC reads a request into memory before its caller is authorised."""
 
 
 class ControlService:
-    """The methods of the control API. The guard authorises the caller before it calls one."""
+    """The operations of the control API. The control server checks the access of the caller before it calls one."""
 
     def __init__(self, context: DaemonContext) -> None:
         self._context = context
@@ -81,24 +69,24 @@ class ControlService:
 
     # ---- right READ
 
-    async def Status(self, _: api.StatusRequest, __: Context) -> api.Document:  # noqa: N802 - the name in the protocol
+    async def status(self, _: requests.Empty) -> str:
         """Return the status of the node and the daemon."""
         if self._context.agent is None:
-            return _message(without_agent(self._context))
-        return _message(await status_document(self._context.agent, self._status_reader(), self._context))
+            return encode_line(without_agent(self._context))
+        return encode_line(await status_document(self._context.agent, self._status_reader(), self._context))
 
-    async def Pressure(self, _: api.PressureRequest, __: Context) -> api.Document:  # noqa: N802
+    async def pressure(self, _: requests.Empty) -> str:
         """Return every signal against its thresholds."""
-        return _message(await pressure_document(self._status_reader(), self._context.eviction))
+        return encode_line(await pressure_document(self._status_reader(), self._context.eviction))
 
-    async def Plan(self, request: api.PlanRequest, _: Context) -> api.Document:  # noqa: N802
+    async def plan(self, request: requests.PlanRequest) -> str:
         """Return the plan of a pass that starts now; with a lifetime it can be saved and applied."""
         scope, lasts_s = _scope(request.scope), _seconds(request.lasts_seconds, _LONGEST_PLAN_S, "lasts_seconds")
         agent = require_agent(self._context)
         async with self._heavy:
             preview = await agent.collector.preview(scope)
         if not lasts_s:
-            return _message(Preview.of(scope.value, preview.snapshot, preview.plans))
+            return encode_line(Preview.of(scope.value, preview.snapshot, preview.plans))
         saved = encode_saved_plan(
             scope.value,
             preview.snapshot,
@@ -109,15 +97,15 @@ class ControlService:
             agent_version=__version__,
             key=await self._plan_key.read(),
         )
-        return _message(saved)
+        return encode_line(saved)
 
-    async def Pods(self, _: api.PodsRequest, __: Context) -> api.Document:  # noqa: N802
+    async def pods(self, _: requests.Empty) -> str:
         """Return the pods with their usage, in eviction order under memory pressure."""
         agent = require_agent(self._context)
         async with self._heavy:
-            return _message(await pods_document(agent, self._status_reader(), self._context.eviction))
+            return encode_line(await pods_document(agent, self._status_reader(), self._context.eviction))
 
-    async def History(self, request: api.HistoryRequest, _: Context) -> api.Document:  # noqa: N802
+    async def history(self, request: requests.HistoryRequest) -> str:
         """Return past passes and node stops."""
         image = _text(request.image, "image")
         ago_s = _seconds(request.seconds, math.inf, "seconds")
@@ -128,21 +116,21 @@ class ControlService:
         except OverflowError as error:
             raise UsageError(f"seconds: {ago_s} is out of range") from error
 
-        def read() -> api.Document:
+        def read() -> str:
             passes = history.read(since=since, image=image, limit=limit, quiet=request.quiet)
             stops = () if image else history.read_stops(since=since, limit=limit)
-            return _message(History.of(passes, stops))
+            return encode_line(History.of(passes, stops))
 
         async with self._heavy:
             return await asyncio.to_thread(read)
 
-    async def Holds(self, _: api.HoldsRequest, __: Context) -> api.Document:  # noqa: N802
+    async def holds(self, _: requests.Empty) -> str:
         """Return all holds in force."""
         now = self._context.clock.now()
         found = await asyncio.to_thread(self._holds().read)
-        return _message(HoldList.of(found, now))
+        return encode_line(HoldList.of(found, now))
 
-    async def Events(self, _: api.EventsRequest, __: Context) -> AsyncIterator[api.Document]:  # noqa: N802
+    async def events(self, _: requests.Empty) -> AsyncIterator[str]:
         """Yield events as they occur."""
         missed = 0
         with Subscription() as tail:
@@ -150,16 +138,17 @@ class ControlService:
                 event = await tail.next()
                 fields = {key: plain(value) for key, value in event.items()}
                 lost, missed = tail.missed - missed, tail.missed
-                yield _message({"schema": SchemaId.EVENT.value, **fields, **({"missed_before": lost} if lost else {})})
+                missing = {"missed_before": lost} if lost else {}
+                yield encode_line({"schema": SchemaId.EVENT.value, **fields, **missing})
 
-    async def PreviewReload(self, _: api.PreviewReloadRequest, __: Context) -> api.Document:  # noqa: N802
+    async def preview_reload(self, _: requests.Empty) -> str:
         """Return the changes and the effect of a reload without reloading; always of the agent's own file."""
         async with self._heavy:
-            return _message(reload_document(await preview_reload(self._context)))
+            return encode_line(reload_document(await preview_reload(self._context)))
 
     # ---- right ACT
 
-    async def AddHold(self, request: api.AddHoldRequest, _: Context) -> api.Document:  # noqa: N802
+    async def add_hold(self, request: requests.AddHoldRequest) -> str:
         """Place a hold."""
         image, why = _text(request.image, "image"), _text(request.why, "why")
         seconds = _seconds(request.seconds, LONGEST_HOLD_S, "seconds")
@@ -173,9 +162,9 @@ class ControlService:
         now = self._context.clock.now()
         hold = model.Hold("", image, why, CALLER.get().name, now, now + timedelta(seconds=seconds))
         placed = await asyncio.to_thread(self._holds().add, hold)
-        return _message(Hold.of(placed, now))
+        return encode_line(Hold.of(placed, now))
 
-    async def RemoveHold(self, request: api.RemoveHoldRequest, _: Context) -> api.Document:  # noqa: N802
+    async def remove_hold(self, request: requests.RemoveHoldRequest) -> str:
         """Remove a hold; users other than root can remove only their own."""
         caller, hold_id = CALLER.get(), _text(request.id, "id")
         own = None if caller.is_root else caller.name
@@ -185,9 +174,9 @@ class ControlService:
                 if each.id == hold_id:
                     raise UsageError(f"cannot remove hold {hold_id}: placed by {each.by}; only root may do that")
             raise UsageError(f"no hold {request.id}; 'nodeagent hold list' lists all")
-        return _message(Hold.of(removed, self._context.clock.now()))
+        return encode_line(Hold.of(removed, self._context.clock.now()))
 
-    async def Pause(self, request: api.PauseRequest, _: Context) -> api.Document:  # noqa: N802
+    async def pause(self, request: requests.PauseRequest) -> str:
         """Pause removals and evictions for a duration."""
         seconds = _seconds(request.seconds, LONGEST_S, "seconds")
         if not seconds:
@@ -196,15 +185,15 @@ class ControlService:
         await pause(
             self._context, by=caller.name, is_root=caller.is_root, why=_text(request.why, "why"), seconds=seconds
         )
-        return _message(Paused(until=self._context.clock.now() + timedelta(seconds=seconds)))
+        return encode_line(Paused(until=self._context.clock.now() + timedelta(seconds=seconds)))
 
-    async def Resume(self, _: api.ResumeRequest, __: Context) -> api.Document:  # noqa: N802
+    async def resume(self, _: requests.Empty) -> str:
         """End the pause."""
         caller = CALLER.get()
         was = await resume(self._context, by=caller.name, is_root=caller.is_root)
-        return _message(Resumed(was_paused=was))
+        return encode_line(Resumed(was_paused=was))
 
-    async def Trigger(self, request: api.TriggerRequest, _: Context) -> api.Document:  # noqa: N802
+    async def trigger(self, request: requests.TriggerRequest) -> str:
         """Start a run of a loop, and wait for its end if requested."""
         lines = {line.name: line for line in self._context.loop_statuses.all}
         line, wake = lines.get(request.loop), self._context.wake.get(request.loop)
@@ -223,7 +212,7 @@ class ControlService:
             )
             if line.runs < ends:
                 raise UsageError(f"loop {request.loop!r} does not run here: {line.reason}")
-        return _message(
+        return encode_line(
             Triggered(
                 loop=request.loop,
                 ended=request.wait,
@@ -246,7 +235,7 @@ class ControlService:
             self._refuse_while_paused()
             await wait_for_any(_POLL_INTERVAL_S, self._context.stop)
 
-    async def Reload(self, _: api.ReloadRequest, __: Context) -> api.Document:  # noqa: N802
+    async def reload(self, _: requests.Empty) -> str:
         """Reload the configuration and return the effect; an invalid one changes nothing."""
         waiting: asyncio.Future[Reloaded] = asyncio.get_running_loop().create_future()
         self._context.awaiting_reload.append(waiting)
@@ -255,18 +244,18 @@ class ControlService:
             reloaded = await asyncio.wait_for(waiting, _RELOAD_WITHIN_S)
         except TimeoutError as error:
             raise NodeAgentError(f"configuration not reloaded within {_RELOAD_WITHIN_S:g} s") from error
-        return _message(reload_document(reloaded))
+        return encode_line(reload_document(reloaded))
 
-    async def Apply(self, request: api.ApplyRequest, _: Context) -> AsyncIterator[api.Document]:  # noqa: N802
+    async def apply(self, request: requests.ApplyRequest) -> AsyncIterator[str]:
         """Carry out a pass or a saved plan; yield each result as it occurs, then the report."""
         if bool(request.scope) == bool(request.plan):
             raise UsageError("scope, plan: exactly one of them is required")
         if request.rounds > _MOST_ROUNDS:
             raise UsageError(f"rounds: at most {_MOST_ROUNDS}")
-        results: asyncio.Queue[api.Document | None] = asyncio.Queue()
+        results: asyncio.Queue[str | None] = asyncio.Queue()
 
         def on_result(result: outcomes.Result) -> None:
-            results.put_nowait(_message(Result.of_result(result)))
+            results.put_nowait(encode_line(Result.of_result(result)))
 
         requested = RequestedPass(self._context, self._heavy, on_result)
         work = asyncio.ensure_future(
@@ -278,7 +267,7 @@ class ControlService:
         try:
             while (message := await results.get()) is not None:
                 yield message
-            yield _message(await work)
+            yield encode_line(await work)
         finally:  # the client may have disconnected: the pass then ends between two items
             requested.cancelled.set()
             await asyncio.wait({work})
@@ -293,37 +282,6 @@ class ControlService:
 
     def _holds(self) -> HoldFile:
         return HoldFile(self._context.settings.state_directory)
-
-
-class RunningService:
-    """The running gRPC server."""
-
-    def __init__(self, server: grpc.aio.Server) -> None:
-        self._server = server
-
-    async def stop(self) -> None:
-        """Cancel all calls in progress."""
-        await self._server.stop(None)
-
-
-async def serve(context: DaemonContext, address: str, peer_of: Callable[[str], Peer | None]) -> RunningService:
-    """Start the service on a socket in a private directory."""
-    server = grpc.aio.server(
-        maximum_concurrent_rpcs=_MAX_CALLS,
-        options=(
-            ("grpc.max_receive_message_length", _LARGEST_REQUEST_BYTES),
-            ("grpc.max_send_message_length", -1),
-        ),
-    )
-    server.add_generic_rpc_handlers((Guard(ControlService(context), context, peer_of).handler(),))
-    server.add_insecure_port(f"unix:{address}")
-    await server.start()
-    return RunningService(server)
-
-
-def _message(document: Document | Mapping[str, Any]) -> api.Document:
-    schema = str(document["schema"]) if isinstance(document, Mapping) else schema_id(document)
-    return api.Document(schema=schema, json=encode(document))
 
 
 def _scope(text: str) -> Scope:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 import h11
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from nodeagent.host.peer import Peer
 
 HEAD_BYTES: Final = 8192
+T = TypeVar("T")
 _CHUNK_BYTES: Final = 8192
 _VERSIONS: Final = (b"1.0", b"1.1")
 _LINGER_S: Final = 1.0
@@ -50,22 +51,24 @@ class Deadlines:
 
 
 class Router:
-    """Routes by path template, such as ``/v1/loops/{name}``; a variable is one segment."""
+    """Routes by path template, such as ``/v1/loops/{name}``; a variable is one segment, possibly empty."""
 
     def __init__(self, routes: Mapping[str, Route]) -> None:
         """Compile the templates, which are matched in the given order."""
         self.paths = tuple(routes)
-        self._routes = [(re.compile(_VARIABLE.sub(r"(?P<\1>[^/]+)", each)), route) for each, route in routes.items()]
+        self._routes = [
+            (re.compile(_VARIABLE.sub(r"(?P<\1>[^/]*)", each)), each, route) for each, route in routes.items()
+        ]
 
-    def find(self, path: str) -> tuple[Route, Mapping[str, str]] | None:
-        """Return the route of a path and its variables."""
-        for pattern, route in self._routes:
+    def find(self, path: str) -> tuple[str, Route, Mapping[str, str]] | None:
+        """Return the template and route of an encoded path, and its decoded variables, which may contain slashes."""
+        for pattern, template, route in self._routes:
             if (found := pattern.fullmatch(path)) is not None:
-                return route, found.groupdict()
+                return template, route, {name: unquote(value) for name, value in found.groupdict().items()}
         return None
 
 
-Authorise = Callable[[Request], None]
+Authorise = Callable[[Request], Awaitable[None]]
 """Checks the access of a request by its head alone.
 
 Raises:
@@ -119,6 +122,8 @@ class HttpConnection:
         self._wire = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
         self._handler: Handler = _no_handler
         self._without_body = False
+        self._watch_client = False
+        self._end: asyncio.Future[None] | None = None
 
     async def serve(self) -> None:
         """Answer one request.
@@ -138,7 +143,11 @@ class HttpConnection:
             response = refused.response
         except h11.RemoteProtocolError as error:
             response = problem(HTTPStatus(error.error_status_hint), f"malformed HTTP/1.1 request: {error}")
-        await self._send(response)
+        try:
+            await self._send(response)
+        finally:
+            if self._end is not None:
+                self._end.cancel()
 
     async def refuse(self, response: Response) -> None:
         """Answer a connection without reading its request.
@@ -167,25 +176,28 @@ class HttpConnection:
         if found is None:
             paths = ", ".join(self._service.router.paths)
             raise RefusedRequestError(problem(HTTPStatus.NOT_FOUND, f"no such path; available: {paths}"))
-        route, variables = found
-        request = replace(request, variables=variables)
+        template, route, variables = found
+        request = replace(request, variables=variables, route=template)
         method = "GET" if self._without_body else request.method
         handler = route.handlers.get(method)
         if handler is None:
             refusal = problem(HTTPStatus.METHOD_NOT_ALLOWED, f"{route.allow} only")
             raise RefusedRequestError(replace(refusal, headers={"Allow": route.allow}))
         self._handler = handler
-        self._service.authorise(request)
+        await self._service.authorise(request)
+        self._watch_client = route.watch_client
         return replace(request, body=await self._read_body(request, route.body_bytes.get(method, 0)))
 
     async def _answer(self, request: Request) -> Response:
         try:
             async with asyncio.timeout(self._service.deadlines.answer_s):
+                if self._watch_client:
+                    return await self._while_connected(self._handler(request))
                 return await self._handler(request)
         except TimeoutError:
             limit_s = self._service.deadlines.answer_s
             return problem(HTTPStatus.SERVICE_UNAVAILABLE, f"no answer within {limit_s:g} s")
-        except RefusedRequestError:
+        except (RefusedRequestError, ConnectionResetError):
             raise
         except Exception as error:  # noqa: BLE001 - reported by the service; a handler must not end the server
             return self._service.fail(request, error)
@@ -259,25 +271,33 @@ class HttpConnection:
 
     async def _stream(self, parts: AsyncIterator[bytes]) -> None:
         """Send parts as they come, and stop when the client disconnects."""
-        end = asyncio.ensure_future(self._read_to_end())
-        part: asyncio.Future[bytes | None] | None = None
         try:
-            while True:
-                part = asyncio.ensure_future(_next_part(parts))
-                await asyncio.wait({end, part}, return_when=asyncio.FIRST_COMPLETED)
-                if not part.done():
-                    raise ConnectionResetError("client disconnected")
-                if (data := part.result()) is None:
-                    return
+            while (data := await self._while_connected(_next_part(parts))) is not None:
                 await self._write(self._wire.send(h11.Data(data=data)))
         finally:
-            end.cancel()
-            if part is not None and not part.done():
-                part.cancel()
-                await asyncio.wait({part})  # a generator cannot be closed while it runs
             close = getattr(parts, "aclose", None)
             if close is not None:
                 await close()
+
+    async def _while_connected(self, work: Awaitable[T]) -> T:
+        """Return the result of some work, which is cancelled when the client disconnects.
+
+        Raises:
+            ConnectionResetError: the client left.
+        """
+        if self._end is None:
+            self._end = asyncio.ensure_future(self._read_to_end())
+        task = asyncio.ensure_future(work)
+        try:
+            both: set[asyncio.Future[Any]] = {self._end, task}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ConnectionResetError("client disconnected")
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})  # a generator cannot be closed while it runs
 
     async def _read_to_end(self) -> None:
         """Return when the client closed its side; further input is discarded."""
@@ -306,4 +326,4 @@ def _request(head: h11.Request, peer: Peer | None) -> Request:
         name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     parameters = dict(parse_qsl(query, keep_blank_values=True))
-    return Request(head.method.decode("latin-1"), unquote(path), parameters, headers, peer=peer)
+    return Request(head.method.decode("latin-1"), path, parameters, headers, peer=peer)

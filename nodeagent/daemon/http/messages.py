@@ -24,12 +24,13 @@ class Request:
 
     Attributes:
         method: in upper case.
-        path: decoded, without query.
+        path: percent-encoded as received, without query.
         query: parameters of the query; the last value of a repeated one.
         headers: by lower-case name; values of a repeated one joined by a comma. Source: RFC 9110, 5.3.
         body: the whole body.
         peer: credentials of the client; ``None`` over TCP.
         variables: values of the route's variables, such as ``name`` of ``/v1/loops/{name}``.
+        route: template of the route.
     """
 
     method: str
@@ -39,6 +40,7 @@ class Request:
     body: bytes = b""
     peer: Peer | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
+    route: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +76,13 @@ class Route:
     Attributes:
         handlers: by method; ``HEAD`` is answered by the handler of ``GET``.
         body_bytes: limit of a request body by method; 0, no body, by default.
+        watch_client: whether a handler is cancelled when the client closes the connection. Without it a client may
+            close its side after the request, as ``socat`` does.
     """
 
     handlers: Mapping[str, Handler]
     body_bytes: Mapping[str, int] = field(default_factory=dict)
+    watch_client: bool = False
 
     @property
     def allow(self) -> str:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from contextlib import suppress
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.daemon.health import not_alive, not_ready
 from nodeagent.daemon.http.admission import ConnectionLimits
 from nodeagent.daemon.http.connection import Deadlines, Router, Service
 from nodeagent.daemon.http.messages import Response, Route, text
-from nodeagent.daemon.http.server import HttpServer
+from nodeagent.daemon.http.server import HttpServer, bind
 from nodeagent.daemon.loops import wait_for_any
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ class MetricsTask:
                 continue
             server = HttpServer(self._service, LIMITS)
             try:
-                await server.open(listen)
+                await server.start(await asyncio.to_thread(bind, listen))
             except OSError as error:
                 await self._retry(listen, error, stop)
                 continue
@@ -76,6 +78,8 @@ class MetricsTask:
                 await self._while_configured(listen, stop)
             finally:
                 await server.close()
+                if listen.path:
+                    await asyncio.to_thread(_remove, listen.path)
 
     @property
     def _listen(self) -> Listen | None:
@@ -125,7 +129,12 @@ class MetricsTask:
         return text(HTTPStatus.INTERNAL_SERVER_ERROR, "this is a bug; the daemon's log has the traceback")
 
 
-def _allow(_: Request) -> None:
+def _remove(path: str) -> None:
+    with suppress(OSError):
+        Path(path).unlink()
+
+
+async def _allow(_: Request) -> None:
     """Allow every request: the address decides on access."""
 
 

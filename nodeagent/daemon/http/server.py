@@ -6,7 +6,6 @@ import asyncio
 import errno
 import os
 import socket
-from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -36,33 +35,36 @@ class HttpServer:
         self._admission: Admission[asyncio.Task[None]] = Admission(limits)
         self._connections: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
-        self._path = ""
 
-    async def open(self, listen: Listen) -> None:
-        """Listen; a socket file of a dead process is replaced.
+    async def start(self, bound: socket.socket) -> None:
+        """Listen on a bound socket, which is closed with the server.
 
         Raises:
-            OSError: the address is in use or cannot be bound.
+            OSError: it cannot listen.
         """
-        bound = await asyncio.to_thread(_bind, listen)
-        start = asyncio.start_unix_server if listen.path else asyncio.start_server
+        start = asyncio.start_unix_server if bound.family == socket.AF_UNIX else asyncio.start_server
         try:
             self._server = await start(self._serve, sock=bound, limit=HEAD_BYTES, backlog=_BACKLOG)
         except OSError:
             bound.close()
             raise
-        self._path = listen.path
 
-    async def close(self) -> None:
-        """Stop listening, close all connections, and remove the socket file."""
+    def stop_listening(self) -> None:
+        """Accept no further connection; a socket file remains."""
         if self._server is not None:
             self._server.close()
-        for each in tuple(self._connections):
-            each.cancel()
+
+    async def close(self, *, grace_s: float = 0) -> None:
+        """Stop listening and close the connections that are still open after ``grace_s``."""
+        self.stop_listening()
+        try:
+            if grace_s and self._connections:
+                await asyncio.wait(self._connections, timeout=grace_s)
+        finally:
+            for each in tuple(self._connections):
+                each.cancel()
         if self._connections:
             await asyncio.wait(self._connections)
-        if self._path:
-            await asyncio.to_thread(_remove, self._path)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection in a task of its own."""
@@ -103,8 +105,8 @@ def _peer(writer: asyncio.StreamWriter) -> Peer | None:
     return read_peer(connection) if connection.family == socket.AF_UNIX else None
 
 
-def _bind(listen: Listen) -> socket.socket:
-    """Return a bound socket.
+def bind(listen: Listen) -> socket.socket:
+    """Return a bound socket; a socket file of a dead process is replaced.
 
     Raises:
         OSError: it cannot be bound.
@@ -140,11 +142,6 @@ def _bind_path(path: str) -> socket.socket:
         bound.close()
         raise
     return bound
-
-
-def _remove(path: str) -> None:
-    with suppress(OSError):
-        Path(path).unlink()
 
 
 def _is_stale(path: str) -> bool:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent._proto.control.v1 import control_pb2 as api
+from nodeagent.api import requests as api
+from nodeagent.api.client import DaemonRefusedError
 from nodeagent.cli import control_client, gc
-from nodeagent.cli.control_client import DaemonRefusedError
 from nodeagent.cli.exit_codes import guarded
 from nodeagent.config.control import DEFAULT_SOCKET
 from nodeagent.errors import PassBusyError
@@ -117,7 +117,7 @@ async def test_status_of_a_stranger_names_the_required_group(node: Node, capsys:
     node.peer[0] = STRANGER
     code, out, err = await say(capsys, "status")
     assert (code, out) == (1, "")
-    assert "it takes root or a member of group" in err
+    assert "access requires root or membership in group" in err
 
 
 async def test_denied_connection_names_the_command_that_grants_it(

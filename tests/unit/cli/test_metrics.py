@@ -31,7 +31,7 @@ def get(socket_path: Path, path: str) -> tuple[int, str]:
             client.connect(str(socket_path))
         except OSError:
             return 0, ""
-        client.sendall(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+        client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         answer = b"".join(iter(lambda: client.recv(65536), b""))
     head, _, body = answer.partition(b"\r\n\r\n")
     return int(head.split()[1]), body.decode()

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeagent import __version__
+from nodeagent.api import operations
 from nodeagent.cli import control_client
 from nodeagent.config.handoff import checked
 from nodeagent.config.settings import Origin
-from nodeagent.daemon.control import guard
 from nodeagent.daemon.service_manager import ReloadTask
 from nodeagent.host.notify import Notifier
 from nodeagent.model import ContainerState
@@ -188,7 +188,8 @@ async def test_dry_run_never_reloads_an_older_daemon(
     node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(node, DRY, ACTIVE)
-    monkeypatch.delitem(guard.RIGHTS, "PreviewReload")
+    unknown = operations.OPERATIONS["PreviewReload"]._replace(path="/v1/unknown")
+    monkeypatch.setitem(operations.OPERATIONS, "PreviewReload", unknown)
     code, _, err = await say(capsys, "reload", "--dry-run")
     assert (code, f"daemon version {__version__} does not support PreviewReload" in err) == (1, True)
     assert not node.context.renew.is_set()

@@ -16,8 +16,6 @@ import pytest
 from nodeagent.api.history import History as HistoryDocument
 from nodeagent.config.loading import load
 from nodeagent.config.policies import settings
-from nodeagent.daemon.control.access import Access
-from nodeagent.daemon.control.guard import RIGHTS
 from nodeagent.errors import ConfigError
 from nodeagent.model.node_stop import LastActivity, StopEnd
 from nodeagent.plan.gc.saved_plan import parse_plan, unseal
@@ -134,10 +132,3 @@ def test_configuration_with_an_unknown_key_is_refused_with_key_and_reason(state:
     path.write_text(path.read_text().replace("minimum_gain = ", "least_gain = "))
     with pytest.raises(ConfigError, match=r'image_gc\.least_gain = "0": unknown key'):
         load(path, environment={})
-
-
-def test_every_method_of_the_control_service_of_0_1_is_served() -> None:
-    reading = {"Status", "Pressure", "Plan", "Pods", "History", "Holds", "Events"}
-    acting = {"AddHold", "RemoveHold", "Pause", "Resume", "Trigger", "Reload", "Apply"}
-    assert {name for name, right in RIGHTS.items() if right is Access.READ} >= reading
-    assert {name for name, right in RIGHTS.items() if right is Access.ACT} >= acting

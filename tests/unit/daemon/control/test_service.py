@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
 import hmac
 import io
@@ -12,38 +11,38 @@ import os
 import pwd
 import socket
 import threading
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import grpc
-import grpc.aio
+import msgspec
 import pytest
-from google.protobuf import message_factory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nodeagent._proto.control.v1 import control_pb2 as api
+from nodeagent.api import requests as api
 from nodeagent.api.codec import Document, decode, encode
 from nodeagent.api.control import Paused, Resumed
 from nodeagent.api.gc import Preview
 from nodeagent.api.history import History
 from nodeagent.api.holds import Hold, HoldList
+from nodeagent.api.operations import LARGE_BODY_BYTES, OPERATIONS, SMALL_BODY_BYTES, Access, method_name
 from nodeagent.api.pods import PodUsage
 from nodeagent.api.pressure import Pressure
+from nodeagent.api.requests import request_type
 from nodeagent.api.status import Status
 from nodeagent.clock import SystemClock
 from nodeagent.config.control import ControlSettings
 from nodeagent.config.handoff import checked
 from nodeagent.config.settings import Origin
 from nodeagent.daemon.context import DaemonContext
-from nodeagent.daemon.control import guard
+from nodeagent.daemon.control import server as control
 from nodeagent.daemon.control import socket as control_socket
-from nodeagent.daemon.control.access import Access, access_of
-from nodeagent.daemon.control.guard import RIGHTS
+from nodeagent.daemon.control.access import access_of
+from nodeagent.daemon.control.server import LIMITS
+from nodeagent.daemon.control.service import ControlService
 from nodeagent.daemon.control.socket import (
     ControlUnavailableError,
-    make_inner,
     open_socket,
     who_may_connect,
 )
@@ -61,7 +60,7 @@ from nodeagent.sim.content import Layer
 from nodeagent.store.pause import PauseFile
 from nodeagent.store.plan_key import FILE_NAME, PlanKeyFile
 from nodeagent.telemetry import logging as log
-from tests.unit.control_node import GROUP, MEMBER, NOBODY, ROOT, SERVICE, STRANGER, Node, served_to_member, serving
+from tests.unit.control_node import GROUP, MEMBER, NOBODY, ROOT, STRANGER, Node, served_to_member, serving
 from tests.unit.kubelet_double import KUBELET, HandClock, KubeletDouble
 
 if TYPE_CHECKING:
@@ -71,6 +70,7 @@ if TYPE_CHECKING:
     from nodeagent.host.signals import SignalPaths
 
 
+ACCESS = {name: each.access for name, each in OPERATIONS.items()}
 OTHER_MEMBER = Peer(4, 4713, frozenset({4713, GROUP}))
 
 
@@ -102,10 +102,10 @@ def test_rights_follow_from_user_group_and_configuration(
 
 
 def test_every_method_has_a_right() -> None:
-    assert set(RIGHTS) == set(SERVICE.methods_by_name)
-    readers = {name for name, right in RIGHTS.items() if right is Access.READ}
+    assert all(hasattr(ControlService, method_name(each)) for each in OPERATIONS)
+    readers = {name for name, right in ACCESS.items() if right is Access.READ}
     assert readers == {"Status", "Pressure", "Plan", "Pods", "History", "Holds", "Events", "PreviewReload"}
-    assert Access.NOTHING not in RIGHTS.values()
+    assert Access.NOTHING not in ACCESS.values()
 
 
 def test_peer_credentials_are_those_of_the_kernel() -> None:
@@ -116,69 +116,27 @@ def test_peer_credentials_are_those_of_the_kernel() -> None:
     assert peer.groups >= {os.getgid()}
 
 
-@pytest.mark.parametrize("method", sorted(RIGHTS))
+@pytest.mark.parametrize("method", sorted(OPERATIONS))
 async def test_user_outside_the_group_is_refused_every_method(node: Node, method: str) -> None:
     node.peer[0] = STRANGER
     code, why = await node.refused(method)
-    assert code == "PERMISSION_DENIED"
-    assert "it takes root or a member of group group-of-the-test" in why
+    assert code == 403
+    assert "access requires root or membership in group group-of-the-test" in why
     assert [each["method"] for each in node.logged("control_refused")] == [method]
 
 
-@pytest.mark.parametrize("method", sorted(name for name, right in RIGHTS.items() if right is Access.ACT))
+@pytest.mark.parametrize("method", sorted(name for name, right in ACCESS.items() if right is Access.ACT))
 async def test_member_may_act_only_if_the_configuration_allows_it(node: Node, method: str) -> None:
     node.peer[0] = MEMBER
     code, why = await node.refused(method)
-    assert code == "PERMISSION_DENIED"
+    assert code == 403
     assert "control.group_may_act = true" in why
     settings = node.context.settings
     node.context.settings = replace(settings, control=replace(settings.control, group_may_act=True))
     if method in ("Resume", "Reload"):
         return  # valid without fields
     code, _ = await node.refused(method)
-    assert code == "INVALID_ARGUMENT"  # parsed, and incomplete
-
-
-async def test_connection_that_bypasses_the_relay_is_unauthenticated(node: Node) -> None:
-    await node.ask("Status")
-    (inner,) = [each for each in node.path.parent.iterdir() if each.is_dir()]
-    async with grpc.aio.insecure_channel(f"unix:{inner}/s") as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await channel.unary_unary(f"/{SERVICE.full_name}/Status", bytes, bytes)(b"", timeout=20)
-    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    assert inner.stat().st_mode & 0o777 == 0o700
-
-
-async def test_status_answers_while_every_disk_is_full(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> str:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("tempfile.mkdtemp", full)
-    assert (await node.ask("Status"))["agent"]["running"]
-
-
-async def test_error_of_the_relay_socket_is_logged_and_recovers(node: Node) -> None:
-    blocker = node.path.with_name(f".{node.path.name}.d")
-    blocker.write_text("in the way")
-    with pytest.raises(grpc.aio.AioRpcError):
-        await node.ask("Status")
-    assert "File exists" in node.logged("control_unavailable")[0]["error"]
-    blocker.unlink()
-    assert (await node.ask("Status"))["agent"]["running"]
-
-
-def test_directory_of_a_killed_agent_is_replaced(tmp_path: Path) -> None:
-    first = make_inner(tmp_path / "control.sock")
-    first.touch()
-    assert make_inner(tmp_path / "control.sock") == first
-    assert list(first.parent.iterdir()) == []
-    assert first.parent.parent == tmp_path
-
-
-def test_relay_socket_of_a_long_path_is_in_a_temporary_directory(tmp_path: Path) -> None:
-    inner = make_inner(tmp_path / ("x" * (106 - len(str(tmp_path)))))
-    assert not inner.is_relative_to(tmp_path)
-    inner.parent.rmdir()
+    assert code == 400  # parsed, and incomplete
 
 
 # ---- answers
@@ -225,7 +183,7 @@ async def test_status_answers_without_a_runtime(node: Node) -> None:
     node.context.settings = replace(node.context.settings, endpoint="")
     assert (await node.ask("Status"))["runtime"]["endpoint"] is None
     assert await node.refused("Plan", api.PlanRequest(scope="all")) == (
-        "UNAVAILABLE",
+        503,
         "not ready: the daemon starts, reloads, or waits for a container runtime",
     )
 
@@ -324,7 +282,7 @@ async def test_invalid_request_is_refused_and_changes_nothing(
     node: Node, method: str, request_: Any, words: str
 ) -> None:
     code, why = await node.refused(method, request_)
-    assert (code, words in why) == ("INVALID_ARGUMENT", True), why
+    assert (code, words in why) == (400, True), why
     assert node.context.pass_lock.pause() is None
     assert len(node.sim.containers) == 2
 
@@ -341,7 +299,7 @@ async def test_pause_refuses_passes_and_is_restored_after_a_restart(node: Node) 
     await node.ask("Pause", api.PauseRequest(seconds=600, why="maintenance"))
     assert (await node.ask("Status"))["paused"]["why"].startswith("maintenance (by root, until ")
     code, why = await node.refused("Apply", api.ApplyRequest(scope="containers"))
-    assert (code, "the agent is paused" in why) == ("INVALID_ARGUMENT", True)
+    assert (code, "the agent is paused" in why) == (400, True)
     assert len(node.sim.containers) == 2
     again = DaemonContext(
         node.context.settings,
@@ -412,7 +370,7 @@ async def test_saved_plan_is_applied_with_drift_and_refused_once_changed(node: N
     assert [each["id"] for each in found[-1]["drift"]] == [removed]
     changed = json.dumps({**saved, "scope": "all"})
     code, why = await node.refused("Apply", api.ApplyRequest(plan=changed))
-    assert (code, "changed since it was saved" in why) == ("INVALID_ARGUMENT", True)
+    assert (code, "changed since it was saved" in why) == (400, True)
 
 
 @pytest.fixture
@@ -430,7 +388,7 @@ async def test_member_cannot_remove_the_hold_of_another_user(as_actor: Node, pla
     placed = await as_actor.ask("AddHold", api.AddHoldRequest(image="app:*", seconds=60, why="rollback"))
     as_actor.peer[0] = MEMBER
     code, why = await as_actor.refused("RemoveHold", api.RemoveHoldRequest(id=placed["id"]))
-    assert (code, f"placed by {placed_by.name}; only root" in why) == ("INVALID_ARGUMENT", True), why
+    assert (code, f"placed by {placed_by.name}; only root" in why) == (400, True), why
     assert [each["id"] for each in (await as_actor.ask("Holds"))["holds"]] == [placed["id"]]
     as_actor.peer[0] = ROOT
     await as_actor.ask("RemoveHold", api.RemoveHoldRequest(id=placed["id"]))
@@ -452,7 +410,7 @@ async def test_member_cannot_end_or_replace_the_pause_of_another_user(
     await as_actor.ask("Pause", api.PauseRequest(seconds=600, why="maintenance"))
     as_actor.peer[0] = MEMBER
     code, why = await as_actor.refused(method, request_)
-    assert (code, f"placed by {placed_by.name} until" in why) == ("INVALID_ARGUMENT", True), why
+    assert (code, f"placed by {placed_by.name} until" in why) == (400, True), why
     kept, pause = PauseFile(as_actor.context.settings.state_directory).read(), as_actor.context.pass_lock.pause()
     assert (kept and kept.by, pause and "maintenance" in pause.reason) == (placed_by.name, True)
     as_actor.peer[0] = ROOT
@@ -475,7 +433,7 @@ async def test_member_cannot_end_a_pause_of_unknown_author(as_actor: Node, state
         path.write_text("{")
     for method, request in (("Resume", None), ("Pause", api.PauseRequest(seconds=1))):
         code, why = await as_actor.refused(method, request)
-        assert (code, "its author is unknown" in why) == ("INVALID_ARGUMENT", True), why
+        assert (code, "its author is unknown" in why) == (400, True), why
     assert as_actor.context.pass_lock.pause() is not None
 
 
@@ -504,7 +462,7 @@ async def test_member_cannot_run_collection_that_the_configuration_disables(
     as_actor.context.agent = replace(agent, settings=replace(agent.settings, **off))
     if refused:
         code, why = await as_actor.refused("Apply", request)
-        assert (code, refused in why) == ("INVALID_ARGUMENT", True), why
+        assert (code, refused in why) == (400, True), why
         assert len(as_actor.sim.containers) == 2
         as_actor.peer[0] = ROOT
     await as_actor.ask("Apply", request)
@@ -580,7 +538,7 @@ async def test_plan_forged_by_a_member_is_refused_and_nothing_is_removed(kept: N
         case "of a guessed key":
             plan = signed(plan, bytes(32))
     code, why = await kept.refused("Apply", api.ApplyRequest(plan=json.dumps(plan)))
-    assert (code, "make a new plan; nothing was removed" in why) == ("INVALID_ARGUMENT", True), why
+    assert (code, "make a new plan; nothing was removed" in why) == (400, True), why
     assert set(kept.sim.containers) | set(kept.sim.images) == before
 
 
@@ -609,7 +567,7 @@ async def test_plan_is_refused_while_its_key_is_replaced(node: Node) -> None:
     key = path.read_text()
     path.unlink()
     code, why = await node.refused("Apply", api.ApplyRequest(plan=json.dumps(saved)))
-    assert (code, "or the key was replaced since" in why) == ("INVALID_ARGUMENT", True)
+    assert (code, "or the key was replaced since" in why) == (400, True)
     path.write_text(key)
     report = (await node.ask("Apply", api.ApplyRequest(plan=json.dumps(saved))))["all"][-1]
     assert len(report["results"]) == 2
@@ -640,7 +598,7 @@ async def test_name_service_and_history_are_read_in_threads(node: Node, monkeypa
         return call
 
     monkeypatch.setattr("pwd.getpwuid", recorded(pwd.getpwuid))
-    monkeypatch.setattr(guard, "group_number", recorded(group_number))
+    monkeypatch.setattr(control, "group_number", recorded(group_number))
     monkeypatch.setattr(History, "of", recorded(History.of))
     await node.ask("History")
     node.peer[0] = STRANGER
@@ -649,15 +607,14 @@ async def test_name_service_and_history_are_read_in_threads(node: Node, monkeypa
     assert threading.main_thread() not in threads
 
 
-async def test_events_are_streamed_with_their_fields(node: Node) -> None:
-    async with node.channel() as channel:
-        call = channel.unary_stream(f"/{SERVICE.full_name}/Events", bytes, bytes)(b"")
-        reading: asyncio.Future[Any] = asyncio.ensure_future(call.read())
+async def test_events_are_streamed_as_json_lines(node: Node) -> None:
+    async with node.follow("Events") as reader:
+        reading = asyncio.ensure_future(reader.readuntil(b"}\n"))
         while not reading.done():
-            node.context.logger.info("resumed", by="somebody", kept={"in-use": 3})
+            node.context.logger.info("resumed", by="operator", kept={"in-use": 3})
             await asyncio.sleep(0.01)
-        event = json.loads(api.Document.FromString(await reading).json)
-    assert (event["schema"], event["event"], event["by"]) == ("nodeagent/event/v1", "resumed", "somebody")
+    event = json.loads((await reading).splitlines()[-1])
+    assert (event["schema"], event["event"], event["by"]) == ("nodeagent/event/v1", "resumed", "operator")
     assert event["kept"] == {"in-use": 3}
 
 
@@ -677,7 +634,7 @@ async def test_trigger_of_eviction_beside_a_kubelet_is_refused_with_the_reason(n
     node.context.wake["eviction"] = asyncio.Event()
     node.context.loop_statuses.disabled("eviction", "a kubelet manages this node")
     code, why = await node.refused("Trigger", api.TriggerRequest(loop="eviction", wait=True))
-    assert (code, "does not run here: a kubelet manages this node" in why) == ("INVALID_ARGUMENT", True)
+    assert (code, "does not run here: a kubelet manages this node" in why) == (400, True)
     assert "running loops: eviction" not in why
 
 
@@ -688,7 +645,7 @@ async def test_trigger_that_waits_is_refused_when_its_loop_is_disabled(node: Nod
     await asyncio.wait_for(node.context.wake["eviction"].wait(), 20)
     node.context.loop_statuses.disabled("eviction", "a kubelet manages this node")
     code, why = await pending
-    assert (code, "does not run here: a kubelet manages this node" in why) == ("INVALID_ARGUMENT", True)
+    assert (code, "does not run here: a kubelet manages this node" in why) == (400, True)
 
 
 async def test_status_beside_a_kubelet_has_the_role_and_refused_features(node: Node) -> None:
@@ -734,7 +691,7 @@ async def test_pass_is_refused_when_a_reload_replaces_its_settings(node: Node, h
         else:
             node.context.agent = replace(node.context.agent)  # type: ignore[type-var]
     code, why = await applying
-    assert (code, "the configuration changed during the request" in why) == ("FAILED_PRECONDITION", True)
+    assert (code, "the configuration changed during the request" in why) == (409, True)
     assert len(node.sim.containers) == 2
 
 
@@ -744,7 +701,7 @@ async def test_trigger_is_refused_before_the_daemon_is_ready(node: Node, wait: b
     node.context.loop_statuses.waiting("images", 600, 600)
     node.context.agent = None
     code, why = await node.refused("Trigger", api.TriggerRequest(loop="images", wait=wait))
-    assert (code, "not ready: the daemon" in why) == ("UNAVAILABLE", True)
+    assert (code, "not ready: the daemon" in why) == (503, True)
 
 
 async def test_trigger_that_waits_is_refused_when_a_pause_begins(node: Node) -> None:
@@ -754,7 +711,7 @@ async def test_trigger_that_waits_is_refused_when_a_pause_begins(node: Node) -> 
     await asyncio.wait_for(node.context.wake["images"].wait(), 20)
     node.context.pass_lock.add_pause(Pause(PausedBy.OPERATOR, "maintenance"))
     code, why = await pending
-    assert (code, "the agent is paused" in why) == ("INVALID_ARGUMENT", True)
+    assert (code, "the agent is paused" in why) == (400, True)
 
 
 async def test_reload_returns_the_changes_or_the_error(node: Node) -> None:
@@ -766,7 +723,7 @@ async def test_reload_returns_the_changes_or_the_error(node: Node) -> None:
     assert (await node.ask("Reload"))["changes"] == ["image_gc.high_threshold_percent: 85 -> 90"]
     node.config.write_text(text + "[image_gc]\nhigh_threshold_percent = 900\n")
     code, why = await node.refused("Reload")
-    assert (code, "high_threshold_percent = 900" in why) == ("INVALID_ARGUMENT", True)
+    assert (code, "high_threshold_percent = 900" in why) == (400, True)
     stop.set()
     await running
 
@@ -775,35 +732,42 @@ async def test_reload_returns_the_changes_or_the_error(node: Node) -> None:
 
 
 FIELDS = {
-    "TYPE_STRING": st.text(max_size=40),
-    "TYPE_DOUBLE": st.floats(),
-    "TYPE_UINT32": st.integers(0, 2**32 - 1),
-    "TYPE_BOOL": st.booleans(),
+    str: st.text(max_size=20) | st.sampled_from(["images", "containers", "all", "eviction"]),
+    float: st.floats(),
+    int: st.integers(-1, 2**64),
+    bool: st.booleans(),
 }
-KINDS = {9: "TYPE_STRING", 1: "TYPE_DOUBLE", 13: "TYPE_UINT32", 8: "TYPE_BOOL"}
 
 
 @st.composite
-def calls(draw: st.DrawFn) -> tuple[str, bytes]:
-    """Generate a call of a method that does not wait, with random fields or a request of random bytes."""
-    name = draw(st.sampled_from([each for each in sorted(RIGHTS) if each not in ("Events", "Reload", "PreviewReload")]))
+def calls(draw: st.DrawFn) -> tuple[str, msgspec.Struct | None, bytes | None]:
+    """A request of any operation that does not wait: with random fields, or with a random body."""
+    waiting = ("Events", "Reload", "PreviewReload")
+    name = draw(st.sampled_from([each for each in sorted(OPERATIONS) if each not in waiting]))
     if draw(st.booleans()):
-        return name, draw(st.binary(max_size=60))
-    kind = SERVICE.methods_by_name[name].input_type
-    values = {each.name: draw(FIELDS[KINDS[each.type]]) for each in kind.fields if draw(st.booleans())}
-    return name, message_factory.GetMessageClass(kind)(**values).SerializeToString()
+        return name, None, draw(st.binary(max_size=60))
+    kind = request_type(name)
+    fields = msgspec.structs.fields(kind)
+    return name, kind(**{each.name: draw(FIELDS[each.type]) for each in fields if draw(st.booleans())}), None
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(call=calls())
-async def test_random_requests_do_not_break_the_service(node: Node, call: tuple[str, bytes]) -> None:
-    name, raw = call
-    try:
-        await node.ask(name, raw=raw)
-    except grpc.aio.AioRpcError as error:
-        assert error.code().name in {"INVALID_ARGUMENT", "FAILED_PRECONDITION"}, error.details()  # noqa: PT017
+async def test_any_request_is_answered_without_a_crash(
+    node: Node, call: tuple[str, msgspec.Struct | None, bytes | None]
+) -> None:
+    name, request, body = call
+    status, documents = await node.exchange(name, request, body=body)
+    assert status in {200, 400, 404, 409, 413}, documents
     assert node.logged("control_failed") == []
     assert (await node.ask("Status"))["agent"]["running"]
+
+
+async def test_http_2_of_a_client_of_version_0_1_is_refused(node: Node) -> None:
+    reader, writer = await asyncio.open_unix_connection(node.path)
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+    assert (await reader.read()).startswith(b"HTTP/1.1 ")
+    writer.transport.abort()
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -818,70 +782,70 @@ async def test_random_bytes_do_not_break_the_service(node: Node, data: bytes) ->
     assert (await node.ask("Status"))["agent"]["running"]
 
 
-async def test_one_user_cannot_use_all_connections(node: Node) -> None:
+async def test_root_is_answered_while_one_user_holds_50_connections(node: Node) -> None:
+    node.peer[0] = MEMBER
+    with ExitStack() as stack:
+        for _ in range(50):
+            connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+            await asyncio.to_thread(connection.connect, str(node.path))
+            with suppress(ConnectionError):
+                connection.send(b"POST /v1/passes HTTP/1.1\r\nHost: a\r\nContent-Length: 8388608\r\n")
+        node.peer[0] = ROOT
+        assert (await node.ask("Status"))["agent"]["running"]
+        node.peer[0] = MEMBER
+        assert (await node.ask("Status"))["agent"]["running"]
+
+
+async def test_one_user_has_16_requests_in_progress_and_root_is_answered(node: Node) -> None:
     node.peer[0] = MEMBER
     async with AsyncExitStack() as stack:
-        accepted = 0
-        for _ in range(20):
-            reader, writer = await asyncio.open_unix_connection(node.path)
-            stack.push_async_callback(writer.wait_closed)
-            stack.callback(writer.close)
-            with suppress(ConnectionError):
-                accepted += bool(await asyncio.wait_for(reader.read(9), 20))  # the service sends its HTTP/2 settings
-        assert accepted == 16
-        with pytest.raises(grpc.aio.AioRpcError):
-            await node.ask("Status")
+        readers = [await stack.enter_async_context(node.follow("Events")) for _ in range(LIMITS.per_user)]
+        for reader in readers:
+            waiting = asyncio.ensure_future(reader.readuntil(b"\r\n\r\n"))
+            while not waiting.done():
+                node.context.logger.info("resumed", by="operator")
+                await asyncio.sleep(0.01)
+            assert (await waiting).startswith(b"HTTP/1.1 200 ")
+        assert (await node.exchange("Status"))[0] == 429
         node.peer[0] = ROOT
         assert (await node.ask("Status"))["agent"]["running"]
-
-
-async def test_one_user_cannot_use_all_calls(node: Node) -> None:
     node.peer[0] = MEMBER
-    async with node.channel() as channel:
-        follow = channel.unary_stream(f"/{SERVICE.full_name}/Events", bytes, bytes)
-        calls = [follow(b"") for _ in range(64)]
-        ends = [asyncio.ensure_future(each.code()) for each in calls]
-        async with asyncio.timeout(20):
-            while sum(each.done() for each in ends) < 48:
-                await asyncio.wait([each for each in ends if not each.done()], return_when="FIRST_COMPLETED")
-        assert {each.result().name for each in ends if each.done()} == {"RESOURCE_EXHAUSTED"}
-        assert "16 calls" in await next(call for call, end in zip(calls, ends, strict=True) if end.done()).details()
-        node.peer[0] = ROOT
-        assert (await node.ask("Status"))["agent"]["running"]
-        for each in calls:
-            each.cancel()
-        await asyncio.wait(ends)
-    node.peer[0] = MEMBER
-    assert (await node.ask("Status"))["agent"]["running"]
+    async with asyncio.timeout(20):
+        while (await node.exchange("Status"))[0] != 200:
+            pass
 
 
-async def test_too_large_request_is_refused_before_authorisation(node: Node) -> None:
-    node.peer[0] = MEMBER
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await node.ask("AddHold", raw=b"x" * (9 << 20))
-    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert node.logged("control_refused") == []
+@pytest.mark.parametrize(
+    ("peer", "operation", "size", "status"),
+    [
+        (ROOT, "AddHold", SMALL_BODY_BYTES + 1, 413),
+        (ROOT, "Apply", LARGE_BODY_BYTES + 1, 413),
+        (ROOT, "Status", 1, 413),
+        (MEMBER, "Apply", LARGE_BODY_BYTES + 1, 403),
+    ],
+    ids=["small", "large", "none", "access-first"],
+)
+async def test_body_over_its_limit_is_refused_unread(
+    node: Node, peer: Peer, operation: str, size: int, status: int
+) -> None:
+    node.peer[0] = peer
+    assert (await node.exchange(operation, body=b"x" * size))[0] == status
 
 
-async def test_disabled_control_socket_closes_connections_and_can_be_enabled(node: Node) -> None:
+async def test_socket_is_removed_when_it_is_disabled_and_created_again(node: Node) -> None:
     context = node.context
     on, off = (
         replace(context.settings, control=replace(context.settings.control, socket=each)) for each in (node.path, None)
     )
-    async with node.channel() as channel:
-        ask = channel.unary_unary(f"/{SERVICE.full_name}/Status", bytes, bytes)
-        await ask(b"")
-        context.settings = off
-        context.renew.set()
-        async with asyncio.timeout(20):
-            while any(node.path.parent.glob(f"*{node.path.name}*")):  # noqa: ASYNC110 - nothing signals it
-                await asyncio.sleep(0.01)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await ask(b"", timeout=20)
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert (await node.ask("Status"))["agent"]["running"]
+    context.settings = off
+    context.renew.set()
+    async with asyncio.timeout(20):
+        while node.path.exists():  # noqa: ASYNC110 - the file is the only sign
+            await asyncio.sleep(0.01)
     context.settings = on
     async with asyncio.timeout(20):
-        while not node.path.exists():  # noqa: ASYNC110 - nothing signals it
+        while not node.path.exists():  # noqa: ASYNC110 - likewise
             await asyncio.sleep(0.01)
     assert (await node.ask("Status"))["agent"]["running"]
     context.renew.clear()
@@ -925,11 +889,10 @@ async def test_error_with_unprintable_text_reaches_the_caller(node: Node, monkey
     assert node.context.agent is not None
     monkeypatch.setattr(node.context.agent.collector, "preview", fail)
     code, details = await node.refused("Plan", api.PlanRequest(scope="images"))
-    assert (code, details) == ("FAILED_PRECONDITION", "/pods/\\xff\x1b\n")
+    assert (code, details) == (409, "/pods/\\xff\x1b\n")
 
 
 @pytest.mark.parametrize("name", ["[/x]", "a\x1b[31m\n\u202e\x9b\x00", "\udcff"])
-def test_document_message_carries_unprintable_names(name: str) -> None:
+def test_document_carries_unprintable_names(name: str) -> None:
     text = encode({"schema": "s", "name": name, "names": [name]}, "json")
-    assert api.Document.FromString(api.Document(json=text).SerializeToString()).json == text
     assert json.loads(text)["name"] == json.loads(text)["names"][0] == name.replace("\udcff", "\\xff")

@@ -17,7 +17,7 @@ from nodeagent.config.metrics import Listen
 from nodeagent.daemon.http.admission import ConnectionLimits
 from nodeagent.daemon.http.connection import Deadlines, Router, Service
 from nodeagent.daemon.http.messages import JSON, RefusedRequestError, Request, Response, Route, problem
-from nodeagent.daemon.http.server import HttpServer
+from nodeagent.daemon.http.server import HttpServer, bind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -70,7 +70,22 @@ class Feed:
             self.closed.set()
 
 
-def authorise(request: Request) -> None:
+class Watched:
+    """A handler that waits until it is cancelled."""
+
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+        self.cancelled = asyncio.Event()
+
+    async def wait(self, request: Request) -> Response:
+        self.started.set()
+        try:
+            return await hang(request)
+        finally:
+            self.cancelled.set()
+
+
+async def authorise(request: Request) -> None:
     if request.headers.get("x-deny"):
         raise RefusedRequestError(problem(HTTPStatus.FORBIDDEN, "access denied"))
 
@@ -83,6 +98,7 @@ def fail(_: Request, error: Exception) -> Response:
 async def serving(
     directory: Path,
     feed: Feed | None = None,
+    watched: Watched | None = None,
     deadlines: Deadlines | None = None,
     limits: ConnectionLimits | None = None,
 ) -> AsyncIterator[Listen]:
@@ -92,6 +108,7 @@ async def serving(
             "/v1/loops/{name}": Route({"GET": echo}),
             "/crash": Route({"GET": crash}),
             "/hang": Route({"GET": hang}),
+            "/watched": Route({"GET": (watched or Watched()).wait}, watch_client=True),
             "/refuse": Route({"GET": refuse}),
             "/stream": Route({"GET": (feed or Feed()).stream}),
         }
@@ -101,7 +118,7 @@ async def serving(
         Service(router, authorise, fail, deadlines or Deadlines(WITHIN_S, WITHIN_S, WITHIN_S)),
         limits or ConnectionLimits(total=8, per_user=8, root=8),
     )
-    await server.open(listen)
+    await server.start(bind(listen))
     try:
         yield listen
     finally:
@@ -136,8 +153,8 @@ async def test_request_reaches_its_handler_with_query_body_variables_and_credent
         assert (status, headers["content-type"], headers["connection"]) == (200, JSON, "close")
         shown = json.loads(body)
         assert (shown["query"], shown["body"], shown["uid"]) == ({"a": "1", "b": " x"}, "hello", os.getuid())
-        _, _, body = await exchange(listen, head("GET", "/v1/loops/images"))
-        assert json.loads(body)["variables"] == {"name": "images"}
+        _, _, body = await exchange(listen, head("GET", "/v1/loops/a%2Fb%20c"))
+        assert json.loads(body)["variables"] == {"name": "a/b c"}
 
 
 @pytest.mark.parametrize(
@@ -220,6 +237,25 @@ async def test_stream_is_sent_as_it_comes_and_closed_when_the_client_leaves(tmp_
             assert await reader.readuntil(part + b"\r\n") == b"9\r\n" + part + b"\r\n"
         writer.transport.abort()
         await asyncio.wait_for(feed.closed.wait(), WITHIN_S)
+
+
+async def test_handler_is_cancelled_when_a_watched_client_leaves(tmp_path: Path) -> None:
+    watched = Watched()
+    async with serving(tmp_path, watched=watched) as listen:
+        _, writer = await asyncio.open_unix_connection(listen.path)
+        writer.write(head("GET", "/watched"))
+        await asyncio.wait_for(watched.started.wait(), WITHIN_S)
+        writer.transport.abort()
+        await asyncio.wait_for(watched.cancelled.wait(), WITHIN_S)
+
+
+async def test_client_that_closes_its_side_after_the_request_is_answered(tmp_path: Path) -> None:
+    async with serving(tmp_path) as listen:
+        reader, writer = await asyncio.open_unix_connection(listen.path)
+        writer.write(head("GET", "/echo"))
+        writer.write_eof()
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+        writer.transport.abort()
 
 
 async def test_stream_ends_with_its_last_part(tmp_path: Path) -> None:

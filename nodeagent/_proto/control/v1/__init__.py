@@ -1,1 +1,0 @@
-"""Generated; see nodeagent._proto."""

@@ -1,0 +1,229 @@
+"""Client of the control API: HTTP/1.1 over the unix socket.
+
+It imports neither grpc nor the documents, since commands start it for one request. Framing by h11.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, urlencode
+
+import h11
+
+from nodeagent import __version__
+from nodeagent.api.operations import OPERATIONS, ProblemType
+from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from nodeagent.api.operations import Operation
+
+ANSWER_WITHIN_S: Final = 30.0
+_CONNECT_WITHIN_S: Final = 2.0
+_CHUNK_BYTES: Final = 1 << 16
+_PROBLEM: Final = b'{"problem": '
+"""Start of the last line of a stream that failed."""
+_VARIABLE: Final = re.compile(r"\{(\w+)\}")
+
+
+class DaemonUnavailableError(NodeAgentError):
+    """No daemon listens on the control socket."""
+
+
+class DaemonRefusedError(NodeAgentError):
+    """The daemon denies this user access."""
+
+
+class ControlClient:
+    """A client of the daemon that listens on a control socket. Each request uses a connection of its own."""
+
+    def __init__(self, path: Path) -> None:
+        """Name the socket; nothing is opened yet."""
+        self._path = path
+
+    def probe(self) -> None:
+        """Check that a daemon is listening.
+
+        Raises:
+            DaemonUnavailableError: no daemon is listening.
+            DaemonRefusedError: this user is not allowed to connect.
+        """
+        _connect(self._path).close()
+
+    def call(self, name: str, fields: Mapping[str, object] | None = None, *, within_s: float = ANSWER_WITHIN_S) -> str:
+        """Return the document that an operation responds with, as JSON.
+
+        Raises:
+            DaemonUnavailableError: no daemon is listening, or it closed the connection.
+            DaemonRefusedError: this user has no access.
+            UsageError: the daemon rejects the request.
+            RuntimeUnavailableError: the container runtime is unavailable.
+            PassBusyError: another pass is running.
+            NodeAgentError: the operation failed, or the daemon speaks another protocol.
+        """
+        with self._exchange(name, fields or {}, within_s) as parts:
+            return b"".join(parts).decode()
+
+    def stream(self, name: str, fields: Mapping[str, object] | None = None) -> Iterator[str]:
+        """Yield the documents of a streaming operation as they come.
+
+        Raises:
+            NodeAgentError: as ``call``.
+        """
+        with self._exchange(name, fields or {}, None) as parts:
+            rest = b""
+            for part in parts:
+                *lines, rest = (rest + part).split(b"\n")
+                for line in lines:
+                    if line.startswith(_PROBLEM):
+                        raise _error(_object(line)["problem"])
+                    yield line.decode()
+
+    def _unsupported(self, name: str) -> str:
+        """Return the error text for an operation that the daemon does not have, with the daemon's version."""
+        try:
+            version = _object(self.call("Status").encode())["agent"]["version"] if name != "Status" else "unknown"
+        except (NodeAgentError, KeyError, TypeError):
+            version = "unknown"
+        return f"daemon version {version} does not support {name}, command version {__version__} does; restart it"
+
+    @contextmanager
+    def _exchange(self, name: str, fields: Mapping[str, object], within_s: float | None) -> Iterator[Iterator[bytes]]:
+        """Send a request; return the parts of a successful response's body."""
+        target, body = encode_request(OPERATIONS[name], fields)
+        wire = h11.Connection(h11.CLIENT)
+        with _connect(self._path) as connection:
+            connection.settimeout(within_s)
+            try:
+                head = h11.Request(
+                    method=OPERATIONS[name].method,
+                    target=target,
+                    headers=[("Host", "localhost"), ("Content-Length", str(len(body))), ("Connection", "close")],
+                )
+                sent = (wire.send(head) or b"") + (wire.send(h11.Data(data=body)) or b"")
+                _send(connection, sent + (wire.send(h11.EndOfMessage()) or b""))
+                response = _next_event(wire, connection)
+                while isinstance(response, h11.InformationalResponse):
+                    response = _next_event(wire, connection)
+                if not isinstance(response, h11.Response):
+                    raise DaemonUnavailableError(f"{self._path}: the daemon closed the connection without a response")
+                parts = _body(wire, connection)
+                if response.status_code in (404, 405):
+                    raise NodeAgentError(self._unsupported(name))
+                if response.status_code != 200:
+                    raise _error(_object(b"".join(parts)))
+                yield parts
+            except TimeoutError as error:
+                raise NodeAgentError(f"{self._path}: no response within {within_s:g} s") from error
+            except OSError as error:
+                raise DaemonUnavailableError(
+                    f"{self._path}: connection to the daemon lost: {error.strerror or error}"
+                ) from error
+            except h11.RemoteProtocolError as error:
+                raise NodeAgentError(
+                    f"{self._path}: no HTTP response ({error}); a daemon of version 0.1 may be running: restart it"
+                ) from error
+
+
+def encode_request(operation: Operation, fields: Mapping[str, object]) -> tuple[str, bytes]:
+    """Return the request target and the body of a request; fields with a false value are left out, as the default.
+
+    Raises:
+        UsageError: a text is not UTF-8.
+    """
+    for key, value in fields.items():
+        if isinstance(value, str) and not _is_utf_8(value):
+            raise UsageError(f"invalid request: {key} is not UTF-8")
+    rest = {key: value for key, value in fields.items() if value not in ("", 0, False, None)}
+    names = _VARIABLE.findall(operation.path)
+    path = _VARIABLE.sub(lambda found: quote(str(rest.get(found[1], "")), safe=""), operation.path)
+    rest = {key: value for key, value in rest.items() if key not in names}
+    if operation.body_bytes:
+        return path, json.dumps(rest).encode()
+    query = urlencode({key: str(value).lower() if isinstance(value, bool) else value for key, value in rest.items()})
+    return (f"{path}?{query}" if query else path), b""
+
+
+def _is_utf_8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _connect(path: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(_CONNECT_WITHIN_S)
+    try:
+        connection.connect(str(path))
+    except PermissionError as error:
+        connection.close()
+        raise DaemonRefusedError(
+            f"cannot connect to control socket {path}: permission denied: only root and members of group nodeagent "
+            f"may; use sudo, or 'usermod -aG nodeagent {_user()}' and log in again"
+        ) from error
+    except (FileNotFoundError, ConnectionRefusedError) as error:
+        connection.close()
+        raise DaemonUnavailableError(
+            f"no agent listening on control socket {path}; check it with: systemctl status nodeagent"
+        ) from error
+    except OSError as error:
+        connection.close()
+        raise DaemonUnavailableError(f"{path}: {error.strerror or error}") from error
+    return connection
+
+
+def _send(connection: socket.socket, data: bytes) -> None:
+    """Send a request; a server that refuses it early closes its side, and the response is read nevertheless."""
+    with suppress(BrokenPipeError, ConnectionResetError):
+        connection.sendall(data)
+
+
+def _next_event(wire: h11.Connection, connection: socket.socket) -> object:
+    while (event := wire.next_event()) is h11.NEED_DATA:
+        wire.receive_data(connection.recv(_CHUNK_BYTES))
+    return event
+
+
+def _body(wire: h11.Connection, connection: socket.socket) -> Iterator[bytes]:
+    while isinstance(event := _next_event(wire, connection), h11.Data):
+        yield bytes(event.data)
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise NodeAgentError(f"the daemon's response is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise NodeAgentError("the daemon's response is not a JSON object")
+    return found
+
+
+def _error(problem: Mapping[str, Any]) -> NodeAgentError:
+    """Return the error that a problem document stands for."""
+    detail = str(problem.get("detail") or problem.get("title") or problem)
+    kinds: dict[object, type[NodeAgentError]] = {
+        ProblemType.ACCESS: DaemonRefusedError,
+        ProblemType.USAGE: UsageError,
+        ProblemType.BUSY: PassBusyError,
+        ProblemType.RUNTIME: RuntimeUnavailableError,
+    }
+    return kinds.get(problem.get("type"), NodeAgentError)(detail)
+
+
+def _user() -> str:
+    import getpass  # noqa: PLC0415 - for a refusal only
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

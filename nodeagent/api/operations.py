@@ -1,0 +1,77 @@
+"""The operations of the control API: one table for the server, the client and the OpenAPI document."""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+SMALL_BODY_BYTES: Final = 16 << 10
+LARGE_BODY_BYTES: Final = 8 << 20
+"""Size of a saved plan with ten thousand items."""
+
+
+class Access(IntEnum):
+    """What a caller may do; each level includes those below it."""
+
+    NOTHING = 0
+    READ = 1
+    ACT = 2
+
+
+class Operation(NamedTuple):
+    """One operation.
+
+    Attributes:
+        method: HTTP method.
+        path: template; its variables are fields of the request.
+        access: that a caller needs.
+        summary: one line for the OpenAPI document.
+        streams: whether the response is a stream of documents, one JSON line each.
+        body_bytes: limit of the request body; 0 for a request whose fields are query parameters.
+    """
+
+    method: str
+    path: str
+    access: Access
+    summary: str
+    streams: bool = False
+    body_bytes: int = 0
+
+
+OPERATIONS: Final = {
+    "Status": Operation("GET", "/v1/status", Access.READ, "State of the node and the daemon"),
+    "Pressure": Operation("GET", "/v1/pressure", Access.READ, "Eviction signals against their thresholds"),
+    "Plan": Operation("GET", "/v1/plans/{scope}", Access.READ, "Preview of a pass, or a saved plan"),
+    "Pods": Operation("GET", "/v1/top", Access.READ, "Pods with their usage, in eviction order"),
+    "History": Operation("GET", "/v1/history", Access.READ, "Past passes and node stops"),
+    "Holds": Operation("GET", "/v1/holds", Access.READ, "Image holds in force"),
+    "Events": Operation("GET", "/v1/events", Access.READ, "Events of the daemon as they occur", streams=True),
+    "PreviewReload": Operation("GET", "/v1/reload", Access.READ, "Changes and effect of a reload"),
+    "AddHold": Operation("POST", "/v1/holds", Access.ACT, "Add an image hold", body_bytes=SMALL_BODY_BYTES),
+    "RemoveHold": Operation("DELETE", "/v1/holds/{id}", Access.ACT, "Remove an image hold"),
+    "Pause": Operation("PUT", "/v1/pause", Access.ACT, "Pause collection and eviction", body_bytes=SMALL_BODY_BYTES),
+    "Resume": Operation("DELETE", "/v1/pause", Access.ACT, "End a pause"),
+    "Trigger": Operation("POST", "/v1/loops/{loop}/trigger", Access.ACT, "Run a loop now", body_bytes=SMALL_BODY_BYTES),
+    "Reload": Operation("POST", "/v1/reload", Access.ACT, "Reload the configuration"),
+    "Apply": Operation(
+        "POST", "/v1/passes", Access.ACT, "Run a pass, or a saved plan", streams=True, body_bytes=LARGE_BODY_BYTES
+    ),
+}
+"""By name. An operation that is missing here is not served."""
+
+
+def method_name(operation: str) -> str:
+    """Return the name of the service's method for an operation: ``add_hold`` for ``AddHold``."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", operation).lower()
+
+
+class ProblemType:
+    """URIs of problem types: the ``type`` of an error's problem document. Source: RFC 9457."""
+
+    USAGE: Final = "urn:nodeagent:problem:invalid-request"
+    ACCESS: Final = "urn:nodeagent:problem:access-denied"
+    BUSY: Final = "urn:nodeagent:problem:pass-running"
+    RUNTIME: Final = "urn:nodeagent:problem:runtime-unavailable"
+    FAILED: Final = "urn:nodeagent:problem:failed"
+    BUG: Final = "urn:nodeagent:problem:bug"

@@ -1,0 +1,146 @@
+"""Requests of the control API as typed structs. Fields come from path variables, query parameters or a JSON body."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from nodeagent.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Empty(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request without fields."""
+
+
+class PlanRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Fields of ``Plan``.
+
+    Attributes:
+        scope: ``images``, ``containers`` or ``all``.
+        lasts_seconds: validity of a plan that is to be saved; 0 for a preview.
+    """
+
+    scope: str = ""
+    lasts_seconds: float = 0.0
+
+
+class HistoryRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Fields of ``History``.
+
+    Attributes:
+        seconds: age of the oldest pass; 0 for no limit.
+        image: only passes that decided on this image; empty for all.
+        limit: number of passes; 0 for the default.
+        quiet: passes without removals as well.
+    """
+
+    seconds: float = 0.0
+    image: str = ""
+    limit: int = 0
+    quiet: bool = False
+
+
+class AddHoldRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Fields of ``AddHold``.
+
+    Attributes:
+        image: an image, a pattern or a digest; empty for all images.
+        seconds: duration.
+        why: shown with the hold.
+    """
+
+    image: str = ""
+    seconds: float = 0.0
+    why: str = ""
+
+
+class RemoveHoldRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Fields of ``RemoveHold``."""
+
+    id: str = ""
+
+
+class PauseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Fields of ``Pause``.
+
+    Attributes:
+        seconds: duration; every pause ends.
+        why: shown with the pause.
+    """
+
+    seconds: float = 0.0
+    why: str = ""
+
+
+class TriggerRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Fields of ``Trigger``.
+
+    Attributes:
+        loop: ``containers``, ``images`` or ``eviction``.
+        wait: respond after the run instead of before.
+    """
+
+    loop: str = ""
+    wait: bool = False
+
+
+class ApplyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Fields of ``Apply``.
+
+    Attributes:
+        scope: ``images``, ``containers`` or ``all``; empty with a plan.
+        plan: text of a saved plan.
+        rounds: number of rounds of planning and removing; 0 for one.
+    """
+
+    scope: str = ""
+    plan: str = ""
+    rounds: int = 0
+
+
+REQUESTS: dict[str, type[msgspec.Struct]] = {
+    "Plan": PlanRequest,
+    "History": HistoryRequest,
+    "AddHold": AddHoldRequest,
+    "RemoveHold": RemoveHoldRequest,
+    "Pause": PauseRequest,
+    "Trigger": TriggerRequest,
+    "Apply": ApplyRequest,
+}
+"""By operation; an operation that is missing here has no fields."""
+
+
+def request_type(name: str) -> type[msgspec.Struct]:
+    """Return the request type of an operation."""
+    return REQUESTS.get(name, Empty)
+
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+def parse_request(kind: type[R], texts: Mapping[str, str], body: bytes) -> R:
+    """Return a request from path variables, query parameters and a JSON body.
+
+    Raises:
+        UsageError: a field is unknown or has a wrong type, the body is not a JSON object, or a field occurs twice.
+    """
+    try:
+        fields: Any = msgspec.json.decode(body) if body.strip() else {}
+        if not isinstance(fields, dict):
+            raise UsageError("the body must be a JSON object")
+        if both := sorted(fields.keys() & texts.keys()):
+            raise UsageError(f"{both[0]}: given in the body and in the URL")
+        types = {each.name: each.type for each in msgspec.structs.fields(kind)}
+        converted = {
+            name: msgspec.convert(text, types[name], strict=False) if name in types else text
+            for name, text in texts.items()
+        }
+        return msgspec.convert({**fields, **converted}, kind)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"invalid request: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"the body is not JSON: {error}") from error

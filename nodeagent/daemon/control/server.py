@@ -1,0 +1,212 @@
+"""The control server: the control socket, access to its operations, and the translation of errors.
+
+Credentials of a caller are those that the kernel recorded when it connected. Access is decided on the request line,
+before a body is read. The service and its documents are imported with the first request, since most daemons never get
+one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+from functools import partial
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
+
+from nodeagent.api.operations import OPERATIONS, Access, ProblemType, method_name
+from nodeagent.daemon.control.access import access_of
+from nodeagent.daemon.control.caller import CALLER, Caller
+from nodeagent.daemon.control.socket import ControlUnavailableError, open_socket, who_may_connect
+from nodeagent.daemon.http.admission import ROOT, ConnectionLimits
+from nodeagent.daemon.http.connection import Deadlines, Router, Service
+from nodeagent.daemon.http.messages import JSON, RefusedRequestError, Response, Route, problem
+from nodeagent.daemon.http.server import HttpServer
+from nodeagent.daemon.loops import wait_for_any
+from nodeagent.errors import ConfigError, NodeAgentError, PassBusyError, RuntimeUnavailableError, UsageError
+from nodeagent.host.peer import group_number
+from nodeagent.text import encodable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+    from pathlib import Path
+
+    from nodeagent.config.control import ControlSettings
+    from nodeagent.daemon.context import DaemonContext
+    from nodeagent.daemon.control.service import ControlService
+    from nodeagent.daemon.http.messages import Request
+    from nodeagent.host.peer import Peer
+
+LIMITS: Final = ConnectionLimits(total=48, per_user=16, root=16)
+JSON_LINES: Final = "application/jsonl"
+_DEADLINES: Final = Deadlines(read_s=10.0, answer_s=1000.0, write_s=30.0)
+"""An answer may take as long as a triggered loop; operations that need less bound themselves."""
+_POLL_S: Final = 60.0
+_SWAP_POLL_S: Final = 0.2
+_RETRY_S: Final = 30.0
+_CLOSE_GRACE_S: Final = 5.0
+_PROBLEMS: Final[Mapping[type[NodeAgentError], tuple[HTTPStatus, str]]] = {
+    UsageError: (HTTPStatus.BAD_REQUEST, ProblemType.USAGE),
+    ConfigError: (HTTPStatus.BAD_REQUEST, ProblemType.USAGE),
+    RuntimeUnavailableError: (HTTPStatus.SERVICE_UNAVAILABLE, ProblemType.RUNTIME),
+    PassBusyError: (HTTPStatus.CONFLICT, ProblemType.BUSY),
+}
+
+
+class ControlServer:
+    """Listens on the control socket of the settings in force, over reloads."""
+
+    def __init__(self, context: DaemonContext) -> None:
+        """Compose it; nothing is opened yet."""
+        self._context = context
+        self._service: ControlService | None = None
+        self._loading = asyncio.Lock()
+        self._naming = asyncio.Lock()
+        self._closing: set[asyncio.Future[None]] = set()
+        self._reported = ""
+        self._operations = {(each.path, each.method): name for name, each in OPERATIONS.items()}
+        self._http = Service(Router(self._routes()), self._authorise, self._fail, _DEADLINES)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Listen until the daemon stops; retry if the socket is unavailable."""
+        try:
+            await self._run(stop)
+        finally:
+            for each in self._closing:
+                each.cancel()
+            if self._closing:
+                await asyncio.wait(self._closing)
+
+    async def _run(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            settings = self._context.settings.control
+            if settings.socket is None:
+                await self._while_configured(settings, stop)
+                continue
+            try:
+                await self._listen(settings, settings.socket, stop)
+            except (ControlUnavailableError, OSError) as error:
+                if str(error) != self._reported:
+                    self._context.logger.warning("control_unavailable", socket=str(settings.socket), error=str(error))
+                self._reported = str(error)
+                await wait_for_any(_RETRY_S, stop)
+
+    async def _listen(self, settings: ControlSettings, path: Path, stop: asyncio.Event) -> None:
+        server = HttpServer(self._http, LIMITS)
+        await server.start(open_socket(path, settings.group))
+        inode = os.stat(path).st_ino  # noqa: PTH116 - a file in memory
+        self._context.logger.info("control_listening", socket=str(path), who=who_may_connect(path, settings.group))
+        self._reported = ""
+        try:
+            await self._while_configured(settings, stop)
+        finally:
+            server.stop_listening()
+            with suppress(OSError):
+                if os.lstat(path).st_ino == inode:  # another daemon may have replaced it
+                    path.unlink()  # noqa: ASYNC240 - a file in memory
+            if stop.is_set():
+                await server.close()
+            else:  # the reload that changed the settings may have been requested here, and is answered
+                closing = asyncio.ensure_future(server.close(grace_s=_CLOSE_GRACE_S))
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+
+    async def _while_configured(self, settings: ControlSettings, stop: asyncio.Event) -> None:
+        """Return when the daemon stops or other settings are in force."""
+        renew = self._context.renew
+        while not stop.is_set() and self._context.settings.control == settings:
+            if await wait_for_any(_POLL_S, stop, renew) and renew.is_set():
+                await wait_for_any(_SWAP_POLL_S, stop)  # new settings are in force once the running pass has finished
+
+    # ---- requests
+
+    def _routes(self) -> Mapping[str, Route]:
+        routes: dict[str, Route] = {}
+        for path in dict.fromkeys(each.path for each in OPERATIONS.values()):
+            here = {name: each for name, each in OPERATIONS.items() if each.path == path}
+            routes[path] = Route(
+                {each.method: partial(self._answer, name) for name, each in here.items()},
+                {each.method: each.body_bytes for each in here.values()},
+                watch_client=any(each.streams for each in here.values()),
+            )
+        return routes
+
+    async def _authorise(self, request: Request) -> None:
+        """Check the access of a caller and log a request that changes something.
+
+        Raises:
+            RefusedRequestError: the caller has no access to the operation.
+        """
+        method = "GET" if request.method == "HEAD" else request.method
+        name, peer = self._operations[request.route, method], request.peer
+        if peer is None:  # only over TCP, which this server does not use
+            raise RefusedRequestError(problem(HTTPStatus.FORBIDDEN, "unknown caller", kind=ProblemType.ACCESS))
+        settings = self._context.settings.control
+        needed = OPERATIONS[name].access
+        group, user = (None, "root") if peer.uid == ROOT else await self._names(peer, settings.group)
+        if (access := access_of(peer, settings, group)) < needed:
+            cause = (
+                f"access requires root or membership in group {settings.group}"
+                if access is Access.NOTHING
+                else f"members of group {settings.group} may only read; control.group_may_act = true lets them act"
+            )
+            self._context.logger.warning("control_refused", method=name, user=user, uid=peer.uid, pid=peer.pid)
+            detail = f"{name} denied to {user}: {cause}"
+            raise RefusedRequestError(problem(HTTPStatus.FORBIDDEN, detail, kind=ProblemType.ACCESS))
+        if needed is Access.ACT:
+            self._context.logger.info("control_request", method=name, user=user, uid=peer.uid, pid=peer.pid)
+        CALLER.set(Caller(user, peer.uid == ROOT))
+
+    async def _names(self, peer: Peer, group: str) -> tuple[int | None, str]:
+        """Return the number of a group and the caller's name, from a directory that may be remote."""
+        async with self._naming:  # bounds the threads that wait for the directory to one
+            return await asyncio.to_thread(lambda: (group_number(group), peer.name))
+
+    async def _answer(self, name: str, request: Request) -> Response:
+        async with self._loading:
+            if self._service is None:
+                self._service = (await asyncio.to_thread(_load))(self._context)
+        from nodeagent.api.requests import parse_request, request_type  # noqa: PLC0415 - with the service
+
+        operation = OPERATIONS[name]
+        texts = {**request.query, **request.variables}
+        fields = parse_request(request_type(name), texts, request.body)
+        method = getattr(self._service, method_name(name))
+        if not operation.streams:
+            return Response(HTTPStatus.OK, (await method(fields)).encode(), JSON)
+        documents: AsyncIterator[str] = method(fields)
+        first = await anext(documents, None)  # so that a refusal has its status
+        return Response(HTTPStatus.OK, self._lines(name, first, documents), JSON_LINES)
+
+    async def _lines(self, name: str, first: str | None, documents: AsyncIterator[str]) -> AsyncIterator[bytes]:
+        """Yield documents as lines; an error after the first one becomes the last line."""
+        try:
+            if first is not None:
+                yield first.encode()
+            async for each in documents:
+                yield each.encode()
+        except Exception as error:  # noqa: BLE001 - reported to the client and logged
+            body = self._problem(name, error).body
+            yield b'{"problem": ' + (body if isinstance(body, bytes) else b"null").strip() + b"}\n"
+        finally:
+            close: Any = getattr(documents, "aclose", None)
+            if close is not None:
+                await close()
+
+    def _fail(self, request: Request, error: Exception) -> Response:
+        return self._problem(self._operations.get((request.route, request.method), "?"), error)
+
+    def _problem(self, name: str, error: Exception) -> Response:
+        if isinstance(error, NodeAgentError):
+            found = next((each for kind, each in _PROBLEMS.items() if isinstance(error, kind)), None)
+            status, kind = found or (HTTPStatus.CONFLICT, ProblemType.FAILED)
+            return problem(status, encodable(str(error)), kind=kind)
+        self._context.logger.error("control_failed", method=name, exc_info=error)
+        detail = f"this is a bug, see the daemon's log: {error!r}"
+        return problem(HTTPStatus.INTERNAL_SERVER_ERROR, encodable(detail), kind=ProblemType.BUG)
+
+
+def _load() -> type[ControlService]:
+    from nodeagent.daemon.control.service import ControlService  # noqa: PLC0415 - with the first request
+
+    return ControlService
