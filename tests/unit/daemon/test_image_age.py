@@ -160,9 +160,7 @@ async def test_degraded_store_removes_no_image_by_age_after_any_time(
         await place.observe(agent, 3 * MAXIMUM_S)
         plan = await plan_of(agent)
         assert await verdict(place, agent) == KEPT
-        assert "no image is removed by age: image use is not observed, as the state database is unavailable" in (
-            plan.warnings
-        )
+        assert "no image is removed by age: image use is not observed: state database unavailable" in (plan.warnings)
 
 
 async def test_store_that_recovers_keeps_the_observation_in_memory(place: Place) -> None:
