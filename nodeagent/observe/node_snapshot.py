@@ -9,7 +9,6 @@ otherwise it becomes a warning in the snapshot.
 from __future__ import annotations
 
 import asyncio
-import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -26,6 +25,7 @@ from nodeagent.model import ContainerState, NodeSnapshot
 from nodeagent.plan.gc.image_users import images_in_use
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.runtime.containerd_facts import unlisted_containers, with_pins
+from nodeagent.runtime.features import mounts_images
 from nodeagent.runtime.storage_backend import CriOnlyStorage
 
 if TYPE_CHECKING:
@@ -384,19 +384,3 @@ def _merged(container: Container, detail: Container | None) -> Container:
 def _pulled_at(storage: StorageGraph | None, image_id: str) -> datetime | None:
     record = storage.records.get(image_id) if storage is not None else None
     return record.pulled_at if record is not None else None
-
-
-_VERSION = re.compile(r"v?(\d+)\.(\d+)")
-
-
-def mounts_images(info: RuntimeInfo) -> bool:
-    """Return whether this runtime may mount images as volumes, so that the mounts of containers must be read.
-
-    containerd 2.1 and CRI-O 1.31 or newer do; an unknown runtime is assumed to.
-    """
-    match = _VERSION.match(info.version)
-    if match is None:
-        return True
-    version = (int(match[1]), int(match[2]))
-    first = {"containerd": (2, 1), "cri-o": (1, 31)}.get(info.name.lower())
-    return first is None or version >= first

@@ -16,8 +16,8 @@ from nodeagent.act.gc.removers import (
     SandboxRemover,
 )
 from nodeagent.host import podlogs
-from nodeagent.observe.node_snapshot import mounts_images
 from nodeagent.plan.decision import ItemKind
+from nodeagent.runtime.features import mounts_images
 from nodeagent.runtime.storage_backend import CriOnlyStorage
 
 if TYPE_CHECKING:
