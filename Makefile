@@ -28,13 +28,14 @@ test: ## set up and run all checks and tests of this machine; skipped tests are 
 	@$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest
 
-check: ## format, lint, types, import directions, generated files
+check: ## format, lint, types, import directions, generated files, vocabulary
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -I protos/generate.py --check
 	$(BIN)/python -I -m nodeagent.config.embed --check README.md
+	$(BIN)/python -m tests.language
 
 unit: ## unit tests, without root and container runtime
 	@.ci/setup dev
