@@ -59,7 +59,7 @@ def kills(node: Node) -> int:
     return int(node.get("/proc/vmstat").decode().partition("oom_kill ")[2].split()[0])
 
 
-def told_by(node: Node, unit: str) -> str:
+def eviction_log(node: Node, unit: str) -> str:
     """Return the logs of the agent, the watching program and the kernel."""
     return node.run(
         f"journalctl -o short-monotonic --no-pager -u nodeagent -u {unit} | cut -c-600; dmesg | grep -iE 'oom|killed'"
@@ -117,15 +117,15 @@ def grow_once(node: Node, number: str) -> tuple[int, int]:
             interval_s=0.5,
         )
     except TimeoutError:
-        print(told_by(node, unit))
+        print(eviction_log(node, unit))
         raise
     output = node.run(f"journalctl -u {unit} -o cat").stdout
     crossed, gone = (int(found) for found in re.findall(r"(?:crossed|gone) (\d+)", output))
     if kills(node) != killed:
-        sys.exit(f"run {number}: the kernel killed something\n{told_by(node, unit)}")
+        sys.exit(f"run {number}: the kernel killed something\n{eviction_log(node, unit)}")
     if steady is not None:
         if b"populated 1" not in node.get(f"{steady.pod.cgroup}/cgroup.events"):
-            sys.exit(f"run {number}: the steady pod is gone too")
+            sys.exit(f"run {number}: the steady pod was evicted too")
         remove(node, steady)
     remove(node, growing)
     return round(noticed_s(node) * 1000) - crossed, gone - crossed

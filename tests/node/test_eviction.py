@@ -114,7 +114,7 @@ def oom_kills(node: Node) -> int:
 
 
 def held(name: str, *words: str, **resources: int) -> vm.Pod:
-    """Describe a burstable pod that requests about 10 MiB, which is what its score says, and begins when told to."""
+    """Describe a burstable pod that requests about 10 MiB, as its OOM score says, and starts on a signal."""
     return vm.Pod(name, hogs.HOG, ("/bin/hog", "held", *words), resources={"oom_score_adj": 990, **resources})
 
 
@@ -207,7 +207,7 @@ def test_critical_and_static_pods_survive(node: Node) -> None:
     start(node, f'hard = "memory.available<{threshold}Mi"')
     (evicted,) = wait_for(node, "evicted")
     assert evicted["pod_name"] == "ordinary"
-    (nobody,) = wait_for(node, "no_evictable_pod")
+    (no_pod,) = wait_for(node, "no_evictable_pod")
     assert all(alive(node, each) for each in kept)
     assert not alive(node, ordinary)
     shown = json.loads(node.run("nodeagent evict --dry-run -o json").stdout)
@@ -217,7 +217,7 @@ def test_critical_and_static_pods_survive(node: Node) -> None:
         "default/static": "static-pod",
         "default/critical": "critical-pod",
         "default/important": "critical-pod",
-    }, nobody
+    }, no_pod
 
 
 def test_images_go_before_pods_and_a_pod_when_they_do_not_suffice(node: Node) -> None:
@@ -271,7 +271,7 @@ def test_pids(node: Node) -> None:
 
 
 @pytest.mark.long
-def test_without_containerd_nobody_goes_and_later_the_right_one_does(node: Node) -> None:
+def test_no_pod_is_evicted_without_containerd_and_the_right_one_after_its_return(node: Node) -> None:
     growing, quiet = node.run_pods(
         held("growing", "memory", "16", "100", "216"), vm.Pod("quiet", hogs.HOG, ("/bin/hog", "pids", "1"))
     )
@@ -288,13 +288,13 @@ def test_without_containerd_nobody_goes_and_later_the_right_one_does(node: Node)
 
 
 @pytest.mark.long
-def test_what_the_kernel_kills_is_told(node: Node) -> None:
+def test_oom_kill_is_logged_with_pod_and_container(node: Node) -> None:
     start(node, 'hard = "memory.available<30Mi"')
     (limited,) = node.run_pods(held("limited", "memory", "8", "50", "200", memory_limit_in_bytes=40 * MIB))
     begin(node, limited)
-    (told,) = wait_for(node, "oom_kill", timeout_s=30)
-    assert (told["pod_name"], told["pod_uid"]) == ("limited", limited.pod.uid)
-    assert told["container"] in ("main", "")
+    (killed,) = wait_for(node, "oom_kill", timeout_s=30)
+    assert (killed["pod_name"], killed["pod_uid"]) == ("limited", limited.pod.uid)
+    assert killed["container"] in ("main", "")
 
 
 @pytest.mark.long

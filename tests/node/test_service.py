@@ -138,7 +138,7 @@ def test_daemon_with_a_blocked_event_loop_is_restarted_by_the_watchdog(served: N
     served.run("systemctl restart nodeagent", timeout_s=120)
 
 
-def test_it_is_as_hardened_as_told(served: Node) -> None:
+def test_unit_has_the_documented_hardening(served: Node) -> None:
     shown = served.run("systemd-analyze security nodeagent --no-pager", timeout_s=120).stdout
     score = float(shown.rpartition("exposure level for nodeagent.service:")[2].split()[0])
     print(f"exposure {score}")

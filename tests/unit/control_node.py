@@ -54,7 +54,7 @@ MEMBER = Peer(2, 4711, frozenset({4711, GROUP}))
 STRANGER = Peer(3, 4712, frozenset({4712}))
 IMAGE = "registry.example/app:v1"
 GROUP_NAME = "group-of-the-test"
-NOBODY = 65534
+UNPRIVILEGED_UID = 65534
 MEMBERS_GROUP = 4711 if os.geteuid() == 0 else os.getgid()
 """Group of the unprivileged member; root can take any number, also that of no existing group."""
 
@@ -227,8 +227,8 @@ def _unprivileged() -> Iterator[None]:
         return
     groups, own = os.getgroups(), os.getegid()
     os.setgroups([MEMBERS_GROUP])
-    os.setegid(NOBODY)
-    os.seteuid(NOBODY)
+    os.setegid(UNPRIVILEGED_UID)
+    os.seteuid(UNPRIVILEGED_UID)
     try:
         yield
     finally:

@@ -84,7 +84,7 @@ async def test_status_as_json_is_the_document_of_the_control_api(
 async def test_status_without_an_agent_reads_the_node_itself(
     node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control_client, "find_socket", lambda _: node.path.with_name("nobody"))
+    monkeypatch.setattr(control_client, "find_socket", lambda _: node.path.with_name("none"))
     code, out, _ = await say(capsys, "status", "--config", str(node.config), "-o", "json")
     local, remote = json.loads(out), await node.ask("Status")
     assert code == 1

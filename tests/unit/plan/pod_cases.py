@@ -28,7 +28,7 @@ def parent(qos: str = "burstable", uid: str = UID) -> str:
 
 
 def traits(score: int | None = 999, limit: float | None = 0) -> ContainerTraits:
-    """Return what a container's status tells."""
+    """Return the details of a container's status."""
     return ContainerTraits(score, None if limit is None else int(limit * MIB))
 
 

@@ -39,7 +39,7 @@ SERVICES: tuple[ServiceDescriptor, ...] = (
 
 
 class Fake:
-    """Answers a method with what it was told: a message, a status code, or the result of a coroutine function."""
+    """Answers a method as scripted: with a message, a status code, or the result of a coroutine function."""
 
     def __init__(self) -> None:
         self.answers: dict[str, object] = {}
@@ -124,7 +124,7 @@ class Store:
 
 
 class FakeContainerd:
-    """Serves a :class:`Store`; the methods are those of several services, told apart by their request."""
+    """Serves a :class:`Store`; the methods are those of several services, distinguished by their request."""
 
     def __init__(self, store: Store) -> None:
         self.store = store

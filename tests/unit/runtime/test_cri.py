@@ -137,14 +137,14 @@ async def test_absent_image_is_none(cri: CriClient, fake: Fake) -> None:
 
 
 async def test_filesystem_usage_distinguishes_zero_from_absent(cri: CriClient, fake: Fake) -> None:
-    told = api.FilesystemUsage(
+    reported = api.FilesystemUsage(
         timestamp=NS,
         fs_id=api.FilesystemIdentifier(mountpoint="/i"),
         used_bytes=api.UInt64Value(value=5),
         inodes_used=api.UInt64Value(),
     )
     fake.answers["ImageFsInfo"] = api.ImageFsInfoResponse(
-        image_filesystems=[told, told],
+        image_filesystems=[reported, reported],
         container_filesystems=[api.FilesystemUsage(fs_id=api.FilesystemIdentifier(mountpoint="/c"))],
     )
     info = await cri.image_fs_info()
@@ -259,12 +259,12 @@ SPEC = {
     "process": {"oomScoreAdj": 100},
     "linux": {"cgroupsPath": "/kubepods/burstable/podu/c", "resources": {"memory": {"limit": 32 << 20}}},
 }
-TOLD = api.LinuxContainerResources(memory_limit_in_bytes=16 << 20, oom_score_adj=5)
+REPORTED = api.LinuxContainerResources(memory_limit_in_bytes=16 << 20, oom_score_adj=5)
 PATH = "/kubepods/burstable/podu/c"
 
 
 @pytest.mark.parametrize(
-    ("info", "told", "traits"),
+    ("info", "reported", "traits"),
     [
         pytest.param(
             {"pid": 7, "config": {"linux": {"resources": ASKED}}, "runtimeSpec": SPEC},
@@ -274,14 +274,14 @@ PATH = "/kubepods/burstable/podu/c"
         ),
         pytest.param(
             {"pid": 7, "config": {"linux": {"resources": ASKED}}, "runtimeSpec": SPEC},
-            TOLD,
+            REPORTED,
             ContainerTraits(968, 16 << 20, PATH, 7),
             id="containerd 1.7",
         ),
         pytest.param({"config": {"linux": {"resources": {}}}}, None, ContainerTraits(0, 0), id="zeros are left out"),
         pytest.param({"config": {}}, None, ContainerTraits(), id="asked for nothing"),
-        pytest.param({"pid": 7, "runtimeSpec": SPEC}, TOLD, ContainerTraits(100, 16 << 20, PATH, 7), id="CRI-O"),
-        pytest.param({"pid": 0}, TOLD, ContainerTraits(5, 16 << 20), id="only the status"),
+        pytest.param({"pid": 7, "runtimeSpec": SPEC}, REPORTED, ContainerTraits(100, 16 << 20, PATH, 7), id="CRI-O"),
+        pytest.param({"pid": 0}, REPORTED, ContainerTraits(5, 16 << 20), id="only the status"),
         pytest.param(
             {"runtimeSpec": {"process": {"oomScoreAdj": -1}, "linux": {"resources": {}}}},
             None,
@@ -289,17 +289,17 @@ PATH = "/kubepods/burstable/podu/c"
             id="no limit",
         ),
         pytest.param({"pid": "7", "runtimeSpec": []}, None, ContainerTraits(), id="another shape"),
-        pytest.param([], TOLD, ContainerTraits(), id="no object"),
+        pytest.param([], REPORTED, ContainerTraits(), id="no object"),
     ],
 )
 async def test_traits_come_from_the_configuration(
-    cri: CriClient, fake: Fake, info: object, told: api.LinuxContainerResources | None, traits: ContainerTraits
+    cri: CriClient, fake: Fake, info: object, reported: api.LinuxContainerResources | None, traits: ContainerTraits
 ) -> None:
     fake.answers["ContainerStatus"] = api.ContainerStatusResponse(
         status=api.ContainerStatus(
             id="c",
             state=api.CONTAINER_RUNNING,
-            resources=None if told is None else api.ContainerResources(linux=told),
+            resources=None if reported is None else api.ContainerResources(linux=reported),
         ),
         info={"info": json.dumps(info)},
     )

@@ -60,7 +60,7 @@ from nodeagent.sim.content import Layer
 from nodeagent.store.pause import PauseFile
 from nodeagent.store.plan_key import FILE_NAME, PlanKeyFile
 from nodeagent.telemetry import logging as log
-from tests.unit.control_node import GROUP, MEMBER, NOBODY, ROOT, STRANGER, Node, served_to_member, serving
+from tests.unit.control_node import GROUP, MEMBER, ROOT, STRANGER, UNPRIVILEGED_UID, Node, served_to_member, serving
 from tests.unit.kubelet_double import KUBELET, HandClock, KubeletDouble
 
 if TYPE_CHECKING:
@@ -520,7 +520,7 @@ def signed(plan: dict[str, Any], key: bytes) -> dict[str, Any]:
 async def test_peer_reported_by_the_kernel_is_an_unprivileged_member(kept: Node) -> None:
     await kept.ask("Apply", api.ApplyRequest(scope="containers"))
     (logged,) = kept.logged("control_request")
-    assert (logged["method"], logged["uid"]) == ("Apply", os.geteuid() or NOBODY)
+    assert (logged["method"], logged["uid"]) == ("Apply", os.geteuid() or UNPRIVILEGED_UID)
     assert logged["uid"] != 0
 
 

@@ -313,7 +313,7 @@ def test_readings_are_acted_on_once(
     st.floats(1, 500),
 )
 def test_no_clock_step_ends_a_grace_period_early(passes: list[tuple[float, float, bool]], grace_s: float) -> None:
-    """The wall clock steps at random; monotonic time may go back, and only its advance counts."""
+    """The wall clock steps at random; monotonic time may step back, and only its advance counts."""
     threshold = Threshold(Signal.MEMORY_AVAILABLE, Amount(number=50), grace_s)
     state, now_s, met_for_s = EMPTY_STATE, 0.0, 0.0
     met_before = False

@@ -517,7 +517,7 @@ def test_contradiction_or_unknown_fact_keeps_the_pod(pod: Any, kubelet: Any, man
 def test_assumptions_only_replace_unknown_facts(pod: Any, kubelet: Any, manifests: Any) -> None:
     without = merged(pod, kubelet=kubelet, manifests=manifests, assume=False)
     with_ = merged(pod, kubelet=kubelet, manifests=manifests, assume=True)
-    annotated = "nodeagent.dev/priority" in pod.sandbox.annotations  # which counts only where nobody knows better
+    annotated = "nodeagent.dev/priority" in pod.sandbox.annotations  # which counts without a better source only
     assert {*without.contradictions} <= {*with_.contradictions}
     for name, fact in facts_by_name(without).items():
         if fact.value is not None and not (name == "priority" and annotated):

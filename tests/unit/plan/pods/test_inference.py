@@ -97,7 +97,7 @@ def test_unread_container_leaves_critical_unknown_unless_another_is_critical() -
         pytest.param(-997, 0, B, None, FactSource.MISSING, id="shielded"),
         pytest.param(0, 64, B, 64, FactSource.INFERRED, id="not the kubelet's, with a limit"),
         pytest.param(0, 0, B, 0, FactSource.ASSUMED, id="not the kubelet's"),
-        pytest.param(None, None, None, 0, FactSource.ASSUMED, id="nothing told"),
+        pytest.param(None, None, None, 0, FactSource.ASSUMED, id="no source"),
         pytest.param(900, 100, B, 100, FactSource.INFERRED, id="burstable up to its limit"),
     ],
 )
