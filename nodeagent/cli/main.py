@@ -50,6 +50,7 @@ for _command in (inspection.status, inspection.top, inspection.events):
     app.command(epilog=EPILOG)(_command)
 for _command in (operations.pause, operations.resume, operations.trigger, operations.reload, operations.run):
     app.command(epilog=EPILOG)(_command)
+app.command(epilog=EPILOG)(operations.api)
 app.command(epilog=EPILOG)(inspection.version)
 app.command()(operations.demo)
 for _command in (operations.install, operations.uninstall):

@@ -49,6 +49,16 @@ def resume(config: ConfigOption = None) -> None:
     resume_agent(config)
 
 
+def api() -> None:
+    """Print the OpenAPI document of the control API."""
+    import sys  # noqa: PLC0415 - not for every command
+
+    from nodeagent.api.codec import encode  # noqa: PLC0415
+    from nodeagent.api.openapi import openapi  # noqa: PLC0415
+
+    sys.stdout.write(encode(openapi()))
+
+
 def trigger(
     loop: Annotated[str, typer.Argument(metavar="LOOP", help="containers, images or eviction")],
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of the run and print its result")] = False,

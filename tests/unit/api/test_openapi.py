@@ -1,0 +1,37 @@
+"""The OpenAPI document: every operation with its request and response, and no dangling reference."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import msgspec
+
+from nodeagent.api.openapi import openapi
+from nodeagent.api.operations import OPERATIONS
+from nodeagent.api.requests import request_type
+
+
+def test_every_operation_has_its_path_method_and_id() -> None:
+    found = {
+        (path, method.upper()): operation["operationId"]
+        for path, methods in openapi()["paths"].items()
+        for method, operation in methods.items()
+    }
+    assert found == {(each.path, each.method): name for name, each in OPERATIONS.items()}
+
+
+def test_every_field_of_a_request_is_a_parameter_or_in_the_body() -> None:
+    for name, each in OPERATIONS.items():
+        operation = openapi()["paths"][each.path][each.method.lower()]
+        named = {parameter["name"] for parameter in operation.get("parameters", [])}
+        body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+        fields = {field.encode_name for field in msgspec.structs.fields(request_type(name))}
+        assert named | set(body.get("properties", {})) == fields, name
+
+
+def test_references_resolve() -> None:
+    text = json.dumps(openapi())
+    names = set(re.findall(r'"#/components/schemas/([\w.-]+)"', text))
+    assert names <= set(openapi()["components"]["schemas"])
+    assert "Status" in names
