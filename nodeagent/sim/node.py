@@ -205,7 +205,7 @@ class SimNode:
             labels["io.cri-containerd.pinned"] = "pinned"
         digests = dict.fromkeys(f"{repository_of(tag)}@{target.digest}" for tag in tags)
         for name in (*(() if digest_only else tags), *digests, config.digest):
-            self._set_name(ImageName(name, target, at, at, labels))
+            self.set_name(ImageName(name, target, at, at, labels))
         return self.images[image.id]
 
     def add_artifact(
@@ -216,7 +216,7 @@ class SimNode:
         for file in files:
             self.store.put_blob(Blob(file.blob_digest, file.blob_bytes, self.now))
         self._put_documents(built, "", self.now)
-        self._set_name(ImageName(name, built.target.descriptor, self.now, self.now))
+        self.set_name(ImageName(name, built.target.descriptor, self.now, self.now))
         return built.target.descriptor.digest
 
     def resolve_image(self, reference: str) -> str | None:
@@ -555,7 +555,8 @@ class SimNode:
             blob = Blob(descriptor.digest, descriptor.size_bytes, at, labels, tuple(references), document.data)
             self.store.put_blob(blob)
 
-    def _set_name(self, name: ImageName) -> None:
+    def set_name(self, name: ImageName) -> None:
+        """Add or move a name of an image, as a pull or a tag does."""
         before = self.store.names.get(name.name)
         self.store.set_name(name)
         if before is not None and before.target.digest != name.target.digest:

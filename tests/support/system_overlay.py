@@ -56,12 +56,12 @@ class SystemOverlay:
 
     def __init__(self, directory: Path, parent: SystemOverlay | None = None) -> None:
         directory.mkdir()
-        within = parent._prefix if parent is not None else ()
-        layers = parent._layers if parent is not None else ()
-        self._machine: Path = parent._machine if parent is not None else directory / "machine"
-        self._layers: tuple[str, ...] = (f"{directory}/upper", *layers)
+        within = parent.prefix if parent is not None else ()
+        layers = parent.layers if parent is not None else ()
+        self.machine: Path = parent.machine if parent is not None else directory / "machine"
+        self.layers: tuple[str, ...] = (f"{directory}/upper", *layers)
         covered = ("/etc", "/usr", "/opt", "/var", "/root", str(CHECKOUT))
-        script = ["sh", "-c", _ENTER, "sh", str(directory), " ".join(layers), str(self._machine), *covered]
+        script = ["sh", "-c", _ENTER, "sh", str(directory), " ".join(layers), str(self.machine), *covered]
         self._holder = subprocess.Popen(
             [*within, "unshare", "--mount", "--propagation", "private", *script],
             stdin=subprocess.PIPE,
@@ -73,13 +73,13 @@ class SystemOverlay:
         if said != b"entered\n":
             rest, _ = self._holder.communicate()
             raise RootfsError(f"cannot cover the system directories: {(said + rest).decode()}")
-        self._prefix: tuple[str, ...] = ("nsenter", f"--mount=/proc/{self._holder.pid}/ns/mnt", "--")
+        self.prefix: tuple[str, ...] = ("nsenter", f"--mount=/proc/{self._holder.pid}/ns/mnt", "--")
 
     def run(self, script: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run a shell script in the checkout; both outputs are in ``stdout``."""
         environment = {key: value for key, value in os.environ.items() if key.startswith("PIP_") or key == "HOME"}
         return subprocess.run(
-            [*self._prefix, "sh", "-c", f'cd "$0" && {{ {script}\n}}', str(CHECKOUT)],
+            [*self.prefix, "sh", "-c", f'cd "$0" && {{ {script}\n}}', str(CHECKOUT)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nodeagent.model import ImageUsage
-from nodeagent.plan.gc.image_users import find_users
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,25 +14,16 @@ if TYPE_CHECKING:
     from nodeagent.plan.gc.image_users import ImageUsers
 
 
-def project(
-    snapshot: NodeSnapshot,
-    removed_containers: frozenset[str],
-    removed_sandboxes: frozenset[str],
-) -> NodeSnapshot:
-    """Return the snapshot without these containers and sandboxes.
+def project_with_users(
+    snapshot: NodeSnapshot, removed_containers: frozenset[str], removed_sandboxes: frozenset[str], users: ImageUsers
+) -> tuple[NodeSnapshot, ImageUsers]:
+    """Return the snapshot without these containers and sandboxes, and the remaining users of images.
 
     The known sizes of the containers' writable layers are added to the available bytes of the image filesystem. Images
     that lose their last user count as last used now, since they were in use in this pass, so a later planner removes
     them last. Pieces referenced by these containers keep their references, since other containers may have the same;
     the projection underestimates the freed bytes.
     """
-    return project_with_users(snapshot, removed_containers, removed_sandboxes, find_users(snapshot))[0]
-
-
-def project_with_users(
-    snapshot: NodeSnapshot, removed_containers: frozenset[str], removed_sandboxes: frozenset[str], users: ImageUsers
-) -> tuple[NodeSnapshot, ImageUsers]:
-    """Return the result of ``project`` and the remaining users of images."""
     if not removed_containers and not removed_sandboxes:
         return snapshot, users
     users_after = users.without(removed_containers, removed_sandboxes)

@@ -157,7 +157,7 @@ async def test_authority_is_localhost_and_not_the_path(socket: Path, connection:
 
     class Spy:
         def Version(self, _request: object, context: Any) -> api.VersionResponse:  # noqa: N802 - a private field
-            authorities.append(context._rpc_event.call_details.host)
+            authorities.append(context._rpc_event.call_details.host)  # noqa: SLF001 - grpc publishes it nowhere else
             return api.VersionResponse()
 
     server = grpc.server(ThreadPoolExecutor(1))

@@ -286,7 +286,7 @@ async def test_bulk_removal_keeps_an_image_named_again(rig: Opener, monkeypatch:
         another = replace(made.node.store.names[victim.name], name="registry.example.com/late:v1")
 
         def give_name() -> None:
-            made.node._set_name(another)
+            made.node.set_name(another)
 
         made.server.faults.before("Images.Delete", give_name, target=victim.id, times=1)
         report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
@@ -299,7 +299,7 @@ async def test_concurrent_observations_do_not_share_caches(rig: Opener) -> None:
         node, faults = made.node, made.server.faults
         image = next(iter(node.images.values()))
         reference = image.repo_tags[0]
-        listed, go_on, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        listed, detailed, go_on, ended = (asyncio.Event() for _ in range(4))
         faults.after("ListContainers", listed.set)
         faults.delay("ListPodSandbox", go_on)
         earlier = asyncio.ensure_future(made.observer.observe(Scope.IMAGES))
@@ -308,10 +308,9 @@ async def test_concurrent_observations_do_not_share_caches(rig: Opener) -> None:
         mounting = node.add_container(pod, "model", reference, volume_images=[reference])
         slow = node.add_container(pod, "slow", reference)
         faults.delay("ContainerStatus", ended, target=slow.id)
+        faults.after("ContainerStatus", detailed.set, target=mounting.id)
         later = asyncio.ensure_future(made.observer.observe(Scope.IMAGES))
-        async with asyncio.timeout(20):
-            while mounting.id not in made.observer._details:  # noqa: ASYNC110 - there is no event to wait for
-                await asyncio.sleep(0)
+        await asyncio.wait_for(detailed.wait(), 20)
         go_on.set()
         await earlier
         ended.set()

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nodeagent.plan.gc.image_users import find_users
 from nodeagent.plan.gc.images import ImageGCPolicy, plan_image_gc
 from nodeagent.plan.gc.planner import GCPolicy, plan_all, plan_containers
-from nodeagent.plan.gc.projection import project
+from nodeagent.plan.gc.projection import project_with_users
 from tests.unit.builders import (
     DAY_S,
     MIB,
@@ -100,7 +101,9 @@ def test_all_unused_images_and_finished_pods_are_removed_on_request() -> None:
 
 class TestProjection:
     def project(self, **fields: Any) -> NodeSnapshot:
-        return project(snapshot(*IMAGES, **(NODE | fields)), frozenset({"dead", "old"}), frozenset({"sb-gone"}))
+        before = snapshot(*IMAGES, **(NODE | fields))
+        removed_containers, removed_sandboxes = frozenset({"dead", "old"}), frozenset({"sb-gone"})
+        return project_with_users(before, removed_containers, removed_sandboxes, find_users(before))[0]
 
     def test_removed_containers_and_sandboxes_are_absent(self) -> None:
         after = self.project(sandboxes_unread=frozenset({"sb-gone", "sb-web"}))
@@ -134,8 +137,10 @@ class TestProjection:
 
     def test_projection_without_removals_is_the_snapshot_itself(self) -> None:
         before = snapshot(*IMAGES, **NODE)
-        assert project(before, frozenset(), frozenset()) is before
-        assert project(before, frozenset({"live"}), frozenset()).image_usage is before.image_usage
+        users = find_users(before)
+        assert project_with_users(before, frozenset(), frozenset(), users) == (before, users)
+        after = project_with_users(before, frozenset({"live"}), frozenset(), users)[0]
+        assert after.image_usage is before.image_usage
 
     def test_plan_on_a_projection_removes_released_images_last(self) -> None:
         assert removed(plan_image_gc(self.project(), POLICY.images, remove_all_unused=True)) == [
