@@ -31,6 +31,8 @@ _PAST = 5
 
 def show(config: Path | None, overrides: Mapping[str, str | int], name: str, form: str) -> None:
     """Print the verdict of an image, container or pod with its details, then its past removals."""
+    if not name.strip():
+        fail("the name is empty: give a name, digest or id of an image, a container or a pod", ExitCode.USAGE)
     settings = load_settings(config, overrides)
 
     async def observe() -> Preview:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -11,6 +11,9 @@ from nodeagent import __version__
 from nodeagent.cli.commands import collection, inspection, operations, termination
 from nodeagent.cli.exit_codes import EPILOG, guarded
 from nodeagent.cli.options import CommandGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 app = typer.Typer(
     cls=CommandGroup,
@@ -40,29 +43,46 @@ def _main(
     """Options of every command."""
 
 
-for _command in (inspection.images, inspection.du, inspection.containers, inspection.pods, collection.apply):
-    app.command(epilog=EPILOG)(_command)
-app.command(epilog=inspection.PRESSURE_EPILOG)(inspection.pressure)
-app.command(epilog=inspection.DOCTOR_EPILOG)(inspection.doctor)
-for _command in (termination.evict, inspection.explain, inspection.history):
-    app.command(epilog=EPILOG)(_command)
-for _command in (inspection.status, inspection.top, inspection.events):
-    app.command(epilog=EPILOG)(_command)
-for _command in (operations.pause, operations.resume, operations.trigger, operations.reload, operations.run):
-    app.command(epilog=EPILOG)(_command)
-app.command(epilog=EPILOG)(operations.api)
-app.command(epilog=EPILOG)(inspection.version)
-app.command()(operations.demo)
-for _command in (operations.install, operations.uninstall):
-    app.command(epilog=EPILOG)(_command)
-for _name, _group in (
-    ("gc", collection.gc_app),
-    ("plan", collection.plan_app),
-    ("hold", collection.hold_app),
-    ("shutdown", termination.shutdown_app),
-    ("config", operations.config_app),
+_INSPECT: Final[tuple[Callable[..., None], ...]] = (
+    inspection.status,
+    inspection.images,
+    inspection.containers,
+    inspection.pods,
+    inspection.explain,
+    inspection.history,
+    inspection.du,
+    inspection.top,
+    inspection.events,
+)
+_OPERATE: Final[tuple[Callable[..., None], ...]] = (
+    operations.run,
+    operations.pause,
+    operations.resume,
+    operations.trigger,
+    operations.reload,
+    operations.install,
+    operations.uninstall,
+    inspection.version,
+    operations.api,
+)
+
+for _command in _INSPECT:
+    app.command(epilog=EPILOG, rich_help_panel="Inspect")(_command)
+app.command(epilog=inspection.PRESSURE_EPILOG, rich_help_panel="Inspect")(inspection.pressure)
+app.command(epilog=EPILOG, rich_help_panel="Collect")(collection.apply)
+app.command(epilog=EPILOG, rich_help_panel="Evict and shut down")(termination.evict)
+app.command(epilog=inspection.DOCTOR_EPILOG, rich_help_panel="Operate")(inspection.doctor)
+for _command in _OPERATE:
+    app.command(epilog=EPILOG, rich_help_panel="Operate")(_command)
+app.command(rich_help_panel="Operate")(operations.demo)
+for _name, _group, _panel in (
+    ("gc", collection.gc_app, "Collect"),
+    ("plan", collection.plan_app, "Collect"),
+    ("hold", collection.hold_app, "Collect"),
+    ("shutdown", termination.shutdown_app, "Evict and shut down"),
+    ("config", operations.config_app, "Operate"),
 ):
-    app.add_typer(_group, name=_name)
+    app.add_typer(_group, name=_name, rich_help_panel=_panel)
 
 
 def main() -> None:

@@ -28,6 +28,16 @@ class CommandGroup(TyperGroup):
             command.short_help = command.help.partition("\n")[0].removesuffix(".")
         return command
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - types of a module private to typer
+        """Write the commands by panel, summaries in full."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            panels.setdefault(command.rich_help_panel or "Commands", []).append((name, command.short_help or ""))
+        for title, rows in panels.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
 
 class Output(StrEnum):
     """The output formats."""

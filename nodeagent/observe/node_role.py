@@ -34,7 +34,7 @@ class TraceReader(Protocol):
         """Return the traces; without ``arguments`` nothing is read that a process can block."""
 
 
-class RoleWatch:
+class RoleWatch:  # 11 attributes: the reader, its last reading and the hysteresis
     """Role of the agent, for all tasks of one process.
 
     Every pass evaluates it. The node is read at most every ``FRESH_S`` seconds, so that a loop that runs five times

@@ -103,7 +103,7 @@ class RoleReader(Protocol):
         """Return the current role."""
 
 
-class Observer:
+class Observer:  # 12 attributes: the sources of the snapshot, and three caches
     """Reads a node from its runtime, its filesystems and the agent's state database.
 
     Immutable facts are cached by id: details of exited containers and the images of sandboxes.

@@ -1,7 +1,8 @@
 """State of a simulated node: images, pods, containers and the image filesystem.
 
 One class above the usual size: images, pods and disk usage share ids, clock and metadata store, and tests address all
-of them through one object.
+of them through one object. ``add_pod`` and ``add_container`` are long by their parameters, one per property that a test
+may choose.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.decision import Plan
 
 
-class PassProgress:
+class PassProgress:  # 11 attributes: every part of the final report
     """Plans, results and warnings of a pass so far."""
 
     def __init__(self, started_at: datetime, preview: Preview, trigger: str) -> None:

@@ -316,3 +316,19 @@ def test_kubelet_configuration_is_imported(tmp_path: Path) -> None:
     refused = nodeagent("config", "import", str(path))
     assert (refused.returncode, f"{path}: 0 documents of kind KubeletConfiguration" in refused.stderr) == (2, True)
     assert "cannot read" in nodeagent("config", "import", str(tmp_path)).stderr
+
+
+@pytest.mark.parametrize("name", ["", "  "])
+def test_explain_of_an_empty_name_is_a_usage_error(config: Path, name: str) -> None:
+    ended = nodeagent("explain", name, "--config", str(config))
+    assert ended.returncode == 2
+    assert "the name is empty" in ended.stderr
+    assert not ended.stdout
+
+
+def test_help_groups_every_command_with_its_full_summary() -> None:
+    shown = nodeagent("--help").stdout
+    panels = [line for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert panels == ["Options:", "Inspect:", "Collect:", "Evict and shut down:", "Operate:"]
+    assert "..." not in shown.partition("\n")[2]
+    assert "  hold   Protect images from removal for a limited time\n" in shown
