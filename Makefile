@@ -35,6 +35,7 @@ check: ## format, lint, types, import directions, generated files, vocabulary
 	$(BIN)/lint-imports
 	$(BIN)/python -I protos/generate.py --check
 	$(BIN)/python -I -m nodeagent.config.embed --check README.md
+	$(BIN)/python -I -m nodeagent.cli.help --check
 	$(BIN)/python -m tests.language
 
 unit: ## unit tests, without root and container runtime
@@ -68,9 +69,10 @@ protos: ## generate nodeagent/_proto from protos/
 	@.ci/setup protos
 	$(BIN)/python -I protos/generate.py
 
-docs: ## write the configuration reference into the README
+docs: ## write the configuration reference into the README, and the top-level help
 	@.ci/setup run
 	$(BIN)/python -I -m nodeagent.config.embed README.md
+	$(BIN)/python -I -m nodeagent.cli.help
 
 install uninstall: export PREFIX := $(PREFIX)
 

@@ -1,13 +1,15 @@
 """Entry point of the command line.
 
 ``status`` runs often, from scripts as well, and to import the command-line parser takes as long as the rest of the
-command. So its common forms are matched here without the parser.
+command. So its common forms are matched here without the parser, as are ``--version`` and ``--help``.
 """
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING, Final
+
+from nodeagent import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +29,8 @@ def main() -> None:
         from nodeagent.daemon.unix_signals import block_signals  # noqa: PLC0415 - only for the daemon
 
         block_signals()
+    if _answered(sys.argv[1:]):
+        return
     form = STATUS_FORMS.get(tuple(sys.argv[1:]))
     if form is None:
         from nodeagent.cli.main import main as run_parsed  # noqa: PLC0415 - with the parser
@@ -38,3 +42,15 @@ def main() -> None:
 
     with guarded():
         show_status(None, form, watch_s=None)
+
+
+def _answered(arguments: list[str]) -> bool:
+    """Print version or top-level help if nothing else is asked for; return whether it was."""
+    if arguments == ["--version"]:
+        sys.stdout.write(f"nodeagent {__version__}\n")
+        return True
+    if arguments not in (["--help"], ["-h"]):
+        return False
+    with open(f"{__file__.rpartition('/')[0]}/help.txt", encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow
+        sys.stdout.write(file.read())
+    return True

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeagent.cli import help as help_text
 from nodeagent.cli import main as command_line
 from nodeagent.cli import start
 
@@ -34,9 +35,20 @@ def imported(*arguments: str) -> set[str]:
     return {name.strip() for _, _, name in rows}
 
 
-@pytest.mark.parametrize("word", ["--help", "--version"])
-def test_help_does_not_import_libraries_of_commands(word: str) -> None:
+@pytest.mark.parametrize("word", ["--help", "-h", "--version"])
+def test_help_and_version_import_nothing_but_the_entry_point(word: str) -> None:
     modules = imported("-m", "nodeagent", word)
+    own = {"nodeagent", "nodeagent.cli", "nodeagent.cli.start"}
+    assert {each for each in modules if each.startswith("nodeagent")} == own
+    assert modules & (FOR_TABLES | FOR_FILES | FOR_NODES | {"asyncio", "json", "typer"}) == set()
+
+
+def test_stored_help_is_that_of_the_command_tree() -> None:
+    assert help_text.HELP.read_text() == help_text.rendered()
+
+
+def test_command_tree_does_not_import_libraries_of_commands() -> None:
+    modules = imported("-c", "import nodeagent.cli.main")
     assert "nodeagent.cli.main" in modules
     assert modules & (FOR_TABLES | FOR_FILES | FOR_NODES | {"asyncio", "json"}) == set()
 
