@@ -131,7 +131,7 @@ def connected(config: Path | None) -> Iterator[ControlConnection]:
 
 @contextmanager
 def daemon_for_user(
-    config: Path | None, overrides: Mapping[str, object], *, refusal_matters: bool = True
+    config: Path | None, overrides: Mapping[str, object], *, root_too: bool = False, refusal_matters: bool = True
 ) -> Iterator[ControlConnection | None]:
     """Return a connection to the daemon if the command is a client of it; ``None`` if it reads the node itself.
 
@@ -141,6 +141,7 @@ def daemon_for_user(
     Args:
         config: file of the configuration.
         overrides: options that take precedence over it.
+        root_too: whether it is a client for root too: then it needs no valid configuration, as the daemon has one.
         refusal_matters: whether a refusal is an error; otherwise the command reads the node itself.
 
     Raises:
@@ -148,7 +149,8 @@ def daemon_for_user(
     """
     agent = None
     with ExitStack() as stack:
-        if os.geteuid() != 0 and config is None and not overrides and not _configured(os.environ):
+        client = os.geteuid() != 0 or root_too
+        if client and config is None and not overrides and not _configured(os.environ):
             try:
                 agent = stack.enter_context(connected(None))
             except DaemonUnavailableError:

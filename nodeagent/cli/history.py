@@ -31,8 +31,10 @@ _MAX_LIMIT: Final = 2**32 - 1
 """Maximum of the field ``limit``, an unsigned integer of 32 bits."""
 
 
-def show_history(config: Path | None, *, since: str, image: str, limit: int, idle: bool, form: str) -> None:
-    """Print passes, newest first.
+def show_history(
+    config: Path | None, *, since: str, image: str, limit: int, idle: bool, form: str, direct: bool
+) -> None:
+    """Print passes, newest first; those in the state directory with ``direct`` or without a daemon.
 
     Raises:
         UsageError: ``since`` is not a duration.
@@ -42,7 +44,7 @@ def show_history(config: Path | None, *, since: str, image: str, limit: int, idl
         ago = timedelta(seconds=parse_duration_s(since)) if since else None
     except (ValueError, OverflowError) as error:
         raise UsageError(f"--since: {error}") from error
-    with daemon_for_user(config, {}) as agent:
+    with daemon_for_user(config, {}, root_too=not direct) as agent:
         if agent is not None:
             seconds = max(_MINIMUM_SINCE_S, ago.total_seconds()) if ago is not None else 0.0
             request = {"seconds": seconds, "image": image, "limit": min(limit, _MAX_LIMIT), "quiet": idle}

@@ -63,14 +63,14 @@ def add(config: Path | None, *, image: str | None, every: bool, duration: str, w
     _print_placed(Hold.of(placed, now), form)
 
 
-def show(config: Path | None, form: str) -> None:
-    """Print all holds in force.
+def show(config: Path | None, form: str, *, direct: bool) -> None:
+    """Print all holds in force; those in the state directory with ``direct`` or without a daemon.
 
     Raises:
         StoreError: the holds cannot be read.
     """
     now = SystemClock().now()
-    with daemon_for_user(config, {}) as agent:
+    with daemon_for_user(config, {}, root_too=not direct) as agent:
         if agent is not None:
             document = agent.call("Holds", HoldList)
         else:

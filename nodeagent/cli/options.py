@@ -61,6 +61,7 @@ OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Output for
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", "-n", help="List the removals and their reasons; remove nothing")
 ]
+DirectOption = Annotated[bool, typer.Option("--direct", help="Read the node itself, not through the daemon")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Remove without confirmation")]
 KeptOption = Annotated[bool, typer.Option("--kept", "-k", help="List kept items too, each with its reason")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file")]

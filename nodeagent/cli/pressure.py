@@ -43,6 +43,7 @@ def show(
     hard: str,
     memory_source: MemorySource | None,
     watch_s: float | None,
+    direct: bool,
 ) -> None:
     """Print every signal with its thresholds; exit with 1 if one is exceeded.
 
@@ -53,12 +54,14 @@ def show(
         hard: replaces the configured thresholds; empty keeps them.
         memory_source: replaces the configured formula; ``None`` keeps it.
         watch_s: refresh interval in seconds; ``None`` prints once.
+        direct: whether the node is read even if a daemon is running.
 
     Raises:
         UsageError: the thresholds cannot be parsed.
     """
     own = (*overrides, *([hard] if hard else ()), *([memory_source] if memory_source else ()))
-    with daemon_for_user(config, dict.fromkeys(map(str, own)), refusal_matters=False) as agent:
+    fields = dict.fromkeys(map(str, own))
+    with daemon_for_user(config, fields, root_too=not direct, refusal_matters=False) as agent:
         if agent is not None:
             sys.exit(ExitCode.FAILED if _follow(agent, form, watch_s) else ExitCode.DONE)
     settings = load_settings(config, overrides)

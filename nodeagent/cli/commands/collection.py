@@ -12,6 +12,7 @@ from nodeagent.cli.options import (
     IMAGE_GC,
     CommandGroup,
     ConfigOption,
+    DirectOption,
     DryRunOption,
     EndpointOption,
     ForceOption,
@@ -211,11 +212,11 @@ def hold_add(
 
 
 @hold_app.command("list")
-def hold_list(config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
+def hold_list(config: ConfigOption = None, output: OutputOption = Output.TABLE, direct: DirectOption = False) -> None:
     """List the active holds."""
     from nodeagent.cli.hold import show  # noqa: PLC0415
 
-    show(config, output.value)
+    show(config, output.value, direct=direct)
 
 
 @hold_app.command("remove", epilog=EPILOG)

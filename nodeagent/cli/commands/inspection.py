@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-from nodeagent.cli.options import ConfigOption, EndpointOption, EveryOption, Output, OutputOption, at_endpoint
+from nodeagent.cli.options import (
+    ConfigOption,
+    DirectOption,
+    EndpointOption,
+    EveryOption,
+    Output,
+    OutputOption,
+    at_endpoint,
+)
 
 PRESSURE_EPILOG = "Exit codes: 0 no threshold exceeded, 1 threshold exceeded, 2 wrong usage or configuration."
 DOCTOR_EPILOG = "Exit codes: 0 no problem, 1 a problem (with --strict also a warning), 2 wrong usage."
@@ -89,6 +97,7 @@ def pressure(
         float, typer.Option("--every", metavar="SECONDS", min=0.1, help="Refresh interval of --watch")
     ] = 2.0,
     output: OutputOption = Output.TABLE,
+    direct: DirectOption = False,
 ) -> None:
     """Show available resources against eviction thresholds.
 
@@ -105,6 +114,7 @@ def pressure(
         hard=hard,
         memory_source=None if memory is None else MemorySource(memory.value),
         watch_s=every if watch else None,
+        direct=direct,
     )
 
 
@@ -156,6 +166,7 @@ def history(
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="List at most N passes")] = 20,
     idle: Annotated[bool, typer.Option("--all", "-a", help="List passes without removals too")] = False,
     output: OutputOption = Output.TABLE,
+    direct: DirectOption = False,
 ) -> None:
     """List past passes, newest first.
 
@@ -163,7 +174,7 @@ def history(
     """
     from nodeagent.cli.history import show_history  # noqa: PLC0415
 
-    show_history(config, since=since, image=image, limit=limit, idle=idle, form=output.value)
+    show_history(config, since=since, image=image, limit=limit, idle=idle, form=output.value, direct=direct)
 
 
 def status(

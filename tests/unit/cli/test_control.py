@@ -6,16 +6,16 @@ import json
 import re
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
 from nodeagent.api import requests as api
 from nodeagent.api.client import DaemonRefusedError
-from nodeagent.cli import control_client, gc
+from nodeagent.cli import control_client, gc, history, hold, pressure
 from nodeagent.cli.exit_codes import guarded
 from nodeagent.config.control import DEFAULT_SOCKET
-from nodeagent.errors import PassBusyError
+from nodeagent.errors import ConfigError, PassBusyError
 from nodeagent.host.lock import process_lock
 from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.plan.decision import Accounting, Plan
@@ -296,3 +296,20 @@ async def test_pressure_is_read_locally_if_the_agent_denies_access(
     assert (code, json.loads(out)["schema"]) == (0, "nodeagent/pressure/v1")
     code, _, err = await say(capsys, "history")
     assert (code, "access denied" in err) == (1, True)
+
+
+@pytest.mark.parametrize("words", [("history",), ("hold", "list"), ("pressure",)])
+async def test_root_reads_through_the_daemon_despite_an_invalid_configuration(
+    node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    def invalid(*_: object) -> NoReturn:
+        raise ConfigError("/etc/nodeagent/config.toml: line 1: not TOML")
+
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    for module in (history, hold, pressure):
+        monkeypatch.setattr(module, "load_settings", invalid)
+    code, out, _ = await say(capsys, *words, "-o", "json")
+    name = {"history": "History", "hold": "Holds", "pressure": "Pressure"}[words[0]]
+    assert (code, json.loads(out).keys()) == (0, (await node.ask(name)).keys())
+    code, _, err = await say(capsys, *words, "--direct")
+    assert (code, "not TOML" in err) == (2, True)
