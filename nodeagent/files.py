@@ -50,7 +50,7 @@ def replace_link(path: Path, target: str) -> None:
     """Write a symbolic link, replacing the present file or link.
 
     Raises:
-        OSError: it cannot be written; what was at the path is unchanged.
+        OSError: it cannot be written; the present file or link is unchanged.
     """
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as directory:
         link = Path(directory) / "link"  # mkstemp makes no links

@@ -194,7 +194,7 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
         dry_run: whether passes only report the planned removals.
         clock: the system clock unless given.
         observer_of_calls: called after every call to the runtime; see ``RuntimeConnection``.
-        roles: the daemon's, with its hysteresis; a new one unless given.
+        roles: the daemon's role watch, with its hysteresis; a new one unless given.
 
     Raises:
         RuntimeUnavailableError: no endpoint is configured and no well-known socket exists.
@@ -235,7 +235,7 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
 
 
 def _storage_backend(settings: Settings, connection: RuntimeConnection, clock: Clock, store: Store) -> StorageBackend:
-    """Return containerd's services unless disabled; that the runtime is another one shows in the first call."""
+    """Return containerd's services unless disabled; with another runtime their first call fails."""
     if not settings.containerd_api:
         return CriOnlyStorage()
 

@@ -72,7 +72,7 @@ class ControlClient:
             return b"".join(parts).decode()
 
     def stream(self, name: str, fields: Mapping[str, object] | None = None) -> Iterator[str]:
-        """Yield the documents of a streaming operation as they come.
+        """Yield the documents of a streaming operation as they arrive.
 
         Raises:
             NodeAgentError: as ``call``.
@@ -209,7 +209,7 @@ def _object(text: bytes) -> dict[str, Any]:
 
 
 def _error(problem: Mapping[str, Any]) -> NodeAgentError:
-    """Return the error that a problem document stands for."""
+    """Return the error of a problem document."""
     detail = str(problem.get("detail") or problem.get("title") or problem)
     kinds: dict[object, type[NodeAgentError]] = {
         ProblemType.ACCESS: DaemonRefusedError,

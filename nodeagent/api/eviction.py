@@ -114,12 +114,12 @@ class EvictionPlan(Part, frozen=True, kw_only=True):
 
     Attributes:
         threshold: the threshold acted on; ``None`` if none is.
-        reclaim: node-level reclaim that comes before any eviction.
+        reclaim: node-level reclaim before any eviction.
         withheld: reason that a met threshold is not acted on.
         victim: UID of the evicted pod; ``None`` if no pod is evicted, and then ``grace_s`` and ``message`` too.
         ranking: the pods that could be ranked, in eviction order.
         decisions: every pod.
-        blocked: why nothing could be decided; empty normally.
+        blocked: reason for a plan without decisions; empty normally.
     """
 
     threshold: ThresholdStatus | None
@@ -165,7 +165,7 @@ class EvictionRecord(EvictionPlan, frozen=True, kw_only=True):
     Attributes:
         signal: the signal, or the storage limit, acted on.
         hurried: whether the grace period was cut short.
-        available_before: the signal's reading decided by; ``None`` for a storage limit. ``available_after`` likewise.
+        available_before: reading at the decision; ``None`` for a storage limit. ``available_after`` likewise.
         gained: the difference; ``None`` where a reading is missing.
     """
 
@@ -246,7 +246,7 @@ class EvictionPreview(Document, frozen=True, kw_only=True, tag=SchemaId.EVICTION
 
     Attributes:
         simulated: readings given on the command line.
-        reclaim_first: node-level reclaim that comes before ``plan``.
+        reclaim_first: node-level reclaim before ``plan``.
         pods: facts by pod UID.
     """
 

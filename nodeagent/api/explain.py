@@ -53,7 +53,7 @@ class Explained(Decision, frozen=True, kw_only=True):
     Attributes:
         also_kept_by: further reasons to keep it.
         when: condition of its removal, in words.
-        eligible_at: from when on it may be removed; ``None`` if time alone does not decide.
+        eligible_at: time from which it can be removed; ``None`` if time alone does not decide.
         position: place in the removal order, from 1; ``None`` for other items than images.
     """
 
@@ -120,7 +120,7 @@ class PastRemoval(Part, frozen=True, kw_only=True):
 
 
 class Explanation(Document, frozen=True, kw_only=True, tag=SchemaId.EXPLANATION.value):
-    """The items of a name, and its past removals; ``asked`` is that name."""
+    """The items that match a query, and their past removals; ``asked`` is the query."""
 
     asked: str
     observed_at: Time

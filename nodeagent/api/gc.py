@@ -88,7 +88,7 @@ class Plan(Part, frozen=True, kw_only=True):
 
     Attributes:
         wanted_bytes: the target; 0 without one.
-        blocked: why nothing could be decided; empty normally.
+        blocked: reason for a plan without decisions; empty normally.
     """
 
     kind: str
@@ -275,7 +275,7 @@ class Report(Document, frozen=True, kw_only=True, tag=SchemaId.REPORT.value):
     """The outcome of a pass.
 
     Attributes:
-        end: how the pass finished; ``end_detail`` gives the cause, empty on success.
+        end: result of the pass; ``end_detail`` gives the cause, empty on success.
         freed_bytes: measured on the image filesystem; ``None`` where it was not measured.
         breakdown: present where the pass missed its target.
         drift: present where a saved plan was applied.

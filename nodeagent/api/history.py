@@ -51,7 +51,7 @@ class PastPass(Part, frozen=True, kw_only=True):
     """A pass of the history.
 
     Attributes:
-        end: how the pass finished; ``end_detail`` gives the cause.
+        end: result of the pass; ``end_detail`` gives the cause.
         freed_bytes: measured; ``None`` where it was not. The percentages likewise.
         eviction: the record of an eviction as it was written, perhaps by an older version; absent for other passes.
     """
@@ -105,7 +105,7 @@ class StoppedPod(Part, frozen=True, kw_only=True):
     Attributes:
         why: reason that it was in its phase.
         outcome: ``None`` for a pod that was not stopped yet.
-        asked_s: when it was stopped, in seconds from the beginning of the node stop.
+        asked_s: time of the stop request, in seconds from the beginning of the node stop.
         took_s: seconds until it ended; ``None`` while it runs.
     """
 
@@ -175,5 +175,5 @@ class History(Document, frozen=True, kw_only=True, tag=SchemaId.HISTORY.value):
 
     @classmethod
     def of(cls, passes: Iterable[history.PastPass], stops: Iterable[node_stop.NodeStop]) -> History:
-        """Return the document of records of the history."""
+        """Return the history document of these passes and node stops."""
         return cls(passes=tuple(map(PastPass.of, passes)), node_stops=tuple(map(NodeStop.of, stops)))

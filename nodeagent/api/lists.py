@@ -95,7 +95,7 @@ class Images(Listing, frozen=True, kw_only=True, tag=SchemaId.IMAGES.value):
 
 
 class LayerStack(Part, frozen=True, kw_only=True):
-    """Layers, the images that end with them, and the stacks built on them."""
+    """A stack of shared layers: the images without further layers, and the derived stacks."""
 
     images: tuple[str, ...]
     layers: int

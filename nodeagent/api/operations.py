@@ -12,7 +12,7 @@ LARGE_BODY_BYTES: Final = 8 << 20
 
 
 class Access(IntEnum):
-    """What a caller may do; each level includes those below it."""
+    """Access right of a caller; each level includes those below it."""
 
     NOTHING = 0
     READ = 1
@@ -25,7 +25,7 @@ class Operation(NamedTuple):
     Attributes:
         method: HTTP method.
         path: template; its variables are fields of the request.
-        access: that a caller needs.
+        access: required access right of the caller.
         summary: one line for the OpenAPI document.
         streams: whether the response is a stream of documents, one JSON line each.
         body_bytes: limit of the request body; 0 for a request whose fields are query parameters.

@@ -21,7 +21,7 @@ class Threshold(Part, frozen=True, kw_only=True):
 
     Attributes:
         value: the quantity compared with; ``None`` without a trusted reading.
-        distance: how far the reading is from it, negative once met; ``None`` where ``value`` is.
+        distance: distance of the reading from it, negative once met; ``None`` where ``value`` is.
     """
 
     text: str

@@ -96,7 +96,7 @@ class ShutdownPlan(Document, frozen=True, kw_only=True, tag=SchemaId.SHUTDOWN.va
     """The timeline of a shutdown that begins now.
 
     Attributes:
-        off_because: why graceful shutdown is disabled; empty if it is enabled.
+        off_because: reason for disabled graceful shutdown; empty if it is enabled.
         scaled: whether the phases were shortened to fit logind's limit.
         stops_at_signal: whether pods are stopped before the inhibitor lock is released; otherwise by the stop hook.
     """

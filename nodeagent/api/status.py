@@ -24,7 +24,7 @@ class AgentStatus(Part, frozen=True, kw_only=True):
     Attributes:
         running: whether a daemon answered; the fields that follow ``version`` up to ``config_problem`` are absent
             otherwise.
-        config_problem: why the configuration on disk is not in force; empty if it is.
+        config_problem: reason that the configuration on disk is not in force; empty if it is.
         role: whether a kubelet manages the node; ``None`` before the first evaluation.
     """
 
@@ -90,7 +90,7 @@ class FilesystemStatus(Part, frozen=True, kw_only=True):
         high_percent: usage at which images are removed; ``None`` where image GC does not watch it.
         low_percent: usage down to which they are removed; likewise.
         capacity_bytes: absent, as all readings, where the filesystem could not be read.
-        problem: why it could not be read; absent otherwise.
+        problem: cause of the failed reading; absent otherwise.
     """
 
     name: str
@@ -142,8 +142,8 @@ class LoopStatus(Part, frozen=True, kw_only=True):
     """One loop of the daemon.
 
     Attributes:
-        why: why it is off, paused or a dry run; empty otherwise.
-        result: how its last run ended; empty before the first.
+        why: reason that it is disabled, paused or a dry run; empty otherwise.
+        result: result of its last run; empty before the first.
         due_in_s: seconds to its next run; ``None`` if none is due.
         stuck: whether it missed the deadline of its progress report.
     """

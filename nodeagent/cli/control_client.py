@@ -27,7 +27,7 @@ _NO_SETTINGS: Final = (_SOCKET_VARIABLE, "NODEAGENT_TEST_", "NODEAGENT_SERVICE_"
 
 
 class ControlConnection:
-    """The running daemon: its answers as typed documents."""
+    """Connection to the running daemon; returns its responses as typed documents."""
 
     def __init__(self, client: ControlClient) -> None:
         self._client = client
@@ -162,7 +162,7 @@ def daemon_for_user(
 
 
 def _configured(environment: Mapping[str, str]) -> bool:
-    """Return whether variables set anything else than the socket of the daemon."""
+    """Return whether environment variables configure more than the control socket."""
     return any(name.startswith(_PREFIX) and not name.startswith(_NO_SETTINGS) for name in environment)
 
 

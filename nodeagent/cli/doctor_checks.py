@@ -262,12 +262,12 @@ def store_finding(settings: Settings) -> Finding:
 
 
 def hold_finding(settings: Settings) -> Finding:
-    """Return the finding on the file of holds."""
+    """Return the finding on the hold file."""
     try:
         count = len(HoldFile(settings.state_directory).read())
     except NodeAgentError as error:
         return Finding(
-            "holds", Verdict.PROBLEM, f"{error}; no image is removed meanwhile", "repair or remove the file of holds"
+            "holds", Verdict.PROBLEM, f"{error}; no image is removed meanwhile", "repair or remove the hold file"
         )
     return Finding("holds", Verdict.OK, f"{count} hold(s)")
 

@@ -48,7 +48,7 @@ class _DryRun:
     Attributes:
         first: the plan of the pass, with node-level reclaim if there are steps.
         then: the plan if reclaim frees too little; the same as ``first`` without reclaim steps.
-        off: why the daemon evicts no pod on this node; empty if it does.
+        off: reason for disabled eviction on this node; empty if it is enabled.
     """
 
     first: EvictionPlan

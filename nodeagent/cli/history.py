@@ -93,7 +93,7 @@ def _print(history: History, form: str, source: str) -> None:
 
 
 def _print_ranking(console: Console, eviction: RecordedEviction) -> None:
-    """Print the readings and the ranking that an eviction was decided by."""
+    """Print the readings and the ranking behind an eviction decision."""
     from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
 
     threshold = eviction.threshold

@@ -38,7 +38,7 @@ def add(config: Path | None, *, image: str | None, every: bool, duration: str, w
         raise UsageError("name an image, a pattern or a digest, or give --all; not both")
     for given in (image or "", why):
         if encodable(given) != given:
-            raise UsageError(f"not UTF-8 text: {given}; nothing was done")
+            raise UsageError(f"not UTF-8 text: {given}; no hold was placed")
     if image is not None:
         try:
             parse_rule(image)

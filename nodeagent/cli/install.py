@@ -62,7 +62,7 @@ _SHELLS: Final = ("bash", "zsh", "fish")
 _PACKAGE: Final = Path("/var/lib/dpkg/info/nodeagent.list")
 _COMPLETE: Final = "from nodeagent.cli.main import app; app(prog_name='nodeagent')"
 _UMASK: Final = 0o022
-"""Members of the agent's group run the command: its files are readable to all, whatever the umask of root."""
+"""Members of the agent's group run the command: its files are readable to all, regardless of root's umask."""
 _MAX_LISTED: Final = 20
 
 

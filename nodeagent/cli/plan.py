@@ -125,7 +125,7 @@ def apply_file(request: ApplyRequest) -> None:
     try:
         saved = unseal(text, PlanKeyFile(settings.state_directory).read())
     except ValueError as error:
-        raise UsageError(f"{request.file}: {error}; nothing was done") from error
+        raise UsageError(f"{request.file}: {error}; nothing was removed") from error
     refused = refusal_of(saved, SystemClock().now(), node_identity())
     if refused:
         raise UsageError(f"{request.file}: {refused}")

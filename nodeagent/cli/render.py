@@ -132,7 +132,7 @@ def decisions_table(plan: Plan, decisions: Sequence[Decision], *, numbered: bool
 
 
 def kept_summary(plan: Plan) -> Text:
-    """Return how many items are kept, by reason, in one line."""
+    """Return the number of kept items by reason, in one line."""
     kept = [decision for decision in plan.decisions if decision.verdict is not Verdict.REMOVE]
     line = Text(f"Keeps {len(kept)} of {len(plan.decisions)} {plan.kind}")
     counted = Counter(decision.reason.code.value for decision in kept)

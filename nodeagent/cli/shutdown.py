@@ -34,7 +34,7 @@ _READ_WITHIN_S = 5.0
 
 
 def rehearse(config: Path | None, overrides: Mapping[str, str | int], form: str) -> None:
-    """Print the timeline of a shutdown that begins now; nothing is touched.
+    """Print the timeline of a shutdown that begins now; no pod is stopped.
 
     Raises:
         RuntimeUnavailableError: the runtime does not answer.
@@ -162,7 +162,7 @@ async def _pods(settings: Settings) -> tuple[RunningPod, ...]:
 
 def off_because(settings: Settings) -> str:
     """Return the reason for disabled graceful shutdown on this node; empty if it is enabled."""
-    from nodeagent.observe.node_role import read_role  # noqa: PLC0415 - likewise
+    from nodeagent.observe.node_role import read_role  # noqa: PLC0415 - not for every command
 
     role = read_role(settings.role)
     return settings.shutdown.off_because(role.role, role.reason)

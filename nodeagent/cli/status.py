@@ -1,6 +1,6 @@
 """``nodeagent status`` and ``nodeagent top``: the status of the node and the daemon, once or until interrupted.
 
-The document comes from the running daemon; where none is running, the command reads the node itself.
+The document is read from the running daemon; where none is running, the command reads the node itself.
 """
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ def _head(status: Status) -> list[RenderableType]:
 
 
 def _image_use(status: Status) -> list[RenderableType]:
-    """Return how long image use has been observed; nothing if no image is removed by age."""
+    """Return the observation time of image use as a line; no line if no image is removed by age."""
     from nodeagent.cli.terminal import Text  # noqa: PLC0415 - only for tables
 
     use = status.image_use

@@ -52,7 +52,7 @@ class DaemonContext:
         eviction: thresholds, victims and conditions of the eviction loop.
         evictions_restored: whether the outstanding effects of an earlier process were restored.
         reload: set to read the configuration again.
-        config_problem: why the configuration on disk is not in force; empty if it is.
+        config_problem: reason that the configuration on disk is not in force; empty if it is.
         lock_held: whether logind has granted the delay lock; ``None`` if the shutdown task does not request it.
         runtime_answered: whether the runtime answered a call of the agent in force.
         renew: set while newer settings wait for the running pass to end.

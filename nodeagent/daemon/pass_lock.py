@@ -85,7 +85,7 @@ class PassLock:
         return next(iter(self._pauses.values()), None)
 
     def pause_of(self, by: PausedBy) -> Pause | None:
-        """Return the pause of one origin, whatever other pauses are in force; ``None`` without one."""
+        """Return the pause of one origin, regardless of other pauses; ``None`` without one."""
         self.pause()
         return self._pauses.get(by)
 

@@ -48,7 +48,7 @@ class ReloadGrace:
 
     Attributes:
         period_s: length; 0 while passes do not wait.
-        announced: whether the effect, or that it is unknown, was logged since the wait began; it does not end before.
+        announced: whether the effect was logged since the wait began, even if unknown; the wait does not end before.
         reason: cause of the wait; empty while passes do not wait.
     """
 

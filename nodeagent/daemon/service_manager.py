@@ -56,7 +56,7 @@ class WatchdogTask:
 
 
 class ReloadTask:
-    """Reads the configuration again on request and puts it in force if it is valid."""
+    """Reloads the configuration on request; an invalid one is rejected."""
 
     def __init__(self, context: DaemonContext, notifier: Notifier, preview: Preview = preview_effect) -> None:
         self._context = context
@@ -158,7 +158,7 @@ def _effective(context: DaemonContext) -> Settings:
 
 
 def _answer(callers: Iterable[asyncio.Future[Reloaded]], outcome: Reloaded | ConfigError) -> None:
-    """Give the outcome of a reload to the callers that waited for it when it began."""
+    """Deliver the outcome of a reload to the callers that waited at its start."""
     for each in callers:
         if each.done():
             continue
@@ -169,7 +169,7 @@ def _answer(callers: Iterable[asyncio.Future[Reloaded]], outcome: Reloaded | Con
 
 
 async def read_again(settings: Settings) -> Settings:
-    """Return the settings that their origin has now, parsed and checked by a child process.
+    """Return the current settings of the configuration sources, validated by a child process.
 
     The daemon does not import the configuration libraries: they would be a third of its memory.
 

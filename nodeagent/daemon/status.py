@@ -330,7 +330,7 @@ def _loop(line: loop_status.LoopStatus, context: DaemonContext) -> LoopStatus:
 
 
 def _why_dry_run(context: DaemonContext) -> str:
-    """Return why loops are a dry run for now; empty outside of a reload grace period."""
+    """Return the reason for the temporary dry run of the loops; empty outside of a reload grace period."""
     if not context.grace.pending:
         return ""
     return f"dry run: reload grace period, {math.ceil(context.grace.left_s())}s left"

@@ -143,7 +143,7 @@ async def serve_agents(context: DaemonContext) -> None:
 async def _serve_one_agent(context: DaemonContext) -> None:
     """Compose an agent from the settings in force and run its tasks until the daemon stops or the agent is replaced.
 
-    The agent is a dry run until the reload grace period is over, whatever the settings say.
+    The agent is a dry run until the reload grace period is over, regardless of the settings.
 
     Raises:
         RuntimeUnavailableError: no runtime is configured and none is found.

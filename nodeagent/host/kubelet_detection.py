@@ -63,7 +63,7 @@ class KubeletTraceReader:
         """Prepare a reader without reading.
 
         Args:
-            clock: limits how often processes and socket tables are read.
+            clock: limits the read rate of processes and socket tables.
             root: parent of ``proc``, ``etc``, ``run`` and ``var``; ``None`` for ``HOST_ROOT``.
             uid: user whose processes count besides those of root; ``None`` for the user of this process.
         """

@@ -104,7 +104,7 @@ class ShutdownInhibitor:  # 12 attributes: the lock's identity, its connection a
         *,
         address: str = "",
         who: str = "nodeagent",
-        why: str = "pods are stopped in order before the node goes down",
+        why: str = "stop pods in order before the node shuts down",
         timings: Timings | None = None,
         adopted: int | None = None,
         has_earlier: bool = False,
@@ -271,9 +271,9 @@ class ShutdownInhibitor:  # 12 attributes: the lock's identity, its connection a
             and (entry.pid == pid or not self._acquired_here)
         ]
         if not own_entries:
-            raise InhibitorError("logind does not list our lock")
+            raise InhibitorError("logind does not list the agent's lock")
         if _has_no_reader(number):
-            raise InhibitorError("logind no longer reads our lock")
+            raise InhibitorError("logind no longer reads the agent's lock")
         self._report(LockListed())
 
     def _signal(self, message: Message) -> None:

@@ -31,7 +31,7 @@ class DirectoryProbe:
     """The result of a test write into a directory.
 
     Attributes:
-        problem: why files cannot be written; empty if they can.
+        problem: cause of the failed write; empty on success.
         available_bytes: space for unprivileged users on the filesystem; ``None`` with a problem.
         mode: permission bits; 0 for a directory that does not exist yet.
     """

@@ -1,7 +1,7 @@
 """Current disk usage of the writable layers of running containers.
 
-The runtime measures them as well, but containerd only every ten seconds. In figures of that age a pod that fills a disk
-is small, and another pod would be evicted.
+The runtime measures them as well, but containerd only every ten seconds. In such old readings a pod that fills a disk
+appears small, and another pod would be evicted.
 """
 
 from __future__ import annotations

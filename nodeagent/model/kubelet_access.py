@@ -17,7 +17,7 @@ class KubeletAccess:
     """Address and credentials of the kubelet API.
 
     Attributes:
-        url: ``https://HOST:10250``, or ``http://HOST:10255`` for the read-only port, to which no credentials go.
+        url: ``https://HOST:10250``, or ``http://HOST:10255`` for the read-only port, which gets no credentials.
         token_file: bearer token; read for each request, since such tokens are rotated.
         certificate_file: client certificate in PEM form, with or without its key.
         key_file: key of the client certificate; ``None`` if the certificate file contains it.

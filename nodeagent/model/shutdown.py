@@ -17,7 +17,7 @@ class ShutdownPod:
     Attributes:
         priority: ``None`` if no source has it.
         priority_source: source of the priority, such as ``kubelet /pods``; empty without one.
-        static: whether it comes from a manifest file or is a mirror of such a pod; see ``static_source``.
+        static: whether it is defined by a manifest file or is a mirror of such a pod; see ``static_source``.
         node_critical: whether it is critical to the node; see ``node_critical_source``.
         labels: the pod's own labels.
         termination_grace_s: its termination grace period in seconds; ``None`` where not known.

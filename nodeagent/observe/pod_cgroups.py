@@ -33,7 +33,7 @@ class PodCgroups:
     """Usage of pods by their cgroups."""
 
     def __init__(self, root: Path) -> None:
-        """Compose it; nothing is read yet. ``root`` is the parent of ``proc`` and ``sys``."""
+        """Create a reader without reading cgroups. ``root`` is the parent of ``proc`` and ``sys``."""
         self._root = root
         self._cgroups = Cgroups(root)
         self._directories: dict[str, str] = {}

@@ -44,7 +44,7 @@ class PodDiskReader:
     """Walks the directories of pods, in one thread at a time."""
 
     def __init__(self, pod_log_root: Path, kubelet_root: Path, root: Path) -> None:
-        """Compose it; nothing is read yet.
+        """Create a reader without walking directories.
 
         Args:
             pod_log_root: parent of the log directories of pods without a configured one.

@@ -308,7 +308,7 @@ class Plan:
         wanted_bytes: target of the removals; 0 without target.
         pending_bytes: bytes freed by the runtime's own garbage collection, in addition to the removals.
         warnings: warnings for the operator.
-        blocked: why no decision is possible; empty normally. A blocked plan removes nothing.
+        blocked: reason that no decision is possible; empty normally. A blocked plan removes nothing.
     """
 
     kind: str

@@ -1,7 +1,7 @@
 """Role of the agent: beside a kubelet, or alone with the runtime.
 
 Alone, the agent infers from the runtime that a pod is deleted, evicts pods, and stops them at shutdown. Beside a
-kubelet each of these is harmful: Jobs lose their containers and logs, and the kubelet restarts what is stopped. Doubt
+kubelet each of these is harmful: Jobs lose their containers and logs, and the kubelet restarts stopped pods. Doubt
 therefore always means "beside a kubelet".
 
 Labels and annotations of pods are not traces, as tenants can set them.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nodeagent.model.kubelet_traces import KubeletTraces
 
 ABSENT_S: Final = 300.0
-"""How long all traces have to be absent before the agent manages the node alone; covers a kubelet restart."""
+"""Time for which all traces must be absent before the agent manages the node alone; covers a kubelet restart."""
 
 _CONFIGURED: Final = "configured"
 _NO_TRACE: Final = "no kubelet process, listener, state or configuration found"

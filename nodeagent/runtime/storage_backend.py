@@ -101,7 +101,7 @@ class CriOnlyStorage:
         snapshotter: str | None,
         path: str,
     ) -> StorageGraph | None:
-        """Return ``None``."""
+        """Return ``None``, since CRI has no records of layers."""
         return None
 
     async def find_unreferenced(
@@ -114,19 +114,19 @@ class CriOnlyStorage:
         raise ObservationError("references are recorded only by containerd's own services: disabled or unavailable")
 
     async def list_image_names(self) -> tuple[StoredImage, ...]:
-        """Return nothing."""
+        """Return an empty tuple."""
         return ()
 
     async def get_image_names(self, names: Iterable[str]) -> tuple[StoredImage, ...]:
-        """Return nothing."""
+        """Return an empty tuple."""
         return ()
 
     async def list_containers(self) -> tuple[StoredContainer, ...]:
-        """Return nothing."""
+        """Return an empty tuple."""
         return ()
 
     async def read_writable_bytes(self) -> dict[str, int]:
-        """Return nothing."""
+        """Return an empty mapping."""
         return {}
 
     async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:

@@ -69,7 +69,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """Reference of a document to a blob."""
+    """Descriptor of a blob. Source: OCI image specification, "Content Descriptors"."""
 
     digest: str
     size_bytes: int

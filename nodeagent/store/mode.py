@@ -1,4 +1,4 @@
-"""Last mode of the daemon, armed or dry run, stored so that a restart cannot change it unnoticed."""
+"""Last mode of the daemon, active or dry run, stored so that a restart cannot change it unnoticed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ModeFile:
         self._path = directory / FILE_NAME
 
     def read(self) -> bool | None:
-        """Return whether the daemon last ran dry; ``None`` if no mode is stored.
+        """Return whether the last run of the daemon was a dry run; ``None`` if no mode is stored.
 
         Raises:
             StoreError: the file cannot be read or is not a mode document.

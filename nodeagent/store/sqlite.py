@@ -89,7 +89,7 @@ def is_corrupt(error: sqlite3.DatabaseError) -> bool:
 
 
 def is_of_file(error: Exception) -> bool:
-    """Return whether an error of a statement comes from the file or its disk, not from the written values."""
+    """Return whether an error of a statement is caused by the file or its disk, not by the written values."""
     if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
         return is_corrupt(error)
     return isinstance(error, BROKEN)

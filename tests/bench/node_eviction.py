@@ -122,7 +122,7 @@ def grow_once(node: Node, number: str) -> tuple[int, int]:
     output = node.run(f"journalctl -u {unit} -o cat").stdout
     crossed, gone = (int(found) for found in re.findall(r"(?:crossed|gone) (\d+)", output))
     if kills(node) != killed:
-        sys.exit(f"run {number}: the kernel killed something\n{eviction_log(node, unit)}")
+        sys.exit(f"run {number}: OOM kill by the kernel\n{eviction_log(node, unit)}")
     if steady is not None:
         if b"populated 1" not in node.get(f"{steady.pod.cgroup}/cgroup.events"):
             sys.exit(f"run {number}: the steady pod was evicted too")
@@ -138,7 +138,7 @@ def series(node: Node, name: str, config: str, runs: int) -> None:
     took_ms = []
     for number in range(runs):
         took_ms.append(grow_once(node, f"{name.partition(' ')[0]}-{number}"))
-        print(f"{name} {number + 1}: noticed after {took_ms[-1][0]} ms, gone after {took_ms[-1][1]} ms", flush=True)
+        print(f"{name} {number + 1}: noticed after {took_ms[-1][0]} ms, removed after {took_ms[-1][1]} ms", flush=True)
         reclaim.poll("there is room again", lambda: available_mib(node) > ROOM_MIB, timeout_s=60)
     for what, each_ms in (("noticed", [each[0] for each in took_ms]), ("gone", [each[1] for each in took_ms])):
         print(f"{name}, {what}: median {statistics.median(each_ms):.0f} ms, worst {max(each_ms)} ms, {runs} runs")

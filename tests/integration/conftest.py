@@ -1,6 +1,6 @@
 """Fixtures on a real containerd; without one, tests are skipped with a visible reason, or fail in CI.
 
-NODEAGENT_TEST_CONTAINERD chooses the version: "host" (the default, what is installed), "1.7" or "2.1".
+NODEAGENT_TEST_CONTAINERD chooses the version: "host" (the default, the installed one), "1.7" or "2.1".
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def containerd_version() -> Version:
 def _swept() -> None:
     """Remove the leftovers of killed runs, once before any start."""
     for base in reclaim.sweep():
-        print(f"reclaimed what an earlier run left in {base}", file=sys.stderr)
+        print(f"reclaimed leftovers of an earlier run in {base}", file=sys.stderr)
 
 
 @pytest.fixture(scope="session")
@@ -101,13 +101,13 @@ def pods(containerd: Containerd) -> Iterator[Pods]:
 
 @pytest.fixture
 def containerd_factory(containerd_version: Version) -> Iterator[ContainerdFactory]:
-    """Starts daemons of a test's own, for example ``containerd_factory(imagefs=LoopFs(400, "xfs"))``."""
+    """Starts daemons for one test, for example ``containerd_factory(imagefs=LoopFs(400, "xfs"))``."""
     yield from _factory(containerd_version)
 
 
 @pytest.fixture(scope="module")
 def module_containerd_factory(containerd_version: Version) -> Iterator[ContainerdFactory]:
-    """The same for daemons that a module's tests share."""
+    """Starts daemons shared by the tests of a module."""
     yield from _factory(containerd_version)
 
 

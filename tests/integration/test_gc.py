@@ -52,7 +52,7 @@ def worn(containerd_factory: ContainerdFactory) -> WornNode:
 
 
 def nodeagent(node: WornNode, *arguments: str, code: int = 0) -> str:
-    """Run the command line against a node and return what it printed."""
+    """Run the command line against a node and return its output."""
     ended = subprocess.run(
         [sys.executable, "-m", "nodeagent", *arguments, "--config", str(node.config)],
         capture_output=True,
@@ -162,7 +162,7 @@ def test_imagefs_full_of_images_in_use_ends_short_with_breakdown_and_history(wor
     assert remaining - tags(worn) <= {USED_GONE}
 
 
-def test_dead_containers_sandboxes_and_logs(worn: WornNode) -> None:
+def test_dead_containers_sandboxes_and_logs_are_removed(worn: WornNode) -> None:
     assert worn.crash_sandbox is not None
     assert worn.deleted_sandbox is not None
     newest = worn.crashed[-1]
@@ -291,7 +291,7 @@ def test_hung_runtime_times_out_and_nothing_is_removed(worn: WornNode) -> None:
     try:
         command = [sys.executable, "-m", "nodeagent", "gc", "all", "--yes", "--config", str(worn.config)]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
-        assert ended.returncode in (1, 4), ended.stderr  # the connection or the first call may be what times out
+        assert ended.returncode in (1, 4), ended.stderr  # the timeout is that of the connection or of the first call
         assert ended.stderr.startswith("nodeagent: ")
         assert "Traceback" not in ended.stderr
     finally:

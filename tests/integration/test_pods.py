@@ -86,7 +86,7 @@ def kept(inventory: PodInventory, sandbox: Sandbox) -> str | None:
     return None if reason is None else reason.code.value
 
 
-def test_facts_of_real_pods(containerd: Containerd, pods: Pods, image: str, tmp_path: Path) -> None:
+def test_facts_of_real_pods_match_definition(containerd: Containerd, pods: Pods, image: str, tmp_path: Path) -> None:
     burstable = run(pods, "burstable", image, 900, 999, qos="burstable", labels={"app": "web"})
     guaranteed = run(pods, "guaranteed", image, -997, limit=64 * MIB)
     best_effort = run(pods, "besteffort", image, 1000, qos="besteffort")
@@ -125,7 +125,7 @@ def test_facts_of_real_pods(containerd: Containerd, pods: Pods, image: str, tmp_
         assert each.id in _text(f"/proc/{each.pid}/cgroup")
 
 
-def test_disk_of_a_real_pod(containerd: Containerd, pods: Pods, image: str, tmp_path: Path) -> None:
+def test_disk_usage_of_a_real_pod_is_measured(containerd: Containerd, pods: Pods, image: str, tmp_path: Path) -> None:
     sandbox = run(pods, "writer", image, 999, qos="burstable", command=WRITE)
     data = tmp_path / "kubelet/pods" / sandbox.uid / "volumes/kubernetes.io~empty-dir/cache/data"
     data.parent.mkdir(parents=True)
@@ -137,7 +137,7 @@ def test_disk_of_a_real_pod(containerd: Containerd, pods: Pods, image: str, tmp_
         enough = usage is not None and (usage.writable.used_bytes or 0) >= 4 * MIB and usage.logs.used_bytes
         return facts if enough else None
 
-    reclaim.poll("the runtime has measured what was written", lambda: measured() is not None, timeout_s=30)
+    reclaim.poll("the runtime has measured the written bytes", lambda: measured() is not None, timeout_s=30)
     facts = measured()
     assert facts is not None
     assert facts.usage is not None

@@ -60,7 +60,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def _swept() -> None:
     """Remove the leftovers of killed runs, once before any start."""
     for base in reclaim.sweep():
-        print(f"reclaimed what an earlier run left in {base}", file=sys.stderr)
+        print(f"reclaimed leftovers of an earlier run in {base}", file=sys.stderr)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Evictions in a real node: real pressure by memory, disk, inodes and PIDs, and the pods that go and stay."""
+"""Evictions in a real node: real pressure by memory, disk, inodes and PIDs, evicted and kept pods."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _clean(node: Node) -> Iterator[None]:
 
 
 def start(node: Node, eviction: str) -> None:
-    """Start the agent with these settings of evictions, its log of earlier tests behind it."""
+    """Start the agent with these eviction settings and an empty journal."""
     node.put("/etc/nodeagent/config.toml", f"{BASE}[eviction]\n{eviction}\n")
     node.run("journalctl --rotate && journalctl --vacuum-time=1s", check=False)
     node.run("systemctl start nodeagent", timeout_s=120)
@@ -101,7 +101,7 @@ def alive(node: Node, pod: RunningPod) -> bool:
 
 
 def begin(node: Node, pod: RunningPod) -> None:
-    """Let a held hog begin."""
+    """Start the load of a waiting pod."""
     node.run(f"kill -USR1 $(cat {pod.cgroup}/cgroup.procs)")
 
 
@@ -118,7 +118,7 @@ def held(name: str, *words: str, **resources: int) -> vm.Pod:
     return vm.Pod(name, hogs.HOG, ("/bin/hog", "held", *words), resources={"oom_score_adj": 990, **resources})
 
 
-def test_memory_the_pod_above_its_request_goes_alone(node: Node) -> None:
+def test_only_the_pod_above_its_memory_request_is_evicted(node: Node) -> None:
     killed = oom_kills(node)
     small, growing = node.run_pods(
         vm.Pod("small", hogs.HOG, ("/bin/hog", "memory", "4", "1", "4"), qos="besteffort"),
@@ -175,13 +175,13 @@ def test_a_soft_threshold_waits_and_oscillation_evicts_once(node: Node) -> None:
     assert waited_s >= 3
     assert evicted["pod_name"] == "stubborn"
     assert evicted["grace_s"] == 2
-    begin(node, swinging)  # 60 MiB: below the soft threshold again it does not come
+    begin(node, swinging)  # 60 MiB: not enough to meet the soft threshold again
     reclaim.poll("it has grown", lambda: available_mib(node) < room - 40, timeout_s=60, interval_s=0.3)
     node.run("sleep 6")
     assert alive(node, swinging)
     assert len(events(node, "evicted")) == 1
     changes = [each["holds"] for each in events(node, "condition_changed")]
-    assert changes == [True]  # it lingers for the transition period
+    assert changes == [True]  # it remains active for the transition period
 
 
 def moment(event: dict[str, Any]) -> float:
@@ -220,7 +220,7 @@ def test_critical_and_static_pods_survive(node: Node) -> None:
     }, no_pod
 
 
-def test_images_go_before_pods_and_a_pod_when_they_do_not_suffice(node: Node) -> None:
+def test_images_are_removed_first_and_a_pod_is_evicted_if_they_do_not_suffice(node: Node) -> None:
     node.import_images(
         *(images.image(f"node.test/unused:{n}", layers=[images.blob(f"u{n}", 40 * MIB)]) for n in range(2))
     )
@@ -242,7 +242,7 @@ def test_images_go_before_pods_and_a_pod_when_they_do_not_suffice(node: Node) ->
 
 
 @pytest.mark.long
-def test_inodes(node: Node) -> None:
+def test_pod_with_many_inodes_is_evicted_under_inode_pressure(node: Node) -> None:
     (writer, quiet) = node.run_pods(
         held("writer", "files", "/tmp", "1500", "1"), vm.Pod("quiet", hogs.HOG, ("/bin/hog", "pids", "1"))
     )
@@ -256,7 +256,7 @@ def test_inodes(node: Node) -> None:
 
 
 @pytest.mark.long
-def test_pids(node: Node) -> None:
+def test_pod_with_many_pids_is_evicted_under_pid_pressure(node: Node) -> None:
     (forking, quiet) = node.run_pods(
         held("forking", "pids", "700"), vm.Pod("quiet", hogs.HOG, ("/bin/hog", "pids", "5"))
     )
@@ -298,7 +298,7 @@ def test_oom_kill_is_logged_with_pod_and_container(node: Node) -> None:
 
 
 @pytest.mark.long
-def test_what_cannot_be_stopped_measured_or_found_leads_to_no_wrong_victim(node: Node) -> None:
+def test_next_pod_is_evicted_if_others_are_unmeasured_or_not_stoppable(node: Node) -> None:
     grown, room = ("/bin/hog", "memory", "100", "200", "100"), available_mib(node)
     unread, stuck, _next = node.run_pods(
         vm.Pod("unread", hogs.HOG, ("/bin/hog", "memory", "140", "200", "140"), resources={"oom_score_adj": 990}),
@@ -307,7 +307,7 @@ def test_what_cannot_be_stopped_measured_or_found_leads_to_no_wrong_victim(node:
     )
     reclaim.poll("they have grown", lambda: available_mib(node) < room - 280, timeout_s=60, interval_s=0.3)
     node.run(f"mount --bind /dev/null {unread.pod.cgroup}/memory.current")  # reads as empty
-    # Its shim does nothing that it is asked for.
+    # A suspended shim answers no request.
     shim = f"pgrep -f '[c]ontainerd-shim.* -id {stuck.sandbox_id}'"
     node.run(f"kill -STOP $({shim})")
     try:

@@ -121,7 +121,7 @@ def say(node: Node, user: str, command: str) -> tuple[int, str]:
     return done.code, done.stdout + done.stderr
 
 
-def who_may_what(node: Node) -> None:
+def assert_access_rights(node: Node) -> None:
     """Assert full access of root, read access of the group, write access by configuration, and no access of others."""
     node.run("useradd -G nodeagent member && useradd stranger")
     code, said = say(node, "root", "status")
@@ -154,7 +154,7 @@ def who_may_what(node: Node) -> None:
     node.run("userdel member && userdel stranger")
 
 
-def test_manual_installation(bare: Node) -> None:
+def test_manually_installed_agent_runs_and_is_uninstalled(bare: Node) -> None:
     before = listing(bare)
     done = bare.run("/opt/nodeagent/bin/nodeagent install --enable", timeout_s=300)
     assert f"new         {CONFIG} (it removes nothing until dry_run = false)" in done.stdout
@@ -171,7 +171,7 @@ def test_manual_installation(bare: Node) -> None:
     assert findings["agent"]["verdict"] == findings["control-group"]["verdict"] == "ok", findings
     is_scraped(bare)
     show_then_remove(bare, "node.test/by-hand:v1")
-    who_may_what(bare)
+    assert_access_rights(bare)
     again = bare.run("nodeagent install", timeout_s=300)
     assert f"kept        {CONFIG}" in again.stdout
     assert bare.run("systemctl is-active nodeagent").stdout.strip() == "active"
@@ -185,7 +185,7 @@ def test_manual_installation(bare: Node) -> None:
 
 
 @pytest.mark.long
-def test_package_installation(bare: Node, package: Path) -> None:
+def test_installed_package_runs_is_upgraded_and_purged(bare: Node, package: Path) -> None:
     bare.run("rm -rf /etc/nodeagent /var/lib/nodeagent /run/nodeagent && (groupdel nodeagent || true)")
     before = listing(bare)
     bare.put("/root/nodeagent.deb", package)

@@ -36,7 +36,7 @@ enabled = "off"
 
 @pytest.fixture(scope="module")
 def served(node: Node) -> Iterator[Node]:
-    """The node with the unit and the catalog in place, not started."""
+    """The node with the unit running and the journal catalog installed."""
     unit = (ROOT / "systemd/nodeagent.service").read_text()
     unit = unit.replace("Type=notify\n", "Type=notify-reload\n").replace("WatchdogSec=60s", "WatchdogSec=6s")
     unit = re.sub(r"^ExecReload=.*\n", "", unit, flags=re.MULTILINE)

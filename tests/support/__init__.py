@@ -1,4 +1,4 @@
-"""What the tests share: a real containerd of one's own, images made from nothing, and pods on them.
+"""Shared test support: a private, real containerd, generated images, and pods.
 
 ``images`` writes archives, ``containerd`` runs a private daemon and removes everything at the end, ``rootfs`` gives
 other versions of it, ``pods`` has the kubelet's role in CRI, ``vm`` boots a whole node. Only

@@ -36,7 +36,7 @@ class ContainerdError(Exception):
 class LoopFs:
     """A filesystem of its own for containerd's root, in a sparse file; xfs needs 300 MiB or more.
 
-    ``inodes`` bounds the inode count (ext4), ``reserved_percent`` is what ext4 keeps for root.
+    ``inodes`` bounds the inode count (ext4), ``reserved_percent`` is the share that ext4 reserves for root.
     """
 
     size_mib: int = 512
@@ -209,7 +209,7 @@ class Containerd:
     def fill(self, available_bytes: int) -> None:
         """Occupy the image filesystem with a ballast file until this much is available; again to change it.
 
-        Only for a daemon with an ``imagefs`` of its own. What ext4 reserves for root is not available, yet the
+        Only for a daemon with an ``imagefs`` of its own. Blocks reserved by ext4 for root are not available, yet the
         daemon, being root, still has it: ``reserved_percent=0`` for a disk that is full for root too. Raises
         ContainerdError when less is available already.
         """

@@ -53,7 +53,7 @@ def poll(what: str, ready: Callable[[], bool], *, timeout_s: float = _PATIENCE_S
 
 
 def reclaim(base: Path, cgroup_parents: Iterable[str] = ()) -> None:
-    """Kill, unmount, detach and remove all there is below ``base``; raises ReclaimError if something remains."""
+    """Kill, unmount, detach and remove all resources below ``base``; raises ReclaimError if something remains."""
     sockets = shim_sockets(base)
     cgroups = {_CGROUPS / path.lstrip("/") for path in (cgroup_parent(base), *cgroup_parents)}
     kill_all(base)
@@ -91,7 +91,7 @@ def sweep() -> list[Path]:
 
 
 def processes(base: Path) -> list[int]:
-    """Return the living processes of ``base``, daemon first: containerd, shims with what they run, lost containers."""
+    """Return the living processes of ``base``, daemon first: containerd, shims, their processes, lost containers."""
     daemons = [pid for pid in _pids() if str(base / "config.toml") in _arguments(pid)]
     own = shims(base)
     return list(dict.fromkeys([*daemons, *own, *_descendants(own), *_lost_containers(base)]))
@@ -125,7 +125,7 @@ def loops(base: Path) -> list[str]:
 
 
 def shim_sockets(base: Path) -> list[Path]:
-    """Return the shims' own sockets, which containerd 1.x keeps in /run/containerd/s whatever its state directory."""
+    """Return the shims' own sockets, which containerd 1.x keeps in /run/containerd/s for any state directory."""
     sockets = []
     for address in base.glob("state/io.containerd.runtime.v2.task/*/*/address"):
         with contextlib.suppress(OSError):

@@ -33,7 +33,7 @@ class _Selector(selectors.DefaultSelector):
         if ready or timeout == 0:
             return ready
         if timeout is None:
-            raise RuntimeError("everybody waits for something that never comes")
+            raise RuntimeError("deadlock: every task waits, and no timer is pending")
         self._loop.now_s += timeout
         return ready
 

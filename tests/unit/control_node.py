@@ -110,7 +110,7 @@ class Node:
         return parse_response(await asyncio.to_thread(self._send, head.encode() + sent))
 
     def _send(self, data: bytes) -> bytes:
-        """Send a request and return the whole response; a blocking socket keeps one to a request that is not read."""
+        """Send a request and return the whole response; a blocking socket reads the response to an unread request."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(20)
             connection.connect(str(self.path))
@@ -139,7 +139,7 @@ class Node:
 
     @asynccontextmanager
     async def follow(self, operation: str) -> AsyncIterator[asyncio.StreamReader]:
-        """Send a request without fields; return the raw response as it comes."""
+        """Send a request without fields; return the raw response as it arrives."""
         reader, writer = await asyncio.open_unix_connection(self.path)
         method, path = OPERATIONS[operation][:2]
         writer.write(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())

@@ -1,4 +1,4 @@
-"""A kubelet that joins and leaves: traces as a test sets them, read with a clock moved by hand."""
+"""Fake kubelet traces, set by a test and read with a manual clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NO_KUBELET: Final = KubeletTraces()
 
 
 class HandClock:
-    """Time that passes only when it is moved."""
+    """Manual clock; it advances only when a test sets ``seconds``."""
 
     def __init__(self) -> None:
         self.seconds = 1000.0
@@ -26,7 +26,7 @@ class HandClock:
 
 
 class KubeletDouble:
-    """Reads traces as they are set; each setting makes the reading before too old to be used."""
+    """Fake reader of the traces; :meth:`set` also expires the cached reading."""
 
     def __init__(self, traces: KubeletTraces = NO_KUBELET) -> None:
         self.clock = HandClock()
@@ -37,7 +37,7 @@ class KubeletDouble:
         self.released = threading.Event()
 
     def set(self, traces: KubeletTraces, after_s: float = 60.0) -> None:
-        """Let the traces be others, some time after the last setting."""
+        """Replace the traces and advance the clock."""
         self.clock.seconds += after_s
         self.traces = traces
 

@@ -31,7 +31,7 @@ class CleanupResult:
 
     Attributes:
         confirmed: whether all of them and their writable layers are verified to be removed.
-        removed: how many containers were removed by this attempt.
+        removed: number of containers removed by this attempt.
         running: whether the victim is not verified to be stopped and a container may be running; then none was removed.
         detail: failures and remaining containers and layers; empty without any.
     """
@@ -175,7 +175,7 @@ class CriContainerCleaner:
     async def _remove_all(
         self, listed: Iterable[Container], states: Collection[ContainerState], errors: list[str]
     ) -> int:
-        """Remove the containers that are in one of these states now; return how many were removed."""
+        """Remove the containers that are in one of these states now; return the number of removed containers."""
         removed = 0
         for each in listed:
             try:

@@ -44,7 +44,7 @@ class Reclaimed:
     """Result of one reclaim step.
 
     Attributes:
-        report: of the pass; ``None`` without anything to remove.
+        report: report of the pass; ``None`` without removals.
         confirmed: whether the space of the removed items is verified to be freed.
     """
 

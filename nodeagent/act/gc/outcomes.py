@@ -26,7 +26,7 @@ class Outcome(StrEnum):
 
 
 class PassEnd(StrEnum):
-    """How a pass ended. The values are part of the JSON output and of logs."""
+    """End of a pass. The values are part of the JSON output and of logs."""
 
     COMPLETE = "complete"
     NOTHING_TO_DO = "nothing-to-do"

@@ -287,7 +287,7 @@ class LogLinkRemover:
 
 
 def pod_activity(uid: str, sandbox_id: str, containers: tuple[Container, ...], sandboxes: tuple[Sandbox, ...]) -> str:
-    """Return why a pod is active; empty if it is not.
+    """Return the reason that a pod is active; empty if it is not.
 
     A pod is active if one of its sandboxes is ready or one of its containers may be running.
     """

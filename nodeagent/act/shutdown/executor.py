@@ -86,7 +86,7 @@ class _PodRecord:
 
 
 @dataclass
-class ShutdownRun:  # 17 attributes: its seams, and the progress of one run that its tasks share
+class ShutdownRun:  # 17 attributes: its collaborators, and the progress of one run that its tasks share
     """One run over the phases, or the rest of an interrupted run.
 
     Attributes:
@@ -112,7 +112,7 @@ class ShutdownRun:  # 17 attributes: its seams, and the progress of one run that
         self.list_problem = ""
         self._running: dict[str, RunningPod] = {}
         self._placed: dict[str, tuple[int, Placement]] = {}
-        self._requested_ids: set[str] = set()  # containers, and sandboxes of pods without any
+        self._requested_ids: set[str] = set()  # ids of containers, and of the sandboxes of pods without containers
         self._records: dict[str, _PodRecord] = {}
         self._tasks: dict[asyncio.Task[None], int] = {}
         self._sandboxes: set[asyncio.Task[None]] = set()

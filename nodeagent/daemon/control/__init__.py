@@ -1,5 +1,5 @@
 """The control API on a unix socket: status, previews, passes on request, pause and resume, holds, reload.
 
-The peer's credentials decide what a caller may do: root everything, members of the configured group what the
-configuration grants them, others nothing.
+Access rights follow from the peer's credentials: root has full access, members of the configured group have the
+access that the configuration grants, other users have none.
 """

@@ -53,7 +53,7 @@ class PlanKey:
     async def read(self) -> bytes:
         """Return this node's plan key, or a key of this process where the state directory is unavailable.
 
-        A full or read-only state directory is when an operator needs to confirm removals. Plans signed with the
+        On a full or read-only state directory an operator needs to confirm removals. Plans signed with the
         fallback key are valid until the daemon stops.
         """
         try:
@@ -82,7 +82,7 @@ class RequestedPass:
         Args:
             context: of the daemon.
             breakdowns: serialises measurements of filesystem usage.
-            on_result: gets each result as it occurs.
+            on_result: called with each result.
         """
         self._context = context
         self._breakdowns = breakdowns

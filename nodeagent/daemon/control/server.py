@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from nodeagent.api.operations import OPERATIONS, Access, ProblemType, method_name
 from nodeagent.daemon.control.access import access_of
 from nodeagent.daemon.control.caller import CALLER, Caller
-from nodeagent.daemon.control.socket import ControlUnavailableError, open_socket, who_may_connect
+from nodeagent.daemon.control.socket import ControlUnavailableError, open_socket, socket_users
 from nodeagent.daemon.http.admission import ROOT, ConnectionLimits
 from nodeagent.daemon.http.connection import Deadlines, Router, Service
 from nodeagent.daemon.http.messages import JSON, RefusedRequestError, Response, Route, problem
@@ -57,7 +57,7 @@ class ControlServer:
     """Listens on the control socket of the settings in force, over reloads."""
 
     def __init__(self, context: DaemonContext) -> None:
-        """Compose it; nothing is opened yet."""
+        """Create a control server that is not listening yet."""
         self._context = context
         self._service: ControlService | None = None
         self._loading = asyncio.Lock()
@@ -95,7 +95,7 @@ class ControlServer:
         server = HttpServer(self._http, LIMITS)
         await server.start(open_socket(path, settings.group))
         inode = os.stat(path).st_ino  # noqa: PTH116 - a file in memory
-        self._context.logger.info("control_listening", socket=str(path), who=who_may_connect(path, settings.group))
+        self._context.logger.info("control_listening", socket=str(path), who=socket_users(path, settings.group))
         self._reported = ""
         try:
             await self._while_configured(settings, stop)

@@ -201,7 +201,7 @@ class ControlService:
             on = {name for name, each in lines.items() if each.activity is not Activity.DISABLED}
             known = ", ".join(sorted(self._context.wake.keys() & on))
             why = f": {line.reason}" if line is not None and line.reason else ""
-            raise UsageError(f"loop {_text(request.loop, 'loop')!r} does not run here{why}; running loops: {known}")
+            raise UsageError(f"loop {_text(request.loop, 'loop')!r} is not running{why}; running loops: {known}")
         agent = require_agent(self._context)
         self._refuse_while_paused()
         ends = line.runs + (2 if line.activity is Activity.RUNNING else 1)
@@ -211,7 +211,7 @@ class ControlService:
                 lambda: line.runs >= ends or line.activity is Activity.DISABLED, f"loop {request.loop} did not finish"
             )
             if line.runs < ends:
-                raise UsageError(f"loop {request.loop!r} does not run here: {line.reason}")
+                raise UsageError(f"loop {request.loop!r} is not running: {line.reason}")
         return encode_line(
             Triggered(
                 loop=request.loop,

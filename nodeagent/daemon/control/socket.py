@@ -47,7 +47,7 @@ def open_socket(path: Path, group: str) -> socket.socket:
     return made
 
 
-def who_may_connect(path: Path, group: str) -> str:
+def socket_users(path: Path, group: str) -> str:
     """Return the users that can connect to a socket, in words."""
     if os.stat(path).st_mode & stat.S_IWGRP:  # noqa: PTH116 - a file on tmpfs does not block
         return f"root and group {group}"

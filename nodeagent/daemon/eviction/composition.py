@@ -108,7 +108,7 @@ class EvictionTask:
 
 
 async def refusal(agent: Agent) -> str:
-    """Return why no pod is evicted on this node now; empty if pods are."""
+    """Return the reason that no pod is evicted on this node now; empty if eviction is enabled."""
     role = await agent.evaluate_role()
     return agent.settings.eviction.off_because(role.role, role.reason)
 

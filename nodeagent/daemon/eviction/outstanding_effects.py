@@ -77,7 +77,7 @@ class OutstandingEffects:
         file: EvictionFile | None,
         logger: FilteringBoundLogger,
     ) -> None:
-        """Compose it; nothing is read yet.
+        """Create the tracker without reading the state.
 
         Args:
             context: has the eviction state.

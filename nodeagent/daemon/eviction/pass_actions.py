@@ -33,7 +33,7 @@ class PassActions:
     """Actions of the eviction passes.
 
     Attributes:
-        refused: returns why pods must not be evicted, as beside a kubelet; empty if they may.
+        refused: returns the reason to evict no pod, such as a kubelet; empty without one.
         evictor: evicts a pod.
         reclaimer: runs steps of node-level reclaim.
         effects: outstanding effects of evictions and reclaim.

@@ -1,4 +1,4 @@
-"""Pods of the node as read last, kept warm while no threshold is met."""
+"""Cache of the node's pods for the eviction loop, refreshed while no threshold is met."""
 
 from __future__ import annotations
 

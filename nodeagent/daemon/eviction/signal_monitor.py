@@ -57,7 +57,7 @@ class SignalMonitor:
             context: has the eviction state.
             reader: reads the signals.
             read_layout: returns filesystems and thresholds; called once if it succeeds.
-            reporter: logs what changed.
+            reporter: logs changed thresholds and conditions.
             watch_s: interval of the readings of :meth:`shortage_before`.
         """
         self._context = context
@@ -86,7 +86,7 @@ class SignalMonitor:
         return await self._reader.read(await self._signal_layout())
 
     async def evaluate(self, readings: SignalReadings | None = None) -> Evaluation:
-        """Evaluate readings, log what changed, and keep the state for the next evaluation.
+        """Evaluate readings, log the changes, and keep the state for the next evaluation.
 
         Args:
             readings: the readings; ``None`` to take them now.

@@ -1,6 +1,6 @@
 """One HTTP/1.1 connection: one request, one response. Framing by h11.
 
-The order of checks bounds what a client can make the daemon read: the request line and headers (8 KiB, within a
+The order of checks bounds the input read from a client: the request line and headers (8 KiB, within a
 deadline), then route, method and access, and only then the body, up to the limit of the route. A connection ends after
 its response: clients of a local socket gain nothing from keeping it, and connections are all there is to limit.
 """
@@ -105,12 +105,12 @@ class HttpConnection:
         peer: Peer | None,
         finish_request: Callable[[], None],
     ) -> None:
-        """Prepare it; nothing is read yet.
+        """Create a connection without reading a request.
 
         Args:
             service: routes, access and deadlines.
-            reader: the client's bytes.
-            writer: the way back.
+            reader: stream from the client.
+            writer: stream to the client.
             peer: credentials; ``None`` over TCP.
             finish_request: called when the request was received completely.
         """
@@ -129,7 +129,7 @@ class HttpConnection:
         """Answer one request.
 
         Raises:
-            OSError: the client left.
+            OSError: the client disconnected.
             TimeoutError: the client was too slow.
         """
         self._writer.transport.set_write_buffer_limits(high=0)
@@ -153,7 +153,7 @@ class HttpConnection:
         """Answer a connection without reading its request.
 
         Raises:
-            OSError: the client left.
+            OSError: the client disconnected.
             TimeoutError: the client was too slow.
         """
         await self._send(response)
@@ -270,7 +270,7 @@ class HttpConnection:
                     left -= len(data)
 
     async def _stream(self, parts: AsyncIterator[bytes]) -> None:
-        """Send parts as they come, and stop when the client disconnects."""
+        """Send parts as they arrive, and stop when the client disconnects."""
         try:
             while (data := await self._while_connected(_next_part(parts))) is not None:
                 await self._write(self._wire.send(h11.Data(data=data)))
@@ -283,7 +283,7 @@ class HttpConnection:
         """Return the result of some work, which is cancelled when the client disconnects.
 
         Raises:
-            ConnectionResetError: the client left.
+            ConnectionResetError: the client disconnected.
         """
         if self._end is None:
             self._end = asyncio.ensure_future(self._read_to_end())

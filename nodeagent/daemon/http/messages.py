@@ -45,7 +45,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One response; ``body`` is a whole body, or an iterator of parts that are sent as they come."""
+    """One response; ``body`` is a whole body, or an iterator of parts that are sent as they arrive."""
 
     status: HTTPStatus
     body: bytes | AsyncIterator[bytes] = b""
@@ -101,7 +101,7 @@ def problem(status: HTTPStatus, detail: str, *, kind: str = "about:blank", **mem
 
     Args:
         status: an error status.
-        detail: what failed, why, and what to do.
+        detail: the failure, its cause and the fix.
         kind: URI of the problem type; with ``about:blank`` the status says all.
         members: further members.
     """

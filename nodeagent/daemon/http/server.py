@@ -30,7 +30,7 @@ class HttpServer:
     """Serves one service on one socket. A failure of one connection never reaches another one."""
 
     def __init__(self, service: Service, limits: ConnectionLimits) -> None:
-        """Compose it; nothing is opened yet."""
+        """Create a server that is not listening yet."""
         self._service = service
         self._admission: Admission[asyncio.Task[None]] = Admission(limits)
         self._connections: set[asyncio.Task[None]] = set()

@@ -220,7 +220,7 @@ class InhibitorSession:  # 12 attributes: its collaborators, and the shutdown in
     # ---- shutdown
 
     async def _go_down(self, previous: asyncio.Task[None] | None) -> None:
-        """Stop the pods and release the lock, whatever fails; a stop of the agent or a cancellation ends it early."""
+        """Stop the pods and release the lock, even on errors; a stop of the agent or a cancellation ends it early."""
         try:
             if previous is not None and not previous.done():
                 await asyncio.wait({previous})

@@ -120,7 +120,7 @@ class OutstandingEffect:
 
 
 class EffectEnd(StrEnum):
-    """How an effect ended. The values are part of logs.
+    """End of an effect. The values are part of logs.
 
     ``MEASURED``: the signal rose by the predicted amount. ``CONFIRMED``: the removal was verified and the signal rose
     by less, since other consumers used the space or the prediction was too high. ``MISSING``: neither within the bound.

@@ -45,7 +45,7 @@ class EvictionPlan:
         selected: the selected threshold; ``None`` without one, and for a storage limit.
         reclaim: steps of node-level reclaim to run now, in order. Read the signals again after each, and plan again
             with the step in ``reclaimed``; no pod is evicted before that.
-        pods_may_be_chosen: whether a pod could be chosen now. There may be no victim all the same.
+        pods_may_be_chosen: whether a pod could be chosen now. ``victim`` can be ``None`` nevertheless.
         ranking: all pods ranked for the selected threshold, protected ones too.
         victim: the pod to evict; ``None`` for none.
         withheld: reason that another met threshold is not acted on: an effect is outstanding.
@@ -73,9 +73,9 @@ def plan_eviction(  # noqa: PLR0913 - inputs of one pass
 ) -> EvictionPlan:
     """Return a plan that evicts at most one pod; neither the order of pods nor that of thresholds matters.
 
-    Pods over their own storage limits come first: lower priority first, then larger excess. Then the most urgent
+    Pods over their own storage limits precede others: lower priority first, then larger excess. Then the most urgent
     threshold with a resource that is acted on and still met by the latest readings is selected. Node-level reclaim for
-    it comes before the first unprotected pod of the ranking. The next threshold is selected if a later reading cleared
+    it precedes the first unprotected pod of the ranking. The next threshold is selected if a later reading cleared
     this one, by its minimum reclaim if anything was reclaimed for it.
 
     Unlike the kubelet, at most one pod is evicted for storage limits too; no pod is evicted for one threshold because

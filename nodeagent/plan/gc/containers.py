@@ -175,7 +175,7 @@ class _Classifier:
             self.units[uid, container.name].append(candidate)
 
     def _keep_reason(self, container: Container) -> Reason | None:  # noqa: PLR0911 - one for each rule
-        """Return why a dead container is kept without regard to the limits and its pod; ``None`` if it is not."""
+        """Return the reason to keep a dead container regardless of limits and its pod; ``None`` without one."""
         if not self._policy.include_unlabelled and not container.has_kubelet_labels:
             return _R_UNMANAGED
         if container.state is _UNKNOWN:

@@ -256,7 +256,7 @@ class _Explainer:
 
 def _by_threshold(policy: ImageGCPolicy) -> str:
     if policy.high_threshold_percent >= 100:
-        return "then not by usage: collection by threshold is disabled"
+        return "then not removed by usage: threshold collection disabled"
     return f"then when imagefs is {policy.high_threshold_percent}% full, in order of use"
 
 

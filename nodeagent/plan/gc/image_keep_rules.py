@@ -1,4 +1,4 @@
-"""Keep rules for images: they apply whatever the age of an image and the usage of the filesystem.
+"""Keep rules for images: they apply regardless of the age of an image and the usage of the filesystem.
 
 The rules are in order of precedence in :data:`KEEP_RULES`; the first one that keeps an image gives the reason of its
 decision. A new rule is an entry there, a reason code with its sentence in ``plan/decision.py``, and a test. Rules that
@@ -121,7 +121,7 @@ def _use_unknown(context: KeepContext) -> Mapping[str, Reason]:
 
 
 def use_unknown(context: KeepContext) -> Reason | None:
-    """Return why every image is kept; ``None`` normally.
+    """Return the reason to keep every image; ``None`` without one.
 
     Either the holds cannot be read, or some sandboxes could not be read and no other fact identifies the sandbox
     image, so any image may be theirs.

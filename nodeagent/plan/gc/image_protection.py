@@ -33,7 +33,7 @@ _LATEST: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class RuleKind(StrEnum):
-    """How a rule is matched."""
+    """Match type of a rule."""
 
     GLOB = "glob"
     REGEX = "regex"
@@ -46,7 +46,7 @@ class ProtectionRule:
 
     Attributes:
         text: the rule as written, for display.
-        kind: how it is matched.
+        kind: match type.
         value: the pattern, the expression or the digest.
     """
 

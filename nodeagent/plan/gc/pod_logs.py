@@ -49,7 +49,7 @@ def plan_pod_logs(  # noqa: PLR0913 - results of the earlier plans
     runtime has none of the pod, it is removed once unchanged for the minimum age, provided that the pod list lacks the
     pod or, without a list, that no kubelet manages the node. Entries that are not directories, or have no pod's name,
     are kept. A link without a target is removed if its container has exited; if the container is unknown, once
-    it has the minimum age (the kubelet waits in neither case). Directories come before links, each by name; the id of
+    it has the minimum age (the kubelet waits in neither case). Directories precede links, each by name; the id of
     a decision is the entry's name.
 
     Args:

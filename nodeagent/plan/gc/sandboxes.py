@@ -93,7 +93,7 @@ def plan_sandbox_gc(  # noqa: PLR0913 - results of the earlier plans
 def _keep_reason(  # noqa: PLR0911 - one for each rule
     sandbox: Sandbox, snapshot: NodeSnapshot, policy: SandboxGCPolicy, containers: int, failed: Mapping[str, str]
 ) -> Reason | None:
-    """Return why a sandbox is kept without regard to its pod; ``None`` if it is not."""
+    """Return the reason to keep a sandbox regardless of its pod; ``None`` without one."""
     if sandbox.ready:
         return _READY
     if containers:

@@ -187,7 +187,7 @@ def unseal(text: str, key: bytes | None) -> SavedPlan:
     expected = _mac(document, key)
     if not isinstance(mac, str) or not hmac.compare_digest(mac.encode("utf-8", "replace"), expected.encode()):
         raise ValueError(
-            "the signature does not match this node's plan key: the plan was changed, comes from another node or "
+            "the signature does not match this node's plan key: the plan was changed, is from another node or "
             "state directory, or the key was replaced since; make a new plan"
         )
     return _decode(document)
@@ -285,7 +285,7 @@ def _keys(value: object, path: str = "") -> set[str]:
 
 
 def refusal_of(saved: SavedPlan, now: datetime, node: str) -> str:
-    """Return why a saved plan cannot be applied now on a node, in words; empty if it can."""
+    """Return the reason that a saved plan cannot be applied on a node now, as text; empty if it can."""
     if now >= saved.expires_at:
         return f"the plan expired at {format_time(saved.expires_at)}; nothing was removed, make a new one"
     if now < saved.made_at - _SKEW:
@@ -297,7 +297,7 @@ def refusal_of(saved: SavedPlan, now: datetime, node: str) -> str:
 
 
 def find_drift(saved: SavedPlan, plans: Iterable[Plan]) -> tuple[Drift, ...]:
-    """Return the items that ``saved`` lists and not every fresh plan removes, with the first reason to keep each."""
+    """Return the listed removals of ``saved`` that a fresh plan keeps, each with the first reason to keep it."""
     fresh: dict[tuple[ItemKind, str], Decision] = {}
     for each in (decision for plan in plans for decision in plan.decisions):
         before = fresh.get((each.kind, each.id))

@@ -1,7 +1,7 @@
 """Inference of pod deletion; a pod is kept if in doubt.
 
 The kubelet uses its own list of pods. With such a list it decides here as well. With the runtime alone, a pod counts as
-deleted if nothing of it is running and it had no activity for a grace period. That period also protects every pod after
+deleted if it has no running container and no activity for a grace period. That period also protects every pod after
 a reboot, when all containers are dead until they are started again.
 """
 
@@ -32,7 +32,7 @@ class PodDeletionStatus:
 
     Attributes:
         deleted: whether the pod is deleted, so that its containers, sandboxes and logs may be removed.
-        finished: whether nothing of it is running; the pod may still exist. A deleted pod is finished.
+        finished: whether none of its containers is running; the pod may still exist. A deleted pod is finished.
         how: the evidence, for display.
     """
 

@@ -147,6 +147,6 @@ def _check_order(previous: Phase | None, phase: Phase, priority: int) -> None:
     if previous.min_priority == priority:
         raise ValueError(f"shutdown phases {previous.name!r} and {phase.name!r} both have min_priority {priority}")
     raise ValueError(
-        f"shutdown phases must ascend: {phase.name!r} with min_priority {priority} comes after "
+        f"shutdown phases must ascend: {phase.name!r} with min_priority {priority} follows "
         f"{previous.name!r} with {previous.min_priority}"
     )

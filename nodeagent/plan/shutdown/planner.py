@@ -161,7 +161,7 @@ def elapsed_since(started_s: float, now_s: float) -> int:
 def begin_phase(
     phase: PlannedPhase, *, elapsed_ms: int, progress: Mapping[str, PodProgress] = NO_PROGRESS
 ) -> tuple[PodStop, ...]:
-    """Return the stops of a phase that starts now, with the time that is left: more if earlier phases ended early."""
+    """Return the pod stops of a phase that starts now, within the time until its deadline."""
     placed = [(stop.pod, stop.placement) for stop in phase.stops]
     return _stops(phase.budget, placed, max(0, elapsed_ms), progress)
 

@@ -23,7 +23,7 @@ SETTINGS_OF_HTTP_2 = b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x05\x00\x00\x40\
 
 @contextmanager
 def answering(path: Path, *answers: bytes) -> Iterator[ControlClient]:
-    """Answer one connection after the other with these bytes, whatever was sent."""
+    """Answer one connection after the other with these bytes, regardless of the request."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()

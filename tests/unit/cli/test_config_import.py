@@ -1,4 +1,4 @@
-"""``nodeagent config import`` never disables a dry run, whichever way the file is replaced."""
+"""``nodeagent config import`` never disables a dry run, by any way of replacing the file."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_new_file_has_dry_run_of_the_configuration_in_force(kubelet: Path, targe
         assert (dry_run_in(converted), converted.stat().st_mode & 0o7777) == (value, 0o644)
 
 
-def test_replaced_file_in_dry_run_stays_in_dry_run_whatever_is_in_force(
+def test_replaced_file_in_dry_run_keeps_dry_run_if_an_active_one_is_in_force(
     kubelet: Path, target: Path, tmp_path: Path
 ) -> None:
     converted = tmp_path / "converted.toml"

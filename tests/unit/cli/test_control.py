@@ -106,7 +106,7 @@ async def test_pause_is_shown_by_status_and_ended_by_resume(capsys: pytest.Captu
     assert (await say(capsys, "pause", "--for", "10m", "--why", "debugging"))[1].startswith("paused until ")
     assert "paused (" in (await say(capsys, "status"))[1]
     code, _, err = await say(capsys, "trigger", "images")
-    assert (code, "paused" in err or "does not run here" in err) == (2, True)
+    assert (code, "paused" in err or "is not running" in err) == (2, True)
     assert (await say(capsys, "resume"))[1] == "resumed\n"
     assert (await say(capsys, "resume"))[1] == "not paused\n"
     code, _, err = await say(capsys, "pause", "--for", "soon")

@@ -155,7 +155,7 @@ async def test_dry_run_exits_with_the_code_of_its_run(
 
 
 @pytest.mark.parametrize("form", ["table", "json"])
-async def test_container_gc_exits_with_0_whatever_the_usage_of_imagefs(
+async def test_container_gc_exits_with_0_regardless_of_imagefs_usage(
     node: Node, route: str, form: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pod = next(iter(node.sim.sandboxes.values()))

@@ -1,7 +1,7 @@
 """Every command that starts a child process, run in a directory with planted modules and programs.
 
 The commands are the installed console script, as in an attack; its children import the agent from the interpreter's
-own environment. A planted module or program creates a file when executed, whatever the result of the command.
+own environment. A planted module or program creates a file when executed, regardless of the result of the command.
 """
 
 from __future__ import annotations

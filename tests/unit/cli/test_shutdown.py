@@ -99,7 +99,7 @@ async def test_rehearsal_lists_phases_pods_and_sources(node: Node) -> None:
     assert {call.method for call in node.server.calls}.isdisjoint({"StopContainer", "StopPodSandbox"})
 
 
-async def test_rehearsal_as_a_table(node: Node) -> None:
+async def test_rehearsal_is_printed_as_a_table(node: Node) -> None:
     node.configure('enabled = "off"')
     ended = await node.run("--dry-run")
     assert ended.code == 0, ended.err

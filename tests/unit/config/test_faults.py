@@ -54,7 +54,7 @@ from nodeagent.errors import ConfigError
         ('[shutdown]\ngrace_period = "-5s"', "shutdown.grace_period = \"-5s\": '-5s' is negative"),
         (
             "[shutdown]\nby_priority = [{min_priority = 5, seconds = 1}, {min_priority = 3, seconds = 1}]",
-            "by_priority: shutdown phases must ascend: 'priority-3' with min_priority 3 comes after 'priority-5'",
+            "by_priority: shutdown phases must ascend: 'priority-3' with min_priority 3 follows 'priority-5'",
         ),
         (
             "[shutdown]\nby_priority = [{min_priority = 5, seconds = 1}, {min_priority = 5, seconds = 1}]",

@@ -162,7 +162,7 @@ async def test_daemon_without_a_runtime_is_not_ready_before_the_first_call() -> 
         "disabled",
     ],
 )
-async def test_reasons_against_liveness_and_readiness(
+async def test_fault_gives_reasons_against_liveness_or_readiness(
     change: Callable[[DaemonContext, Clock], None], alive: tuple[str, ...], ready: tuple[str, ...]
 ) -> None:
     made, clock = healthy()

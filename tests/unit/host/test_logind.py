@@ -49,7 +49,7 @@ async def test_acquired_lock_is_listed_and_not_inherited(private_bus: PrivateBus
             (
                 "shutdown",
                 "nodeagent",
-                "pods are stopped in order before the node goes down",
+                "stop pods in order before the node shuts down",
                 "delay",
                 os.getuid(),
                 os.getpid(),
@@ -297,7 +297,7 @@ async def test_unlisted_lock_is_reported_lost_and_replaced(private_bus: PrivateB
         login1.locks.append(replace(lock, pid=1, reader=-1))  # of another process
         lock.listed = False
         state = await agent.expect(LOST)
-        assert state.because == "logind does not list our lock"
+        assert state.because == "logind does not list the agent's lock"
         await agent.expect(HELD)
 
 
@@ -306,7 +306,7 @@ async def test_lock_without_a_reader_is_reported_lost(private_bus: PrivateBus, l
         await agent.expect(HELD)
         login1.close_reader(login1.locks[0])
         state = await agent.expect(LOST)
-        assert state.because == "logind no longer reads our lock"
+        assert state.because == "logind no longer reads the agent's lock"
 
 
 async def test_changed_limit_is_read(private_bus: PrivateBus, login1: Login1) -> None:

@@ -1,4 +1,4 @@
-"""Readings of systemctl, which is a script here."""
+"""Readings of systemctl, replaced by a script."""
 
 from __future__ import annotations
 

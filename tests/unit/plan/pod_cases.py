@@ -1,4 +1,4 @@
-"""Small words for pods as their sources describe them. Sizes are in MiB unless a name says otherwise."""
+"""Builders for pods, one for each source of pod facts. Sizes are in MiB unless the name has another unit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def runtime_pod(
     cgroup_parent: str | None = None,
     memory_min: float = 0,
 ) -> RuntimePod:
-    """Return a pod with one container for each score, the first created first; ``None`` for one not read."""
+    """Return a pod with one container per OOM score, oldest first; ``None`` for a container with unread status."""
     own = {"io.kubernetes.pod.uid": uid, "io.kubernetes.pod.name": name, "io.kubernetes.pod.namespace": namespace}
     sandbox = Sandbox(
         f"sb-{uid}",
@@ -100,7 +100,7 @@ def merged(
     node_name: str = "node-1",
     complete: bool = True,
 ) -> PodFacts:
-    """Return what is known of one pod."""
+    """Return the merged facts of one pod."""
     specs = SpecIndex(kubelet, manifests, node_name=node_name, complete=complete)
     readings = {} if reading is None else {pod.uid: reading}
     (facts,) = merge_facts([pod], specs, readings, memory_capacity_bytes=CAPACITY_BYTES, assume=assume)

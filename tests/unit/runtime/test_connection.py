@@ -135,7 +135,7 @@ async def test_closing_under_a_call_is_no_cancellation(socket: Path, connection:
             await task
 
 
-async def test_reconnects_by_itself(socket: Path, connection: RuntimeConnection) -> None:
+async def test_connection_is_reopened_after_a_runtime_restart(socket: Path, connection: RuntimeConnection) -> None:
     fake = Fake()
     fake.answers["Version"] = api.VersionResponse(runtime_name="fake")
     client = CriClient(connection)
@@ -170,7 +170,7 @@ async def test_authority_is_localhost_and_not_the_path(socket: Path, connection:
 
 
 @pytest.mark.parametrize("endpoint", ["unix:///a/b.sock", "unix:/a/b.sock", "/a/b.sock"])
-def test_endpoint_forms(endpoint: str) -> None:
+def test_unix_url_and_absolute_path_are_accepted(endpoint: str) -> None:
     assert RuntimeConnection(endpoint).endpoint == "unix:///a/b.sock"
     assert discover_endpoint(endpoint) == "unix:///a/b.sock"
 
@@ -190,7 +190,7 @@ def test_endpoint_other_than_a_unix_socket_is_rejected(endpoint: str) -> None:
     ],
     ids=["crio", "k3s-first", "containerd-first"],
 )
-def test_discovers_the_first_socket_there_is(tmp_path: Path, present: list[str], found: str) -> None:
+def test_first_existing_socket_is_discovered(tmp_path: Path, present: list[str], found: str) -> None:
     for name in present:
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).touch()

@@ -24,7 +24,7 @@ NS = 1_700_000_000_123_456_789
 AT = datetime(2023, 11, 14, 22, 13, 20, 123456, tzinfo=UTC)
 GO_ZERO_NS = -6795364578871345152
 
-# What each runtime's verbose Status and PodSandboxStatus say, cut to what matters and its surroundings.
+# Verbose Status and PodSandboxStatus of each runtime, reduced to the decoded fields and their neighbours.
 STATUS_1_6 = {
     "containerd": {"snapshotter": "overlayfs", "defaultRuntimeName": "runc", "discardUnpackedLayers": False},
     "sandboxImage": "registry.k8s.io/pause:3.6",
@@ -202,7 +202,7 @@ async def test_sandbox_details_of_every_runtime(  # noqa: PLR0917 - one table ro
         (api.CONTAINER_UNKNOWN, ContainerState.UNKNOWN),
     ],
 )
-async def test_container_states(
+async def test_container_state_is_decoded(
     cri: CriClient, fake: Fake, wire: api.ContainerState.ValueType, state: ContainerState
 ) -> None:
     fake.answers["ListContainers"] = api.ListContainersResponse(
@@ -228,7 +228,7 @@ async def test_container_states(
     assert (container.created_at, container.labels, container.annotations) == (AT, {"l": "1"}, {"n": "2"})
 
 
-async def test_container_details(cri: CriClient, fake: Fake) -> None:
+async def test_container_status_is_decoded_with_all_fields(cri: CriClient, fake: Fake) -> None:
     volume = api.Mount(container_path="/m", image=api.ImageSpec(image="models:1", image_ref="models@d"))
     fake.answers["ContainerStatus"] = api.ContainerStatusResponse(
         status=api.ContainerStatus(
@@ -292,7 +292,7 @@ PATH = "/kubepods/burstable/podu/c"
         pytest.param([], REPORTED, ContainerTraits(), id="no object"),
     ],
 )
-async def test_traits_come_from_the_configuration(
+async def test_traits_are_read_from_the_configuration(
     cri: CriClient, fake: Fake, info: object, reported: api.LinuxContainerResources | None, traits: ContainerTraits
 ) -> None:
     fake.answers["ContainerStatus"] = api.ContainerStatusResponse(

@@ -163,7 +163,7 @@ def _unlisted(store: Store) -> None:
         (_unlisted, dict.fromkeys(("l-base", "base"), (ReferenceKind.UNLISTED_IMAGE,))),
     ],
 )
-async def test_references_by_kind(
+async def test_reference_of_a_non_image_is_recorded_by_kind(
     client: ContainerdClient,
     store: Store,
     change: Callable[[Store], None],
@@ -202,7 +202,7 @@ async def test_a_missing_blob_makes_it_incomplete_not_unresolved(
     assert gone not in keys(graph, A)
 
 
-async def test_an_image_that_was_never_unpacked(client: ContainerdClient, store: Store) -> None:
+async def test_image_that_was_never_unpacked_is_incomplete(client: ContainerdClient, store: Store) -> None:
     store.image("c", "base", "c1", unpacked=False)
     graph = await LayerCache().build(client, [Image("sha256:c", ("c:1",))])
     assert {piece.key for piece in graph.pieces} == {"m-c", "sha256:c", "l-base", "l-c1"}
@@ -271,7 +271,7 @@ async def test_snapshot_removed_since_the_listing_has_size_zero(client: Containe
     assert [piece.size_bytes for piece in graph.pieces if piece.key == "base/a1"] == [0]
 
 
-async def test_a_second_build_reads_only_what_is_new(client: ContainerdClient, store: Store) -> None:
+async def test_second_build_reads_only_new_records(client: ContainerdClient, store: Store) -> None:
     cache = LayerCache()
     first = await cache.build(client, [A])
     assert sorted(store.usage_calls) == ["base", "base/a1"]

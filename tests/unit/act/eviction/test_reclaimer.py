@@ -79,7 +79,7 @@ async def test_step_without_removals_runs_no_pass() -> None:
     assert node.previews == []
 
 
-async def test_plans_of_each_step() -> None:
+async def test_each_step_makes_only_the_plans_of_its_kinds() -> None:
     reclaimer = Reclaimer(Node().observe, POLICY, Node().run)
     kinds = {action: [plan.kind for plan in (await reclaimer.preview(step(action))).plans] for action in ReclaimAction}
     assert kinds == {

@@ -269,7 +269,7 @@ async def test_holds_that_cannot_be_read_keep_every_image(rig: Opener) -> None:
 async def test_unreadable_image_use_fails_bulk_items_and_not_the_pass(
     rig: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collect, "SETTLE_WITHIN_S", 0.0)  # what failed shares layers with the rest
+    monkeypatch.setattr(collect, "SETTLE_WITHIN_S", 0.0)  # the failed images share layers with the others
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         made.server.faults.fail("ListPodSandbox", None, times=1, status="INTERNAL", detail="busy")

@@ -44,7 +44,7 @@ from nodeagent.daemon.control.service import ControlService
 from nodeagent.daemon.control.socket import (
     ControlUnavailableError,
     open_socket,
-    who_may_connect,
+    socket_users,
 )
 from nodeagent.daemon.loop_status import LoopStatuses
 from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
@@ -271,7 +271,7 @@ async def test_plan_has_the_removals_of_the_collector(node: Node) -> None:
         ("RemoveHold", api.RemoveHoldRequest(id="77"), "no hold 77"),
         ("Pause", api.PauseRequest(), "a pause needs a duration"),
         ("Pause", api.PauseRequest(seconds=1e9), "is not between 0 and"),
-        ("Trigger", api.TriggerRequest(loop="shutdown"), "does not run here"),
+        ("Trigger", api.TriggerRequest(loop="shutdown"), "is not running"),
         ("Apply", api.ApplyRequest(), "exactly one of them is required"),
         ("Apply", api.ApplyRequest(scope="all", plan="{}"), "exactly one of them is required"),
         ("Apply", api.ApplyRequest(scope="all", rounds=21), "rounds: at most 20"),
@@ -634,7 +634,7 @@ async def test_trigger_of_eviction_beside_a_kubelet_is_refused_with_the_reason(n
     node.context.wake["eviction"] = asyncio.Event()
     node.context.loop_statuses.disabled("eviction", "a kubelet manages this node")
     code, why = await node.refused("Trigger", api.TriggerRequest(loop="eviction", wait=True))
-    assert (code, "does not run here: a kubelet manages this node" in why) == (400, True)
+    assert (code, "is not running: a kubelet manages this node" in why) == (400, True)
     assert "running loops: eviction" not in why
 
 
@@ -645,7 +645,7 @@ async def test_trigger_that_waits_is_refused_when_its_loop_is_disabled(node: Nod
     await asyncio.wait_for(node.context.wake["eviction"].wait(), 20)
     node.context.loop_statuses.disabled("eviction", "a kubelet manages this node")
     code, why = await pending
-    assert (code, "does not run here: a kubelet manages this node" in why) == (400, True)
+    assert (code, "is not running: a kubelet manages this node" in why) == (400, True)
 
 
 async def test_status_beside_a_kubelet_has_the_role_and_refused_features(node: Node) -> None:
@@ -860,7 +860,7 @@ def test_stale_socket_is_replaced(tmp_path: Path) -> None:
         stale.bind(str(path))
     with open_socket(path, "no-such-group"):
         assert path.stat().st_mode & 0o777 == 0o600
-        assert who_may_connect(path, "no-such-group").startswith("root only, not group no-such-group")
+        assert socket_users(path, "no-such-group").startswith("root only, not group no-such-group")
 
 
 def test_socket_belongs_to_the_configured_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

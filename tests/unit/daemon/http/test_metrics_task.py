@@ -188,7 +188,7 @@ async def test_openmetrics_is_served_to_a_client_that_accepts_it(socket_at: List
         ("OPTIONS", "*", 404),
     ],
 )
-async def test_other_methods_and_paths(method: str, path: str, status: int, socket_at: Listen) -> None:
+async def test_other_method_gets_405_other_path_404(method: str, path: str, status: int, socket_at: Listen) -> None:
     async with serving(socket_at) as made:
         await made.until("metrics_listening")
         found, headers, body = await get(socket_at, path, method=method)

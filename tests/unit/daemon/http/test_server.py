@@ -226,7 +226,7 @@ async def test_slow_client_is_disconnected(sent: bytes, tmp_path: Path) -> None:
         assert (await exchange(listen, sent))[0] == 0
 
 
-async def test_stream_is_sent_as_it_comes_and_closed_when_the_client_leaves(tmp_path: Path) -> None:
+async def test_stream_is_sent_part_by_part_and_closed_when_the_client_disconnects(tmp_path: Path) -> None:
     feed = Feed()
     async with serving(tmp_path, feed) as listen:
         reader, writer = await asyncio.open_unix_connection(listen.path)
@@ -239,7 +239,7 @@ async def test_stream_is_sent_as_it_comes_and_closed_when_the_client_leaves(tmp_
         await asyncio.wait_for(feed.closed.wait(), WITHIN_S)
 
 
-async def test_handler_is_cancelled_when_a_watched_client_leaves(tmp_path: Path) -> None:
+async def test_handler_is_cancelled_when_a_watched_client_disconnects(tmp_path: Path) -> None:
     watched = Watched()
     async with serving(tmp_path, watched=watched) as listen:
         _, writer = await asyncio.open_unix_connection(listen.path)

@@ -230,7 +230,7 @@ SOFT = thresholds("", soft="memory.available<100Mi", soft_grace_period="memory.a
         pytest.param(planned([pod()], observations=[]), "reading-rejected", "not read again", id="not read again"),
     ],
 )
-def test_reason_to_evict_no_pod(plan: EvictionPlan, code: str, text: str) -> None:
+def test_pod_is_kept_with_the_reason_that_no_threshold_is_acted_on(plan: EvictionPlan, code: str, text: str) -> None:
     assert plan.victim is None
     assert not plan.reclaim
     assert not plan.pods_may_be_chosen
@@ -383,7 +383,9 @@ HARD_THRESHOLD, SOFT_THRESHOLD = thresholds()[0], SOFT[0]
         (SOFT_THRESHOLD, None, EvictionPolicy(), 30),
     ],
 )
-def test_effective_grace_period(threshold: Any, own_s: float | None, policy: EvictionPolicy, grace_s: float) -> None:
+def test_grace_period_is_limited_by_the_kind_of_threshold(
+    threshold: Any, own_s: float | None, policy: EvictionPolicy, grace_s: float
+) -> None:
     assert effective_grace_s(threshold, pod(termination_grace_s=known(own_s)), policy) == grace_s
 
 

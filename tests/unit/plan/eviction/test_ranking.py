@@ -126,7 +126,7 @@ def test_eviction_order_for_disk(pods: list[PodFacts], expected: list[str]) -> N
         pytest.param(
             [pod("few", logs=disk(900, 5)), pod("many", volumes=disk(0, 6), ephemeral_request=500)],
             ["many", "few"],
-            id="more inodes, whatever the request in bytes",
+            id="more inodes, regardless of the request in bytes",
         ),
     ],
 )

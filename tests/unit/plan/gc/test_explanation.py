@@ -83,7 +83,7 @@ def test_sharing_has_image_names() -> None:
     assert sharing.held_by == ("lease",)
 
 
-def test_an_image_in_use_names_its_users_and_what_else_keeps_it() -> None:
+def test_image_in_use_has_its_users_and_further_keep_reasons() -> None:
     busy = one("r.example/busy:1")
     assert busy.decision.reason.code is ReasonCode.IN_USE_BY_CONTAINER
     assert busy.users == ("container shop/web/app (running)",)

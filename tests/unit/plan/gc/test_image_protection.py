@@ -35,7 +35,7 @@ UNTAGGED = Image("3" * 64)
         pytest.param("team/app", HUB, "docker.io/team/app:2", id="Docker Hub without registry"),
         pytest.param("team/*", PORT, "", id="not another registry's"),
         pytest.param("reg.example:5000/team/app", PORT, "reg.example:5000/team/app:v1", id="a port is no tag"),
-        pytest.param("reg.example", PORT, "", id="what follows the port is no tag"),
+        pytest.param("reg.example", PORT, "", id="a path after the port is no tag"),
         pytest.param("reg.example*/app", PORT, "reg.example:5000/team/app:v1", id="star matches slashes"),
         pytest.param(r"regex:^reg\.example", PORT, "reg.example:5000/team/app:v1", id="regex is searched"),
         pytest.param("regex:team/(a|b)pp:v[0-9]$", PORT, "reg.example:5000/team/app:v1", id="regex anywhere"),
@@ -47,7 +47,7 @@ UNTAGGED = Image("3" * 64)
         pytest.param("*", UNTAGGED, "", id="an image without a name matches no pattern"),
     ],
 )
-def test_matches(rule: str, image: Image, matched: str) -> None:
+def test_rule_matches_by_pattern_expression_or_digest(rule: str, image: Image, matched: str) -> None:
     parsed = parse_rule(rule)
     assert parsed.matched_by(image) == matched
     reasons = ProtectionPolicy((parsed,)).reasons((image,), {})

@@ -1,4 +1,4 @@
-"""Finding the images a reference means."""
+"""Resolution of image references to listed images."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ A, B, BARE = (each.id for each in IMAGES)
         pytest.param("docker.io/library/busybox:1", {BARE}, id="listed in short form"),
         pytest.param("reg:5000/team/app:1", {A}, id="registry with port"),
         pytest.param("reg:5000/team/app", set(), id="a port is no tag"),
-        pytest.param(f"whatever.example/x@{DIGEST}", {A, B}, id="digest matches whatever the name"),
+        pytest.param(f"whatever.example/x@{DIGEST}", {A, B}, id="digest matches under any name"),
         pytest.param(DIGEST, {A, B}, id="digest alone"),
         pytest.param(f"reg:5000/team/app:1@sha256:{'e' * 64}", {A}, id="unknown digest falls back to the tag"),
         pytest.param(f"x@{A}", {A}, id="digest that is an id"),
@@ -47,7 +47,7 @@ A, B, BARE = (each.id for each in IMAGES)
         pytest.param("sha256:", set(), id="empty id"),
     ],
 )
-def test_resolves(reference: str, found: set[str]) -> None:
+def test_reference_resolves_to_every_image_it_may_mean(reference: str, found: set[str]) -> None:
     index = ImageIndex(IMAGES)
     assert set(index.resolve(reference)) == found
     assert index.resolve(reference) == index.resolve(reference)
@@ -70,7 +70,7 @@ def test_tag_of_two_images_resolves_to_both() -> None:
         ("docker.io/nginx", "docker.io/library/nginx:latest"),
     ],
 )
-def test_normal_form(reference: str, full: str) -> None:
+def test_reference_is_normalised_with_registry_and_tag(reference: str, full: str) -> None:
     assert normalise(reference) == full
     assert normalise(full) == full
 
@@ -87,7 +87,7 @@ def test_normal_form(reference: str, full: str) -> None:
         ("c", "c"),
     ],
 )
-def test_repository(reference: str, repository: str) -> None:
+def test_repository_excludes_tag_and_digest(reference: str, repository: str) -> None:
     assert repository_of(reference) == repository
 
 
@@ -103,5 +103,5 @@ def test_repository(reference: str, repository: str) -> None:
         ("a.b/app:pause", False),
     ],
 )
-def test_named_like_pause(reference: str, expected: bool) -> None:
+def test_only_pause_repositories_are_named_like_a_pause_image(reference: str, expected: bool) -> None:
     assert is_named_like_pause(reference) is expected

@@ -72,7 +72,7 @@ def test_collection_starts_at_the_high_threshold(available_bytes: int, expected:
         pytest.param(10, 1, 89, 0, id="truncated to nothing"),
     ],
 )
-def test_target_bytes(capacity: int, available: int, low: int, target: int) -> None:
+def test_target_is_the_distance_to_the_low_threshold(capacity: int, available: int, low: int, target: int) -> None:
     fs = replace(filesystem(), capacity_bytes=capacity, available_bytes=available)
     policy = replace(POLICY, high_threshold_percent=90, low_threshold_percent=low)
     plan = plan_image_gc(node(Image("a", (), (), 10), image_filesystem=fs), policy)
@@ -132,7 +132,7 @@ def test_high_threshold_100_removes_nothing_on_a_full_filesystem() -> None:
         pytest.param(-3600, "too-young", id="detected in the future counts as now"),
     ],
 )
-def test_minimum_age(seen_s: float, expected: str) -> None:
+def test_image_below_the_minimum_age_is_kept(seen_s: float, expected: str) -> None:
     plan = plan_image_gc(node(aged("a", None, seen_s=seen_s)), POLICY, remove_all_unused=True)
     assert codes(plan) == {"a": expected}
 
@@ -170,7 +170,7 @@ class TestMaximumAge:
             pytest.param(10, DAY_S, "too-young", id="used recently"),
         ],
     )
-    def test_boundaries(self, last_s: float | None, seen_s: float, expected: str) -> None:
+    def test_only_image_above_maximum_is_removed(self, last_s: float | None, seen_s: float, expected: str) -> None:
         plan = plan_image_gc(node(aged("a", last_s, seen_s=seen_s)), self.POLICY)
         assert codes(plan) == {"a": expected}
 
@@ -305,12 +305,12 @@ class TestInUse:
         ],
     )
     @pytest.mark.parametrize("state", list(ContainerState))
-    def test_by_a_container_in_any_state(self, how: dict[str, Any], state: ContainerState) -> None:
+    def test_image_of_a_container_in_any_state_is_kept(self, how: dict[str, Any], state: ContainerState) -> None:
         plan = self.plan(containers=(container("c", state=state, **how),))
         assert codes(plan) == {f"sha256:{self.HEX}": "in-use-by-container"}
 
     @pytest.mark.parametrize("ready", [True, False])
-    def test_by_a_sandbox(self, ready: bool) -> None:
+    def test_image_of_a_sandbox_is_kept(self, ready: bool) -> None:
         plan = self.plan(sandboxes=(sandbox(ready=ready, image="app:1"),))
         (decision,) = plan.decisions
         assert decision.reason.sentence == "in use by 1 sandbox(es): shop/web"
@@ -353,17 +353,17 @@ class TestInUse:
 
 
 class TestSandboxImage:
-    def test_configured(self) -> None:
+    def test_configured_sandbox_image_is_kept(self) -> None:
         plan = plan_image_gc(
             node(image("a", "r.io/infra:1"), sandbox_images=frozenset({"r.io/infra:1"})), POLICY, remove_all_unused=True
         )
         assert decided(plan, "a").reason.sentence == "sandbox image of the runtime (configured in the runtime)"
 
-    def test_named(self) -> None:
+    def test_image_named_like_a_pause_image_is_kept(self) -> None:
         plan = plan_image_gc(node(image("a", "rancher/mirrored-pause:3.6")), POLICY, remove_all_unused=True)
         assert decided(plan, "a").reason.sentence == "sandbox image of the runtime (named like a pause image)"
 
-    def test_named_by_digest_only(self) -> None:
+    def test_pause_image_with_a_digest_reference_only_is_kept(self) -> None:
         listed = Image("a", (), ("registry.k8s.io/pause@sha256:1",), 1)
         assert codes(plan_image_gc(node(listed), POLICY, remove_all_unused=True)) == {"a": "sandbox-image"}
 
@@ -395,7 +395,7 @@ class TestSandboxImage:
         assert removed(plan) == ["a"]
 
 
-def test_precedence_of_keep_rules() -> None:
+def test_reason_is_that_of_the_keep_rule_with_precedence() -> None:
     """Each image is kept by the rule in its name and by every later rule."""
     rules = (parse_rule("r.io/*"),)
     policy = ImageGCPolicy(protection=ProtectionPolicy(rules, keep_last_n_tags_per_repository=9))
@@ -474,7 +474,7 @@ class TestLimits:
             pytest.param({"max_bytes_per_pass": 10 * MIB}, Spent(1, 1), [], id="larger than the limit, not the first"),
         ],
     )
-    def test_per_pass(self, limits: dict[str, int], spent: Spent, expected: list[str]) -> None:
+    def test_removals_end_at_limits_per_pass(self, limits: dict[str, int], spent: Spent, expected: list[str]) -> None:
         policy = replace(POLICY, **limits)  # type: ignore[arg-type]
         plan = plan_image_gc(node(*self.IMAGES), policy, spent=spent, remove_all_unused=True)
         assert removed(plan) == expected

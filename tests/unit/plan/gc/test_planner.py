@@ -56,7 +56,7 @@ IMAGES = (
 )
 
 
-def test_each_plan_is_made_on_the_state_after_the_one_before() -> None:
+def test_each_plan_is_made_on_the_projection_after_the_previous_plan() -> None:
     made = plan_all(snapshot(*IMAGES, **NODE), POLICY)
     assert [plan.kind for plan in made.plans] == ["containers", "sandboxes", "logs", "images"]
     assert removed(made.containers) == ["dead", "old"]

@@ -48,7 +48,9 @@ def plan_for(fields: dict[str, Any], **rest: Any) -> Plan:
         pytest.param({"uid": "", "name": "x"}, {}, {}, "not-a-pod-log-directory", id="no pod's name"),
     ],
 )
-def test_directories(directory: dict[str, Any], fields: dict[str, Any], rest: dict[str, Any], code: str) -> None:
+def test_log_directory_is_removed_only_with_its_deleted_pod(
+    directory: dict[str, Any], fields: dict[str, Any], rest: dict[str, Any], code: str
+) -> None:
     entry = log_directory(directory.pop("uid", "uid-web"), **directory)
     plan = plan_for(fields | {"pod_log_directories": (entry,)}, **rest)
     assert codes(plan) == {entry.name: code}
@@ -93,7 +95,7 @@ def test_reason_has_the_evidence_of_the_deletion() -> None:
         ),
     ],
 )
-def test_links(link: dict[str, Any], fields: dict[str, Any], code: str) -> None:
+def test_dead_link_of_an_active_container_is_kept(link: dict[str, Any], fields: dict[str, Any], code: str) -> None:
     entry = log_link(**({"container_id": CID} | link))
     plan = plan_for(fields | {"dead_log_links": (entry,)})
     assert codes(plan) == {entry.name: code}
@@ -110,7 +112,7 @@ def test_failed_item_is_excluded() -> None:
     assert decided(plan, link.name).verdict.value == "failed"
 
 
-def test_removals_come_first_directories_before_links() -> None:
+def test_removals_precede_kept_items_and_directories_precede_links() -> None:
     fields = {
         "pod_log_directories": (log_directory("b"), log_directory("a"), log_directory("", name="0")),
         "dead_log_links": (log_link(CID),),

@@ -359,7 +359,7 @@ def test_failed_items_are_never_removed(node: NodeSnapshot, policy: GCPolicy, da
 
 
 def remembered(node: NodeSnapshot) -> NodeSnapshot:
-    """Return the node with what the agent remembers of it before it plans: what is in use was used just now."""
+    """Return the node with its recorded image usage at the time of planning: images in use were last used now."""
     used = images_in_use(node)
     usage = {}
     for each in node.images:
@@ -401,7 +401,7 @@ def applied(node: NodeSnapshot, made: GCPlan) -> NodeSnapshot:
 @EXAMPLES
 @given(nodes(), policies(limits=False))
 def test_a_second_pass_removes_nothing(node: NodeSnapshot, policy: GCPolicy) -> None:
-    """Except what is within_limits of a pod whose containers, and with them the doubt about it, went in the first."""
+    """Exception: items of a pod that counts as deleted only after the first pass."""
     node = remembered(node)
     made = plan_all(node, policy)
     after = applied(node, made)
@@ -522,7 +522,7 @@ def test_log_directory_is_removed_only_with_all_of_its_pod(node: NodeSnapshot, p
 def test_predicted_shortfall_equals_the_measured_one(
     scope: Scope, node: NodeSnapshot, policy: GCPolicy, capacity_bytes: int, available: float
 ) -> None:
-    """For any capacity: no byte of rounding between the plan and the reading that a run is judged by."""
+    """For any capacity, plan and measurement round alike."""
     fs = replace(
         filesystem(0),
         capacity_bytes=capacity_bytes,
@@ -553,7 +553,7 @@ ANY_ID = st.one_of(
 
 
 def saved_plan(scope: Scope, policy: GCPolicy, plans: tuple[Plan, ...], forged: Iterable[str]) -> SavedPlan:
-    """Return a plan that lists what ``plans`` remove and, as if forged, further ids."""
+    """Return a plan that lists the removals of ``plans`` and, as if forged, further ids."""
     items = [
         SavedItem(each.kind, each.id, each.name, each.verdict, each.reason.code.value, "", each.frees_bytes)
         for plan in plans
@@ -592,7 +592,7 @@ def test_applying_any_plan_removes_only_what_the_policy_in_force_removes_and_the
 def test_applying_a_forged_image_plan_removes_no_image_that_the_policy_in_force_keeps(
     node: NodeSnapshot, policy: GCPolicy, current: GCPolicy, forged: set[str]
 ) -> None:
-    """Judged without the planner's walk: by the rules of the policy in force alone."""
+    """Checked without the planner, by the keep rules of the policy in force."""
     saved = saved_plan(Scope.IMAGES, policy, (), [each.id for each in node.images] + sorted(forged))
     (plan,) = plans_for_saved(saved, node, current)[1]
     rules = current.images

@@ -35,7 +35,7 @@ def plan_for(policy: SandboxGCPolicy | None = None, *, fields: dict[str, Any], *
         pytest.param({"created_s": -1}, "created-recently", id="created in the future"),
     ],
 )
-def test_one_sandbox(change: dict[str, Any], code: str) -> None:
+def test_only_old_inactive_sandbox_of_a_deleted_pod_is_removed(change: dict[str, Any], code: str) -> None:
     plan = plan_for(SandboxGCPolicy(minimum_age_s=4000), fields={"sandboxes": (sandbox(**change),)})
     assert codes(plan) == {"sb-web": code}
     assert plan.decisions[0].reason.sentence
@@ -100,6 +100,6 @@ def test_sandbox_without_pod_is_its_own_newest() -> None:
     assert plan.decisions[0].name == "sb-web"
 
 
-def test_removals_come_oldest_first() -> None:
+def test_removals_are_ordered_oldest_first() -> None:
     sandboxes = (sandbox("a", created_s=500), sandbox("b", created_s=900), sandbox("c", created_s=700))
     assert removed(plan_for(fields={"sandboxes": sandboxes})) == ["sb-b", "sb-c", "sb-a"]

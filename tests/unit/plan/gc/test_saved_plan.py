@@ -144,7 +144,7 @@ def test_forged_plan_with_a_matching_id_is_rejected(name: str) -> None:
 
 
 def test_plan_signed_with_another_key_is_refused() -> None:
-    with pytest.raises(ValueError, match="comes from another node or state directory, or the key was replaced"):
+    with pytest.raises(ValueError, match="is from another node or state directory, or the key was replaced"):
         unseal(save(node()), bytes(32))
 
 

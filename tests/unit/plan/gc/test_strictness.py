@@ -72,7 +72,7 @@ CASES: dict[str, list[tuple[object, object, object]]] = {
 
 
 def test_every_field_of_every_policy_has_a_strictness_rule() -> None:
-    """A new setting fails here until somebody decides which of its values keeps more."""
+    """A new setting fails this test until its strictness rule is declared."""
     types = policy_types(GCPolicy())
     assert set(STRICTNESS) == types
     for each in types:

@@ -144,7 +144,7 @@ DEAD = {"containers": (container("c"),), "sandboxes": (sandbox(),)}
             {"live_pod_uids": frozenset(), "booted_at": None}, True, "", id="with a list the boot does not matter"
         ),
         pytest.param(
-            {"live_pod_uids": frozenset(), "booted_at": ago(1)}, True, "", id="with a list a boot is no sign of life"
+            {"live_pod_uids": frozenset(), "booted_at": ago(1)}, True, "", id="with a list a boot is no activity"
         ),
         pytest.param(
             {"live_pod_uids": frozenset(), "containers": (container("c", state=ContainerState.RUNNING),)},
@@ -160,7 +160,7 @@ DEAD = {"containers": (container("c"),), "sandboxes": (sandbox(),)}
         ),
     ],
 )
-def test_deleted(fields: dict[str, Any], deleted: bool, how: str) -> None:
+def test_pod_is_deleted_only_without_activity_or_doubt(fields: dict[str, Any], deleted: bool, how: str) -> None:
     status = check_pods(snapshot(**(DEAD | fields)), GRACE_S)["uid-web"]
     assert status.deleted is deleted
     assert how in status.how

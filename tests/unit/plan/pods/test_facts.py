@@ -120,7 +120,7 @@ def test_unknown_score_keeps_the_pod(containers: tuple[Any, ...], qos: str, rule
     assert kept(merged(runtime_pod(*containers, qos=qos))) == rule
 
 
-def test_a_shielded_pod_counts_as_node_critical() -> None:
+def test_pod_with_oom_score_of_a_critical_pod_counts_as_node_critical() -> None:
     assert merged(runtime_pod(traits(-997))).priority == Fact(2_000_001_000, I)
 
 
@@ -161,7 +161,7 @@ def test_a_pod_made_while_it_was_deleted_is_ending() -> None:
 # ---- with the kubelet ----
 
 
-def test_the_kubelets_facts_come_first() -> None:
+def test_facts_of_the_kubelet_precede_those_of_the_runtime() -> None:
     listed = spec(
         priority=100,
         priority_class="high",
@@ -208,7 +208,7 @@ def test_contradiction_between_kubelet_and_runtime_keeps_the_pod(
     assert kept(facts) in {"facts-contradictory", "static-pod"}
 
 
-def test_a_shielded_pod_with_an_ordinary_priority_is_contradictory() -> None:
+def test_critical_oom_score_with_an_ordinary_priority_is_contradictory() -> None:
     facts = merged(runtime_pod(traits(-997)), kubelet=[spec(priority=0)])
     assert facts.contradictions == ("oom_score_adj is that of a critical pod, priority is not",)
 
@@ -302,7 +302,7 @@ def test_unknown_config_source_is_a_contradiction() -> None:
         assert any("kubernetes.io/config.source is '?'" in each for each in facts.contradictions)
 
 
-def test_the_kubelet_comes_before_the_manifest() -> None:
+def test_facts_of_the_kubelet_precede_those_of_the_manifest() -> None:
     facts = merged(
         runtime_pod(traits(), name="etcd-node-1", annotations=FILE),
         kubelet=[spec("etcd-node-1", annotations=FILE, priority=1)],
@@ -517,7 +517,7 @@ def test_contradiction_or_unknown_fact_keeps_the_pod(pod: Any, kubelet: Any, man
 def test_assumptions_only_replace_unknown_facts(pod: Any, kubelet: Any, manifests: Any) -> None:
     without = merged(pod, kubelet=kubelet, manifests=manifests, assume=False)
     with_ = merged(pod, kubelet=kubelet, manifests=manifests, assume=True)
-    annotated = "nodeagent.dev/priority" in pod.sandbox.annotations  # which counts without a better source only
+    annotated = "nodeagent.dev/priority" in pod.sandbox.annotations  # used only without a more reliable source
     assert {*without.contradictions} <= {*with_.contradictions}
     for name, fact in facts_by_name(without).items():
         if fact.value is not None and not (name == "priority" and annotated):

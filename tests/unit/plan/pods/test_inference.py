@@ -1,4 +1,4 @@
-"""What cgroups and scores betray of a definition."""
+"""Inference of a pod's definition from its cgroup and OOM scores."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ def test_unread_container_leaves_critical_unknown_unless_another_is_critical() -
         pytest.param(-997, 64, G, 64, FactSource.INFERRED, id="guaranteed"),
         pytest.param(0, 64, G, 64, FactSource.INFERRED, id="guaranteed by its cgroup alone"),
         pytest.param(-997, 0, G, None, FactSource.MISSING, id="guaranteed without limit"),
-        pytest.param(-997, 0, B, None, FactSource.MISSING, id="shielded"),
+        pytest.param(-997, 0, B, None, FactSource.MISSING, id="score of a critical pod"),
         pytest.param(0, 64, B, 64, FactSource.INFERRED, id="not the kubelet's, with a limit"),
         pytest.param(0, 0, B, 0, FactSource.ASSUMED, id="not the kubelet's"),
         pytest.param(None, None, None, 0, FactSource.ASSUMED, id="no source"),
         pytest.param(900, 100, B, 100, FactSource.INFERRED, id="burstable up to its limit"),
     ],
 )
-def test_requests(
+def test_request_is_inferred_from_score_and_limit(
     score: int | None, limit: float | None, qos: QosClass | None, request_mib: float | None, source: FactSource
 ) -> None:
     found = infer_request(traits(score, limit), qos, CAPACITY_BYTES, assume=True)

@@ -52,7 +52,7 @@ def test_invalid_grace_periods_are_rejected(total: float, critical: float, messa
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
-        ([(1000, 5), (0, 5)], "must ascend: 'priority-0' with min_priority 0 comes after 'priority-1000' with 1000"),
+        ([(1000, 5), (0, 5)], "must ascend: 'priority-0' with min_priority 0 follows 'priority-1000' with 1000"),
         ([(0, 5), (0, 6)], "both have min_priority 0"),
         ([(0, 5), (1, -6)], "'priority-1' is negative: -6 seconds"),
         ([(2**31, 5)], "is not a 32-bit number"),

@@ -36,8 +36,8 @@ Kind = Literal["ext4", "xfs"]
 MIB = 1 << 20
 SETS = 20
 FEWEST_IMAGES = 30
-# What the prediction may miss, in bytes and as a share, whichever is more. containerd's own databases lie on the same
-# filesystem. XFS gives inodes back by chunks of 64, and which images' inodes share a chunk is not known.
+# Tolerance of the prediction: the larger of a number of bytes and a share. containerd's own databases lie on the same
+# filesystem. XFS frees inodes in chunks of 64, and which images' inodes share a chunk is not known.
 SLACK: dict[Kind, tuple[int, float]] = {"ext4": (64 << 10, 0), "xfs": (MIB, 0.02)}
 
 
