@@ -213,9 +213,7 @@ def test_environment_shared_with_other_packages_is_kept(node: SystemOverlay) -> 
     before = node.must("find /opt/nodeagent -type f -not -name '*.pyc' | sort")
     refused(node, "make uninstall", "not an installation")
     said = node.must("cd / && python3 -V && /opt/nodeagent/bin/nodeagent uninstall")
-    assert (
-        "kept        /opt/nodeagent (no virtual environment of the agent, or one that holds other packages)\n" in said
-    )
+    assert "kept        /opt/nodeagent (no virtual environment of the agent, or one with other packages)\n" in said
     assert node.must("find /opt/nodeagent -type f -not -name '*.pyc' | sort") == before
 
 
@@ -262,7 +260,7 @@ def test_manifest_that_lists_paths_of_others_removes_none_of_them(node: SystemOv
     known = {"/etc/passwd": [node.must("sha256sum /etc/passwd | sed 's/ .*//; s/^/sha256:/'").strip()]}
     forge(node, environment=[*text["environment"], "etc/passwd", "lib"], files={**text["files"], **known})
     said = node.must("make uninstall PURGE=1")
-    assert "kept        /etc/passwd (listed in the manifest, but no place of an installation)\n" in said
+    assert "kept        /etc/passwd (listed in the manifest, but not a path of the installation)\n" in said
     node.must("cmp /etc/passwd /opt/passwd")
     assert node.must("ls -A /opt/nodeagent") == "etc\n"
 
@@ -270,7 +268,11 @@ def test_manifest_that_lists_paths_of_others_removes_none_of_them(node: SystemOv
 def test_unit_of_another_prefix_is_not_replaced_or_removed(node: SystemOverlay) -> None:
     hint = "nodeagent uninstall --prefix /opt/nodeagent"
     refused(node, "make install PREFIX=/opt/second", "an installation in /opt/nodeagent exists", hint)
-    refused(node, "cd / && nodeagent uninstall --prefix /opt/second", "the installation is in /opt/nodeagent")
+    refused(
+        node,
+        "cd / && nodeagent uninstall --prefix /opt/second",
+        "no installation in /opt/second; to uninstall the one in /opt/nodeagent",
+    )
 
 
 @pytest.mark.parametrize("path", ["/usr/bin:/bin", ".::/usr/local/sbin:/usr/sbin:/usr/bin:/bin"])
