@@ -9,6 +9,7 @@ import json
 import os
 import re
 import socket
+import struct
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from nodeagent.api.operations import Operation
 
 ANSWER_WITHIN_S: Final = 30.0
-_CONNECT_WITHIN_S: Final = 2.0
+_CONNECT_WITHIN_S: Final = 2
+_TIME_VALUE: Final = struct.Struct("ll")
 _CHUNK_BYTES: Final = 1 << 16
 _PROBLEM: Final = b'{"problem": '
 """Start of the last line of a stream that failed."""
@@ -99,6 +101,7 @@ class ControlClient:
         """Send a request; return the parts of a successful response's body."""
         target, body = encode_request(OPERATIONS[name], fields)
         wire = h11.Connection(h11.CLIENT)
+        responded = False
         with _connect(self._path) as connection:
             connection.settimeout(within_s)
             try:
@@ -114,6 +117,7 @@ class ControlClient:
                     response = _next_event(wire, connection)
                 if not isinstance(response, h11.Response):
                     raise DaemonUnavailableError(f"{self._path}: the daemon closed the connection without a response")
+                responded = True
                 parts = _body(wire, connection)
                 if response.status_code in (404, 405):
                     raise NodeAgentError(self._unsupported(name))
@@ -127,6 +131,8 @@ class ControlClient:
                     f"{self._path}: connection to the daemon lost: {error.strerror or error}"
                 ) from error
             except h11.RemoteProtocolError as error:
+                if responded:
+                    raise DaemonUnavailableError(f"{self._path}: connection to the daemon lost") from error
                 raise NodeAgentError(
                     f"{self._path}: no HTTP response ({error}); a daemon of version 0.1 may be running: restart it"
                 ) from error
@@ -161,9 +167,16 @@ def _is_utf_8(text: str) -> bool:
 
 def _connect(path: Path) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(_CONNECT_WITHIN_S)
     try:
+        # not settimeout: without blocking, a full backlog of the server is an error at once
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME_VALUE.pack(_CONNECT_WITHIN_S, 0))
         connection.connect(str(path))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME_VALUE.pack(0, 0))
+    except BlockingIOError as error:
+        connection.close()
+        raise DaemonUnavailableError(
+            f"{path}: the daemon accepts no connection within {_CONNECT_WITHIN_S} s"
+        ) from error
     except PermissionError as error:
         connection.close()
         raise DaemonRefusedError(

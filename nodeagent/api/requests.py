@@ -142,5 +142,5 @@ def parse_request(kind: type[R], texts: Mapping[str, str], body: bytes) -> R:
         return msgspec.convert({**fields, **converted}, kind)
     except msgspec.ValidationError as error:
         raise UsageError(f"invalid request: {error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"the body is not JSON: {error}") from error

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 _CONNECT_WITHIN_S: Final = 1.0
-_CREDENTIALS: Final = struct.Struct("3i")
+_CREDENTIALS: Final = struct.Struct("=iII")
 _SO_PEERGROUPS: Final = 59
 _GROUP: Final = struct.Struct("I")
 _MAX_GROUPS: Final = 256

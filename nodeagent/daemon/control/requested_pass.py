@@ -68,11 +68,7 @@ class PlanKey:
 
 
 class RequestedPass:
-    """One pass on request.
-
-    Attributes:
-        cancelled: once set, the pass ends between two items.
-    """
+    """One pass on request."""
 
     def __init__(
         self, context: DaemonContext, breakdowns: asyncio.Lock, on_result: Callable[[outcomes.Result], None]
@@ -87,7 +83,14 @@ class RequestedPass:
         self._context = context
         self._breakdowns = breakdowns
         self._on_result = on_result
-        self.cancelled = asyncio.Event()
+        self._cancelled = False
+        self._stop: asyncio.Event | None = None
+
+    def cancel(self) -> None:
+        """End the pass before its next item."""
+        self._cancelled = True
+        if self._stop is not None:
+            self._stop.set()
 
     async def apply_scope(self, scope: Scope, rounds: int) -> Report:
         """Carry out a pass of a scope and return its report.
@@ -154,6 +157,8 @@ class RequestedPass:
 
         async with self._context.pass_lock.take() as stop:
             pause_in_force = self._context.pass_lock.pause()
+            if self._cancelled:
+                raise NodeAgentError("nothing was removed: the client disconnected")
             if pause_in_force is not None:
                 raise UsageError(f"nothing was removed: the agent is paused: {pause_in_force.text}")
             if self._context.grace.pending:
@@ -161,22 +166,17 @@ class RequestedPass:
                 raise UsageError(f"nothing was removed: reload grace period after a dry run, {left_s} s left")
             if self._context.agent is not in_force or self._context.renew.is_set():
                 raise NodeAgentError("nothing was removed: the configuration changed during the request; retry")
-            forwarding = asyncio.ensure_future(_set_with(self.cancelled, stop))
+            self._stop = stop
             try:
                 report = await agent.run(
                     preview, trigger=trigger, stop=stop, max_rounds=rounds, on_result=on_item, plan_id=plan_id
                 )
             finally:
-                forwarding.cancel()
+                self._stop = None
         log_report(self._context.logger, preview, report)
         if report.end is PassEnd.RUNTIME_LOST:
             raise RuntimeUnavailableError(report.end_detail)
         return report
-
-
-async def _set_with(first: asyncio.Event, second: asyncio.Event) -> None:
-    await first.wait()
-    second.set()
 
 
 def _refuse_disabled(scope: Scope, settings: Settings) -> None:

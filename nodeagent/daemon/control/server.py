@@ -12,11 +12,12 @@ import os
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.api.operations import OPERATIONS, Access, ProblemType, method_name
 from nodeagent.daemon.control.access import access_of
 from nodeagent.daemon.control.caller import CALLER, Caller
+from nodeagent.daemon.control.document_lines import DocumentLines
 from nodeagent.daemon.control.socket import ControlUnavailableError, open_socket, socket_users
 from nodeagent.daemon.http.admission import ROOT, ConnectionLimits
 from nodeagent.daemon.http.connection import Deadlines, Router, Service
@@ -28,7 +29,8 @@ from nodeagent.host.peer import group_number
 from nodeagent.text import encodable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    import socket
+    from collections.abc import Mapping
     from pathlib import Path
 
     from nodeagent.config.control import ControlSettings
@@ -44,7 +46,12 @@ _DEADLINES: Final = Deadlines(read_s=10.0, answer_s=1000.0, write_s=30.0)
 _POLL_S: Final = 60.0
 _SWAP_POLL_S: Final = 0.2
 _RETRY_S: Final = 30.0
-_CLOSE_GRACE_S: Final = 5.0
+_CLOSE_GRACE_S: Final = 65.0
+"""For requests to a server whose settings changed; a reload takes up to 60 s."""
+_LONG: Final = frozenset({"Plan", "Pods", "History", "PreviewReload"})
+"""Reading operations that end when the client disconnects: others wait for them."""
+_FIRST_EVENT_WITHIN_S: Final = 0.5
+_NAMES_WITHIN_S: Final = 10.0
 _PROBLEMS: Final[Mapping[type[NodeAgentError], tuple[HTTPStatus, str]]] = {
     UsageError: (HTTPStatus.BAD_REQUEST, ProblemType.USAGE),
     ConfigError: (HTTPStatus.BAD_REQUEST, ProblemType.USAGE),
@@ -93,9 +100,9 @@ class ControlServer:
 
     async def _listen(self, settings: ControlSettings, path: Path, stop: asyncio.Event) -> None:
         server = HttpServer(self._http, LIMITS)
-        await server.start(open_socket(path, settings.group))
-        inode = os.stat(path).st_ino  # noqa: PTH116 - a file in memory
-        self._context.logger.info("control_listening", socket=str(path), who=socket_users(path, settings.group))
+        bound, inode, who = await asyncio.to_thread(_open, path, settings.group)
+        await server.start(bound)
+        self._context.logger.info("control_listening", socket=str(path), who=who)
         self._reported = ""
         try:
             await self._while_configured(settings, stop)
@@ -127,7 +134,7 @@ class ControlServer:
             routes[path] = Route(
                 {each.method: partial(self._answer, name) for name, each in here.items()},
                 {each.method: each.body_bytes for each in here.values()},
-                watch_client=any(each.streams for each in here.values()),
+                frozenset(each.method for name, each in here.items() if each.streams or name in _LONG),
             )
         return routes
 
@@ -158,9 +165,28 @@ class ControlServer:
         CALLER.set(Caller(user, peer.uid == ROOT))
 
     async def _names(self, peer: Peer, group: str) -> tuple[int | None, str]:
-        """Return the number of a group and the caller's name, from a directory that may be remote."""
-        async with self._naming:  # bounds the threads that wait for the directory to one
-            return await asyncio.to_thread(lambda: (group_number(group), peer.name))
+        """Return the number of a group and the caller's name, from a directory that may be remote.
+
+        At most one thread waits for the directory: a lookup holds the lock until its end, longer than a request that
+        is closed meanwhile.
+
+        Raises:
+            RefusedRequestError: no answer within 10 s.
+        """
+        try:
+            async with asyncio.timeout(_NAMES_WITHIN_S):
+                await self._naming.acquire()
+                lookup = asyncio.ensure_future(asyncio.to_thread(lambda: (group_number(group), peer.name)))
+                lookup.add_done_callback(self._names_found)
+                return await asyncio.shield(lookup)
+        except TimeoutError as error:
+            detail = f"no answer of the user database within {_NAMES_WITHIN_S:g} s; root has access without it"
+            raise RefusedRequestError(problem(HTTPStatus.SERVICE_UNAVAILABLE, detail)) from error
+
+    def _names_found(self, lookup: asyncio.Future[tuple[int | None, str]]) -> None:
+        self._naming.release()
+        if not lookup.cancelled():
+            lookup.exception()  # raised in the request, unless that was closed
 
     async def _answer(self, name: str, request: Request) -> Response:
         async with self._loading:
@@ -169,29 +195,18 @@ class ControlServer:
         from nodeagent.api.requests import parse_request, request_type  # noqa: PLC0415 - with the service
 
         operation = OPERATIONS[name]
+        if operation.streams and request.method == "HEAD":
+            return Response(HTTPStatus.OK, media_type=JSON_LINES)
+        if both := sorted(request.query.keys() & request.variables.keys()):
+            raise UsageError(f"{both[0]}: given in the path and in the query")
         texts = {**request.query, **request.variables}
         fields = parse_request(request_type(name), texts, request.body)
         method = getattr(self._service, method_name(name))
         if not operation.streams:
             return Response(HTTPStatus.OK, (await method(fields)).encode(), JSON)
-        documents: AsyncIterator[str] = method(fields)
-        first = await anext(documents, None)  # so that a refusal has its status
-        return Response(HTTPStatus.OK, self._lines(name, first, documents), JSON_LINES)
-
-    async def _lines(self, name: str, first: str | None, documents: AsyncIterator[str]) -> AsyncIterator[bytes]:
-        """Yield documents as lines; an error after the first one becomes the last line."""
-        try:
-            if first is not None:
-                yield first.encode()
-            async for each in documents:
-                yield each.encode()
-        except Exception as error:  # noqa: BLE001 - reported to the client and logged
-            body = self._problem(name, error).body
-            yield b'{"problem": ' + (body if isinstance(body, bytes) else b"null").strip() + b"}\n"
-        finally:
-            close: Any = getattr(documents, "aclose", None)
-            if close is not None:
-                await close()
+        lines = DocumentLines(method(fields), partial(self._problem, name))
+        await lines.start(None if operation.body_bytes else _FIRST_EVENT_WITHIN_S)
+        return Response(HTTPStatus.OK, lines, JSON_LINES)
 
     def _fail(self, request: Request, error: Exception) -> Response:
         return self._problem(self._operations.get((request.route, request.method), "?"), error)
@@ -204,6 +219,16 @@ class ControlServer:
         self._context.logger.error("control_failed", method=name, exc_info=error)
         detail = f"this is a bug, see the daemon's log: {error!r}"
         return problem(HTTPStatus.INTERNAL_SERVER_ERROR, encodable(detail), kind=ProblemType.BUG)
+
+
+def _open(path: Path, group: str) -> tuple[socket.socket, int, str]:
+    """Return the control socket, its inode number and its users in words; blocking."""
+    bound = open_socket(path, group)
+    try:
+        return bound, os.stat(path).st_ino, socket_users(path, group)  # noqa: PTH116
+    except OSError:
+        bound.close()
+        raise
 
 
 def _load() -> type[ControlService]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent import __version__, model
 from nodeagent.api.codec import encode_line, plain
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from nodeagent.act.agent import Agent
     from nodeagent.act.gc import outcomes
     from nodeagent.api import requests
+    from nodeagent.api.gc import Report
     from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.reload_effect import Reloaded
 
@@ -55,6 +56,7 @@ _MOST_ROUNDS: Final = 20
 _RELOAD_WITHIN_S: Final = 60.0
 _TRIGGER_WITHIN_S: Final = 900.0
 _POLL_INTERVAL_S: Final = 0.1
+_STOP_WITHIN_S: Final = 8.0
 
 
 class ControlService:
@@ -64,7 +66,7 @@ class ControlService:
         self._context = context
         self._reader: StatusReader | None = None
         self._reader_agent: Agent | None = None
-        self._heavy = asyncio.Lock()
+        self._heavy_locks = {is_root: asyncio.Lock() for is_root in (False, True)}
         self._plan_key = PlanKey(context)
 
     # ---- right READ
@@ -109,6 +111,8 @@ class ControlService:
         """Return past passes and node stops."""
         image = _text(request.image, "image")
         ago_s = _seconds(request.seconds, math.inf, "seconds")
+        if request.limit < 0:
+            raise UsageError(f"limit: {request.limit} is negative")
         limit = min(_MOST_PASSES, request.limit or _DEFAULT_PASSES)
         history = require_agent(self._context).history
         try:
@@ -182,15 +186,15 @@ class ControlService:
         if not seconds:
             raise UsageError("seconds: a pause needs a duration of at most 7 days")
         caller = CALLER.get()
-        await pause(
-            self._context, by=caller.name, is_root=caller.is_root, why=_text(request.why, "why"), seconds=seconds
-        )
+        why = _text(request.why, "why")
+        work = pause(self._context, by=caller.name, is_root=caller.is_root, why=why, seconds=seconds)
+        await asyncio.shield(work)  # half a pause would start at the next restart
         return encode_line(Paused(until=self._context.clock.now() + timedelta(seconds=seconds)))
 
     async def resume(self, _: requests.Empty) -> str:
         """End the pause."""
         caller = CALLER.get()
-        was = await resume(self._context, by=caller.name, is_root=caller.is_root)
+        was = await asyncio.shield(resume(self._context, by=caller.name, is_root=caller.is_root))
         return encode_line(Resumed(was_paused=was))
 
     async def trigger(self, request: requests.TriggerRequest) -> str:
@@ -250,8 +254,8 @@ class ControlService:
         """Carry out a pass or a saved plan; yield each result as it occurs, then the report."""
         if bool(request.scope) == bool(request.plan):
             raise UsageError("scope, plan: exactly one of them is required")
-        if request.rounds > _MOST_ROUNDS:
-            raise UsageError(f"rounds: at most {_MOST_ROUNDS}")
+        if not 0 <= request.rounds <= _MOST_ROUNDS:
+            raise UsageError(f"rounds: {request.rounds} is not between 0 and {_MOST_ROUNDS}")
         results: asyncio.Queue[str | None] = asyncio.Queue()
 
         def on_result(result: outcomes.Result) -> None:
@@ -264,15 +268,39 @@ class ControlService:
             else requested.apply_scope(_scope(request.scope), request.rounds or 1)
         )
         work.add_done_callback(lambda _: results.put_nowait(None))
+        awaited = False
         try:
             while (message := await results.get()) is not None:
                 yield message
+            awaited = True
             yield encode_line(await work)
-        finally:  # the client may have disconnected: the pass then ends between two items
-            requested.cancelled.set()
-            await asyncio.wait({work})
+        finally:  # the client may have disconnected: the pass then ends before its next item
+            requested.cancel()
+            await self._end(work, awaited=awaited)
+
+    async def _end(self, work: asyncio.Future[Report], *, awaited: bool) -> None:
+        """Wait for a pass; at a stop of the daemon cancel it after ``_STOP_WITHIN_S``.
+
+        An unexpected error is logged, unless the pass was ``awaited``: the caller reports it then.
+        """
+        stopping = asyncio.ensure_future(self._context.stop.wait())
+        both: set[asyncio.Future[Any]] = {work, stopping}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not work.done():
+            await asyncio.wait({work}, timeout=_STOP_WITHIN_S)
+            work.cancel()
+            await asyncio.wait({work}, timeout=1.0)
+        error = work.exception() if work.done() and not work.cancelled() else None
+        if error is not None and not awaited and not isinstance(error, NodeAgentError):
+            self._context.logger.error("control_failed", method="Apply", exc_info=error)
 
     # ---- shared by the methods
+
+    @property
+    def _heavy(self) -> asyncio.Lock:
+        """Serialises the operations that observe the node; root does not wait for other users."""
+        return self._heavy_locks[CALLER.get().is_root]
 
     def _status_reader(self) -> StatusReader:
         agent = require_agent(self._context)

@@ -32,11 +32,8 @@ def open_socket(path: Path, group: str) -> socket.socket:
     _remove_stale_socket(path)
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        before = os.umask(0o177)
-        try:
-            made.bind(str(path))
-        finally:
-            os.umask(before)
+        os.fchmod(made.fileno(), 0o600)  # bind takes the mode from here, so it is never wider
+        made.bind(str(path))
         number = group_number(group)
         if number is not None and _set_group(path, number):
             path.chmod(0o660)

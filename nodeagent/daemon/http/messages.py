@@ -76,13 +76,13 @@ class Route:
     Attributes:
         handlers: by method; ``HEAD`` is answered by the handler of ``GET``.
         body_bytes: limit of a request body by method; 0, no body, by default.
-        watch_client: whether a handler is cancelled when the client closes the connection. Without it a client may
-            close its side after the request, as ``socat`` does.
+        watched: methods whose handler is cancelled when the client closes the connection. With another method a
+            client may close its side after the request, as ``socat`` does.
     """
 
     handlers: Mapping[str, Handler]
     body_bytes: Mapping[str, int] = field(default_factory=dict)
-    watch_client: bool = False
+    watched: frozenset[str] = frozenset()
 
     @property
     def allow(self) -> str:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _BACKLOG: Final = 64
 _SOCKET_MODE: Final = 0o660
+_MOST_REFUSALS: Final = 16
+"""Refused clients that are given time to read their response; more are disconnected at once."""
+_CLOSE_WITHIN_S: Final = 10.0
 
 
 class HttpServer:
@@ -35,6 +38,8 @@ class HttpServer:
         self._admission: Admission[asyncio.Task[None]] = Admission(limits)
         self._connections: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
+        self._refusals = 0
+        self._closed = False
 
     async def start(self, bound: socket.socket) -> None:
         """Listen on a bound socket, which is closed with the server.
@@ -55,21 +60,25 @@ class HttpServer:
             self._server.close()
 
     async def close(self, *, grace_s: float = 0) -> None:
-        """Stop listening and close the connections that are still open after ``grace_s``."""
+        """Stop listening and close the connections that are still open after ``grace_s``.
+
+        A handler that does not end within 10 s after its cancellation is left behind.
+        """
         self.stop_listening()
         try:
             if grace_s and self._connections:
                 await asyncio.wait(self._connections, timeout=grace_s)
         finally:
+            self._closed = True
             for each in tuple(self._connections):
                 each.cancel()
         if self._connections:
-            await asyncio.wait(self._connections)
+            await asyncio.wait(self._connections, timeout=_CLOSE_WITHIN_S)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection in a task of its own."""
         task = asyncio.current_task()
-        if task is None:  # asyncio starts one for each connection
+        if task is None or self._closed:  # asyncio starts one for each connection, also just before the close
             writer.transport.abort()
             return
         self._connections.add(task)
@@ -82,8 +91,8 @@ class HttpServer:
             connection = HttpConnection(self._service, reader, writer, peer, finish_request)
             if admitted:
                 await connection.serve()
-            else:
-                await connection.refuse(problem(HTTPStatus.TOO_MANY_REQUESTS, "too many connections; try again later"))
+            elif self._refusals < _MOST_REFUSALS:
+                await self._refuse(connection)
         except asyncio.CancelledError:
             if not task.cancelling():
                 raise
@@ -93,6 +102,13 @@ class HttpServer:
             self._admission.release(task)
             self._connections.discard(task)
             writer.transport.abort()
+
+    async def _refuse(self, connection: HttpConnection) -> None:
+        self._refusals += 1
+        try:
+            await connection.refuse(problem(HTTPStatus.TOO_MANY_REQUESTS, "too many connections; try again later"))
+        finally:
+            self._refusals -= 1
 
 
 def _peer(writer: asyncio.StreamWriter) -> Peer | None:

@@ -274,7 +274,7 @@ async def test_plan_has_the_removals_of_the_collector(node: Node) -> None:
         ("Trigger", api.TriggerRequest(loop="shutdown"), "is not running"),
         ("Apply", api.ApplyRequest(), "exactly one of them is required"),
         ("Apply", api.ApplyRequest(scope="all", plan="{}"), "exactly one of them is required"),
-        ("Apply", api.ApplyRequest(scope="all", rounds=21), "rounds: at most 20"),
+        ("Apply", api.ApplyRequest(scope="all", rounds=21), "rounds: 21 is not between 0 and 20"),
         ("Apply", api.ApplyRequest(plan="{}"), "not a plan of this agent"),
     ],
 )

@@ -108,7 +108,7 @@ async def serving(
             "/v1/loops/{name}": Route({"GET": echo}),
             "/crash": Route({"GET": crash}),
             "/hang": Route({"GET": hang}),
-            "/watched": Route({"GET": (watched or Watched()).wait}, watch_client=True),
+            "/watched": Route({"GET": (watched or Watched()).wait}, watched=frozenset({"GET"})),
             "/refuse": Route({"GET": refuse}),
             "/stream": Route({"GET": (feed or Feed()).stream}),
         }

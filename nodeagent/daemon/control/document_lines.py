@@ -1,0 +1,77 @@
+"""The body of a streamed response: documents as JSON lines."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from nodeagent.daemon.http.messages import Response
+
+
+class DocumentLines:
+    """Lines of a stream of documents; an error after the start becomes the last line.
+
+    An iterator with ``aclose``, which also ends a stream of which nothing was read: a generator would not.
+    """
+
+    def __init__(self, documents: AsyncGenerator[str, None], problem: Callable[[Exception], Response]) -> None:
+        """Create a stream whose documents are not read yet.
+
+        Args:
+            documents: each one with its line break.
+            problem: returns the problem document of an error.
+        """
+        self._documents = documents
+        self._problem = problem
+        self._first: asyncio.Future[str | None] | None = None
+        self._failed = False
+
+    async def start(self, within_s: float | None) -> None:
+        """Wait for the first document, for ``within_s`` seconds at most; an error until then is raised.
+
+        Raises:
+            Exception: that of the documents.
+        """
+        self._first = asyncio.ensure_future(self._next())
+        try:
+            await asyncio.wait({self._first}, timeout=within_s)
+        except asyncio.CancelledError:
+            await self.aclose()
+            raise
+        if self._first.done() and (error := self._first.exception()) is not None:
+            raise error
+
+    def __aiter__(self) -> DocumentLines:
+        """Return the stream itself."""
+        return self
+
+    async def __anext__(self) -> bytes:
+        """Return the next line."""
+        if self._failed:
+            raise StopAsyncIteration
+        try:
+            if self._first is None:
+                document = await self._next()
+            else:
+                document = await self._first
+                self._first = None
+        except Exception as error:  # noqa: BLE001 - reported to the client and logged
+            self._failed = True
+            body = self._problem(error).body
+            return b'{"problem": ' + (body if isinstance(body, bytes) else b"null").strip() + b"}\n"
+        if document is None:
+            raise StopAsyncIteration
+        return document.encode()
+
+    async def aclose(self) -> None:
+        """End the stream and its documents."""
+        if self._first is not None and not self._first.done():
+            self._first.cancel()
+            await asyncio.wait({self._first})
+        await self._documents.aclose()
+
+    async def _next(self) -> str | None:
+        return await anext(self._documents, None)
