@@ -206,6 +206,8 @@ async def serving(
             open_agent(made, record=True, dry_run=made.dry_run, observer_of_calls=context.observe_call)
         )
         node.faults = server.faults
+        unhandled: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, error: unhandled.append(error))
         stop = asyncio.Event()
         running = asyncio.ensure_future(ControlServer(context).run(stop))
         while not node.logged("control_listening"):  # noqa: ASYNC110 - the log has no event to wait on
@@ -214,6 +216,7 @@ async def serving(
         stop.set()
         await running
         assert not node.path.exists()
+        assert not unhandled
 
 
 @contextmanager

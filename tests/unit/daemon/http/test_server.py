@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from contextlib import asynccontextmanager
+import socket
+from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -41,6 +42,14 @@ async def echo(request: Request) -> Response:
 
 async def crash(_: Request) -> Response:
     raise ZeroDivisionError
+
+
+async def time_out(_: Request) -> Response:
+    raise TimeoutError
+
+
+async def lose_the_runtime(_: Request) -> Response:
+    raise ConnectionResetError
 
 
 async def hang(_: Request) -> Response:
@@ -108,6 +117,9 @@ async def serving(
             "/v1/loops/{name}": Route({"GET": echo}),
             "/crash": Route({"GET": crash}),
             "/hang": Route({"GET": hang}),
+            "/time-out": Route({"GET": time_out}),
+            "/lose-the-runtime": Route({"GET": lose_the_runtime}),
+            "/watched-refusal": Route({"GET": refuse}, watched=frozenset({"GET"})),
             "/watched": Route({"GET": (watched or Watched()).wait}, watched=frozenset({"GET"})),
             "/refuse": Route({"GET": refuse}),
             "/stream": Route({"GET": (feed or Feed()).stream}),
@@ -118,11 +130,14 @@ async def serving(
         Service(router, authorise, fail, deadlines or Deadlines(WITHIN_S, WITHIN_S, WITHIN_S)),
         limits or ConnectionLimits(total=8, per_user=8, root=8),
     )
+    unhandled: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, error: unhandled.append(error))
     await server.start(bind(listen))
     try:
         yield listen
     finally:
         await server.close()
+    assert not unhandled
 
 
 async def exchange(listen: Listen, sent: bytes) -> tuple[int, dict[str, str], bytes]:
@@ -164,7 +179,11 @@ async def test_request_reaches_its_handler_with_query_body_variables_and_credent
         (head("GET", "/v1/loops/a/b"), 404),
         (head("DELETE", "/echo"), 405),
         (head("GET", "/crash"), 500),
+        (head("GET", "/time-out"), 500),
+        (head("GET", "/lose-the-runtime"), 500),
         (head("GET", "/refuse"), 409),
+        (head("GET", "/watched-refusal"), 409),
+        (head("POST", "/echo", "Transfer-Encoding: chunked") + b"1\r\na\r\n" * 900 + b"0\r\n\r\n", 400),
         (head("POST", "/echo", f"Content-Length: {BODY_BYTES + 1}"), 413),
         (head("POST", "/echo", "Transfer-Encoding: chunked") + b"7d1\r\n" + b"a" * 2001 + b"\r\n0\r\n\r\n", 413),
         (head("GET", "/echo", "Content-Length: 1") + b"a", 413),
@@ -178,7 +197,11 @@ async def test_request_reaches_its_handler_with_query_body_variables_and_credent
         "variable-is-one-segment",
         "no-method",
         "crash",
+        "timeout-of-the-handler",
+        "reset-in-the-handler",
         "refused-by-the-handler",
+        "refused-by-a-watched-handler",
+        "too-many-chunks",
         "announced-body-too-long",
         "chunked-body-too-long",
         "body-where-none-is-taken",
@@ -281,6 +304,51 @@ async def test_connection_over_the_limit_gets_429_while_all_are_being_answered(t
             while (await exchange(listen, head("GET", "/echo")))[0] != 200:
                 pass
         open_streams[1][1].transport.abort()
+
+
+async def test_answered_connection_frees_its_slot_while_the_client_keeps_it_open(tmp_path: Path) -> None:
+    async with serving(tmp_path, limits=ConnectionLimits(total=1, per_user=1, root=1)) as listen:
+        reader, writer = await asyncio.open_unix_connection(listen.path)
+        writer.write(head("GET", "/echo"))
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+        assert (await exchange(listen, head("GET", "/echo")))[0] == 200
+        writer.transport.abort()
+
+
+async def test_refused_clients_over_sixteen_are_disconnected_without_a_response(tmp_path: Path) -> None:
+    feed = Feed()
+    async with serving(tmp_path, feed, limits=ConnectionLimits(total=1, per_user=1, root=1)) as listen:
+        stream, writer = await asyncio.open_unix_connection(listen.path)
+        writer.write(head("GET", "/stream"))
+        await stream.readuntil(b"\r\n\r\n")
+        refused = [await asyncio.open_unix_connection(listen.path) for _ in range(40)]
+        answers = [await asyncio.wait_for(reader.read(), WITHIN_S) for reader, _ in refused]
+        assert sum(each.startswith(b"HTTP/1.1 429 ") for each in answers) == 16
+        assert answers.count(b"") == 24
+        for _, each in (*refused, (None, writer)):
+            each.transport.abort()
+
+
+@pytest.mark.parametrize("turns", range(3, 9))  # before the third, asyncio itself has not made a connection of it
+async def test_connection_accepted_just_before_the_close_is_not_served(tmp_path: Path, turns: int) -> None:
+    async with serving(tmp_path) as listen:
+        server = HttpServer(
+            Service(Router({"/hang": Route({"GET": hang})}), authorise, fail), ConnectionLimits(8, 8, 8)
+        )
+        other = Listen(path=f"{listen.path}2")
+        await server.start(bind(other))
+        clients = [socket.socket(socket.AF_UNIX) for _ in range(4)]
+        for each in clients:
+            each.connect(other.path)
+            each.sendall(head("GET", "/hang"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await server.close()
+        for each in clients:
+            each.settimeout(WITHIN_S)
+            with suppress(ConnectionResetError):
+                assert await asyncio.to_thread(each.recv, 1) == b""
+            each.close()
 
 
 @given(

@@ -1,0 +1,151 @@
+"""Clients of the control API that leave, wait or compete, and the stop of the daemon meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.api import requests as api
+from nodeagent.daemon.control import server as control
+from nodeagent.daemon.control import service
+from nodeagent.daemon.control.requested_pass import RequestedPass
+from nodeagent.errors import NodeAgentError
+from nodeagent.plan.gc.scope import Scope
+from tests.unit.control_node import MEMBER, ROOT, Node, serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+WITHIN_S = 20.0
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    async with serving(tmp_path) as served:
+        yield served
+
+
+async def send(node: Node, text: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_unix_connection(node.path)
+    writer.write(f"{text} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    return reader, writer
+
+
+async def calls(node: Node, method: str, count: int) -> None:
+    """Wait until the runtime has received this number of calls."""
+    async with asyncio.timeout(WITHIN_S):
+        while node.faults.count(method) < count:  # noqa: ASYNC110 - the call log has no event to wait for
+            await asyncio.sleep(0)
+
+
+async def test_event_stream_starts_before_the_first_event(node: Node) -> None:
+    async with node.follow("Events") as reader:
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WITHIN_S)
+        assert head.startswith(b"HTTP/1.1 200 ")
+        node.context.logger.info("pause_started")
+        assert b"pause_started" in await asyncio.wait_for(reader.readuntil(b"}\n"), WITHIN_S)
+
+
+async def test_head_of_the_event_stream_is_answered(node: Node) -> None:
+    reader, writer = await send(node, "HEAD /v1/events")
+    assert (await asyncio.wait_for(reader.read(), WITHIN_S)).startswith(b"HTTP/1.1 200 ")
+    writer.transport.abort()
+
+
+async def test_lookups_of_closed_requests_occupy_one_thread_and_root_is_answered(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, most, go_on = [0], [0], threading.Event()
+
+    def look_up(_: str) -> None:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        go_on.wait(WITHIN_S)
+        running[0] -= 1
+
+    monkeypatch.setattr(control, "group_number", look_up)
+    node.peer[0] = MEMBER
+    opened = [await send(node, "GET /v1/holds") for _ in range(40)]
+    async with asyncio.timeout(WITHIN_S):
+        while not most[0]:  # noqa: ASYNC110 - set in a thread
+            await asyncio.sleep(0.001)
+    for _, writer in opened:
+        writer.transport.abort()
+    node.peer[0] = ROOT
+    try:
+        assert (await asyncio.wait_for(node.ask("Holds"), WITHIN_S))["holds"] == []
+    finally:
+        go_on.set()
+    assert most[0] == 1
+
+
+async def test_root_does_not_wait_for_the_plan_of_a_member(node: Node) -> None:
+    go_on = asyncio.Event()
+    node.faults.delay("ListContainers", go_on)
+    node.peer[0] = MEMBER
+    _, writer = await send(node, "GET /v1/plans/all")
+    await calls(node, "ListContainers", 1)
+    node.peer[0] = ROOT
+    assert (await asyncio.wait_for(node.ask("History"), WITHIN_S))["passes"] == []
+    go_on.set()
+    writer.transport.abort()
+
+
+async def test_plan_ends_when_its_client_disconnects(node: Node) -> None:
+    never = asyncio.Event()
+    node.faults.delay("ListContainers", never)
+    _, writer = await send(node, "GET /v1/plans/all")
+    await calls(node, "ListContainers", 1)
+    writer.transport.abort()
+    assert (await asyncio.wait_for(node.ask("History"), WITHIN_S))["passes"] == []
+
+
+async def test_pass_cancelled_before_the_pass_lock_removes_nothing(node: Node) -> None:
+    requested = RequestedPass(node.context, asyncio.Lock(), lambda _: None)
+    requested.cancel()
+    with pytest.raises(NodeAgentError, match="nothing was removed: the client disconnected"):
+        await requested.apply_scope(Scope.CONTAINERS, 1)
+    assert len(node.sim.containers) == 2
+
+
+async def test_daemon_stops_although_the_removal_of_a_requested_pass_hangs(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_STOP_WITHIN_S", 0.01)
+    node.faults.delay("RemoveContainer", asyncio.Event())
+    asking = asyncio.ensure_future(node.exchange("Apply", api.ApplyRequest(scope="containers")))
+    await calls(node, "RemoveContainer", 1)
+    node.context.stop.set()
+    asking.cancel()
+    # the fixture stops the server, and waits for its end
+
+
+@pytest.mark.parametrize(
+    ("operation", "request_", "detail"),
+    [
+        ("History", api.HistoryRequest(limit=-1), "limit: -1 is negative"),
+        ("History", api.HistoryRequest(limit=-(10**20)), "limit"),
+        ("Apply", api.ApplyRequest(scope="all", rounds=-5), "rounds: -5 is not between 0 and 20"),
+    ],
+)
+async def test_negative_number_is_a_usage_error(
+    node: Node, operation: str, request_: api.HistoryRequest | api.ApplyRequest, detail: str
+) -> None:
+    status, said = await node.refused(operation, request_)
+    assert (status, detail in said) == (400, True)
+
+
+async def test_deeply_nested_body_is_a_usage_error(node: Node) -> None:
+    status, documents = await node.exchange("AddHold", body=b"[" * 5000)
+    assert (status, "not JSON" in documents[0]["detail"]) == (400, True)
+    assert not node.logged("control_failed")
+
+
+async def test_field_in_path_and_query_is_a_usage_error(node: Node) -> None:
+    reader, writer = await send(node, "GET /v1/plans/images?scope=all")
+    assert (await asyncio.wait_for(reader.read(), WITHIN_S)).startswith(b"HTTP/1.1 400 ")
+    writer.transport.abort()
