@@ -1,0 +1,82 @@
+"""The client of the control API against listeners that are full, or stop within a response."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.api.client import ControlClient, DaemonUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def listener(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(tmp_path / "s"))
+        bound.listen(0)
+        yield bound
+
+
+def fill(path: Path) -> list[socket.socket]:
+    """Connect until the backlog is full; return the connections."""
+    made: list[socket.socket] = []
+    while True:
+        each = socket.socket(socket.AF_UNIX)
+        each.setblocking(False)
+        try:
+            each.connect(str(path))
+        except BlockingIOError:
+            each.close()
+            return made
+        made.append(each)
+
+
+def test_client_waits_for_room_in_the_backlog(listener: socket.socket, tmp_path: Path) -> None:
+    waiting = fill(tmp_path / "s")
+    connected = threading.Event()
+
+    def connect() -> None:
+        ControlClient(tmp_path / "s").probe()
+        connected.set()
+
+    client = threading.Thread(target=connect)
+    client.start()
+    accepted = [listener.accept()[0] for _ in waiting]
+    client.join(20)
+    assert connected.is_set()
+    for each in (*waiting, *accepted):
+        each.close()
+
+
+def test_full_backlog_is_an_error_that_names_it(
+    listener: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodeagent.api.client._CONNECT_WITHIN_S", 1)
+    waiting = fill(tmp_path / "s")
+    with pytest.raises(DaemonUnavailableError, match="accepts no connection within 1 s"):
+        ControlClient(tmp_path / "s").probe()
+    assert listener.fileno() >= 0
+    for each in waiting:
+        each.close()
+
+
+def test_stream_cut_by_a_stop_of_the_daemon_is_a_lost_connection(listener: socket.socket, tmp_path: Path) -> None:
+    def answer() -> None:
+        connection = listener.accept()[0]
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n{}\n\r\n")
+
+    server = threading.Thread(target=answer)
+    server.start()
+    documents = ControlClient(tmp_path / "s").stream("Events")
+    assert next(documents) == "{}"
+    with pytest.raises(DaemonUnavailableError, match="connection to the daemon lost"):
+        next(documents)
+    server.join(20)
