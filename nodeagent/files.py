@@ -1,4 +1,4 @@
-"""Atomic writes: after a crash the old or the new file is there, complete.
+"""Atomic writes: after a crash the path has either the complete old or the complete new file.
 
 Each function writes a temporary file ``.NAME-XXXXXXXX`` beside its target and syncs file and directory.
 """

@@ -190,7 +190,7 @@ def remove_environment(prefix: Path) -> list[Path]:
     """Remove the environment of an installation, and the prefix unless other files remain.
 
     Returns:
-        The kept files: those of others, and those behind symbolic links. All files, if there is no manifest and the
+        The kept files: foreign files, and files behind symbolic links. All files, if there is no manifest and the
         directory is not recognised as an installation.
 
     Raises:
@@ -210,7 +210,7 @@ def remove_environment(prefix: Path) -> list[Path]:
 
 
 def _listed(prefix: Path, found: Manifest) -> frozenset[str]:
-    """Return the files in a manifest, and those that an incomplete manifest does not list yet."""
+    """Return the files in a manifest, and files that an incomplete manifest does not list yet."""
     if found.environment and found.complete:
         return found.environment
     if found.environment - {VENV}:  # an interrupted upgrade

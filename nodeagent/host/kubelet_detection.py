@@ -55,8 +55,8 @@ _ALL_EVERY_S_PER_PROCESS: Final = 0.06  # 15 to 30 us were measured for each: be
 class KubeletTraceReader:
     """Repeated readings of the traces.
 
-    A process is read when it is new and again in the next reading, since it may not have executed the kubelet yet. All
-    processes are read every ``_ALL_EVERY_S`` seconds, less often on nodes with many processes.
+    A new process is read in two consecutive readings, since a forked process may execute the kubelet after the first.
+    All processes are read every ``_ALL_EVERY_S`` seconds, less often on nodes with many processes.
     """
 
     def __init__(self, clock: Clock, root: Path | None = None, *, uid: int | None = None) -> None:
@@ -65,7 +65,7 @@ class KubeletTraceReader:
         Args:
             clock: limits the read rate of processes and socket tables.
             root: parent of ``proc``, ``etc``, ``run`` and ``var``; ``None`` for ``HOST_ROOT``.
-            uid: user whose processes count besides those of root; ``None`` for the user of this process.
+            uid: user whose processes count besides root's; ``None`` for the user of this process.
         """
         self._clock = clock
         root = HOST_ROOT if root is None else root

@@ -49,7 +49,7 @@ class Manifest:
 def fingerprint(path: Path) -> str | None:
     """Return the fingerprint of a file, without following a link; ``None`` if the path is free.
 
-    ``sha256:HEX`` for a regular file, ``link:TARGET`` for a symbolic link, ``other`` for anything else.
+    ``sha256:HEX`` for a regular file, ``link:TARGET`` for a symbolic link, ``other`` for any other type.
 
     Raises:
         OSError: it cannot be read.

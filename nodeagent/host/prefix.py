@@ -58,7 +58,7 @@ def check_place(prefix: Path, root: Path, *, homes: Collection[Path] | None = No
     Args:
         prefix: path on the node.
         root: directory used as the node's root.
-        homes: home directories; ``None`` for those of the user database.
+        homes: home directories; ``None`` for all in the user database.
 
     Raises:
         UsageError: it is a system directory, a home directory, the agent's state, or contains an interpreter.

@@ -65,7 +65,7 @@ class StoreHealth:
     """Health of the database.
 
     Attributes:
-        problem: why the usage is not on disk, with the consequence; empty if it is.
+        problem: reason that the usage is not on disk, with the consequence; empty otherwise.
     """
 
     problem: str = ""
@@ -88,7 +88,7 @@ class Store:
 
         Args:
             directory: state directory; created with the first write.
-            read_only: whether nothing is ever written.
+            read_only: whether writing is disabled.
             gaps: longest gaps between detections that continue the observation of image use.
         """
         self._path = directory / FILE_NAME

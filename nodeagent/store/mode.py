@@ -41,7 +41,7 @@ class ModeFile:
         return dry_run
 
     def write(self, *, dry_run: bool) -> None:
-        """Store a mode, replacing the one before.
+        """Store a mode, replacing the previous one.
 
         Raises:
             StoreError: it cannot be written.

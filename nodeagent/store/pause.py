@@ -54,7 +54,7 @@ class PauseFile:
             raise StoreError(f"cannot read pause {self._path}: {error}; 'nodeagent resume' ends the pause") from error
 
     def write(self, pause: StoredPause) -> None:
-        """Store a pause, replacing the one before.
+        """Store a pause, replacing the previous one.
 
         Raises:
             StoreError: it cannot be written.

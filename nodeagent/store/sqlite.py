@@ -22,7 +22,7 @@ _MAX_INTEGER: Final = 2**63 - 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 Migrations = tuple[tuple[str, ...], ...]
-"""Statements for each schema version that migrate from the one before."""
+"""Statements for each schema version that migrate from the previous version."""
 
 
 def connect(path: Path, migrations: Migrations) -> sqlite3.Connection:
