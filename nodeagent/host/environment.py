@@ -79,7 +79,7 @@ def begin(prefix: Path, files: Mapping[Path, str] | None = None, *, venv: bool =
         venv: whether a virtual environment will be created in the prefix.
 
     Raises:
-        InstallError: it cannot be created, or is not usable.
+        InstallError: the prefix cannot be created, or is not usable.
     """
     former = admit(prefix) or Manifest()
     environment = former.environment or (own_files(prefix) | ({VENV} if venv else frozenset()))
@@ -177,7 +177,7 @@ def write_launcher(prefix: Path) -> None:
     """Write the isolated console script over the one made by pip.
 
     Raises:
-        InstallError: it cannot be written.
+        InstallError: the script cannot be written.
     """
     path = prefix / LAUNCHER
     try:

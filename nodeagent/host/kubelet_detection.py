@@ -60,7 +60,7 @@ class KubeletTraceReader:
     """
 
     def __init__(self, clock: Clock, root: Path | None = None, *, uid: int | None = None) -> None:
-        """Prepare a reader without reading.
+        """Create a reader of the kubelet traces.
 
         Args:
             clock: limits the read rate of processes and socket tables.
@@ -131,7 +131,7 @@ class KubeletTraceReader:
         """Return the process if it is a kubelet that can manage this node, otherwise ``None``.
 
         Raises:
-            OSError: it has exited or cannot be read.
+            OSError: the process has exited or cannot be read.
         """
         name = _read(f"{directory}/comm").rstrip(b"\n")
         words = _read(f"{directory}/cmdline").split(b"\0") if arguments else [b""]
@@ -171,7 +171,7 @@ def _read(path: str, limit_bytes: int = _READ_BYTES) -> bytes:
     """Return up to ``limit_bytes`` of a file.
 
     Raises:
-        OSError: it cannot be read; ``filename`` is the path.
+        OSError: the file cannot be read; ``filename`` is the path.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -130,19 +130,19 @@ class CriOnlyStorage:
         return {}
 
     async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:
-        """Raise NodeAgentError."""
+        """Raise NodeAgentError, since CRI removes images, not names."""
         raise NodeAgentError(_DISABLED)
 
     async def delete_content(self, digest: str) -> bool:
-        """Raise NodeAgentError."""
+        """Raise NodeAgentError, since CRI has no blobs."""
         raise NodeAgentError(_DISABLED)
 
     async def remove_snapshot(self, snapshotter: str, key: str) -> bool:
-        """Raise NodeAgentError."""
+        """Raise NodeAgentError, since CRI has no snapshots."""
         raise NodeAgentError(_DISABLED)
 
     async def collect_garbage(self) -> None:
-        """Raise NodeAgentError."""
+        """Raise NodeAgentError, since CRI has no garbage collection."""
         raise NodeAgentError(_DISABLED)
 
     async def remove_orphaned_directories(self, snapshotter: str) -> None:

@@ -297,7 +297,7 @@ def _read(connection: sqlite3.Connection) -> _Stored:
 
     Raises:
         StoreError: a newer version of the agent wrote it.
-        sqlite3.DatabaseError: it is corrupt, or contains values that no version writes.
+        sqlite3.DatabaseError: the file is corrupt, or contains values that no version writes.
     """
     if check_version(connection, len(_MIGRATIONS)) == 0:
         return {}, None, None

@@ -44,7 +44,7 @@ class ModeFile:
         """Store a mode, replacing the previous one.
 
         Raises:
-            StoreError: it cannot be written.
+            StoreError: the mode cannot be written.
         """
         try:
             self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)

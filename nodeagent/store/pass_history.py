@@ -80,7 +80,7 @@ class PastPass:
         trigger: ``interval``, ``once``, ``command``, ``apply``, ``leaks`` or ``eviction``.
         scope: kinds of items.
         plan_id: id of its first plan.
-        dry_run: whether nothing was removed.
+        dry_run: whether removals were only reported.
         result: result, as in a report.
         detail: cause of the result, such as the shortfall.
         predicted_bytes: bytes that the completed removals were predicted to free.
