@@ -1,10 +1,10 @@
 """A node-side agent for container nodes: garbage collection, pod eviction and graceful shutdown.
 
-Each of these observes the node into an immutable snapshot (``observe``), plans with pure functions that give every
-candidate a reason (``plan``), and executes the plan after a re-check of each item (``act``). The daemon, a preview and
+Each of these observes the node into an immutable snapshot (``observe``), plans with pure functions that state a reason
+for every candidate (``plan``), and executes the plan after a re-check of each item (``act``). The daemon, a preview and
 an explanation use the same planners, so a preview equals the run.
 
-Packages import only those below them (import contracts in ``pyproject.toml``)::
+Each package imports only packages below it (import contracts in ``pyproject.toml``)::
 
     cli         commands: render documents, decide nothing
     daemon      loops, control API, metrics and health, reload, shutdown

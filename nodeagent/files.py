@@ -1,4 +1,4 @@
-"""Atomic writes: after a crash the old or the new file is there, complete.
+"""Atomic writes: after a crash the path has either the complete old or the complete new file.
 
 Each function writes a temporary file ``.NAME-XXXXXXXX`` beside its target and syncs file and directory.
 """
@@ -26,7 +26,7 @@ def replace_file(path: Path, text: str, *, like: os.stat_result | None = None, m
         mode: its mode without ``like``.
 
     Raises:
-        OSError: it cannot be written; the present file is unchanged.
+        OSError: the file cannot be written; the present file is unchanged.
     """
     with _temporary_file(path, text, like, mode) as temporary:
         temporary.replace(path)
@@ -36,7 +36,7 @@ def create_file(path: Path, text: str, *, mode: int = 0o600) -> bool:
     """Write a file unless the path exists; return whether it was written.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     with _temporary_file(path, text, None, mode) as temporary:
         try:
@@ -50,7 +50,7 @@ def replace_link(path: Path, target: str) -> None:
     """Write a symbolic link, replacing the present file or link.
 
     Raises:
-        OSError: it cannot be written; the present file or link is unchanged.
+        OSError: the link cannot be written; the present file or link is unchanged.
     """
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as directory:
         link = Path(directory) / "link"  # mkstemp makes no links

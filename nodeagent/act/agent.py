@@ -60,8 +60,8 @@ class Agent:
 
     Attributes:
         storage: the runtime's own image and layer records.
-        roles: its role on this node, evaluated by every pass.
-        record: whether it writes its own state (image use, history).
+        roles: role watch of this node, evaluated by every pass.
+        record: whether the agent writes state files (image use, history).
         dry_run: whether passes only report the planned removals.
         shortfall_reported: whether the daemon reported the current shortfall.
     """
@@ -190,7 +190,7 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
 
     Args:
         settings: a validated configuration.
-        record: whether image use and history are written; without it the agent writes nothing to disk by itself.
+        record: whether image use and history are written; without it the agent writes no state files.
         dry_run: whether passes only report the planned removals.
         clock: the system clock unless given.
         observer_of_calls: called after every call to the runtime; see ``RuntimeConnection``.

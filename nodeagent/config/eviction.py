@@ -53,9 +53,9 @@ class EvictionSettings:
     verify_s: float = 10.0
 
     def off_because(self, role: Role, evidence: str = "") -> str:
-        """Return the reason for disabled eviction on this node, for people; empty where eviction is enabled.
+        """Return the reason for disabled eviction on this node, for display; empty where eviction is enabled.
 
-        Beside a kubelet it is always disabled: the kubelet restarts the containers of an evicted pod.
+        Beside a kubelet eviction is always disabled: the kubelet restarts the containers of an evicted pod.
 
         Args:
             role: role of the agent on this node.

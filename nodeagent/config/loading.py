@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 DEFAULT_PATH: Final = Path("/etc/nodeagent/config.toml")
 ENVIRONMENT_PREFIX: Final = "NODEAGENT_"
 _FOREIGN_PREFIXES: Final = ("NODEAGENT_TEST_", "NODEAGENT_SERVICE_", "NODEAGENT_PORT")
-"""Variables of the tests, and those that Kubernetes derives from a Service named ``nodeagent``."""
+"""Variables of the tests, and variables that Kubernetes derives from a Service named ``nodeagent``."""
 _SERVICE_SUFFIX: Final = re.compile(
     r"(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
@@ -143,7 +143,7 @@ def _files(path: Path | None) -> tuple[Path | None, tuple[Path, ...], dict[str, 
 
 
 def _merge(document: dict[str, object], overlay: Mapping[str, object], source: str, origins: dict[str, str]) -> None:
-    """Merge the values of a file into those of earlier files, and record their source."""
+    """Merge the values of a file over the values of earlier files, and record their source."""
 
     def into(table: dict[str, object], values: Mapping[str, object], prefix: str) -> None:
         for key, value in values.items():

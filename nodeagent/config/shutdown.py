@@ -28,7 +28,8 @@ class ShutdownSettings:
     def off_because(self, role: Role, evidence: str = "") -> str:
         """Return the reason for disabled graceful shutdown, without a full stop; empty if it is enabled.
 
-        Beside a kubelet it is disabled even if ``enabled``: the kubelet restarts each container within a second.
+        Beside a kubelet graceful shutdown is disabled even if ``enabled``: the kubelet restarts each container within a
+        second.
 
         Args:
             role: role of the agent on this node.

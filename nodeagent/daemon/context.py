@@ -39,14 +39,14 @@ class DaemonContext:
     """State shared by the loops and tasks.
 
     A reload composes a new agent, and with it every task that serves one agent. State that has to survive this, such
-    as the eviction state, is kept here. More than ten attributes: tasks communicate through nothing else, and a group
-    of them would only be another name to follow.
+    as the eviction state, is kept here. More than ten attributes: tasks communicate only through this object, and
+    grouped attributes would only add indirection.
 
     Attributes:
         settings: settings in force.
         stop: set at the stop of the daemon.
         loop_statuses: status of each loop and task.
-        pass_lock: taken by every pass.
+        pass_lock: acquired by every pass.
         agent: agent in force; ``None`` while none is composed.
         wake: for each loop by name, set to start its next pass at once.
         eviction: thresholds, victims and conditions of the eviction loop.
@@ -110,11 +110,11 @@ class DaemonContext:
 
     @property
     def dry_run(self) -> bool:
-        """Whether nothing may be removed now, by the settings in force or during the reload grace period."""
+        """Whether removals are only reported now, by the settings in force or during the reload grace period."""
         return self.settings.dry_run or self.grace.pending
 
     def observe_call(self, method: str, took_s: float, status: str) -> None:
-        """Count a finished call to the runtime; any status but those of a missing answer shows that the runtime is up.
+        """Count a finished call to the runtime; any status other than a missing answer proves a running runtime.
 
         Args:
             method: name of the call, such as ``ListImages``.

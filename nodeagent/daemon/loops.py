@@ -204,9 +204,9 @@ def log_report(
 
     Args:
         logger: of the loop.
-        preview: gives the warnings of the observation.
+        preview: contains the warnings of the observation.
         report: the pass.
-        warned: warnings of the pass before, which are not logged again.
+        warned: warnings of the previous pass, which are not logged again.
 
     Returns:
         The warnings of this pass.

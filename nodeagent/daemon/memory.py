@@ -53,8 +53,8 @@ def limit_arenas() -> None:
 def lock_memory() -> str:
     """Lock every page that the process has touched or will touch; return the error, empty on success.
 
-    When memory runs out the kernel drops file pages first, the agent's own code among them: to read it back while
-    everything stalls takes seconds. Source: mlockall(2), ``MCL_ONFAULT``.
+    When memory runs out the kernel drops file pages first, the agent's own code among them: reading it back during a
+    stall takes seconds. Source: mlockall(2), ``MCL_ONFAULT``.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "mlockall"):

@@ -28,7 +28,7 @@ class Pause:
 
     Attributes:
         by: origin; each has at most one pause.
-        reason: cause, for people.
+        reason: cause, for display.
         until_s: monotonic seconds at which it expires; ``None`` for no end.
     """
 

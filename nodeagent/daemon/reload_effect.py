@@ -28,7 +28,7 @@ class Effect:
         removals: in order of execution.
         thresholds: eviction thresholds that are met now, and new or with a shorter grace period.
         pods: pods evicted first.
-        problem: why part of the effect is unknown; empty if none is.
+        problem: reason that part of the effect is unknown; empty if all of it is known.
     """
 
     dry_run: bool

@@ -1,7 +1,7 @@
 """Reload grace period: the wait between a switch from dry run to active and the first destructive pass.
 
-Until it has ended, every agent is composed as a dry run, so that no loop can remove or evict anything by mistake. The
-mode is stored in the state directory, since a restart can be a switch as well.
+Until it has ended, every agent is composed as a dry run, so that no loop can remove an item or evict a pod by mistake.
+The mode is stored in the state directory, since a restart can be a switch as well.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class ReloadGrace:
 def restore_grace(grace: ReloadGrace, settings: Settings) -> None:
     """Begin to wait if the mode was dry run before the restart and is active now.
 
-    A mode that cannot be read counts as dry run. Without a stored mode, as at the first start, nothing was switched.
+    A mode that cannot be read counts as dry run. Without a stored mode, as at the first start, there was no switch.
     """
     try:
         was_dry, reason = ModeFile(settings.state_directory).read(), BY_RESTART

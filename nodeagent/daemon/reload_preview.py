@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.threshold_status import ThresholdStatus
 
 WITHIN_S: Final = 10.0
-"""Limit of a preview: no loop starts under new settings before it is known."""
+"""Time limit of a preview, which delays the start of the loops under new settings."""
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ async def until_stopped(search: Awaitable[Effect], stop: asyncio.Event) -> Effec
 
 
 def log_effect(effect: Effect, logger: FilteringBoundLogger) -> None:
-    """Log an effect: its removals, its evictions, and why part of it is unknown."""
+    """Log an effect: its removals, its evictions, and the reason if part of the effect is unknown."""
     if effect.removals:
         logger.warning(
             "reload_removes_more",
@@ -166,7 +166,7 @@ def _effect_document(effect: Effect) -> reload.Effect:
 
 
 async def _bounded(settings: Settings, find: Callable[[_PartialEffect], Awaitable[None]], within_s: float) -> Effect:
-    """Return the parts found in time, and why the others are unknown."""
+    """Return the parts determined in time, and the reason for each missing one."""
     partial = _PartialEffect()
     try:
         async with asyncio.timeout(within_s):

@@ -137,7 +137,7 @@ def announce_grace(context: DaemonContext, effect: Effect) -> None:
 
 
 async def preview_reload(context: DaemonContext, preview: Preview = preview_effect) -> Reloaded:
-    """Return the outcome that a reload would have; the settings in force and the loops remain as they are.
+    """Return the outcome that a reload would have; the settings in force and the loops are unchanged.
 
     Raises:
         ConfigError: the configuration is invalid, or its check failed.

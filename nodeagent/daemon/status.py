@@ -185,7 +185,7 @@ def role_warnings(settings: Settings, role: RoleDecision) -> list[str]:
 
 
 def without_agent(context: DaemonContext) -> Status:
-    """Return the status of the daemon before it is connected to a runtime; readings of the node are empty."""
+    """Return the status of a daemon without a runtime connection; readings of the node are empty."""
     return Status(
         observed_at=context.clock.now(),
         agent=_daemon(context, dry_run=context.dry_run, role=None, role_because=""),

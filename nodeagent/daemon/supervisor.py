@@ -135,7 +135,7 @@ async def serve_agents(context: DaemonContext) -> None:
             await _serve_one_agent(context)
             runtime.answered()
         except RuntimeUnavailableError as error:
-            # Ready all the same: a service that orders itself after this one must not wait for a runtime.
+            # READY without a runtime: a service that orders itself after this one must not wait for a runtime.
             Notifier().ready(f"waiting for a container runtime: {error}")
             await wait_for_any(runtime.lost(error), context.stop, context.renew)
 

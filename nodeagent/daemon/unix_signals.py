@@ -38,7 +38,7 @@ def ignore_hangup() -> Iterator[None]:
     try:
         yield
     finally:
-        # Not a handler of ours: the interpreter resets those to the default action before it exits.
+        # Not a Python handler: the interpreter resets handlers to the default action before it exits.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 

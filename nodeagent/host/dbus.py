@@ -51,11 +51,11 @@ class Descriptor:
 
     @property
     def number(self) -> int | None:
-        """The descriptor, ``None`` once it is closed."""
+        """The descriptor; ``None`` after :meth:`close`."""
         return self._number
 
     def close(self) -> None:
-        """Close it; a second call does nothing, since the number may belong to another file by then."""
+        """Close the descriptor; a second call has no effect, since the number may belong to another file by then."""
         number, self._number = self._number, None
         if number is not None:
             os.close(number)

@@ -14,7 +14,7 @@ def list_entries(directory: Path) -> list[Path]:
     """Return the entries of a directory in order of name; none if it does not exist or is not a directory.
 
     Raises:
-        InstallError: it cannot be read.
+        InstallError: the directory cannot be read.
     """
     try:
         return sorted(directory.iterdir())

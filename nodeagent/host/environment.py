@@ -79,7 +79,7 @@ def begin(prefix: Path, files: Mapping[Path, str] | None = None, *, venv: bool =
         venv: whether a virtual environment will be created in the prefix.
 
     Raises:
-        InstallError: it cannot be created, or is not usable.
+        InstallError: the prefix cannot be created, or is not usable.
     """
     former = admit(prefix) or Manifest()
     environment = former.environment or (own_files(prefix) | ({VENV} if venv else frozenset()))
@@ -177,7 +177,7 @@ def write_launcher(prefix: Path) -> None:
     """Write the isolated console script over the one made by pip.
 
     Raises:
-        InstallError: it cannot be written.
+        InstallError: the script cannot be written.
     """
     path = prefix / LAUNCHER
     try:
@@ -190,7 +190,7 @@ def remove_environment(prefix: Path) -> list[Path]:
     """Remove the environment of an installation, and the prefix unless other files remain.
 
     Returns:
-        The kept files: those of others, and those behind symbolic links. All files, if there is no manifest and the
+        The kept files: foreign files, and files behind symbolic links. All files, if there is no manifest and the
         directory is not recognised as an installation.
 
     Raises:
@@ -210,7 +210,7 @@ def remove_environment(prefix: Path) -> list[Path]:
 
 
 def _listed(prefix: Path, found: Manifest) -> frozenset[str]:
-    """Return the files in a manifest, and those that an incomplete manifest does not list yet."""
+    """Return the files in a manifest, and files that an incomplete manifest does not list yet."""
     if found.environment and found.complete:
         return found.environment
     if found.environment - {VENV}:  # an interrupted upgrade

@@ -59,7 +59,7 @@ class Packages:
 
     @property
     def own(self) -> frozenset[str]:
-        """The agent's package and its dependencies, without those of extras."""
+        """The agent's package and its dependencies, without dependencies of extras."""
         found: set[str] = set()
         pending = [PACKAGE]
         while pending:
@@ -105,7 +105,7 @@ def own_files(prefix: Path) -> frozenset[str]:
 
 
 def refusal_reason(prefix: Path) -> str:
-    """Return why a directory without a manifest is not an installation of the agent; empty if it is one."""
+    """Return the reason that a directory without a manifest is no installation of the agent; empty for one."""
     if not (prefix / VENV).is_file():
         return "is not empty and not an installation of nodeagent"
     if PACKAGE not in Packages(prefix).names:

@@ -242,7 +242,7 @@ def make_environment(prefix: Path, files: Mapping[Path, str]) -> Change:
         files: the files to be placed outside the prefix, with their fingerprints, for the manifest.
 
     Raises:
-        InstallError: it cannot be created; the text has the failed command.
+        InstallError: the environment cannot be created; the text has the failed command.
     """
     existed = (prefix / "pyvenv.cfg").is_file()
     begin(prefix, files)

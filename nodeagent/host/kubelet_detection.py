@@ -55,17 +55,17 @@ _ALL_EVERY_S_PER_PROCESS: Final = 0.06  # 15 to 30 us were measured for each: be
 class KubeletTraceReader:
     """Repeated readings of the traces.
 
-    A process is read when it is new and again in the next reading, since it may not have executed the kubelet yet. All
-    processes are read every ``_ALL_EVERY_S`` seconds, less often on nodes with many processes.
+    A new process is read in two consecutive readings, since a forked process may execute the kubelet after the first.
+    All processes are read every ``_ALL_EVERY_S`` seconds, less often on nodes with many processes.
     """
 
     def __init__(self, clock: Clock, root: Path | None = None, *, uid: int | None = None) -> None:
-        """Prepare a reader without reading.
+        """Create a reader of the kubelet traces.
 
         Args:
             clock: limits the read rate of processes and socket tables.
             root: parent of ``proc``, ``etc``, ``run`` and ``var``; ``None`` for ``HOST_ROOT``.
-            uid: user whose processes count besides those of root; ``None`` for the user of this process.
+            uid: user whose processes count besides root's; ``None`` for the user of this process.
         """
         self._clock = clock
         root = HOST_ROOT if root is None else root
@@ -131,7 +131,7 @@ class KubeletTraceReader:
         """Return the process if it is a kubelet that can manage this node, otherwise ``None``.
 
         Raises:
-            OSError: it has exited or cannot be read.
+            OSError: the process has exited or cannot be read.
         """
         name = _read(f"{directory}/comm").rstrip(b"\n")
         words = _read(f"{directory}/cmdline").split(b"\0") if arguments else [b""]
@@ -171,7 +171,7 @@ def _read(path: str, limit_bytes: int = _READ_BYTES) -> bytes:
     """Return up to ``limit_bytes`` of a file.
 
     Raises:
-        OSError: it cannot be read; ``filename`` is the path.
+        OSError: the file cannot be read; ``filename`` is the path.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -96,7 +96,7 @@ class KubeletFileReader:
     """Repeated readings of the files. Paths from the command line of a kubelet are remembered."""
 
     def __init__(self, root: Path) -> None:
-        """Prepare a reader below ``root`` without reading."""
+        """Create a reader of the files below ``root``."""
         self._root = root
         self._states = tuple((str(root / each), tuple(str(root / each / name) for name in _STATE)) for each in _ROOTS)
         self._others = tuple(str(root / each) for each in (*_CONFIGURATION, *_UNITS))

@@ -35,7 +35,7 @@ class ListenerReader:
     """
 
     def __init__(self, root: Path, ports: Iterable[int], uids: frozenset[int]) -> None:
-        """Prepare a reader without reading.
+        """Create a reader of the listeners.
 
         Args:
             root: parent of ``proc``.
@@ -105,8 +105,8 @@ class ListenerReader:
         The kernel lists listeners first, so reading stops at the first other socket.
 
         Raises:
-            OSError: it cannot be read.
-            ValueError: it does not start with the header of a socket table, or is too large.
+            OSError: the table cannot be read.
+            ValueError: the table does not start with the header of a socket table, or is too large.
         """
         found: set[int] = set()
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -49,7 +49,7 @@ def remove_pod_log_directory(root: Path, name: str, expected_uid: str) -> Freed:
     Raises:
         RemovalRefusedError: the name is not that pod's log directory, or a mount lies below it, and nothing was
             removed; or the directory changed during the removal, and the rest is kept.
-        FileNotFoundError: it does not exist.
+        FileNotFoundError: the directory does not exist.
     """
     _check_name(name)
     if not expected_uid or pod_uid(name) != expected_uid:
@@ -101,8 +101,8 @@ def remove_dead_log_link(root: Path, name: str) -> bool:
     """Remove a log link unless its target exists; return whether it was removed.
 
     Raises:
-        RemovalRefusedError: it is not a symlink.
-        FileNotFoundError: it does not exist.
+        RemovalRefusedError: the entry is not a symlink.
+        FileNotFoundError: the entry does not exist.
     """
     _check_name(name)
     with _opened(root) as top:
@@ -182,8 +182,8 @@ def _open_below(parent: int, name: str, place: _Place, where: Path) -> int:
     """Return a descriptor of a subdirectory on the same mount.
 
     Raises:
-        RemovalRefusedError: it is a symlink, not a directory, or a mount point.
-        FileNotFoundError: it does not exist.
+        RemovalRefusedError: the entry is a symlink, not a directory, or a mount point.
+        FileNotFoundError: the entry does not exist.
     """
     try:
         descriptor = os.open(name, _DIRECTORY, dir_fd=parent)

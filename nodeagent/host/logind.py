@@ -110,7 +110,7 @@ class ShutdownInhibitor:  # 12 attributes: the lock's identity, its connection a
         has_earlier: bool = False,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        """Compose an inhibitor; nothing is requested yet.
+        """Create an inhibitor; :meth:`run` requests the lock.
 
         Args:
             on_command: receives the commands that bus events caused.
@@ -183,7 +183,7 @@ class ShutdownInhibitor:  # 12 attributes: the lock's identity, its connection a
             self.apply(AgentStopping())
 
     async def _one_connection(self) -> None:
-        """Keep the lock over one connection; returns once logind has left the bus."""
+        """Keep the lock over one connection; returns once logind has disconnected from the bus."""
         self._owner = ""
         bus = Bus(self._address, deadline_s=self._timings.deadline_s, on_signal=self._signal)
         self._report(Connecting())
@@ -201,7 +201,7 @@ class ShutdownInhibitor:  # 12 attributes: the lock's identity, its connection a
                     return
 
     async def _watch(self, bus: Bus) -> None:
-        """Confirm the lock at intervals; returns when it has to be acquired again.
+        """Confirm the lock at intervals; returns when a new one is needed.
 
         Raises:
             InhibitorError: the bus or the lock is lost.
@@ -260,7 +260,7 @@ class ShutdownInhibitor:  # 12 attributes: the lock's identity, its connection a
             return
         entries, pid = await list_inhibitors(bus), await bus.own_pid()
         number = self.descriptor
-        if number is None or not self._owner:  # released meanwhile, or logind left the bus
+        if number is None or not self._owner:  # released meanwhile, or logind disconnected from the bus
             return
         # An adopted lock is listed with the process that acquired it, or with none.
         own_entries = [

@@ -49,10 +49,10 @@ class Manifest:
 def fingerprint(path: Path) -> str | None:
     """Return the fingerprint of a file, without following a link; ``None`` if the path is free.
 
-    ``sha256:HEX`` for a regular file, ``link:TARGET`` for a symbolic link, ``other`` for anything else.
+    ``sha256:HEX`` for a regular file, ``link:TARGET`` for a symbolic link, ``other`` for any other type.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     try:
         mode = path.lstat().st_mode
@@ -77,7 +77,7 @@ def read_manifest(directory: Path) -> Manifest | None:
     """Return the manifest in a prefix; ``None`` without one.
 
     Raises:
-        InstallError: it cannot be read, other users have write access, or it lists impossible paths.
+        InstallError: the manifest cannot be read, other users have write access, or it lists impossible paths.
     """
     path = directory / NAME
     try:
@@ -110,7 +110,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write the manifest into a prefix atomically.
 
     Raises:
-        InstallError: it cannot be written.
+        InstallError: the manifest cannot be written.
     """
     path = directory / NAME
     document = {
@@ -130,7 +130,7 @@ def parse(text: bytes) -> Manifest:
     """Return the manifest in a JSON document.
 
     Raises:
-        ValueError: it is malformed, of another format, or lists a path that no installation has.
+        ValueError: the document is malformed, of another format, or lists a path that no installation has.
     """
     try:
         document = json.loads(text)

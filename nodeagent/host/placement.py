@@ -144,7 +144,7 @@ def read_fingerprint(root: Path, path: Path) -> str | None:
     """Return the fingerprint of a file of the node; ``None`` if the path is free.
 
     Raises:
-        InstallError: it cannot be read.
+        InstallError: the file cannot be read.
     """
     try:
         return fingerprint(below(root, path))
@@ -156,7 +156,7 @@ def carry_out(part: Part, step: Step, root: Path) -> None:
     """Place a file as planned.
 
     Raises:
-        InstallError: it cannot be written; the present file is unchanged.
+        InstallError: the file cannot be written; the present file is unchanged.
     """
     path = below(root, part.path)
     try:
@@ -174,7 +174,7 @@ def save_copy(path: Path) -> Path:
     """Link a file to a new name with ``OLD_SUFFIX``; return that name.
 
     Raises:
-        OSError: it cannot be linked.
+        OSError: the file cannot be linked.
     """
     number = 1
     while True:
@@ -209,7 +209,7 @@ def remove(path: Path, root: Path) -> None:
     """Remove a file, and its parent directories that become empty.
 
     Raises:
-        InstallError: it cannot be removed.
+        InstallError: the file cannot be removed.
     """
     try:
         below(root, path).unlink(missing_ok=True)

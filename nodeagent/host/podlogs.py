@@ -135,7 +135,7 @@ def open_log_root(root: Path) -> Iterator[int | None]:
     Symlinks in its path are followed, as /var/log is one on some nodes.
 
     Raises:
-        ObservationError: it cannot be read.
+        ObservationError: the log root cannot be read.
     """
     try:
         descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -42,7 +42,7 @@ def check_form(prefix: Path) -> None:
     """Refuse a prefix that cannot be written into a unit or a shebang line.
 
     Raises:
-        UsageError: it is not an absolute path of at least two levels in plain characters.
+        UsageError: the prefix is not an absolute path of at least two levels in plain characters.
     """
     text = str(prefix)
     if not _FORM.fullmatch(text) or ".." in prefix.parts or len(prefix.parts) < 3 or len(text) > _LONGEST:
@@ -58,10 +58,10 @@ def check_place(prefix: Path, root: Path, *, homes: Collection[Path] | None = No
     Args:
         prefix: path on the node.
         root: directory used as the node's root.
-        homes: home directories; ``None`` for those of the user database.
+        homes: home directories; ``None`` for all in the user database.
 
     Raises:
-        UsageError: it is a system directory, a home directory, the agent's state, or contains an interpreter.
+        UsageError: the prefix is a system directory, a home directory, the agent's state, or contains an interpreter.
     """
     check_form(prefix)
     real = (root / prefix.relative_to("/")).parent.resolve() / prefix.name

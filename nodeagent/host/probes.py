@@ -1,4 +1,4 @@
-"""Facts of the host that decide whether it is fit for the agent: kernel features, clock, disks, journal and unit.
+"""Facts of the host for the node checks: kernel features, clock, disks, journal and unit.
 
 Each function reads one fact; the judgement is in ``nodeagent.plan.node_checks``.
 """

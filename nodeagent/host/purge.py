@@ -44,8 +44,8 @@ class Leftover:
 
     Attributes:
         path: path on the node.
-        own: whether it is the agent's.
-        reason: why a purge keeps it; empty for the agent's own.
+        own: whether the file belongs to the agent.
+        reason: reason that a purge keeps the file; empty for the agent's own.
     """
 
     path: Path

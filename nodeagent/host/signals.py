@@ -1,6 +1,6 @@
 """Eviction signals from kernel files.
 
-An unreadable signal is omitted, with a warning that names the file and the fault: a threshold on it is then neither met
+An unreadable signal is omitted, with a warning that names the file and the fault: its thresholds are then neither met
 nor cleared.
 """
 

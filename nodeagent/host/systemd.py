@@ -57,7 +57,7 @@ class LogindUnit:
     """logind as a unit of systemd; systemctl uses systemd's own socket, not the bus. The methods block."""
 
     def runs_beside_the_bus(self) -> bool:
-        """Return whether logind and the bus both run, so that a logind missing on the bus will not return to it.
+        """Return whether logind and the bus both run, so that a logind missing on the bus will not reconnect to it.
 
         Source: observed with systemd 257 and dbus-daemon: after a restart of the bus logind continues without it.
         """

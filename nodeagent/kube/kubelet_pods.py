@@ -58,7 +58,7 @@ def parse_pod_list(document: object, where: str) -> tuple[PodSpec, ...]:
     """Return the pods of a ``PodList`` document.
 
     Raises:
-        ObservationError: it is not a ``PodList``, or one of its pods is malformed.
+        ObservationError: the document is not a ``PodList``, or one of its pods is malformed.
     """
     if not isinstance(document, dict) or document.get("kind") not in ("PodList", "List"):
         raise ObservationError(f"{where}: not a list of pods")

@@ -117,7 +117,7 @@ def _document(text: bytes) -> object:
     """Return the first document of a text in JSON or YAML.
 
     Raises:
-        ValueError: it is neither JSON nor YAML.
+        ValueError: the text is neither JSON nor YAML.
     """
     try:
         if text.lstrip().startswith(b"{"):

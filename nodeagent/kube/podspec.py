@@ -38,7 +38,7 @@ def parse_pod(document: object, where: str) -> PodSpec:
         where: its name in errors, such as a file or ``pod 3``.
 
     Raises:
-        ObservationError: it is not a pod, or a field is malformed; the text has the path of the field.
+        ObservationError: the document is not a pod, or a field is malformed; the text has the path of the field.
 
     Source: Kubernetes ``Pod``; requests as the scheduler counts them, ``PodRequests``.
     """

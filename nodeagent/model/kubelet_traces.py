@@ -14,7 +14,7 @@ class Role(StrEnum):
 
 
 class RoleBasis(StrEnum):
-    """Evidence that a role was decided on."""
+    """Type of evidence behind a role decision."""
 
     CONFIGURED = "configured"
     LIVE_KUBELET = "live-kubelet"
@@ -38,7 +38,7 @@ class KubeletProcess:
 
 @dataclass(frozen=True, slots=True)
 class KubeletTraces:
-    """One reading of everything that shows a kubelet.
+    """One reading of all traces of a kubelet.
 
     Attributes:
         processes: processes of this PID namespace that run a kubelet, by PID.
@@ -58,7 +58,7 @@ class RoleDecision:
     """The role of the agent on this node.
 
     Attributes:
-        reason: evidence, for people.
+        reason: evidence, for display.
         trace: the strongest trace of a kubelet; empty without one.
         warning: contradiction between the configured role and the traces; empty without one.
     """

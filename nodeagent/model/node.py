@@ -42,14 +42,14 @@ class NodeSnapshot:
         sandbox_images: references or ids of the runtime's configured sandbox image; empty if not reported.
         sandboxes_unread: ids of sandboxes whose own image could not be read.
         image_filesystem: the image filesystem; ``None`` if it could not be read.
-        image_filesystem_error: why it could not be read; empty normally.
+        image_filesystem_error: reason that the image filesystem could not be read; empty normally.
         storage: the storage graph; ``None`` with CRI alone, where sizes are upper bounds.
         writable_bytes: container id to the size of its writable layer, where known.
-        pod_log_directories: entries of the pod log root, listed before the sandboxes were.
+        pod_log_directories: entries of the pod log root, listed before the sandboxes.
         dead_log_links: container log links without a target.
         live_pod_uids: UIDs in a pod list other than CRI's; ``None`` without such a list.
         holds: operators' holds on images.
-        holds_error: why the holds cannot be read; empty normally.
+        holds_error: reason that the holds cannot be read; empty normally.
         booted_at: wall time of the node's boot; ``None`` if unknown.
         warnings: failed readings that only reduce accuracy, for display.
     """

@@ -31,7 +31,7 @@ class StopEnd(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> StopEnd | None:
-        """Return the member that version 0.1 stored under another value; its files and history stay readable."""
+        """Return the member that version 0.1 stored under another value, so that its files are readable."""
         former = {"under-way": cls.IN_PROGRESS, "cut-short": cls.INCOMPLETE}
         return former.get(value) if isinstance(value, str) else None
 
@@ -41,7 +41,7 @@ class StoppedPod:
     """One pod of a shutdown.
 
     Attributes:
-        phase: the name of its phase; ``why`` has the reason for it.
+        phase: the name of its phase; ``why`` is the reason for the phase.
         outcome: ``None`` before its stop request.
         requested_at_ms: time of the stop request, in milliseconds since the shutdown began.
         took_ms: milliseconds from the stop request to its end; ``None`` until then.

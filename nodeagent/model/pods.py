@@ -50,7 +50,7 @@ class PodSpec:
     Attributes:
         uid: empty in a manifest without UID, which the kubelet then generates.
         priority: ``None`` if not set.
-        memory_request_bytes: of the whole pod, as counted by the scheduler; likewise for ephemeral storage.
+        memory_request_bytes: of the whole pod, as counted by the scheduler; same for ``ephemeral_request_bytes``.
         ephemeral_limit_bytes: sum of the containers' limits; ``None`` if none is set.
         qos: ``None`` if unknown.
         termination_grace_s: ``None`` if not set.
@@ -192,7 +192,7 @@ class PodHandle:
 
     @property
     def cgroups(self) -> tuple[str, ...]:
-        """The cgroup directories of its processes: the pod's own, else those of its containers."""
+        """The cgroup directories of its processes: the pod's own, else its containers' own."""
         if self.cgroup is not None:
             return (self.cgroup,)
         return tuple(each.cgroup for each in self.containers if each.cgroup is not None)

@@ -15,7 +15,7 @@ T_co = TypeVar("T_co", covariant=True)
 class Signal(StrEnum):
     """Eviction signals in the kubelet's spelling; of equally urgent thresholds the first signal is acted on first.
 
-    The stall signals (``.psi.``) are percent of time over ten seconds; they and ``swap.free`` are ours.
+    The stall signals (``.psi.``) are percent of time over ten seconds; they and ``swap.free`` are not kubelet signals.
 
     Source: kubelet eviction API signals; the kernel's pressure files, ``avg10``.
     """
@@ -192,7 +192,7 @@ class ContainerFacts:
     """Facts of one running container.
 
     Attributes:
-        memory_request_bytes: 0 for none, ``None`` if unknown; likewise for ephemeral storage.
+        memory_request_bytes: 0 for none, ``None`` if unknown; same for ``ephemeral_request_bytes``.
         ephemeral_limit_bytes: ``None`` or 0 for none or unknown.
     """
 
@@ -218,7 +218,7 @@ class EmptyDirFacts:
 class PodFacts:  # an attribute for each fact
     """Facts of one pod; each fact that decides on its eviction has a source.
 
-    An ``UNKNOWN`` fact protects the pod where it is required; an assumption is a value with the source ``ASSUMED``.
+    A required fact that is ``UNKNOWN`` protects the pod; an assumption is a value with the source ``ASSUMED``.
 
     Attributes:
         priority: 0 for a pod without priority.
@@ -226,7 +226,7 @@ class PodFacts:  # an attribute for each fact
         static: whether it is defined by a file or URL of the node, not by the API server.
         mirror: whether it is the API server's mirror of a static pod.
         critical: whether it is critical by another fact than its priority.
-        memory_request_bytes: of the whole pod, 0 for none; likewise for ephemeral storage.
+        memory_request_bytes: of the whole pod, 0 for none; same for ``ephemeral_request_bytes``.
         ephemeral_limit_bytes: sum of the containers' storage limits; ``None`` for none or unknown.
         termination_grace_s: configured termination grace period.
         usage: ``None`` if unknown.

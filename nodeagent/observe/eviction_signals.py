@@ -77,7 +77,7 @@ class EvictionSignalReader:
     """Reads all signals of the node. A filesystem that hangs delays no signal outside it."""
 
     def __init__(self, settings: EvictionSettings, clock: Clock, *, root: Path = Path("/")) -> None:
-        """Compose a reader; nothing is read yet. ``root`` is the parent of ``proc`` and ``sys``."""
+        """Create a reader without initial readings. ``root`` is the parent of ``proc`` and ``sys``."""
         self._settings = settings
         self._clock = clock
         self._root = root
@@ -122,7 +122,7 @@ class EvictionSignalReader:
         return SignalLayout(paths, layout, thresholds, warnings)
 
     async def read(self, layout: SignalLayout) -> SignalReadings:
-        """Return readings of all signals; without those of filesystems while one of them hangs."""
+        """Return readings of all signals; filesystem signals are omitted while a filesystem hangs."""
         paths, late = layout.paths, ""
         if self._hung is not None and not self._hung.done():
             paths, late = SignalPaths(None), "filesystem signals not read: a filesystem still does not answer"
@@ -143,11 +143,11 @@ class EvictionSignalReader:
         return SignalReadings(observations, (*unread, late) if late else unread, self.now())
 
     async def evaluate(self, layout: SignalLayout, state: EvictionState) -> EvaluatedSignals:
-        """Return readings taken now, evaluated against the thresholds.
+        """Return current readings, evaluated against the thresholds.
 
         Args:
             layout: filesystems and thresholds.
-            state: the state of the pass before; empty for none.
+            state: the state of the previous pass; empty for none.
         """
         return self.evaluate_readings(layout, await self.read(layout), state)
 

@@ -31,7 +31,7 @@ class TraceReader(Protocol):
     """Reads the traces of a kubelet; blocking."""
 
     def read(self, *, arguments: bool = True) -> KubeletTraces:
-        """Return the traces; without ``arguments`` nothing is read that a process can block."""
+        """Return the traces; without ``arguments`` no file is read that a process can block."""
 
 
 class RoleWatch:  # 11 attributes: the reader, its last reading and the hysteresis
@@ -47,7 +47,7 @@ class RoleWatch:  # 11 attributes: the reader, its last reading and the hysteres
     def __init__(
         self, clock: Clock, logger: FilteringBoundLogger | None = None, *, reader: TraceReader | None = None
     ) -> None:
-        """Create a watch; nothing is read yet.
+        """Create a watch; :meth:`evaluate` reads the traces.
 
         Args:
             clock: clock of the hysteresis (monotonic time).
@@ -85,7 +85,7 @@ class RoleWatch:  # 11 attributes: the reader, its last reading and the hysteres
             return decision
 
     def detached(self) -> RoleWatch:
-        """Return a watch that starts with this reading and hysteresis, logs nothing and does not change this one.
+        """Return an independent watch with this reading and hysteresis, and without logging.
 
         For a preview under other settings: with this watch, their configured role would become the role of the
         running agent.
@@ -111,7 +111,7 @@ class RoleWatch:  # 11 attributes: the reader, its last reading and the hysteres
         return KubeletTraces(unreadable=(f"traces of a kubelet not read within {_READ_WITHIN_S:g} s",))
 
     def _traces_of(self, reading: asyncio.Future[KubeletTraces]) -> KubeletTraces:
-        """Return the result of a reading. An error is a bug; the role is then unknown, so that nothing is stopped."""
+        """Return the result of a reading. An error is a bug; the role is then unknown, so that no pod is stopped."""
         error = reading.exception()
         if error is None:
             self._complete_s = self._clock.monotonic_s()

@@ -96,7 +96,7 @@ class PodCgroups:
         return PodHandle(pod.uid, pod.sandbox_ids, tuple(containers), pod_cgroup)
 
     def _directory(self, key: str, find: Callable[[], str | None]) -> str | None:
-        """Return the cgroup directory of a sandbox or container, searched until it is found."""
+        """Return the cgroup directory of a sandbox or container, searched again until found."""
         directory = self._directories.get(key)
         if directory is None:
             directory = find()

@@ -52,7 +52,7 @@ class RuntimeDetails:
     async def read_missing(
         self, sandboxes: Sequence[Sandbox], containers: Sequence[Container], warnings: list[str]
     ) -> None:
-        """Read the status of active sandboxes and their containers where it is unknown; drop that of removed ones.
+        """Read the unknown status of active sandboxes and their containers; drop the status of removed ones.
 
         Args:
             sandboxes: all sandboxes of the node.
@@ -126,7 +126,7 @@ def active_sandboxes(sandboxes: Iterable[Sandbox], containers: Iterable[Containe
 
 
 def _cgroup_parent(details: SandboxDetails) -> str:
-    """Return the pod's cgroup: the configured parent, else the parent of the sandbox's cgroup if it is a pod's."""
+    """Return the pod's cgroup: the configured parent, else the parent of the sandbox's cgroup if a pod cgroup."""
     if details.cgroup_parent:
         return details.cgroup_parent
     path = details.cgroups_path

@@ -86,7 +86,7 @@ class PodDiskReader:
     def _measure(self, pods: Sequence[RuntimePod], log_directories: Mapping[str, str | None]) -> DiskUsage:
         """Walk the directories of all pods, each within its share of the time; blocking.
 
-        Logs and volumes have few files as a rule, so those of all pods are measured before the writable layers.
+        Logs and volumes have few files as a rule, so they are measured for all pods before the writable layers.
         """
         ends_s = deadline_in(_WALK_S)
         disks, incomplete = {}, []
@@ -123,7 +123,7 @@ async def _finished(walk: asyncio.Future[DiskUsage]) -> bool:
 def replace_layers(stats: Mapping[str, ContainerUsage], layers: Mapping[str, Tree]) -> dict[str, ContainerUsage]:
     """Return the runtime's statistics with measured writable layers.
 
-    The runtime's figures are up to ten seconds old. An incomplete walk counts only where it found more than those.
+    The runtime's figures are up to ten seconds old. An incomplete walk counts only if it exceeds the runtime's figure.
     """
     found = dict(stats)
     for container_id, tree in layers.items():
@@ -138,8 +138,8 @@ def with_stats(
 ) -> PodReading:
     """Return a reading with the writable layers, and with ``fill_memory`` with the runtime's memory usage.
 
-    Where the kernel reports memory, an unreadable cgroup leaves a pod's usage unknown even if the runtime reports
-    statistics: else a dry run, which reads them, would choose a pod that the daemon keeps.
+    Where the kernel reports memory, an unreadable cgroup makes a pod's usage unknown even if the runtime reports
+    statistics: otherwise a dry run, which reads them, would select a pod that the daemon keeps.
 
     An exited container counts if the runtime reports it.
     """

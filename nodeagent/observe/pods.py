@@ -1,7 +1,7 @@
 """The pod reader: facts, usage and handles of the pods on the node.
 
-A pass fails if the runtime's two lists fail. Any other failure leaves facts unknown, with a warning, and unknown facts
-keep a pod.
+A pass fails if the runtime's two lists fail. After any other failure facts are unknown, with a warning, and a pod with
+unknown facts is kept.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PodSettings:
 
     Attributes:
         role: on a node without a kubelet, a pod that no source calls critical is assumed to be an ordinary one;
-            beside a kubelet nothing is assumed.
+            beside a kubelet no fact is assumed.
         node_name: suffix of the names of static pods; empty for the host name.
         pod_log_root: parent of the log directories of pods without a configured one.
         kubelet_root: the kubelet's root directory, which has the volumes of pods.
@@ -87,14 +87,14 @@ class PodReader:
         root: Path = Path("/"),
         role: Callable[[], Role] | None = None,
     ) -> None:
-        """Compose a reader; nothing is read yet.
+        """Create a reader without initial readings.
 
         Args:
             cri: the runtime.
             settings: sources of pod facts.
             clock: dates the readings.
             kubelet: the kubelet's pod list; ``None`` for the one in the settings.
-            manifests: manifests of static pods; ``None`` for those in the directory of the settings.
+            manifests: manifests of static pods; ``None`` for the directory in the settings.
             root: parent of ``proc`` and ``sys``.
             role: returns the current role, which changes at run time; ``None`` for that of the settings.
         """
@@ -118,7 +118,7 @@ class PodReader:
         Args:
             with_usage: read memory and PIDs.
             with_disk: measure disk usage as well, which walks directories.
-            quick: wait for the runtime's two lists only; anything else is as read before.
+            quick: wait for the runtime's two lists only; other facts are from the previous reading.
 
         Raises:
             RuntimeUnavailableError: the runtime does not answer.
@@ -209,7 +209,7 @@ class _StaticPods:
         self.specs: tuple[PodSpec, ...] = ()
 
     async def read(self, warnings: list[str]) -> None:
-        """Read the manifests in a thread; after a timeout those read before count."""
+        """Read the manifests in a thread; keep the previous ones after a timeout."""
         if self._manifests is None:
             return
         try:

@@ -66,7 +66,7 @@ async def read_breakdown(  # noqa: PLR0913 - one argument per source of the brea
 
 
 def _walk(measured: MeasuredUsage, filesystem: FsObservation, pod_log_root: Path, deadline_s: float) -> MeasuredUsage:
-    """Return the measurements with those of the directories on the image filesystem."""
+    """Return the measurements, completed by the directories on the image filesystem."""
     reader = TreeReader(filesystem.device_id, deadline_s)
     logs = reader.measure(str(pod_log_root)) if _is_on(pod_log_root, filesystem) else None
     volumes = []

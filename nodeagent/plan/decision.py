@@ -276,7 +276,7 @@ class Decision(NamedTuple):
         reason: reason of the verdict.
         frees_bytes: bytes freed by its removal after the earlier removals of the plan; for a kept item after all
             removals of the plan; ``None`` if unknown.
-        frees_inodes: likewise for inodes.
+        frees_inodes: inodes freed, under the rules of ``frees_bytes``.
     """
 
     kind: ItemKind
@@ -308,7 +308,7 @@ class Plan:
         wanted_bytes: target of the removals; 0 without target.
         pending_bytes: bytes freed by the runtime's own garbage collection, in addition to the removals.
         warnings: warnings for the operator.
-        blocked: reason that no decision is possible; empty normally. A blocked plan removes nothing.
+        blocked: reason that no decision is possible; empty normally. A blocked plan has no removals.
     """
 
     kind: str

@@ -261,8 +261,8 @@ def check_agent(unavailable: str, not_ready: Iterable[str], pid: int | None) -> 
     """Check the readiness of the running agent.
 
     Args:
-        unavailable: why the control API did not answer; empty if it did.
-        not_ready: the reasons why the agent is not ready; empty if it is.
+        unavailable: reason that the control API did not answer; empty after an answer.
+        not_ready: the reasons that the agent is not ready; empty if ready.
         pid: process id of the agent.
     """
     if unavailable:

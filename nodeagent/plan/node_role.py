@@ -25,7 +25,7 @@ _NO_TRACE: Final = "no kubelet process, listener, state or configuration found"
 
 
 def decide_role(traces: KubeletTraces, configured: Role | None) -> RoleDecision:
-    """Return the role that one reading of the traces gives.
+    """Return the role by one reading of the traces.
 
     A configured ``beside-kubelet`` always holds. A configured ``standalone`` overrides files, which a removed kubelet
     leaves behind, and traces that cannot be read, but not a running kubelet: a kubelet process or a listener on a
@@ -62,7 +62,7 @@ def settle_role(
     Args:
         decision: as ``decide_role`` returned for ``traces``.
         traces: the reading.
-        memory: from the reading before.
+        memory: from the previous reading.
         now_s: monotonic seconds of the reading.
     """
     complete = not traces.unreadable

@@ -1,7 +1,7 @@
 """Container runtime clients: lists, statistics, stops and removals over the runtime's socket.
 
 Protobuf messages are not used outside this package. They are decoded to values of :mod:`nodeagent.model` or of
-``cri_messages`` and ``containerd_records``; grpc's exceptions are translated to those of :mod:`nodeagent.errors`,
+``cri_messages`` and ``containerd_records``; grpc's exceptions are translated to exceptions of :mod:`nodeagent.errors`,
 nanosecond timestamps to aware datetimes. Only ``connection`` imports grpc for clients and ``serving`` for servers.
 
 ``cri`` is a client of the Container Runtime Interface, which every runtime has and which is sufficient for all loops.

@@ -44,8 +44,8 @@ def configured_connection(
     Args:
         settings: for the endpoint and ``runtime.timeout``, the deadline of reading calls.
         read_timeout_s: deadline of reading calls instead of the configured one.
-        with_removals: whether removing calls have ``runtime.removal_timeout`` as deadline. Without it they have those
-            of their methods: a node shutdown must not wait for the longer deadline of garbage collection.
+        with_removals: whether removing calls have ``runtime.removal_timeout`` as deadline. Without it the deadline of
+            each method applies: a node shutdown must not wait for the longer deadline of garbage collection.
         observer: called after every call; see ``RuntimeConnection``.
 
     Raises:

@@ -238,7 +238,7 @@ def discover_endpoint(configured: str | None, root: Path = Path("/")) -> str:
 
     Raises:
         ConfigError: the configured endpoint is not a unix socket.
-        RuntimeUnavailableError: nothing is configured and no well-known socket exists.
+        RuntimeUnavailableError: no endpoint is configured and no well-known socket exists.
     """
     if configured:
         return f"unix://{_socket_path(configured)}"

@@ -312,7 +312,7 @@ class ContainerdClient:
             await self.collect_garbage(clock)
 
     async def list_containers(self) -> tuple[StoredContainer, ...]:
-        """Return every container record, including those of sandboxes."""
+        """Return every container record, including records of sandboxes."""
         got = await self._connection.unary(
             _CONTAINERS, containers_pb2.ListContainersRequest(), metadata=self._metadata()
         )

@@ -229,6 +229,6 @@ class CriClient:
             return
 
     async def list_container_stats(self) -> tuple[ContainerUsage, ...]:
-        """Return the usage of containers; some runtimes omit those that are not running."""
+        """Return the usage of containers; some runtimes omit containers that are not running."""
         got = await self._connection.unary(_CONTAINER_STATS, api.ListContainerStatsRequest())
         return tuple(map(decode_container_usage, got.stats))

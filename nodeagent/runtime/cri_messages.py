@@ -76,7 +76,7 @@ class ImageFsInfo:
 
     @property
     def container_mountpoints(self) -> tuple[str, ...]:
-        """Distinct mount points of the container filesystems; those of images where none is reported."""
+        """Distinct mount points of the container filesystems; of the image filesystems where none is reported."""
         separate = tuple(dict.fromkeys(each.mountpoint for each in self.containers))
         return separate or self.image_mountpoints
 

@@ -1,10 +1,10 @@
 """containerd's metadata of one namespace as a graph of references.
 
-The edges are those of containerd's garbage collector: an image name references its target blob; a blob references the
+The edges are defined by containerd's garbage collector: an image name references its target blob; a blob references the
 objects in its labels (a manifest its config and layers, a config the snapshot unpacked from it); a snapshot its parent;
-a container its snapshot; a lease its resources. Reading manifests and computing chain ids gives the same edges for an
-intact image. For others (a missing label, a removed blob, another snapshotter, an OCI artifact) the collector follows
-the labels, so the graph does as well. It also needs no reading of blobs.
+a container its snapshot; a lease its resources. For an intact image they equal the edges computed from manifests and
+chain ids. For others (a missing label, a removed blob, another snapshotter, an OCI artifact) the collector follows the
+labels, so the graph does as well. It also needs no reading of blobs.
 
 Source: containerd ``docs/garbage-collection.md``, labels ``containerd.io/gc.*``.
 """
@@ -70,7 +70,7 @@ class References(NamedTuple):
     Attributes:
         to: the objects that it references.
         back: the objects that reference it.
-        optional: those of ``to`` that may be missing.
+        optional: the objects in ``to`` that may be missing.
         root: whether it has a ``containerd.io/gc.root`` label.
         has_layers: whether it references layers.
     """
@@ -142,7 +142,7 @@ class Inventory:
     """One reading of a namespace.
 
     Attributes:
-        leases: those not expired, with their resources.
+        leases: unexpired leases with their resources.
         expected: digests of the blobs being written.
         foreign: digests of blobs that also exist in other namespaces; namespaces share the bytes on disk.
         snapshotter: the snapshotter of the images.
@@ -209,7 +209,7 @@ async def read_inventory(
         client: containerd, in the namespace to read.
         snapshotter: the configured one; ``None`` selects the one used by most images.
         now: leases that expired before are omitted.
-        known: an earlier reading; the same object is returned if nothing in it changed.
+        known: an earlier reading; this object is returned if unchanged.
     """
     images, blobs, containers, leases, ingests, namespaces = await asyncio.gather(
         client.list_images(),

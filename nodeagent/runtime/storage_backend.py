@@ -61,10 +61,10 @@ class StorageBackend(Protocol):
         """Return every image name; none for CRI alone."""
 
     async def get_image_names(self, names: Iterable[str]) -> tuple[StoredImage, ...]:
-        """Return those of these image names that exist; none for CRI alone."""
+        """Return the existing ones of these image names; none for CRI alone."""
 
     async def list_containers(self) -> tuple[StoredContainer, ...]:
-        """Return every container record, including those of sandboxes and other clients; none for CRI alone."""
+        """Return every container record, including sandboxes and other clients; none for CRI alone."""
 
     async def read_writable_bytes(self) -> dict[str, int]:
         """Return container id to the size of its writable layer, sandboxes included; empty for CRI alone."""
@@ -86,7 +86,7 @@ class StorageBackend(Protocol):
         """
 
     async def remove_orphaned_directories(self, snapshotter: str) -> None:
-        """Remove the directories of snapshots whose removal failed earlier; nothing for CRI alone."""
+        """Remove the directories of snapshots whose removal failed earlier; without effect for CRI alone."""
 
 
 class CriOnlyStorage:
@@ -130,23 +130,23 @@ class CriOnlyStorage:
         return {}
 
     async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:
-        """Raise NodeAgentError."""
+        """Raise NodeAgentError, since CRI removes images, not names."""
         raise NodeAgentError(_DISABLED)
 
     async def delete_content(self, digest: str) -> bool:
-        """Raise NodeAgentError."""
+        """Raise NodeAgentError, since CRI has no blobs."""
         raise NodeAgentError(_DISABLED)
 
     async def remove_snapshot(self, snapshotter: str, key: str) -> bool:
-        """Raise NodeAgentError."""
+        """Raise NodeAgentError, since CRI has no snapshots."""
         raise NodeAgentError(_DISABLED)
 
     async def collect_garbage(self) -> None:
-        """Raise NodeAgentError."""
+        """Raise NodeAgentError, since CRI has no garbage collection."""
         raise NodeAgentError(_DISABLED)
 
     async def remove_orphaned_directories(self, snapshotter: str) -> None:
-        """Do nothing."""
+        """Do nothing, since CRI has no access to snapshots."""
 
 
 class ContainerdStorage:
@@ -186,7 +186,7 @@ class ContainerdStorage:
         return await self._client.list_images()
 
     async def get_image_names(self, names: Iterable[str]) -> tuple[StoredImage, ...]:
-        """Return those of these image names that exist."""
+        """Return the existing ones of these image names."""
         found = await asyncio.gather(*(self._client.get_image(name) for name in names))
         return tuple(each for each in found if each is not None)
 

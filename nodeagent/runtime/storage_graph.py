@@ -266,7 +266,7 @@ class LayerCache:
     async def _read_usage(
         self, client: ContainerdClient, inventory: Inventory, nodes: Iterable[Node]
     ) -> dict[Node, SnapshotUsage]:
-        """Return the usage of the snapshots among ``nodes``, except those whose snapshotter fails."""
+        """Return the usage of the snapshots among ``nodes``, except snapshots whose snapshotter fails."""
         snapshots = [node for node in nodes if node.kind != CONTENT]
         missing = [node for node in snapshots if not self._is_cached(node, inventory)]
         read = await run_bounded(lambda node: _snapshot_usage(client, node), missing)
@@ -278,7 +278,7 @@ class LayerCache:
         return fresh | {node: self._usage[node][1] for node in snapshots if self._is_cached(node, inventory)}
 
     def _is_cached(self, node: Node, inventory: Inventory) -> bool:
-        """Return whether the usage of this snapshot is cached, and not that of an earlier one with the same key."""
+        """Return whether the usage of this snapshot is cached; that of an earlier one with this key does not count."""
         cached = self._usage.get(node)
         return cached is not None and cached[0] == _snapshot(inventory, node).created
 
@@ -295,7 +295,7 @@ class LayerCache:
         snapshotter, used = node.kind.removeprefix(SNAPSHOTS), usage[node]
         directories = _UNCOUNTED_DIRECTORIES.get(snapshotter, 0) if used.inodes else 0
         inodes = used.inodes + directories
-        # Inodes of a snapshot are allocated in sequence; those that do not fill a chunk share it with other files.
+        # Inodes of a snapshot are allocated in sequence; a partly filled chunk is shared with other files.
         chunks_bytes = inodes // _INODES_PER_CHUNK * self._disk.inode_chunk_bytes
         return StoredPiece(
             node.id if snapshotter == inventory.snapshotter else f"{snapshotter}/{node.id}",

@@ -138,7 +138,7 @@ class ContainerdServices:
             yield content_pb2.ListContentResponse(info=map(_blob, batch))
 
     def delete_blob(self, request: content_pb2.DeleteContentRequest, namespace: str) -> Empty:
-        """Delete one blob, even if it is referenced."""
+        """Delete one blob, even a referenced one."""
         self._blob(request.digest, namespace)
         if namespace == NAMESPACE:
             self._store.remove_blob(request.digest)

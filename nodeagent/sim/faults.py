@@ -99,7 +99,7 @@ class Faults:
     ) -> None:
         """Block calls until the event is set, or until the client cancels.
 
-        With ``effect_first`` only the response is delayed: the node has changed, and the client does not know it.
+        With ``effect_first`` only the response is delayed: the node has changed without a confirmation to the client.
         """
         release = event or asyncio.Event()
         self._add(method, target, times, _Moment.AFTER if effect_first else _Moment.BEFORE, release.wait)

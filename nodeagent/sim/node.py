@@ -310,8 +310,8 @@ class SimNode:
             qos: QoS class, part of the cgroup path.
             source: the kubelet's source of the pod: ``api``, ``file`` for static pods, empty without a kubelet.
             cgroup_parent: overrides the cgroup path of ``qos``.
-            labels: labels in addition to those of the kubelet.
-            annotations: annotations in addition to those of the kubelet.
+            labels: labels in addition to the kubelet's.
+            annotations: annotations in addition to the kubelet's.
             labelled: whether the sandbox has the labels and annotations of the kubelet.
             runtime_handler: runtime handler.
         """
@@ -384,8 +384,8 @@ class SimNode:
             cpu_shares: CPU shares, which the kubelet derives from the request.
             volume_images: references of images mounted as volumes.
             labelled: whether the container has the labels and annotations of the kubelet.
-            labels: labels in addition to those of the kubelet.
-            annotations: annotations in addition to those of the kubelet.
+            labels: labels in addition to the kubelet's.
+            annotations: annotations in addition to the kubelet's.
 
         Raises:
             ValueError: unknown sandbox or image.

@@ -117,7 +117,7 @@ def on_disk(size_bytes: int) -> int:
 class MetadataStore:
     """Metadata of one namespace, on a blob store shared with other namespaces.
 
-    It has more than ten attributes, as it is the database of containerd: one table each, and their reference counts.
+    More than ten attributes: one for each table of containerd's database, and their reference counts.
 
     Attributes:
         elsewhere: blobs by digest of each other namespace; they remain on disk after a removal in this namespace.
@@ -222,7 +222,7 @@ class MetadataStore:
         return known
 
     def remove_blob(self, digest: str) -> None:
-        """Delete a blob, even if it is referenced.
+        """Delete a blob, even a referenced one.
 
         Raises:
             RefusedError: unknown blob.

@@ -65,7 +65,7 @@ class StoreHealth:
     """Health of the database.
 
     Attributes:
-        problem: why the usage is not on disk, with the consequence; empty if it is.
+        problem: reason that the usage is not on disk, with the consequence; empty otherwise.
     """
 
     problem: str = ""
@@ -88,7 +88,7 @@ class Store:
 
         Args:
             directory: state directory; created with the first write.
-            read_only: whether nothing is ever written.
+            read_only: whether writing is disabled.
             gaps: longest gaps between detections that continue the observation of image use.
         """
         self._path = directory / FILE_NAME
@@ -297,7 +297,7 @@ def _read(connection: sqlite3.Connection) -> _Stored:
 
     Raises:
         StoreError: a newer version of the agent wrote it.
-        sqlite3.DatabaseError: it is corrupt, or contains values that no version writes.
+        sqlite3.DatabaseError: the file is corrupt, or contains values that no version writes.
     """
     if check_version(connection, len(_MIGRATIONS)) == 0:
         return {}, None, None

@@ -56,7 +56,7 @@ class EvictionFile:
         """Replace the file.
 
         Raises:
-            StoreError: the file cannot be written; it is unchanged.
+            StoreError: the file cannot be written; its content is unchanged.
         """
         document = {
             "schema": _SCHEMA,

@@ -62,7 +62,7 @@ class History:
     """History of this node. Its methods block and may be called from any thread.
 
     Attributes:
-        problem: why records are not on disk; empty while they are.
+        problem: reason that records are not on disk; empty otherwise.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -143,7 +143,7 @@ class History:
             since: omit passes that started earlier.
             image: only passes and actions on images and pods with this text in their id or one of their names.
             limit: maximum number of passes.
-            quiet: include passes without removals; those that a user requested are always included unless they had
+            quiet: include passes without removals; passes requested by a user are always included unless they had
                 nothing to do.
 
         Raises:

@@ -28,14 +28,14 @@ def merge_usage(
     future, which remain when the clock is set back, become now, so that ages restart at zero.
 
     Args:
-        known: usage after the detection before.
+        known: usage after the previous detection.
         listed: image ids with the time of the last pull, which is the creation of the newest name in the runtime;
             ``None`` if the runtime does not report it.
         in_use: ids of the images in use.
         now: time of this detection.
-        previous_at: time of the detection before; ``None`` if use was not observed since then. An image in use at that
-            time and not now may have been used until just before now. An image pulled before that time but not listed
-            then is first detected now: a clock may have been wrong, or a listing incomplete.
+        previous_at: time of the previous detection; ``None`` if use was not observed since then. An image in use at
+            that time and not now may have been used until just before now. An image pulled before that time but not
+            listed then is first detected now: a clock may have been wrong, or a listing incomplete.
 
     Source: kubelet image manager, ``detectImages``.
     """

@@ -41,10 +41,10 @@ class ModeFile:
         return dry_run
 
     def write(self, *, dry_run: bool) -> None:
-        """Store a mode, replacing the one before.
+        """Store a mode, replacing the previous one.
 
         Raises:
-            StoreError: it cannot be written.
+            StoreError: the mode cannot be written.
         """
         try:
             self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)

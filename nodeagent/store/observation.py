@@ -109,7 +109,7 @@ class ObservationTracker:
         return self._detected and last is not None and last.boot_id == at.boot_id and at.boottime_s < last.last_s
 
     def extend(self, at: ClockReading) -> datetime | None:
-        """Add a detection; return the time of the one before, ``None`` if the observation starts with this one."""
+        """Add a detection; return the time of the previous one, ``None`` if the observation starts with this one."""
         before = self.current
         continued = before is not None and before.continues(at, self._longest_gap_s)
         self._detected = True

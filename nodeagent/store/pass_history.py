@@ -37,8 +37,8 @@ EVICTION_TABLES: Final = (
 )
 _QUIET_PERIOD: Final = timedelta(days=1)
 _NOTEWORTHY: Final = "(actions > 0 OR (result <> 'nothing-to-do' AND trigger NOT IN ('interval', 'eviction')))"
-"""Passes without removals that a user requested are kept and shown unless they had nothing to do. Those of the daemon
-would fill the history: while nothing is removable, each of them misses its target."""
+"""Passes without removals that a user requested are kept and shown unless they had nothing to do. Passes of
+the daemon would fill the history: without removable items, each of them misses its target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class PastPass:
         trigger: ``interval``, ``once``, ``command``, ``apply``, ``leaks`` or ``eviction``.
         scope: kinds of items.
         plan_id: id of its first plan.
-        dry_run: whether nothing was removed.
+        dry_run: whether removals were only reported.
         result: result, as in a report.
         detail: cause of the result, such as the shortfall.
         predicted_bytes: bytes that the completed removals were predicted to free.

@@ -54,10 +54,10 @@ class PauseFile:
             raise StoreError(f"cannot read pause {self._path}: {error}; 'nodeagent resume' ends the pause") from error
 
     def write(self, pause: StoredPause) -> None:
-        """Store a pause, replacing the one before.
+        """Store a pause, replacing the previous one.
 
         Raises:
-            StoreError: it cannot be written.
+            StoreError: the pause cannot be written.
         """
         document = {"schema": _SCHEMA, "by": pause.by, "why": pause.why, "until": pause.until.isoformat()}
         try:
@@ -70,7 +70,7 @@ class PauseFile:
         """Remove the stored pause.
 
         Raises:
-            StoreError: it cannot be removed.
+            StoreError: the stored pause cannot be removed.
         """
         try:
             self._path.unlink(missing_ok=True)

@@ -71,7 +71,7 @@ class PlanKeyFile:
 
 
 def _refuse_unsafe(path: Path, status: os.stat_result) -> None:
-    """Refuse a key that other users could have read or written: its signatures prove nothing."""
+    """Refuse a key that other users could have read or written: its signatures are not trustworthy."""
     if not stat.S_ISREG(status.st_mode):
         raise StoreError(f"cannot use plan key {path}: not a regular file; remove it, the next plan creates a new key")
     mode = stat.S_IMODE(status.st_mode)

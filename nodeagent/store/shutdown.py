@@ -59,7 +59,7 @@ class ShutdownFiles:
         self._write(STOP_FILE, _encode_stop(stop))
 
     def read_boot(self) -> BootRecord | None:
-        """Return the last record of a boot, this one or an earlier; ``None`` without a file.
+        """Return the last record of this or an earlier boot; ``None`` without a file.
 
         Raises:
             StoreError: as for :meth:`read_stop`.
@@ -77,7 +77,7 @@ class ShutdownFiles:
 
     @contextmanager
     def claim(self, within_s: float = 0.0) -> Iterator[bool]:
-        """Claim to be the only process that stops pods; yields whether the claim succeeded within so many seconds.
+        """Claim to be the only process that stops pods; yields whether the claim succeeded within ``within_s`` seconds.
 
         The kernel ends the claim with the process. If the lock file cannot be created the claim succeeds, since
         stopping pods is more important than the claim.

@@ -22,7 +22,7 @@ _MAX_INTEGER: Final = 2**63 - 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 Migrations = tuple[tuple[str, ...], ...]
-"""Statements for each schema version that migrate from the one before."""
+"""Statements for each schema version that migrate from the previous version."""
 
 
 def connect(path: Path, migrations: Migrations) -> sqlite3.Connection:
@@ -31,7 +31,7 @@ def connect(path: Path, migrations: Migrations) -> sqlite3.Connection:
     Raises:
         StoreError: a newer version of the agent wrote it.
         OSError: its directory cannot be created.
-        sqlite3.DatabaseError: it cannot be opened or is corrupt.
+        sqlite3.DatabaseError: the file cannot be opened or is corrupt.
     """
     path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
@@ -62,7 +62,7 @@ def check(connection: sqlite3.Connection) -> None:
     """Check the integrity of a file.
 
     Raises:
-        sqlite3.DatabaseError: it is corrupt.
+        sqlite3.DatabaseError: the file is corrupt.
     """
     (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
@@ -111,7 +111,7 @@ def quarantine(path: Path, error: sqlite3.DatabaseError) -> str:
     """Rename a corrupt file with its ``-wal`` and ``-shm`` files; return a sentence for operators.
 
     Raises:
-        OSError: it cannot be renamed.
+        OSError: the file cannot be renamed.
     """
     target = path.with_name(f"{path.name}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%S}")
     path.rename(target)

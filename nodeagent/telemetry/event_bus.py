@@ -60,7 +60,7 @@ class Subscription:
     """
 
     def __init__(self, size: int = 1000) -> None:
-        """Create a queue of at most ``size`` events; nothing is subscribed yet."""
+        """Create a queue of at most ``size`` events, without a subscription."""
         self._size = size
         self._events: deque[Mapping[str, object]] = deque()
         self._available = asyncio.Event()

@@ -59,7 +59,7 @@ class _JournalRenderer:
 
 
 class _EventPublisher:
-    """Publishes each event on the bus, then drops those below the configured level."""
+    """Publishes each event on the bus, then drops events below the configured level."""
 
     def __init__(self, level: int) -> None:
         self._level = level

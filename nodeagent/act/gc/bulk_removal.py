@@ -46,7 +46,7 @@ class BulkReader(FreshReader, Protocol):
     """Readings for bulk removal."""
 
     async def image_and_names(self, image_id: str) -> tuple[Image | None, tuple[StoredImage, ...]]:
-        """Return the current image and the names it is stored under, each with its target."""
+        """Return the current image and its stored names, each with its target."""
 
     async def image_ids(self) -> frozenset[str]:
         """Return the id of every image that CRI lists."""
@@ -77,7 +77,7 @@ class BulkImageRemover(ImageRemover):
         self._bulk_works = True
 
     async def remove_many(self, decisions: Sequence[Decision]) -> list[Result | NodeAgentError]:
-        """Remove several images, except those already removed, in use or kept by another rule now.
+        """Remove several images; skip images that are by now removed, in use or kept by another rule.
 
         Image use is read once for all of them, last, immediately before their names are deleted.
 
@@ -126,8 +126,8 @@ class BulkImageRemover(ImageRemover):
     async def _delete_names(self, image: Image, names: Sequence[StoredImage]) -> int:
         """Delete an image's names, its id last; return their number.
 
-        Names that CRI lists are deleted, and so is every other name with the same target: CRI cannot parse it, and it
-        would keep the content.
+        Names that CRI cannot parse and therefore omits are deleted too if they have the image's target: a remaining
+        name would keep the content.
         """
         listed = {*image.references, image.id}
         targets = {each.target for each in names if each.name in listed}

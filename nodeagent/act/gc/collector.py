@@ -56,7 +56,7 @@ class MakeRemovers(Protocol):
 
 
 def dry_run_removers(_snapshot: NodeSnapshot, _policy: GCPolicy) -> Mapping[ItemKind, Remover | BatchRemover]:
-    """Return removers that remove nothing."""
+    """Return the dry-run remover for every kind of item."""
     return dict.fromkeys(ItemKind, DryRunRemover())
 
 
@@ -74,9 +74,9 @@ class Collector:
         collect_garbage: Callable[[], Awaitable[None]],
         dry_run: bool = False,
     ) -> None:
-        """Compose a collector; with ``dry_run`` it removes and collects nothing.
+        """Create a collector; with ``dry_run`` its passes only report the planned removals.
 
-        ``collect_garbage`` runs the runtime's own garbage collection; it is called only for plans that count on it.
+        ``collect_garbage`` runs the runtime's own garbage collection; called only for plans with pending bytes.
         """
         self._dry_run = dry_run
         self._collect_garbage = collect_garbage
@@ -87,7 +87,7 @@ class Collector:
         self._read_filesystem = read_filesystem
 
     async def preview(self, scope: Scope, only: frozenset[str] | None = None) -> Preview:
-        """Observe and plan without removing anything; ``only`` restricts the removals, by id."""
+        """Observe and plan without removals; ``only`` restricts the removals, by id."""
         snapshot = await self._observer.observe(scope)
         return Preview(scope, snapshot, plans_for(scope, snapshot, self._policy, only))
 
@@ -115,7 +115,7 @@ class Collector:
             preview: the plans of the first round, carried out as shown.
             trigger: cause of the pass, for the history.
             stop: set to end the pass between two items.
-            max_rounds: with 1, nothing is removed that ``preview`` does not list.
+            max_rounds: with 1, only removals listed in ``preview`` are executed.
             on_result: called with each result.
         """
         started_s = self._clock.monotonic_s()

@@ -43,7 +43,7 @@ class BatchRemover(Protocol):
         """
 
     async def finish(self) -> Sequence[Result]:
-        """Complete the removals; return the results that differ from those of :meth:`remove_many`.
+        """Complete the removals; return the results that differ from the results of :meth:`remove_many`.
 
         Raises:
             RuntimeUnavailableError: the runtime is unavailable; it may complete the removals after a restart.
@@ -52,7 +52,7 @@ class BatchRemover(Protocol):
 
 
 class DryRunRemover:
-    """Removes nothing."""
+    """Reports each removal as a dry run, without effect on the node."""
 
     async def remove(self, decision: Decision) -> Result:
         """Return the outcome ``dry-run``."""
@@ -63,8 +63,8 @@ class Interrupted(Exception):  # noqa: N818 - not an error: it carries the resul
     """The pass ended early.
 
     Attributes:
-        results: one for every decision; those not reached have the outcome ``not-attempted``.
-        lost: why the runtime is unavailable; empty if the pass was stopped.
+        results: one for every decision; ``not-attempted`` for decisions that were not reached.
+        lost: reason that the runtime is unavailable; empty if the pass was stopped.
     """
 
     def __init__(self, results: tuple[Result, ...], lost: str) -> None:

@@ -82,7 +82,7 @@ class PassReport:
 
     @property
     def removed(self) -> tuple[Result, ...]:
-        """Results of removed items, including those removed by another process."""
+        """Results of removed items, including items removed by another process."""
         return tuple(result for result in self.results if result.outcome in (Outcome.DONE, Outcome.GONE))
 
     @property

@@ -39,7 +39,7 @@ class Preview:
 
     @property
     def acts(self) -> bool:
-        """Whether a pass would collect or remove anything."""
+        """Whether a pass would collect garbage or remove an item."""
         return bool(self.pending_bytes) or any(plan.removals for plan in self.plans)
 
     @property

@@ -42,7 +42,7 @@ class RuntimeReader:
         return (await self.image_and_names(image_id))[0]
 
     async def image_and_names(self, image_id: str) -> tuple[Image | None, tuple[StoredImage, ...]]:
-        """Return the current image and the names it is stored under, each with its target.
+        """Return the current image and its stored names, each with its target.
 
         The names in the plan's snapshot are read concurrently with the image. With CRI alone there are none.
         """

@@ -129,7 +129,7 @@ class ImageRemover:
         return Result(decision, Outcome.DONE)
 
     async def _keep_reasons(self, images: Mapping[str, Image], decisions: Sequence[Decision]) -> dict[str, str]:
-        """Plan the images again on fresh state; return image id to the reason to keep it, without the others."""
+        """Plan the images again on fresh state; return the reason by image id, for kept images only."""
         try:
             holds = await asyncio.to_thread(self._read_holds)
         except StoreError as error:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _RETRY_S: Final = 0.2
 _LIST_WITHIN_S: Final = 2.0
-_RUNTIME_KILL_LEAD_MS: Final = 250  # lead of the runtime's own KILL over ours, so that a pod is not killed twice
+_RUNTIME_KILL_LEAD_MS: Final = 250  # lead of the runtime's own KILL over the agent's, so that a pod is not killed twice
 _NO_ANSWER: Final = "the runtime did not answer in time; the containers may still run"
 
 
@@ -36,7 +36,7 @@ class Stopper(Protocol):
     """
 
     async def stop_container(self, container_id: str, timeout_s: int) -> None:
-        """Send TERM to a container and KILL after so many seconds; returns once it has stopped."""
+        """Send TERM to a container, and KILL after ``timeout_s`` seconds; returns once it has stopped."""
 
     async def stop_sandbox(self, sandbox_id: str) -> None:
         """Stop a sandbox with its containers."""
@@ -126,7 +126,7 @@ class ShutdownRun:  # 17 attributes: its collaborators, and the progress of one 
 
     @property
     def pods(self) -> tuple[StoppedPod, ...]:
-        """Every pod: those of an interrupted run, those with a stop request in order, those of later phases."""
+        """All pods: pods of an interrupted run, then pods with a stop request in order, then pods of later phases."""
         pods = dict(self.before)
         pods.update((uid, record.stopped) for uid, record in self._records.items())
         for uid, (phase, placement) in self._placed.items():
@@ -137,7 +137,7 @@ class ShutdownRun:  # 17 attributes: its collaborators, and the progress of one 
     async def carry_out(self, cached: Sequence[RunningPod]) -> None:
         """Stop all pods; returns once each has stopped, at the end of the run at the latest.
 
-        When cancelled, pods without a stop request are left running.
+        When cancelled, pods without a stop request continue to run.
 
         Args:
             cached: the last list of running pods. They are stopped at once, while the runtime is listed again.
@@ -154,7 +154,7 @@ class ShutdownRun:  # 17 attributes: its collaborators, and the progress of one 
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def end_sandboxes(self, within_s: float) -> None:
-        """Wait up to so many seconds for the sandboxes of stopped pods to stop; then cancel the rest."""
+        """Wait up to ``within_s`` seconds for the sandboxes of stopped pods to stop; then cancel the rest."""
         if self._sandboxes and within_s > 0:
             await asyncio.wait(self._sandboxes, timeout=within_s)
         for task in self._sandboxes:
@@ -197,7 +197,7 @@ class ShutdownRun:  # 17 attributes: its collaborators, and the progress of one 
         self.on_change()
 
     async def _list_again(self) -> None:
-        """List the running pods, and send stop requests to those that are due."""
+        """List the running pods, and send the stop requests that are due."""
         within_s = min(_LIST_WITHIN_S, (self.ends_ms - self.elapsed_ms()) / 1000)
         try:
             async with asyncio.timeout(within_s):
@@ -216,7 +216,7 @@ class ShutdownRun:  # 17 attributes: its collaborators, and the progress of one 
         self._request_due()
 
     def _request_due(self) -> None:
-        """Send stop requests to the pods of all phases that have begun, except to those that have one."""
+        """Send a stop request to each pod of a started phase that has none yet."""
         due: dict[str, tuple[str, ...]] = {}
         for uid, (phase, _) in self._placed.items():
             running = self._running[uid]

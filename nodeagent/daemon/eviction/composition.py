@@ -180,7 +180,7 @@ def _make_reclaimer(context: DaemonContext, agent: Agent) -> Reclaimer:
 
 
 async def _record(agent: Agent, record: EvictionRecord) -> None:
-    """Add an eviction to the history, unless nothing is recorded."""
+    """Add an eviction to the history, unless recording is disabled."""
     if agent.record:
         await asyncio.to_thread(agent.history.add, past_eviction(record), configured_retention(agent.settings))
 

@@ -53,8 +53,8 @@ class Attempts:
     def excluded(self, now_s: float) -> dict[str, str]:
         """Return the pods whose eviction failed repeatedly in the last ten minutes, with the reason.
 
-        After the first failure the same pod is tried again, since a runtime that hung may answer by then; another
-        pod would be evicted in its place.
+        After its first failure a pod is tried again, since a hung runtime may answer by then; otherwise another pod
+        would be evicted.
         """
         since_s = now_s - _FAILED_KEPT_S
         recent = {uid: [at_s for at_s in times if at_s > since_s] for uid, times in self.failed_s.items()}
@@ -78,7 +78,7 @@ class EvictionPass:
         attempts: Attempts,
         stop: asyncio.Event,
     ) -> None:
-        """Compose a pass; nothing is done yet. ``attempts`` is updated, ``stop`` ends the pass early."""
+        """Create a pass; ``attempts`` is updated in place, ``stop`` ends the pass early."""
         self._context = context
         self._policy = policy
         self._actions = actions
@@ -149,15 +149,15 @@ class EvictionPass:
             excluded[uid] = result.detail
             if result.outcome is EvictionOutcome.FAILED and _relieves_disk(plan.victim):
                 self._attempts.failed_s.setdefault(uid, []).append(self._context.clock.monotonic_s())
-                break  # it may still end, so its effect is outstanding; memory pressure leaves no time for that
+                break  # the pod may still end, so its effect is outstanding; memory pressure permits no such wait
         return PassResult.FAILED
 
     async def _called_off(self) -> bool:
-        """Return whether to give up the eviction, since reclaim and measurements may have taken minutes."""
+        """Return whether to cancel the eviction after a stop, pause or refusal during reclaim and measurements."""
         return self._stop.is_set() or self._context.pass_lock.pause() is not None or bool(await self._actions.refused())
 
     async def _measure_pods(self) -> PodInventory | None:
-        """Return the pods with their disk usage, which takes a while; ``None`` if memory or PIDs ran out meanwhile."""
+        """Return the pods with their disk usage; ``None`` if memory or PIDs ran out during the measurement."""
         work = asyncio.ensure_future(self._pods.read(with_disk=True))
         try:
             return None if await self._signals.shortage_before(work) else await work
@@ -265,7 +265,7 @@ class EvictionPass:
                     break
 
     async def _settle(self, plan: EvictionPlan, *, unrecorded_effect: bool = False) -> float | None:
-        """Wait up to ``VISIBLE_WITHIN_S`` for the effect of an action; return the amount available then.
+        """Wait up to ``VISIBLE_WITHIN_S`` for the effect of an action; return the amount available afterwards.
 
         An effect that takes longer remains outstanding for the next passes. A pod that ended by itself has an effect
         too, which is not recorded: ``unrecorded_effect``.

@@ -34,7 +34,7 @@ class NodeReclaim:
         """Run one step unless memory or PIDs run out meanwhile; return whether it was run.
 
         A failed step counts as run, so that it does not withhold evictions for ever. Afterwards the effect of the step
-        is outstanding, unless it freed nothing.
+        is outstanding, unless no space was freed.
 
         Raises:
             RuntimeUnavailableError: the runtime does not answer.

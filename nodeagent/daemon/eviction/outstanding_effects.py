@@ -170,7 +170,7 @@ class OutstandingEffects:
         await self._writer.write(0)
 
     async def update(self, readings: SignalReadings, *, may_act: bool) -> None:
-        """Update all effects by readings taken now; with ``may_act`` retry failed removals of containers."""
+        """Update all effects by current readings; with ``may_act`` retry failed removals of containers."""
         before = self._context.eviction
         for uid in [each for each, work in self._cleanups.items() if work.done()]:
             self._end_cleanup(uid, self._cleanups.pop(uid), readings.at)
@@ -191,11 +191,11 @@ class OutstandingEffects:
             await self._writer.write(0)
 
     def is_outstanding(self, shortage: Shortage | None) -> bool:
-        """Return whether an effect is outstanding that withholds everything for a shortage."""
+        """Return whether an outstanding effect withholds all actions for a shortage."""
         return any(each.shortage is shortage and not each.ineffective for each in self._context.eviction.outstanding)
 
     def end_cleared(self, shortage: Shortage | None) -> None:
-        """End the effects on memory or PIDs of a cleared threshold: all of it is freed with the processes."""
+        """End the effects on memory or PIDs of a cleared threshold: both are freed with the processes."""
         if shortage in {Shortage.MEMORY, Shortage.PIDS}:
             state = self._context.eviction
             remaining = tuple(each for each in state.outstanding if each.shortage is not shortage)

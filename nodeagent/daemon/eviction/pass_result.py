@@ -46,7 +46,7 @@ class PassResult(StrEnum):
 
     @property
     def repeats(self) -> bool:
-        """Whether a pass soon after would have the same result."""
+        """Whether an immediate further pass would have the same result."""
         return self in _REPEATING
 
 
@@ -60,9 +60,9 @@ class EvictionRecord:
     """One eviction, for the history.
 
     Attributes:
-        plan: the plan it was chosen by.
+        plan: the plan that selected its pod.
         before: available amount of its signal before the eviction; ``None`` for a storage limit or if unread.
-        after: the same after the eviction.
+        after: available amount of its signal after the eviction; ``None`` as for ``before``.
     """
 
     started_at: datetime

@@ -30,7 +30,7 @@ class PodMonitor:
         reporter: EvictionReporter,
         clock: Clock,
     ) -> None:
-        """Compose a monitor; nothing is read yet.
+        """Create a monitor with an empty cache.
 
         Args:
             read_pods: returns the pods of the node; with ``True`` their disk usage is measured.
@@ -63,8 +63,8 @@ class PodMonitor:
     async def keep_warm(self, *, near_threshold: bool) -> None:
         """Check for OOM kills, and read the pods again if the last read is old: 2 s near a threshold, else 30 s.
 
-        Once a threshold is met, little is left to read then, and the pages it needs are in memory already, those of
-        the agent and those of the runtime.
+        With a warm cache an eviction reads little, and the required pages of the agent and the runtime are already in
+        memory.
         """
         if self._pods is not None:
             await self._oom_kills.check(self._pods)

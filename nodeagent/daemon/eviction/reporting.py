@@ -54,7 +54,7 @@ class EvictionReporter:
         self._met = frozenset(met)
 
     def log_warnings(self, warnings: Iterable[str]) -> None:
-        """Log each warning once; those that differ in numbers only count as one."""
+        """Log each warning once; warnings that differ only in numbers count as one."""
         if len(self._warnings) > _MAX_WARNINGS:
             self._warnings.clear()
         for warning in warnings:

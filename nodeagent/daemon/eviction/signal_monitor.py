@@ -51,7 +51,7 @@ class SignalMonitor:
         *,
         watch_s: float = WATCH_S,
     ) -> None:
-        """Compose a monitor; nothing is read yet.
+        """Create a monitor without initial readings.
 
         Args:
             context: has the eviction state.
@@ -78,7 +78,7 @@ class SignalMonitor:
         return (await self._signal_layout()).layout
 
     async def read(self) -> SignalReadings:
-        """Return readings taken now.
+        """Return current readings.
 
         Raises:
             NodeAgentError: the runtime does not report the image filesystem.
@@ -89,7 +89,7 @@ class SignalMonitor:
         """Evaluate readings, log the changes, and keep the state for the next evaluation.
 
         Args:
-            readings: the readings; ``None`` to take them now.
+            readings: the readings; ``None`` to read the signals now.
 
         Raises:
             NodeAgentError: the runtime does not report the image filesystem.

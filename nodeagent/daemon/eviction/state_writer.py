@@ -19,7 +19,7 @@ class EvictionStateWriter:
     """Writes the outstanding effects and victims of the daemon context, one write at a time."""
 
     def __init__(self, context: DaemonContext, file: EvictionFile | None, logger: FilteringBoundLogger) -> None:
-        """Compose a writer; with ``None`` for ``file`` it writes nothing."""
+        """Create a writer; ``None`` for ``file`` disables writing."""
         self._context = context
         self._file = file
         self._logger = logger

@@ -40,7 +40,7 @@ class ShutdownInProgress:
         kind: StopKind,
         earlier: NodeStop | None = None,
     ) -> None:
-        """Prepare a shutdown, or the rest of an interrupted one; nothing is stopped yet.
+        """Prepare a shutdown, or the rest of an interrupted one; :meth:`carry_out` stops the pods.
 
         Args:
             recorder: writes the progress to disk.
@@ -48,8 +48,8 @@ class ShutdownInProgress:
             stopper: stops containers.
             pods: the pod cache.
             kind: cause of the shutdown.
-            earlier: an interrupted shutdown of this boot. One that logind's signal began keeps its start, so only the
-                rest of its time is left; at a stop of the unit time starts over, since systemd is waiting then.
+            earlier: an interrupted shutdown of this boot. One that logind's signal began keeps its start, so only its
+                remaining time is used; at a stop of the unit the time restarts, since systemd waits for the unit then.
         """
         self._recorder = recorder
         self._clock = recorder.clock
@@ -87,7 +87,7 @@ class ShutdownInProgress:
     async def carry_out(self) -> None:
         """Stop all pods; returns once each has ended, at the end of the granted time at the latest.
 
-        When cancelled, pods without a stop request are left running. In both cases :meth:`close` or
+        When cancelled, pods without a stop request continue to run. In both cases :meth:`close` or
         :meth:`interrupt` must follow; the inhibitor lock may be released before.
         """
         self._writer.start()
@@ -180,7 +180,7 @@ class _ProgressWriter:
 
 
 def rehearse(budget: ShutdownBudget, pods: Sequence[RunningPod], logger: FilteringBoundLogger) -> None:
-    """Log the plan of a shutdown, pod by pod, and stop nothing."""
+    """Log the plan of a shutdown, pod by pod, without stopping any."""
     plan = plan_shutdown(budget, [each.pod for each in pods])
     for phase in plan.phases:
         for stop in phase.stops:

@@ -39,7 +39,7 @@ class ShutdownRecorder:
 
     @classmethod
     def open(cls, settings: Settings, clock: Clock, logger: FilteringBoundLogger, boot_id: str) -> ShutdownRecorder:
-        """Return a recorder for the state directory of the settings; nothing is written yet."""
+        """Return a recorder for the state directory of the settings."""
         directory = settings.state_directory
         return cls(ShutdownFiles(directory), History(directory), configured_retention(settings), clock, logger, boot_id)
 
@@ -96,7 +96,7 @@ class ShutdownRecorder:
             self.record_activity(LastActivity.AGENT_STOPPED, boot.pods)
 
     def last_boot(self) -> BootRecord | None:
-        """Return the last record of a boot, this one or an earlier; ``None`` if there is none or it is unreadable."""
+        """Return the last record of this or an earlier boot; ``None`` without a readable record."""
         try:
             return self.files.read_boot()
         except StoreError as error:
@@ -104,7 +104,7 @@ class ShutdownRecorder:
             return None
 
     def review(self) -> None:
-        """Close a shutdown that an earlier boot left open, and record an unclean stop of that boot."""
+        """Close an unfinished shutdown of an earlier boot, and record an unclean stop of that boot."""
         last, boot = self.last(), self.last_boot()
         if last is not None and last.boot_id != self.boot_id and last.end is StopEnd.IN_PROGRESS:
             last = replace(last, end=StopEnd.INCOMPLETE)

@@ -59,7 +59,7 @@ class InhibitorSession:  # 12 attributes: its collaborators, and the shutdown in
         adopted: int | None = None,
         earlier: NodeStop | None = None,
     ) -> None:
-        """Prepare a session; nothing is requested yet.
+        """Prepare a session; :meth:`run` requests the lock.
 
         Args:
             context: the daemon context.
@@ -86,7 +86,7 @@ class InhibitorSession:  # 12 attributes: its collaborators, and the shutdown in
         self._earlier = earlier
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Keep the lock until stopped or disabled; a shutdown in progress is then left to a successor."""
+        """Keep the lock until stopped or disabled; the next session resumes a shutdown in progress."""
         self._status.delay = await asyncio.to_thread(read_delay, self._host.root)
         await self._take_settings()
         inhibitor = asyncio.create_task(self._inhibitor.run())
@@ -123,7 +123,7 @@ class InhibitorSession:  # 12 attributes: its collaborators, and the shutdown in
             seconds -= poll_s
 
     async def _disabled(self) -> bool:
-        """Apply a change of the settings or the role; return whether the session ends by it."""
+        """Apply a change of the settings or the role; return whether this ends the session."""
         enablement = await read_enablement(self._context, max_age_s=self._intervals.role_poll_s)
         if not enablement.disabled_because or (self._work is not None and not self._work.done()):
             return False
@@ -150,7 +150,7 @@ class InhibitorSession:  # 12 attributes: its collaborators, and the shutdown in
             self._status.not_held(str(state), state.because, self._intervals.retry_s)
 
     async def _restart_logind_off_bus(self) -> None:
-        """Restart a logind that runs without the bus: it does not return by itself, and would signal no shutdown."""
+        """Restart a logind that runs without the bus: it does not reconnect by itself, and would signal no shutdown."""
         now_s = self._context.clock.monotonic_s()
         if not self._settings.shutdown.restart_logind or self._settings.dry_run:
             return
@@ -185,7 +185,7 @@ class InhibitorSession:  # 12 attributes: its collaborators, and the shutdown in
         self._carry_out(reported.command)
 
     def _carry_out(self, command: Command) -> None:
-        """Carry out a command, except those that the reporter of their event carries out."""
+        """Carry out a command, unless the reporter of its event does."""
         logger, because = self._recorder.logger, command.because
         match command.kind:
             case CommandKind.REPORT_HELD:
@@ -282,7 +282,7 @@ class InhibitorSession:  # 12 attributes: its collaborators, and the shutdown in
         self._wake.set()
 
     async def _end_work(self) -> None:
-        """Leave a shutdown in progress to a successor; wait for the record of a finished or cancelled one."""
+        """Interrupt a shutdown in progress, to be resumed by the next session; wait for the record of an ended one."""
         if self._work is None:
             return
         going_down = self._inhibitor.machine.going_down

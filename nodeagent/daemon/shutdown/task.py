@@ -1,8 +1,8 @@
 """The inhibitor task: graceful shutdown across reloads, changes of the role and crashes.
 
 While graceful shutdown is enabled it runs one session, which keeps logind's inhibitor lock and the pod cache. A copy
-of the lock is in systemd's descriptor store: an agent that is killed during a shutdown gets it back after its restart,
-reads the recorded progress, and resumes.
+of the lock is in systemd's descriptor store: an agent that is killed during a shutdown receives the copy after its
+restart, reads the recorded progress, and resumes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class InhibitorTask:
         adopted: int | None = None,
         intervals: Intervals | None = None,
     ) -> None:
-        """Prepare the task; nothing is requested yet.
+        """Prepare the task; :meth:`run` requests the lock.
 
         Args:
             context: the daemon context.
@@ -54,7 +54,7 @@ class InhibitorTask:
         self.wake = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run sessions until stopped; a shutdown in progress is then left to a successor."""
+        """Run sessions until stopped; the next process resumes a shutdown in progress."""
         await asyncio.to_thread(self.recorder.review)
         while not stop.is_set():
             enablement = await read_enablement(self._context)

@@ -37,7 +37,7 @@ STALL_WINDOW_S: Final = 10.0
 VICTIM_KEPT_S: Final = 3600.0
 """Time for which an evicted pod is tracked."""
 UNVERIFIED_VICTIM_S: Final = 60.0
-"""The same for an eviction interrupted before the end of the processes was verified."""
+"""Time for which a pod is tracked after an eviction interrupted before the end of its processes was verified."""
 _NEGLIGIBLE: Final = 0.01
 _SURE: Final = 0.98
 _SLACK_BYTES: Final = 1 << 20
@@ -89,14 +89,14 @@ class OutstandingEffect:
     Attributes:
         action: name of the action, such as ``eviction of shop/web``.
         shortage: the resource it relieves.
-        signal: the signal it is measured by.
+        signal: the signal that measures the effect.
         before: available amount of the signal before the action; ``None`` if unknown.
         predicted: amount expected to be freed, in the signal's unit; ``None`` if unknown.
         since_s: time of the action.
         until_s: latest end of the effect.
         uid: of the evicted pod; empty for node-level reclaim.
         confirmed: whether the removal was verified. Other consumers may have used the space since.
-        ineffective: whether the action freed nothing, or a negligible part of the shortfall. Then only pods are
+        ineffective: whether the action freed no space, or a negligible part of the shortfall. Then only pods are
             withheld, and node-level reclaim continues.
     """
 
@@ -213,7 +213,7 @@ def effect_of_reclaim(  # noqa: PLR0913 - one for each attribute that differs
     confirmed: bool,
     now: Moment,
 ) -> OutstandingEffect | None:
-    """Return the effect of a step of node-level reclaim; ``None`` if it is predicted to free nothing.
+    """Return the effect of a step of node-level reclaim; ``None`` for a prediction of 0.
 
     Args:
         step: the step.
@@ -246,7 +246,7 @@ def withholding(
 def confirm(
     effects: Iterable[OutstandingEffect], uid: str, shortages: Iterable[Shortage], now: Moment
 ) -> tuple[OutstandingEffect, ...]:
-    """Return the effects, those of one pod on some shortages marked as confirmed, with a shorter bound."""
+    """Return the effects; one pod's effects on these shortages are marked as confirmed, with a shorter bound."""
     confirmed = frozenset(shortages)
     return tuple(
         replace(each, confirmed=True, until_s=min(each.until_s, now.monotonic_s + _visible_within_s(each)))
@@ -257,7 +257,7 @@ def confirm(
 
 
 def restarted(effects: Iterable[OutstandingEffect], uid: str, now: Moment) -> tuple[OutstandingEffect, ...]:
-    """Return the effects, those of one pod with a bound that counts from now, the end of its processes."""
+    """Return the effects; the bound of one pod's effects restarts now, at the end of its processes."""
     return tuple(
         replace(each, until_s=now.monotonic_s + (each.until_s - each.since_s)) if uid and each.uid == uid else each
         for each in effects
@@ -271,7 +271,7 @@ def settle(
     *,
     verified: Collection[str],
 ) -> tuple[tuple[OutstandingEffect, ...], tuple[EndedEffect, ...]]:
-    """Return the effects that are still outstanding, and those that ended, by readings taken now.
+    """Return the outstanding effects and the ended effects, by current readings.
 
     A rise of the signal counts once the effect is confirmed, since other consumers free space as well; without
     confirmation it counts at the bound. A missing effect of an eviction on a filesystem is reported as ended

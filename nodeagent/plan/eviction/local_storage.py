@@ -53,8 +53,8 @@ class Violation(NamedTuple):
 def find_violation(pod: PodFacts, layout: FilesystemLayout) -> Violation | None:
     """Return the first limit that a pod exceeds, strictly; ``None`` without an excess or without usage.
 
-    The order is: its emptyDir volumes, the pod's own limit, its containers. A container's writable layer counts only
-    if it is on the same filesystem as its logs.
+    The order is: its emptyDir volumes, the pod's own limit, its containers. A container's writable layer counts only on
+    the filesystem of its logs.
 
     Source: kubelet ``localStorageEviction``: ``emptyDirLimitEviction``, ``podEphemeralStorageLimitEviction``,
     ``containerEphemeralStorageLimitEviction``.

@@ -91,7 +91,7 @@ def format_reading(status: ThresholdStatus, number: float) -> str:
 
 
 def format_quantity(size_bytes: int) -> str:
-    """Return exact bytes in the largest binary unit that gives a whole number, such as ``100Mi``.
+    """Return exact bytes in the largest binary unit with a whole number, such as ``100Mi``.
 
     Source: Kubernetes ``resource.Quantity`` in its binary form.
     """

@@ -76,7 +76,7 @@ def plan_eviction(  # noqa: PLR0913 - inputs of one pass
     Pods over their own storage limits precede others: lower priority first, then larger excess. Then the most urgent
     threshold with a resource that is acted on and still met by the latest readings is selected. Node-level reclaim for
     it precedes the first unprotected pod of the ranking. The next threshold is selected if a later reading cleared
-    this one, by its minimum reclaim if anything was reclaimed for it.
+    this one, by its minimum reclaim if a reclaim step was run for it.
 
     Unlike the kubelet, at most one pod is evicted for storage limits too; no pod is evicted for one threshold because
     another is still met; and a reading too old at ``now`` is rejected. While the effect of an earlier eviction or
@@ -88,9 +88,9 @@ def plan_eviction(  # noqa: PLR0913 - inputs of one pass
         policy: protected pods, grace periods and limits.
         layout: which filesystems share a device.
         now: the instant of this decision, after the latest readings.
-        observations: readings newer than the evaluated ones; ``None`` for those.
+        observations: readings newer than the evaluated ones; ``None`` uses the evaluated ones.
         reclaimed: steps already run in this pass.
-        excluded: pod UID to the reason why its eviction failed before.
+        excluded: pod UID to the reason of its earlier failed eviction.
 
     Source: kubelet ``synchronize``, from local storage eviction on, and ``evictPod``.
     """

@@ -11,8 +11,8 @@ class EvictionPolicy:
 
     Attributes:
         pressure_transition_period_s: time for which a node condition is reported after it was last observed.
-        max_pod_grace_s: maximum grace period of a soft eviction; 0 for the pod's own. The kubelet's 0 has the same
-            effect, since its kill treats an override of 0 as none.
+        max_pod_grace_s: maximum grace period of a soft eviction; 0 for the pod's own. As in the kubelet, whose kill
+            treats an override of 0 as none.
         hard_grace_s: grace period of any other eviction: 0 kills at once, 1 as in newer kubelets.
         protected_namespaces: namespaces whose pods are never evicted.
         local_storage_isolation: whether pods over their own storage limits are evicted without any pressure.
@@ -23,7 +23,7 @@ class EvictionPolicy:
         eviction_window_s: period of that limit.
 
     Source: kubelet ``evictionPressureTransitionPeriod``, ``evictionMaxPodGracePeriod``,
-    ``localStorageCapacityIsolation``; the rest is ours.
+    ``localStorageCapacityIsolation``; the other settings are this agent's own.
     """
 
     pressure_transition_period_s: float = 300.0

@@ -27,9 +27,9 @@ _RATES: Final[Mapping[Unit, float]] = MappingProxyType(
 def next_poll_s(evaluation: Evaluation, previous: Evaluation | None, *, interval_s: float) -> float:
     """Return the seconds until the next reading, at most ``interval_s``.
 
-    The amount above a threshold is expected to be consumed at the rate of one busy process, or at twice the rate since
-    the previous evaluation, whichever is higher. A met threshold is evaluated each second, and at the end of its grace
-    period.
+    The amount above a threshold is expected to be consumed at the higher of two rates: the rate of one busy process,
+    and twice the rate since the previous evaluation. A met threshold is evaluated each second, and at the end of its
+    grace period.
     """
     waits = [interval_s]
     for status in evaluation.statuses:

@@ -31,7 +31,7 @@ class Protection:
         In this order: static, mirror and critical pods, protected namespaces, contradictory facts, missing facts, pods
         that are terminating or finished.
 
-        Source: kubelet ``evictPod`` and ``IsCriticalPod``; protection of missing facts is ours.
+        Source: kubelet ``evictPod`` and ``IsCriticalPod``; protection by missing facts is this agent's own.
         """
         kept = _why_critical(pod)
         if kept is not None:

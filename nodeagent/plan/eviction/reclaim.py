@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class ReclaimAction(StrEnum):
     """A kind of node-level reclaim.
 
-    ``DEAD_CONTAINERS``: dead containers and sandboxes, those of finished pods too. ``LOGS``: logs of deleted pods
+    ``DEAD_CONTAINERS``: dead containers and sandboxes, of finished pods as well. ``LOGS``: logs of deleted pods
     and removed containers. ``UNUSED_IMAGES``: all unused images above the minimum age.
     """
 
@@ -86,5 +86,5 @@ def device_role(filesystem: FilesystemRole, layout: FilesystemLayout) -> Filesys
 
 
 def signals_reclaimed(reclaimed: AbstractSet[ReclaimStep], layout: FilesystemLayout) -> frozenset[Signal]:
-    """Return the signals that any of these steps is for."""
+    """Return the signals that any of these steps can relieve."""
     return frozenset(signal for signal in MEANINGS if not reclaimed.isdisjoint(reclaim_steps(signal, layout)))

@@ -57,7 +57,7 @@ def select_threshold(  # noqa: PLR0913 - inputs of one pass
     A threshold for which only pods are withheld is returned as long as reclaim steps remain.
 
     Without newer readings the evaluated ones are validated by their age at ``now``. A threshold is cleared by its
-    minimum reclaim only, if anything was reclaimed for its signal or if the last pass acted on it.
+    minimum reclaim only, if a reclaim step was run for its signal or if the last pass acted on it.
 
     Source: kubelet ``getReclaimableThreshold``; ``reclaimNodeLevelResources`` for the comparison.
     """

@@ -33,7 +33,7 @@ class SignalMeaning(NamedTuple):
 
     Attributes:
         resource: the resource to reclaim; ``None`` if evicting a pod is not known to relieve the signal.
-        condition: node condition while a threshold on it is met; ``None`` for none.
+        condition: node condition while a threshold on the signal is met; ``None`` for none.
         filesystem: the measured filesystem; ``None`` for other signals.
     """
 
@@ -76,17 +76,17 @@ MEANINGS: Final[Mapping[Signal, SignalMeaning]] = MappingProxyType(
 )
 """Properties of every signal.
 
-I/O stalls have neither resource nor condition: the stalled pods are not those that cause the stall, and DiskPressure
-is about space. A threshold on them is evaluated and shown, and evicts no pod.
+I/O stalls have neither resource nor condition: the stalled pods need not be the cause of the stall, and DiskPressure
+means lack of space. A threshold on them is evaluated and shown, and evicts no pod.
 
-Source: kubelet ``signalToNodeCondition``, ``signalToResource``, ``OpForSignal``; the rest is ours.
+Source: kubelet ``signalToNodeCondition``, ``signalToResource``, ``OpForSignal``; the rest is specific to this agent.
 """
 
 _POSITIONS: Final[Mapping[Signal, int]] = MappingProxyType({signal: index for index, signal in enumerate(Signal)})
 
 
 def position(signal: Signal) -> tuple[int, int]:
-    """Return a sort key: signals of memory first, those without a resource last, else the order of ``Signal``."""
+    """Return a sort key: signals of memory first, signals without a resource last, else the order of ``Signal``."""
     resource = MEANINGS[signal].resource
     group = 2 if resource is None else 0 if resource is Resource.MEMORY else 1
     return group, _POSITIONS[signal]

@@ -1,6 +1,6 @@
 """Evaluation of readings: threshold status, node conditions, and the state between passes.
 
-The steps are those of the kubelet's ``synchronize``: thresholds met now; thresholds acted on before and not cleared by
+The steps follow the kubelet's ``synchronize``: thresholds met now; thresholds acted on before and not cleared by
 their minimum reclaim; times since which they are met; node conditions; grace periods. A threshold is acted on by a new
 reading only.
 """
@@ -110,7 +110,7 @@ def evaluate(
     threshold with a rejected reading is not met either, but its grace period continues: the kubelet does not change
     its state either when it gets no statistics. A second evaluation of the same readings acts on no threshold.
 
-    If monotonic time goes back, as across a reboot, recorded times count from ``now``: grace periods and conditions
+    If monotonic time decreases, as across a reboot, recorded times count from ``now``: grace periods and conditions
     become longer, never shorter.
 
     Args:
@@ -194,7 +194,7 @@ def update_victim(state: EvictionState, victim: Victim) -> EvictionState:
 
 
 def _since(previous: EvictionState, threshold: Threshold, now_s: float) -> float:
-    """Return the time since which a threshold is met, given that it is met now; at most ``now_s``."""
+    """Return the time since which a met threshold has been met; at most ``now_s``."""
     return min(previous.first_met_s.get(threshold, now_s), now_s)
 
 

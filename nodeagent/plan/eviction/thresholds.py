@@ -58,7 +58,7 @@ class Threshold:
 
     @property
     def hard(self) -> bool:
-        """Whether it is acted on at once. Source: kubelet ``isHardEvictionThreshold``."""
+        """Whether the threshold is acted on at once. Source: kubelet ``isHardEvictionThreshold``."""
         return self.grace_s <= 0
 
     @property
@@ -103,7 +103,7 @@ DEFAULT_HARD: Final[Mapping[str, str]] = MappingProxyType(
 def in_order(thresholds: Iterable[Threshold]) -> tuple[Threshold, ...]:
     """Return the distinct thresholds in the order in which they are acted on.
 
-    Memory first, those without a resource last; then hard before soft; then by signal, then the stricter one.
+    Memory first, thresholds without a resource last; then hard before soft; then by signal, then the stricter one.
 
     Source: kubelet ``byEvictionPriority``, made total.
     """
@@ -130,7 +130,7 @@ def for_layout(
 ) -> tuple[tuple[Threshold, ...], tuple[str, ...]]:
     """Return the thresholds with derived ones for containerfs, and warnings about configured ones that they replace.
 
-    containerfs has the thresholds of the filesystem with the writable layers: of imagefs if it is dedicated, else of
+    containerfs has the thresholds of the filesystem with the writable layers: of imagefs if that is dedicated, else of
     nodefs.
 
     Source: kubelet ``UpdateContainerFsThresholds``.

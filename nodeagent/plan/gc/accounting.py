@@ -14,7 +14,7 @@ Gain = tuple[int | None, int | None]
 
 
 class Ledger(Protocol):
-    """Computes the gain of the next removal, given those already counted."""
+    """Computes the gain of the next removal, given the removals already counted."""
 
     accounting: Accounting
 
@@ -44,7 +44,7 @@ class SizeLedger:
         return image.size_bytes, None
 
     def take(self, image: Image) -> None:
-        """Do nothing, since reported sizes are independent of each other."""
+        """Ignore the removal, since reported sizes are independent of each other."""
 
 
 class LayerLedger:

@@ -47,7 +47,7 @@ class ContainerGCPolicy:
         minimum_age_s: counted from creation, as in the kubelet; not from the exit.
         max_per_pod_container: dead containers kept of each container of a pod; negative for no limit.
         max_containers: dead containers kept on the node; negative for no limit, 0 keeps none.
-        deleted_pod_grace_s: time without activity of a pod before it is inferred as deleted.
+        deleted_pod_grace_s: inactivity after which a pod is inferred as deleted.
         include_unlabelled: also remove containers without kubelet labels.
 
     Source: kubelet ``minimum-container-ttl-duration``, ``maximum-dead-containers-per-container``,
@@ -71,18 +71,18 @@ def plan_container_gc(
 ) -> Plan:
     """Choose the dead containers to remove: all of deleted pods, else the oldest above the limits.
 
-    The order of removal is that of the kubelet's steps: containers of deleted pods; those above the limit per unit
-    (one container name of one pod, all attempts); those above the total, first down to an equal share of at least one
-    per unit, then oldest first. Within a step oldest first, ties by attempt, then by id. Unlike in the kubelet, a
-    container of unknown state is kept, since it may be running. A failed container counts as removed, so that no
-    other is removed in its place.
+    The order of removal is that of the kubelet's steps: containers of deleted pods; containers above the limit per unit
+    (one container name of one pod, all attempts); containers above the total, first down to an equal share of at least
+    one per unit, then oldest first. Within a step oldest first, ties by attempt, then by id. Unlike in the kubelet, a
+    container of unknown state is kept, since it may be running. A failed container counts as removed, so that no other
+    is removed in its place.
 
     Args:
         snapshot: the node.
         policy: the limits.
         failed: container id to the cause of a failure earlier in this pass.
         evict_non_deleted_pods: also remove the containers of pods that have finished but still exist.
-        statuses: the result of ``check_pods`` for this snapshot and policy, if known already.
+        statuses: the result of ``check_pods`` for this snapshot and policy, if already computed.
 
     Source: kubelet ``containerGC.evictContainers``.
     """

@@ -1,6 +1,6 @@
-"""Explanations: why an item is removed or kept, and when that would change.
+"""Explanations: the reason for each verdict, and the condition of a different verdict.
 
-They are derived from the plan of the next pass, so they cannot differ from it.
+Explanations are derived from the plan of the next pass, so they cannot differ from that plan.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why one item is removed or kept.
+    """Verdict on one item with its reasons and the condition of its removal.
 
     Attributes:
         decision: the decision of the next pass.
         names: all names of the item.
-        also: the reasons of further rules that keep it.
-        when: condition of its removal, for display.
+        also: the reasons of further rules that keep the item.
+        when: condition of the item's removal, for display.
         eligible_at: time of eligibility, if it depends on time alone; aware UTC.
         users: containers and sandboxes that refer to an image.
         position: position of an image in the order of use, from 1; 0 for other items.
@@ -108,7 +108,7 @@ class Explanation:
 
 
 def explain(snapshot: NodeSnapshot, policy: GCPolicy, plans: Iterable[Plan], query: str) -> tuple[Explanation, ...]:
-    """Return the explanations of all items that match ``query``; none if nothing matches.
+    """Return the explanations of all items that match ``query``; empty without a match.
 
     An image is matched by reference, digest or id; a container by id, name, ``pod/name`` or ``namespace/pod/name``; a
     pod by UID, name or ``namespace/name``, with all its containers, sandboxes and logs. Ids may be shortened to

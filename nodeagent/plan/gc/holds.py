@@ -28,7 +28,7 @@ def held_images(snapshot: NodeSnapshot, index: ImageIndex) -> dict[str, Reason]:
 
 
 def images_of(hold: Hold, images: Iterable[Image], index: ImageIndex) -> set[str]:
-    """Return the ids of the images of a hold: those matched by reference, by id or as a protection rule."""
+    """Return the ids of the images matched by a hold: by reference, by id or as a protection rule."""
     if hold.image == ALL_IMAGES:
         return {image.id for image in images}
     matched = set(index.resolve(hold.image))

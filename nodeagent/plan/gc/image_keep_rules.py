@@ -1,8 +1,8 @@
 """Keep rules for images: they apply regardless of the age of an image and the usage of the filesystem.
 
-The rules are in order of precedence in :data:`KEEP_RULES`; the first one that keeps an image gives the reason of its
-decision. A new rule is an entry there, a reason code with its sentence in ``plan/decision.py``, and a test. Rules that
-depend on age, usage or the limits of a pass are part of the plan itself (``images``).
+The rules are in order of precedence in :data:`KEEP_RULES`; the first one that keeps an image determines the reason of
+its decision. A new rule is an entry there, a reason code with its sentence in ``plan/decision.py``, and a test. Rules
+that depend on age, usage or the limits of a pass are part of the plan itself (``images``).
 
 Each rule returns all the images that it keeps. Rejected: a predicate per image, which costs ten calls for each of
 100,000 images, nearly all of which no rule keeps.

@@ -17,7 +17,7 @@ class ImageCandidate(NamedTuple):
     A named tuple, as it sorts without a key function.
 
     Attributes:
-        last_used: ``datetime.min`` if never used, so such images come first.
+        last_used: ``datetime.min`` if never used, so such images sort first.
         first_detected: at most the time of observation.
         position: index in the snapshot; makes candidates with the same id distinct.
     """
@@ -53,7 +53,7 @@ def in_order_of_use(snapshot: NodeSnapshot) -> list[ImageCandidate]:
 
 
 def unused_since(usage: ImageUsage, observed_since: datetime) -> datetime:
-    """Return since when an image is known to be unused.
+    """Return the time since which an image is known to be unused.
 
     A pull counts as use, and so does the time before the begin of the observation: an image may have been used then.
     """

@@ -83,7 +83,7 @@ def find_users(snapshot: NodeSnapshot) -> ImageUsers:
 
 
 def image_references(container: Container) -> Iterator[str]:
-    """Yield every image reference of a container, those of image volumes included; some may be empty."""
+    """Yield every image reference of a container, image volumes included; some may be empty."""
     yield container.image_ref
     yield container.image_id
     yield container.image_name

@@ -96,13 +96,13 @@ def plan_image_gc(  # noqa: PLR0913 - inputs of one round of a pass
     """Choose the images to remove so that the image filesystem falls to the low threshold.
 
     Images that a keep rule keeps (see ``image_keep_rules``) are never chosen. The others are removed least recently
-    used first (never used before all others), ties by first detection, then by id: first those unused for longer than
+    used first (never used before all others), ties by first detection, then by id: first images unused for longer than
     the maximum age; then, if the remaining usage is at the high threshold, until enough is freed. Decisions are the
     removals in that order, then the kept images in the same order.
 
     Differences from the kubelet, each of which keeps more images: the maximum age counts from the latest of last use,
     first detection and begin of the observation of image use (see ``unused_since``), where the kubelet treats an image
-    that was never used as unused since the epoch; without observation nothing is removed by age; a high threshold of
+    that was never used as unused since the epoch; without observation no image is removed by age; a high threshold of
     100 disables the threshold, where the kubelet acts at 100%; failed removals do not end the plan. A last use at
     the time of observation does not keep an image, since the snapshot has the images in use; a later one, after the
     clock was set back, does. A first detection in the future counts as now.
@@ -115,7 +115,7 @@ def plan_image_gc(  # noqa: PLR0913 - inputs of one round of a pass
         remove_all_unused: remove every unused image of the minimum age at any usage; the maximum age is ignored, the
             limits per pass apply.
         only: ids of the images that may be removed; ``None`` for any.
-        users: the users of this snapshot's images, if known already.
+        users: the users of this snapshot's images, if already computed.
 
     Source: kubelet image manager, ``GarbageCollect``, ``freeSpace``, ``DeleteUnusedImages``.
     """
@@ -125,10 +125,10 @@ def plan_image_gc(  # noqa: PLR0913 - inputs of one round of a pass
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Removals required besides those by maximum age.
+    """Removals required in addition to removals by maximum age.
 
     Attributes:
-        kept: why none is required; ``None`` if some are.
+        kept: reason that no removal is required; ``None`` if removals are required.
         removed: the reason of the removals.
         enough_bytes: bytes to be freed by the whole plan; ``None`` for as many as possible.
         pending_bytes: bytes that the runtime's own garbage collection frees in addition.
@@ -237,7 +237,7 @@ class _ImagePlanner:
         return old_enough
 
     def _target(self) -> _Target:
-        """Return the removals required by the thresholds after those by maximum age.
+        """Return the removals required by the thresholds after the removals by maximum age.
 
         Source: kubelet ``GarbageCollect``: whole percent; usage at the high threshold starts a collection.
         """
@@ -281,7 +281,7 @@ class _ImagePlanner:
             progress = len(self._removals) > before
 
     def _remove_once(self, candidates: Sequence[ImageCandidate], target: _Target) -> list[ImageCandidate]:
-        """Remove candidates in order until enough is freed; return those with too small a gain."""
+        """Remove candidates in order until enough is freed; return the candidates with too small a gain."""
         enough_bytes, minimum_bytes = target.enough_bytes, self._policy.minimum_gain_bytes
         skipped = []
         for index, candidate in enumerate(candidates):

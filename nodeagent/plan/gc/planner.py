@@ -63,7 +63,7 @@ def plan_containers(  # noqa: PLR0913 - inputs of one pass
     evicted: frozenset[str] = frozenset(),
     only: frozenset[str] | None = None,
 ) -> GCPlan:
-    """Plan the removal of dead containers, sandboxes and logs, each on the state after the plan before it.
+    """Plan the removal of dead containers, sandboxes and logs, each on the projection after the previous plan.
 
     Args:
         snapshot: the node.

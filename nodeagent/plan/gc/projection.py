@@ -21,8 +21,8 @@ def project_with_users(
 
     The known sizes of the containers' writable layers are added to the available bytes of the image filesystem. Images
     that lose their last user count as last used now, since they were in use in this pass, so a later planner removes
-    them last. Pieces referenced by these containers keep their references, since other containers may have the same;
-    the projection underestimates the freed bytes.
+    them last. Pieces referenced by these containers keep their references, since other containers may reference them
+    too; the projection underestimates the freed bytes.
     """
     if not removed_containers and not removed_sandboxes:
         return snapshot, users

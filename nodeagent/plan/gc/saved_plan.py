@@ -1,10 +1,10 @@
 """Saved plans: made now, compared, and applied later.
 
-A saved plan is a JSON document. Its id is a digest of its content, which identifies it and proves nothing. Its
-signature (``mac``) is computed with a key that only root can read, and proves that this node's agent wrote the plan;
-only a signed plan is applied. Applying one makes a new plan on fresh state, under the stricter of the document's policy
-and the policy in force (``strictness.py``), restricted to the listed items: an item that is no longer removable is kept
-and reported as drift; an item that is not listed is never removed.
+A saved plan is a JSON document. Its id is a digest of its content, which identifies the plan but does not prove its
+origin. Its signature (``mac``) is computed with a key that only root can read, and proves that this node's agent wrote
+the plan; only a signed plan is applied. Applying one makes a new plan on fresh state, under the stricter of the
+document's policy and the policy in force (``strictness.py``), restricted to the listed items: an item that is no longer
+removable is kept and reported as drift; an item that is not listed is never removed.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Drift:
     """An item that a saved plan lists and that is no longer removable.
 
     Attributes:
-        gone: whether it no longer exists; otherwise it is kept.
+        gone: whether the item no longer exists; otherwise it is kept.
         why: the reason, in words.
     """
 

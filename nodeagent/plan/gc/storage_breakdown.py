@@ -1,4 +1,4 @@
-"""Usage breakdown of the image filesystem: shows why garbage collection did not free enough."""
+"""Usage breakdown of the image filesystem: shows the causes of insufficient garbage collection."""
 
 from __future__ import annotations
 

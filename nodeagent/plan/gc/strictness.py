@@ -45,7 +45,7 @@ def _stricter(saved: _Policy, current: _Policy) -> _Policy:
 
 
 def _larger(saved: float, current: float) -> float:
-    """Return the larger value; the one in force, which comes first, where they cannot be compared (NaN)."""
+    """Return the larger value; the first one, which is in force, if they cannot be compared (NaN)."""
     return max(current, saved)
 
 
@@ -61,7 +61,7 @@ def _larger_keep_limit(saved: int, current: int) -> int:
 
 
 def _larger_or_off(saved: float, current: float) -> float:
-    """Return the larger maximum age, where 0 means that age alone removes nothing."""
+    """Return the larger maximum age, where 0 disables removal by age."""
     return _larger(saved, current) if saved > 0 and current > 0 else 0.0
 
 

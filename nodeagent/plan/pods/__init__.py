@@ -2,5 +2,5 @@
 
 ``facts`` merges the facts of all sources about a pod, ``inference`` derives missing facts from the runtime,
 ``deletion`` infers whether a pod was deleted.
-Labels and annotations are tenant input: they identify a pod and grant nothing.
+Labels and annotations are tenant input: they identify a pod and grant no privilege.
 """

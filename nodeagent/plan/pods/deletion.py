@@ -74,7 +74,7 @@ def check_pods(
     deleted. With a pod list, a pod is deleted if the list lacks it. Without a list it is never deleted beside a
     kubelet; otherwise it is if it has no ready sandbox, no container that is running or of unknown state, and no
     activity for ``grace_s``. Activity is the creation and exit of its containers, the creation of its sandboxes and,
-    without a list, the boot of the node. That nothing is running, and the grace period, are required with a list too.
+    without a list, the boot of the node. Stopped containers and the grace period are required with a list too.
     A missing time keeps the pod. Only listed items count: once limits have removed the last container of an inactive
     pod, its grace period counts from its sandbox alone.
 

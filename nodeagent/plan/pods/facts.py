@@ -74,7 +74,7 @@ class SpecIndex:
             kubelet: the kubelet's pods; ``None`` without a list.
             manifests: the static pods.
             node_name: suffix of the names of static pods.
-            complete: whether the kubelet's list has all of its pods; false if it is out of date.
+            complete: whether the kubelet's list has all of its pods; false for an outdated list.
         """
         self.has_list = kubelet is not None and complete
         self._by_uid: defaultdict[str, list[PodSpec]] = defaultdict(list)
@@ -137,7 +137,7 @@ def shutdown_pods(
     """Return the shutdown planner's input for each pod of ``facts`` that is in ``pods``, in the order of ``facts``.
 
     An inferred or assumed priority is unknown to the shutdown planner, which has a rule of its own for it. Containers
-    are in reverse order of creation, so that those started first, such as sidecars, are stopped last.
+    are in reverse order of creation, so that containers started first, such as sidecars, are stopped last.
     """
     by_uid = {pod.uid: pod for pod in pods}
     found = []

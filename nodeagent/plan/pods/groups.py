@@ -27,7 +27,7 @@ def group_pods(
     traits: Mapping[str, ContainerTraits],
     memory_min_bytes: Mapping[str, int],
 ) -> tuple[RuntimePod, ...]:
-    """Return the active pods, by UID: those with a ready sandbox or a container that may be running.
+    """Return the pods with a ready sandbox or a container that may be running, by UID.
 
     A container belongs to the pod of its sandbox; if its label has another, both pods get a contradiction.
 

@@ -26,7 +26,7 @@ _CLASSES: Final = {None: QosClass.GUARANTEED, "burstable": QosClass.BURSTABLE, "
 
 
 def qos_of_cgroup(cgroup_parent: str) -> tuple[QosClass | None, str]:
-    """Return the QoS class and the pod UID in a cgroup parent; ``None`` and empty if it is not the kubelet's.
+    """Return the QoS class and the pod UID in a cgroup parent; ``None`` and empty if not created by a kubelet.
 
     The UID is also empty if that part of the path is not a UID.
 

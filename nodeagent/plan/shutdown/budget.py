@@ -127,8 +127,8 @@ class ShutdownBudget:
     def suffices_at_signal(self) -> bool:
         """Whether pods are stopped at logind's signal.
 
-        With too little time they would all be killed at once; they are then left to the unit's stop hook, which has
-        ``TimeoutStopSec``. Source: the kubelet's shutdown manager does not start with less time than configured.
+        With too little time they would all be killed at once; the unit's stop hook, which has ``TimeoutStopSec``, stops
+        them instead. Source: the kubelet's shutdown manager does not start with less time than configured.
         """
         return self.granted_ms >= min(self.requested_ms, MINIMUM_AT_SIGNAL_MS)
 

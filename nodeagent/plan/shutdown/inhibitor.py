@@ -90,7 +90,7 @@ class InhibitorState:
         has_lock: whether a descriptor of a lock is open, listed by logind or not.
         released_because: reason of the release; no lock is acquired until the shutdown is cancelled. Empty before.
         stage: progress of the current shutdown.
-        has_earlier: whether an earlier run of the agent left a shutdown of this boot to be resumed or closed.
+        has_earlier: whether a shutdown of this boot by an earlier run of the agent has to be resumed or closed.
         restarted_s: monotonic seconds of the last restart of logind; ``None`` before the first.
     """
 
@@ -145,7 +145,7 @@ class ConnectionLost:
 
 @dataclass(frozen=True, slots=True)
 class LogindLeft:
-    """logind left the bus, which is still connected."""
+    """logind disconnected from the bus, which is still connected to the agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class ShutdownChecked:
     """The role and the budget were read after the start of a shutdown.
 
     Attributes:
-        disabled_because: reason to leave the pods alone, such as a kubelet that manages the node; else empty.
+        disabled_because: reason not to stop the pods, such as a kubelet that manages the node; else empty.
     """
 
     disabled_because: str
@@ -220,7 +220,7 @@ class LogindUnitChecked:
     """systemd reported the units of the bus and of logind.
 
     Attributes:
-        runs_off_bus: whether both run, so that logind will not return to the bus by itself.
+        runs_off_bus: whether both run, so that logind will not reconnect to the bus by itself.
     """
 
     runs_off_bus: bool

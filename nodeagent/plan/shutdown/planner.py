@@ -118,8 +118,8 @@ def plan_shutdown(
 ) -> ShutdownPlan:
     """Return the plan: every pod in one phase, with its grace period.
 
-    A phase starts when the one before it has ended, at its deadline at the latest, so unused time extends the next.
-    With ``elapsed_ms`` the plan continues a shutdown: stopped pods are left out, pods with a stop request have used
+    A phase starts at the end of the previous one, at its deadline at the latest, so unused time extends the next.
+    With ``elapsed_ms`` the plan continues a shutdown: stopped pods are omitted, pods with a stop request have used
     part of their grace, and pods of a phase past its deadline are killed at once, at no cost to later phases.
 
     Args:
