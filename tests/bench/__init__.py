@@ -1,1 +1,1 @@
-"""Measurements; none of them is a test."""
+"""Benchmarks; none of them is a test."""

@@ -86,7 +86,7 @@ def at_rest(config: Path, seconds: float, runs: int) -> tuple[float, float, list
 
 
 def main() -> None:
-    """Measure and print a table."""
+    """Print the run times of commands and the load of an idle daemon."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--rest", type=float, default=60, help="seconds to watch the daemon at rest")

@@ -1,7 +1,7 @@
 """Build time of the layer graph: 1,000 images with ten layers each on a simulated containerd in its own process.
 
 Cold is the first build without stored usage, with a usage call per snapshot; remembered is the first
-build of a process that finds those in the store; warm is a second build when nothing has changed.
+build of a process with stored usage; warm is a second build without changes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ async def measure(config: Path, runs: int) -> dict[str, list[float]]:
                 cache = LayerCache(usage_store=StoredSnapshotUsage(store))
                 for kind, built in (("cold", cache), ("warm", cache), ("remembered", None)):
                     if built is None:
-                        built = LayerCache(usage_store=StoredSnapshotUsage(Store(Path(state))))  # noqa: PLW2901 - a new process's
+                        built = LayerCache(usage_store=StoredSnapshotUsage(Store(Path(state))))  # noqa: PLW2901 - a restart
                     gc.collect()
                     began = time.perf_counter()
                     graph = await built.build(client, images)
@@ -51,12 +51,12 @@ async def measure(config: Path, runs: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Print the build times with their budgets."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
-    gc.set_threshold(50_000, 20, 20)  # as the agent does
+    gc.set_threshold(50_000, 20, 20)  # the thresholds of the agent
     with tempfile.TemporaryDirectory() as name, runtime(Path(name), images=options.images) as config:
         taken = asyncio.run(measure(config, options.runs))
     print(

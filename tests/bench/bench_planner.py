@@ -54,7 +54,7 @@ RULED = ImageGCPolicy(protection=ProtectionPolicy(tuple(map(parse_rule, RULES)),
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One measurement."""
+    """A call of a planner on a snapshot, and its budget."""
 
     name: str
     budget_ms: float
@@ -168,7 +168,7 @@ def make_node(images: int, containers: int, *, storage: bool = False) -> NodeSna
 
 
 def cases() -> list[Case]:
-    """Return the cases."""
+    """Return the cases, one for each planner and policy."""
     plain, ruled = GCPolicy(), GCPolicy(images=RULED)
     return [
         Case(
@@ -218,7 +218,7 @@ def measure(case: Case, runs: int) -> Timing:
 
 
 def main() -> int:
-    """Measure, print, and return 1 if a budget is missed."""
+    """Print the durations with their budgets; return 1 if a budget is missed."""
     parser = argparse.ArgumentParser(description="time the planners on big nodes")
     parser.add_argument("--runs", type=int, default=7, help="how often each case is run")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")

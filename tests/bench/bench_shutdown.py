@@ -102,7 +102,7 @@ async def shut_down(directory: Path) -> Latencies:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print a table; exits with 1 if a median is over its budget."""
+    """Print the latencies of all runs; exit with 1 if a median exceeds its budget."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--serve", nargs=2, type=Path, metavar=("SOCKET", "TIMES"))

@@ -1,7 +1,7 @@
 """Latency from a wake to the decision, on a machine with busy CPUs: signals read, thresholds evaluated.
 
-A thread simulates the kernel and wakes the loop like a PSI trigger, through a descriptor it watches. As many
-processes spin as there are processors; this one runs at a higher priority, as the unit's CPUWeight gives it.
+A thread simulates the kernel and wakes the loop like a PSI trigger, through a descriptor it watches. One
+process per CPU spins; this one runs at a higher priority, like the unit with its CPUWeight.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def measure(runs: int) -> list[float]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Print the latencies beside busy processes; exit with 1 if the budget is missed."""
     if os.geteuid() == 0:
         os.nice(-4)  # about twice the weight
     spinning = [

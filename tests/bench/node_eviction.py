@@ -1,8 +1,8 @@
 """Latency from a crossed memory threshold to the end of the pod, in a real node: with PSI triggers, and by polling.
 
 A pod above its request grows by 50 MiB/s with 200 MiB left on the node; the threshold is ``memory.available<100Mi``.
-A program of the node's own, apart from the agent, notes when the kernel's figures cross the threshold and when the
-pod's cgroup is empty. Ten runs of each; no run may have an OOM kill.
+A program in the node, independent of the agent, records the times of the crossing in the kernel's figures and of the
+empty pod cgroup. Ten runs of each; no run may have an OOM kill.
 
     python -m tests.bench.node_eviction [RUNS [woken|polling|busy ...]]
 """

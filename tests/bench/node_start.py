@@ -34,7 +34,7 @@ def slowdown(node: vm.Node) -> float:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Print start time, memory and duration of ``status``."""
     runs = int(sys.argv[1]) if sys.argv[1:] else RUNS
     with vm.Node.boot(vm.ensure_disk()) as node:
         node.run("/opt/nodeagent/bin/nodeagent install --enable", timeout_s=300)

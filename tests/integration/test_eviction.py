@@ -62,7 +62,7 @@ def settle(node: PressedNode, count: int = 1) -> None:
 @pytest.mark.campaign
 @pytest.mark.parametrize("bystanders", [5, 20])
 @pytest.mark.parametrize("run", range(RUNS))
-def test_one_writer_among_bystanders_is_the_only_pod_evicted(node: PressedNode, bystanders: int, run: int) -> None:
+def test_only_the_writing_pod_is_evicted_under_disk_pressure(node: PressedNode, bystanders: int, run: int) -> None:
     del run
     quiet = run_quiet(node, bystanders)
     node.run_writer("writer", WRITER_MIB)
@@ -77,7 +77,7 @@ def test_one_writer_among_bystanders_is_the_only_pod_evicted(node: PressedNode, 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("run", range(RUNS))
-def test_one_dead_container_suffices_and_no_image_is_removed(node: PressedNode, run: int) -> None:
+def test_no_image_is_removed_if_a_dead_container_frees_enough(node: PressedNode, run: int) -> None:
     del run
     node.run_writer("quiet", 1)
     dead = node.run_writer("dead", WRITER_MIB)
@@ -98,7 +98,7 @@ def test_one_dead_container_suffices_and_no_image_is_removed(node: PressedNode, 
     assert "quiet" in node.running()
 
 
-def test_pod_that_continues_to_write_is_evicted_too_and_no_other_pod(node: PressedNode) -> None:
+def test_second_writing_pod_is_evicted_too_and_no_other_pod(node: PressedNode) -> None:
     quiet = run_quiet(node, 3)
     node.run_pod(
         "second", "touch /done; while [ ! -e /go ]; do sleep 0.1; done; dd if=/dev/zero of=/data bs=1M count=240"
@@ -112,7 +112,7 @@ def test_pod_that_continues_to_write_is_evicted_too_and_no_other_pod(node: Press
     assert node.running() == quiet
 
 
-def test_inodes_of_one_pod_with_many_files_evict_it_alone(node: PressedNode) -> None:
+def test_only_the_pod_with_many_files_is_evicted_under_inode_pressure(node: PressedNode) -> None:
     quiet = run_quiet(node, 3)
     node.run_pod(
         "hoarder", "mkdir /many; cd /many; for a in $(seq 40); do mkdir $a; (cd $a; seq 100 | xargs touch); done"

@@ -37,7 +37,7 @@ MIB = 1 << 20
 SETS = 20
 FEWEST_IMAGES = 30
 # Tolerance of the prediction: the larger of a number of bytes and a share. containerd's own databases lie on the same
-# filesystem. XFS frees inodes in chunks of 64, and which images' inodes share a chunk is not known.
+# filesystem. XFS frees inodes in chunks of 64; the images with inodes in one chunk are unknown.
 SLACK: dict[Kind, tuple[int, float]] = {"ext4": (64 << 10, 0), "xfs": (MIB, 0.02)}
 
 
@@ -135,7 +135,7 @@ def predict(snapshot: NodeSnapshot, chosen: Sequence[str]) -> Freed:
 def free(node: StackedNode) -> Freed:
     """Measure the free bytes once containerd is idle.
 
-    XFS frees inodes and blocks of deleted files in the background; freezing the filesystem waits for the end of that.
+    XFS frees inodes and blocks of deleted files in the background; freezing the filesystem waits for completion.
     """
     root = node.containerd.root
     try:
@@ -147,7 +147,7 @@ def free(node: StackedNode) -> Freed:
 
 
 def assert_the_rest_is_whole(node: StackedNode, removed: Sequence[str]) -> None:
-    """Assert that all kept images are complete; run the one that shared most layers with removed ones."""
+    """Assert that all kept images are complete; run the one with the most layers in common with removed images."""
     blobs = set(node.containerd.ctr("content", "ls", "-q").split())
     snapshots = {line.split()[0] for line in node.containerd.ctr("snapshots", "ls").splitlines()}
     listed = {image.id for image in node.pods.list_images()}

@@ -126,7 +126,7 @@ def test_every_kept_image_has_its_reason(worn: WornNode) -> None:
     assert USED_RUNNING in tags(worn)
 
 
-def test_imagefs_full_of_images_in_use_ends_short_with_breakdown_and_history(worn: WornNode) -> None:
+def test_pass_over_images_in_use_reports_a_shortfall_with_breakdown_and_history(worn: WornNode) -> None:
     in_use = {USED_RUNNING, USED_DEAD, USED_GONE, worn.containerd.sandbox_image}
     for image in worn.pods.list_images():
         if not in_use & set(image.tags):
@@ -215,7 +215,7 @@ def test_image_with_a_container_created_after_the_plan_is_kept(worn: WornNode) -
 
 
 @pytest.mark.parametrize("removal", ["cri", "auto"])
-def test_a_restart_of_the_runtime_in_mid_pass_ends_it_and_the_next_pass_finishes(worn: WornNode, removal: str) -> None:
+def test_pass_ends_at_a_restart_of_the_runtime_and_the_next_one_finishes(worn: WornNode, removal: str) -> None:
     configure(worn, "[runtime]", f'[image_gc]\nremoval = "{removal}"\n\n[runtime]')
 
     async def interrupted_then_whole() -> None:
@@ -235,7 +235,7 @@ def test_a_restart_of_the_runtime_in_mid_pass_ends_it_and_the_next_pass_finishes
             if removal == "cri":
                 assert kinds[:2] == [Outcome.DONE, Outcome.FAILED]
                 assert set(kinds[2:]) == {Outcome.NOT_ATTEMPTED}
-            else:  # the first few at once; their collection is containerd's own when it is back
+            else:  # the first batch; containerd collects its garbage after the restart
                 assert set(kinds[:BATCH]) == {Outcome.DONE}
                 assert set(kinds[BATCH:]) <= {Outcome.FAILED, Outcome.NOT_ATTEMPTED}
             await asyncio.to_thread(worn.containerd.start)
@@ -378,7 +378,7 @@ def test_daemon_in_a_dry_run_removes_nothing(worn: WornNode, tmp_path: Path) -> 
     assert (tags(worn), {each.id for each in worn.pods.list_containers()}) == before
 
 
-def test_a_switch_to_active_removes_nothing_before_the_grace_period_is_over(worn: WornNode, tmp_path: Path) -> None:
+def test_switch_to_active_removes_nothing_before_the_end_of_the_grace_period(worn: WornNode, tmp_path: Path) -> None:
     log = tmp_path / "log"
     before = (tags(worn), {each.id for each in worn.pods.list_containers()})
     configure(worn, 'role = "standalone"', 'role = "standalone"\ndry_run = true\nreload_grace = "1h"')

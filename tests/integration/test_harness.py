@@ -122,7 +122,7 @@ def test_suspended_daemon_does_not_respond_until_resumed(containerd: Containerd,
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])
-def test_image_filesystem_of_the_daemon_fills(containerd_factory: ContainerdFactory, kind: str) -> None:
+def test_import_into_a_full_image_filesystem_fails(containerd_factory: ContainerdFactory, kind: str) -> None:
     daemon = containerd_factory(imagefs=LoopFs(320, "xfs" if kind == "xfs" else "ext4", reserved_percent=0))
     assert daemon.root.is_mount()
     before = os.statvfs(daemon.root)
@@ -147,7 +147,7 @@ def test_docker_archives_are_imported(containerd: Containerd, pods: Pods, tmp_pa
     assert archive["harness.test/saved:v1"].config_digest in {image.id for image in pods.list_images()}
 
 
-def test_an_index_runs_with_other_platforms_absent(containerd: Containerd, pods: Pods, tmp_path: Path) -> None:
+def test_image_of_an_index_runs_without_the_other_platforms(containerd: Containerd, pods: Pods, tmp_path: Path) -> None:
     member = images.image(layers=[images.blob("multi", MIB)])
     index = images.Index(("harness.test/multi:v1",), (member,), absent=("s390x", "ppc64le"))
     containerd.import_images(images.write_oci(tmp_path / "multi.tar", index))
@@ -155,14 +155,14 @@ def test_an_index_runs_with_other_platforms_absent(containerd: Containerd, pods:
     assert pods.run_container(sandbox, "main", "harness.test/multi:v1").id
 
 
-def test_an_artifact_is_stored(containerd: Containerd, tmp_path: Path) -> None:
+def test_artifact_is_listed_after_its_import(containerd: Containerd, tmp_path: Path) -> None:
     artifact = images.Artifact(("harness.test/chart:v1",), (images.File("chart.tgz", 10_000),))
     archive = images.write_oci(tmp_path / "chart.tar", artifact)
     containerd.import_images(archive)
     assert "harness.test/chart:v1" in containerd.ctr("images", "ls", "-q").split()
 
 
-def test_archives_are_reproducible(tmp_path: Path) -> None:
+def test_equal_descriptions_give_equal_archives(tmp_path: Path) -> None:
     described = images.image("harness.test/same:v1", layers=[images.blob("same", 1000, gzip_level=6)])
     first, second = (images.write_oci(tmp_path / name, described) for name in ("one.tar", "two.tar"))
     assert first.images == second.images

@@ -106,14 +106,14 @@ def node(containerd_factory: ContainerdFactory) -> Iterator[Node]:
         pods.remove_made()
 
 
-def test_image_used_a_second_before_survives_a_fresh_state_directory(node: Node) -> None:
+def test_image_used_a_second_before_is_kept_with_a_fresh_state_directory(node: Node) -> None:
     node.use()
     decided = asyncio.run(node.make_pass())
     assert (decided[JOB], decided[UNUSED]) == ("age-not-observed", "age-not-observed")
     assert node.tags() == {JOB, UNUSED}
 
 
-def test_image_used_a_second_before_survives_a_command_with_a_short_age(node: Node) -> None:
+def test_image_used_a_second_before_is_kept_by_a_command_with_a_short_age(node: Node) -> None:
     command = [sys.executable, "-m", "nodeagent", "gc", "images", "--yes", "--config", str(node.config)]
     for _ in range(2):  # the second run uses the state of the first
         node.use()
@@ -129,7 +129,7 @@ def test_image_used_a_second_before_survives_a_command_with_a_short_age(node: No
         assert node.tags() == {JOB, UNUSED}
 
 
-def test_image_used_while_the_agent_was_down_survives_until_that_was_observed(node: Node) -> None:
+def test_image_used_while_the_agent_was_down_is_kept_until_use_was_observed_for_the_maximum(node: Node) -> None:
     asyncio.run(node.observe(DAY_S / 2))
     node.clock.ahead_s += 2 * DAY_S
     node.use()

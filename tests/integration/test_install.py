@@ -111,7 +111,7 @@ def test_prefix_that_is_or_passes_a_link_into_the_system_is_refused(clean: Syste
     refused(clean, "make uninstall PREFIX=/opt/nodeagent", "not an installation")
 
 
-def test_prefix_that_others_can_change_is_refused(clean: SystemOverlay) -> None:
+def test_prefix_below_a_directory_of_another_user_is_refused(clean: SystemOverlay) -> None:
     clean.must("mkdir -p /opt/open /opt/theirs && chmod 777 /opt/open && chown 1000 /opt/theirs")
     refused(clean, "make install PREFIX=/opt/open/agent", "/opt/open is writable by all users")
     refused(clean, "make install PREFIX=/opt/theirs/agent", "/opt/theirs is writable by uid 1000")
@@ -136,7 +136,7 @@ def test_foreign_file_at_a_path_of_the_agent_is_refused_before_any_change(
     assert clean.run("test -e /opt/nodeagent").returncode == 1
 
 
-def test_installed_agent_runs_and_is_removed_without_a_trace(
+def test_installed_agent_runs_and_uninstall_removes_all_its_files(
     bare: SystemOverlay, node: SystemOverlay, tmp_path: Path
 ) -> None:
     assert node.must("cd / && nodeagent --version").startswith("nodeagent ")
@@ -171,7 +171,7 @@ def test_files_of_operators_survive_upgrade_and_purge(bare: SystemOverlay, node:
     assert {line.split()[0] for line in left} == set(mine)
 
 
-def test_state_and_configuration_behind_links_are_not_followed(node: SystemOverlay) -> None:
+def test_links_to_state_and_configuration_are_not_followed(node: SystemOverlay) -> None:
     node.must(
         "mkdir -p /opt/data/state /opt/data/config.d && mv /etc/nodeagent/config.toml /opt/data/ "
         "&& rm -rf /etc/nodeagent /var/lib/nodeagent "
@@ -239,7 +239,7 @@ def test_edited_unit_is_kept_by_an_upgrade_and_saved_by_uninstall(node: SystemOv
     assert "RestartSec=9s\n" in node.must(f"cat {UNIT}.nodeagent-old")
 
 
-def test_manifest_that_lists_paths_of_others_removes_none_of_them(node: SystemOverlay, tmp_path: Path) -> None:
+def test_foreign_paths_in_a_manifest_are_not_removed(node: SystemOverlay, tmp_path: Path) -> None:
     text = json.loads(node.must(f"cat {MANIFEST}"))
 
     def forge(on: SystemOverlay, **changes: object) -> None:

@@ -103,7 +103,7 @@ def test_stale_plan_removes_only_items_that_are_still_removable(node: StackedNod
         node.pods.remove_made()
 
 
-def test_only_deliberately_orphaned_pieces_are_found(node: StackedNode) -> None:
+def test_only_orphaned_pieces_are_listed_as_leaks(node: StackedNode) -> None:
     assert nodeagent(node, "gc", "leaks", "--minimum-age", "0s")["plans"][0]["decisions"] == []
     containerd = node.containerd
     base = next(line.split()[0] for line in containerd.ctr("snapshots", "ls").splitlines() if "Committed" in line)

@@ -1,7 +1,7 @@
 """Garbage collection on a real containerd beside a fake kubelet, in a PID namespace of the agent and the kubelet.
 
 The namespace hides the fake kubelet from other tests on this machine, and other processes from this one.
-In such a namespace the role is unknown without a kubelet, so that it is configured where none is.
+In such a namespace the role is unknown without a kubelet; tests without a kubelet configure it.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def test_pod_from_an_api_server_is_kept_although_the_role_is_standalone(node: No
     assert any("kubernetes.io/config.source=api" in each for each in sentences(report))
 
 
-def test_daemon_keeps_pods_and_stops_evicting_once_a_kubelet_joins(node: Node) -> None:
+def test_daemon_keeps_pods_and_evicts_none_after_the_start_of_a_kubelet(node: Node) -> None:
     with node.daemon() as join:
         before = node.finished_pod("before")
         reclaim.poll("the pod is collected", lambda: not any(node.left(*before)), timeout_s=60)

@@ -41,7 +41,7 @@ AVAILABLE = (
 
 @pytest.fixture(scope="module")
 def node(disk: Disk) -> Iterator[Node]:
-    """A small node whose images lie on a filesystem of their own."""
+    """A small node with a dedicated image filesystem."""
     with vm.Node.boot(disk, memory_mib=1024) as booted:
         booted.run(
             "systemctl stop containerd && sysctl -qw vm.min_free_kbytes=8192"
@@ -59,7 +59,7 @@ def node(disk: Disk) -> Iterator[Node]:
 
 @pytest.fixture(autouse=True)
 def _clean(node: Node) -> Iterator[None]:
-    """Each test begins without an agent and leaves no pods."""
+    """Stop the agent and remove all pods after each test."""
     yield
     node.run("systemctl stop nodeagent", check=False, timeout_s=60)
     node.python(
@@ -114,7 +114,7 @@ def oom_kills(node: Node) -> int:
 
 
 def held(name: str, *words: str, **resources: int) -> vm.Pod:
-    """Describe a burstable pod that requests about 10 MiB, as its OOM score says, and starts on a signal."""
+    """Return a burstable pod with a request of about 10 MiB by its OOM score; its load starts on a signal."""
     return vm.Pod(name, hogs.HOG, ("/bin/hog", "held", *words), resources={"oom_score_adj": 990, **resources})
 
 
@@ -157,7 +157,7 @@ def test_only_the_pod_above_its_memory_request_is_evicted(node: Node) -> None:
 
 
 @pytest.mark.long
-def test_a_soft_threshold_waits_and_oscillation_evicts_once(node: Node) -> None:
+def test_soft_eviction_waits_for_its_grace_period_and_oscillation_evicts_once(node: Node) -> None:
     (stubborn, swinging) = node.run_pods(
         held("stubborn", "memory", "16", "100", "200"), held("swinging", "memory", "8", "50", "60")
     )
@@ -191,7 +191,7 @@ def moment(event: dict[str, Any]) -> float:
 
 
 @pytest.mark.long
-def test_critical_and_static_pods_survive(node: Node) -> None:
+def test_critical_and_static_pods_are_not_evicted(node: Node) -> None:
     grown = ("/bin/hog", "memory", "120", "200", "120")
     kept = node.run_pods(
         vm.Pod("system", hogs.HOG, grown, namespace="kube-system"),
@@ -260,7 +260,7 @@ def test_pod_with_many_pids_is_evicted_under_pid_pressure(node: Node) -> None:
     (forking, quiet) = node.run_pods(
         held("forking", "pids", "700"), vm.Pod("quiet", hogs.HOG, ("/bin/hog", "pids", "5"))
     )
-    node.run("sysctl -qw kernel.threads-max=1200")  # only now: systemd limits each new scope to 15% of it
+    node.run("sysctl -qw kernel.threads-max=1200")  # after the pods: systemd limits each new scope to 15% of it
     start(node, 'hard = "pid.available<600"')
     begin(node, forking)
     (evicted,) = wait_for(node, "evicted", timeout_s=120)
@@ -271,7 +271,7 @@ def test_pod_with_many_pids_is_evicted_under_pid_pressure(node: Node) -> None:
 
 
 @pytest.mark.long
-def test_no_pod_is_evicted_without_containerd_and_the_right_one_after_its_return(node: Node) -> None:
+def test_no_pod_is_evicted_without_containerd_and_the_growing_one_after_its_restart(node: Node) -> None:
     growing, quiet = node.run_pods(
         held("growing", "memory", "16", "100", "216"), vm.Pod("quiet", hogs.HOG, ("/bin/hog", "pids", "1"))
     )
@@ -306,7 +306,7 @@ def test_next_pod_is_evicted_if_others_are_unmeasured_or_not_stoppable(node: Nod
         vm.Pod("next", hogs.HOG, ("/bin/hog", "memory", "60", "200", "60"), resources={"oom_score_adj": 990}),
     )
     reclaim.poll("they have grown", lambda: available_mib(node) < room - 280, timeout_s=60, interval_s=0.3)
-    node.run(f"mount --bind /dev/null {unread.pod.cgroup}/memory.current")  # reads as empty
+    node.run(f"mount --bind /dev/null {unread.pod.cgroup}/memory.current")  # an empty reading
     # A suspended shim answers no request.
     shim = f"pgrep -f '[c]ontainerd-shim.* -id {stuck.sandbox_id}'"
     node.run(f"kill -STOP $({shim})")

@@ -109,7 +109,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bare(node: Node) -> Iterator[Node]:
-    """The node with the agent's environment only, from which it installs the rest."""
+    """The node with the agent's virtual environment only, as before ``nodeagent install``."""
     node.run("rm -f /usr/local/bin/nodeagent")
     yield node
     node.run("systemctl stop nodeagent", check=False, timeout_s=60)

@@ -27,7 +27,7 @@ def test_all_units_are_started(node: Node) -> None:
     assert node.run("systemctl is-active containerd dbus systemd-logind").stdout.split() == ["active"] * 3
 
 
-def test_cgroups_are_of_version_2_with_pressure(node: Node) -> None:
+def test_node_has_cgroup_v2_with_psi(node: Node) -> None:
     assert node.run("stat --file-system --format %T /sys/fs/cgroup").stdout.strip() == "cgroup2fs"
     assert {"cpu", "io", "memory", "pids"} <= set(node.get("/sys/fs/cgroup/cgroup.controllers").decode().split())
     for file in ("/proc/pressure/memory", "/sys/fs/cgroup/system.slice/memory.pressure"):

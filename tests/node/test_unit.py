@@ -60,7 +60,7 @@ def test_unit_is_valid_and_has_a_low_exposure(served: Node) -> None:
     assert score <= 3.0, shown
 
 
-def test_new_installation_runs_dry(served: Node) -> None:
+def test_new_installation_is_a_dry_run_and_removes_nothing(served: Node) -> None:
     served.put("/etc/nodeagent/config.toml", f"dry_run = true\n{CONFIG}")
     served.import_images(images.image("node.test/unused:v1"))
     served.run("systemctl start nodeagent", timeout_s=120)

@@ -34,7 +34,7 @@ class ContainerdError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LoopFs:
-    """A filesystem of its own for containerd's root, in a sparse file; xfs needs 300 MiB or more.
+    """A dedicated filesystem for containerd's root, in a sparse file; xfs needs 300 MiB or more.
 
     ``inodes`` bounds the inode count (ext4), ``reserved_percent`` is the share that ext4 reserves for root.
     """
@@ -173,7 +173,7 @@ class Containerd:
             client.close()
         if self._process is not None:
             self.kill()
-        # The namespace first: it has mounts of its own of the image filesystem.
+        # The namespace first: it has its own mounts of the image filesystem.
         reclaim.kill_all(self.base)
         if self._namespace is not None:
             self._namespace.close()
@@ -207,10 +207,10 @@ class Containerd:
             )
 
     def fill(self, available_bytes: int) -> None:
-        """Occupy the image filesystem with a ballast file until this much is available; again to change it.
+        """Occupy the image filesystem with a ballast file until this much is available; further calls change its size.
 
         Only for a daemon with an ``imagefs`` of its own. Blocks reserved by ext4 for root are not available, yet the
-        daemon, being root, still has it: ``reserved_percent=0`` for a disk that is full for root too. Raises
+        daemon, as root, can use them: ``reserved_percent=0`` for a disk that is full for root too. Raises
         ContainerdError when less is available already.
         """
         if self.imagefs is None:
@@ -387,7 +387,7 @@ def live() -> list[Containerd]:
 
 
 def unavailable(version: Version = "host") -> str | None:
-    """Return the reason why no real containerd can run here, or None when one can."""
+    """Return the reason that no real containerd can run here; ``None`` if one can."""
     if os.geteuid() != 0:
         return "a real containerd needs root"
     needed = ["ctr", "containerd", "runc"] if version == "host" else ["mmdebstrap", "nsenter", "unshare"]

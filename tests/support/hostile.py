@@ -81,11 +81,11 @@ def write_logs(pods: Path, links: Path) -> None:
     for name in DIRECTORIES:
         path = os.fsencode(pods) + b"/" + name
         os.mkdir(path)  # noqa: PTH102 - a name in bytes
-        with open(path + b"/0\xff.log", "wb") as log:  # noqa: PTH123 - likewise
+        with open(path + b"/0\xff.log", "wb") as log:  # noqa: PTH123 - a name in bytes
             log.write(b"x" * 10_000)
     for name in LINKS:
         path = os.fsencode(links) + b"/" + name
-        os.symlink(TARGET, path)  # noqa: PTH211 - likewise
+        os.symlink(TARGET, path)  # noqa: PTH211 - a name in bytes
         os.utime(path, (0, 0), follow_symlinks=False)
     for name in DIRECTORIES:
         path = os.fsencode(pods) + b"/" + name

@@ -90,7 +90,7 @@ class Image:
 class Index:
     """A multi-platform image: one index over several images, whose own tags are not used.
 
-    ``absent`` names architectures whose manifest the index lists and whose content the archive lacks, as after a
+    ``absent`` names architectures with a manifest in the index and without content in the archive, as after a
     pull for one platform.
     """
 

@@ -1,9 +1,9 @@
-"""A private message bus, and a simulated logind on it that delays shutdowns as the real one does.
+"""A private message bus, and a simulated logind on it that delays shutdowns like the real one.
 
 Its locks are FIFOs in a directory, as in logind: they outlive its restart, end when the last copy of the descriptor is
 closed, and are refused during a shutdown. No machine is ever shut down.
 
-Source: org.freedesktop.login1(5); the behaviour of systemd-logind 257 where the page is silent.
+Source: org.freedesktop.login1(5); the behaviour of systemd-logind 257 for points absent from it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _CONFIG = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configura
 
 
 def unavailable() -> str | None:
-    """Return the reason why no private bus can be started here; ``None`` if one can."""
+    """Return the reason that no private bus can be started here; ``None`` if one can."""
     return None if shutil.which("dbus-daemon") else "no dbus-daemon on this machine (Debian: apt install dbus-daemon)"
 
 
@@ -145,7 +145,7 @@ class Login1:
         assert await bus.request_name(NAME, NameFlag.DO_NOT_QUEUE) is RequestNameReply.PRIMARY_OWNER
 
     async def stop(self) -> None:
-        """Leave the bus. The locks are kept; a delayed shutdown is cancelled, as by logind."""
+        """Disconnect from the bus. The locks are kept; a delayed shutdown is cancelled, as by logind."""
         self._drop_shutdown()
         bus, self._bus = self._bus, None
         if bus is not None:

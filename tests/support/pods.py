@@ -362,7 +362,7 @@ class Pods:
         self.call("RemovePodSandbox", {"pod_sandbox_id": sandbox.id})
 
     def remove_made(self) -> None:
-        """Remove every sandbox this helper ran that still exists."""
+        """Remove the remaining sandboxes of this client."""
         existing = {one.id for one in self.list_sandboxes()}
         while self.made:
             sandbox = self.made.pop()

@@ -48,8 +48,8 @@ class PressedNode:
     Attributes:
         directory: configuration, state and log of the agent, on another filesystem.
         nodefs: directory used as the kubelet's root, which determines nodefs; ``None`` for the machine's own disk.
-        container_gc: additional lines of that table of the configuration.
-        runtime: likewise.
+        container_gc: additional lines of the table ``container_gc`` of the configuration.
+        runtime: additional lines of the table ``runtime`` of the configuration.
     """
 
     containerd: Containerd

@@ -1,7 +1,7 @@
 """Removes all resources of a private containerd, by its base directory alone.
 
 Processes are found by the paths in their arguments, mounts by /proc/self/mountinfo, loop devices by their backing
-file. So the same code serves an orderly teardown, a crashed containerd and a run that was killed last week.
+file. So the same code serves an orderly teardown, a crashed containerd and an earlier run that was killed.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def sweep() -> list[Path]:
 
 
 def processes(base: Path) -> list[int]:
-    """Return the living processes of ``base``, daemon first: containerd, shims, their processes, lost containers."""
+    """Return the running processes of ``base``, daemon first: containerd, shims, their processes, lost containers."""
     daemons = [pid for pid in _pids() if str(base / "config.toml") in _arguments(pid)]
     own = shims(base)
     return list(dict.fromkeys([*daemons, *own, *_descendants(own), *_lost_containers(base)]))
@@ -134,7 +134,7 @@ def shim_sockets(base: Path) -> list[Path]:
 
 
 def alive(pid: int) -> bool:
-    """Return whether the process runs; a zombie does not."""
+    """Return whether the process runs; ``False`` for a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -208,7 +208,7 @@ def _cgroup_directories(path: str) -> list[Path]:
 
 
 def _lost_containers(base: Path) -> Iterator[int]:
-    """Containers whose shim was killed: known by their bundle, and by their cgroup against a reused pid."""
+    """Yield the processes of containers without a shim, found by bundle; the cgroup detects a reused PID."""
     for file in base.glob("state/io.containerd.runtime.v2.task/*/*/init.pid"):
         with contextlib.suppress(OSError, ValueError):
             pid = int(file.read_text())
@@ -236,7 +236,7 @@ def _pids() -> list[int]:
 
 
 def _arguments(pid: int) -> list[str]:
-    """Arguments of a process; none for kernel threads, zombies and ended processes."""
+    """Return the arguments of a process; none for kernel threads, zombies and ended processes."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")[:-1]
     except OSError:
@@ -244,7 +244,7 @@ def _arguments(pid: int) -> list[str]:
 
 
 def _start_time(pid: int) -> str:
-    """Start time of a process in ticks since boot, which detects a reused process ID."""
+    """Return the start time of a process in ticks since boot, which detects a reused process ID."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

@@ -72,7 +72,7 @@ class Namespace:
 
     def close(self) -> None:
         """Release the namespace; it ends with its last process."""
-        self._holder.communicate()  # closing its input ends it
+        self._holder.communicate()  # it exits at the end of its input
 
 
 def cache_directory() -> Path:
@@ -99,7 +99,7 @@ def ensure(version: PackagedVersion) -> Path:
 def _build(suite: str, root: Path) -> None:
     options = []
     if suite == "unstable":
-        # The host may be too old to know its keys, and a mirror's copy of a moving suite past its date.
+        # An old host lacks the keys of unstable, and a mirror's copy of it may have expired.
         keyring = ensure("1.7") / _KEYRING
         options = [f"--keyring={keyring}", '--aptopt=Acquire::Check-Valid-Until "false"']
     partial = root.with_suffix(".partial")

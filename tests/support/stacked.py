@@ -1,4 +1,4 @@
-"""Images that share layers in all ways that make freed bytes hard to predict.
+"""Images with every kind of layer sharing that complicates the prediction of freed bytes.
 
 Bases, images built on images, siblings that differ in their last layer only, the same layer on different parents, many
 names for one image, artifacts, damaged images, images of another namespace; and an exited container.

@@ -1,6 +1,6 @@
 """Run the daemon with one more task, which blocks the event loop while a file exists.
 
-Usage: ``python stuck_daemon.py CONFIG FILE``. It is the watchdog's test: the process lives, and its loops make no
+Usage: ``python stuck_daemon.py CONFIG FILE``. For the test of the watchdog: the process runs, and its loops make no
 progress. The daemon itself has no such switch. Reloads are not supported.
 """
 

@@ -44,7 +44,7 @@ exec cat
 
 
 def unavailable() -> str | None:
-    """Return the reason why no copy can be made here, or None when one can."""
+    """Return the reason that no copy can be made here; ``None`` if one can."""
     if os.geteuid() != 0:
         return "a mount namespace needs root"
     missing = [name for name in ("unshare", "nsenter", "mount", "make") if shutil.which(name, path=PATH) is None]
@@ -97,7 +97,7 @@ class SystemOverlay:
 
     def close(self) -> None:
         """Release the namespace; it ends with its last process."""
-        self._holder.communicate()  # closing its input ends it
+        self._holder.communicate()  # it exits at the end of its input
 
     def __enter__(self) -> Self:
         return self

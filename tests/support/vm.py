@@ -3,7 +3,7 @@
 Under emulation, so that it needs no hardware virtualisation: QEMU's TCG with a CPU model this kernel supports
 (it panics with ``max`` and ``qemu64``). The root image is built once per set of packages and kept in the cache of
 ``rootfs``, the disk once per state of the checkout; a node boots a copy of the disk. There is no network: commands go
-over a virtio port to ``vm_guest`` inside, which systemd starts early and keeps to the very end of a power-off.
+over a virtio port to ``vm_guest`` inside, which systemd starts early and stops last in a power-off.
 
     with Node.boot(ensure_disk(), memory_mib=2048) as node:
         print(node.run("nodeagent version").stdout)
@@ -53,9 +53,9 @@ _START_S = 30.0
 _TAIL_LINES = 60
 _SEND_S = 60
 _BUILD_S = 1200.0
-_CLOCK_SKEW_S = 15.0  # between a deadline in the node and the same one on the host
+_CLOCK_SKEW_S = 15.0  # margin of a deadline on the host over the same one in the node
 _DISK_MIB = 3072
-_KEPT = 3  # number of disks and bases, for other checkouts and branches
+_KEPT = 3  # number of cached disks and bases; each state of a checkout has its own
 
 # fmt: off
 _PACKAGES = (
@@ -203,7 +203,7 @@ class Pod:
 
     @property
     def cgroup(self) -> str:
-        """Log directory of the pod in the node."""
+        """Directory of the pod's cgroup in the node."""
         between = "" if self.qos == "guaranteed" else f"kubepods-{self.qos}.slice/"
         return f"/sys/fs/cgroup/kubepods.slice/{between}{self.slice}"
 
@@ -236,7 +236,7 @@ class RunningPod:
 
     @property
     def cgroup(self) -> str:
-        """The container's directory in the node."""
+        """Directory of the container's cgroup in the node."""
         return f"{self.pod.cgroup}/cri-containerd-{self.container_id}.scope"
 
 
@@ -257,7 +257,7 @@ class Disk:
 
 
 def unavailable() -> str | None:
-    """Return the reason why no node can be booted here, or None when one can."""
+    """Return the reason that no node can be booted here; ``None`` if one can."""
     if platform.machine() != "x86_64":
         return "the virtual machine is an x86_64 one"
     if os.geteuid() != 0:
@@ -411,7 +411,7 @@ class Node:
             monitor.settimeout(_START_S)
             monitor.connect(str(self._socket("monitor")))
             with monitor.makefile("rw") as lines:
-                lines.readline()  # the greeting
+                lines.readline()  # the greeting of QMP
                 for command in ("qmp_capabilities", "system_powerdown"):
                     lines.write(json.dumps({"execute": command}) + "\n")
                     lines.flush()

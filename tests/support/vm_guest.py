@@ -3,8 +3,8 @@
 systemd starts this file early by the distribution's Python, so it uses the standard library only.
 A message is eight bytes of length, a JSON head and as many raw bytes as the head's ``size`` says. The request's head
 has ``id``, ``argv``, ``env``, ``cwd`` and ``timeout_s``, its raw bytes are the standard input; the answer has ``id``,
-``code`` (None when time was up), ``stdout`` and ``stderr`` as lengths of the two parts of the raw bytes, or ``error``
-when the command could not be started. Requests run side by side.
+``code`` (None after a timeout), ``stdout`` and ``stderr`` as lengths of the two parts of the raw bytes, or ``error``
+when the command could not be started. Requests run concurrently.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A daemon with agents and reloads on a simulated node, by a clock moved by the test."""
+"""A daemon with agents and reloads on a simulated node, by a manual clock."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ class Place:
 
 @asynccontextmanager
 async def place(**changes: object) -> AsyncIterator[Place]:
-    """Serve a simulated node; its daemon is a dry run unless ``changes`` say otherwise."""
+    """Serve a simulated node; its daemon is a dry run unless ``changes`` disable it."""
     with tempfile.TemporaryDirectory(prefix="d") as name:
         made = Place(Path(name))
         made.write(

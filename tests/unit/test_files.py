@@ -46,7 +46,7 @@ def test_link_is_itself_replaced_by_a_file(tmp_path: Path) -> None:
     assert (tmp_path / "target").read_text() == "kept"
 
 
-def test_failed_write_keeps_the_file_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_file_and_no_temporary_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old")
     with pytest.raises(UnicodeEncodeError):

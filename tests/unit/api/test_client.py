@@ -1,4 +1,4 @@
-"""The client of the control API against servers that do not answer as the daemon does."""
+"""The client of the control API against failing, faulty and outdated servers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SETTINGS_OF_HTTP_2 = b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x05\x00\x00\x40\
 
 @contextmanager
 def answering(path: Path, *answers: bytes) -> Iterator[ControlClient]:
-    """Answer one connection after the other with these bytes, regardless of the request."""
+    """Answer successive connections with these responses, regardless of the request."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
@@ -63,13 +63,13 @@ def problem(status: int, kind: str) -> bytes:
     ],
     ids=["access", "usage", "busy", "runtime", "failed", "other"],
 )
-def test_problem_document_becomes_its_error(tmp_path: Path, answer: bytes, error: type[NodeAgentError]) -> None:
+def test_problem_document_raises_its_error(tmp_path: Path, answer: bytes, error: type[NodeAgentError]) -> None:
     with answering(tmp_path / "s", answer) as client, pytest.raises(error, match="the reason") as caught:
         client.call("Status")
     assert type(caught.value) is error
 
 
-def test_operation_that_the_daemon_does_not_have_names_both_versions(tmp_path: Path) -> None:
+def test_error_of_an_unsupported_operation_names_both_versions(tmp_path: Path) -> None:
     status = response("200 OK", {"agent": {"version": "0.1.9"}})
     with (
         answering(tmp_path / "s", problem(404, "about:blank"), status) as client,
@@ -105,7 +105,7 @@ def test_last_line_of_a_failed_stream_is_raised_after_its_documents(tmp_path: Pa
             next(documents)
 
 
-def test_no_listening_daemon_is_reported(tmp_path: Path) -> None:
+def test_missing_daemon_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DaemonUnavailableError, match="no agent listening"):
         ControlClient(tmp_path / "s").call("Status")
 

@@ -143,7 +143,7 @@ def test_encoded_text_is_safe_on_a_terminal(name: str) -> None:
     assert yaml.safe_load(encode(document, "yaml"))["loop"] == expected
 
 
-def test_plain_gives_text_for_types_that_json_lacks() -> None:
+def test_plain_converts_values_without_a_json_type() -> None:
     assert codec.plain({"path": Path("/x"), "set": {1}, "error": ValueError("no")}) == {
         "path": "/x",
         "set": [1],
@@ -151,6 +151,6 @@ def test_plain_gives_text_for_types_that_json_lacks() -> None:
     }
 
 
-def test_encoding_rejects_values_that_json_lacks() -> None:
+def test_encoding_rejects_values_without_a_json_type() -> None:
     with pytest.raises(TypeError, match="object"):
         encode({"schema": "s", "value": object()})

@@ -18,7 +18,7 @@ RECORD: dict[str, Any] = {
 }
 
 
-def test_record_is_decoded_without_the_fields_that_are_not_printed() -> None:
+def test_record_is_decoded_without_its_unprinted_fields() -> None:
     record = RecordedEviction.of(RECORD)
     assert record.threshold is not None
     assert (record.threshold.threshold, record.threshold.capacity) == ("memory.available<100Mi", 1000)

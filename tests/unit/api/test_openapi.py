@@ -30,7 +30,7 @@ def test_every_field_of_a_request_is_a_parameter_or_in_the_body() -> None:
         assert named | set(body.get("properties", {})) == fields, name
 
 
-def test_references_resolve() -> None:
+def test_every_reference_names_a_defined_schema() -> None:
     text = json.dumps(openapi())
     names = set(re.findall(r'"#/components/schemas/([\w.-]+)"', text))
     assert names <= set(openapi()["components"]["schemas"])

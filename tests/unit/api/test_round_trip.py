@@ -1,4 +1,4 @@
-"""Documents are decoded to the values that they were made from."""
+"""Documents are decoded to the encoded values."""
 
 from __future__ import annotations
 

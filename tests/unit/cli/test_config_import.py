@@ -52,7 +52,7 @@ def dry_run_in(path: Path) -> object:
     return tomllib.loads(path.read_text())["dry_run"]
 
 
-def test_result_always_sets_dry_run(kubelet: Path) -> None:
+def test_imported_configuration_always_sets_dry_run(kubelet: Path) -> None:
     assert "dry_run" in tomllib.loads(imported(kubelet).stdout)
 
 

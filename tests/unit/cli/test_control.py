@@ -113,7 +113,9 @@ async def test_pause_is_shown_by_status_and_ended_by_resume(capsys: pytest.Captu
     assert (code, "--for" in err) == (2, True)
 
 
-async def test_status_of_a_stranger_names_the_required_group(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_status_of_a_user_outside_the_group_names_the_required_group(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
     node.peer[0] = STRANGER
     code, out, err = await say(capsys, "status")
     assert (code, out) == (1, "")

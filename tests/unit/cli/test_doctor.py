@@ -100,7 +100,7 @@ def test_stopped_agent_is_a_warning(node_settings: Settings, tmp_path: Path) -> 
     assert disabled.verdict is Verdict.SKIPPED
 
 
-def test_logind_drop_in_is_written_only_where_the_limit_is_too_short(
+def test_logind_drop_in_is_written_only_for_a_too_short_limit(
     node_settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drop_in = tmp_path / "etc/systemd/logind.conf.d/zz-nodeagent.conf"
@@ -145,7 +145,7 @@ def test_running_kubelet_disables_eviction_and_shutdown(node_settings: Settings,
     assert "is refused: a kubelet manages this node" in findings["eviction-refused"].evidence
 
 
-def test_role_is_unknown_where_processes_are_hidden(node_settings: Settings, tmp_path: Path) -> None:
+def test_role_is_unknown_with_hidden_processes(node_settings: Settings, tmp_path: Path) -> None:
     (finding,) = checks.role_findings(replace(node_settings, role=None), tmp_path)
     assert (finding.verdict, "unknown, treated as beside a kubelet" in finding.evidence) == (Verdict.WARNING, True)
 

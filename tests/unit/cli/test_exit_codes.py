@@ -110,7 +110,7 @@ def route_options(route: str, node: Node) -> tuple[str, ...]:
 
 
 def become_member(node: Node, patch: pytest.MonkeyPatch) -> None:
-    """Run every command as a member of the group that may act."""
+    """Run every command as a member of the group with write access."""
     node.peer[0] = MEMBER
     patch.setattr("os.geteuid", lambda: 4711)
     settings = node.context.settings

@@ -34,7 +34,7 @@ storage_usage.mount_point = lambda _: "{directory}"
 main()
 """
 """The command line, with the usage breakdown kept within a directory: its filesystem is that of the whole machine."""
-CURSOR = re.compile(r"\x1b\[(?:\?25[lh]|[0-9]*[AK])")  # of the progress bar
+CURSOR = re.compile(r"\x1b\[(?:\?25[lh]|[0-9]*[AK])")  # control sequences of the progress bar
 SHOWN = [escape(os.fsdecode(each)) for each in DIRECTORIES]
 
 
@@ -54,7 +54,7 @@ def serving() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Path]:
-    """Yield a node that no test changes."""
+    """Yield a node shared by the tests without changes."""
     with serving() as directory:
         yield directory
 

@@ -69,7 +69,7 @@ def test_unit_matches_the_version_of_systemd(tmp_path: Path, installed: Path) ->
     assert not (tmp_path / "etc").exists()
 
 
-def test_shell_scripts_parse(installed: Path) -> None:
+def test_shell_scripts_have_valid_syntax(installed: Path) -> None:
     packaging = ROOT / "systemd/debian"
     scripts = [packaging / name for name in ("preinst", "postinst", "prerm", "postrm")]
     for shell, path in (

@@ -128,7 +128,7 @@ def test_reference_lists_every_key() -> None:
             assert f"| `{key}` |" in text
 
 
-def test_policies_contain_the_settings(tmp_path: Path) -> None:
+def test_settings_of_the_file_are_in_the_policies(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(
         '[image_gc]\nhigh_threshold_percent = 70\nlow_threshold_percent = 60\nminimum_age = "1h"\n'

@@ -52,16 +52,16 @@ def test_only_a_valid_file_with_dry_run_false_is_active(file: Path, text: str, v
     assert str(file) in kept.reason
 
 
-def test_missing_file_is_dry_run(file: Path) -> None:
+def test_missing_file_gives_dry_run(file: Path) -> None:
     kept = dry_run_to_keep([file], {})
     assert (kept.value, kept.reason) == (True, f"no configuration file at {file}")
 
 
-def test_no_path_is_dry_run() -> None:
+def test_empty_list_of_paths_gives_dry_run() -> None:
     assert dry_run_to_keep([], {}).value is True
 
 
-def test_directory_or_dangling_link_is_dry_run(file: Path) -> None:
+def test_directory_or_dangling_link_gives_dry_run(file: Path) -> None:
     file.mkdir()
     assert dry_run_to_keep([file], {}).value is True
     file.rmdir()
@@ -79,7 +79,7 @@ def test_directory_or_dangling_link_is_dry_run(file: Path) -> None:
         (ACTIVE, SILENT, False),
     ],
 )
-def test_conflicting_file_and_drop_in_are_dry_run(file: Path, text: str, more: str, value: bool) -> None:
+def test_conflicting_file_and_drop_in_give_dry_run(file: Path, text: str, more: str, value: bool) -> None:
     file.write_text(text)
     drop_in(file, more)
     assert dry_run_to_keep([file], {}).value is value
@@ -95,7 +95,7 @@ def test_variable_enables_but_never_disables_dry_run(file: Path, text: str, vari
     assert kept.value is value
 
 
-def test_every_existing_file_must_be_active(tmp_path: Path) -> None:
+def test_dry_run_is_disabled_only_if_every_existing_file_disables_it(tmp_path: Path) -> None:
     one, other = tmp_path / "one.toml", tmp_path / "other.toml"
     one.write_text(ACTIVE)
     assert dry_run_to_keep([one, other], {}).value is False
@@ -115,7 +115,7 @@ def test_reason_is_one_printable_line(tmp_path: Path) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(max_size=60) | st.lists(st.sampled_from([ACTIVE, DRY, SILENT, "#", "\n"]), max_size=4).map("".join))
-def test_no_content_without_an_explicit_false_is_active(file: Path, text: str) -> None:
+def test_content_without_an_explicit_false_gives_dry_run(file: Path, text: str) -> None:
     file.write_bytes(text.encode(errors="surrogatepass"))
     kept = dry_run_to_keep([file], {})
     assert kept.value or "dry_run = false" in text

@@ -179,7 +179,7 @@ def test_missing_shutdown_grace_period_adds_a_note() -> None:
         ("# " + "x" * (1 << 20), "longer than"),
     ],
 )
-def test_other_documents_are_rejected(text: str, words: str) -> None:
+def test_document_of_another_kind_is_rejected(text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         read_kubelet(text)
 

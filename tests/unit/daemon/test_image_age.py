@@ -36,7 +36,7 @@ NEWER = "PRAGMA user_version = 99"
 
 
 class Place:
-    """A node with one image that was pulled 20 days ago, and a state directory for one agent after the other."""
+    """A node with one image that was pulled 20 days ago, and a state directory for successive agents."""
 
     def __init__(self, directory: Path) -> None:
         self.node = SimNode()
@@ -77,7 +77,7 @@ class Place:
         self.node.remove_sandbox(sandbox.id)
 
     async def observe(self, agent: Agent, seconds: float) -> None:
-        """Let time pass with the passes of the daemon, the first at once and the last at the end."""
+        """Run the passes of the daemon over a period, the first at its start and the last at its end."""
         await plan_of(agent)
         while seconds > 0:
             step_s = min(seconds, INTERVAL_S)
@@ -187,7 +187,7 @@ async def test_agent_down_longer_than_the_maximum_removes_no_image_by_age(place:
 
 
 async def test_agent_down_longer_than_a_short_maximum_removes_no_image_by_age(place: Place) -> None:
-    """Cover commands that run one after the other, with an age from the command line."""
+    """The agents are successive commands with an age from the command line."""
     async with place.agent(maximum_s=5) as agent:
         await plan_of(agent)
     place.node.advance(5)
@@ -209,7 +209,7 @@ async def test_short_restart_continues_the_observation(place: Place, down_s: flo
         assert await verdict(place, agent) == REMOVED
 
 
-async def test_use_that_ended_while_the_agent_was_down_shortly_counts_until_it_is_back(place: Place) -> None:
+async def test_use_that_ended_during_a_short_downtime_counts_until_the_next_start(place: Place) -> None:
     async with place.agent() as agent:
         await place.observe(agent, 2 * MAXIMUM_S)
         sandbox = place.node.add_pod("job")
@@ -305,7 +305,7 @@ async def test_image_pulled_again_counts_as_used(place: Place) -> None:
         assert await verdict(place, agent) == "kept: too-young"
 
 
-async def test_image_missing_from_one_listing_is_not_old_when_it_is_back(place: Place) -> None:
+async def test_image_missing_from_one_listing_counts_as_used_when_listed_again(place: Place) -> None:
     async with place.agent() as agent:
         sandbox = place.node.add_pod("job")
         container = place.node.add_container(sandbox, "main", IMAGE)
@@ -333,7 +333,7 @@ async def test_preview_of_a_command_equals_the_run(place: Place, maximum_s: floa
 
 @pytest.mark.parametrize("removal", ["auto", "cri"])
 @pytest.mark.parametrize(("delay_s", "outcome"), [(599.0, Outcome.DONE), (601.0, Outcome.CHANGED)])
-async def test_plan_that_is_executed_late_removes_no_image_by_age(
+async def test_plan_executed_late_removes_no_image_by_age(
     place: Place, delay_s: float, outcome: Outcome, removal: str
 ) -> None:
     async with place.agent(removal=removal) as agent:

@@ -12,7 +12,7 @@ from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
 
 
 class ManualClock:
-    """A clock that is moved by the test."""
+    """Manual clock, advanced by the test."""
 
     def __init__(self) -> None:
         self.monotonic = 100.0
@@ -59,7 +59,7 @@ async def test_pause_ends_the_running_pass_and_each_later_one(clock: ManualClock
         assert not end.is_set()
 
 
-def test_pause_expires(clock: ManualClock) -> None:
+def test_pause_ends_at_its_expiry_time(clock: ManualClock) -> None:
     pass_lock = PassLock(clock)
     pass_lock.add_pause(Pause(PausedBy.OPERATOR, "maintenance", until_s=160.0))
     pass_lock.add_pause(Pause(PausedBy.SHUTDOWN, "node is shutting down"))

@@ -1,4 +1,4 @@
-"""Reload grace period: its start, restart and end, by a clock moved by the test."""
+"""Reload grace period: its start, restart and end, by a manual clock."""
 
 from __future__ import annotations
 

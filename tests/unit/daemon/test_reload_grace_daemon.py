@@ -191,7 +191,7 @@ async def test_context_is_a_dry_run_during_the_wait() -> None:
 
 
 async def test_eviction_waits_at_a_hard_threshold_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The eviction loop waits for freed bytes by a clock that the test does not move, so it does not stop by itself.
+    # The eviction loop waits for freed bytes by a clock that the test does not advance, so it does not stop by itself.
     monkeypatch.setattr("nodeagent.daemon.supervisor.STOP_WITHIN_S", 0.5)
     async with place(
         eviction__enabled="on",
@@ -213,11 +213,11 @@ async def test_eviction_waits_at_a_hard_threshold_too(monkeypatch: pytest.Monkey
             await made.advance(1)
             ended_s = here.now_s
             async with asyncio.timeout(30):
-                while not made.logged("reclaimed"):  # noqa: ASYNC110 - likewise
+                while not made.logged("reclaimed"):  # noqa: ASYNC110 - the log has no event to wait on
                     await asyncio.sleep(0.001)
             await made.advance(FREED_WITHIN_S + 1)  # no freed bytes are measured on the filesystem of this machine
             async with asyncio.timeout(30):
-                while "StopContainer" not in {method for method, _ in here.removed}:  # noqa: ASYNC110 - likewise
+                while "StopContainer" not in {method for method, _ in here.removed}:  # noqa: ASYNC110 - no event
                     await asyncio.sleep(0.001)
             assert min(at_s for _, at_s in here.removed) == ended_s
 

@@ -115,7 +115,7 @@ async def effect(
         ({**KEEPS_NONE, "dry_run": True}, {**KEEPS_NONE, "container_gc.enabled": False}, None),
     ],
 )
-async def test_removals_that_the_earlier_settings_did_not_cause_are_logged(
+async def test_additional_removals_of_the_later_settings_are_logged(
     tmp_path: Path, earlier: dict[str, str | int], later: dict[str, str | int], items: int | None
 ) -> None:
     found = await effect(tmp_path, QUIET | earlier, QUIET | later)
@@ -144,7 +144,7 @@ async def test_removals_that_the_earlier_settings_did_not_cause_are_logged(
         ),
     ],
 )
-async def test_thresholds_that_the_earlier_settings_did_not_act_on_are_logged(
+async def test_additional_met_thresholds_of_the_later_settings_are_logged(
     tmp_path: Path, earlier: dict[str, str | int], later: dict[str, str | int], logged: list[str] | None
 ) -> None:
     found = await effect(tmp_path, KEEPS_ALL | earlier, KEEPS_ALL | later)
@@ -172,7 +172,7 @@ async def test_preview_keeps_the_role_of_a_kubelet_that_stopped_recently(
     assert [each.threshold.text for each in found.thresholds] == ([ALWAYS_MET] if met else [])
 
 
-async def test_preview_of_another_role_leaves_the_role_in_force(tmp_path: Path) -> None:
+async def test_preview_of_another_role_does_not_change_the_role_in_force(tmp_path: Path) -> None:
     kubelet, stream = KubeletDouble(), io.StringIO()
     clock, logger = kubelet.clock, log.configure("json", "info", stream)
     settings = made(tmp_path, KEEPS_ALL)
@@ -196,7 +196,7 @@ async def test_stop_ends_the_preview_without_an_effect(tmp_path: Path) -> None:
     assert await effect(tmp_path, KEEPS_ALL, KEEPS_NONE, slow=True, stop=stop) == []
 
 
-async def test_bug_in_a_preview_is_an_unknown_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_exception_in_a_preview_gives_an_unknown_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def bug(*_: object) -> None:
         raise KeyError("bug")
 
@@ -205,6 +205,6 @@ async def test_bug_in_a_preview_is_an_unknown_effect(tmp_path: Path, monkeypatch
     assert (event["event"], event["error"]) == ("reload_effect_unknown", "internal error: KeyError('bug')")
 
 
-async def test_runtime_lost_during_the_preview_keeps_the_parts_found_before(tmp_path: Path) -> None:
+async def test_preview_keeps_its_earlier_parts_after_a_loss_of_the_runtime(tmp_path: Path) -> None:
     found = await effect(tmp_path, KEEPS_ALL, KEEPS_NONE | evicting(ALWAYS_MET), lost=True)
     assert [each["event"] for each in found] == ["reload_removes_more", "reload_effect_unknown"]

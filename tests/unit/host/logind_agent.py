@@ -51,7 +51,7 @@ class Agent:
         return state
 
     async def attempts(self, more: int) -> None:
-        """Wait until so many more attempts have ended."""
+        """Wait for the end of this number of further attempts."""
         target = len(self.waits) + more
         async with asyncio.timeout(WITHIN_S):
             while len(self.waits) < target:

@@ -68,6 +68,6 @@ def test_largest_directories_are_split_down_to_their_main_part(tmp_path: Path) -
     assert found[1].size_bytes >= 500_000
 
 
-def test_mount_point_of_a_path(tmp_path: Path) -> None:
+def test_mount_point_of_a_path_is_found(tmp_path: Path) -> None:
     assert mount_point("/") == "/"
     assert os.path.ismount(mount_point(str(tmp_path)))

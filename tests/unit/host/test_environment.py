@@ -186,7 +186,7 @@ def test_complete_manifest_is_the_only_authority(prefix: Path) -> None:
     assert len(remove_environment(prefix)) == 3
 
 
-def test_manifest_without_an_environment_does_not_hide_it(tmp_path: Path) -> None:
+def test_environment_is_removed_despite_a_manifest_without_it(tmp_path: Path) -> None:
     prefix = tmp_path / "opt/agent"
     begin(prefix, {Path("/etc/x"): "a"}, venv=False)
     finish(prefix, {Path("/etc/x"): "a"})
@@ -225,7 +225,7 @@ def test_files_behind_a_link_are_not_removed(tmp_path: Path) -> None:
     st.sets(st.sampled_from(["a", "b/c", "b/d.py", "e/f/g", "h"])),
     st.sets(st.sampled_from(["a", "b", "b/c", "b/d.py", "e/f/g", "e/f", "../out", "/etc/passwd", "b/../h", "no"])),
 )
-def test_nothing_but_listed_files_is_removed(
+def test_only_listed_files_are_removed(
     tmp_path_factory: pytest.TempPathFactory, present: set[str], listed: set[str]
 ) -> None:
     directory = tmp_path_factory.mktemp("p")
@@ -272,5 +272,5 @@ def test_directory_that_cannot_be_written_is_reported(prefix: Path, monkeypatch:
     assert (prefix / NAME).exists()
 
 
-def test_launcher_is_isolated() -> None:
+def test_launcher_runs_python_in_isolated_mode() -> None:
     assert launcher("/opt/x").startswith("#!/opt/x/bin/python -I\n")

@@ -207,7 +207,7 @@ def test_node_without_ipv6_has_a_complete_reading(root: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "garbage\n"])
-def test_table_of_another_form_makes_the_reading_incomplete(root: Path, text: str) -> None:
+def test_socket_table_of_another_format_makes_the_reading_incomplete(root: Path, text: str) -> None:
     (root / "proc/1/net/tcp").write_text(text)
     (problem,) = read(root).unreadable
     assert "not a socket table" in problem

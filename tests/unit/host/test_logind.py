@@ -282,7 +282,9 @@ async def test_waits_between_attempts_double_up_to_two_seconds(private_bus: Priv
         assert agent.waits[:8] == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0]
 
 
-async def test_waits_start_over_after_a_steady_connection(private_bus: PrivateBus, login1: Login1) -> None:
+async def test_wait_between_attempts_is_reset_after_a_steady_connection(
+    private_bus: PrivateBus, login1: Login1
+) -> None:
     async with agent_on(private_bus, timings=Timings(first_retry_s=0.005, last_retry_s=0.02, steady_s=0.0)) as agent:
         await agent.expect(HELD)
         await login1.stop()
@@ -294,7 +296,7 @@ async def test_unlisted_lock_is_reported_lost_and_replaced(private_bus: PrivateB
     async with agent_on(private_bus, timings=FREQUENT) as agent:
         await agent.expect(HELD)
         lock = login1.locks[0]
-        login1.locks.append(replace(lock, pid=1, reader=-1))  # of another process
+        login1.locks.append(replace(lock, pid=1, reader=-1))  # the lock of another process
         lock.listed = False
         state = await agent.expect(LOST)
         assert state.because == "logind does not list the agent's lock"

@@ -154,7 +154,7 @@ def test_configuration_syntax_is_parsed(tmp_path: Path, text: str, seconds: int)
 
 
 @pytest.mark.parametrize("value", ["", "soon", "-1"])
-def test_value_that_logind_ignores_is_reported(tmp_path: Path, value: str) -> None:
+def test_value_ignored_by_logind_is_reported(tmp_path: Path, value: str) -> None:
     put(tmp_path, f"{ETC}/logind.conf", login(9))
     bad = put(tmp_path, f"{ETC}/logind.conf.d/99-bad.conf", login(value))
     delay = read_delay(tmp_path)

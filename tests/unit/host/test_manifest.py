@@ -26,7 +26,7 @@ def test_written_manifest_is_read_back(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == [NAME]
 
 
-def test_absent_manifest_is_none(tmp_path: Path) -> None:
+def test_absent_manifest_is_read_as_none(tmp_path: Path) -> None:
     assert read_manifest(tmp_path) is None
     assert read_manifest(tmp_path / "absent") is None
 
@@ -90,7 +90,7 @@ def test_manifest_that_is_not_a_regular_file_is_refused(tmp_path: Path) -> None:
 
 
 @given(st.text(alphabet="./ab\0"))
-def test_inside_path_never_resolves_outside(name: str) -> None:
+def test_path_inside_the_prefix_never_resolves_outside(name: str) -> None:
     if is_inside(name):
         resolved = os.path.normpath(f"/prefix/{name}")
         assert resolved == f"/prefix/{name}"

@@ -91,16 +91,14 @@ CONTENT = st.sampled_from(["a", "b", "other", NEW.fingerprint])
 
 
 @given(CONTENT, st.sets(CONTENT))
-def test_content_that_is_not_recorded_is_never_overwritten_without_a_copy(present: str, recorded: set[str]) -> None:
+def test_unrecorded_content_is_never_overwritten_without_a_copy(present: str, recorded: set[str]) -> None:
     step = plan_placement(NEW, present, recorded)
     if present not in recorded and step.change is Change.REPLACED:
         assert step.save
 
 
 @given(CONTENT, st.sets(CONTENT), st.booleans(), st.booleans())
-def test_content_that_is_not_the_agents_is_never_removed(
-    present: str, recorded: set[str], recognised: bool, purge: bool
-) -> None:
+def test_foreign_content_is_never_removed(present: str, recorded: set[str], recognised: bool, purge: bool) -> None:
     for path in (UNIT, PAGE):
         step = plan_removal(path, present, recorded, recognised=recognised, purge=purge)
         if step.change is Change.REMOVED and present not in recorded and not step.save:

@@ -123,7 +123,7 @@ def test_purge_keeps_the_target_of_a_link(tmp_path: Path, remove: object) -> Non
 
 
 @BY_AGENT_AND_PACKAGE
-def test_purge_of_nothing_does_nothing(tmp_path: Path, remove: object) -> None:
+def test_purge_without_files_changes_nothing(tmp_path: Path, remove: object) -> None:
     assert callable(remove)
     remove(tmp_path)
     assert list(tmp_path.iterdir()) == []

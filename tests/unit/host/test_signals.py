@@ -70,7 +70,7 @@ def test_available_memory_is_capacity_minus_working_set(tmp_path: Path, layout: 
     assert (Signal.ALLOCATABLE_MEMORY_AVAILABLE in signals) is (layout is V2)
 
 
-def test_signals_of_a_cgroup_v2_node(tmp_path: Path) -> None:
+def test_all_signals_of_a_cgroup_v2_node_are_read(tmp_path: Path) -> None:
     signals, _ = read(tmp_path, {**FILES, **V2})
     assert signals[Signal.ALLOCATABLE_MEMORY_AVAILABLE] == ((3000 - 1300) * MIB, 3000 * MIB)
     assert signals[Signal.PID_AVAILABLE] == (20000 - 250, 20000)

@@ -60,7 +60,7 @@ def test_without_systemctl_the_state_is_unknown_and_a_restart_fails(
     ("answer", "expected"),
     [("active\nactive", True), ("active\nactivating", False), ("inactive\nactive", False), ("", False)],
 )
-def test_logind_off_the_bus_needs_both_units_active(bin_directory: Path, answer: str, expected: bool) -> None:
+def test_logind_is_off_the_bus_only_with_both_units_active(bin_directory: Path, answer: str, expected: bool) -> None:
     script(bin_directory, f"printf '{answer}'")
     assert LogindUnit().runs_beside_the_bus() is expected
     assert (bin_directory / "calls").read_text() == "is-active dbus.service systemd-logind.service\n"

@@ -111,7 +111,7 @@ async def test_configured_standalone_beside_a_running_kubelet_is_logged_once(wat
     assert "kubelet process 812" in event["warning"]
 
 
-async def test_reading_that_hangs_is_replaced_by_one_that_no_process_can_block(
+async def test_hanging_reading_is_replaced_by_a_non_blocking_one(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_role, "_READ_WITHIN_S", 0.05)
@@ -124,7 +124,7 @@ async def test_reading_that_hangs_is_replaced_by_one_that_no_process_can_block(
     watched.kubelet.released.set()
 
 
-async def test_role_is_kept_for_a_while_when_no_trace_can_be_read(
+async def test_role_is_kept_for_a_limited_time_without_readable_traces(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_role, "_READ_WITHIN_S", 0.05)
@@ -138,7 +138,7 @@ async def test_role_is_kept_for_a_while_when_no_trace_can_be_read(
     watched.kubelet.released.set()
 
 
-async def test_bug_in_the_reader_means_beside_a_kubelet(watched: Watched) -> None:
+async def test_exception_in_the_reader_gives_the_role_beside_a_kubelet(watched: Watched) -> None:
     watched.kubelet.error = RuntimeError("a bug")
     for _ in range(3):
         assert (await watched.roles.evaluate(None)).role is BESIDE
@@ -309,7 +309,7 @@ async def test_pass_beside_a_kubelet_keeps_a_finished_pod(watched: Watched, job:
     assert job.containers == {}
 
 
-async def test_preview_made_before_a_kubelet_started_is_not_carried_out(
+async def test_preview_made_before_the_start_of_a_kubelet_is_not_executed(
     watched: Watched, job: SimNode, tmp_path: Path
 ) -> None:
     async with open_agent(configured(tmp_path), record=False, dry_run=False, roles=watched.roles) as agent:

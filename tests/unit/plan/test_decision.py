@@ -27,7 +27,7 @@ def test_details_are_shown_by_their_unit() -> None:
     )
 
 
-def test_a_plan_sums_up() -> None:
+def test_plan_reports_freed_bytes_and_shortfall() -> None:
     gone, kept = (
         Decision(ItemKind.IMAGE, verdict.value, "x", verdict, Reason(ReasonCode.PINNED), 5)
         for verdict in (Verdict.REMOVE, Verdict.KEEP)

@@ -141,7 +141,7 @@ def test_unreadable_traces_start_no_hysteresis() -> None:
     assert [role for role, _ in play((0, UNREAD), (1, NONE))] == [BESIDE, STANDALONE]
 
 
-def test_configured_standalone_waits_for_a_running_kubelet_and_not_for_files() -> None:
+def test_configured_standalone_is_delayed_by_a_running_kubelet_and_not_by_files() -> None:
     roles = play((0, PROCESS), (1, FILES), (1 + ABSENT_S, FILES), configured=STANDALONE)
     assert [role for role, _ in roles] == [BESIDE, BESIDE, STANDALONE]
     decision, _ = settle_role(

@@ -77,7 +77,7 @@ def cri_handlers(fake: object) -> list[grpc.GenericRpcHandler[object, object]]:
 
 @pytest.fixture
 def socket() -> Iterator[Path]:
-    """Give a path short enough for a unix socket."""
+    """Yield a path within the 107 bytes of a unix socket address."""
     with tempfile.TemporaryDirectory(prefix="na-") as directory:
         yield Path(directory) / "runtime.sock"
 

@@ -66,7 +66,7 @@ def fake() -> Fake:
 
 @pytest.fixture
 async def cri(socket: Path, fake: Fake, connection: RuntimeConnection) -> AsyncIterator[CriClient]:
-    # Handlers are looked up when the server starts, so every method a test may set has to be there by then.
+    # Handlers are looked up when the server starts, so every method that a test sets must exist by then.
     for method in ("Version", "Status", "ListImages", "ImageStatus", "ImageFsInfo", "RemoveImage"):
         fake.answers[method] = (grpc.StatusCode.UNIMPLEMENTED, f"unknown method {method}")
     for method in ("ListPodSandbox", "PodSandboxStatus", "StopPodSandbox", "RemovePodSandbox", "ListContainers"):
@@ -77,7 +77,7 @@ async def cri(socket: Path, fake: Fake, connection: RuntimeConnection) -> AsyncI
         yield CriClient(connection)
 
 
-async def test_version_carries_the_endpoint(cri: CriClient, fake: Fake, socket: Path) -> None:
+async def test_version_includes_the_endpoint(cri: CriClient, fake: Fake, socket: Path) -> None:
     fake.answers["Version"] = api.VersionResponse(
         runtime_name="containerd", runtime_version="1.6.20", runtime_api_version="v1"
     )
@@ -96,7 +96,7 @@ async def test_version_carries_the_endpoint(cri: CriClient, fake: Fake, socket: 
     ],
     ids=["1.6", "1.7", "2.x", "cri-o", "senseless", "list"],
 )
-async def test_status_reads_every_runtimes_config(
+async def test_sandbox_image_and_snapshotter_are_read_from_the_status_of_each_runtime(
     cri: CriClient, fake: Fake, config: object, expected: tuple[str | None, ...]
 ) -> None:
     fake.answers["Status"] = api.StatusResponse(info={"config": json.dumps(config), "golang": '"go1.19"'})
@@ -166,7 +166,7 @@ async def test_filesystem_usage_distinguishes_zero_from_absent(cri: CriClient, f
     ],
     ids=["1.x", "2.x", "2.x-shim-gone", "cri-o", "cri-o-no-infra", "no-info"],
 )
-async def test_sandbox_details_of_every_runtime(  # noqa: PLR0917 - one table row each
+async def test_sandbox_details_of_each_runtime_are_decoded(  # noqa: PLR0917 - one table row each
     cri: CriClient, fake: Fake, info: object, image: str, log_directory: str | None, cgroup_parent: str
 ) -> None:
     fake.answers["PodSandboxStatus"] = api.PodSandboxStatusResponse(
@@ -307,7 +307,7 @@ async def test_traits_are_read_from_the_configuration(
     assert fake.requests[0][1] == api.ContainerStatusRequest(container_id="c", verbose=True)
 
 
-async def test_a_plain_status_has_no_traits(cri: CriClient, fake: Fake) -> None:
+async def test_status_without_verbose_info_has_no_traits(cri: CriClient, fake: Fake) -> None:
     fake.answers["ContainerStatus"] = api.ContainerStatusResponse(status=api.ContainerStatus(id="c"))
     assert (await cri.container_details("c")).traits == ContainerTraits()
 

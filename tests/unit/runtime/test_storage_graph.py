@@ -192,9 +192,7 @@ async def test_an_index_without_the_other_platforms_is_complete(client: Containe
 
 
 @pytest.mark.parametrize("gone", ["l-a1", "m-a", "sha256:a"])
-async def test_a_missing_blob_makes_it_incomplete_not_unresolved(
-    client: ContainerdClient, store: Store, gone: str
-) -> None:
+async def test_image_with_a_missing_blob_is_incomplete(client: ContainerdClient, store: Store, gone: str) -> None:
     del store.blobs[gone]
     graph = await LayerCache().build(client, [A, B])
     assert not graph.records[A.id].complete
@@ -231,7 +229,7 @@ async def test_an_unknown_image_has_no_entry(client: ContainerdClient) -> None:
     assert set(graph.by_image) == set(graph.records) == {A.id}
 
 
-async def test_a_second_snapshotter_counts_and_an_absent_one_does_not_matter(
+async def test_snapshots_of_a_second_snapshotter_count_and_an_absent_one_is_ignored(
     client: ContainerdClient, store: Store
 ) -> None:
     store.snapshots["stargz"] = {"base": ("", {})}
@@ -247,12 +245,12 @@ async def test_a_second_snapshotter_counts_and_an_absent_one_does_not_matter(
     assert {"base", "stargz/base"} <= keys(graph, A)
 
 
-async def test_the_configured_snapshotter_must_answer(client: ContainerdClient) -> None:
+async def test_unavailable_configured_snapshotter_is_an_error(client: ContainerdClient) -> None:
     with pytest.raises(RuntimeRequestError, match="snapshotter not loaded"):
         await LayerCache().build(client, [A], snapshotter="nydus")
 
 
-async def test_image_with_unreadable_usage_has_no_entry_and_its_shared_pieces_stay_referenced(
+async def test_image_with_unreadable_usage_has_no_entry_and_its_shared_pieces_remain_referenced(
     client: ContainerdClient, store: Store
 ) -> None:
     store.broken = {"base/a1"}
@@ -371,7 +369,7 @@ async def test_deleting_an_absent_name_is_not_an_error(client: ContainerdClient)
         ("containerd.io/distribution.source.docker.io", None),
     ],
 )
-def test_labels_are_references(label: str, node: Node | None) -> None:
+def test_reference_label_is_decoded(label: str, node: Node | None) -> None:
     assert references({label: "v"}).to == ((node,) if node else ())
 
 
@@ -381,6 +379,6 @@ def test_back_reference_label_is_decoded(store: Store) -> None:
     assert said.back == (Node(CONTENT, "m-a"),)
 
 
-async def test_back_references_are_followed(client: ContainerdClient, store: Store) -> None:
+async def test_blob_with_a_back_reference_belongs_to_the_image(client: ContainerdClient, store: Store) -> None:
     store.blobs["signature"] = (10, {"containerd.io/gc.bref.content": "m-a"})
     assert "signature" in keys(await LayerCache().build(client, [A]), A)

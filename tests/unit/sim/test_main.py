@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-async def test_it_serves_until_sigterm(tmp_path: Path) -> None:
+async def test_simulation_serves_until_sigterm(tmp_path: Path) -> None:
     socket, root, logs = tmp_path / "s", tmp_path / "root", tmp_path / "logs"
     options = ["--socket", socket, "--images", "12", "--containers", "8", "--root", root, "--logs", logs]
     process = await asyncio.create_subprocess_exec(

@@ -121,7 +121,7 @@ def test_blob_of_another_namespace_remains_on_disk() -> None:
     assert node.used_bytes == on_disk(BASE.blob_bytes)
 
 
-def test_moved_tag_leaves_the_old_image_without_tags() -> None:
+def test_image_has_no_tags_after_its_tag_moved() -> None:
     node = SimNode()
     old = node.add_image("a:latest", layers=[BASE], variant="old")
     new = node.add_image("a:latest", layers=[BASE], variant="new")
@@ -172,7 +172,7 @@ def test_artifact_is_not_an_image_and_is_removed_by_name() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_any_order_of_removals_leaves_reachable_records_only(seed: int) -> None:
+def test_only_reachable_records_remain_after_removals_in_any_order(seed: int) -> None:
     """The remaining records are those of a node that never had the removed images."""
     node = scale_node(25, 6, 12, seed=seed)
     node.collect_garbage()

@@ -48,7 +48,7 @@ def remember(
     ],
     ids=["new", "pulled before", "pulled later", "new in use", "kept", "pulled again", "old pull", "unused", "future"],
 )
-def test_usage_after_a_first_detection(
+def test_usage_at_a_first_detection_follows_from_pull_and_use(
     known: ImageUsage | None, pulled: datetime | None, used: bool, expected: ImageUsage
 ) -> None:
     before = {} if known is None else {"a": known}
@@ -69,7 +69,7 @@ def test_usage_after_a_first_detection(
     ],
     ids=["new", "pulled since", "pulled before but not listed", "use ended", "unused before", "still in use"],
 )
-def test_usage_after_a_second_detection(
+def test_usage_at_a_second_detection_follows_from_the_first_one(
     known: ImageUsage | None, pulled: datetime | None, used: bool, expected: ImageUsage
 ) -> None:
     before = {} if known is None else {"a": known}

@@ -180,8 +180,8 @@ class World:
 
     Attributes:
         true_s: the true time.
-        used_s: image to the true end of its last use, as far as an agent is bound to know it: a use that lies wholly
-            between two detections that are near enough is not observable by polling, and not counted.
+        used_s: image to the true end of its last observable use; polling cannot observe a use between two
+            detections within the gap limit.
         hidden_s: image to the end of a use that is not detected yet.
     """
 

@@ -51,7 +51,7 @@ def test_concurrent_creation_gives_one_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666, 0o610])
-def test_key_that_others_have_access_to_is_refused(tmp_path: Path, mode: int) -> None:
+def test_key_accessible_to_other_users_is_refused(tmp_path: Path, mode: int) -> None:
     path = tmp_path / FILE_NAME
     path.write_text(HEX)
     path.chmod(mode)

@@ -103,7 +103,9 @@ async def test_layer_still_on_the_disk_is_not_confirmed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layers", [(), ("/nonexistent/fs",)], ids=["layers-unknown", "layers-removed"])
 @pytest.mark.parametrize("collection", ["fails", "not-available"])
-async def test_without_a_garbage_collection_only_known_layers_confirm(layers: tuple[str, ...], collection: str) -> None:
+async def test_removal_without_a_garbage_collection_is_confirmed_by_known_layers_only(
+    layers: tuple[str, ...], collection: str
+) -> None:
     runtime = Runtime()
     runtime.errors["garbage"] = request_error("leases.Delete")
     cleaner = CriContainerCleaner(runtime, runtime.collect_garbage if collection == "fails" else None)
@@ -188,7 +190,7 @@ async def test_running_container_of_an_unverified_victim_is_kept() -> None:
     assert (await make_cleaner(runtime).clean_up(replace(VICTIM, verified=False))).confirmed
 
 
-async def test_lost_runtime_is_raised() -> None:
+async def test_loss_of_the_runtime_raises_an_error() -> None:
     runtime = Runtime()
 
     async def disconnect() -> tuple[Container, ...]:

@@ -123,7 +123,7 @@ async def test_failed_stop_is_reported_with_remaining_processes() -> None:
     assert "2 process(es) still running after 5 s: 10, 11" in result.detail
 
 
-async def test_failed_stop_without_remaining_processes_is_an_eviction() -> None:
+async def test_failed_stop_without_remaining_processes_counts_as_an_eviction() -> None:
     runtime, web = Runtime(), pod()
     runtime.errors["c1"] = RuntimeRequestError("StopContainer", "c1", "INTERNAL", "no")
     result = await evictor(runtime, web).evict(chosen(web), HANDLE, asyncio.Event())
@@ -131,7 +131,7 @@ async def test_failed_stop_without_remaining_processes_is_an_eviction() -> None:
     assert result.detail.startswith("despite errors: StopContainer")
 
 
-async def test_failed_stop_without_cgroups_is_a_failure() -> None:
+async def test_failed_stop_without_cgroups_counts_as_a_failure() -> None:
     runtime, web = Runtime(), pod()
     runtime.read = lambda _: frozenset()  # type: ignore[method-assign,assignment]
     runtime.errors["c1"] = RuntimeRequestError("StopContainer", "c1", "INTERNAL", "no")
@@ -158,7 +158,7 @@ async def test_wait_for_a_hanging_runtime_is_bounded() -> None:
     never.set()
 
 
-async def test_end_of_all_processes_is_an_eviction_without_an_answer_of_the_runtime() -> None:
+async def test_pod_without_processes_counts_as_evicted_without_a_runtime_response() -> None:
     runtime, web = Runtime(), pod()
     never = asyncio.Event()
 
@@ -172,14 +172,14 @@ async def test_end_of_all_processes_is_an_eviction_without_an_answer_of_the_runt
     never.set()
 
 
-async def test_lost_runtime_is_raised() -> None:
+async def test_loss_of_the_runtime_raises_an_error() -> None:
     runtime, web = Runtime(), pod()
     runtime.errors["c2"] = RuntimeUnavailableError("no connection")
     with pytest.raises(RuntimeUnavailableError):
         await evictor(runtime, web).evict(chosen(web), HANDLE, asyncio.Event())
 
 
-async def test_hurry_shortens_the_grace_period() -> None:
+async def test_urgent_request_shortens_the_grace_period() -> None:
     runtime, web, hurry = Runtime(hang=asyncio.Event()), pod(), asyncio.Event()
     work = asyncio.ensure_future(evictor(runtime, web).evict(chosen(web, 30), HANDLE, hurry))
     await runtime.both_stopping.wait()

@@ -42,7 +42,7 @@ def outcomes(report: PassReport) -> dict[str, Outcome]:
 
 
 @pytest.mark.parametrize("profile", ["1.6", "1.7", "2.1"])
-async def test_run_removes_the_preview_and_a_second_run_nothing(rig: Opener, profile: str) -> None:
+async def test_run_removes_the_previewed_items_and_a_second_run_none(rig: Opener, profile: str) -> None:
     async with rig(profile=profile) as made:
         preview = await made.collector.preview(Scope.ALL)
         report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())

@@ -101,7 +101,7 @@ def test_rights_follow_from_user_group_and_configuration(
     assert access_of(peer, ControlSettings(group_may_act=may_act), group) is right
 
 
-def test_every_method_has_a_right() -> None:
+def test_every_method_requires_an_access_right() -> None:
     assert all(hasattr(ControlService, method_name(each)) for each in OPERATIONS)
     readers = {name for name, right in ACCESS.items() if right is Access.READ}
     assert readers == {"Status", "Pressure", "Plan", "Pods", "History", "Holds", "Events", "PreviewReload"}
@@ -208,7 +208,7 @@ def hang() -> Iterator[Hang]:
     made.released.set()
 
 
-async def test_filesystem_that_hangs_blocks_one_thread(node: Node, hang: Hang, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_filesystem_blocks_one_thread(node: Node, hang: Hang, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nodeagent.daemon.status.read_filesystem", hang)
     monkeypatch.setattr("nodeagent.daemon.status._READ_WITHIN_S", 0.05, raising=False)
     answer = await asyncio.wait_for(asyncio.gather(*(node.ask("Status") for _ in range(3))), 10)
@@ -220,7 +220,9 @@ async def test_filesystem_that_hangs_blocks_one_thread(node: Node, hang: Hang, m
     assert (await node.ask("Status"))["filesystems"][0]["problem"] == "unmounted"
 
 
-async def test_signals_that_hang_block_one_thread(node: Node, hang: Hang, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_signal_reading_blocks_one_thread(
+    node: Node, hang: Hang, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await node.ask("Status")
     real = read_signals
 
@@ -234,9 +236,7 @@ async def test_signals_that_hang_block_one_thread(node: Node, hang: Hang, monkey
     assert all("does not answer" in each["warnings"][-1] for each in answer)
 
 
-async def test_pod_directory_that_hangs_blocks_one_thread(
-    node: Node, hang: Hang, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hanging_pod_directory_blocks_one_thread(node: Node, hang: Hang, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nodeagent.observe.pod_disk_usage.read_pod_disk", hang)
     monkeypatch.setattr("nodeagent.observe.pod_disk_usage._WALK_S", 0.05)
     monkeypatch.setattr("nodeagent.observe.pod_disk_usage._WALK_POD_S", 0.05)
@@ -375,7 +375,7 @@ async def test_saved_plan_is_applied_with_drift_and_refused_once_changed(node: N
 
 @pytest.fixture
 def as_actor(node: Node) -> Node:
-    """A node whose caller is a member of the group with the right to act."""
+    """A node with a member of the group with write access as the caller."""
     node.peer[0] = MEMBER
     settings = node.context.settings
     node.context.settings = replace(settings, control=replace(settings.control, group_may_act=True))
@@ -684,7 +684,7 @@ async def test_pass_is_refused_when_a_reload_replaces_its_settings(node: Node, h
     pass_lock = node.context.pass_lock = CountingPassLock(node.context.clock)
     async with pass_lock.take():
         applying = asyncio.ensure_future(node.refused("Apply", request))
-        while pass_lock.requests < 2:  # noqa: ASYNC110 - nothing signals it
+        while pass_lock.requests < 2:  # noqa: ASYNC110 - the lock has no event
             await asyncio.sleep(0)
         if reload == "requested":
             node.context.renew.set()
@@ -782,7 +782,7 @@ async def test_random_bytes_do_not_break_the_service(node: Node, data: bytes) ->
     assert (await node.ask("Status"))["agent"]["running"]
 
 
-async def test_root_is_answered_while_one_user_holds_50_connections(node: Node) -> None:
+async def test_root_is_answered_while_one_user_has_50_connections(node: Node) -> None:
     node.peer[0] = MEMBER
     with ExitStack() as stack:
         for _ in range(50):
@@ -841,11 +841,11 @@ async def test_socket_is_removed_when_it_is_disabled_and_created_again(node: Nod
     context.settings = off
     context.renew.set()
     async with asyncio.timeout(20):
-        while node.path.exists():  # noqa: ASYNC110 - the file is the only sign
+        while node.path.exists():  # noqa: ASYNC110 - only the file shows it
             await asyncio.sleep(0.01)
     context.settings = on
     async with asyncio.timeout(20):
-        while not node.path.exists():  # noqa: ASYNC110 - likewise
+        while not node.path.exists():  # noqa: ASYNC110 - only the file shows it
             await asyncio.sleep(0.01)
     assert (await node.ask("Status"))["agent"]["running"]
     context.renew.clear()
@@ -882,7 +882,9 @@ def test_other_file_or_active_socket_is_not_replaced(tmp_path: Path) -> None:
         open_socket(tmp_path / "none/s", "any")
 
 
-async def test_error_with_unprintable_text_reaches_the_caller(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unprintable_text_of_an_error_is_returned_to_the_caller(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def fail(*_: object) -> None:
         raise ObservationError("/pods/\udcff\x1b\n")
 
@@ -893,6 +895,6 @@ async def test_error_with_unprintable_text_reaches_the_caller(node: Node, monkey
 
 
 @pytest.mark.parametrize("name", ["[/x]", "a\x1b[31m\n\u202e\x9b\x00", "\udcff"])
-def test_document_carries_unprintable_names(name: str) -> None:
+def test_unprintable_names_in_a_document_are_encoded(name: str) -> None:
     text = encode({"schema": "s", "name": name, "names": [name]}, "json")
     assert json.loads(text)["name"] == json.loads(text)["names"][0] == name.replace("\udcff", "\\xff")

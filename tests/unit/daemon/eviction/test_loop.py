@@ -406,7 +406,7 @@ async def test_memory_pressure_interrupts_the_measurement_of_disk_usage() -> Non
     assert node.evicted == ["eater"]
 
 
-async def test_eviction_is_called_off_when_a_kubelet_starts_during_the_pass() -> None:
+async def test_eviction_is_cancelled_when_a_kubelet_starts_during_the_pass() -> None:
     node = Node(pods=(pod(),), readings=lambda: (LOW,))
 
     async def read_pods(with_disk: bool) -> PodInventory:
@@ -445,7 +445,7 @@ async def run_passes(node: Node, loop: EvictionLoop, seconds: float) -> None:
     ends_s = node.clock.seconds + seconds
     while node.clock.seconds < ends_s:
         await run_pass(node, loop)
-        await asyncio.sleep(0)  # lets the removal of containers run
+        await asyncio.sleep(0)  # runs the removal of containers
         node.clock.seconds += 1.0
 
 
@@ -579,7 +579,7 @@ async def test_pod_that_was_not_stopped_is_retried_before_another_pod_is_evicted
     assert node.evicted[:1] == ["quiet-0"]
 
 
-async def test_late_end_of_a_pod_is_cleaned_up_and_no_other_pod_is_evicted() -> None:
+async def test_removal_is_completed_after_a_late_end_and_no_other_pod_is_evicted() -> None:
     node = disk_node()
     node.outcomes["writer"] = EvictionOutcome.FAILED
     node.cleanup = lambda: CleanupResult(confirmed=False, running=True, detail="running: app")

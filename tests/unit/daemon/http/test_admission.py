@@ -54,14 +54,16 @@ def filled(*uids: int | None, answered: tuple[int, ...] = ()) -> Admission[int]:
         "tcp-clients-are-one-user",
     ],
 )
-def test_connection_is_admitted_or_refused(
+def test_connection_over_a_limit_replaces_an_unanswered_one_or_is_refused(
     before: tuple[int | None, ...], answered: tuple[int, ...], uid: int | None, expected: tuple[bool, tuple[int, ...]]
 ) -> None:
     assert filled(*before, answered=answered).admit(99, uid) == expected
 
 
 @given(st.lists(st.tuples(st.sampled_from([None, ROOT, 1, 2, 3]), st.booleans(), st.booleans()), max_size=40))
-def test_limits_hold_and_answered_connections_are_never_shed(steps: list[tuple[int | None, bool, bool]]) -> None:
+def test_limits_are_never_exceeded_and_answered_connections_never_shed(
+    steps: list[tuple[int | None, bool, bool]],
+) -> None:
     admission: Admission[int] = Admission(LIMITS)
     present: dict[int, int | None] = {}
     answered: set[int] = set()

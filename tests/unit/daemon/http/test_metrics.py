@@ -281,7 +281,7 @@ async def test_signals_are_read_where_eviction_is_disabled(tmp_path: Path) -> No
     assert again[0] is first[0]
 
 
-async def test_signals_but_those_of_imagefs_are_read_without_a_runtime(tmp_path: Path) -> None:
+async def test_signals_except_those_of_imagefs_are_read_without_a_runtime(tmp_path: Path) -> None:
     made = context()
     made.settings = replace(made.settings, endpoint=f"unix://{tmp_path}/none", state_directory=tmp_path / "state")
     async with open_agent(made.settings, record=False, dry_run=True, clock=Clock()) as agent:

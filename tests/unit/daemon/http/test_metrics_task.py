@@ -345,7 +345,9 @@ async def test_reload_changes_the_address(free_port: Listen, socket_at: Listen) 
             await connect(free_port)
 
 
-async def test_bug_in_a_page_is_logged_and_survived(socket_at: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_exception_in_a_page_is_logged_and_later_requests_are_answered(
+    socket_at: Listen, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken() -> None:
         raise ZeroDivisionError
 

@@ -62,7 +62,7 @@ async def refuse(_: Request) -> Response:
 
 
 class Feed:
-    """A streamed response with an end that the test decides."""
+    """A streamed response that ends on request of the test."""
 
     def __init__(self) -> None:
         self.parts: asyncio.Queue[bytes | None] = asyncio.Queue()

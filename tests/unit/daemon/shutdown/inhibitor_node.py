@@ -203,7 +203,7 @@ async def ready(daemon: Daemon) -> None:
 
 
 async def other_lock(place: Place) -> int:
-    """Acquire the lock of another process, so that logind waits on."""
+    """Acquire the lock of another process, so that logind continues to wait."""
     async with Bus(place.bus.address, deadline_s=WITHIN_S) as bus:
         lock = await acquire_lock(bus, "other", "test")
         assert lock.number is not None

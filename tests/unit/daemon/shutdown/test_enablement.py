@@ -42,7 +42,7 @@ async def test_shutdown_is_refused_beside_a_kubelet_even_if_configured_on(place:
     os.close(reader)
 
 
-async def test_lock_is_released_when_a_kubelet_starts_and_acquired_after_it_left(place: Place) -> None:
+async def test_lock_is_released_at_the_start_of_a_kubelet_and_acquired_after_its_removal(place: Place) -> None:
     kubelet = KubeletDouble()
     async with daemon_on(place, kubelet=kubelet, intervals=QUICK) as daemon:
         await ready(daemon)

@@ -49,7 +49,7 @@ async def test_successor_of_a_killed_daemon_resumes_with_the_stored_lock(place: 
     assert place.last().end is StopEnd.COMPLETE
 
 
-async def test_shutdown_is_left_in_progress_when_the_daemon_stops(place: Place) -> None:
+async def test_shutdown_remains_in_progress_when_the_daemon_stops(place: Place) -> None:
     slow = place.pod("slow")
     place.server.faults.delay("StopContainer", target=slow)
     async with daemon_on(place) as daemon:
@@ -103,7 +103,7 @@ async def test_lock_is_acquired_again_after_a_restart_of_logind_or_the_bus(place
     [(True, True, 1), (False, True, 0), (True, False, 0)],
     ids=["off-the-bus", "stopped", "disabled"],
 )
-async def test_logind_that_lost_the_bus_is_restarted_once(
+async def test_logind_without_a_bus_connection_is_restarted_once(
     place: Place, active: bool, restart_logind: bool, restarts: int
 ) -> None:
     place.logind.active, place.logind.refuse = active, True

@@ -110,7 +110,7 @@ async def test_complete_shutdown_of_the_daemon_is_not_repeated(hook: StopHookNod
     assert hook.server.calls == []
 
 
-async def test_running_shutdown_of_the_daemon_is_waited_for(hook: StopHookNode) -> None:
+async def test_stop_hook_waits_for_a_running_shutdown_of_the_daemon(hook: StopHookNode) -> None:
     hook.files.write_stop(NodeStop(BOOT, StopKind.SIGNAL, datetime.now(UTC)))
     with hook.files.claim() as claimed:
         assert claimed
@@ -145,7 +145,7 @@ async def test_disabled_shutdown_stops_no_pod(hook: StopHookNode, tmp_path: Path
 
 
 @pytest.mark.parametrize("enabled", ["auto", "on"])
-async def test_pods_are_left_to_a_running_kubelet(
+async def test_no_pod_is_stopped_beside_a_running_kubelet(
     hook: StopHookNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enabled: str
 ) -> None:
     root = make_node(tmp_path / "node")

@@ -102,7 +102,7 @@ async def test_shorter_limit_scales_the_phases_and_names_the_file(place: Place) 
 
 
 @pytest.mark.parametrize("limit_us", [0, 1, 999, 400_000, 1_000_000])
-async def test_limit_too_short_for_the_phases_stops_nothing_at_the_signal(place: Place, limit_us: int) -> None:
+async def test_no_pod_is_stopped_at_the_signal_if_the_limit_is_too_short(place: Place, limit_us: int) -> None:
     web, dns = place.pod("web"), place.pod("dns", 2000)
     place.login1.limit_us = limit_us
     async with daemon_on(place) as daemon:

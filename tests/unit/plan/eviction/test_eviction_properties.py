@@ -149,7 +149,7 @@ def readings(draw: st.DrawFn, now: Moment) -> tuple[Observation, ...]:
 
 @st.composite
 def evaluations(draw: st.DrawFn) -> Evaluation:
-    """Return the last evaluation of a few passes; monotonic time goes back in some."""
+    """Return the last evaluation of a few passes; in some, monotonic time steps back."""
     state, seconds, thresholds, policy = EMPTY_STATE, 0.0, draw(limits()), draw(policies)
     for _ in range(draw(st.integers(0, 3))):
         observed = draw(readings(at(seconds)))

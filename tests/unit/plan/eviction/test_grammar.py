@@ -121,7 +121,9 @@ def test_soft_threshold_with_a_grace_period_of_0_is_hard() -> None:
         ),
     ],
 )
-def test_default_hard_thresholds(settings: Mapping[str, Any], texts: list[str]) -> None:
+def test_default_hard_thresholds_apply_unless_replaced_or_disabled(
+    settings: Mapping[str, Any], texts: list[str]
+) -> None:
     assert list(parsed(**settings)) == texts
 
 

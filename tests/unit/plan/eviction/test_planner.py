@@ -139,7 +139,7 @@ def _facts(fields: Mapping[str, Any]) -> dict[str, Any]:
         pytest.param({"termination_grace_s": UNKNOWN}, "memory.available", id="grace period"),
     ],
 )
-def test_unknown_fact_that_is_not_needed_does_not_protect(fields: Mapping[str, Any], signal: str) -> None:
+def test_unneeded_unknown_fact_does_not_protect_the_pod(fields: Mapping[str, Any], signal: str) -> None:
     plan = planned(
         [pod("any", **fields)],
         read(signal, available=1, capacity=1000),
@@ -511,7 +511,7 @@ def test_storage_limits_precede_pressure_with_one_pod_per_pass() -> None:
         ),
     ],
 )
-def test_message_is_that_of_the_kubelet(facts: PodFacts, signal: str, message: str) -> None:
+def test_eviction_message_equals_that_of_the_kubelet(facts: PodFacts, signal: str, message: str) -> None:
     plan = planned([facts], read(signal), limits=thresholds(f"{signal}<100Mi"), reclaimed=ALL_STEPS)
     assert plan.victim is not None
     assert plan.victim.message == message
@@ -531,5 +531,5 @@ def test_message_of_a_stall_has_both_percentages() -> None:
     ("size_bytes", "shown"),
     [(0, "0"), (1, "1"), (1023, "1023"), (1024, "1Ki"), (1536, "1536"), (3 * 2**30, "3Gi"), (2**70, "1024Ei")],
 )
-def test_quantity_is_exact(size_bytes: int, shown: str) -> None:
+def test_quantity_is_formatted_without_rounding(size_bytes: int, shown: str) -> None:
     assert format_quantity(size_bytes) == shown

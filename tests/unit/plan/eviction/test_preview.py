@@ -35,6 +35,6 @@ def test_first_victim_is_the_first_of_the_ranking() -> None:
     assert (found.namespace, found.name) == ("shop", "big")
 
 
-def test_no_pressure_has_no_victim() -> None:
+def test_no_victim_is_predicted_without_pressure() -> None:
     assert first_victim(evaluated(read(available_mib=900)), [pod()], POLICY, SINGLE) is None
     assert first_victim(evaluated(read(available_mib=50)), [], POLICY, SINGLE) is None

@@ -76,7 +76,7 @@ def order(pods: list[PodFacts], signal: str) -> list[str]:
         ),
     ],
 )
-def test_eviction_order_for_memory(pods: list[PodFacts], expected: list[str]) -> None:
+def test_pods_are_ranked_for_memory_by_excess_priority_and_usage(pods: list[PodFacts], expected: list[str]) -> None:
     assert order(pods, "memory.available") == expected
     assert order(pods, "allocatableMemory.available") == expected
     assert order(pods, "memory.psi.full") == expected
@@ -112,7 +112,7 @@ def test_swap_signal_ranks_by_memory_and_swap() -> None:
         ),
     ],
 )
-def test_eviction_order_for_disk(pods: list[PodFacts], expected: list[str]) -> None:
+def test_pods_are_ranked_for_disk_by_excess_priority_and_usage(pods: list[PodFacts], expected: list[str]) -> None:
     assert order(pods, "nodefs.available") == expected
 
 
@@ -130,7 +130,7 @@ def test_eviction_order_for_disk(pods: list[PodFacts], expected: list[str]) -> N
         ),
     ],
 )
-def test_eviction_order_for_inodes(pods: list[PodFacts], expected: list[str]) -> None:
+def test_pods_are_ranked_for_inodes_by_priority_and_usage(pods: list[PodFacts], expected: list[str]) -> None:
     assert order(pods, "nodefs.inodesFree") == expected
 
 
@@ -146,7 +146,7 @@ def test_eviction_order_for_inodes(pods: list[PodFacts], expected: list[str]) ->
         ),
     ],
 )
-def test_eviction_order_for_pids(pods: list[PodFacts], expected: list[str]) -> None:
+def test_pods_are_ranked_for_pids_by_priority_and_count(pods: list[PodFacts], expected: list[str]) -> None:
     assert order(pods, "pid.available") == expected
 
 

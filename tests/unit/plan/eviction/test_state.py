@@ -172,7 +172,7 @@ def test_condition_without_a_transition_period_is_active_while_observed() -> Non
         ("io.psi.some", None, None),
     ],
 )
-def test_condition_and_resource_of_each_signal(signal: str, condition: str | None, resource: str | None) -> None:
+def test_each_signal_has_its_condition_and_resource(signal: str, condition: str | None, resource: str | None) -> None:
     meaning = MEANINGS[Signal(signal)]
     assert (meaning.condition, meaning.resource) == (condition, resource)
     stalls = ".psi." in signal

@@ -58,7 +58,7 @@ def test_limit_applies_to_each_container_name_of_a_pod() -> None:
     ]
 
 
-def test_the_running_attempt_does_not_count() -> None:
+def test_running_attempt_does_not_count_against_the_limit() -> None:
     containers = (*attempts(2), container("now", state=ContainerState.RUNNING))
     plan = plan_container_gc(snapshot(containers=containers, sandboxes=LIVE), ContainerGCPolicy())
     assert removed(plan) == ["app0"]
@@ -81,7 +81,7 @@ def test_the_running_attempt_does_not_count() -> None:
         pytest.param({"uid": "uid-other"}, "sandbox-unknown", id="contradicts its sandbox"),
     ],
 )
-def test_reason_code_by_container(fields: dict[str, Any], code: str) -> None:
+def test_container_has_the_reason_code_of_its_state_age_and_labels(fields: dict[str, Any], code: str) -> None:
     policy = ContainerGCPolicy(minimum_age_s=100, max_per_pod_container=0)
     plan = plan_container_gc(snapshot(containers=(container("c", **fields),), sandboxes=LIVE), policy)
     assert codes(plan) == {"c": code}
@@ -96,7 +96,7 @@ def test_container_created_in_the_future_is_kept_without_a_minimum_age() -> None
 
 
 class TestDeletedPods:
-    def test_all_are_removed_oldest_first_before_the_limits(self) -> None:
+    def test_containers_of_deleted_pods_are_removed_before_the_limits_oldest_first(self) -> None:
         containers = (*attempts(2), *attempts(2, "job", pod="deleted"))
         plan = plan_container_gc(
             snapshot(containers=containers, sandboxes=(*LIVE, sandbox("deleted"))),
@@ -110,12 +110,12 @@ class TestDeletedPods:
         plan = plan_container_gc(snapshot(containers=containers), ContainerGCPolicy(minimum_age_s=1001))
         assert codes(plan) == {"c": "created-recently"}
 
-    def test_none_is_inferred_beside_a_kubelet_without_its_list(self) -> None:
+    def test_no_pod_counts_as_deleted_beside_a_kubelet_without_its_list(self) -> None:
         plan = plan_container_gc(snapshot(containers=attempts(2), role=Role.BESIDE_KUBELET), ContainerGCPolicy())
         assert removed(plan) == ["app0"]
         assert "its pod list is not available" in decided(plan, "app1").reason.sentence
 
-    def test_their_units_do_not_count_against_the_total(self) -> None:
+    def test_containers_of_deleted_pods_do_not_count_against_the_total(self) -> None:
         containers = (*attempts(2, "job", pod="deleted"), *attempts(2))
         plan = plan_container_gc(
             snapshot(containers=containers, sandboxes=LIVE),
@@ -127,7 +127,7 @@ class TestDeletedPods:
 class TestFinishedPods:
     FIELDS: ClassVar[dict[str, Any]] = {"containers": attempts(1), "live_pod_uids": frozenset({"uid-web"})}
 
-    def test_containers_are_kept_normally(self) -> None:
+    def test_containers_are_kept_without_a_need_for_disk_space(self) -> None:
         assert not plan_container_gc(snapshot(**self.FIELDS), ContainerGCPolicy()).removals
 
     def test_containers_are_removed_when_disk_space_is_needed(self) -> None:
@@ -170,7 +170,7 @@ class TestTotal:
         assert removed(plan) == ["a0", "b0", "a1", "a2", "b1", "a3"]
         assert codes(plan)["b1"] == "over-total-limit"
 
-    def test_zero_limits_keep_none(self) -> None:
+    def test_all_dead_containers_are_removed_with_limits_of_zero(self) -> None:
         policy = ContainerGCPolicy(max_per_pod_container=0, max_containers=0)
         assert len(plan_container_gc(snapshot(**self.NODE), policy).removals) == 9
 

@@ -73,7 +73,7 @@ def test_image_below_the_threshold_is_removed_once_it_is_reached() -> None:
     assert first.last_used == ago(3 * DAY_S)
 
 
-def test_sharing_has_image_names() -> None:
+def test_shared_bytes_are_listed_with_the_other_images() -> None:
     sharing = one("a:1", snapshot((image("x", "a:1"), used(1)), image_filesystem=filesystem(10))).sharing
     assert sharing is None
     sharing = one("r.example/a:1").sharing
@@ -91,7 +91,7 @@ def test_image_in_use_has_its_users_and_further_keep_reasons() -> None:
     assert busy.when.startswith("once unreferenced")
 
 
-def test_eligibility_by_time_alone_is_a_time() -> None:
+def test_image_kept_by_age_or_hold_has_its_time_of_eligibility() -> None:
     young = one("r.example/young:1", node(95))
     assert young.decision.reason.code is ReasonCode.TOO_YOUNG
     assert young.eligible_at == NOW + timedelta(seconds=90)
@@ -102,7 +102,7 @@ def test_eligibility_by_time_alone_is_a_time() -> None:
     assert one("r.example/a:1", policy=policy).eligible_at == ago(3 * DAY_S) + timedelta(days=5)
 
 
-def test_image_whose_age_was_not_observed_says_when_it_can_be_removed() -> None:
+def test_image_of_unobserved_age_has_its_time_of_eligibility() -> None:
     policy = replace(POLICY, images=ImageGCPolicy(maximum_unused_age_s=DAY_S))
     found = one("r.example/b:1", node(image_use_observed_since=ago(3600)), policy)
     assert found.decision.reason.code is ReasonCode.AGE_NOT_OBSERVED

@@ -81,7 +81,7 @@ def test_invalid_rule_is_rejected_with_the_allowed_forms(text: str, message: str
         parse_rule(text)
 
 
-def test_rules_are_values() -> None:
+def test_equal_rules_have_equal_hashes() -> None:
     assert parse_rule(" nginx ") == parse_rule("nginx")
     assert parse_rule("regex:x").kind is RuleKind.REGEX
     assert len({parse_rule("a"), parse_rule("a"), parse_rule("b")}) == 2

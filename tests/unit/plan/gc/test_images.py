@@ -105,7 +105,7 @@ def test_removals_stop_once_enough_is_freed() -> None:
     assert plan.removals[0].reason.sentence == "least recently used; imagefs is 90% full, target 80%"
 
 
-def test_shortfall_is_the_missing_bytes() -> None:
+def test_shortfall_is_the_target_minus_the_freed_bytes() -> None:
     plan = plan_image_gc(node(aged("a", 400, size_mib=60), image_filesystem=filesystem(90)), POLICY)
     assert plan.shortfall_bytes == 40 * MIB
 
@@ -248,7 +248,7 @@ class TestMaximumAge:
         )
         assert plan.warnings == ("no image is removed by age: image use is not observed: state database unavailable",)
 
-    def test_unused_age_counts_from_the_begin_of_the_observation(self) -> None:
+    def test_unused_age_counts_from_the_start_of_the_observation(self) -> None:
         plan = plan_image_gc(node(aged("a", DAY_S), image_use_observed_since=ago(2000)), self.POLICY)
         assert decided(plan, "a").reason.details["unused_s"] == 2000
 
@@ -269,7 +269,7 @@ class TestMaximumAge:
         plan = plan_image_gc(node(*images, **fields), policy, remove_all_unused=True)
         assert set(codes(plan).values()) == {"all-unused"}
 
-    def test_limit_of_a_pass_is_named_rather_than_the_observation(self) -> None:
+    def test_limit_per_pass_precedes_the_observation_as_the_reason(self) -> None:
         policy = replace(self.POLICY, minimum_age_s=0, max_images_per_pass=1)
         fields = {"image_use_observed_since": ago(0), "image_filesystem": filesystem(99)}
         plan = plan_image_gc(node(aged("a", 2000), aged("b", 1900), **fields), policy)
@@ -335,13 +335,13 @@ class TestInUse:
             "in use by 1 container(s): shop/web/app (dead); none is running, so it is removable after container GC"
         )
 
-    def test_container_of_unknown_state_may_be_running(self) -> None:
+    def test_container_of_unknown_state_does_not_count_as_dead(self) -> None:
         (decision,) = self.plan(
             containers=(container("c", image_name="app:1", state=ContainerState.UNKNOWN),)
         ).decisions
         assert decision.reason.sentence.endswith("shop/web/app (state unknown)")
 
-    def test_many_sandboxes_are_counted(self) -> None:
+    def test_reason_counts_sandboxes_after_the_third(self) -> None:
         sandboxes = tuple(sandbox(f"p{n}", image="app:1") for n in range(5))
         (decision,) = self.plan(sandboxes=sandboxes).decisions
         assert decision.reason.sentence == "in use by 5 sandbox(es): shop/p0, shop/p1, shop/p2 and 2 more"
@@ -443,7 +443,7 @@ def test_image_used_at_the_time_of_observation_is_removed_last() -> None:
 
 
 class TestFailedEarlier:
-    def test_another_image_is_removed_in_its_place(self) -> None:
+    def test_another_image_is_removed_in_place_of_a_failed_one(self) -> None:
         images = [aged("stuck", 900), aged("next", 800), aged("last", 700)]
         fields = {"image_filesystem": filesystem(90)}
         assert removed(plan_image_gc(node(*images, **fields), POLICY)) == ["stuck"]
@@ -504,7 +504,7 @@ class TestMinimumGain:
 
 
 class TestAccounting:
-    def test_without_storage_sizes_are_upper_bounds(self) -> None:
+    def test_sizes_without_a_storage_graph_are_upper_bounds(self) -> None:
         plan = plan_image_gc(node(aged("a", 1, size_mib=7)), POLICY)
         assert plan.accounting is Accounting.UPPER_BOUND
         assert (plan.decisions[0].frees_bytes, plan.decisions[0].frees_inodes) == (7 * MIB, None)
@@ -543,7 +543,7 @@ class TestAccounting:
         assert removed(plan) == ["top", "middle"]
         assert codes(plan)["base"] == "enough-freed"
 
-    def test_image_below_the_minimum_gain_to_the_end_has_that_reason(self) -> None:
+    def test_image_still_below_the_minimum_gain_has_that_reason(self) -> None:
         policy = replace(POLICY, minimum_gain_bytes=20 * MIB)
         plan = plan_image_gc(self.stack(image_filesystem=filesystem(90)), policy)
         assert codes(plan) == dict.fromkeys(("base", "middle", "top"), "gain-too-small")
@@ -583,12 +583,12 @@ def test_kept_images_are_in_order_of_use_after_the_removals() -> None:
     assert plan.kind == "images"
 
 
-def test_names_are_the_first_tag() -> None:
+def test_image_is_named_by_its_first_tag_or_its_id() -> None:
     plan = plan_image_gc(node(Image("a", ("x:1", "y:2")), Image("b")), POLICY)
     assert {each.id: each.name for each in plan.decisions} == {"a": "x:1", "b": "b"}
 
 
-def test_records_in_the_future_sort_as_the_newest() -> None:
+def test_image_with_a_record_in_the_future_is_the_newest() -> None:
     images = [aged("future", -50), aged("recent", 10), aged("old", 100)]
     plan = plan_image_gc(node(*images), POLICY, remove_all_unused=True)
     assert removed(plan) == ["old", "recent"]
@@ -615,7 +615,7 @@ def test_unreferenced_bytes_reduce_the_target(pending: int, target: int, expecte
     assert (ReasonCode.COLLECTION_PENDING in codes(plan).values()) == (not expected)
 
 
-def test_images_that_the_applied_plan_lacks_are_kept() -> None:
+def test_images_absent_from_the_applied_plan_are_kept() -> None:
     images = [(Image(name, (f"r/{name}:1",), (), 50 * MIB), used(age)) for name, age in (("c", 1), ("b", 2), ("a", 3))]
     plan = plan_image_gc(node(*images), POLICY, remove_all_unused=True, only=frozenset({"b", "other"}))
     assert removed(plan) == ["b"]

@@ -36,7 +36,7 @@ def snapshot(key: str, age_s: float = 2 * DAY_S, *, parent: str = "", rooted: bo
         (blob("x", 5, rooted=True), True, "created-recently"),
     ],
 )
-def test_reason_code_by_piece(found: UnreferencedPiece, rooted: bool, code: str) -> None:
+def test_piece_has_the_reason_code_of_its_age_and_label(found: UnreferencedPiece, rooted: bool, code: str) -> None:
     plan = plan_leaks([found], NOW, minimum_age_s=DAY_S, rooted=rooted)
     assert codes(plan) == {"x": code}
     assert removed(plan) == (["x"] if code == "unreferenced" else [])

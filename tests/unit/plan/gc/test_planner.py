@@ -131,7 +131,7 @@ class TestProjection:
     def test_image_without_recorded_use_counts_as_detected_now_in_a_projection(self) -> None:
         assert self.project(image_usage={}).image_usage["held"].first_detected == NOW
 
-    def test_storage_graph_keeps_its_references(self) -> None:
+    def test_projection_keeps_the_storage_graph(self) -> None:
         storage = graph([piece("x")], {"held": ["x"]})
         assert self.project(storage=storage).storage is storage
 

@@ -285,7 +285,7 @@ def test_items_in_use_are_kept(node: NodeSnapshot, policy: ImageGCPolicy, everyt
 @EXAMPLES
 @given(nodes())
 def test_every_reference_of_every_container_counts_as_use(node: NodeSnapshot) -> None:
-    """Compared with trying every reference on every image."""
+    """Compared with a match of every reference against every image."""
     used = images_in_use(node)
     texts = {each.image for each in node.sandboxes}
     for each in node.containers:
@@ -485,7 +485,7 @@ def test_container_limits_are_met_after_the_removals(node: NodeSnapshot, policy:
 
 @EXAMPLES
 @given(nodes(), st.sampled_from([0.0, 300.0, 5000.0]))
-def test_deleted_pod_has_nothing_running(node: NodeSnapshot, grace_s: float) -> None:
+def test_deleted_pod_has_no_running_container(node: NodeSnapshot, grace_s: float) -> None:
     statuses = check_pods(node, grace_s)
     for uid, status in statuses.items():
         mine = [each for each in node.containers if each.pod_uid == uid]
@@ -501,7 +501,9 @@ def test_deleted_pod_has_nothing_running(node: NodeSnapshot, grace_s: float) -> 
 
 @EXAMPLES
 @given(nodes(), policies())
-def test_log_directory_is_removed_only_with_all_of_its_pod(node: NodeSnapshot, policy: GCPolicy) -> None:
+def test_log_directory_is_removed_only_with_all_containers_and_sandboxes_of_its_pod(
+    node: NodeSnapshot, policy: GCPolicy
+) -> None:
     made = plan_all(node, policy)
     removed_ids = {each.id for each in made.removals}
     for directory in node.pod_log_directories:
@@ -572,7 +574,7 @@ def saved_plan(scope: Scope, policy: GCPolicy, plans: tuple[Plan, ...], forged: 
     policies(),
     st.sets(ANY_ID),
 )
-def test_applying_any_plan_removes_only_what_the_policy_in_force_removes_and_the_plan_lists(  # noqa: PLR0917
+def test_applying_any_plan_removes_only_listed_items_that_the_policy_in_force_removes(  # noqa: PLR0917
     scope: Scope, then: NodeSnapshot, now: NodeSnapshot, policy: GCPolicy, current: GCPolicy, forged: set[str]
 ) -> None:
     saved = saved_plan(scope, policy, plans_for(scope, then, policy), forged)
@@ -619,7 +621,7 @@ def test_planning_changes_no_argument(node: NodeSnapshot, policy: GCPolicy) -> N
 
 @EXAMPLES
 @given(st.integers(2, 40), st.integers(0, 39))
-def test_a_stack_frees_all_of_it_or_only_its_top(depth: int, low: int) -> None:
+def test_stack_of_derived_images_frees_bytes_only_with_the_last_removal(depth: int, low: int) -> None:
     """Each image is derived from the one before, least recently used first: only the last removal frees bytes."""
     pieces = tuple(StoredPiece(f"l{n}", PieceKind.SNAPSHOT, (n + 1) * MIB, 1) for n in range(depth))
     listed = tuple(Image(f"i{n:02}", (), (), sum(range(n + 2)) * MIB) for n in range(depth))
@@ -636,6 +638,6 @@ def test_a_stack_frees_all_of_it_or_only_its_top(depth: int, low: int) -> None:
 
 
 @pytest.mark.parametrize("field", ["created_at", "finished_at"])
-def test_containers_are_values(field: str) -> None:
+def test_container_attributes_cannot_be_changed(field: str) -> None:
     with pytest.raises(AttributeError):
         setattr(Container("c", "n", "s", ContainerState.EXITED), field, NOW)

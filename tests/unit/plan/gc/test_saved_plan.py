@@ -249,7 +249,7 @@ def test_plan_less_strict_than_policy_in_force_removes_only_items_of_that_policy
     assert "below the high threshold 85%" in why["b"]
 
 
-def test_plan_stricter_than_policy_in_force_keeps_items_that_it_kept() -> None:
+def test_plan_stricter_than_policy_in_force_keeps_its_kept_items() -> None:
     strict = replace(POLICY, containers=replace(POLICY.containers, max_per_pod_container=5))
     saved = unseal(save(node(), strict), KEY)
     listed = {item.id for item in saved.removals}

@@ -79,7 +79,7 @@ def test_every_field_of_every_policy_has_a_strictness_rule() -> None:
         assert set(STRICTNESS[each]) == {one.name for one in fields(each)}, each.__name__
 
 
-def test_every_field_has_a_case_below() -> None:
+def test_every_policy_field_has_a_test_case() -> None:
     assert set(CASES) == field_paths(GCPolicy())
 
 

@@ -166,7 +166,7 @@ def test_pod_is_deleted_only_without_activity_or_doubt(fields: dict[str, Any], d
     assert how in status.how
 
 
-def test_finished_but_still_listed() -> None:
+def test_listed_pod_without_running_container_is_finished_and_not_deleted() -> None:
     status = check_pods(snapshot(**DEAD, live_pod_uids=frozenset({"uid-web"})), GRACE_S)["uid-web"]
     assert (status.deleted, status.finished) == (False, True)
 
@@ -190,7 +190,7 @@ def test_container_without_pod_is_ignored() -> None:
     assert check_pods(snapshot(containers=(lone,), sandboxes=(nameless,)), GRACE_S) == {}
 
 
-def test_a_running_attempt_keeps_the_dead_ones() -> None:
+def test_pod_with_a_running_attempt_is_not_deleted() -> None:
     attempts = (container("c1"), container("c2", state=ContainerState.RUNNING))
     assert not check_pods(snapshot(containers=attempts), GRACE_S)["uid-web"].deleted
 

@@ -125,7 +125,7 @@ def test_pod_with_oom_score_of_a_critical_pod_counts_as_node_critical() -> None:
 
 
 @pytest.mark.parametrize(("text", "priority"), [("-5", -5), ("1000", 1000), ("0", 0), ("-2147483648", -(2**31))])
-def test_the_annotation_is_the_priority(text: str, priority: int) -> None:
+def test_priority_is_read_from_the_annotation(text: str, priority: int) -> None:
     pod = runtime_pod(traits(), annotations={**API, "nodeagent.dev/priority": text})
     assert merged(pod).priority == Fact(priority, C)
     assert merged(pod, assume=False).priority == UNKNOWN
@@ -145,7 +145,7 @@ def test_memory_min_of_the_cgroup_is_the_exact_request() -> None:
     assert merged(runtime_pod(traits(900), memory_min=77)).memory_request_bytes == Fact(77 * MIB, FactSource.CGROUP)
 
 
-def test_longest_termination_grace_period_counts() -> None:
+def test_longest_termination_grace_period_of_the_containers_is_used() -> None:
     pod = runtime_pod(traits(), traits())
     longer = replace(pod.containers[0], annotations={"io.kubernetes.pod.terminationGracePeriod": "90"})
     senseless = replace(pod.containers[1], annotations={"io.kubernetes.pod.terminationGracePeriod": "-1"})
@@ -153,7 +153,7 @@ def test_longest_termination_grace_period_counts() -> None:
     assert merged(replace(pod, containers=(senseless,))).termination_grace_s == UNKNOWN
 
 
-def test_a_pod_made_while_it_was_deleted_is_ending() -> None:
+def test_pod_with_a_deletion_grace_period_is_ending() -> None:
     pod = runtime_pod(traits(), container_annotations={"io.kubernetes.pod.deletionGracePeriod": "30"})
     assert merged(pod).lifecycle is PodLifecycle.ENDING
 
@@ -233,11 +233,11 @@ def test_outdated_list_still_has_the_facts_of_its_pods() -> None:
         ({"phase": "Running"}, PodLifecycle.ACTIVE),
     ],
 )
-def test_lifecycle_is_from_the_kubelet(listed: dict[str, Any], lifecycle: PodLifecycle) -> None:
+def test_lifecycle_follows_from_the_kubelet_list(listed: dict[str, Any], lifecycle: PodLifecycle) -> None:
     assert merged(runtime_pod(traits()), kubelet=[spec(**listed)]).lifecycle is lifecycle
 
 
-def test_a_finished_pod_runs_nothing() -> None:
+def test_listed_pod_with_a_final_phase_is_finished() -> None:
     pod = runtime_pod(traits(), state=ContainerState.EXITED)
     assert merged(pod, kubelet=[spec(phase="Succeeded")]).lifecycle is PodLifecycle.FINISHED
 
@@ -247,12 +247,14 @@ def test_a_finished_pod_runs_nothing() -> None:
     [({}, Fact(0, K)), ({"priority_class": "custom"}, UNKNOWN), ({"priority": -3}, Fact(-3, K))],
     ids=["none", "class without number", "a number"],
 )
-def test_a_listed_pod_without_priority_has_none(listed: dict[str, Any], priority: Fact[int | None]) -> None:
+def test_listed_pod_without_priority_has_0_unless_its_class_is_unknown(
+    listed: dict[str, Any], priority: Fact[int | None]
+) -> None:
     assert merged(runtime_pod(traits()), kubelet=[spec(**listed)]).priority == priority
 
 
 @pytest.mark.parametrize("priority_class", ["system-node-critical", "system-cluster-critical"])
-def test_a_critical_class_is_critical(priority_class: str) -> None:
+def test_pod_of_a_critical_class_is_critical(priority_class: str) -> None:
     facts = merged(runtime_pod(traits()), kubelet=[spec(priority_class=priority_class)])
     assert facts.critical == Fact(value=True, source=K)
     assert kept(facts) == "critical-pod"
@@ -350,7 +352,7 @@ def test_pod_without_uid_has_its_sandbox_id_and_is_kept() -> None:
     assert (pod.uid, pod.contradictions) == ("s", ("sandbox has no pod UID",))
 
 
-def test_a_container_labelled_as_anothers_makes_both_contradictory() -> None:
+def test_container_labelled_with_another_pod_makes_both_pods_contradictory() -> None:
     first, second = grouped(
         [sandbox("s1", uid="u1"), sandbox("s2", uid="u2", name="db")], [container("c", "s1", uid="u2")]
     )
@@ -374,7 +376,7 @@ def test_shutdown_pod_has_the_sources_of_its_facts() -> None:
     assert stopped.termination_grace_s == 30
 
 
-def test_assumed_priority_is_unknown_to_the_shutdown() -> None:
+def test_assumed_priority_is_unknown_in_a_shutdown_pod() -> None:
     pod = runtime_pod(traits())
     (stopped,) = shutdown_pods([merged(pod)], [pod])
     assert (stopped.priority, stopped.priority_source) == (None, "")
@@ -387,7 +389,7 @@ def test_shutdown_pod_has_the_kubelets_facts_and_labels() -> None:
     assert (stopped.priority, stopped.priority_source, stopped.labels) == (9, "kubelet /pods", {"app": "new"})
 
 
-def test_static_and_critical_have_their_source() -> None:
+def test_static_and_critical_pod_has_the_sources_of_both_facts() -> None:
     pod = runtime_pod(traits(-997), annotations=FILE)
     (stopped,) = shutdown_pods([merged(pod)], [pod])
     assert (stopped.static_source, stopped.node_critical_source) == (
@@ -398,7 +400,7 @@ def test_static_and_critical_have_their_source() -> None:
     assert shutdown_pods([merged(pod)], []) == ()
 
 
-# ---- of all pods ----
+# ---- properties of the facts of any pod ----
 
 SCORES = st.none() | st.builds(
     traits,

@@ -126,7 +126,7 @@ def test_request_is_unknown_without_the_nodes_memory() -> None:
     assert infer_request(None, B, CAPACITY_BYTES, assume=True) == UNKNOWN
 
 
-def test_sum_has_the_weakest_source() -> None:
+def test_sum_of_requests_has_the_weakest_source() -> None:
     sure, guess = Fact(5, FactSource.INFERRED), Fact(0, FactSource.ASSUMED)
     assert sum_requests([sure, sure]) == Fact(10, FactSource.INFERRED)
     assert sum_requests([sure, guess]) == Fact(5, FactSource.ASSUMED)

@@ -110,7 +110,7 @@ def test_phases_are_scaled_in_proportion(limit_us: int, granted: list[int], scal
     assert fitted.scaled is scaled
 
 
-def test_scaling_is_noted_with_the_file_that_sets_the_limit() -> None:
+def test_scaling_is_noted_with_the_file_of_the_limit() -> None:
     fitted = budget(two_bands(60, 10), 30_000_000, limit_set_by="/usr/lib/systemd/logind.conf.d/unattended.conf")
     assert fitted.notes[0] == (
         "the phases add up to 1m, but logind waits only 30s (InhibitDelayMaxSec, set by "

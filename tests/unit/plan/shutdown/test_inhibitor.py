@@ -69,7 +69,7 @@ STOPPING = play((ShutdownChecked("", GRANTED),), CHECKING)[0]
 FINISHED = play((PodsStopped("every pod has ended"),), STOPPING)[0]
 
 
-# --- the life of a lock
+# --- acquisition and loss of a lock
 
 
 def test_lock_is_requested_once_logind_is_connected_and_held_once_listed() -> None:
@@ -146,7 +146,7 @@ def test_cancelled_shutdown_acquires_the_lock_again(state: InhibitorState) -> No
 
 
 @pytest.mark.parametrize("event", [ShutdownChecked("", GRANTED), PodsStopped("every pod has ended")])
-def test_result_that_arrives_after_the_cancellation_is_ignored(event: Event) -> None:
+def test_result_after_the_cancellation_is_ignored(event: Event) -> None:
     assert step(HELD, event) == (HELD, ())
 
 
@@ -197,7 +197,7 @@ def test_logind_is_not_restarted_for_another_reason(state: InhibitorState) -> No
     assert step(state, LockOverdue(1e6)) == (state, ())
 
 
-# --- all histories
+# --- properties of all event sequences
 
 TIMES_S = st.floats(0, 1e6)
 BUDGETS = st.sampled_from([GRANTED, NO_TIME])
@@ -237,7 +237,7 @@ def test_lock_is_not_released_while_pods_are_being_stopped(history: list[Event],
 
 
 @given(HISTORIES)
-def test_lock_is_acquired_after_logind_returns(history: list[Event]) -> None:
+def test_lock_is_acquired_once_logind_is_connected_again(history: list[Event]) -> None:
     state, _ = play((*history, PrepareForShutdown(active=True), PrepareForShutdown(active=False), LogindLeft()))
     assert not state.logind.held
     state, kinds = play(CONNECT, state)
