@@ -41,7 +41,8 @@ async def measure(config: Path, runs: int) -> dict[str, list[float]]:
                 cache = LayerCache(usage_store=StoredSnapshotUsage(store))
                 for kind, built in (("cold", cache), ("warm", cache), ("remembered", None)):
                     if built is None:
-                        built = LayerCache(usage_store=StoredSnapshotUsage(Store(Path(state))))  # noqa: PLW2901 - a restart
+                        # as in a new process
+                        built = LayerCache(usage_store=StoredSnapshotUsage(Store(Path(state))))  # noqa: PLW2901
                     gc.collect()
                     began = time.perf_counter()
                     graph = await built.build(client, images)

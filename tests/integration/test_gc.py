@@ -345,7 +345,7 @@ def test_full_state_directory_disables_only_the_recording_until_it_recovers(worn
         subprocess.run(["umount", str(state)], check=True)
 
 
-def test_the_daemon_survives_kills_and_restarts_of_the_runtime(worn: WornNode, tmp_path: Path) -> None:
+def test_daemon_continues_after_kills_and_restarts_of_the_runtime(worn: WornNode, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with daemon(worn, log) as process:
         reclaim.poll("a removal is logged", lambda: bool(events(log, "removal")), timeout_s=30)

@@ -154,7 +154,7 @@ def test_installed_agent_runs_and_uninstall_removes_all_its_files(
     assert node.must(LISTING) == bare.must(LISTING)
 
 
-def test_files_of_operators_survive_upgrade_and_purge(bare: SystemOverlay, node: SystemOverlay) -> None:
+def test_files_of_operators_are_kept_by_upgrade_and_purge(bare: SystemOverlay, node: SystemOverlay) -> None:
     mine = (
         *("/opt/nodeagent/notes.txt", "/opt/nodeagent/bin/mine", "/opt/nodeagent/lib/python3.11/site-packages/mine.py"),
         *("/etc/nodeagent/kubelet.key", "/etc/nodeagent/config.d/README", "/var/lib/nodeagent/backup.tar"),
@@ -276,7 +276,7 @@ def test_unit_of_another_prefix_is_not_replaced_or_removed(node: SystemOverlay) 
 
 
 @pytest.mark.parametrize("path", ["/usr/bin:/bin", ".::/usr/local/sbin:/usr/sbin:/usr/bin:/bin"])
-def test_install_and_uninstall_in_a_hostile_directory_execute_nothing_of_it(node: SystemOverlay, path: str) -> None:
+def test_install_and_uninstall_in_a_hostile_directory_execute_no_file_of_it(node: SystemOverlay, path: str) -> None:
     node.must(PLANT)
     copied = "cd /opt/hostile && /opt/nodeagent/bin/nodeagent"
     node.must(f"{copied} install", PATH=path, PYTHONPATH="/opt/hostile")

@@ -57,7 +57,7 @@ def test_only_documents_and_files_share_the_registry() -> None:
     assert set(SchemaId) - {SchemaId(schema_id(each)) for each in DOCUMENTS} == untyped | files
 
 
-def test_schema_ids_are_written_in_the_registry_alone() -> None:
+def test_schema_ids_are_defined_only_in_the_registry() -> None:
     package = Path(nodeagent.__file__).parent
     registry = package / "model" / "schemas.py"
     literal = re.compile(r"""["']nodeagent/[a-z-]+/v\d""")
@@ -111,7 +111,7 @@ def test_decode_error_names_schema_and_field(text: str, message: str) -> None:
     assert str(caught.value).startswith("cannot decode document nodeagent/trigger/v1: ")
 
 
-def test_decode_error_gives_the_path_into_lists() -> None:
+def test_decode_error_names_the_path_into_lists() -> None:
     text = '{"passes": [], "node_stops": [{"id": "a", "boot_id": "b", "kind": 1}]}'
     with pytest.raises(DocumentError, match=r"at `\$.node_stops\[0\].kind`"):
         decode(text, History)

@@ -114,7 +114,7 @@ def test_existing_file_is_not_replaced_without_force(kubelet: Path, target: Path
     assert target.read_text() == ACTIVE
 
 
-def test_invalid_input_leaves_the_file_unchanged(kubelet: Path, target: Path) -> None:
+def test_invalid_input_does_not_change_the_file(kubelet: Path, target: Path) -> None:
     target.write_text(ACTIVE)
     kubelet.write_text("kind: Pod\n")
     assert imported(kubelet, "--out", target, "--force").returncode == 2

@@ -105,7 +105,7 @@ def test_command_line_is_the_source_of_its_errors(tmp_path: Path) -> None:
         load(path, {"image_gc.high_threshold_percent": 300})
 
 
-def test_explicit_file_must_exist(tmp_path: Path) -> None:
+def test_missing_or_irregular_explicit_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         load(tmp_path / "none.toml")
     with pytest.raises(ConfigError, match="not a regular file"):

@@ -71,7 +71,7 @@ async def test_pause_stops_the_period_and_resume_restarts_it() -> None:
         assert made.place.removed
 
 
-async def test_reload_back_to_dry_run_cancels_the_period() -> None:
+async def test_reload_with_dry_run_during_the_wait_cancels_the_period() -> None:
     async with daemon() as made:
         await made.set(dry_run=False)
         reloaded = await made.set(dry_run=True)

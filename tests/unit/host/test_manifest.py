@@ -16,7 +16,7 @@ from nodeagent.host.manifest import NAME, Manifest, fingerprint, is_inside, pars
 GOOD = {"format": 1, "version": "0.1.0", "complete": True, "environment": ["bin/python"], "files": {"/etc/x": ["a"]}}
 
 
-def test_written_manifest_is_read_back(tmp_path: Path) -> None:
+def test_written_manifest_is_read_unchanged(tmp_path: Path) -> None:
     manifest = Manifest(
         True, frozenset({"bin/python", "lib/a b"}), {Path("/etc/x"): frozenset({"sha256:1", "link:/y"})}
     )

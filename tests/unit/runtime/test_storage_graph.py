@@ -175,14 +175,14 @@ async def test_reference_of_a_non_image_is_recorded_by_kind(
     assert held(await cache.build(client, [A, B])) == expected
 
 
-async def test_an_image_with_several_tags_and_digests_is_one_record(client: ContainerdClient, store: Store) -> None:
+async def test_image_with_several_tags_and_digests_is_one_record(client: ContainerdClient, store: Store) -> None:
     store.images.update({"a:2": "m-a", "a@m-a": "m-a", "unparsable NAME": "m-a"})
     listed = Image("sha256:a", ("a:1", "a:2"), ("a@m-a",))
     graph = await LayerCache().build(client, [listed])
     assert graph.records[A.id].names == ("a:1", "a:2", "a@m-a", "sha256:a", "unparsable NAME")
 
 
-async def test_an_index_without_the_other_platforms_is_complete(client: ContainerdClient, store: Store) -> None:
+async def test_index_without_the_other_platforms_is_complete(client: ContainerdClient, store: Store) -> None:
     labels = {f"{REF}content.m.0": "m-a", f"{REF}content.m.1": "m-arm64"}
     store.blobs["i"] = (200, labels)
     store.images["a:1"] = store.images["sha256:a"] = "i"
@@ -215,7 +215,7 @@ async def test_discarded_layer_blobs_do_not_make_an_image_incomplete(client: Con
     assert keys(graph, A) == {"m-a", "sha256:a", "base", "base/a1"}
 
 
-async def test_an_artifact_has_blobs_only(client: ContainerdClient, store: Store) -> None:
+async def test_artifact_has_blobs_only(client: ContainerdClient, store: Store) -> None:
     store.blobs.update({"m-t": (100, {f"{REF}content.config": "empty", f"{REF}content.0": "t"})})
     store.blobs.update({"empty": (2, {}), "t": (9, {})})
     store.images["t:1"] = "m-t"
@@ -224,7 +224,7 @@ async def test_an_artifact_has_blobs_only(client: ContainerdClient, store: Store
     assert {piece.key for piece in graph.pieces} == {"m-t", "empty", "t"}
 
 
-async def test_an_unknown_image_has_no_entry(client: ContainerdClient) -> None:
+async def test_unknown_image_has_no_entry(client: ContainerdClient) -> None:
     graph = await LayerCache().build(client, [A, Image("sha256:new", ("new:1",))])
     assert set(graph.by_image) == set(graph.records) == {A.id}
 

@@ -24,7 +24,7 @@ EFFECTS = (
 VICTIMS = (Victim("uid", "shop", "web", ("s1", "s2"), ("/layer",), 1.5, verified=True, cleared=True),)
 
 
-def test_written_state_is_read_back_in_the_same_boot_only(tmp_path: Path) -> None:
+def test_written_state_is_read_in_the_same_boot_only(tmp_path: Path) -> None:
     file = EvictionFile(tmp_path / "state")
     assert file.read("boot") == ((), ())
     file.write("boot", EFFECTS, VICTIMS)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_stored_mode_is_read_back(tmp_path: Path) -> None:
+def test_stored_mode_is_read_unchanged(tmp_path: Path) -> None:
     file = ModeFile(tmp_path / "state")
     assert file.read() is None
     for dry_run in (True, False):

@@ -54,7 +54,7 @@ async def test_run_removes_the_previewed_items_and_a_second_run_none(rig: Opener
         assert (await made.collector.preview(Scope.ALL)).removals == ()
 
 
-async def test_a_dry_run_changes_nothing(rig: Opener) -> None:
+async def test_dry_run_changes_nothing(rig: Opener) -> None:
     async with rig(dry_run=True) as made:
         report = await run(made, Scope.ALL)
         assert {each.outcome for each in report.results} == {Outcome.DRY_RUN}

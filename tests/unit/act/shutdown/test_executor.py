@@ -265,7 +265,7 @@ def test_pods_of_a_phase_past_its_deadline_are_killed_at_once() -> None:
     assert result.ended_ms == 1000
 
 
-def test_cancelled_run_leaves_pods_of_later_phases_running() -> None:
+def test_cancelled_run_does_not_stop_pods_of_later_phases() -> None:
     async def work() -> tuple[Runtime, dict[str, StoppedPod]]:
         runtime = Runtime([pod("web"), pod("dns", CRITICAL)], takes_s={"web-c": 5.0})
         run = ShutdownRun(shutdown_budget(TEN_AND_FIVE, DelayLimit(None)), runtime, now_ms, runtime.list_pods)

@@ -100,7 +100,7 @@ def tagged(image_id: str, *references: str) -> Image:
         (9, {"new", "mid", "old", "other", "both"}),
     ],
 )
-def test_the_newest_images_of_each_repository_are_kept(keep: int, kept: set[str]) -> None:
+def test_newest_images_of_each_repository_are_kept(keep: int, kept: set[str]) -> None:
     images = (
         tagged("old", "r.io:5000/app:1"),
         tagged("mid", "r.io:5000/app:2"),

@@ -346,7 +346,7 @@ class TestInUse:
         (decision,) = self.plan(sandboxes=sandboxes).decisions
         assert decision.reason.sentence == "in use by 5 sandbox(es): shop/p0, shop/p1, shop/p2 and 2 more"
 
-    def test_a_moved_tag_keeps_both_images(self) -> None:
+    def test_old_and_new_image_of_a_moved_tag_are_kept(self) -> None:
         old, new = Image("old", (), (), 1), Image("new", ("r.io/app:1",), (), 1)
         using = container("c", image_ref="old", image_name="r.io/app:1")
         assert images_in_use(node(old, new, Image("other"), containers=(using,))) == {"old", "new"}

@@ -151,5 +151,5 @@ class TestProjection:
 
 
 @pytest.mark.parametrize("scope", [plan_all, plan_containers])
-def test_an_empty_node_has_empty_plans(scope: Callable[[NodeSnapshot, GCPolicy], GCPlan]) -> None:
+def test_empty_node_has_empty_plans(scope: Callable[[NodeSnapshot, GCPolicy], GCPlan]) -> None:
     assert {plan.decisions for plan in scope(snapshot(), POLICY).plans} == {()}

@@ -245,7 +245,7 @@ def test_every_item_has_exactly_one_decision_with_a_sentence(
 
 @EXAMPLES
 @given(nodes(), policies(), st.randoms(use_true_random=False))
-def test_input_order_does_not_matter(node: NodeSnapshot, policy: GCPolicy, rng: random.Random) -> None:
+def test_plan_does_not_depend_on_the_input_order(node: NodeSnapshot, policy: GCPolicy, rng: random.Random) -> None:
     def shuffled(items: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(rng.sample(items, len(items)))
 
@@ -316,7 +316,7 @@ def test_shortfall_leaves_no_removable_image(node: NodeSnapshot, policy: ImageGC
 
 @EXAMPLES
 @given(nodes(), image_policies(), st.integers(0, 99))
-def test_a_higher_low_threshold_never_removes_more(node: NodeSnapshot, policy: ImageGCPolicy, low: int) -> None:
+def test_higher_low_threshold_never_removes_more(node: NodeSnapshot, policy: ImageGCPolicy, low: int) -> None:
     lower, higher = sorted((min(low, policy.high_threshold_percent - 1), policy.low_threshold_percent))
     much = removed(plan_image_gc(node, replace(policy, low_threshold_percent=lower)))
     little = removed(plan_image_gc(node, replace(policy, low_threshold_percent=higher)))
@@ -325,7 +325,7 @@ def test_a_higher_low_threshold_never_removes_more(node: NodeSnapshot, policy: I
 
 @EXAMPLES
 @given(nodes(), image_policies(limits=False), st.integers(0, 5000))
-def test_a_higher_minimum_age_never_removes_more(node: NodeSnapshot, policy: ImageGCPolicy, more_s: int) -> None:
+def test_higher_minimum_age_never_removes_more(node: NodeSnapshot, policy: ImageGCPolicy, more_s: int) -> None:
     policy = replace(policy, minimum_gain_bytes=0)
     older = replace(policy, minimum_age_s=policy.minimum_age_s + more_s)
     assert set(removed(plan_image_gc(node, older, remove_all_unused=True))) <= set(
@@ -400,7 +400,7 @@ def applied(node: NodeSnapshot, made: GCPlan) -> NodeSnapshot:
 
 @EXAMPLES
 @given(nodes(), policies(limits=False))
-def test_a_second_pass_removes_nothing(node: NodeSnapshot, policy: GCPolicy) -> None:
+def test_second_pass_removes_nothing(node: NodeSnapshot, policy: GCPolicy) -> None:
     """Exception: items of a pod that counts as deleted only after the first pass."""
     node = remembered(node)
     made = plan_all(node, policy)

@@ -46,7 +46,7 @@ def test_sandbox_with_a_container_in_any_state_is_kept() -> None:
     assert decided(plan, "sb-web").reason.sentence == "still has 1 container(s)"
 
 
-def test_sandbox_whose_containers_are_removed_before_is_removed() -> None:
+def test_sandbox_is_removed_after_its_containers() -> None:
     fields = {"sandboxes": (sandbox(),), "containers": (container("c"),)}
     assert removed(plan_for(fields=fields, removed_containers=frozenset({"c"}))) == ["sb-web"]
 
@@ -93,7 +93,7 @@ def test_unlabelled_sandboxes_can_be_included() -> None:
     assert removed(plan) == ["sb-web"]
 
 
-def test_sandbox_without_pod_is_its_own_newest() -> None:
+def test_sandbox_without_pod_counts_as_the_newest_of_its_pod() -> None:
     lone = replace(sandbox(labelled=False), uid="", name="")
     plan = plan_for(SandboxGCPolicy(include_unlabelled=True), fields={"sandboxes": (lone,)})
     assert codes(plan) == {"sb-web": "newest-of-pod"}

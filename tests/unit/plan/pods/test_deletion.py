@@ -171,14 +171,14 @@ def test_listed_pod_without_running_container_is_finished_and_not_deleted() -> N
     assert (status.deleted, status.finished) == (False, True)
 
 
-def test_a_contradictory_container_keeps_both_pods() -> None:
+def test_contradictory_container_keeps_both_pods() -> None:
     stray = container("c", pod="other", sandbox_id="sb-web")
     statuses = check_pods(snapshot(containers=(stray,), sandboxes=(sandbox(), sandbox("other"))), GRACE_S)
     assert {uid: status.deleted for uid, status in statuses.items()} == {"uid-web": False, "uid-other": False}
     assert "label has pod uid-other, sandbox has pod uid-web" in statuses["uid-web"].how
 
 
-def test_an_unlabelled_container_belongs_to_the_pod_of_its_sandbox() -> None:
+def test_unlabelled_container_belongs_to_the_pod_of_its_sandbox() -> None:
     stray = container("c", labelled=False, state=ContainerState.RUNNING)
     statuses = check_pods(snapshot(containers=(stray,), sandboxes=(sandbox(),)), GRACE_S)
     assert not statuses["uid-web"].deleted

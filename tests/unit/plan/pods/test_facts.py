@@ -213,7 +213,7 @@ def test_critical_oom_score_with_an_ordinary_priority_is_contradictory() -> None
     assert facts.contradictions == ("oom_score_adj is that of a critical pod, priority is not",)
 
 
-def test_a_uid_listed_twice_is_contradictory() -> None:
+def test_uid_listed_twice_is_contradictory() -> None:
     assert kept(merged(runtime_pod(traits()), kubelet=[spec(priority=0), spec(priority=0)])) == "facts-contradictory"
 
 
@@ -260,7 +260,7 @@ def test_pod_of_a_critical_class_is_critical(priority_class: str) -> None:
     assert kept(facts) == "critical-pod"
 
 
-def test_a_static_pod_is_found_by_the_hash_of_its_mirror() -> None:
+def test_static_pod_is_matched_by_the_hash_of_its_mirror() -> None:
     uid = "ab" * 16
     mirror = spec(
         "etcd-node-1",
@@ -279,7 +279,7 @@ def test_a_static_pod_is_found_by_the_hash_of_its_mirror() -> None:
 
 @pytest.mark.parametrize("annotations", [FILE, {}], ids=["annotated", "not annotated"])
 @pytest.mark.parametrize("name", ["etcd-node-1", "etcd"])
-def test_a_manifest_makes_a_pod_static(annotations: dict[str, str], name: str) -> None:
+def test_pod_with_a_manifest_is_static(annotations: dict[str, str], name: str) -> None:
     defined = spec("etcd", uid="", annotations={}, priority=2_000_001_000, memory_request_bytes=MIB)
     facts = merged(runtime_pod(traits(), name=name, annotations=annotations), manifests=[defined], node_name="Node-1")
     assert facts.static == Fact(value=True, source=M)

@@ -80,7 +80,7 @@ def test_score_below_that_of_the_class_is_critical(
     assert found.source is (FactSource.MISSING if critical is None else FactSource.INFERRED)
 
 
-def test_unread_container_leaves_critical_unknown_unless_another_is_critical() -> None:
+def test_critical_is_unknown_with_an_unread_container_unless_another_is_critical() -> None:
     assert infer_critical(runtime_pod(traits(999), None), B) == UNKNOWN
     assert infer_critical(runtime_pod(traits(-997), None), B).value is True
     assert infer_critical(runtime_pod(), B) == UNKNOWN

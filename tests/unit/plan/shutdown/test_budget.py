@@ -28,7 +28,7 @@ def test_zero_grace_period_has_no_phases() -> None:
     assert two_bands(0, 0) == ()
 
 
-def test_whole_grace_period_may_be_critical() -> None:
+def test_ordinary_phase_is_empty_if_all_time_is_critical() -> None:
     assert [phase.seconds for phase in two_bands(10, 10)] == [0, 10]
 
 

@@ -229,7 +229,9 @@ def test_pods_are_stopped_in_order_of_priority_and_critical_pods_last(
 
 
 @given(phase_lists(), PODS, st.randoms(use_true_random=False))
-def test_input_order_does_not_matter(phases: tuple[Phase, ...], pods: list[ShutdownPod], order: Any) -> None:
+def test_plan_does_not_depend_on_the_input_order(
+    phases: tuple[Phase, ...], pods: list[ShutdownPod], order: Any
+) -> None:
     shuffled = list(pods)
     order.shuffle(shuffled)
     fitted = budget(phases, 30_000_000)
