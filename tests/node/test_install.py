@@ -157,7 +157,7 @@ def assert_access_rights(node: Node) -> None:
 def test_manually_installed_agent_runs_and_is_uninstalled(bare: Node) -> None:
     before = listing(bare)
     done = bare.run("/opt/nodeagent/bin/nodeagent install --enable", timeout_s=300)
-    assert f"new         {CONFIG} (it removes nothing until dry_run = false)" in done.stdout
+    assert f"new         {CONFIG} (nothing is removed until dry_run = false)" in done.stdout
     shown = bare.run("systemctl show nodeagent -p ActiveState,UnitFileState,Type --value").stdout.split()
     assert shown == ["notify-reload", "active", "enabled"]
     assert "nodeagent:" in bare.run("getent group nodeagent").stdout

@@ -76,7 +76,7 @@ def test_dry_run_is_logged_with_journal_fields(served: Node) -> None:
     assert entry["IMAGE_ID"].startswith("sha256:")
     assert entry["MESSAGE"].startswith("image node.test/unused:v1 would be removed: unused for")
     explained = served.run("journalctl NODEAGENT_EVENT=would_remove -x --no-pager -n 1").stdout
-    assert "Subject: Something would be removed" in explained
+    assert "Subject: Item would be removed" in explained
 
 
 def test_invalid_configuration_is_rejected_and_a_valid_one_applied(served: Node) -> None:
