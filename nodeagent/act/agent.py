@@ -104,7 +104,7 @@ class Agent:
         on_result: Callable[[Result], None] = lambda _: None,
         plan_id: str = "",
     ) -> PassReport:
-        """Carry out a preview under the node's pass lock and record the pass in the history.
+        """Carry out the plans of a preview under the node's pass lock and record the pass in the history.
 
         ``plan_id`` is the id of a saved plan; without it the id is computed from the preview.
 

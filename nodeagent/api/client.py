@@ -47,7 +47,7 @@ class ControlClient:
     """A client of the daemon that listens on a control socket. Each request uses a connection of its own."""
 
     def __init__(self, path: Path) -> None:
-        """Name the socket; nothing is opened yet."""
+        """Set the path of the control socket; the first request connects."""
         self._path = path
 
     def probe(self) -> None:

@@ -20,7 +20,7 @@ class Access(IntEnum):
 
 
 class Operation(NamedTuple):
-    """One operation.
+    """An operation of the control API.
 
     Attributes:
         method: HTTP method.

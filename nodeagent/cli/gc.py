@@ -187,7 +187,7 @@ def warn_of_pause(settings: Settings) -> None:
 async def run_interruptibly(
     agent: Agent, preview: Preview, *, trigger: str, rounds: int, progress: bool, plan_id: str = ""
 ) -> PassReport:
-    """Carry out a preview until it ends, or until SIGINT or SIGTERM; with ``progress`` show a bar."""
+    """Carry out the plans of a preview until SIGINT or SIGTERM; with ``progress`` show a progress bar."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def _answered(arguments: list[str]) -> bool:
-    """Print version or top-level help if nothing else is asked for; return whether it was."""
+    """Print version or top-level help if it is the only option; return whether it was printed."""
     if arguments == ["--version"]:
         sys.stdout.write(f"nodeagent {__version__}\n")
         return True

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def not_alive(context: DaemonContext) -> tuple[str, ...]:
-    """Return the reasons for a restart of the agent: tasks without progress. An unavailable runtime is none."""
+    """Return the reasons for a restart of the agent: tasks without progress, not an unavailable runtime."""
     return tuple(f"no progress: {name}" for name in context.loop_statuses.stuck())
 
 

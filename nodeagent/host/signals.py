@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
 
 _ROOT: Final = Path("/")
-_NO_LIMIT: Final = 1 << 62  # Source: kubelet, a larger memory limit is none
+_NO_LIMIT: Final = 1 << 62  # Source: kubelet, a larger memory limit means unlimited
 _KIB: Final = 1024
 _PODS: Final = ("kubepods.slice", "kubepods")
 

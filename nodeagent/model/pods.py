@@ -19,7 +19,7 @@ _OWN_LABELS = frozenset({LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID})
 
 @dataclass(frozen=True, slots=True)
 class ContainerSpec:
-    """One container in a pod's definition; a request or limit of 0 is none.
+    """One container in a pod's definition; 0 means no request or no limit.
 
     Attributes:
         init: whether it is an init container.
@@ -37,7 +37,7 @@ class ContainerSpec:
 
 @dataclass(frozen=True, slots=True)
 class EmptyDirSpec:
-    """One emptyDir in a pod's definition; a limit of ``None`` or 0 is none."""
+    """One emptyDir in a pod's definition; a limit of ``None`` or 0 means unlimited."""
 
     name: str
     limit_bytes: int | None = None

@@ -207,7 +207,7 @@ class ContainerFacts:
 
 @dataclass(frozen=True, slots=True)
 class EmptyDirFacts:
-    """Facts of one emptyDir volume; a limit of ``None`` or 0 is none."""
+    """Facts of one emptyDir volume; a limit of ``None`` or 0 means unlimited."""
 
     name: str
     used_bytes: int | None = None

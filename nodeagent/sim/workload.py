@@ -44,7 +44,7 @@ class SimImage:
 
 @dataclass(frozen=True, slots=True)
 class SimSandbox:
-    """One sandbox.
+    """A sandbox of the simulated node.
 
     Attributes:
         image: reference of the pause image.
@@ -72,7 +72,7 @@ class SimSandbox:
 
 @dataclass(frozen=True, slots=True)
 class SimContainer:
-    """One container.
+    """A container of the simulated node.
 
     Attributes:
         image_name: image reference at creation.

@@ -72,7 +72,7 @@ class PastAction:
 
 @dataclass(frozen=True, slots=True)
 class PastPass:
-    """One pass.
+    """A recorded pass.
 
     Attributes:
         id: id of the pass.

@@ -20,7 +20,7 @@ _SCHEMA: Final = SchemaId.PAUSE_FILE.value
 
 @dataclass(frozen=True, slots=True)
 class StoredPause:
-    """A pause.
+    """A pause of garbage collection and eviction, as stored.
 
     Attributes:
         by: user who paused the agent.

@@ -1,8 +1,8 @@
 """Removal time of many images: in bulk, and with one CRI call per image.
 
-A real containerd on a loop-mounted ext4 with 200 small images of ten layers each, five of them shared. Both ways start
-from the same copy of the filesystem. The time of the bulk way includes its guards, its collection, and the check of
-CRI's list; that of CRI is the bare calls. Needs root.
+A real containerd on a loop-mounted ext4 with 200 small images of ten layers each, five of them shared. Both runs start
+from the same copy of the filesystem. The bulk time includes the guards, the collection and the check of CRI's list; the
+CRI time includes only the calls. Needs root.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def by_calls(containerd: Containerd) -> tuple[int, float]:
 
 
 def main() -> None:
-    """Print the removal times of both ways, one line per run."""
+    """Print the removal times in bulk and by CRI calls, one line per run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--others", type=int, default=200, help="images that are kept")

@@ -1,4 +1,4 @@
-"""Garbage collection passes: observe, plan, remove, measure, and plan again if bytes are missing.
+"""Garbage collection passes: observe, plan, remove, measure, and plan again on a shortfall.
 
 A plan is fixed while it is carried out. If an item fails, or less is freed than predicted, a further round observes and
 plans again without the failed items, within the limits of the pass. Otherwise one stuck image, counted as freed in
@@ -109,7 +109,7 @@ class Collector:
         max_rounds: int = MAX_ROUNDS,
         on_result: Callable[[Result], None] = lambda _: None,
     ) -> PassReport:
-        """Carry out a preview, then further rounds while bytes are missing.
+        """Carry out the plans of a preview, then further rounds while a shortfall remains.
 
         Args:
             preview: the plans of the first round, carried out as shown.
@@ -271,7 +271,7 @@ def _missing_bytes(observed: FsObservation, low: int) -> int:
 
 
 def _shortfall_detail(progress: PassProgress, after: FsObservation, low: int) -> str:
-    """Return the missing bytes and the number of kept images by reason code, as a sentence."""
+    """Return the shortfall and the number of kept images by reason code, as a sentence."""
     missing = _missing_bytes(after, low)
     last = progress.last_plan or next((plan for plan in reversed(progress.plans) if plan.kind == "images"), None)
     removed = progress.removed_ids()

@@ -113,7 +113,7 @@ class ControlServer:
                     path.unlink()  # noqa: ASYNC240 - a file in memory
             if stop.is_set():
                 await server.close()
-            else:  # the reload that changed the settings may have been requested here, and is answered
+            else:  # a reload requested over this socket still needs its response
                 closing = asyncio.ensure_future(server.close(grace_s=_CLOSE_GRACE_S))
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)

@@ -157,7 +157,7 @@ class EvictionPass:
         return self._stop.is_set() or self._context.pass_lock.pause() is not None or bool(await self._actions.refused())
 
     async def _measure_pods(self) -> PodInventory | None:
-        """Return the pods with their disk usage; ``None`` if memory or PIDs ran out during the measurement."""
+        """Return the pods with their disk usage; ``None`` if a hard memory or PID threshold was met meanwhile."""
         work = asyncio.ensure_future(self._pods.read(with_disk=True))
         try:
             return None if await self._signals.shortage_before(work) else await work

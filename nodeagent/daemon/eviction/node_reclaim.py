@@ -31,10 +31,10 @@ class NodeReclaim:
         self._reporter = monitors.reporter
 
     async def run_step(self, step: ReclaimStep, status: ThresholdStatus) -> bool:
-        """Run one step unless memory or PIDs run out meanwhile; return whether it was run.
+        """Run one step, interrupted when a hard memory or PID threshold is met; return whether it was completed.
 
-        A failed step counts as run, so that it does not withhold evictions for ever. Afterwards the effect of the step
-        is outstanding, unless no space was freed.
+        A failed step counts as completed, so that it does not withhold evictions for ever. Afterwards the effect of the
+        step is outstanding, unless no space was freed.
 
         Raises:
             RuntimeUnavailableError: the runtime does not answer.

@@ -34,7 +34,7 @@ class PassResult(StrEnum):
     """The limit of evictions is reached."""
     NO_POD = "no-pod"
     URGENT = "urgent"
-    """Memory or PIDs ran out during work on disk space."""
+    """A hard memory or PID threshold was met during the disk usage measurement."""
     CALLED_OFF = "called-off"
     """The agent stops, evictions are paused, or a kubelet manages the node now."""
     EVICTED = EvictionOutcome.EVICTED.value

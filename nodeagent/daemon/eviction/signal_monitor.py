@@ -105,7 +105,7 @@ class SignalMonitor:
         return evaluation
 
     async def shortage_before(self, work: asyncio.Future[Any]) -> bool:
-        """Evaluate until work on disk space is done; return whether memory or PIDs ran out before."""
+        """Evaluate while ``work`` runs; return whether a hard memory or PID threshold was met before its end."""
         while True:
             done, _ = await asyncio.wait({work}, timeout=self._watch_s)
             if done:

@@ -75,7 +75,7 @@ class Admission(Generic[KeyT]):
             self._admitted[key].unfinished = False
 
     def release(self, key: KeyT) -> None:
-        """Remove a connection; one that was shed is none any more."""
+        """Remove a connection; ignore one that was shed before."""
         self._admitted.pop(key, None)
 
     def _pools(self, uid: int | None) -> Iterator[tuple[_Pool, int]]:

@@ -20,7 +20,7 @@ PROBLEM: Final = "application/problem+json"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request.
+    """An HTTP request with its body.
 
     Attributes:
         method: in upper case.
@@ -54,7 +54,7 @@ class Response:
 
 
 class RefusedRequestError(Exception):
-    """A request that is answered by an error, raised before or by a handler."""
+    """A request with an error response, raised before or by a handler."""
 
     def __init__(self, response: Response) -> None:
         super().__init__(response.status)

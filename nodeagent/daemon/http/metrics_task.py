@@ -35,7 +35,7 @@ class MetricsTask:
     """Serves at the address of the settings in force, over reloads; an unavailable address is retried."""
 
     def __init__(self, context: DaemonContext, *, deadlines: Deadlines | None = None) -> None:
-        """Compose the task; nothing is opened yet.
+        """Compose the task; :meth:`run` opens the socket.
 
         Args:
             context: shared state of the daemon.

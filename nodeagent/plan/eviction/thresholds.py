@@ -39,7 +39,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """One threshold.
+    """An eviction threshold of one signal.
 
     A threshold without a grace period is hard, in either list. Two thresholds are equal if signal, amount and grace
     period are; the minimum reclaim is ignored. The operator follows from the signal.

@@ -53,7 +53,7 @@ class KeepContext:
 
 @dataclass(frozen=True, slots=True)
 class KeepRule:
-    """One rule.
+    """A rule that keeps images, with its reason codes.
 
     Attributes:
         codes: the reason codes that it returns.

@@ -42,7 +42,7 @@ class RuleKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProtectionRule:
-    """One rule.
+    """A configured pattern, expression or digest that protects images.
 
     Attributes:
         text: the rule as written, for display.

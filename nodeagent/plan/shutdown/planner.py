@@ -66,7 +66,7 @@ class PodStop:
 
     @property
     def timeout_s(self) -> int:
-        """The grace in whole seconds, rounded up; the end of the phase limits the added part.
+        """``grace_ms`` in whole seconds, rounded up; the end of the phase still limits the wait.
 
         Source: CRI ``StopContainerRequest.timeout``.
         """

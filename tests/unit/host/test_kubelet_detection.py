@@ -307,7 +307,7 @@ def test_file_that_cannot_be_read_makes_the_reading_incomplete(root: Path) -> No
         (("k0s", "worker", "--data-dir=/data/k0s"), "data/k0s/kubelet/pki"),
     ],
 )
-def test_state_at_a_path_of_the_command_line_counts_after_the_kubelet_stopped(
+def test_file_at_a_path_of_the_command_line_is_a_trace_after_the_kubelet_stopped(
     root: Path, arguments: Sequence[str], name: str
 ) -> None:
     reader = KubeletTraceReader(Clock(), root, uid=0)

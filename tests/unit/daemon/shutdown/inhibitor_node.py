@@ -165,7 +165,7 @@ class Daemon:
         async with asyncio.timeout(WITHIN_S):
             while not (len(self.events(target)) >= times if isinstance(target, str) else target()):
                 assert not self.task.done(), self.task
-                await asyncio.sleep(0.01)  # the log has no waiters
+                await asyncio.sleep(0.01)  # polled, since a log entry wakes no waiter
 
     async def end(self) -> None:
         self.stop.set()

@@ -448,7 +448,7 @@ def test_pod_over_its_storage_limit_is_evicted_without_pressure(
     ("facts", "layout"),
     [
         pytest.param(pod(empty_dirs=(EmptyDirFacts("tmp", 10, 10),)), SINGLE, id="exactly at the limit"),
-        pytest.param(pod(empty_dirs=(EmptyDirFacts("tmp", 10, 0),)), SINGLE, id="a limit of 0 is none"),
+        pytest.param(pod(empty_dirs=(EmptyDirFacts("tmp", 10, 0),)), SINGLE, id="a limit of 0 is unlimited"),
         pytest.param(pod(empty_dirs=(EmptyDirFacts("tmp", None, 1),)), SINGLE, id="not read"),
         pytest.param(pod(usage=PodUsage(ephemeral_bytes=10)), SINGLE, id="no limit"),
         pytest.param(pod(usage=PodUsage(), ephemeral_limit_bytes=1), SINGLE, id="sum not read"),

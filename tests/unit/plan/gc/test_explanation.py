@@ -63,7 +63,7 @@ def one(query: str, observed: NodeSnapshot | None = None, policy: GCPolicy = POL
     return found
 
 
-def test_image_below_the_threshold_is_removed_once_it_is_reached() -> None:
+def test_explanation_of_image_below_the_threshold_states_the_usage_at_removal() -> None:
     first, second = one("r.example/a:1"), one("r.example/b:1")
     assert first.decision.reason.code is ReasonCode.BELOW_HIGH_THRESHOLD
     assert first.when == "once imagefs is 85% full, 350 MiB more than now; it would be removed first"
