@@ -95,13 +95,21 @@ async def test_root_does_not_wait_for_the_plan_of_a_member(node: Node) -> None:
     writer.transport.abort()
 
 
-async def test_plan_ends_when_its_client_disconnects(node: Node) -> None:
-    never = asyncio.Event()
-    node.faults.delay("ListContainers", never)
-    _, writer = await send(node, "GET /v1/plans/all")
+async def test_waiting_plan_of_a_client_that_disconnects_is_not_made_and_the_begun_one_is_completed(
+    node: Node,
+) -> None:
+    go_on = asyncio.Event()
+    node.faults.delay("ListContainers", go_on)
+    first = asyncio.ensure_future(node.exchange("Plan", api.PlanRequest(scope="all")))
     await calls(node, "ListContainers", 1)
-    writer.transport.abort()
-    assert (await asyncio.wait_for(node.ask("History"), WITHIN_S))["passes"] == []
+    for _ in range(5):
+        _, writer = await send(node, "GET /v1/plans/all")
+        writer.transport.abort()
+    history = asyncio.ensure_future(node.ask("History"))
+    first.cancel()
+    go_on.set()
+    assert (await asyncio.wait_for(history, WITHIN_S))["passes"] == []
+    assert node.faults.count("ListContainers") == 1
 
 
 async def test_pass_cancelled_before_the_pass_lock_removes_nothing(node: Node) -> None:
