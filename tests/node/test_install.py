@@ -150,7 +150,7 @@ def assert_access_rights(node: Node) -> None:
     assert "paused (" in say(node, "root", "status")[1]
     assert say(node, "member", "resume") == (0, "resumed\n")
     said = node.run("journalctl NODEAGENT_EVENT=control_request NODEAGENT_USER=member -o cat --no-pager").stdout
-    assert "Pause for member" in said
+    assert "Pause by member" in said
     node.run("userdel member && userdel stranger")
 
 
