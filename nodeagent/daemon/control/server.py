@@ -18,6 +18,7 @@ from nodeagent.api.operations import OPERATIONS, Access, ProblemType, method_nam
 from nodeagent.daemon.control.access import access_of
 from nodeagent.daemon.control.caller import CALLER, Caller
 from nodeagent.daemon.control.document_lines import DocumentLines
+from nodeagent.daemon.control.exclusive import run_exclusively
 from nodeagent.daemon.control.socket import ControlUnavailableError, open_socket, socket_users
 from nodeagent.daemon.http.admission import ROOT, ConnectionLimits
 from nodeagent.daemon.http.connection import Deadlines, Router, Service
@@ -175,18 +176,11 @@ class ControlServer:
         """
         try:
             async with asyncio.timeout(_NAMES_WITHIN_S):
-                await self._naming.acquire()
-                lookup = asyncio.ensure_future(asyncio.to_thread(lambda: (group_number(group), peer.name)))
-                lookup.add_done_callback(self._names_found)
-                return await asyncio.shield(lookup)
+                lookup = asyncio.to_thread(lambda: (group_number(group), peer.name))
+                return await run_exclusively(self._naming, lookup)
         except TimeoutError as error:
             detail = f"no answer of the user database within {_NAMES_WITHIN_S:g} s; root has access without it"
             raise RefusedRequestError(problem(HTTPStatus.SERVICE_UNAVAILABLE, detail)) from error
-
-    def _names_found(self, lookup: asyncio.Future[tuple[int | None, str]]) -> None:
-        self._naming.release()
-        if not lookup.cancelled():
-            lookup.exception()  # raised in the request, unless that was closed
 
     async def _answer(self, name: str, request: Request) -> Response:
         async with self._loading:

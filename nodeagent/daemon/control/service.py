@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import math
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from nodeagent import __version__, model
@@ -19,6 +18,7 @@ from nodeagent.api.history import History
 from nodeagent.api.holds import Hold, HoldList
 from nodeagent.api.saved_plan import encode_saved_plan
 from nodeagent.daemon.control.caller import CALLER
+from nodeagent.daemon.control.exclusive import run_exclusively
 from nodeagent.daemon.control.requested_pass import PlanKey, RequestedPass, require_agent
 from nodeagent.daemon.loop_status import Activity
 from nodeagent.daemon.loops import wait_for_any
@@ -307,15 +307,7 @@ class ControlService:
         One that waits ends when its client disconnects. One that has begun is completed, and holds the lock until then:
         each cancelled call to the runtime leaks about a kilobyte in the gRPC library.
         """
-        lock = self._heavy
-        try:
-            await lock.acquire()
-        except BaseException:
-            work.close()
-            raise
-        task = asyncio.ensure_future(work)
-        task.add_done_callback(partial(_release, lock))
-        return await asyncio.shield(task)
+        return await run_exclusively(self._heavy, work)
 
     def _status_reader(self) -> StatusReader:
         agent = require_agent(self._context)
@@ -325,12 +317,6 @@ class ControlService:
 
     def _holds(self) -> HoldFile:
         return HoldFile(self._context.settings.state_directory)
-
-
-def _release(lock: asyncio.Lock, ended: asyncio.Future[T]) -> None:
-    lock.release()
-    if not ended.cancelled():
-        ended.exception()  # raised in the request, unless its client disconnected
 
 
 def _scope(text: str) -> Scope:
