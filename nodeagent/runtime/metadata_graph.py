@@ -42,13 +42,9 @@ DEFAULT_SNAPSHOTTER = "overlayfs"
 CONTENT = "content"
 IMAGES = "images"
 CONTAINERS = "containers"
-INGESTS = "ingests"
 SNAPSHOTS = "snapshots/"
 
 _GC = GC_LABELS
-_CONTENT_REF = "containerd.io/gc.ref.content"
-_IMAGE_REF = "containerd.io/gc.ref.image"
-_SNAPSHOT_REF = "containerd.io/gc.ref.snapshot."
 _BACK_REF = "containerd.io/gc.bref."
 _ROOT = "containerd.io/gc.root"
 _EXPIRE = "containerd.io/gc.expire"
