@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from tests.support import reclaim
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 PackagedVersion = Literal["1.7", "2.1"]
 
@@ -48,6 +48,33 @@ class RootfsError(Exception):
     """A root filesystem could not be built or entered; the text contains the error of the tool."""
 
 
+def hold_namespace(
+    command: Sequence[str], failure: str, within: Sequence[str] = ()
+) -> tuple[subprocess.Popen[bytes], tuple[str, ...]]:
+    """Return a process in a new mount namespace, and the prefix of commands that run in it.
+
+    Args:
+        command: sets the namespace up, writes ``entered``, and exits at the end of its input.
+        failure: start of the error message.
+        within: prefix of commands in the namespace to start from; that of this process by default.
+
+    Raises:
+        RootfsError: the command wrote something else.
+    """
+    holder = subprocess.Popen(
+        [*within, "unshare", "--mount", "--propagation", "private", *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    said = holder.stdout.readline() if holder.stdout else b""
+    if said != b"entered\n":
+        rest, _ = holder.communicate()
+        raise RootfsError(f"{failure}: {(said + rest).decode()}")
+    return holder, ("nsenter", f"--mount=/proc/{holder.pid}/ns/mnt", "--")
+
+
 class Namespace:
     """A mount namespace whose root is a root filesystem, alive until closed or until this process ends.
 
@@ -57,18 +84,9 @@ class Namespace:
 
     def __init__(self, root: Path, base: Path) -> None:
         shown = [tempfile.gettempdir(), *reversed(reclaim.mounts(base))]
-        self._holder = subprocess.Popen(
-            ["unshare", "--mount", "--propagation", "private", "sh", "-c", _ENTER, "sh", str(root), *shown],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+        self._holder, self.prefix = hold_namespace(
+            ["sh", "-c", _ENTER, "sh", str(root), *shown], f"cannot enter {root}"
         )
-        said = self._holder.stdout.readline() if self._holder.stdout else b""
-        if said != b"entered\n":
-            rest, _ = self._holder.communicate()
-            raise RootfsError(f"cannot enter {root}: {(said + rest).decode()}")
-        self.prefix = ("nsenter", f"--mount=/proc/{self._holder.pid}/ns/mnt", "--")
 
     def close(self) -> None:
         """Release the namespace; it ends with its last process."""

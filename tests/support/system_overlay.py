@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from tests.support.rootfs import RootfsError
+from tests.support.rootfs import hold_namespace
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -62,18 +62,8 @@ class SystemOverlay:
         self.layers: tuple[str, ...] = (f"{directory}/upper", *layers)
         covered = ("/etc", "/usr", "/opt", "/var", "/root", str(CHECKOUT))
         script = ["sh", "-c", _ENTER, "sh", str(directory), " ".join(layers), str(self.machine), *covered]
-        self._holder = subprocess.Popen(
-            [*within, "unshare", "--mount", "--propagation", "private", *script],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        said = self._holder.stdout.readline() if self._holder.stdout else b""
-        if said != b"entered\n":
-            rest, _ = self._holder.communicate()
-            raise RootfsError(f"cannot cover the system directories: {(said + rest).decode()}")
-        self.prefix: tuple[str, ...] = ("nsenter", f"--mount=/proc/{self._holder.pid}/ns/mnt", "--")
+        self.prefix: tuple[str, ...]
+        self._holder, self.prefix = hold_namespace(script, "cannot cover the system directories", within)
 
     def run(self, script: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run a shell script in the checkout; both outputs are in ``stdout``."""

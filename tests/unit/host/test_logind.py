@@ -8,11 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-import pytest_asyncio
 
 from nodeagent.host.logind import Timings
 from nodeagent.plan.shutdown.inhibitor import LogindState
-from tests.support.login1 import Login1, PrivateBus
 from tests.unit.host.logind_agent import (
     CANCELLED,
     FREQUENT,
@@ -24,17 +22,7 @@ from tests.unit.host.logind_agent import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-
-@pytest_asyncio.fixture
-async def login1(private_bus: PrivateBus, tmp_path: Path) -> AsyncIterator[Login1]:
-    login1 = Login1(private_bus.address, tmp_path)
-    await login1.start()
-    yield login1
-    await login1.stop()
-
+    from tests.support.login1 import Login1, PrivateBus
 
 # --- acquisition
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import pytest
-import pytest_asyncio
 from dbus_fast import Message, MessageType
 
 from nodeagent.errors import InhibitorError
@@ -26,19 +24,6 @@ from tests.unit.host.logind_agent import (
     open_descriptors,
     stranger_on,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-
-@pytest_asyncio.fixture
-async def login1(private_bus: PrivateBus, tmp_path: Path) -> AsyncIterator[Login1]:
-    login1 = Login1(private_bus.address, tmp_path)
-    await login1.start()
-    yield login1
-    await login1.stop()
-
 
 # --- start during a shutdown
 
