@@ -34,4 +34,4 @@ print("\nbulk removal on a real containerd", flush=True)
 if os.geteuid() == 0:
     bench_bulk.main()
 else:
-    print("left out: needs root")
+    print("skipped: requires root")

@@ -1,4 +1,4 @@
-"""Cost of the agent as a whole process: a cold preview, and the daemon at rest.
+"""Cost of the agent as a whole process: a cold preview, and an idle daemon.
 
 The runtime is a simulated one in a process of its own, with 200 images of ten layers and 300 containers.
 """
@@ -89,7 +89,7 @@ def main() -> None:
     """Print the run times of commands and the load of an idle daemon."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=10)
-    parser.add_argument("--rest", type=float, default=60, help="seconds to watch the daemon at rest")
+    parser.add_argument("--rest", type=float, default=60, help="seconds of measurement of the idle daemon")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, runtime(Path(name)) as config:
         words = ("-m", "nodeagent", "gc", "all", "--dry-run", "--config", str(config))
@@ -99,16 +99,16 @@ def main() -> None:
         imports = timed("-c", "import nodeagent.cli.main, nodeagent.cli.gc, nodeagent.act.agent", runs=options.runs)
         shown = timed("-m", "nodeagent", "--help", runs=options.runs)
         resident, percent, status = at_rest(config, options.rest, options.runs)
-    print(f"{'what':58} {'min':>9} {'median':>9} {'max':>9}")
-    for what, taken in (
+    print(f"{'command':58} {'min':>9} {'median':>9} {'max':>9}")
+    for command, taken in (
         (f"gc all --dry-run, cold, {IMAGES} images, {CONTAINERS} containers [s]", preview),
         ("  the same on a node where the agent has never run [s]", first),
         ("  of which interpreter and imports [s]", imports),
         ("--help [s]", shown),
-        ("status, of a running daemon [s]", status),
+        ("status of a running daemon [s]", status),
     ):
-        print(f"{what:58} {min(taken):9.3f} {statistics.median(taken):9.3f} {max(taken):9.3f}")
-    print(f"daemon at rest over {options.rest:.0f} s: {resident:.1f} MiB resident, {percent:.2f} % of a core")
+        print(f"{command:58} {min(taken):9.3f} {statistics.median(taken):9.3f} {max(taken):9.3f}")
+    print(f"idle daemon over {options.rest:.0f} s: {resident:.1f} MiB resident, {percent:.2f} % of a core")
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def main() -> None:
         many.fill(containerd, options.images, options.others)
         config = many.configure(containerd)
         containerd.checkpoint()
-        print(f"{'images':>8} {'bulk s':>8} {'calls s':>8} {'times faster':>12}")
+        print(f"{'images':>8} {'bulk s':>8} {'calls s':>8} {'speed-up':>12}")
         for _ in range(options.runs):
             count, bulk_s = asyncio.run(in_bulk(config))
             containerd.rewind()

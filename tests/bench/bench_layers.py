@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
-    gc.set_threshold(50_000, 20, 20)  # the thresholds of the agent
+    gc.set_threshold(50_000, 20, 20)  # the garbage collector's thresholds in the agent
     with tempfile.TemporaryDirectory() as name, runtime(Path(name), images=options.images) as config:
         taken = asyncio.run(measure(config, options.runs))
     print(

@@ -2,10 +2,10 @@
 
 Method: snapshots are made beforehand from a fixed seed and are not part of the measurement. Each case is run a few
 times on the same snapshot, which no planner changes, after a full garbage collection; the collector stays on, as it
-is in the agent. The smallest and the median wall time are shown. The smallest is compared with the budget, since
-the rest is caused by other processes. Exit code 1 if a budget is missed.
+is in the agent. The smallest and the median wall time are shown. The smallest is compared with the budget, since the
+excess of the others is caused by other processes. Exit code 1 if a budget is missed.
 
-The mix is that of a busy node: a tenth of the images in use, each twentieth pinned, a third of the containers dead,
+The mix is that of a busy node: a tenth of the images in use, a twentieth pinned, a third of the containers dead,
 and thresholds that remove about a third of the images. The budgets are for the default policy; the cases with rules
 (two globs, a regular expression, a digest, and the newest image of each repository) have a bound of their own.
 """
@@ -143,7 +143,7 @@ def make_storage(images: Sequence[Image], dice: random.Random) -> StorageGraph:
 
 
 def make_node(images: int, containers: int, *, storage: bool = False) -> NodeSnapshot:
-    """Return a node at 90% with that many images and containers."""
+    """Return a node at 90% disk usage with these numbers of images and containers."""
     dice = random.Random(images)
     listed = make_images(images, dice)
     running, sandboxes = make_workload(containers, listed, dice)
@@ -219,8 +219,8 @@ def measure(case: Case, runs: int) -> Timing:
 
 def main() -> int:
     """Print the durations with their budgets; return 1 if a budget is missed."""
-    parser = argparse.ArgumentParser(description="time the planners on big nodes")
-    parser.add_argument("--runs", type=int, default=7, help="how often each case is run")
+    parser = argparse.ArgumentParser(description="measure the planners on large nodes")
+    parser.add_argument("--runs", type=int, default=7, help="number of runs of each case")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
     timings = [measure(case, arguments.runs) for case in cases()]

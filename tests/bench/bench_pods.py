@@ -1,4 +1,4 @@
-"""CPU of one eviction pass, from the signals to the victim, on a simulated runtime with 110 pods and 300 containers.
+"""CPU time of one eviction pass, from the signals to the victim, on a simulated runtime with 110 pods.
 
 The cgroups are a tree of files.
 
@@ -94,7 +94,7 @@ async def measure(socket: Path, root: Path, runs: int) -> tuple[float, list[floa
 
 
 async def decide(watcher: PodReader) -> None:
-    """Make one pass under memory pressure, up to the victim."""
+    """Run one pass under memory pressure, up to the choice of the victim."""
     clock, policy = SystemClock(), EvictionPolicy()
     observations, _ = read_signals(SignalPaths("/"), clock)
     observations = tuple(

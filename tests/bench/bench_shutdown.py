@@ -79,7 +79,7 @@ async def shut_down(directory: Path) -> Latencies:
     with ExitStack() as stack:
         stack.callback(bus.stop)
         runtime = [sys.executable, "-m", "tests.bench.bench_shutdown", "--serve", str(socket), str(times)]
-        served = stack.enter_context(subprocess.Popen(runtime))  # noqa: ASYNC220 - starting it is quick
+        served = stack.enter_context(subprocess.Popen(runtime))  # noqa: ASYNC220 - blocks for milliseconds
         stack.callback(served.terminate)
         await asyncio.to_thread(poll, "the runtime serves", socket.exists, timeout_s=30)
         with (directory / "log").open("w") as log:

@@ -1,7 +1,7 @@
 """Latency from a wake to the decision, on a machine with busy CPUs: signals read, thresholds evaluated.
 
-A thread simulates the kernel and wakes the loop like a PSI trigger, through a descriptor it watches. One
-process per CPU spins; this one runs at a higher priority, like the unit with its CPUWeight.
+A thread simulates the kernel and wakes the event loop like a PSI trigger, through a registered descriptor. A busy
+process occupies each CPU; this process has a higher priority, like the unit with its CPUWeight.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ async def measure(runs: int) -> list[float]:
 
 
 def main() -> None:
-    """Print the latencies beside busy processes; exit with 1 if the budget is missed."""
+    """Print the latencies on busy CPUs; exit with 1 if the budget is missed."""
     if os.geteuid() == 0:
-        os.nice(-4)  # about twice the weight
+        os.nice(-4)  # about twice the CPU weight of the busy processes
     spinning = [
         subprocess.Popen(["nice", "-n", "4" if os.geteuid() == 0 else "0", sys.executable, "-c", _SPIN])
         for _ in range(os.cpu_count() or 1)
@@ -71,7 +71,7 @@ def main() -> None:
             each.kill()
             each.wait()
     p99_ms = taken_ms[int(len(taken_ms) * 0.99) - 1]
-    print(f"wake to decision on busy processors: median {statistics.median(taken_ms):.1f} ms, p99 {p99_ms:.1f} ms")
+    print(f"wake to decision on busy CPUs: median {statistics.median(taken_ms):.1f} ms, p99 {p99_ms:.1f} ms")
     sys.exit(p99_ms > BUDGET_MS)
 
 

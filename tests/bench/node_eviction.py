@@ -1,8 +1,8 @@
-"""Latency from a crossed memory threshold to the end of the pod, in a real node: with PSI triggers, and by polling.
+"""Latency from a met memory threshold to the end of the pod, in a real node: with PSI triggers, and by polling.
 
 A pod above its request grows by 50 MiB/s with 200 MiB left on the node; the threshold is ``memory.available<100Mi``.
-A program in the node, independent of the agent, records the times of the crossing in the kernel's figures and of the
-empty pod cgroup. Ten runs of each; no run may have an OOM kill.
+A program in the node, independent of the agent, records the time at which memory.available falls below the threshold,
+and the end of the last process in the pod's cgroup. Ten runs of each; no run may have an OOM kill.
 
     python -m tests.bench.node_eviction [RUNS [woken|polling|busy ...]]
 """
@@ -60,7 +60,7 @@ def kills(node: Node) -> int:
 
 
 def eviction_log(node: Node, unit: str) -> str:
-    """Return the logs of the agent, the watching program and the kernel."""
+    """Return the logs of the agent, the measuring program and the kernel."""
     return node.run(
         f"journalctl -o short-monotonic --no-pager -u nodeagent -u {unit} | cut -c-600; dmesg | grep -iE 'oom|killed'"
     ).stdout
@@ -77,7 +77,7 @@ def remove(node: Node, pod: RunningPod) -> None:
     )
 
 
-def noticed_s(node: Node) -> float:
+def last_detection_s(node: Node) -> float:
     """Return the time of the last threshold_met event, in seconds since boot."""
     lines = node.run("journalctl -u nodeagent -o cat --no-pager | grep threshold_met").stdout.splitlines()
     since_boot = "import time; print(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME))"
@@ -87,7 +87,7 @@ def noticed_s(node: Node) -> float:
 def grow_once(node: Node, number: str) -> tuple[int, int]:
     """Grow one pod over the threshold; return the milliseconds until the detection, and until the end of the pod."""
     (growing,) = node.run_pods(
-        vm.Pod(f"growing-{number}", hogs.HOG, ("/bin/hog", "held", "memory", "16", str(PACE_MIB), "4000"))
+        vm.Pod(f"growing-{number}", hogs.HOG, ("/bin/hog", "delayed", "memory", "16", str(PACE_MIB), "4000"))
     )
     node.run("sync; echo 3 > /proc/sys/vm/drop_caches")
     surplus = available_mib(node) - ROOM_MIB
@@ -103,7 +103,10 @@ def grow_once(node: Node, number: str) -> tuple[int, int]:
             )
         )
         reclaim.poll(
-            "the steady pod has its memory", lambda: available_mib(node) < ROOM_MIB + 20, timeout_s=60, interval_s=0.2
+            "the steady pod has allocated its memory",
+            lambda: available_mib(node) < ROOM_MIB + 20,
+            timeout_s=60,
+            interval_s=0.2,
         )
     killed = kills(node)
     unit = f"watch-{number}"
@@ -120,7 +123,7 @@ def grow_once(node: Node, number: str) -> tuple[int, int]:
         print(eviction_log(node, unit))
         raise
     output = node.run(f"journalctl -u {unit} -o cat").stdout
-    crossed, gone = (int(found) for found in re.findall(r"(?:crossed|gone) (\d+)", output))
+    crossed, ended = (int(found) for found in re.findall(r"(?:crossed|gone) (\d+)", output))
     if kills(node) != killed:
         sys.exit(f"run {number}: OOM kill by the kernel\n{eviction_log(node, unit)}")
     if steady is not None:
@@ -128,7 +131,7 @@ def grow_once(node: Node, number: str) -> tuple[int, int]:
             sys.exit(f"run {number}: the steady pod was evicted too")
         remove(node, steady)
     remove(node, growing)
-    return round(noticed_s(node) * 1000) - crossed, gone - crossed
+    return round(last_detection_s(node) * 1000) - crossed, ended - crossed
 
 
 def series(node: Node, name: str, config: str, runs: int) -> None:
@@ -138,10 +141,16 @@ def series(node: Node, name: str, config: str, runs: int) -> None:
     took_ms = []
     for number in range(runs):
         took_ms.append(grow_once(node, f"{name.partition(' ')[0]}-{number}"))
-        print(f"{name} {number + 1}: noticed after {took_ms[-1][0]} ms, removed after {took_ms[-1][1]} ms", flush=True)
-        reclaim.poll("there is room again", lambda: available_mib(node) > ROOM_MIB, timeout_s=60)
-    for what, each_ms in (("noticed", [each[0] for each in took_ms]), ("gone", [each[1] for each in took_ms])):
-        print(f"{name}, {what}: median {statistics.median(each_ms):.0f} ms, worst {max(each_ms)} ms, {runs} runs")
+        print(
+            f"{name} {number + 1}: threshold detected after {took_ms[-1][0]} ms, pod ended after {took_ms[-1][1]} ms",
+            flush=True,
+        )
+        reclaim.poll("the memory of the pods is free again", lambda: available_mib(node) > ROOM_MIB, timeout_s=60)
+    for interval, each_ms in (
+        ("threshold detected", [each[0] for each in took_ms]),
+        ("pod ended", [each[1] for each in took_ms]),
+    ):
+        print(f"{name}, {interval}: median {statistics.median(each_ms):.0f} ms, worst {max(each_ms)} ms, {runs} runs")
 
 
 def main() -> None:
@@ -151,11 +160,13 @@ def main() -> None:
     with vm.Node.boot(vm.ensure_disk(), memory_mib=1024) as node:
         node.import_images(vm.pause_image(), hogs.image())
         node.put(hogs.PATH_IN_NODE, hogs.program(), mode=0o755)
-        node.run("sysctl -w vm.min_free_kbytes=8192")  # otherwise a machine of this size reserves a tenth of its memory
+        node.run(
+            "sysctl -w vm.min_free_kbytes=8192"
+        )  # a machine of this size reserves a tenth of its memory by default
         node.put("/etc/systemd/system/nodeagent.service", vm.CHECKOUT / "systemd" / "nodeagent.service")
         node.run("mkdir -p /etc/nodeagent; systemctl daemon-reload")
         if "woken" in wanted:
-            series(node, "woken by stalls", CONFIG, runs)
+            series(node, "woken by PSI", CONFIG, runs)
         if "polling" in wanted:
             series(node, "polling", CONFIG + POLLING, runs)
         if "busy" in wanted:

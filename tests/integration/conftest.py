@@ -36,7 +36,7 @@ def chosen_version() -> Version:
     for version in VERSIONS:
         if chosen == version:
             return version
-    raise pytest.UsageError(f"NODEAGENT_TEST_CONTAINERD={chosen!r}: one of {', '.join(VERSIONS)}")
+    raise pytest.UsageError(f"NODEAGENT_TEST_CONTAINERD={chosen!r} is not one of {', '.join(VERSIONS)}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -50,7 +50,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if reason is None:
         return
     if os.environ.get("CI") == "true":
-        pytest.fail(f"in CI the real containerd is no option: {reason}", pytrace=False)
+        pytest.fail(f"real containerd unavailable, required in CI: {reason}", pytrace=False)
     item.config.stash[_SKIPPED][item.nodeid] = reason
     pytest.skip(reason)
 
@@ -81,12 +81,12 @@ def containerd_version() -> Version:
 def _swept() -> None:
     """Remove the leftovers of killed runs, once before any start."""
     for base in reclaim.sweep():
-        print(f"reclaimed leftovers of an earlier run in {base}", file=sys.stderr)
+        print(f"removed leftovers of an earlier run in {base}", file=sys.stderr)
 
 
 @pytest.fixture(scope="session")
 def containerd(containerd_version: Version) -> Iterator[Containerd]:
-    """One daemon for the session, on the machine's own disk; tests share it and name their own pods and images."""
+    """One daemon for the session, on the machine's own disk; tests share it and use unique names of pods and images."""
     with Containerd(containerd_version) as started:
         yield started
 

@@ -36,8 +36,8 @@ Kind = Literal["ext4", "xfs"]
 MIB = 1 << 20
 SETS = 20
 FEWEST_IMAGES = 30
-# Tolerance of the prediction: the larger of a number of bytes and a share. containerd's own databases lie on the same
-# filesystem. XFS frees inodes in chunks of 64; the images with inodes in one chunk are unknown.
+# Tolerance of the prediction: the larger of a number of bytes and a share. containerd's own databases are on the same
+# filesystem. XFS frees inodes in chunks of 64, which images can share.
 SLACK: dict[Kind, tuple[int, float]] = {"ext4": (64 << 10, 0), "xfs": (MIB, 0.02)}
 
 
@@ -93,7 +93,7 @@ def test_set_of_images_frees_the_predicted_bytes(case: Case, number: int) -> Non
     assert predicted.size_bytes == pytest.approx(measured.size_bytes, rel=slack_share, abs=slack_bytes)
     if case.kind == "ext4":
         assert predicted.inodes == pytest.approx(measured.inodes, abs=2)
-    assert_the_rest_is_whole(node, chosen)
+    assert_kept_images_are_complete(node, chosen)
 
 
 def subset(images: Sequence[str], number: int) -> list[str]:
@@ -146,7 +146,7 @@ def free(node: StackedNode) -> Freed:
     return Freed(usage.f_bfree * usage.f_frsize, usage.f_ffree)
 
 
-def assert_the_rest_is_whole(node: StackedNode, removed: Sequence[str]) -> None:
+def assert_kept_images_are_complete(node: StackedNode, removed: Sequence[str]) -> None:
     """Assert that all kept images are complete; run the one with the most layers in common with removed images."""
     blobs = set(node.containerd.ctr("content", "ls", "-q").split())
     snapshots = {line.split()[0] for line in node.containerd.ctr("snapshots", "ls").splitlines()}
@@ -167,10 +167,10 @@ def assert_the_rest_is_whole(node: StackedNode, removed: Sequence[str]) -> None:
     digest = max(sorted(shared), key=lambda each: shared[each], default="")
     if shared.get(digest):
         built = next(one for several in node.candidates.values() for one in several if one.digest == digest)
-        assert_it_runs(node, built.tags[0], stacked.files(node.contents[digest]))
+        assert_image_runs(node, built.tags[0], stacked.files(node.contents[digest]))
 
 
-def assert_it_runs(node: StackedNode, image: str, files: dict[str, bytes]) -> None:
+def assert_image_runs(node: StackedNode, image: str, files: dict[str, bytes]) -> None:
     """Assert that a container of the image reads the expected content of every file."""
     script = "busybox find bin lib -type f | busybox sort | busybox xargs cat | busybox sha256sum"
     contents = b"".join(files[path] for path in sorted(files) if path.startswith(("bin/", "lib/")))

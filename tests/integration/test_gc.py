@@ -235,7 +235,7 @@ def test_pass_ends_at_a_restart_of_the_runtime_and_the_next_one_finishes(worn: W
             if removal == "cri":
                 assert kinds[:2] == [Outcome.DONE, Outcome.FAILED]
                 assert set(kinds[2:]) == {Outcome.NOT_ATTEMPTED}
-            else:  # the first batch; containerd collects its garbage after the restart
+            else:  # the first batch is deleted; containerd collects its content after the restart
                 assert set(kinds[:BATCH]) == {Outcome.DONE}
                 assert set(kinds[BATCH:]) <= {Outcome.FAILED, Outcome.NOT_ATTEMPTED}
             await asyncio.to_thread(worn.containerd.start)
@@ -291,7 +291,7 @@ def test_hung_runtime_times_out_and_nothing_is_removed(worn: WornNode) -> None:
     try:
         command = [sys.executable, "-m", "nodeagent", "gc", "all", "--yes", "--config", str(worn.config)]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
-        assert ended.returncode in (1, 4), ended.stderr  # the timeout is that of the connection or of the first call
+        assert ended.returncode in (1, 4), ended.stderr  # either the connection or the first call times out
         assert ended.stderr.startswith("nodeagent: ")
         assert "Traceback" not in ended.stderr
     finally:
@@ -337,7 +337,7 @@ def test_full_state_directory_disables_only_the_recording_until_it_recovers(worn
         with daemon(worn, log):
             reclaim.poll("the degraded store is logged", lambda: bool(events(log, "store_degraded")), timeout_s=30)
             (state / "full").unlink()
-            reclaim.poll("it recovers by itself", lambda: bool(events(log, "store_recovered")), timeout_s=30)
+            reclaim.poll("the store has recovered", lambda: bool(events(log, "store_recovered")), timeout_s=30)
         assert len(events(log, "store_degraded")) == 1
         assert Store(state, read_only=True).usage()
         assert {KEPT, PINNED, USED_RUNNING, USED_DEAD, worn.containerd.sandbox_image} <= tags(worn)
@@ -354,12 +354,14 @@ def test_daemon_continues_after_kills_and_restarts_of_the_runtime(worn: WornNode
     with daemon(worn, log):
         reclaim.poll("image collection is complete", lambda: worn.used_percent <= 80, timeout_s=30)
         worn.containerd.stop()
-        reclaim.poll("the loss is logged", lambda: bool(events(log, "runtime_unavailable")), timeout_s=30)
+        reclaim.poll(
+            "the unavailable runtime is logged", lambda: bool(events(log, "runtime_unavailable")), timeout_s=30
+        )
         worn.containerd.start()
-        reclaim.poll("the return is logged", lambda: bool(events(log, "runtime_available")), timeout_s=90)
+        reclaim.poll("the available runtime is logged", lambda: bool(events(log, "runtime_available")), timeout_s=90)
     assert {KEPT, PINNED, USED_RUNNING, USED_DEAD, worn.containerd.sandbox_image} <= tags(worn)
     lost = events(log, "runtime_unavailable")
-    assert len(lost) <= 2, "once per loop and change"
+    assert len(lost) <= 2, "each loop logs each change once"
     assert events(log, "agent_stopped")
     assert not events(log, "pass_crashed")
 
@@ -370,7 +372,9 @@ def test_daemon_in_a_dry_run_removes_nothing(worn: WornNode, tmp_path: Path) -> 
     configure(worn, 'role = "standalone"', 'role = "standalone"\ndry_run = true')
     with daemon(worn, log):
         reclaim.poll(
-            "images would go", lambda: any(e["kind"] == "image" for e in events(log, "would_remove")), timeout_s=30
+            "images are listed as removals",
+            lambda: any(e["kind"] == "image" for e in events(log, "would_remove")),
+            timeout_s=30,
         )
         reclaim.poll(
             "containers, too", lambda: any(e["kind"] == "container" for e in events(log, "would_remove")), timeout_s=30

@@ -43,7 +43,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SystemOverlay]:
     reason = unavailable()
     if reason is not None:
         if os.environ.get("CI") == "true":
-            pytest.fail(f"in CI this is no option: {reason}", pytrace=False)
+            pytest.fail(f"system overlay unavailable, required in CI: {reason}", pytrace=False)
         pytest.skip(reason)
     with SystemOverlay(tmp_path_factory.mktemp("bare") / "o") as made:
         made.must("rm -rf /opt/nodeagent /etc/nodeagent /var/lib/nodeagent && userdel -f nodeagent 2>/dev/null; true")
@@ -54,8 +54,8 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SystemOverlay]:
 def installed(bare: SystemOverlay, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SystemOverlay]:
     """The machine after ``make install``."""
     with SystemOverlay(tmp_path_factory.mktemp("installed") / "o", bare) as made:
-        said = made.must("make install")
-        assert f"new         {UNIT}\n" in said
+        output = made.must("make install")
+        assert f"new         {UNIT}\n" in output
         yield made
 
 
@@ -142,15 +142,15 @@ def test_installed_agent_runs_and_uninstall_removes_all_its_files(
     assert node.must("cd / && nodeagent --version").startswith("nodeagent ")
     assert node.must("head -1 /opt/nodeagent/bin/nodeagent") == "#!/opt/nodeagent/bin/python -I\n"
     with SystemOverlay(tmp_path / "again", node) as again:
-        said = again.must("make install")
-        assert f"unchanged   {UNIT}\n" in said
-        assert "kept        /etc/nodeagent/config.toml" in said
-        said = again.must("make uninstall")
-        assert "kept        /etc/nodeagent\n" in said
+        output = again.must("make install")
+        assert f"unchanged   {UNIT}\n" in output
+        assert "kept        /etc/nodeagent/config.toml" in output
+        output = again.must("make uninstall")
+        assert "kept        /etc/nodeagent\n" in output
         assert again.must("ls -A /etc/nodeagent /var/lib/nodeagent").split()[1] == "config.toml"
         assert again.run("test -e /opt/nodeagent").returncode == 1
-    said = node.must("make uninstall PURGE=1")
-    assert "removed     /opt/nodeagent (virtual environment)\n" in said
+    output = node.must("make uninstall PURGE=1")
+    assert "removed     /opt/nodeagent (virtual environment)\n" in output
     assert node.must(LISTING) == bare.must(LISTING)
 
 
@@ -164,9 +164,9 @@ def test_files_of_operators_are_kept_by_upgrade_and_purge(bare: SystemOverlay, n
     node.must("".join(f"mkdir -p $(dirname {each}) && echo mine >{each}\n" for each in mine))
     before = bare.must(LISTING)
     node.must("make install")
-    said = node.must("make uninstall PURGE=1")
+    output = node.must("make uninstall PURGE=1")
     for each in (*mine[:6], mine[6]):
-        assert f"kept        {each} (" in said
+        assert f"kept        {each} (" in output
     left = set(node.must(LISTING).splitlines()) - set(before.splitlines())
     assert {line.split()[0] for line in left} == set(mine)
 
@@ -178,9 +178,9 @@ def test_links_to_state_and_configuration_are_not_followed(node: SystemOverlay) 
         "&& ln -s /opt/data /etc/nodeagent && ln -s /opt/data/state /var/lib/nodeagent "
         "&& touch /opt/data/state/nodeagent.db /opt/data/config.d/a.toml"
     )
-    said = node.must("make uninstall PURGE=1")
-    assert "kept        /etc/nodeagent (a symbolic link to /opt/data, not followed)\n" in said
-    assert "kept        /var/lib/nodeagent (a symbolic link to /opt/data/state, not followed)\n" in said
+    output = node.must("make uninstall PURGE=1")
+    assert "kept        /etc/nodeagent (a symbolic link to /opt/data, not followed)\n" in output
+    assert "kept        /var/lib/nodeagent (a symbolic link to /opt/data/state, not followed)\n" in output
     assert node.must("cd /opt/data && find . -type f | sort").split() == [
         *("./config.d/a.toml", "./config.toml", "./state/nodeagent.db")
     ]
@@ -190,8 +190,8 @@ def test_installation_without_a_manifest_is_upgraded_and_uninstalled(node: Syste
     old = f"rm {MANIFEST} && sed -i '1s/ -I//' /opt/nodeagent/bin/nodeagent && sed -i '/^Description=/d' {UNIT}"
     node.must(f"{old} && touch /opt/nodeagent/notes")
     with SystemOverlay(tmp_path / "upgraded", node) as upgraded:
-        said = upgraded.must("make install")
-        assert f"replaced    {UNIT} (the former version may have been edited)\n" in said
+        output = upgraded.must("make install")
+        assert f"replaced    {UNIT} (the former version may have been edited)\n" in output
         assert upgraded.run(f"grep -q ^Description= {UNIT}.nodeagent-old").returncode == 1
         listed = json.loads(upgraded.must(f"cat {MANIFEST}"))
         assert listed["complete"]
@@ -199,8 +199,8 @@ def test_installation_without_a_manifest_is_upgraded_and_uninstalled(node: Syste
         upgraded.must("make uninstall PURGE=1")
         assert upgraded.must("ls -A /opt/nodeagent") == "notes\n"
         assert upgraded.run(f"ls {UNIT}*").returncode != 0
-    said = node.must("make uninstall")
-    assert f"removed     {UNIT}\n" in said
+    output = node.must("make uninstall")
+    assert f"removed     {UNIT}\n" in output
     assert node.must("ls -A /opt/nodeagent") == "notes\n"
 
 
@@ -212,8 +212,8 @@ def test_environment_shared_with_other_packages_is_kept(node: SystemOverlay) -> 
     refused(node, "make install", "also contains other packages (other)")
     before = node.must("find /opt/nodeagent -type f -not -name '*.pyc' | sort")
     refused(node, "make uninstall", "not an installation")
-    said = node.must("cd / && python3 -V && /opt/nodeagent/bin/nodeagent uninstall")
-    assert "kept        /opt/nodeagent (no virtual environment of the agent, or one with other packages)\n" in said
+    output = node.must("cd / && python3 -V && /opt/nodeagent/bin/nodeagent uninstall")
+    assert "kept        /opt/nodeagent (no virtual environment of the agent, or one with other packages)\n" in output
     assert node.must("find /opt/nodeagent -type f -not -name '*.pyc' | sort") == before
 
 
@@ -229,12 +229,12 @@ def test_edited_unit_is_kept_by_an_upgrade_and_saved_by_uninstall(node: SystemOv
     node.must(f"sed -i 's/^RestartSec=.*/RestartSec=9s/' {UNIT}")
     assert f"kept        {UNIT} (edited since it was installed)\n" in node.must("make install")
     node.must("sed -i 's/^WatchdogSec=.*/WatchdogSec=61s/' systemd/nodeagent.service")
-    said = node.must("make install")
-    assert f"kept        {UNIT} (edited since it was installed; the new version is beside it)\n" in said
+    output = node.must("make install")
+    assert f"kept        {UNIT} (edited since it was installed; the new version is beside it)\n" in output
     assert "RestartSec=9s\n" in node.must(f"cat {UNIT}")
     assert "WatchdogSec=61s\n" in node.must(f"cat {UNIT}.nodeagent-dist")
-    said = node.must("make uninstall")
-    assert f"removed     {UNIT}, kept as nodeagent.service.nodeagent-old" in said
+    output = node.must("make uninstall")
+    assert f"removed     {UNIT}, kept as nodeagent.service.nodeagent-old" in output
     assert node.must(f"ls {UNIT}*") == f"{UNIT}.nodeagent-old\n"
     assert "RestartSec=9s\n" in node.must(f"cat {UNIT}.nodeagent-old")
 
@@ -259,8 +259,8 @@ def test_foreign_paths_in_a_manifest_are_not_removed(node: SystemOverlay, tmp_pa
     node.must(f"chown 0 {MANIFEST} && ln -s /etc /opt/nodeagent/etc && cp /etc/passwd /opt/passwd")
     known = {"/etc/passwd": [node.must("sha256sum /etc/passwd | sed 's/ .*//; s/^/sha256:/'").strip()]}
     forge(node, environment=[*text["environment"], "etc/passwd", "lib"], files={**text["files"], **known})
-    said = node.must("make uninstall PURGE=1")
-    assert "kept        /etc/passwd (listed in the manifest, but not a path of the installation)\n" in said
+    output = node.must("make uninstall PURGE=1")
+    assert "kept        /etc/passwd (listed in the manifest, but not a path of the installation)\n" in output
     node.must("cmp /etc/passwd /opt/passwd")
     assert node.must("ls -A /opt/nodeagent") == "etc\n"
 
@@ -291,8 +291,8 @@ def test_installed_packages_are_copied_to_another_prefix_without_a_download(node
     node.must(PLANT)
     node.must("rm /opt/source/nodeagent-manifest.json && mkdir -p /opt/nodeagent")
     offline = {"PIP_NO_INDEX": "1", "PYTHONPATH": "/opt/hostile"}
-    said = node.must("cd /opt/hostile && /opt/source/bin/nodeagent install", **offline)
-    assert "new         /opt/nodeagent (virtual environment)\n" in said
+    output = node.must("cd /opt/hostile && /opt/source/bin/nodeagent install", **offline)
+    assert "new         /opt/nodeagent (virtual environment)\n" in output
     assert node.run("test -e /opt/hostile/executed").returncode == 1
     node.must("echo mine >/opt/nodeagent/lib/python3.11/site-packages/mine.py")
     node.must("sed -i 's/^class /class  /' /opt/source/lib/python3.11/site-packages/nodeagent/errors.py")

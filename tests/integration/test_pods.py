@@ -47,7 +47,7 @@ def image(containerd: Containerd, tmp_path_factory: pytest.TempPathFactory) -> s
 def run(
     pods: Pods, name: str, image: str, *scores: int, qos: str = "", limit: int = 0, command: Any = SLEEP, **sandbox: Any
 ) -> Sandbox:
-    """Run a pod as the kubelet would, with one container for each score."""
+    """Run a pod like the kubelet, with one container for each OOM score."""
     uid = str(uuid.uuid4())
     parent = f"{pods.cgroup_parent}/kubepods{qos and f'/{qos}'}/pod{uid}"
     made = pods.run_sandbox(name, uid=uid, cgroup_parent=parent, **sandbox)
@@ -86,7 +86,9 @@ def kept(inventory: PodInventory, sandbox: Sandbox) -> str | None:
     return None if reason is None else reason.code.value
 
 
-def test_facts_of_real_pods_match_definition(containerd: Containerd, pods: Pods, image: str, tmp_path: Path) -> None:
+def test_facts_of_real_pods_match_their_definitions(
+    containerd: Containerd, pods: Pods, image: str, tmp_path: Path
+) -> None:
     burstable = run(pods, "burstable", image, 900, 999, qos="burstable", labels={"app": "web"})
     guaranteed = run(pods, "guaranteed", image, -997, limit=64 * MIB)
     best_effort = run(pods, "besteffort", image, 1000, qos="besteffort")
@@ -143,7 +145,9 @@ def test_disk_usage_of_a_real_pod_is_measured(containerd: Containerd, pods: Pods
     assert facts.usage is not None
     assert facts.usage.writable.used_bytes is not None
     assert 4 * MIB <= facts.usage.writable.used_bytes < 5 * MIB
-    assert facts.usage.memory_bytes is not None  # from the kernel's files, otherwise from the runtime
+    assert (
+        facts.usage.memory_bytes is not None
+    )  # measured in the container's mount where visible, otherwise by the runtime
     assert [each.used_bytes for each in facts.empty_dirs] == [data.stat().st_blocks * 512]
     assert (facts.usage.ephemeral_bytes or 0) >= 5 * MIB
     handle = read_pods(containerd, tmp_path)[0].handles[sandbox.uid]

@@ -76,14 +76,14 @@ class Node:
         return document
 
     def finished_pod(self, name: str, **more: Any) -> tuple[Sandbox, Container]:
-        """Run a pod to its end, as a Job's, and stop its sandbox."""
+        """Run a pod to completion, like a pod of a Job, and stop its sandbox."""
         sandbox = self.pods.run_sandbox(name, namespace="batch", **more)
         container = self.pods.run_container(sandbox, "main", IMAGE, ["sh", "-c", "echo done"])
         self.pods.wait_exited(container)
         self.pods.stop_sandbox(sandbox)
         return sandbox, container
 
-    def left(self, sandbox: Sandbox, container: Container) -> tuple[bool, bool, bool]:
+    def has_leftovers(self, sandbox: Sandbox, container: Container) -> tuple[bool, bool, bool]:
         """Return whether the container, the sandbox and the logs of a pod exist."""
         assert sandbox.log_directory is not None
         return (
@@ -120,7 +120,7 @@ def node(containerd: Containerd, pods: Pods, tmp_path: Path) -> Node:
     return Node(containerd, pods, tmp_path)
 
 
-def sentences(report: dict[str, Any]) -> list[str]:
+def kept_reasons(report: dict[str, Any]) -> list[str]:
     return [each["reason"]["sentence"] for plan in report["plans"] for each in plan["decisions"]]
 
 
@@ -131,11 +131,11 @@ def test_leftovers_of_a_pod_are_kept_beside_a_kubelet_and_removed_without(node: 
         node.config.write_text(node.config.read_text().replace('"standalone"', f'"{role}"', 1))
     report = node.nodeagent("gc", "containers", "--yes", kubelet=True)
     assert report["results"] == []
-    assert node.left(*job) == (True, True, True)
-    assert any("a kubelet manages this node" in each for each in sentences(report))
+    assert node.has_leftovers(*job) == (True, True, True)
+    assert any("a kubelet manages this node" in each for each in kept_reasons(report))
 
     report = node.nodeagent("gc", "containers", "--yes", kubelet=False)
-    assert node.left(*job) == ((True,) * 3 if role == "auto" else (False,) * 3)
+    assert node.has_leftovers(*job) == ((True,) * 3 if role == "auto" else (False,) * 3)
 
 
 def test_eviction_configured_on_is_refused_beside_a_kubelet(node: Node) -> None:
@@ -151,21 +151,27 @@ def test_pod_from_an_api_server_is_kept_although_the_role_is_standalone(node: No
     assert preview["runtime"]["role"] == "standalone"
     report = node.nodeagent("gc", "containers", "--yes", kubelet=False)
     assert report["results"] == []
-    assert node.left(*job) == (True, True, True)
-    assert any("kubernetes.io/config.source=api" in each for each in sentences(report))
+    assert node.has_leftovers(*job) == (True, True, True)
+    assert any("kubernetes.io/config.source=api" in each for each in kept_reasons(report))
 
 
 def test_daemon_keeps_pods_and_evicts_none_after_the_start_of_a_kubelet(node: Node) -> None:
     with node.daemon() as join:
         before = node.finished_pod("before")
-        reclaim.poll("the pod is collected", lambda: not any(node.left(*before)), timeout_s=60)
+        reclaim.poll(
+            "the pod's container, sandbox and logs are removed",
+            lambda: not any(node.has_leftovers(*before)),
+            timeout_s=60,
+        )
         assert node.events("agent_started")[0]["role"] == "standalone"
         assert node.events("eviction_monitoring_started")
         join.write_text("\n")
-        reclaim.poll("the kubelet is found", lambda: bool(node.events("role_changed")), timeout_s=60)
+        reclaim.poll("the kubelet is detected", lambda: bool(node.events("role_changed")), timeout_s=60)
         (changed,) = node.events("role_changed")
         assert (changed["role"], "(kubelet)" in changed["because"]) == ("beside-kubelet", True)
-        reclaim.poll("eviction is off", lambda: bool(node.events("loop_disabled")), timeout_s=60)
+        reclaim.poll("the eviction loop is disabled", lambda: bool(node.events("loop_disabled")), timeout_s=60)
         after, passes = node.finished_pod("after"), len(node.events("pass_finished"))
-        reclaim.poll("two more passes", lambda: len(node.events("pass_finished")) >= passes + 2, timeout_s=60)
-        assert node.left(*after) == (True, True, True)
+        reclaim.poll(
+            "two more passes have finished", lambda: len(node.events("pass_finished")) >= passes + 2, timeout_s=60
+        )
+        assert node.has_leftovers(*after) == (True, True, True)

@@ -34,7 +34,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if reason is None:
         return
     if os.environ.get("CI") == "true":
-        pytest.fail(f"in CI the real node is no option: {reason}", pytrace=False)
+        pytest.fail(f"real node unavailable, required in CI: {reason}", pytrace=False)
     item.config.stash[_SKIPPED][item.nodeid] = reason
     pytest.skip(reason)
 
@@ -60,7 +60,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def _swept() -> None:
     """Remove the leftovers of killed runs, once before any start."""
     for base in reclaim.sweep():
-        print(f"reclaimed leftovers of an earlier run in {base}", file=sys.stderr)
+        print(f"removed leftovers of an earlier run in {base}", file=sys.stderr)
 
 
 @pytest.fixture(scope="session")

@@ -113,16 +113,16 @@ def oom_kills(node: Node) -> int:
     return int(node.get("/proc/vmstat").decode().partition("oom_kill ")[2].split()[0])
 
 
-def held(name: str, *words: str, **resources: int) -> vm.Pod:
+def delayed_pod(name: str, *words: str, **resources: int) -> vm.Pod:
     """Return a burstable pod with a request of about 10 MiB by its OOM score; its load starts on a signal."""
-    return vm.Pod(name, hogs.HOG, ("/bin/hog", "held", *words), resources={"oom_score_adj": 990, **resources})
+    return vm.Pod(name, hogs.HOG, ("/bin/hog", "delayed_pod", *words), resources={"oom_score_adj": 990, **resources})
 
 
 def test_only_the_pod_above_its_memory_request_is_evicted(node: Node) -> None:
     killed = oom_kills(node)
     small, growing = node.run_pods(
         vm.Pod("small", hogs.HOG, ("/bin/hog", "memory", "4", "1", "4"), qos="besteffort"),
-        held("growing", "memory", "16", "50", "4000"),
+        delayed_pod("growing", "memory", "16", "50", "4000"),
     )
     node.run("sync; echo 3 > /proc/sys/vm/drop_caches")
     steady_mib = str(available_mib(node) - 250)
@@ -135,7 +135,7 @@ def test_only_the_pod_above_its_memory_request_is_evicted(node: Node) -> None:
             resources={"memory_limit_in_bytes": 900 * MIB},
         )
     )
-    reclaim.poll("it has its memory", lambda: available_mib(node) < 270, timeout_s=60, interval_s=0.3)
+    reclaim.poll("the pod has allocated its memory", lambda: available_mib(node) < 270, timeout_s=60, interval_s=0.3)
     start(node, 'hard = "memory.available<100Mi"\npressure_transition_period = "5s"')
     begin(node, growing)
     (evicted,) = wait_for(node, "evicted")
@@ -159,7 +159,7 @@ def test_only_the_pod_above_its_memory_request_is_evicted(node: Node) -> None:
 @pytest.mark.long
 def test_soft_eviction_waits_for_its_grace_period_and_oscillation_evicts_once(node: Node) -> None:
     (stubborn, swinging) = node.run_pods(
-        held("stubborn", "memory", "16", "100", "200"), held("swinging", "memory", "8", "50", "60")
+        delayed_pod("stubborn", "memory", "16", "100", "200"), delayed_pod("swinging", "memory", "8", "50", "60")
     )
     room = available_mib(node)
     settings = (
@@ -176,12 +176,14 @@ def test_soft_eviction_waits_for_its_grace_period_and_oscillation_evicts_once(no
     assert evicted["pod_name"] == "stubborn"
     assert evicted["grace_s"] == 2
     begin(node, swinging)  # 60 MiB: not enough to meet the soft threshold again
-    reclaim.poll("it has grown", lambda: available_mib(node) < room - 40, timeout_s=60, interval_s=0.3)
+    reclaim.poll(
+        "the pod has allocated its memory", lambda: available_mib(node) < room - 40, timeout_s=60, interval_s=0.3
+    )
     node.run("sleep 6")
     assert alive(node, swinging)
     assert len(events(node, "evicted")) == 1
     changes = [each["holds"] for each in events(node, "condition_changed")]
-    assert changes == [True]  # it remains active for the transition period
+    assert changes == [True]  # the condition remains active for the transition period
 
 
 def moment(event: dict[str, Any]) -> float:
@@ -202,7 +204,9 @@ def test_critical_and_static_pods_are_not_evicted(node: Node) -> None:
     (ordinary,) = node.run_pods(
         vm.Pod("ordinary", hogs.HOG, ("/bin/hog", "memory", "30", "10", "30"), resources={"oom_score_adj": 990})
     )
-    reclaim.poll("they have grown", lambda: available_mib(node) < 400, timeout_s=60, interval_s=0.3)
+    reclaim.poll(
+        "the pods have allocated their memory", lambda: available_mib(node) < 400, timeout_s=60, interval_s=0.3
+    )
     threshold = available_mib(node) + 100
     start(node, f'hard = "memory.available<{threshold}Mi"')
     (evicted,) = wait_for(node, "evicted")
@@ -220,12 +224,12 @@ def test_critical_and_static_pods_are_not_evicted(node: Node) -> None:
     }, no_pod
 
 
-def test_images_are_removed_first_and_a_pod_is_evicted_if_they_do_not_suffice(node: Node) -> None:
+def test_images_are_removed_first_and_a_pod_is_evicted_after_insufficient_reclaim(node: Node) -> None:
     node.import_images(
         *(images.image(f"node.test/unused:{n}", layers=[images.blob(f"u{n}", 40 * MIB)]) for n in range(2))
     )
     (writer, quiet) = node.run_pods(
-        held("writer", "files", "/tmp", "150", str(MIB)), vm.Pod("quiet", hogs.HOG, ("/bin/hog", "pids", "1"))
+        delayed_pod("writer", "files", "/tmp", "150", str(MIB)), vm.Pod("quiet", hogs.HOG, ("/bin/hog", "pids", "1"))
     )
     free = int(node.run("stat -f -c '%a * %S / 1048576' /var/lib/containerd | xargs expr").stdout)
     start(node, f'hard = "imagefs.available<{free + 20}Mi"')
@@ -244,7 +248,7 @@ def test_images_are_removed_first_and_a_pod_is_evicted_if_they_do_not_suffice(no
 @pytest.mark.long
 def test_pod_with_many_inodes_is_evicted_under_inode_pressure(node: Node) -> None:
     (writer, quiet) = node.run_pods(
-        held("writer", "files", "/tmp", "1500", "1"), vm.Pod("quiet", hogs.HOG, ("/bin/hog", "pids", "1"))
+        delayed_pod("writer", "files", "/tmp", "1500", "1"), vm.Pod("quiet", hogs.HOG, ("/bin/hog", "pids", "1"))
     )
     free = int(node.run("stat -f -c %d /var/lib/containerd").stdout)
     start(node, f'hard = "imagefs.inodesFree<{free - 800}"')
@@ -258,9 +262,11 @@ def test_pod_with_many_inodes_is_evicted_under_inode_pressure(node: Node) -> Non
 @pytest.mark.long
 def test_pod_with_many_pids_is_evicted_under_pid_pressure(node: Node) -> None:
     (forking, quiet) = node.run_pods(
-        held("forking", "pids", "700"), vm.Pod("quiet", hogs.HOG, ("/bin/hog", "pids", "5"))
+        delayed_pod("forking", "pids", "700"), vm.Pod("quiet", hogs.HOG, ("/bin/hog", "pids", "5"))
     )
-    node.run("sysctl -qw kernel.threads-max=1200")  # after the pods: systemd limits each new scope to 15% of it
+    node.run(
+        "sysctl -qw kernel.threads-max=1200"
+    )  # set after the start of the pods, since systemd limits each new scope to 15% of it
     start(node, 'hard = "pid.available<600"')
     begin(node, forking)
     (evicted,) = wait_for(node, "evicted", timeout_s=120)
@@ -273,7 +279,7 @@ def test_pod_with_many_pids_is_evicted_under_pid_pressure(node: Node) -> None:
 @pytest.mark.long
 def test_no_pod_is_evicted_without_containerd_and_the_growing_one_after_its_restart(node: Node) -> None:
     growing, quiet = node.run_pods(
-        held("growing", "memory", "16", "100", "216"), vm.Pod("quiet", hogs.HOG, ("/bin/hog", "pids", "1"))
+        delayed_pod("growing", "memory", "16", "100", "216"), vm.Pod("quiet", hogs.HOG, ("/bin/hog", "pids", "1"))
     )
     start(node, f'hard = "memory.available<{available_mib(node) - 80}Mi"')
     node.run("systemctl stop containerd")
@@ -290,7 +296,7 @@ def test_no_pod_is_evicted_without_containerd_and_the_growing_one_after_its_rest
 @pytest.mark.long
 def test_oom_kill_is_logged_with_pod_and_container(node: Node) -> None:
     start(node, 'hard = "memory.available<30Mi"')
-    (limited,) = node.run_pods(held("limited", "memory", "8", "50", "200", memory_limit_in_bytes=40 * MIB))
+    (limited,) = node.run_pods(delayed_pod("limited", "memory", "8", "50", "200", memory_limit_in_bytes=40 * MIB))
     begin(node, limited)
     (killed,) = wait_for(node, "oom_kill", timeout_s=30)
     assert (killed["pod_name"], killed["pod_uid"]) == ("limited", limited.pod.uid)
@@ -305,8 +311,10 @@ def test_next_pod_is_evicted_if_others_are_unmeasured_or_not_stoppable(node: Nod
         vm.Pod("stuck", hogs.HOG, grown, resources={"oom_score_adj": 990}),
         vm.Pod("next", hogs.HOG, ("/bin/hog", "memory", "60", "200", "60"), resources={"oom_score_adj": 990}),
     )
-    reclaim.poll("they have grown", lambda: available_mib(node) < room - 280, timeout_s=60, interval_s=0.3)
-    node.run(f"mount --bind /dev/null {unread.pod.cgroup}/memory.current")  # an empty reading
+    reclaim.poll(
+        "the pods have allocated their memory", lambda: available_mib(node) < room - 280, timeout_s=60, interval_s=0.3
+    )
+    node.run(f"mount --bind /dev/null {unread.pod.cgroup}/memory.current")  # makes the reading empty
     # A suspended shim answers no request.
     shim = f"pgrep -f '[c]ontainerd-shim.* -id {stuck.sandbox_id}'"
     node.run(f"kill -STOP $({shim})")

@@ -46,19 +46,24 @@ def has_event(node: Node, event: str, *matches: str) -> bool:
     return bool(node.run(words).stdout.strip())
 
 
-def turn_active(node: Node) -> None:
-    """Change the configuration and reload it, as an operator does."""
+def switch_to_active(node: Node) -> None:
+    """Set ``dry_run = false`` and reload, as an operator does."""
     node.run(f"sed -i 's/^dry_run = true/dry_run = false/' {CONFIG} && systemctl reload nodeagent", timeout_s=60)
 
 
-def show_then_remove(node: Node, name: str) -> None:
+def assert_dry_run_then_removal(node: Node, name: str) -> None:
     node.put("/etc/nodeagent/config.d/test.toml", DROP_IN)
     node.import_images(images.image(name, layers=[images.blob(name, 1 << 20)]))
     node.run("systemctl restart nodeagent", timeout_s=120)
     shown = f"IMAGE_REF={name}"
-    reclaim.poll("it would remove", lambda: has_event(node, "would_remove", shown), timeout_s=120, interval_s=1)
+    reclaim.poll(
+        "the removal is announced in the log",
+        lambda: has_event(node, "would_remove", shown),
+        timeout_s=120,
+        interval_s=1,
+    )
     assert name in node.run("ctr -n k8s.io images ls -q").stdout
-    turn_active(node)
+    switch_to_active(node)
     reclaim.poll("it removes", lambda: has_event(node, "removal", shown, "OUTCOME=done"), timeout_s=120, interval_s=1)
     assert name not in node.run("ctr -n k8s.io images ls -q").stdout
 
@@ -73,13 +78,13 @@ with socket.socket(family) as client:
 """
 
 
-def is_scraped(node: Node) -> None:
+def assert_endpoints(node: Node) -> None:
     """Assert metrics and health under hardening, on loopback and on a socket of the group."""
 
     def get(place: str, path: str) -> str:
         return node.run(["/opt/nodeagent/bin/python", "-c", GET, place, path], check=False, timeout_s=60).stdout
 
-    reclaim.poll("it is ready", lambda: "200 OK" in get("loopback", "/readyz"), timeout_s=120, interval_s=1)
+    reclaim.poll("the agent is ready", lambda: "200 OK" in get("loopback", "/readyz"), timeout_s=120, interval_s=1)
     before = rss_mib(node)
     metrics = get("loopback", "/metrics")
     for line in ("nodeagent_runtime_up 1.0", 'nodeagent_memory_persistent{part="history"} 1.0'):
@@ -88,7 +93,9 @@ def is_scraped(node: Node) -> None:
     node.put("/etc/nodeagent/config.d/metrics.toml", '[metrics]\nlisten = "unix:///run/nodeagent/metrics.sock"\n')
     node.run("systemctl reload nodeagent", timeout_s=60)
     place = "/run/nodeagent/metrics.sock"
-    reclaim.poll("it has moved", lambda: "200 OK" in get(place, "/healthz"), timeout_s=60, interval_s=1)
+    reclaim.poll(
+        "the metrics listen on the new socket", lambda: "200 OK" in get(place, "/healthz"), timeout_s=60, interval_s=1
+    )
     assert node.run(f"stat -c '%a %U %G' {place}").stdout.split() == ["660", "root", "nodeagent"]
     assert get("loopback", "/healthz") == ""
 
@@ -115,7 +122,7 @@ def bare(node: Node) -> Iterator[Node]:
     node.run("systemctl stop nodeagent", check=False, timeout_s=60)
 
 
-def say(node: Node, user: str, command: str) -> tuple[int, str]:
+def run_as(node: Node, user: str, command: str) -> tuple[int, str]:
     """Run the command as a user; return its exit code and output."""
     done = node.run(f"runuser -u {user} -- nodeagent {command}", check=False, timeout_s=120)
     return done.code, done.stdout + done.stderr
@@ -124,33 +131,33 @@ def say(node: Node, user: str, command: str) -> tuple[int, str]:
 def assert_access_rights(node: Node) -> None:
     """Assert full access of root, read access of the group, write access by configuration, and no access of others."""
     node.run("useradd -G nodeagent member && useradd stranger")
-    code, said = say(node, "root", "status")
-    assert code == 0, said
-    assert "running (pid " in said
-    assert "containerd 1." in said
-    code, said = say(node, "stranger", "status")
-    assert (code, "only root and members of group nodeagent may" in said) == (1, True), said
-    code, said = say(node, "member", "status -o json")
-    assert code == 0, said
-    assert json.loads(said)["agent"]["ready"], said
-    assert say(node, "member", "gc all --dry-run")[0] == 0
-    assert say(node, "member", "history")[0] == 0
+    code, output = run_as(node, "root", "status")
+    assert code == 0, output
+    assert "running (pid " in output
+    assert "containerd 1." in output
+    code, output = run_as(node, "stranger", "status")
+    assert (code, "only root and members of group nodeagent may" in output) == (1, True), output
+    code, output = run_as(node, "member", "status -o json")
+    assert code == 0, output
+    assert json.loads(output)["agent"]["ready"], output
+    assert run_as(node, "member", "gc all --dry-run")[0] == 0
+    assert run_as(node, "member", "history")[0] == 0
     for refused in ("trigger images", "pause --for 5m", "gc all --yes", "hold add app:v1 --for 5m --why x", "reload"):
-        code, said = say(node, "member", refused)
-        assert (code, "control.group_may_act = true lets them act" in said) == (1, True), (refused, said)
+        code, output = run_as(node, "member", refused)
+        assert (code, "control.group_may_act = true lets them act" in output) == (1, True), (refused, output)
     node.put("/etc/nodeagent/config.d/rights.toml", "[control]\ngroup_may_act = true\n")
-    code, said = say(node, "root", "reload")
+    code, output = run_as(node, "root", "reload")
     expected = ["Configuration reloaded: 1 setting changed", "  control.group_may_act: false -> true"]
-    assert (code, said.splitlines()[:2]) == (0, expected), said
-    code, said = say(node, "member", "trigger images --wait")
-    assert (code, said.partition(":")[0]) == (0, "images"), said
-    assert say(node, "member", "pause --for 5m --why looking")[0] == 0
-    assert "paused (" in say(node, "root", "status")[1]
+    assert (code, output.splitlines()[:2]) == (0, expected), output
+    code, output = run_as(node, "member", "trigger images --wait")
+    assert (code, output.partition(":")[0]) == (0, "images"), output
+    assert run_as(node, "member", "pause --for 5m --why maintenance")[0] == 0
+    assert "paused (" in run_as(node, "root", "status")[1]
     node.run("systemctl restart nodeagent", timeout_s=120)
-    assert "paused (" in say(node, "root", "status")[1]
-    assert say(node, "member", "resume") == (0, "resumed\n")
-    said = node.run("journalctl NODEAGENT_EVENT=control_request NODEAGENT_USER=member -o cat --no-pager").stdout
-    assert "Pause by member" in said
+    assert "paused (" in run_as(node, "root", "status")[1]
+    assert run_as(node, "member", "resume") == (0, "resumed\n")
+    output = node.run("journalctl NODEAGENT_EVENT=control_request NODEAGENT_USER=member -o cat --no-pager").stdout
+    assert "Pause by member" in output
     node.run("userdel member && userdel stranger")
 
 
@@ -169,8 +176,8 @@ def test_manually_installed_agent_runs_and_is_uninstalled(bare: Node) -> None:
     assert findings["unit"]["verdict"] == "ok", findings
     assert findings["configuration"]["verdict"] == "ok"
     assert findings["agent"]["verdict"] == findings["control-group"]["verdict"] == "ok", findings
-    is_scraped(bare)
-    show_then_remove(bare, "node.test/by-hand:v1")
+    assert_endpoints(bare)
+    assert_dry_run_then_removal(bare, "node.test/by-hand:v1")
     assert_access_rights(bare)
     again = bare.run("nodeagent install", timeout_s=300)
     assert f"kept        {CONFIG}" in again.stdout
@@ -192,7 +199,7 @@ def test_installed_package_runs_is_upgraded_and_purged(bare: Node, package: Path
     bare.run("dpkg -i /root/nodeagent.deb", timeout_s=600)
     shown = bare.run("systemctl show nodeagent -p ActiveState,UnitFileState,Type --value").stdout.split()
     assert shown == ["notify-reload", "active", "enabled"]
-    show_then_remove(bare, "node.test/packaged:v1")
+    assert_dry_run_then_removal(bare, "node.test/packaged:v1")
     environment = bare.run("readlink /usr/lib/nodeagent/venv").stdout
     pid = bare.run("systemctl show nodeagent -p MainPID --value").stdout
     bare.run("dpkg -i /root/nodeagent.deb", timeout_s=600)

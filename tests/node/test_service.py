@@ -120,7 +120,7 @@ def test_daemon_with_a_blocked_event_loop_is_restarted_by_the_watchdog(served: N
     pid = served.run("systemctl show nodeagent -p MainPID --value").stdout
     served.run("touch /run/stuck; sleep 1")
     reclaim.poll(
-        "systemd restarts the daemon",
+        "systemd has restarted the daemon",
         lambda: served.run("systemctl show nodeagent -p NRestarts --value").stdout.strip() != "0",
         timeout_s=60,
         interval_s=0.5,

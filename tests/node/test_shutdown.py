@@ -1,6 +1,6 @@
-"""Shutdowns of a whole node in all ways: pods are stopped in order, and the journal has an entry for each.
+"""Shutdowns of a whole node by every trigger: pods are stopped in order, with a journal entry for each.
 
-The machine is emulated, so durations are generous; the tests compare order, and shares of the granted time.
+The machine is emulated, so durations are long; the tests compare the order, and shares of the granted time.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def set_limit(node: Node, path: str, seconds: float) -> None:
 
 def start(node: Node) -> None:
     node.run("systemctl restart nodeagent", timeout_s=START_S)
-    await_lock(node)
+    wait_for_lock(node)
 
 
 def main_pid(node: Node) -> str:
@@ -100,9 +100,11 @@ def lock_entry(node: Node) -> list[str]:
     return next((line.split() for line in lines if line.startswith("nodeagent ") and " delay" in line), [])
 
 
-def await_lock(node: Node) -> None:
+def wait_for_lock(node: Node) -> None:
     """Wait until logind lists the lock of the running agent."""
-    reclaim.poll("the lock is held", lambda: main_pid(node) in lock_entry(node), timeout_s=START_S, interval_s=0.5)
+    reclaim.poll(
+        "logind lists the inhibitor lock", lambda: main_pid(node) in lock_entry(node), timeout_s=START_S, interval_s=0.5
+    )
 
 
 def parsed(entries: Iterable[Entry]) -> list[dict[str, Any]]:
@@ -111,8 +113,8 @@ def parsed(entries: Iterable[Entry]) -> list[dict[str, Any]]:
 
 
 def log_now(node: Node, pid: str = "") -> list[dict[str, Any]]:
-    of_one = f" _PID={pid}" if pid else ""
-    lines = node.run(f"journalctl --boot -u nodeagent{of_one} -o cat --no-pager").stdout.splitlines()
+    of_process = f" _PID={pid}" if pid else ""
+    lines = node.run(f"journalctl --boot -u nodeagent{of_process} -o cat --no-pager").stdout.splitlines()
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
@@ -141,7 +143,7 @@ def spans(node: Node, pods: list[RunningPod]) -> dict[str, dict[str, float]]:
 
 
 def in_order(words: dict[str, dict[str, float]]) -> None:
-    """Check that no band got TERM before every pod of the band below had ended, or got TERM and was killed."""
+    """Assert that no band received TERM before all pods of the band below had ended or been killed."""
     for band in range(1, len(BANDS)):
         first = min(each["term"] for name, each in words.items() if name.startswith(f"b{band}-"))
         for name, each in words.items():
@@ -162,7 +164,7 @@ def test_pods_are_stopped_in_order_in_repeated_shutdowns(disk: Disk) -> None:
         start(node)
         _status_and_rehearsal(node)
         _lock_lasts(node)
-        _stop_of_the_unit_touches_nothing(node, pods)
+        _stop_of_the_unit_stops_no_pod(node, pods)
 
         node.poweroff()
         log = parsed(node.journal())
@@ -201,21 +203,21 @@ def _status_and_rehearsal(node: Node) -> None:
 
 
 def _lock_lasts(node: Node) -> None:
-    """Restart the bus and logind, then kill the agent; logind lists the lock again after each."""
+    """Restart the bus and logind, then kill the agent; assert that logind lists the lock again after each."""
     for unit in ("dbus", "systemd-logind"):
         before = count(node, "inhibitor_lock_acquired")
         node.run(f"systemctl restart {unit}", timeout_s=60)
         await_count(node, "inhibitor_lock_acquired", before + 1, within_s=30)
-        await_lock(node)
+        wait_for_lock(node)
     pid = main_pid(node)
     node.run(f"kill -9 {pid}")
-    assert lock_entry(node), "systemd has a copy"
+    assert lock_entry(node), "systemd has a copy of the lock"
     reclaim.poll("the agent has restarted", lambda: main_pid(node) not in ("0", pid), timeout_s=START_S, interval_s=0.5)
-    await_lock(node)
+    wait_for_lock(node)
     print(node.run("systemctl show nodeagent --property CPUUsageNSec,NFileDescriptorStore,NRestarts").stdout)
 
 
-def _stop_of_the_unit_touches_nothing(node: Node, pods: list[RunningPod]) -> None:
+def _stop_of_the_unit_stops_no_pod(node: Node, pods: list[RunningPod]) -> None:
     node.run("systemctl stop nodeagent", timeout_s=60)
     assert not lock_entry(node)
     assert b"term" not in b"".join(node.get(pod.log_file) for pod in pods)
@@ -235,7 +237,7 @@ def _cancelled_shutdowns(node: Node) -> None:
     await_count(node, "shutdown_started", 1)
     node.run("systemctl restart systemd-logind", timeout_s=60)
     await_count(node, "shutdown_cancelled", 1)
-    await_lock(node)
+    wait_for_lock(node)
     assert b"term" in node.get(slow.log_file)
     assert b"term" not in node.get(kept.log_file)
 
@@ -244,7 +246,7 @@ def _cancelled_shutdowns(node: Node) -> None:
     node.run("systemctl mask --runtime poweroff.target")
     await_count(node, "shutdown_cancelled", 2)
     node.run("systemctl unmask --runtime poweroff.target")
-    await_lock(node)
+    wait_for_lock(node)
     assert b"ended" in node.get(kept.log_file)
     shown = json.loads(node.run("nodeagent shutdown status -o json").stdout)
     assert [each["end"] for each in shown["stops"][:2]] == ["cancelled", "cancelled"]
@@ -252,7 +254,7 @@ def _cancelled_shutdowns(node: Node) -> None:
 
 def _a_smaller_limit(node: Node) -> None:
     node.start()
-    await_lock(node)
+    wait_for_lock(node)
     log = log_now(node)
     assert "unclean_stop" not in event_names(log)
     assert "shutdown_incomplete" not in event_names(log)
@@ -282,7 +284,7 @@ def _a_smaller_limit(node: Node) -> None:
 
 def _power_cut(node: Node) -> None:
     node.start()
-    await_lock(node)
+    wait_for_lock(node)
     _cancelled_shutdowns(node)
     node.run_pods(pod_that_ends("lost", 0))
     start(node)
@@ -290,7 +292,7 @@ def _power_cut(node: Node) -> None:
     node.run("sync")
     node.cut_power()
     node.start()
-    await_lock(node)
+    wait_for_lock(node)
     (unclean,) = [each for each in log_now(node) if each["event"] == "unclean_stop"]
     assert "shop/lost" in unclean["running"]
     assert "unclean" in node.run("nodeagent shutdown status").stdout
@@ -312,7 +314,7 @@ def test_stop_hook_stops_the_pods_in_a_shutdown_without_logind(disk: Disk) -> No
         in_order(spans(node, pods))
 
 
-def test_stop_hook_stops_the_pods_without_time_at_the_signal(disk: Disk) -> None:
+def test_stop_hook_stops_the_pods_if_logind_grants_too_little_time(disk: Disk) -> None:
     with vm.Node.boot(disk) as node:
         node.import_images(vm.pause_image(), images.image(APP))
         install(node, 8)

@@ -64,7 +64,11 @@ def test_new_installation_is_a_dry_run_and_removes_nothing(served: Node) -> None
     served.put("/etc/nodeagent/config.toml", f"dry_run = true\n{CONFIG}")
     served.import_images(images.image("node.test/unused:v1"))
     served.run("systemctl start nodeagent", timeout_s=120)
-    reclaim.poll("it would remove", lambda: any(each["event"] == "would_remove" for each in log(served)), timeout_s=120)
+    reclaim.poll(
+        "the removal is announced in the log",
+        lambda: any(each["event"] == "would_remove" for each in log(served)),
+        timeout_s=120,
+    )
     assert "node.test/unused:v1" in served.run("ctr -n k8s.io images ls -q").stdout
     assert not any(each["event"] == "removal" for each in log(served))
 
@@ -72,7 +76,7 @@ def test_new_installation_is_a_dry_run_and_removes_nothing(served: Node) -> None
 def test_garbage_is_collected_under_hardening(served: Node) -> None:
     served.run("systemctl stop nodeagent", timeout_s=60)
     (former,) = served.run_pods(vm.Pod("former", APP, ("sh", "-c", "echo last words"), namespace="shop"))
-    reclaim.poll("the log exists", lambda: b"last words" in served.get(former.log_file))
+    reclaim.poll("the pod has written its log", lambda: b"last words" in served.get(former.log_file))
     served.python(
         "from pathlib import Path\n"
         "from tests.support.pods import Pods\n"
@@ -99,7 +103,7 @@ def test_garbage_is_collected_under_hardening(served: Node) -> None:
 def test_running_kubelet_is_detected_under_hardening(served: Node) -> None:
     served.put("/usr/local/bin/kubelet", "#!/bin/sh\nsleep 600\n:\n")
     served.run(
-        "chmod +x /usr/local/bin/kubelet && systemd-run --unit=stand-in /usr/local/bin/kubelet --root-dir=/run/k"
+        "chmod +x /usr/local/bin/kubelet && systemd-run --unit=fake-kubelet /usr/local/bin/kubelet --root-dir=/run/k"
     )
     try:
         reclaim.poll(
@@ -111,7 +115,7 @@ def test_running_kubelet_is_detected_under_hardening(served: Node) -> None:
             timeout_s=120,
         )
     finally:
-        served.run("systemctl stop stand-in; rm /usr/local/bin/kubelet; systemctl restart nodeagent", timeout_s=120)
+        served.run("systemctl stop fake-kubelet; rm /usr/local/bin/kubelet; systemctl restart nodeagent", timeout_s=120)
 
 
 def test_service_stops_within_seconds_and_keeps_its_state(served: Node) -> None:

@@ -1,4 +1,4 @@
-"""The command line, run in this process where possible: an interpreter per command costs half a second of CPU time."""
+"""Runs of the command line, in this process where possible: an interpreter takes half a second of CPU time."""
 
 from __future__ import annotations
 

@@ -73,10 +73,10 @@ class Options(TypedDict, total=False):
 class Containerd:
     """A private containerd, as a context manager.
 
-    Its exit stops every started container and shim, unmounts, detaches and removes everything, also after a
-    crash; the next run cleans up after a killed one. ``version`` other than ``host`` runs Debian's
-    package of that version in a mount namespace of its own, where the temporary directory has the same path as
-    outside. ``config`` is appended to the generated file.
+    Its exit stops every started container and shim, unmounts, detaches loop devices and removes all files, also after a
+    crash; the next run removes the leftovers of a killed one. ``version`` other than ``host`` runs Debian's package of
+    that version in a mount namespace of its own, where the temporary directory has the same path as outside. ``config``
+    is appended to the generated file.
     """
 
     def __init__(
@@ -135,14 +135,14 @@ class Containerd:
     def start(self) -> None:
         """Start the daemon and wait until CRI is available."""
         if self.running:
-            raise ContainerdError("containerd runs already")
+            raise ContainerdError("containerd is already running")
         command = self._inside("containerd", "--config", str(self.base / "config.toml"))
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(), start_new_session=True
             )
         try:
-            reclaim.poll("containerd serves CRI", self._serves, timeout_s=_START_S)
+            reclaim.poll("containerd responds to CRI", self._serves, timeout_s=_START_S)
         except TimeoutError as error:
             raise ContainerdError(f"{error}\n{self.log_tail()}") from error
 
@@ -168,12 +168,12 @@ class Containerd:
         os.kill(self.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """Remove everything; idempotent."""
+        """Stop the daemon and remove all its resources; idempotent."""
         for client in [*self._pods, *([self._cri] if self._cri else [])]:
             client.close()
         if self._process is not None:
             self.kill()
-        # The namespace first: it has its own mounts of the image filesystem.
+        # The namespace is closed first: its own mounts of the image filesystem would keep the loop device busy.
         reclaim.kill_all(self.base)
         if self._namespace is not None:
             self._namespace.close()
@@ -189,9 +189,10 @@ class Containerd:
     def import_images(self, archive: images.Archive | Path) -> None:
         """Import an archive and, where its contents are known, wait until CRI lists every image of it.
 
-        CRI learns of images by events with a delay, on 2.x by seconds when there are hundreds.
+        CRI lists imported images with a delay, on 2.x of seconds for hundreds of them, since it updates its list by
+        events.
 
-        An archive with artifacts is not unpacked and not waited for: CRI lists no artifact.
+        An archive with artifacts is not unpacked, and there is no wait for it: CRI lists no artifact.
         """
         path = archive if isinstance(archive, Path) else archive.path
         known = isinstance(archive, images.Archive) and not archive.has_artifacts
@@ -207,20 +208,20 @@ class Containerd:
             )
 
     def fill(self, available_bytes: int) -> None:
-        """Occupy the image filesystem with a ballast file until this much is available; further calls change its size.
+        """Fill the image filesystem with a ballast file up to ``available_bytes``; further calls change its size.
 
         Only for a daemon with an ``imagefs`` of its own. Blocks reserved by ext4 for root are not available, yet the
         daemon, as root, can use them: ``reserved_percent=0`` for a disk that is full for root too. Raises
         ContainerdError when less is available already.
         """
         if self.imagefs is None:
-            raise ContainerdError("fill: this daemon's images are on the machine's own disk")
+            raise ContainerdError("cannot fill the image filesystem: daemon created without imagefs")
         ballast = self.root / "ballast"
         ballast.unlink(missing_ok=True)
         usage = os.statvfs(self.root)
         surplus = usage.f_bavail * usage.f_frsize - available_bytes
         if surplus < 0:
-            raise ContainerdError(f"fill: {available_bytes} bytes available requested, {-surplus} short")
+            raise ContainerdError(f"cannot fill the image filesystem: {-surplus} bytes fewer available than requested")
         with ballast.open("wb") as file:
             if surplus:
                 os.posix_fallocate(file.fileno(), 0, surplus)
@@ -295,7 +296,7 @@ class Containerd:
     def _detach(self) -> LoopFs:
         """Stop the daemon if it runs and unmount its image filesystem."""
         if self.imagefs is None:
-            raise ContainerdError("this daemon's images are on the machine's own disk")
+            raise ContainerdError("cannot save or restore the image filesystem: daemon created without imagefs")
         if self.running:
             self.stop()
         if self._namespace is not None:
@@ -356,7 +357,7 @@ version = 2
 
     def _serves(self) -> bool:
         if not self.running:
-            raise ContainerdError(f"containerd ended at once\n{self.log_tail()}")
+            raise ContainerdError(f"containerd exited at its start\n{self.log_tail()}")
         if not self.socket.exists():
             return False
         try:
@@ -389,7 +390,7 @@ def live() -> list[Containerd]:
 def unavailable(version: Version = "host") -> str | None:
     """Return the reason that no real containerd can run here; ``None`` if one can."""
     if os.geteuid() != 0:
-        return "a real containerd needs root"
+        return "a real containerd requires root"
     needed = ["ctr", "containerd", "runc"] if version == "host" else ["mmdebstrap", "nsenter", "unshare"]
     missing = [
         name for name in [*needed, "mount", "mkfs.ext4"] if shutil.which(name, path=_environment()["PATH"]) is None

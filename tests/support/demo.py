@@ -1,4 +1,4 @@
-"""Demo on a real containerd: a used node, preview, run and result; everything is removed at the end."""
+"""Demo on a real containerd: a used node, preview, run and result; all resources are removed at the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main() -> int:
         codes = [
             _show(node, "preview", "gc", "all", "--dry-run"),
             _show(node, "run", "gc", "all", "--yes"),
-            _show(node, "result: a second run has nothing to do", "gc", "all", "--dry-run"),
+            _show(node, "result: a second run removes nothing", "gc", "all", "--dry-run"),
         ]
         print(f"image filesystem now {node.used_percent}% full; cleaning up")
     return max(codes)

@@ -1,13 +1,15 @@
-/* What puts a node under pressure at a known pace, and what times how long that lasts. Static, for images of nothing else.
+/* Program that puts a node under pressure at a known rate, and measures the times of it. Static, for images without
+ * a C library.
  *
- *   hog memory START_MIB MIB_PER_S UP_TO_MIB    holds START_MIB, then grows by the clock
- *   hog pids COUNT                              holds COUNT sleeping children
+ *   hog memory START_MIB MIB_PER_S UP_TO_MIB    allocates START_MIB at once, then MIB_PER_S up to UP_TO_MIB
+ *   hog pids COUNT                              starts COUNT sleeping child processes
  *   hog files DIRECTORY COUNT BYTES             writes COUNT files of BYTES each, then sleeps
- *   hog watch AVAILABLE_MIB CGROUP              prints when the node's memory.available falls below, and when the
- *                                               cgroup is empty: two lines, milliseconds since boot
+ *   hog watch AVAILABLE_MIB CGROUP              prints the time at which the node's memory.available falls below
+ *                                               AVAILABLE_MIB, and the end of the last process in the cgroup: two
+ *                                               lines, milliseconds since boot
  *
- * All but watch end at SIGTERM, and say on standard output that they have begun. With "held" before the other words
- * they begin at SIGUSR1.
+ * All except watch exit on SIGTERM, and print a line at their start. With "delayed" before the other words they start
+ * on SIGUSR1.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -53,7 +55,7 @@ static void fail(const char *what)
     exit(1);
 }
 
-static void hold_mib(long count)
+static void allocate_mib(long count)
 {
     char *p;
     if (count <= 0)
@@ -67,17 +69,17 @@ static void hold_mib(long count)
 
 static void memory(long start, long pace, long most)
 {
-    long held = start, begin, due;
-    hold_mib(start);
+    long allocated = start, begin, due;
+    allocate_mib(start);
     begin = now_ms();
-    while (held < most) {
+    while (allocated < most) {
         rest_ms(20);
         due = start + (now_ms() - begin) * pace / 1000;
         if (due > most)
             due = most;
-        hold_mib(due - held);
-        if (due > held)
-            held = due;
+        allocate_mib(due - allocated);
+        if (due > allocated)
+            allocated = due;
     }
 }
 
@@ -167,7 +169,7 @@ int main(int count, char **words)
     if (count == 4 && strcmp(words[1], "watch") == 0)
         watch(atol(words[2]), words[3]);
     signal(SIGTERM, end);
-    if (count > 1 && strcmp(words[1], "held") == 0) {
+    if (count > 1 && strcmp(words[1], "delayed") == 0) {
         signal(SIGUSR1, begin);
         pause();
         words++;
@@ -182,7 +184,7 @@ int main(int count, char **words)
     else if (count == 5 && strcmp(words[1], "files") == 0)
         files(words[2], atol(words[3]), atol(words[4]));
     else {
-        fputs("hog: see the source\n", stderr);
+        fputs("hog: invalid arguments, see hog.c\n", stderr);
         return 2;
     }
     for (;;)

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.support import images
 
 HOG = "node.test/hog:v1"
-PATH_IN_NODE = "/opt/harness/hog"  # for programs outside pods
+PATH_IN_NODE = "/opt/harness/hog"  # path of the program in the node, for runs outside pods
 
 _SOURCE = Path(__file__).with_name("hog.c")
 

@@ -1,6 +1,6 @@
 """Simulated node with hostile names, chosen by tenants: ``python -m tests.support.hostile DIR``.
 
-DIR gets the runtime's socket ``s``, the log roots and a configuration; it serves until SIGTERM.
+DIR gets the runtime's socket ``s``, the log roots and a configuration; the runtime is served until SIGTERM.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Generated image archives: layers of chosen sizes around a static busybox, without registry or network.
 
-An archive holds many images and writes a layer they share once, so one import brings in hundreds of images quickly.
-Everything is a function of its description: equal descriptions give equal digests, in every run.
+An archive contains many images and each shared layer once, so that one import adds hundreds of images quickly. Archives
+are functions of their descriptions: equal descriptions give equal digests, in every run.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CREATED = "2024-01-01T00:00:00Z"
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One entry of a layer: ``content`` if given, else ``size_bytes`` that no compressor shrinks, or zeros.
+    """One entry of a layer: ``content`` if given, else ``size_bytes`` of incompressible data, or zeros.
 
     The content follows from path, size and ``seed``; ``link_to`` makes a symlink instead, ``same_as`` a hard link to
     an earlier entry.
@@ -69,7 +69,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer of files; ``gzip_level`` 0 stores (quick, still media type gzip), ``None`` leaves the tar as it is."""
+    """A layer of files; ``gzip_level`` 0 stores without compression (media type gzip), ``None`` writes a plain tar."""
 
     files: tuple[File, ...]
     gzip_level: int | None = 0
@@ -90,8 +90,8 @@ class Image:
 class Index:
     """A multi-platform image: one index over several images, whose own tags are not used.
 
-    ``absent`` names architectures with a manifest in the index and without content in the archive, as after a
-    pull for one platform.
+    ``absent`` lists architectures with a manifest in the index and without content in the archive, as after a pull for
+    one platform.
     """
 
     tags: tuple[str, ...]
@@ -101,7 +101,7 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """An OCI artifact: a manifest whose config is no image config. Keep it in an archive of its own: no unpacking."""
+    """An OCI artifact: a manifest whose config is no image config. Its archive must be its own: no unpacking."""
 
     tags: tuple[str, ...]
     files: tuple[File, ...]
@@ -164,13 +164,13 @@ def image(*tags: str, layers: Sequence[Layer] = (), command: Sequence[str] = FOR
 
 
 def pause_image(*tags: str) -> Image:
-    """Return a sandbox image that shares no layer with the others and sleeps forever."""
+    """Return a sandbox image that shares no layer with the others; its process sleeps forever."""
     layer = Layer((File("busybox-pause", content=BUSYBOX.read_bytes(), mode=0o755),), gzip_level=1)
     return Image(tags or (PAUSE,), (layer,), ("/busybox-pause", "sleep", "2147483647"))
 
 
 def repository(tag: str) -> str:
-    """Return a reference without its tag; a port is no tag."""
+    """Return a reference without its tag; a port is not part of a tag."""
     name, colon, last = tag.rpartition(":")
     return name if colon and "/" not in last else tag
 
@@ -291,7 +291,7 @@ class _Writer:
 
 
 def write_oci(path: Path, *described: Image | Index | Artifact, digest_names: bool = True) -> Archive:
-    """Write an OCI layout tarball with everything described; names travel as containerd's own annotation.
+    """Write an OCI layout tarball with all described images; their names are in containerd's own annotation.
 
     With ``digest_names`` each repository also gets its name by digest, as after a pull.
     """

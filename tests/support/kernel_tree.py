@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GIB = 1 << 30
-# All lines in the kernel's order, so that a reader of a wrong line is detected.
+# All lines in the kernel's order, so that a read of a wrong line is detected.
 _STAT = """\
 anon 1048576
 file {file}

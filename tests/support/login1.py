@@ -1,9 +1,9 @@
 """A private message bus, and a simulated logind on it that delays shutdowns like the real one.
 
-Its locks are FIFOs in a directory, as in logind: they outlive its restart, end when the last copy of the descriptor is
-closed, and are refused during a shutdown. No machine is ever shut down.
+Its locks are FIFOs in a directory, as in logind: they outlive its restart, are released when the last copy of the
+descriptor is closed, and are refused during a shutdown. The simulation never shuts a machine down.
 
-Source: org.freedesktop.login1(5); the behaviour of systemd-logind 257 for points absent from it.
+Source: org.freedesktop.login1(5); the behaviour of systemd-logind 257 for points that it does not cover.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PrivateBus:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it; returns once it accepts connections."""
+        """Start the bus; returns once it accepts connections."""
         self._socket.unlink(missing_ok=True)
         process = subprocess.Popen(
             ["dbus-daemon", f"--config-file={self._config}", "--nofork", "--nopidfile", "--print-address=1"],
@@ -73,7 +73,7 @@ class PrivateBus:
         assert process.stdout.readline(), "dbus-daemon did not start"
 
     def stop(self) -> None:
-        """Kill it; all connections break."""
+        """Kill the bus; all connections break."""
         process, self._process = self._process, None
         if process is not None:
             process.send_signal(signal.SIGKILL)

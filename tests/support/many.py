@@ -1,4 +1,4 @@
-"""A real containerd with many small images on a few shared bases."""
+"""A real containerd with many small images over few shared base images."""
 
 from __future__ import annotations
 

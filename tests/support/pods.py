@@ -1,8 +1,8 @@
-"""The kubelet's role in CRI: creates pods and containers and lists them, as plain values.
+"""CRI client in place of the kubelet: creates and lists pods and containers, as plain values.
 
 The agent's own stubs are deliberately not used. They lack the calls that create pods, and a listing read through
-the code under test would not be independent. The few messages needed are described here and built at run time in a
-descriptor pool of their own, so they never collide with the generated ones.
+the code under test would not be independent. The required messages are described here and built at run time in a
+separate descriptor pool, so that they cannot collide with the generated ones.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class ContainerInfo:
 
 @dataclass(frozen=True, slots=True)
 class ContainerExit:
-    """Exit of a container; times are zero before."""
+    """Exit of a container; times are 0 until it exits."""
 
     state: str
     exit_code: int
@@ -329,18 +329,18 @@ class Pods:
         return container
 
     def stop(self, container: Container, *, grace_s: int = 0) -> None:
-        """Stop a container: SIGTERM, SIGKILL after ``grace_s``, at once when that is 0."""
+        """Stop a container: SIGTERM, then SIGKILL after ``grace_s`` seconds; SIGKILL at once for 0."""
         self.call(
             "StopContainer", {"container_id": container.id, "timeout": grace_s}, timeout_s=self.timeout_s + grace_s
         )
 
     def wait_exited(self, container: Container, *, timeout_s: float = 10) -> ContainerExit:
-        """Wait for the exit of the container and return it; raises TimeoutError at the deadline."""
+        """Wait for the end of the container and return its exit; raises TimeoutError at the deadline."""
         deadline = time.monotonic() + timeout_s
         while (status := self.status(container.id)).state != "EXITED":
             if time.monotonic() > deadline:
                 raise TimeoutError(f"container {container.name} is {status.state} after {timeout_s} s")
-            time.sleep(0.01)  # the state is in another process, without an event here
+            time.sleep(0.01)  # polled, since no event reports a state change of another process
         return status
 
     def status(self, container_id: str) -> ContainerExit:

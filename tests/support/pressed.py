@@ -93,7 +93,7 @@ class PressedNode:
     def run_pod(self, name: str, command: str, *, done: str = "/done") -> Pod:
         """Run a burstable pod as a kubelet would, and wait until its command has created the file ``done``.
 
-        Then it sleeps until SIGTERM.
+        The command is followed by a sleep until SIGTERM.
         """
         uid = str(uuid.uuid4())
         parent = f"{self.pods.cgroup_parent}/kubepods/burstable/pod{uid}"

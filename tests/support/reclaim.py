@@ -1,7 +1,7 @@
-"""Removes all resources of a private containerd, by its base directory alone.
+"""Removal of all resources of a private containerd, by its base directory alone.
 
 Processes are found by the paths in their arguments, mounts by /proc/self/mountinfo, loop devices by their backing
-file. So the same code serves an orderly teardown, a crashed containerd and an earlier run that was killed.
+file. The same code therefore serves an orderly teardown, a crashed containerd and a killed earlier run.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ def cgroup_parent(base: Path) -> str:
     return f"/{CGROUP_PREFIX}{base.name.removeprefix(BASE_PREFIX)}"
 
 
-def poll(what: str, ready: Callable[[], bool], *, timeout_s: float = _PATIENCE_S, interval_s: float = 0.01) -> None:
-    """Wait for a state of another process; raises TimeoutError with its description."""
+def poll(state: str, ready: Callable[[], bool], *, timeout_s: float = _PATIENCE_S, interval_s: float = 0.01) -> None:
+    """Wait for a state of another process; raises TimeoutError with its description ``state``."""
     deadline = time.monotonic() + timeout_s
     while not ready():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not within {timeout_s:g} s")
+            raise TimeoutError(f"timed out after {timeout_s:g} s; expected: {state}")
         time.sleep(interval_s)
 
 
 def reclaim(base: Path, cgroup_parents: Iterable[str] = ()) -> None:
-    """Kill, unmount, detach and remove all resources below ``base``; raises ReclaimError if something remains."""
+    """Kill, unmount, detach and remove all resources below ``base``; raises ReclaimError if resources remain."""
     sockets = shim_sockets(base)
     cgroups = {_CGROUPS / path.lstrip("/") for path in (cgroup_parent(base), *cgroup_parents)}
     kill_all(base)
@@ -65,7 +65,7 @@ def reclaim(base: Path, cgroup_parents: Iterable[str] = ()) -> None:
         _remove_cgroup("/" + str(cgroup.relative_to(_CGROUPS)))
     shutil.rmtree(base, ignore_errors=True)
     if left := leftovers(base):
-        raise ReclaimError(f"left of {base}: {'; '.join(left)}")
+        raise ReclaimError(f"cannot remove {base}: remaining: {'; '.join(left)}")
 
 
 def leftovers(base: Path) -> list[str]:
@@ -153,7 +153,7 @@ def kill_all(base: Path) -> None:
         return not victims
 
     with contextlib.suppress(TimeoutError):
-        poll("processes end", none_left)
+        poll("all processes ended", none_left)
 
 
 def unmount(point: Path) -> None:
@@ -180,14 +180,14 @@ def _unmount(point: str, flags: int) -> bool:
 def _detach_loops(base: Path) -> None:
     # Unmounting clears the device asynchronously; detach it only after a timeout.
     try:
-        poll("loop devices go", lambda: not loops(base), timeout_s=2)
+        poll("loop devices are detached", lambda: not loops(base), timeout_s=2)
     except TimeoutError:
         for device in loops(base):
             subprocess.run(["losetup", "-d", device], check=False)
 
 
 def _remove_cgroup(path: str) -> None:
-    """Remove a cgroup's tree in every hierarchy; parents are kept, since other daemons may be creating below them."""
+    """Remove a cgroup's tree in every hierarchy; parents are kept, since other daemons may use them."""
     for directory in _cgroup_directories(path):
         for child in sorted(directory.rglob("*"), reverse=True):
             if child.is_dir():

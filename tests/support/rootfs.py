@@ -22,9 +22,9 @@ _SUITES: dict[PackagedVersion, str] = {"1.7": "trixie", "2.1": "unstable"}
 _PACKAGES = "containerd,runc,busybox-static"
 _KEYRING = "usr/share/keyrings/debian-archive-keyring.gpg"
 
-# $1 is the root filesystem, the rest are directories to show in it at their own path. The root is bound onto itself
-# because containerd searches its root in mountinfo. It becomes the root of the namespace and the old one is removed: a
-# chroot would keep copies of every mount of the host, and with them the loop devices of other tests.
+# $1 is the root filesystem, the other arguments are directories to mount in it at their own path. The root is bound
+# onto itself because containerd searches its root in mountinfo. It becomes the root of the namespace and the old one is
+# removed: a chroot would keep copies of every mount of the host, and with them the loop devices of other tests.
 _ENTER = """
 set -e
 root=$1; shift
@@ -68,10 +68,10 @@ def hold_namespace(
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
-    said = holder.stdout.readline() if holder.stdout else b""
-    if said != b"entered\n":
+    first_line = holder.stdout.readline() if holder.stdout else b""
+    if first_line != b"entered\n":
         rest, _ = holder.communicate()
-        raise RootfsError(f"{failure}: {(said + rest).decode()}")
+        raise RootfsError(f"{failure}: {(first_line + rest).decode()}")
     return holder, ("nsenter", f"--mount=/proc/{holder.pid}/ns/mnt", "--")
 
 
@@ -90,7 +90,7 @@ class Namespace:
 
     def close(self) -> None:
         """Release the namespace; it ends with its last process."""
-        self._holder.communicate()  # it exits at the end of its input
+        self._holder.communicate()  # the shell exits at the end of its input
 
 
 def cache_directory() -> Path:
@@ -100,7 +100,7 @@ def cache_directory() -> Path:
 
 
 def ensure(version: PackagedVersion) -> Path:
-    """Return the root filesystem with this containerd, building it if the cache lacks it (about 20 s, needs a mirror).
+    """Return the root filesystem with this containerd, building a missing one (about 20 s, requires a mirror).
 
     Versions follow from Debian suites: trixie has 1.7, unstable the current 2.x.
     """
@@ -117,7 +117,7 @@ def ensure(version: PackagedVersion) -> Path:
 def _build(suite: str, root: Path) -> None:
     options = []
     if suite == "unstable":
-        # An old host lacks the keys of unstable, and a mirror's copy of it may have expired.
+        # An old host lacks the keys of unstable, and a mirror's Release file may have expired.
         keyring = ensure("1.7") / _KEYRING
         options = [f"--keyring={keyring}", '--aptopt=Acquire::Check-Valid-Until "false"']
     partial = root.with_suffix(".partial")
@@ -133,7 +133,7 @@ def _build(suite: str, root: Path) -> None:
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Hold the lock of this name among all runs that share the cache."""
+    """Hold the lock with this name, shared by all runs with this cache."""
     with file.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

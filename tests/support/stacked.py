@@ -111,7 +111,7 @@ def described() -> tuple[Image | Index, ...]:
         _image("odd/whiteouts", *small, Layer((File("lib/small-0/.wh.0"), File("lib/.wh.small-1"), File("lib/new")))),
         _image("odd/hard-links", *big, _linked("linked", 40, 50 * KIB)),
         _image("odd/plain-tar", *big, _few("plain", 2, 600 * KIB, gzip_level=None)),
-        # Compressed in two ways, yet with one configuration: CRI sees one image.
+        # Compressed in two ways, yet with one configuration: CRI lists one image.
         _image("odd/once", *big, _few("twice", 2, 600 * KIB, gzip_level=0)),
         _image("odd/twice", *big, _few("twice", 2, 600 * KIB, gzip_level=1)),
         _image("odd/long-names", *odd, Layer(tuple(File(f"lib/long/{n:0200}", 10) for n in range(300)))),
@@ -182,7 +182,7 @@ def _layers(one: Image | Index) -> tuple[Layer, ...]:
 
 
 def _artifacts() -> tuple[images.Artifact, ...]:
-    """Return two artifacts, of which one carries an image's layer; CRI sees at most one, as they share their config."""
+    """Return two artifacts, one with an image's layer; CRI lists at most one, as they share their config."""
     shared = gzip.compress(images.layer_tar(_few("java", 2, 2 * MIB)), 0, mtime=0)
     return (
         images.Artifact((ARTIFACTS[0],), (File("layer", content=shared), File("statement", MIB))),

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 CHECKOUT = Path(__file__).parents[2]
 
-# $1 is an empty directory, $2 are the layers of other copies, uppermost first, $3 shows the machine's directories below
-# all layers, the rest are the covered directories. Layers are not overlays of overlays: the kernel stacks at most two.
-# A copy contains no systemd, so that nothing is started.
+# $1 is an empty directory, $2 the layers of other copies, uppermost first, $3 the mount point of the machine's
+# directories below all layers; the other arguments are the covered directories. Layers are not overlays of overlays:
+# the kernel stacks at most two. A copy contains no systemd, so that no unit is started.
 _ENTER = """
 set -e
 base=$1 layers=$2 machine=$3; shift 3
@@ -46,7 +46,7 @@ exec cat
 def unavailable() -> str | None:
     """Return the reason that no copy can be made here; ``None`` if one can."""
     if os.geteuid() != 0:
-        return "a mount namespace needs root"
+        return "a mount namespace requires root"
     missing = [name for name in ("unshare", "nsenter", "mount", "make") if shutil.which(name, path=PATH) is None]
     return f"not installed: {', '.join(missing)}" if missing else None
 
@@ -87,7 +87,7 @@ class SystemOverlay:
 
     def close(self) -> None:
         """Release the namespace; it ends with its last process."""
-        self._holder.communicate()  # it exits at the end of its input
+        self._holder.communicate()  # the shell exits at the end of its input
 
     def __enter__(self) -> Self:
         return self

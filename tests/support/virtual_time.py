@@ -33,7 +33,7 @@ class _Selector(selectors.DefaultSelector):
         if ready or timeout == 0:
             return ready
         if timeout is None:
-            raise RuntimeError("deadlock: every task waits, and no timer is pending")
+            raise RuntimeError("deadlock: all tasks wait and no timer is pending")
         self._loop.now_s += timeout
         return ready
 

@@ -1,9 +1,9 @@
 """A whole node in a virtual machine: Debian with systemd, cgroup v2, logind and containerd, and this checkout's agent.
 
-Under emulation, so that it needs no hardware virtualisation: QEMU's TCG with a CPU model this kernel supports
-(it panics with ``max`` and ``qemu64``). The root image is built once per set of packages and kept in the cache of
-``rootfs``, the disk once per state of the checkout; a node boots a copy of the disk. There is no network: commands go
-over a virtio port to ``vm_guest`` inside, which systemd starts early and stops last in a power-off.
+The machine is emulated by QEMU's TCG, without hardware virtualisation, with a CPU model that its kernel supports (it
+panics with ``max`` and ``qemu64``). The root image is built once per set of packages and kept in the cache of
+``rootfs``, the disk once per state of the checkout; a node boots a copy of the disk. There is no network: commands are
+sent over a virtio port to ``vm_guest`` in the node, which systemd starts early and stops last in a power-off.
 
     with Node.boot(ensure_disk(), memory_mib=2048) as node:
         print(node.run("nodeagent version").stdout)
@@ -259,9 +259,9 @@ class Disk:
 def unavailable() -> str | None:
     """Return the reason that no node can be booted here; ``None`` if one can."""
     if platform.machine() != "x86_64":
-        return "the virtual machine is an x86_64 one"
+        return "the virtual machine requires x86_64"
     if os.geteuid() != 0:
-        return "building the root image needs root"
+        return "building the root image requires root"
     needed = ["qemu-system-x86_64", "mmdebstrap", "mke2fs", "e2fsck", "debugfs", "unshare", "setpriv", "gcc"]
     missing = [name for name in needed if shutil.which(name, path=_environment()["PATH"]) is None]
     return f"not installed: {', '.join(missing)}" if missing else None
@@ -287,8 +287,8 @@ class Node:
     """A running node, as a context manager; its exit stops the machine and removes its files.
 
     Created with ``boot``. After a power-off the disk is kept until the end of the block: ``journal`` and ``read_disk``
-    read it, ``start`` boots it again. The thread that starts the machine must outlive it, since the machine ends with
-    its starter. ``console`` is the serial output of kernel and systemd, of all boots.
+    read it, ``start`` boots it again. The thread that starts the machine must outlive it, since the kernel kills the
+    emulator at the end of that thread. ``console`` is the serial output of kernel and systemd, of all boots.
     """
 
     def __init__(self, disk: Disk, *, memory_mib: int, cpus: int) -> None:
@@ -317,7 +317,7 @@ class Node:
             try:
                 node.start(timeout_s=min(timeout_s, HUNG_S))
             except TimeoutError as error:
-                print(f"the node hung while it booted, begun again: {error}", file=sys.stderr)
+                print(f"boot timed out: {error}; booting again", file=sys.stderr)
                 node.print_console()
                 node.cut_power()
                 _run(["cp", "--sparse=always", str(disk.image), str(node.disk)])
@@ -340,12 +340,12 @@ class Node:
     def start(self, *, timeout_s: float = BOOT_S) -> None:
         """Boot the machine and wait until systemd has started everything; a unit may have failed."""
         if self.running:
-            raise NodeError("the node runs already")
+            raise NodeError("the node is already running")
         with self._machine_log.open("wb") as log:
             self._process = subprocess.Popen(
                 self._command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        reclaim.poll("the machine opens its sockets", self._connected, timeout_s=_START_S)
+        reclaim.poll("the emulator listens on its sockets", self._connected, timeout_s=_START_S)
         self.run("systemctl is-system-running --wait", check=False, timeout_s=timeout_s)
 
     def run(
@@ -411,7 +411,7 @@ class Node:
             monitor.settimeout(_START_S)
             monitor.connect(str(self._socket("monitor")))
             with monitor.makefile("rw") as lines:
-                lines.readline()  # the greeting of QMP
+                lines.readline()  # the greeting precedes every response of QMP
                 for command in ("qmp_capabilities", "system_powerdown"):
                     lines.write(json.dumps({"execute": command}) + "\n")
                     lines.flush()
@@ -425,27 +425,27 @@ class Node:
         self.wait_off(timeout_s=timeout_s)
 
     def wait_off(self, *, timeout_s: float = OFF_S) -> None:
-        """Wait for the power-off; raises TimeoutError for a machine that still runs, NodeError after a crash."""
+        """Wait for the power-off; raises TimeoutError if the machine still runs, NodeError after a crash."""
         if self._process is None:
-            raise NodeOffError("the node is off already")
+            raise NodeOffError("the node is already powered off")
         try:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise TimeoutError(f"the node is not off within {timeout_s:g} s") from None
+            raise TimeoutError(f"node not powered off after {timeout_s:g} s") from None
         said = self._ended()
         if code != 0:
-            raise NodeError(f"the machine ended with {code}: {said}")
+            raise NodeError(f"emulator failed with exit code {code}: {said}")
 
     def cut_power(self) -> None:
         """Cut the power of the machine."""
         if self._process is None:
-            raise NodeOffError("the node is off already")
+            raise NodeOffError("the node is already powered off")
         self._process.kill()
         self._process.wait()
         self._ended()
 
     def close(self) -> None:
-        """Remove everything; idempotent."""
+        """Stop the machine and remove its files; idempotent."""
         if self._process is not None:
             self.cut_power()
         try:
@@ -454,7 +454,7 @@ class Node:
             _live.pop(self.base, None)
 
     def journal(self, *, boot: int = -1) -> list[Entry]:
-        """Return the journal of one boot, the last one by default; from the disk of a node that is off.
+        """Return the journal of one boot, the last one by default; from the disk of a powered-off node.
 
         ``boot`` is an index: 0 is the first boot, -1 the last.
         """
@@ -466,7 +466,7 @@ class Node:
         return [entry for entry in entries if entry.boot_id == boots[boot]]
 
     def read_disk(self, path: str) -> bytes:
-        """Return the content of a file on the disk of a node that is off."""
+        """Return the content of a file on the disk of a powered-off node."""
         with self._dumped(path) as copy:
             return copy.read_bytes()
 
@@ -495,7 +495,7 @@ class Node:
 
     def _connected(self) -> bool:
         if not self.running:
-            raise NodeError(f"the machine ended at once: {self._ended()}")
+            raise NodeError(f"emulator exited at its start: {self._ended()}")
         connection = socket.socket(socket.AF_UNIX)
         try:
             connection.connect(str(self._socket("control")))
@@ -509,14 +509,14 @@ class Node:
         self, argv: list[str], stdin: bytes, env: dict[str, str], cwd: str, timeout_s: float
     ) -> tuple[int, bytes, bytes]:
         if self._control is None:
-            raise NodeOffError(f"{argv}: the node is off")
+            raise NodeOffError(f"{argv}: node powered off")
         head = {"argv": argv, "env": env, "cwd": cwd, "timeout_s": timeout_s}
         answer, raw = self._control.ask(head, stdin, timeout_s + _CLOCK_SKEW_S)
         if "error" in answer:
             raise NodeError(f"{argv}: {answer['error']}")
         stdout, stderr = raw[: answer["stdout"]], raw[answer["stdout"] :]
         if answer["code"] is None:
-            raise TimeoutError(f"{argv}: not within {timeout_s:g} s: {_text(stdout + stderr)}")
+            raise TimeoutError(f"{argv}: timed out after {timeout_s:g} s: {_text(stdout + stderr)}")
         return answer["code"], stdout, stderr
 
     def _ended(self) -> str:
@@ -543,7 +543,7 @@ class Node:
     def _dumped(self, path: str) -> Iterator[Path]:
         """Copy a file or directory from the disk's filesystem, after a replay of its log as at boot."""
         if self.running:
-            raise NodeError("the disk is the node's while it runs")
+            raise NodeError("cannot read the disk: the node is running")
         replay = ["e2fsck", "-p", "-E", "journal_only", str(self.disk)]
         _run(replay)
         target = self.base / "dumped"
@@ -552,7 +552,7 @@ class Node:
             _run(["debugfs", "-R", f'rdump "{path}" "{target}"', str(self.disk)])
             copy = target / Path(path).name
             if not copy.exists():
-                raise NodeError(f"not on the disk: {path}")
+                raise NodeError(f"{path} not found on the disk")
             yield copy
         finally:
             shutil.rmtree(target)
@@ -577,7 +577,7 @@ class _Control(vm_guest.Channel):
         answer: Future[tuple[dict[str, Any], bytes]] = Future()
         with self._guard:
             if self._ended:
-                raise NodeOffError(f"{head['argv']}: the node is off")
+                raise NodeOffError(f"{head['argv']}: node powered off")
             self._numbers += 1
             number = self._numbers
             self._waiting[number] = answer
@@ -585,9 +585,9 @@ class _Control(vm_guest.Channel):
             self.send({**head, "id": number}, raw)
             return answer.result(timeout_s)
         except BlockingIOError:
-            raise TimeoutError(f"{head['argv']}: the node takes no request within {_SEND_S} s") from None
+            raise TimeoutError(f"{head['argv']}: request not accepted by the node in {_SEND_S} s") from None
         except FutureTimeoutError:
-            raise TimeoutError(f"{head['argv']}: the node does not answer within {timeout_s:g} s") from None
+            raise TimeoutError(f"{head['argv']}: no response of the node in {timeout_s:g} s") from None
         except OSError as error:
             raise NodeOffError(f"{head['argv']}: {error}") from error
         finally:

@@ -1,6 +1,6 @@
-"""Guest side of the control channel: runs commands for the test at the other side of a virtio port.
+"""Guest side of the control channel: runs commands of the test on the host, received over a virtio port.
 
-systemd starts this file early by the distribution's Python, so it uses the standard library only.
+systemd starts this file early with the distribution's Python, so that only the standard library is available.
 A message is eight bytes of length, a JSON head and as many raw bytes as the head's ``size`` says. The request's head
 has ``id``, ``argv``, ``env``, ``cwd`` and ``timeout_s``, its raw bytes are the standard input; the answer has ``id``,
 ``code`` (None after a timeout), ``stdout`` and ``stderr`` as lengths of the two parts of the raw bytes, or ``error``
@@ -27,7 +27,7 @@ PORT = "nodeagent.control"
 _LENGTH = struct.Struct(">Q")
 _LOCK_CURRENT_AND_FUTURE_ON_FAULT = 1 | 2 | 4
 _AFTER_KILL_S = 5.0
-# This program is exempt from the OOM killer; commands must not inherit that.
+# This program is exempt from the OOM killer; commands must not inherit the exemption.
 _AS_ORDINARY = ("choom", "--adjust", "0", "--")
 
 
@@ -61,12 +61,12 @@ class Channel:
         return bytes(parts)
 
     def nothing_read(self) -> None:
-        """Wait for the host: a port without a peer returns end of file, and reports it as a hang-up only."""
+        """Wait for the host: a port without a peer returns end of file, and poll(2) reports only a hang-up."""
         select.poll().poll(100)
 
 
 def serve(channel: Channel) -> None:
-    """Handle requests until the end of the process."""
+    """Handle requests; never returns."""
     while True:
         head, raw = channel.receive()
         threading.Thread(target=_answer, args=(channel, head, raw), daemon=True).start()
@@ -98,7 +98,7 @@ def _run(head: dict[str, Any], stdin: bytes) -> tuple[int | None, bytes, bytes]:
             os.killpg(process.pid, signal.SIGKILL)
         try:
             stdout, stderr = process.communicate(timeout=_AFTER_KILL_S)
-        except subprocess.TimeoutExpired as held:  # a child in another session still has its output open
+        except subprocess.TimeoutExpired as held:  # a child process in another session still has its output open
             stdout, stderr = held.output or b"", held.stderr or b""
         return None, stdout, stderr
     return process.returncode, stdout, stderr

@@ -1,4 +1,4 @@
-"""Runs pods in the node: reads their descriptions as JSON, creates them by ``pods``, writes the results."""
+"""Run pods in the node: read their descriptions as JSON, create them with ``pods``, write the results."""
 
 from __future__ import annotations
 
