@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -46,7 +47,8 @@ def examine(
     else:
         if fix_logind:
             apply_logind_fix(settings)
-        findings = [Finding("configuration", Verdict.OK, "valid"), *run_checks(settings, _ROOT)]
+        checked = run_checks(settings, _ROOT, is_root=os.geteuid() == 0)
+        findings = [Finding("configuration", Verdict.OK, "valid"), *checked]
     if form != "table":
         document = diagnostics.Doctor(
             findings=tuple(

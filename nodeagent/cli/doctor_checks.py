@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.api.client import DaemonRefusedError, DaemonUnavailableError
@@ -44,6 +45,7 @@ from nodeagent.plan.node_checks import (
     check_stalls,
     check_state,
     check_stores,
+    denied,
 )
 from nodeagent.plan.shutdown.budget import shutdown_budget
 from nodeagent.store import HoldFile
@@ -64,12 +66,20 @@ _UNIT: Final = "nodeagent.service"
 _KUBELET_CONFIG: Final = KUBELET_ROOT.relative_to("/") / "config.yaml"
 _KUBELET_FIELDS: Final = ("imageGCHighThresholdPercent", "shutdownGracePeriod", "evictionHard")
 _STATUS_WITHIN_S: Final = 20
+_OF_STATE: Final = frozenset({"state-directory", "stores", "holds", "history"})
+_DENIED: Final = "permission denied"
 _MAXIMUM_EXPOSURE: Final = 3.0
 """The unit as shipped has 1.8; a drop-in that removes its sandboxing exceeds this."""
 
 
-def run_checks(settings: Settings, root: Path) -> Iterator[Finding]:
-    """Yield the findings of every check; a check that fails yields a warning with the cause."""
+def run_checks(settings: Settings, root: Path, *, is_root: bool) -> Iterator[Finding]:
+    """Yield the findings of every check; a check that fails yields a warning with the cause.
+
+    Without ``is_root`` a fact that the user has no permission to read is a warning that states this, not a problem of
+    the node.
+    """
+    directory = settings.state_directory
+    state_denied = "" if is_root else access_problem(directory)
     checks: dict[str, Callable[[], Iterable[Finding]]] = {
         "runtime": lambda: runtime_findings(settings),
         "cgroups": lambda: [check_cgroups(read_cgroup_controllers(root))],
@@ -86,10 +96,27 @@ def run_checks(settings: Settings, root: Path) -> Iterator[Finding]:
         "agent": lambda: agent_findings(settings),
     }
     for name, check in checks.items():
+        if state_denied and name in _OF_STATE:
+            yield denied(name, state_denied)
+            continue
         try:
-            yield from check()
+            for finding in check():
+                is_denied = not is_root and finding.fix and _DENIED in finding.evidence.lower()
+                yield denied(finding.check, finding.evidence) if is_denied else finding
         except (NodeAgentError, OSError, ValueError) as error:
             yield Finding(name, Verdict.WARNING, f"check failed: {error}", "run the check again")
+
+
+def access_problem(directory: Path) -> str:
+    """Return the reason that this user cannot use a directory; empty if it can, or if the directory does not exist."""
+    try:
+        directory.stat()
+    except PermissionError:
+        return f"{_DENIED}: {directory}"
+    except OSError:
+        return ""
+    usable = os.access(directory, os.R_OK | os.W_OK | os.X_OK, effective_ids=True)
+    return "" if usable else f"{_DENIED}: {directory}"
 
 
 def agent_findings(settings: Settings) -> Iterator[Finding]:
@@ -101,7 +128,9 @@ def agent_findings(settings: Settings) -> Iterator[Finding]:
     try:
         with connect(control.socket) as connection:
             status = connection.call("Status", Status, within_s=_STATUS_WITHIN_S).agent
-    except (DaemonUnavailableError, DaemonRefusedError) as error:
+    except DaemonRefusedError as error:
+        yield denied("agent", str(error))
+    except DaemonUnavailableError as error:
         yield check_agent(str(error), (), None)
     else:
         yield check_agent("", status.problems, status.pid if isinstance(status.pid, int) else None)

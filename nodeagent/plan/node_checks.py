@@ -273,6 +273,11 @@ def check_agent(unavailable: str, not_ready: Iterable[str], pid: int | None) -> 
     return Finding("agent", Verdict.OK, f"running (pid {pid})")
 
 
+def denied(check: str, evidence: str) -> Finding:
+    """Return the finding of a check that this user has no permission for: its object may be in order."""
+    return Finding(check, Verdict.WARNING, evidence, "run as root: sudo nodeagent doctor")
+
+
 def check_control_group(name: str, known: bool) -> Finding:  # noqa: FBT001 - a reading
     """Check the group whose members may use the control API."""
     if known:

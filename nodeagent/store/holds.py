@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
@@ -29,6 +29,14 @@ _TEXTS: Final = ("id", "image", "why", "by")
 _TIMES: Final = ("placed_at", "until")
 
 
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """The holds in the file, and the highest id that a hold ever had: an id in a script never names a later hold."""
+
+    holds: tuple[Hold, ...]
+    last_id: int
+
+
 class HoldFile:
     """File with the holds of this node. Its methods block and may be called from any thread or process."""
 
@@ -42,29 +50,33 @@ class HoldFile:
         Raises:
             StoreError: the file cannot be read or is not a document of holds.
         """
+        return self._read().holds
+
+    def _read(self) -> _Contents:
         try:
             text = self._path.read_text(encoding="utf-8")
         except FileNotFoundError:
-            return ()
+            return _Contents((), 0)
         except (OSError, UnicodeDecodeError) as error:
             raise StoreError(f"cannot read holds {self._path}: {error}") from error
         try:
             return _decode(text)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise StoreError(
                 f"cannot read holds {self._path}: {error}; repair the file, or remove it to remove all holds"
             ) from error
 
     def add(self, hold: Hold) -> Hold:
-        """Add a hold and return it with its id, the next free number; expired holds are dropped.
+        """Add a hold and return it with its id, a number that no earlier hold had; expired holds are dropped.
 
         Raises:
             StoreError: the file cannot be read or written; nothing was changed.
         """
 
-        def change(holds: tuple[Hold, ...]) -> tuple[Hold, ...]:
-            number = 1 + max((int(each.id) for each in holds if each.id.isdecimal()), default=0)
-            return (*(each for each in holds if each.until > hold.placed_at), replace(hold, id=str(number)))
+        def change(file: _Contents) -> _Contents:
+            number = file.last_id + 1
+            kept = (each for each in file.holds if each.until > hold.placed_at)
+            return _Contents((*kept, replace(hold, id=str(number))), number)
 
         return self._change(change)[-1]
 
@@ -82,22 +94,22 @@ class HoldFile:
             return None
         removed: list[Hold] = []
 
-        def change(holds: tuple[Hold, ...]) -> tuple[Hold, ...]:
-            removed.extend(filter(matches, holds))
-            return tuple(each for each in holds if not matches(each))
+        def change(file: _Contents) -> _Contents:
+            removed.extend(filter(matches, file.holds))
+            return _Contents(tuple(each for each in file.holds if not matches(each)), file.last_id)
 
         self._change(change)
         return removed[0] if removed else None
 
-    def _change(self, change: Callable[[tuple[Hold, ...]], tuple[Hold, ...]]) -> tuple[Hold, ...]:
+    def _change(self, change: Callable[[_Contents], _Contents]) -> tuple[Hold, ...]:
         try:
             self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
             with _locked(self._path.with_suffix(".lock")):
-                holds = change(self.read())
-                replace_file(self._path, _encode(holds))
+                changed = change(self._read())
+                replace_file(self._path, _encode(changed))
         except OSError as error:
             raise StoreError(f"cannot write holds {self._path}: {error.strerror or error}") from error
-        return holds
+        return changed.holds
 
 
 @contextmanager
@@ -110,19 +122,23 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _encode(holds: tuple[Hold, ...]) -> str:
+def _encode(file: _Contents) -> str:
     rows = [
         {name: getattr(each, name) for name in _TEXTS} | {name: getattr(each, name).isoformat() for name in _TIMES}
-        for each in holds
+        for each in file.holds
     ]
-    return json.dumps({"schema": _SCHEMA, "holds": rows}, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps({"schema": _SCHEMA, "last_id": file.last_id, "holds": rows}, indent=2, ensure_ascii=False) + "\n"
 
 
-def _decode(text: str) -> tuple[Hold, ...]:
+def _decode(text: str) -> _Contents:
     document = json.loads(text)
     if not isinstance(document, dict) or document.get("schema") != _SCHEMA:
         raise ValueError(f"not a document of schema {_SCHEMA}")
-    return tuple(_hold(row) for row in document["holds"])
+    holds = tuple(_hold(row) for row in document["holds"])
+    last_id = document.get("last_id", 0)  # absent in files of version 0.1
+    if type(last_id) is not int or last_id < 0:
+        raise ValueError(f"last_id is not a number: {str(last_id)[:80]}")
+    return _Contents(holds, max(last_id, *(int(each.id) for each in holds if each.id.isdecimal()), 0))
 
 
 def _hold(row: object) -> Hold:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sqlite3
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,7 @@ from nodeagent.plan.node_checks import Verdict
 from tests.support.kubelet_tree import add_process, make_node
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from nodeagent.config.settings import Settings
@@ -84,11 +87,37 @@ def test_unreadable_holds_are_a_problem(node_settings: Settings) -> None:
 def test_failed_check_does_not_prevent_the_others(node_settings: Settings, tmp_path: Path) -> None:
     write(tmp_path, "var/lib/kubelet/config.yaml", "{")
     write(tmp_path, "run/systemd/journal/socket")
-    findings = {each.check: each for each in checks.run_checks(node_settings, tmp_path)}
+    findings = {each.check: each for each in checks.run_checks(node_settings, tmp_path, is_root=True)}
     assert "neither YAML nor JSON" in findings["kubelet-overlap"].evidence
     assert findings["journal"].verdict is Verdict.OK
     assert findings["runtime"].verdict is Verdict.PROBLEM
     assert findings["runtime"].fix
+
+
+@contextmanager
+def as_stranger() -> Iterator[None]:
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can drop to another user")
+def test_missing_permission_is_reported_as_such_and_not_as_a_problem(node_settings: Settings, tmp_path: Path) -> None:
+    for name in ("none.sock", "control.sock"):
+        with socket.socket(socket.AF_UNIX) as unanswered:
+            unanswered.bind(str(tmp_path / name))
+        (tmp_path / name).chmod(0o600)
+    (node_settings.state_directory / "holds.json").write_text("{}")
+    tmp_path.chmod(0o755)
+    node_settings = replace(node_settings, control=ControlSettings(tmp_path / "control.sock"))
+    with as_stranger():
+        findings = {each.check: each for each in checks.run_checks(node_settings, tmp_path, is_root=False)}
+    for name in ("runtime", "state-directory", "stores", "holds", "history", "agent"):
+        finding = findings[name]
+        assert (finding.verdict, "permission denied" in finding.evidence) == (Verdict.WARNING, True), name
+        assert finding.fix == "run as root: sudo nodeagent doctor"
 
 
 def test_stopped_agent_is_a_warning(node_settings: Settings, tmp_path: Path) -> None:

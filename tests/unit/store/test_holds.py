@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -50,9 +51,34 @@ def test_expired_holds_are_dropped_with_the_next_hold(tmp_path: Path) -> None:
     assert last.id == "2"
 
 
+def test_id_of_a_removed_or_expired_hold_is_not_used_again(tmp_path: Path) -> None:
+    file = HoldFile(tmp_path)
+    assert [file.add(hold()).id, file.add(hold()).id] == ["1", "2"]
+    for each in ("2", "1"):
+        file.remove(each)
+    third = HoldFile(tmp_path).add(hold())
+    assert (third.id, file.read()) == ("3", (third,))
+    assert HoldFile(tmp_path).add(hold(placed=T0 + timedelta(hours=2))).id == "4"
+    assert file.read() == file.read()[-1:]
+
+
+def test_ids_continue_after_the_highest_in_a_file_without_counter(tmp_path: Path) -> None:
+    file = HoldFile(tmp_path)
+    file.add(hold())
+    document = json.loads((tmp_path / "holds.json").read_text())
+    del document["last_id"]
+    document["holds"][0]["id"] = "7"
+    (tmp_path / "holds.json").write_text(json.dumps(document))
+    assert file.add(hold()).id == "8"
+
+
 @pytest.mark.parametrize(
     "text",
     [
+        '{"schema": "nodeagent/holds/v1", "last_id": "1", "holds": []}',
+        '{"schema": "nodeagent/holds/v1", "last_id": -1, "holds": []}',
+        '{"schema": "nodeagent/holds/v1", "last_id": true, "holds": []}',
+        '{"schema": "nodeagent/holds/v1", "holds": ' + "[" * 100_000,
         "",
         "{",
         "[]",
@@ -64,7 +90,19 @@ def test_expired_holds_are_dropped_with_the_next_hold(tmp_path: Path) -> None:
             '"placed_at": "2026-01-10T12:00:00", "until": "2026-01-10T12:00:00"}]}'
         ),
     ],
-    ids=["empty", "cut", "list", "newer", "without", "lacking", "no zone"],
+    ids=[
+        "last-id-text",
+        "last-id-negative",
+        "last-id-boolean",
+        "nested",
+        "empty",
+        "cut",
+        "list",
+        "newer",
+        "without",
+        "lacking",
+        "no zone",
+    ],
 )
 def test_malformed_file_is_an_error_and_not_overwritten(tmp_path: Path, text: str) -> None:
     (tmp_path / "holds.json").write_text(text)
