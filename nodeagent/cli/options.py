@@ -84,10 +84,12 @@ class SettingOption:
     Attributes:
         key: the setting, such as ``image_gc.max_images_per_pass``.
         annotation: the annotated type of the option, for typer.
+        flag: the option, such as ``--max-images``.
     """
 
     key: str
     annotation: Any
+    flag: str
 
     @property
     def parameter(self) -> str:
@@ -96,11 +98,13 @@ class SettingOption:
 
 
 def _setting(key: str, kind: type, flag: str, metavar: str, text: str) -> SettingOption:
-    return SettingOption(key, Annotated[kind | None, typer.Option(flag, metavar=metavar, help=text)])
+    return SettingOption(key, Annotated[kind | None, typer.Option(flag, metavar=metavar, help=text)], flag)
 
 
 IMAGE_GC: Final = (
-    _setting("image_gc.high_threshold_percent", int, "--high", "PERCENT", "Start removing at this imagefs usage"),
+    _setting(
+        "image_gc.high_threshold_percent", int, "--high", "PERCENT", "Start removing at this imagefs usage, above --low"
+    ),
     _setting("image_gc.low_threshold_percent", int, "--low", "PERCENT", "Stop removing at this imagefs usage"),
     _setting("image_gc.minimum_age", str, "--minimum-age", "DURATION", "Keep images detected more recently than this"),
     _setting(
@@ -125,6 +129,11 @@ CONTAINER_GC: Final = (
         *(str, "--deleted-pod-grace", "DURATION", "Wait before an absent pod counts as deleted"),
     ),
 )
+OPTIONS: Final[Mapping[str, str]] = {
+    **{each.key: each.flag for each in (*IMAGE_GC, *CONTAINER_GC)},
+    "runtime.endpoint": "--endpoint",
+}
+"""The option that sets each setting, by its key."""
 
 
 def with_setting_options(*options: SettingOption) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -25,7 +25,12 @@ def load_settings(path: Path | None, overrides: Mapping[str, str | int]) -> Sett
     from nodeagent.config.loading import load  # noqa: PLC0415 - the daemon loads in a child process
     from nodeagent.config.policies import settings  # noqa: PLC0415
 
-    return settings(load(path, overrides).config)
+    options = None
+    if overrides:
+        from nodeagent.cli.options import OPTIONS  # noqa: PLC0415 - imports the parser, which set the overrides
+
+        options = OPTIONS
+    return settings(load(path, overrides, options=options).config)
 
 
 def open_for_command(settings: Settings, *, record: bool, dry_run: bool = True) -> AbstractAsyncContextManager[Agent]:

@@ -55,6 +55,7 @@ def load(
     path: Path | None = None,
     overrides: Mapping[str, str | int] | None = None,
     environment: Mapping[str, str] = os.environ,
+    options: Mapping[str, str] | None = None,
 ) -> Loaded:
     """Return the configuration of ``path``, or of the default path where that file exists.
 
@@ -65,6 +66,7 @@ def load(
         path: configuration file; ``None`` for the default one.
         overrides: dotted keys from the command line, such as ``image_gc.high_threshold_percent``.
         environment: variables such as ``NODEAGENT_IMAGE_GC__HIGH_THRESHOLD_PERCENT``.
+        options: option of the command line by dotted key, such as ``--high``, for errors.
 
     Raises:
         ConfigError: invalid or unreadable; one line per error with source, key, value, cause and allowed form.
@@ -89,7 +91,10 @@ def load(
     try:
         config = Config.model_validate(document)
     except ValidationError as error:
-        errors += [_error_line(each, source, origins) for each in error.errors(include_url=False)]
+        given = {
+            key: f"{options[key]} {value}" for key, value in (overrides or {}).items() if options and key in options
+        }
+        errors += [_error_line(each, source, origins, given, options or {}) for each in error.errors(include_url=False)]
     if errors:
         raise ConfigError("\n".join(dict.fromkeys(errors)))
     return Loaded(config, source, dropins, origins)
@@ -265,7 +270,14 @@ def _origin(key: str, origins: Mapping[str, str]) -> str:
     return above or next((where for each, where in origins.items() if each.startswith(f"{key}.")), "")
 
 
-def _error_line(error: ErrorDetails, source: Path | None, origins: Mapping[str, str]) -> str:
+def _error_line(
+    error: ErrorDetails,
+    source: Path | None,
+    origins: Mapping[str, str],
+    given: Mapping[str, str],
+    options: Mapping[str, str],
+) -> str:
+    """Return an error on one line; ``given`` are the options of the command line with their values, by dotted key."""
     location = error["loc"]
     key = ".".join(_key(part) for part in location)
     where = _origin(key, origins) or (str(source) if source is not None else "defaults")
@@ -274,7 +286,19 @@ def _error_line(error: ErrorDetails, source: Path | None, origins: Mapping[str, 
     cause = error_text(error)
     if not location or isinstance(error["input"], dict | BaseModel):
         return f"{where}: {key or 'configuration'}: {cause}"
-    return f"{where}: {key} = {_value(error['input'])}: {cause}"
+    setting = f"{key} = {_value(error['input'])}"
+    other = next((each for each in options if _sibling(key, each) and f"{each.rpartition('.')[2]} = " in cause), "")
+    if key in given:
+        add = f" ({given[other]})" if other in given else f"; or add {options[other]}" if other else ""
+        return f"{given[key]}: {cause}{add}"
+    if other in given:
+        add = f"; add {options[key]}" if key in options else ""
+        return f"{given[other]}: contradicts {setting} ({where}), which {cause}{add}"
+    return f"{where}: {setting}: {cause}"
+
+
+def _sibling(key: str, other: str) -> bool:
+    return key != other and key.rpartition(".")[0] == other.rpartition(".")[0]
 
 
 def _key(part: int | str) -> str:

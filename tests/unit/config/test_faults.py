@@ -156,3 +156,36 @@ def test_any_text_loads_or_raises_config_error(tmp_path_factory: pytest.TempPath
         load(path)
     except ConfigError:
         return
+
+
+OPTIONS = {"image_gc.high_threshold_percent": "--high", "image_gc.low_threshold_percent": "--low"}
+
+
+@pytest.mark.parametrize(
+    ("high", "low", "text"),
+    [
+        (
+            70,
+            None,
+            (
+                "--high 70: contradicts image_gc.low_threshold_percent = 80 (defaults), which must be below "
+                "high_threshold_percent = 70; add --low"
+            ),
+        ),
+        (None, 90, "--low 90: must be below high_threshold_percent = 85; or add --high"),
+        (70, 75, "--low 75: must be below high_threshold_percent = 70 (--high 70)"),
+        (700, None, "--high 700: must be at most 100"),
+    ],
+    ids=["high-alone", "low-alone", "both", "out-of-range"],
+)
+def test_contradiction_of_options_is_reported_with_their_names(high: int | None, low: int | None, text: str) -> None:
+    given = {"image_gc.high_threshold_percent": high, "image_gc.low_threshold_percent": low}
+    overrides = {key: value for key, value in given.items() if value is not None}
+    with pytest.raises(ConfigError) as raised:
+        load(None, overrides, {}, OPTIONS)
+    assert str(raised.value) == text
+
+
+def test_high_option_above_the_configured_low_threshold_keeps_it() -> None:
+    loaded = load(None, {"image_gc.high_threshold_percent": 82}, {}, OPTIONS)
+    assert loaded.config.image_gc.low_threshold_percent == 80
