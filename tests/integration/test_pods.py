@@ -145,9 +145,7 @@ def test_disk_usage_of_a_real_pod_is_measured(containerd: Containerd, pods: Pods
     assert facts.usage is not None
     assert facts.usage.writable.used_bytes is not None
     assert 4 * MIB <= facts.usage.writable.used_bytes < 5 * MIB
-    assert (
-        facts.usage.memory_bytes is not None
-    )  # measured in the container's mount where visible, otherwise by the runtime
+    assert facts.usage.memory_bytes is not None  # read from the container's mount if visible, else by the runtime
     assert [each.used_bytes for each in facts.empty_dirs] == [data.stat().st_blocks * 512]
     assert (facts.usage.ephemeral_bytes or 0) >= 5 * MIB
     handle = read_pods(containerd, tmp_path)[0].handles[sandbox.uid]

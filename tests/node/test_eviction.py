@@ -115,7 +115,7 @@ def oom_kills(node: Node) -> int:
 
 def delayed_pod(name: str, *words: str, **resources: int) -> vm.Pod:
     """Return a burstable pod with a request of about 10 MiB by its OOM score; its load starts on a signal."""
-    return vm.Pod(name, hogs.HOG, ("/bin/hog", "delayed_pod", *words), resources={"oom_score_adj": 990, **resources})
+    return vm.Pod(name, hogs.HOG, ("/bin/hog", "delayed", *words), resources={"oom_score_adj": 990, **resources})
 
 
 def test_only_the_pod_above_its_memory_request_is_evicted(node: Node) -> None:
@@ -264,9 +264,8 @@ def test_pod_with_many_pids_is_evicted_under_pid_pressure(node: Node) -> None:
     (forking, quiet) = node.run_pods(
         delayed_pod("forking", "pids", "700"), vm.Pod("quiet", hogs.HOG, ("/bin/hog", "pids", "5"))
     )
-    node.run(
-        "sysctl -qw kernel.threads-max=1200"
-    )  # set after the start of the pods, since systemd limits each new scope to 15% of it
+    # Set after the start of the pods, since systemd limits each new scope to 15% of it.
+    node.run("sysctl -qw kernel.threads-max=1200")
     start(node, 'hard = "pid.available<600"')
     begin(node, forking)
     (evicted,) = wait_for(node, "evicted", timeout_s=120)
