@@ -1,42 +1,43 @@
 """Client of the control API: HTTP/1.1 over the unix socket.
 
-It imports neither grpc nor the documents, since commands start it for one request. Framing by h11.
+Commands start it for one request, so that it imports neither libraries nor the documents.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 import struct
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote, urlencode
-
-import h11
 
 from nodeagent import __version__
-from nodeagent.api.operations import OPERATIONS, ProblemType
+from nodeagent.api.http_response import CutResponseError, HttpResponse, MalformedResponseError
+from nodeagent.api.operations import OPERATIONS, ProblemType, path_variables
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
+    from os import PathLike
 
     from nodeagent.api.operations import Operation
 
 ANSWER_WITHIN_S: Final = 30.0
 _CONNECT_WITHIN_S: Final = 2
 _TIME_VALUE: Final = struct.Struct("ll")
-_CHUNK_BYTES: Final = 1 << 16
 _PROBLEM: Final = b'{"problem": '
 """Start of the last line of a stream that failed."""
-_VARIABLE: Final = re.compile(r"\{(\w+)\}")
+_UNRESERVED: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~")
+"""Source: RFC 3986, section 2.3."""
 
 
 class DaemonUnavailableError(NodeAgentError):
-    """No daemon listens on the control socket."""
+    """The daemon does not answer on the control socket."""
+
+
+class DaemonAbsentError(DaemonUnavailableError):
+    """No daemon listens on the control socket: it does not exist, or refuses connections."""
 
 
 class DaemonRefusedError(NodeAgentError):
@@ -46,15 +47,16 @@ class DaemonRefusedError(NodeAgentError):
 class ControlClient:
     """A client of the daemon that listens on a control socket. Each request uses a connection of its own."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str | PathLike[str]) -> None:
         """Set the path of the control socket; the first request connects."""
-        self._path = path
+        self._path = os.fspath(path)
 
     def probe(self) -> None:
         """Check that a daemon is listening.
 
         Raises:
-            DaemonUnavailableError: no daemon is listening.
+            DaemonAbsentError: no daemon is listening.
+            DaemonUnavailableError: a daemon is listening and accepts no connection.
             DaemonRefusedError: this user is not allowed to connect.
         """
         _connect(self._path).close()
@@ -63,7 +65,8 @@ class ControlClient:
         """Return the document that an operation responds with, as JSON.
 
         Raises:
-            DaemonUnavailableError: no daemon is listening, or it closed the connection.
+            DaemonAbsentError: no daemon is listening.
+            DaemonUnavailableError: the daemon closed the connection.
             DaemonRefusedError: this user has no access.
             UsageError: the daemon rejects the request.
             RuntimeUnavailableError: the container runtime is unavailable.
@@ -99,40 +102,31 @@ class ControlClient:
     @contextmanager
     def _exchange(self, name: str, fields: Mapping[str, object], within_s: float | None) -> Iterator[Iterator[bytes]]:
         """Send a request; return the parts of a successful response's body."""
-        target, body = encode_request(OPERATIONS[name], fields)
-        wire = h11.Connection(h11.CLIENT)
+        operation = OPERATIONS[name]
+        target, body = encode_request(operation, fields)
+        head = f"{operation.method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
         responded = False
         with _connect(self._path) as connection:
             connection.settimeout(within_s)
             try:
-                head = h11.Request(
-                    method=OPERATIONS[name].method,
-                    target=target,
-                    headers=[("Host", "localhost"), ("Content-Length", str(len(body))), ("Connection", "close")],
-                )
-                sent = (wire.send(head) or b"") + (wire.send(h11.Data(data=body)) or b"")
-                _send(connection, sent + (wire.send(h11.EndOfMessage()) or b""))
-                response = _next_event(wire, connection)
-                while isinstance(response, h11.InformationalResponse):
-                    response = _next_event(wire, connection)
-                if not isinstance(response, h11.Response):
-                    raise DaemonUnavailableError(f"{self._path}: the daemon closed the connection without a response")
+                _send(connection, f"{head}Connection: close\r\n\r\n".encode() + body)
+                response = HttpResponse(connection)
                 responded = True
-                parts = _body(wire, connection)
-                if response.status_code in (404, 405):
+                if response.status in (404, 405):
                     raise NodeAgentError(self._unsupported(name))
-                if response.status_code != 200:
-                    raise _error(_object(b"".join(parts)))
-                yield parts
+                if response.status != 200:
+                    raise _error(_object(b"".join(response.parts())))
+                yield response.parts()
             except TimeoutError as error:
                 raise NodeAgentError(f"{self._path}: no response within {within_s:g} s") from error
             except OSError as error:
                 raise DaemonUnavailableError(
                     f"{self._path}: connection to the daemon lost: {error.strerror or error}"
                 ) from error
-            except h11.RemoteProtocolError as error:
-                if responded:
-                    raise DaemonUnavailableError(f"{self._path}: connection to the daemon lost") from error
+            except CutResponseError as error:
+                lost = "connection to the daemon lost" if responded else "the daemon closed the connection"
+                raise DaemonUnavailableError(f"{self._path}: {lost}") from error
+            except MalformedResponseError as error:
                 raise NodeAgentError(
                     f"{self._path}: no HTTP response ({error}); a daemon of version 0.1 may be running: restart it"
                 ) from error
@@ -148,13 +142,20 @@ def encode_request(operation: Operation, fields: Mapping[str, object]) -> tuple[
         if isinstance(value, str) and not _is_utf_8(value):
             raise UsageError(f"invalid request: {key} is not UTF-8")
     rest = {key: value for key, value in fields.items() if value not in ("", 0, False, None)}
-    names = _VARIABLE.findall(operation.path)
-    path = _VARIABLE.sub(lambda found: quote(str(rest.get(found[1], "")), safe=""), operation.path)
-    rest = {key: value for key, value in rest.items() if key not in names}
+    path = operation.path
+    for each in path_variables(path):
+        path = path.replace(f"{{{each}}}", _quote(rest.pop(each, "")))
     if operation.body_bytes:
         return path, json.dumps(rest).encode()
-    query = urlencode({key: str(value).lower() if isinstance(value, bool) else value for key, value in rest.items()})
+    query = "&".join(
+        f"{key}={_quote(str(value).lower() if isinstance(value, bool) else value)}" for key, value in rest.items()
+    )
     return (f"{path}?{query}" if query else path), b""
+
+
+def _quote(value: object) -> str:
+    """Return a value with every character percent-encoded that a URL does not take."""
+    return "".join(chr(each) if each in _UNRESERVED else f"%{each:02X}" for each in str(value).encode())
 
 
 def _is_utf_8(text: str) -> bool:
@@ -165,12 +166,12 @@ def _is_utf_8(text: str) -> bool:
     return True
 
 
-def _connect(path: Path) -> socket.socket:
+def _connect(path: str) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # not settimeout: without blocking, a full backlog of the server is an error at once
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME_VALUE.pack(_CONNECT_WITHIN_S, 0))
-        connection.connect(str(path))
+        connection.connect(path)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME_VALUE.pack(0, 0))
     except BlockingIOError as error:
         connection.close()
@@ -185,7 +186,7 @@ def _connect(path: Path) -> socket.socket:
         ) from error
     except (FileNotFoundError, ConnectionRefusedError) as error:
         connection.close()
-        raise DaemonUnavailableError(
+        raise DaemonAbsentError(
             f"no agent listening on control socket {path}; check it with: systemctl status nodeagent"
         ) from error
     except OSError as error:
@@ -198,17 +199,6 @@ def _send(connection: socket.socket, data: bytes) -> None:
     """Send a request; a server that refuses it early closes its side, and the response is read nevertheless."""
     with suppress(BrokenPipeError, ConnectionResetError):
         connection.sendall(data)
-
-
-def _next_event(wire: h11.Connection, connection: socket.socket) -> object:
-    while (event := wire.next_event()) is h11.NEED_DATA:
-        wire.receive_data(connection.recv(_CHUNK_BYTES))
-    return event
-
-
-def _body(wire: h11.Connection, connection: socket.socket) -> Iterator[bytes]:
-    while isinstance(event := _next_event(wire, connection), h11.Data):
-        yield bytes(event.data)
 
 
 def _object(text: bytes) -> dict[str, Any]:

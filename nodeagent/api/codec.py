@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from nodeagent.errors import NodeAgentError
+from nodeagent.api.document_error import DocumentError
 from nodeagent.text import escape_lines, to_json
 from nodeagent.units import format_time
 
@@ -36,10 +36,6 @@ class Document(Struct, frozen=True, kw_only=True, tag_field="schema"):
 
 
 D = TypeVar("D", bound=Document)
-
-
-class DocumentError(NodeAgentError):
-    """Text is not a document of the expected schema. The message names the path of the field."""
 
 
 def schema_id(document: Document | type[Document]) -> str:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from nodeagent.api.codec import Document, DocumentError, Number, Part, Time
+from nodeagent.api.codec import Document, Number, Part, Time
 from nodeagent.api.common import Reason
+from nodeagent.api.document_error import DocumentError
 from nodeagent.api.pods import PodFacts
 from nodeagent.model.schemas import SchemaId
 

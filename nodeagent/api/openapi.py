@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final
 
 import msgspec
 
 from nodeagent import __version__
 from nodeagent.api import control, gc, history, holds, pods, pressure, reload, status
-from nodeagent.api.operations import OPERATIONS
+from nodeagent.api.operations import OPERATIONS, path_variables
 from nodeagent.api.requests import request_type
 
 _RESPONSES: Final[dict[str, tuple[type[msgspec.Struct], ...]]] = {
@@ -30,7 +29,6 @@ _RESPONSES: Final[dict[str, tuple[type[msgspec.Struct], ...]]] = {
     "Apply": (gc.Result, gc.Report),
 }
 """Documents of a successful response. The fields of an event are free, and so are those of a saved plan."""
-_VARIABLE: Final = re.compile(r"\{(\w+)\}")
 _REFERENCE: Final = "#/components/schemas/{name}"
 _PROBLEM: Final = {
     "type": "object",
@@ -84,7 +82,7 @@ def _request(name: str) -> dict[str, Any]:
     operation = OPERATIONS[name]
     schema = msgspec.json.schema(request_type(name))
     properties: dict[str, Any] = schema["$defs"][request_type(name).__name__].get("properties", {})
-    variables = _VARIABLE.findall(operation.path)
+    variables = path_variables(operation.path)
     parameters = [
         {"name": each, "in": "path", "required": True, "schema": {"type": properties[each]["type"]}}
         for each in variables

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -63,7 +62,12 @@ OPERATIONS: Final = {
 
 def method_name(operation: str) -> str:
     """Return the name of the service's method for an operation: ``add_hold`` for ``AddHold``."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", operation).lower()
+    return "".join(f"_{each.lower()}" if each.isupper() else each for each in operation).removeprefix("_")
+
+
+def path_variables(path: str) -> tuple[str, ...]:
+    """Return the names of the variables in a path template, in order."""
+    return tuple(each.partition("}")[0] for each in path.split("{")[1:])
 
 
 class ProblemType:

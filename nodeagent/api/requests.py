@@ -51,11 +51,13 @@ class AddHoldRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         image: an image, a pattern or a digest; empty for all images.
         seconds: duration.
         why: shown with the hold.
+        by: user that root acts for, such as the one behind sudo; only root may name one.
     """
 
     image: str = ""
     seconds: float = 0.0
     why: str = ""
+    by: str = ""
 
 
 class RemoveHoldRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

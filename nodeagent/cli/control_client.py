@@ -1,29 +1,38 @@
-"""Client of the control API."""
+"""Client of the control API.
+
+It needs the path of the control socket and no valid configuration. Its imports are few, since a command that the daemon
+answers imports little else.
+"""
 
 from __future__ import annotations
 
 import os
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from nodeagent import __version__
-from nodeagent.api.client import ANSWER_WITHIN_S, ControlClient, DaemonRefusedError, DaemonUnavailableError
-from nodeagent.api.codec import Document, DocumentError, decode
-from nodeagent.config.control import DEFAULT_SOCKET
+from nodeagent.api.client import (
+    ANSWER_WITHIN_S,
+    ControlClient,
+    DaemonAbsentError,
+    DaemonRefusedError,
+)
+from nodeagent.api.document_error import DocumentError
+from nodeagent.config.socket_path import VARIABLE, read_socket_path
 from nodeagent.errors import NodeAgentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from os import PathLike
 
+    from nodeagent.api.codec import Document
 
-D = TypeVar("D", bound=Document)
+    D = TypeVar("D", bound=Document)
+
 T = TypeVar("T")
 
 _PREFIX: Final = "NODEAGENT_"
-_SOCKET_VARIABLE: Final = "NODEAGENT_CONTROL__SOCKET"
-"""Overrides the configuration, so that none has to be read."""
-_NO_SETTINGS: Final = (_SOCKET_VARIABLE, "NODEAGENT_TEST_", "NODEAGENT_SERVICE_", "NODEAGENT_PORT")
+_NO_SETTINGS: Final = (VARIABLE, "NODEAGENT_TEST_", "NODEAGENT_SERVICE_", "NODEAGENT_PORT")
 
 
 class ControlConnection:
@@ -54,12 +63,14 @@ class ControlConnection:
             UsageError: the daemon rejects the request as invalid.
             NodeAgentError: the request failed, or the answer is not of this version.
         """
-        return _decoded(self.call_text(operation, fields, within_s=within_s), lambda text: decode(text, answer))
+        from nodeagent.api.codec import decode  # noqa: PLC0415 - slow to import
+
+        return checked(self.call_text(operation, fields, within_s=within_s), lambda text: decode(text, answer))
 
     def call_text(
         self, operation: str, fields: Mapping[str, object] | None = None, *, within_s: float = ANSWER_WITHIN_S
     ) -> str:
-        """Return the answer of an operation as the JSON text that the daemon sent; for a signed plan.
+        """Return the answer of an operation as the JSON text that the daemon sent.
 
         Raises:
             NodeAgentError: as ``call``.
@@ -75,38 +86,25 @@ class ControlConnection:
             NodeAgentError: as ``call``.
         """
         for text in self._client.stream(operation, fields):
-            yield _decoded(text, decoder)
+            yield checked(text, decoder)
 
 
-def find_socket(config: Path | None) -> Path | None:
-    """Return the path of the control socket by a configuration; ``None`` if the configuration disables it."""
-    variable = os.environ.get(_SOCKET_VARIABLE)
-    if variable and variable.startswith("/"):
-        return Path(variable)
-    if config is None and variable is None and _may_exist(DEFAULT_SOCKET):
-        return DEFAULT_SOCKET
-    from nodeagent.cli.session import load_settings  # noqa: PLC0415 - loading takes longer than the rest
+def find_socket(config: str | PathLike[str] | None) -> str | None:
+    """Return the path of the control socket by a configuration; ``None`` if the configuration disables it.
 
-    return load_settings(config, {}).control.socket
-
-
-def _may_exist(path: Path) -> bool:
-    """Return whether a path exists; true where permissions hide it."""
-    try:
-        path.lstat()
-    except PermissionError:
-        return True
-    except OSError:
-        return False
-    return True
+    Raises:
+        ConfigError: the given file cannot be read; its faults are ignored.
+    """
+    return read_socket_path(None if config is None else os.fspath(config))
 
 
 @contextmanager
-def connect(path: Path) -> Iterator[ControlConnection]:
+def connect(path: str | PathLike[str]) -> Iterator[ControlConnection]:
     """Return a connection to the daemon that listens on a socket.
 
     Raises:
-        DaemonUnavailableError: no daemon is listening there.
+        DaemonAbsentError: no daemon is listening there.
+        DaemonUnavailableError: a daemon is listening and accepts no connection.
         DaemonRefusedError: this user is not allowed to connect.
     """
     client = ControlClient(path)
@@ -115,23 +113,49 @@ def connect(path: Path) -> Iterator[ControlConnection]:
 
 
 @contextmanager
-def connected(config: Path | None) -> Iterator[ControlConnection]:
+def connected(config: str | PathLike[str] | None) -> Iterator[ControlConnection]:
     """Return a connection to the running daemon.
 
     Raises:
-        DaemonUnavailableError: no daemon is running.
+        DaemonAbsentError: no daemon is running, or its control API is disabled.
+        DaemonUnavailableError: the daemon accepts no connection.
         DaemonRefusedError: this user is not allowed to connect.
     """
     path = find_socket(config)
     if path is None:
-        raise DaemonUnavailableError('control API disabled: control.socket = ""')
+        raise DaemonAbsentError('control API disabled: control.socket = ""')
     with connect(path) as agent:
         yield agent
 
 
 @contextmanager
+def daemon_of(config: str | PathLike[str] | None) -> Iterator[ControlConnection | None]:
+    """Return a connection to the daemon of a configuration; ``None`` where none is running.
+
+    It is ``None`` also if environment variables configure more than the socket, without a ``config``: then the command
+    is meant for another state directory than that of the running daemon.
+
+    Raises:
+        DaemonRefusedError: a daemon is running and refuses this user.
+        DaemonUnavailableError: a daemon is running and accepts no connection.
+    """
+    agent = None
+    with ExitStack() as stack:
+        if config is not None or not _configured(os.environ):
+            try:
+                agent = stack.enter_context(connected(config))
+            except DaemonAbsentError:
+                agent = None
+        yield agent
+
+
+@contextmanager
 def daemon_for_user(
-    config: Path | None, overrides: Mapping[str, object], *, root_too: bool = False, refusal_matters: bool = True
+    config: str | PathLike[str] | None,
+    overrides: Mapping[str, object],
+    *,
+    root_too: bool = False,
+    refusal_matters: bool = True,
 ) -> Iterator[ControlConnection | None]:
     """Return a connection to the daemon if the command is a client of it; ``None`` if it reads the node itself.
 
@@ -146,6 +170,7 @@ def daemon_for_user(
 
     Raises:
         DaemonRefusedError: a daemon is running and refuses this user.
+        DaemonUnavailableError: a daemon is running and accepts no connection.
     """
     agent = None
     with ExitStack() as stack:
@@ -153,7 +178,7 @@ def daemon_for_user(
         if client and config is None and not overrides and not _configured(os.environ):
             try:
                 agent = stack.enter_context(connected(None))
-            except DaemonUnavailableError:
+            except DaemonAbsentError:
                 agent = None
             except DaemonRefusedError:
                 if refusal_matters:
@@ -166,7 +191,12 @@ def _configured(environment: Mapping[str, str]) -> bool:
     return any(name.startswith(_PREFIX) and not name.startswith(_NO_SETTINGS) for name in environment)
 
 
-def _decoded(text: str, decoder: Callable[[str], T]) -> T:
+def checked(text: str, decoder: Callable[[str], T]) -> T:
+    """Return an answer of the daemon through its decoder.
+
+    Raises:
+        NodeAgentError: the answer is not of this version.
+    """
     try:
         return decoder(text)
     except DocumentError as error:

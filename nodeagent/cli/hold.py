@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from nodeagent import model
 from nodeagent.api.codec import encode
 from nodeagent.api.holds import Hold, HoldList
-from nodeagent.cli.control_client import daemon_for_user
+from nodeagent.cli.control_client import daemon_for_user, daemon_of
 from nodeagent.cli.output import say
 from nodeagent.cli.session import load_settings
 from nodeagent.clock import SystemClock
@@ -53,9 +53,10 @@ def add(config: Path | None, *, image: str | None, every: bool, duration: str, w
             f"--for {duration}: must be more than 0 and at most 365d; protect.images protects images permanently"
         )
     now = SystemClock().now()
-    with daemon_for_user(config, {}) as agent:
+    with daemon_of(config) as agent:
         if agent is not None:
-            request = {"image": image or "", "seconds": seconds, "why": why}
+            by = _user() if os.geteuid() == 0 else ""
+            request = {"image": image or "", "seconds": seconds, "why": why, "by": by}
             _print_placed(agent.call("AddHold", Hold, request), form)
             return
     hold = model.Hold("", ALL_IMAGES if image is None else image, why, _user(), now, now + timedelta(seconds=seconds))
@@ -97,7 +98,7 @@ def remove(config: Path | None, hold_id: str) -> None:
         UsageError: no hold has this id.
         StoreError: the file cannot be written.
     """
-    with daemon_for_user(config, {}) as agent:
+    with daemon_of(config) as agent:
         if agent is not None:
             _print_removed(agent.call("RemoveHold", Hold, {"id": hold_id}))
             return

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import structs
 
-from nodeagent.api.client import DaemonUnavailableError
+from nodeagent.api.client import DaemonAbsentError
 from nodeagent.api.codec import encode
 from nodeagent.api.pods import PodUsage
 from nodeagent.api.status import Status, Top
@@ -97,7 +97,7 @@ def _connected_or_none(config: Path | None) -> Iterator[tuple[ControlConnection 
     with ExitStack() as stack:
         try:
             agent = stack.enter_context(connected(config))
-        except DaemonUnavailableError as error:
+        except DaemonAbsentError as error:
             problem = str(error)
         yield agent, problem
 

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-DEFAULT_SOCKET: Final = Path("/run/nodeagent/control.sock")
+from nodeagent.config.paths import CONTROL_SOCKET
+
+DEFAULT_SOCKET: Final = Path(CONTROL_SOCKET)
 
 
 @dataclass(frozen=True, slots=True)

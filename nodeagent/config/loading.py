@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal, get_origin
 from pydantic import BaseModel, ValidationError
 
 from nodeagent.config.models import Config
+from nodeagent.config.paths import CONFIG_FILE
 from nodeagent.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
-DEFAULT_PATH: Final = Path("/etc/nodeagent/config.toml")
+DEFAULT_PATH: Final = Path(CONFIG_FILE)
 ENVIRONMENT_PREFIX: Final = "NODEAGENT_"
 _FOREIGN_PREFIXES: Final = ("NODEAGENT_TEST_", "NODEAGENT_SERVICE_", "NODEAGENT_PORT")
 """Variables of the tests, and variables that Kubernetes derives from a Service named ``nodeagent``."""

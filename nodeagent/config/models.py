@@ -10,6 +10,7 @@ from nodeagent.config.eviction_models import EvictionSection, KubeletSection
 from nodeagent.config.fields import Directory, Duration, OptionalPath, Period, Section, Size, SocketPath, Switch
 from nodeagent.config.gc_models import ContainerGCSection, ImageGCSection, ProtectSection
 from nodeagent.config.metrics import DEFAULT_LISTEN, LISTEN_FORM, parse_listen
+from nodeagent.config.paths import CONTROL_SOCKET
 from nodeagent.config.shutdown_models import ShutdownSection
 from nodeagent.units import parse_duration_s
 
@@ -76,7 +77,7 @@ class ControlSection(Section):
     """Control API of the daemon."""
 
     socket: SocketPath = Field(
-        "/run/nodeagent/control.sock",
+        CONTROL_SOCKET,
         description="Path of the control socket, at most 107 bytes; its directory must exist. Empty disables.",
     )
     group: str = Field(

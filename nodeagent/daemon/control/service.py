@@ -162,8 +162,11 @@ class ControlService:
                 parse_rule(image)
             except ValueError as error:
                 raise UsageError(f"image: {error}") from error
+        caller, by = CALLER.get(), _text(request.by, "by")
+        if by and not caller.is_root:
+            raise UsageError("by: only root places holds for other users")
         now = self._context.clock.now()
-        hold = model.Hold("", image, why, CALLER.get().name, now, now + timedelta(seconds=seconds))
+        hold = model.Hold("", image, why, by or caller.name, now, now + timedelta(seconds=seconds))
         placed = await asyncio.to_thread(self._holds().add, hold)
         return encode_line(Hold.of(placed, now))
 

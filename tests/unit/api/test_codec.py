@@ -16,7 +16,6 @@ from nodeagent import api
 from nodeagent.api import codec
 from nodeagent.api.codec import (
     Document,
-    DocumentError,
     decode,
     decode_fields,
     encode,
@@ -25,6 +24,7 @@ from nodeagent.api.codec import (
     schema_id,
 )
 from nodeagent.api.control import Triggered
+from nodeagent.api.document_error import DocumentError
 from nodeagent.api.gc import decode_progress
 from nodeagent.api.history import History
 from nodeagent.api.holds import HoldList

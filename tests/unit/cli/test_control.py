@@ -134,14 +134,6 @@ async def test_denied_connection_names_the_command_that_grants_it(
     assert (code, "usermod -aG nodeagent" in err) == (1, True)
 
 
-def test_socket_in_an_unsearchable_directory_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(*_: object) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr("pathlib.Path.lstat", denied)
-    assert control_client.find_socket(None) == DEFAULT_SOCKET
-
-
 async def test_member_previews_through_the_agent_and_may_not_remove(
     as_member: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -287,6 +287,13 @@ async def test_invalid_request_is_refused_and_changes_nothing(
     assert len(node.sim.containers) == 2
 
 
+async def test_only_root_places_a_hold_for_another_user(as_actor: Node) -> None:
+    request = api.AddHoldRequest(image="app:*", seconds=60, by="alice")
+    assert await as_actor.refused("AddHold", request) == (400, "by: only root places holds for other users")
+    as_actor.peer[0] = ROOT
+    assert (await as_actor.ask("AddHold", request))["by"] == "alice"
+
+
 async def test_hold_has_its_caller_and_is_removed(node: Node) -> None:
     placed = await node.ask("AddHold", api.AddHoldRequest(image="app:*", seconds=60, why="rollback"))
     assert (placed["by"], placed["why"]) == ("root", "rollback")

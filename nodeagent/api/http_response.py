@@ -1,0 +1,110 @@
+"""Responses of HTTP/1.1, as the control server sends them.
+
+Read by hand: h11, which parses the requests in the daemon, and ``http.client`` each take longer to import than a whole
+command. The server is the daemon, which runs as root, so the parser needs no defence against it; what is cut or
+malformed is an error nevertheless.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator
+
+_PART_BYTES = 1 << 16
+_LONGEST_LINE = 1 << 14
+_BEGIN = b"HTTP/1."
+
+
+class MalformedResponseError(Exception):
+    """The received bytes are no response of HTTP/1.1."""
+
+
+class CutResponseError(Exception):
+    """The connection was closed before the end of the response."""
+
+
+class HttpResponse:
+    """A response whose head was read.
+
+    Attributes:
+        status: status code.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Read the head of a response; interim responses are skipped.
+
+        Raises:
+            MalformedResponseError: no HTTP.
+            CutResponseError: closed before the end of the head.
+        """
+        self._connection = connection
+        self._received = b""
+        self.status = 100
+        while 100 <= self.status < 200:
+            self.status, self._headers = self._head()
+
+    def parts(self) -> Iterator[bytes]:
+        """Yield the body as it arrives.
+
+        Raises:
+            MalformedResponseError: faulty framing.
+            CutResponseError: closed before the end of the body.
+        """
+        length = self._headers.get(b"content-length")
+        if self._headers.get(b"transfer-encoding", b"").lower() == b"chunked":
+            while size := _number(self._line().partition(b";")[0], 16):
+                yield from self._exactly(size)
+                if self._line():
+                    raise MalformedResponseError("chunk longer than its size")
+            while self._line():
+                pass
+        elif length is not None:
+            yield from self._exactly(_number(length, 10))
+        else:
+            yield self._received
+            while part := self._connection.recv(_PART_BYTES):
+                yield part
+
+    def _head(self) -> tuple[int, dict[bytes, bytes]]:
+        while len(self._received) < len(_BEGIN) and _BEGIN.startswith(self._received):
+            self._receive()
+        if not self._received.startswith(_BEGIN):
+            raise MalformedResponseError(f"starts with {self._received[:20]!r}")
+        status = _number(self._line()[len(_BEGIN) + 2 :][:3], 10)
+        headers = {}
+        while line := self._line():
+            name, _, value = line.partition(b":")
+            headers[name.lower()] = value.strip()
+        return status, headers
+
+    def _line(self) -> bytes:
+        while (end := self._received.find(b"\n")) < 0:
+            if len(self._received) > _LONGEST_LINE:
+                raise MalformedResponseError("line too long")
+            self._receive()
+        line, self._received = self._received[:end], self._received[end + 1 :]
+        return line.removesuffix(b"\r")
+
+    def _exactly(self, size: int) -> Iterator[bytes]:
+        while size:
+            if not self._received:
+                self._receive()
+            part, self._received = self._received[:size], self._received[size:]
+            size -= len(part)
+            yield part
+
+    def _receive(self) -> None:
+        part = self._connection.recv(_PART_BYTES)
+        if not part:
+            raise CutResponseError
+        self._received += part
+
+
+def _number(text: bytes, base: int) -> int:
+    try:
+        return int(text, base)
+    except ValueError as error:
+        raise MalformedResponseError(f"{text[:20]!r} is not a number") from error

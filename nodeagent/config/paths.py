@@ -1,0 +1,6 @@
+"""Default paths, as text: the import of ``pathlib`` takes as long as a whole request of a command to the daemon."""
+
+from __future__ import annotations
+
+CONFIG_FILE = "/etc/nodeagent/config.toml"
+CONTROL_SOCKET = "/run/nodeagent/control.sock"

@@ -1,0 +1,109 @@
+"""Path of the control socket, from a configuration that may be invalid.
+
+A client of the daemon needs no other setting. The daemon continues with its earlier configuration if the file becomes
+invalid, so that the commands that control it must find the socket nevertheless: faults of the file are ignored here.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from nodeagent.config.paths import CONFIG_FILE, CONTROL_SOCKET
+from nodeagent.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+VARIABLE = "NODEAGENT_CONTROL__SOCKET"
+_SECTION = "control"
+_KEY = "socket"
+
+
+def read_socket_path(config: str | None, environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return the path of the control socket; ``None`` if the control API is disabled.
+
+    The variable takes precedence over the drop-ins of the configuration file, which override the file itself. Without a
+    readable setting it is the default path.
+
+    Args:
+        config: configuration file; ``None`` for the default one, which may be missing or unreadable.
+        environment: variables of this process.
+
+    Raises:
+        ConfigError: the variable is no absolute path, or the given ``config`` cannot be read.
+    """
+    found = environment.get(VARIABLE)
+    if found is None:
+        found = _in_files(config)
+    elif found and not found.startswith("/"):
+        raise ConfigError(f"environment: {VARIABLE} = {found!r}: must be an absolute path")
+    return found or None
+
+
+def _in_files(config: str | None) -> str:
+    found = CONTROL_SOCKET
+    try:
+        texts = [_read(config or CONFIG_FILE)]
+    except (OSError, UnicodeDecodeError) as error:
+        if config is not None:
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+            raise ConfigError(f"{config}: cannot read file: {reason or error}") from error
+        texts = []
+    for each in _dropins(config or CONFIG_FILE):
+        try:
+            texts.append(_read(each))
+        except (OSError, UnicodeDecodeError):
+            continue
+    for text in texts:
+        for line in text.splitlines():
+            if _KEY in line and not line.lstrip().startswith("#"):
+                found = _in_text(text, found)
+                break
+    return found
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is slow
+        return file.read()
+
+
+def _dropins(path: str) -> list[str]:
+    """Return the drop-ins of a configuration file, in order; none if their directory is unreadable."""
+    directory = f"{os.path.splitext(path)[0]}.d"  # noqa: PTH122 - pathlib is slow
+    try:
+        names = sorted(os.listdir(directory))  # noqa: PTH208
+    except OSError:
+        return []
+    return [f"{directory}/{name}" for name in names if name.endswith(".toml") and not name.startswith(".")]
+
+
+def _in_text(text: str, default: str) -> str:
+    """Return the socket path that a file sets; ``default`` if it sets none, or one that is not absolute."""
+    import tomllib  # noqa: PLC0415 - only if a file may set the path
+
+    try:
+        documents: Iterator[Mapping[str, object]] = iter([tomllib.loads(text)])
+    except (ValueError, RecursionError):
+        documents = _valid_lines(text)
+    for document in documents:
+        section = document.get(_SECTION)
+        path = section.get(_KEY) if isinstance(section, dict) else None
+        if isinstance(path, str) and (not path or path.startswith("/")):
+            default = path
+    return default
+
+
+def _valid_lines(text: str) -> Iterator[Mapping[str, object]]:
+    """Yield the document that each valid line of an invalid file makes within its table."""
+    import tomllib  # noqa: PLC0415 - as above
+
+    header = ""
+    for line in text.splitlines():
+        if line.lstrip().startswith("["):
+            header = line
+            continue
+        try:
+            yield tomllib.loads(f"{header}\n{line}")
+        except (ValueError, RecursionError):
+            continue
