@@ -15,6 +15,7 @@ change it. The original of an escape is therefore ambiguous; ids identify the it
 from __future__ import annotations
 
 import re
+from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ _INVISIBLE: Final = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
 """Invisible characters that ``str.isprintable`` accepts. Source: Unicode, Default_Ignorable_Code_Point."""
+_TRAILING_JAMO: Final = frozenset(map(chr, (*range(0x1160, 0x1200), *range(0xD7B0, 0xD800))))
+ELLIPSIS: Final = "\u2026"
 
 
 def escape(text: str) -> str:
@@ -101,3 +104,78 @@ def _json_escaped(character: str) -> str:
         return "\\" + _escaped(character)  # JSON requires an escaped backslash
     units = character.encode("utf-16-be").hex()
     return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
+
+
+def display_width(text: str) -> int:
+    """Return the cells that escaped text occupies on a terminal.
+
+    Wide and fullwidth characters occupy two cells, combining marks and the trailing letters of a Hangul syllable none.
+    Source: Unicode, East_Asian_Width (UAX 11).
+    """
+    if text.isascii():
+        return len(text)
+    return sum(map(_character_width, text))
+
+
+class Cut(Enum):
+    """The part of a text that is replaced by an ellipsis where it does not fit.
+
+    Attributes:
+        END: its end.
+        MIDDLE: its middle.
+        PATH: leading components that end with a slash, as many as necessary; also the middle of the last component if
+            that alone does not fit.
+    """
+
+    PATH = "path"
+    MIDDLE = "middle"
+    END = "end"
+
+
+def fit(text: str, cells: int, cut: Cut = Cut.END) -> str:
+    """Return escaped text that occupies at most ``cells`` cells (at least 1); an ellipsis replaces the rest."""
+    if display_width(text) <= cells:
+        return text
+    kept = cells - 1
+    if cut is Cut.END:
+        return _head(text, kept) + ELLIPSIS
+    if cut is Cut.PATH:
+        *leading, last = text.split("/")
+        fitting = (
+            ELLIPSIS + "".join(f"/{each}" for each in (*leading[1:], last)[start:]) for start in range(len(leading))
+        )
+        found = next((each for each in fitting if display_width(each) <= cells), None)
+        return found or fit(last, cells, Cut.MIDDLE)
+    head = kept // 2
+    return _head(text, head) + ELLIPSIS + _tail(text, kept - head)
+
+
+def _head(text: str, cells: int) -> str:
+    used = 0
+    for position, character in enumerate(text):
+        used += _character_width(character)
+        if used > cells:
+            return text[:position]
+    return text
+
+
+def _tail(text: str, cells: int) -> str:
+    start, used = len(text), 0
+    for position in range(len(text) - 1, -1, -1):
+        width = _character_width(text[position])
+        used += width
+        if used > cells:
+            break
+        if width:  # a mark without its base would combine with the ellipsis
+            start = position
+    return text[start:]
+
+
+def _character_width(character: str) -> int:
+    if character.isascii():
+        return 1
+    import unicodedata  # noqa: PLC0415 - not for ASCII text
+
+    if unicodedata.category(character) in ("Mn", "Me") or character in _TRAILING_JAMO:
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1

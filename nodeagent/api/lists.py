@@ -67,6 +67,16 @@ class Image(Part, frozen=True, kw_only=True):
     verdict: Verdict
     reason: Reason
 
+    @property
+    def references(self) -> tuple[str, ...]:
+        """Tags, then digest references."""
+        return self.repo_tags + self.repo_digests
+
+    @property
+    def name(self) -> str:
+        """Display name: the first tag, else the first digest reference, else the id."""
+        return next(iter(self.references), self.id)
+
     @classmethod
     def of(
         cls, image: model.Image, decision: Decision, usage: model.ImageUsage | None, accounting: Accounting

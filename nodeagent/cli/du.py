@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.api.codec import encode
 from nodeagent.api.gc import DiskUsage
+from nodeagent.cli import values
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.errors import UsageError
 from nodeagent.plan.gc.scope import Scope
@@ -100,7 +101,7 @@ def breakdown_view(value: Breakdown, *, details: bool) -> RenderableType:
         )
         shown = share.members[: 10 if details else 3] if details or share.part is Part.OTHER else ()
         for name, size in shown:
-            table.add_row("", f"  {render.short_reference(name)}", format_bytes(size), "", style="dim")
+            table.add_row("", f"  {values.short_reference(name)}", format_bytes(size), "", style="dim")
     table.add_row("", "free", format_bytes(value.filesystem.available_bytes), "")
     lines: list[RenderableType] = [render.usage_line(value.filesystem), Text(), bar, table]
     if not value.exact:

@@ -73,7 +73,7 @@ def show(config: Path | None, overrides: Mapping[str, str | int], name: str, for
 
 
 def _lines(value: Explanation, now: datetime) -> list[str]:
-    from nodeagent.cli.render import ago, short_id, size  # noqa: PLC0415 - not for documents
+    from nodeagent.cli.values import ago, short_id, size  # noqa: PLC0415 - not for documents
 
     decision = value.decision
     lines = [f"  verdict   {decision.verdict.value}: {decision.reason.sentence}"]

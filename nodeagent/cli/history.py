@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.api.codec import encode
 from nodeagent.api.eviction import RecordedEviction
 from nodeagent.api.history import History
+from nodeagent.cli import values
 from nodeagent.cli.control_client import daemon_for_user
 from nodeagent.cli.session import load_settings
 from nodeagent.cli.shutdown import stop_headline
@@ -82,8 +83,8 @@ def _print(history: History, form: str, source: str) -> None:
             table.add_row(
                 each.outcome,
                 each.kind,
-                render.short_reference(each.name),
-                render.size(each.frees_bytes) if each.frees_bytes is not None else "",
+                values.short_reference(each.name),
+                values.size(each.frees_bytes) if each.frees_bytes is not None else "",
                 f"{sentence}; {each.detail}" if each.detail else sentence,
                 style="red" if each.outcome == "failed" else "",
             )

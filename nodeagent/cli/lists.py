@@ -8,50 +8,57 @@ from typing import TYPE_CHECKING
 from nodeagent.api import lists
 from nodeagent.api.codec import encode
 from nodeagent.api.lists import LayerStack, list_header
+from nodeagent.cli.list_request import ListRequest
+from nodeagent.cli.list_views import CONTAINERS, IMAGES, PODS
+from nodeagent.cli.listing import ListOptions
 from nodeagent.cli.session import load_settings, open_for_command, run_async
-from nodeagent.errors import ObservationError
-from nodeagent.plan.decision import Accounting, ItemKind, Verdict
+from nodeagent.errors import ObservationError, UsageError
+from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.gc.layer_sharing import Stack, sharing_tree
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.plan.pods.deletion import check_pods
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from datetime import datetime
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from rich.table import Table
     from rich.tree import Tree as RichTree
 
     from nodeagent.act.gc.preview import Preview
     from nodeagent.api.codec import Document
     from nodeagent.config.settings import Settings
-    from nodeagent.model import Container, Image, NodeSnapshot, Sandbox
+    from nodeagent.model import Container, Sandbox
     from nodeagent.plan.decision import Decision, Plan
-    from nodeagent.plan.pods.deletion import PodDeletionStatus
 
 
-def list_images(path: Path | None, overrides: Mapping[str, str | int], form: str) -> None:
-    """Print every image with its verdict."""
+def list_images(path: Path | None, overrides: Mapping[str, str | int], options: ListOptions) -> None:
+    """Print every image with its verdict.
+
+    Raises:
+        UsageError: an option is invalid.
+    """
+    request = ListRequest.of(IMAGES, options)
     preview = _preview(load_settings(path, overrides), Scope.IMAGES)
     (plan,) = preview.plans
     decisions = {decision.id: decision for decision in plan.decisions}
     images = sorted(preview.snapshot.images, key=lambda image: (image.name, image.id))
-    if form != "table":
-        usage = preview.snapshot.image_usage
-        rows = tuple(lists.Image.of(each, decisions[each.id], usage.get(each.id), plan.accounting) for each in images)
-        _print_document(lists.Images(**list_header(preview.snapshot), images=rows), form)
-        return
-    _print_table(_image_table(images, decisions, plan, preview.snapshot))
+    usage = preview.snapshot.image_usage
+    rows = tuple(lists.Image.of(each, decisions[each.id], usage.get(each.id), plan.accounting) for each in images)
+    document = lists.Images(**list_header(preview.snapshot), images=rows)
+    request.print(document, document.observed_at, empty="no images")
 
 
-def image_tree(path: Path | None, overrides: Mapping[str, str | int], form: str) -> None:
+def image_tree(path: Path | None, overrides: Mapping[str, str | int], options: ListOptions) -> None:
     """Print the images as a tree of shared layers.
 
     Raises:
+        UsageError: an option of lists is given that a tree does not have.
         ObservationError: the layers of the images are unknown.
     """
+    form = options.form
+    if options != ListOptions(form=form, truncate=options.truncate) or form not in ("table", "json", "yaml"):
+        raise UsageError("--tree has the output formats table, json and yaml, and no other options of a list")
     preview = _preview(load_settings(path, overrides), Scope.IMAGES)
     if preview.snapshot.storage is None:
         why = "; ".join(preview.snapshot.warnings) or "runtime.containerd_api is off, or the runtime is not containerd"
@@ -77,8 +84,8 @@ def image_tree(path: Path | None, overrides: Mapping[str, str | int], form: str)
 
 
 def _add_stack(branch: RichTree, stack: Stack) -> None:
-    from nodeagent.cli.render import short_reference  # noqa: PLC0415 - only for people
     from nodeagent.cli.terminal import Text  # noqa: PLC0415
+    from nodeagent.cli.values import short_reference  # noqa: PLC0415 - only for people
 
     names = ", ".join(short_reference(image.name) for image in stack.images)
     many = f", in {stack.image_count} images" if stack.image_count > 1 else ""
@@ -90,22 +97,30 @@ def _add_stack(branch: RichTree, stack: Stack) -> None:
         _add_stack(node, each)
 
 
-def list_containers(path: Path | None, overrides: Mapping[str, str | int], form: str) -> None:
-    """Print every container with its verdict."""
+def list_containers(path: Path | None, overrides: Mapping[str, str | int], options: ListOptions) -> None:
+    """Print every container with its verdict.
+
+    Raises:
+        UsageError: an option is invalid.
+    """
+    request = ListRequest.of(CONTAINERS, options)
     preview = _preview(load_settings(path, overrides), Scope.CONTAINERS)
     decisions = _decisions(preview.plans, ItemKind.CONTAINER)
     containers = sorted(
         preview.snapshot.containers, key=lambda each: (each.pod_namespace, each.pod_name, each.name, -each.attempt)
     )
-    if form != "table":
-        rows = tuple(lists.Container.of(each, decisions[each.id]) for each in containers)
-        _print_document(lists.Containers(**list_header(preview.snapshot), containers=rows), form)
-        return
-    _print_table(_container_table(containers, decisions, preview.snapshot.observed_at))
+    rows = tuple(lists.Container.of(each, decisions[each.id]) for each in containers)
+    document = lists.Containers(**list_header(preview.snapshot), containers=rows)
+    request.print(document, document.observed_at, empty="no containers")
 
 
-def list_pods(path: Path | None, overrides: Mapping[str, str | int], form: str) -> None:
-    """Print every pod of the runtime with its deletion status."""
+def list_pods(path: Path | None, overrides: Mapping[str, str | int], options: ListOptions) -> None:
+    """Print every pod of the runtime with its deletion status.
+
+    Raises:
+        UsageError: an option is invalid.
+    """
+    request = ListRequest.of(PODS, options)
     settings = load_settings(path, overrides)
     preview = _preview(settings, Scope.CONTAINERS)
     statuses = check_pods(preview.snapshot, settings.policy.containers.deleted_pod_grace_s)
@@ -116,11 +131,9 @@ def list_pods(path: Path | None, overrides: Mapping[str, str | int], form: str) 
     containers: dict[str, list[Container]] = {}
     for container in preview.snapshot.containers:
         containers.setdefault(container.sandbox_id, []).append(container)
-    if form != "table":
-        rows = tuple(lists.Pod.of(uid, sandboxes, containers, statuses.get(uid)) for uid, sandboxes in pods)
-        _print_document(lists.Pods(**list_header(preview.snapshot), pods=rows), form)
-        return
-    _print_table(_pod_table(pods, containers, statuses, preview.snapshot.observed_at))
+    rows = tuple(lists.Pod.of(uid, sandboxes, containers, statuses.get(uid)) for uid, sandboxes in pods)
+    document = lists.Pods(**list_header(preview.snapshot), pods=rows)
+    request.print(document, document.observed_at, empty="no pods")
 
 
 def _preview(settings: Settings, scope: Scope) -> Preview:
@@ -137,112 +150,3 @@ def _decisions(plans: Iterable[Plan], kind: ItemKind) -> dict[str, Decision]:
 
 def _print_document(document: Document, form: str) -> None:
     sys.stdout.write(encode(document, form))
-
-
-def _print_table(table: Table) -> None:
-    from nodeagent.cli.render import make_console  # noqa: PLC0415 - only for tables
-
-    make_console().print(table)
-
-
-def _image_table(
-    images: Sequence[Image], decisions: Mapping[str, Decision], plan: Plan, snapshot: NodeSnapshot
-) -> Table:
-    from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
-    from nodeagent.cli.terminal import stacked  # noqa: PLC0415
-
-    table = render.table(
-        "image",
-        "id",
-        "size",
-        "frees",
-        "last used",
-        "verdict",
-        "reason",
-        right=("size", "frees"),
-        wrap=("image", "reason"),
-    )
-    bound = plan.accounting is Accounting.UPPER_BOUND
-    for image in images:
-        decision, usage = decisions[image.id], snapshot.image_usage.get(image.id)
-        names = [render.short_reference(tag) for tag in image.repo_tags] or [render.short_reference(image.name)]
-        table.add_row(
-            stacked(names),
-            render.short_id(image.id),
-            render.size(image.size_bytes),
-            render.size(decision.frees_bytes, upper_bound=bound),
-            render.ago(usage.last_used if usage else None, snapshot.observed_at),
-            decision.verdict.value,
-            decision.reason.sentence,
-            style="red" if decision.verdict is Verdict.REMOVE else "",
-        )
-    return table
-
-
-def _container_table(containers: Sequence[Container], decisions: Mapping[str, Decision], now: datetime) -> Table:
-    from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
-
-    table = render.table(
-        "pod",
-        "container",
-        "attempt",
-        "id",
-        "state",
-        "created",
-        "verdict",
-        "reason",
-        right=("attempt",),
-        wrap=("pod", "reason"),
-    )
-    for each in containers:
-        decision = decisions[each.id]
-        pod = f"{each.pod_namespace}/{each.pod_name}" if each.pod_name else "-"
-        table.add_row(
-            pod,
-            each.name,
-            str(each.attempt),
-            render.short_id(each.id),
-            each.state.value,
-            render.ago(each.created_at, now) if each.created_at else "?",
-            decision.verdict.value,
-            decision.reason.sentence,
-            style="red" if decision.verdict is Verdict.REMOVE else "",
-        )
-    return table
-
-
-def _pod_table(
-    pods: Sequence[tuple[str, Sequence[Sandbox]]],
-    by_sandbox: Mapping[str, Sequence[Container]],
-    statuses: Mapping[str, PodDeletionStatus],
-    now: datetime,
-) -> Table:
-    from nodeagent.cli import render  # noqa: PLC0415 - only for tables
-
-    table = render.table(
-        "namespace",
-        "pod",
-        "sandboxes",
-        "running",
-        "dead",
-        "created",
-        "status",
-        right=("running", "dead"),
-        wrap=("status",),
-    )
-    for uid, sandboxes in pods:
-        containers = [each for sandbox in sandboxes for each in by_sandbox.get(sandbox.id, ())]
-        running = sum(each.state.value == "running" for each in containers)
-        ready = sum(sandbox.ready for sandbox in sandboxes)
-        newest = max((sandbox.created_at for sandbox in sandboxes if sandbox.created_at), default=None)
-        status = statuses.get(uid)
-        table.add_row(
-            sandboxes[0].namespace,
-            sandboxes[0].name,
-            f"{ready} ready of {len(sandboxes)}",
-            str(running),
-            str(len(containers) - running),
-            render.ago(newest, now) if newest else "?",
-            f"{'deleted' if status.deleted else 'present'}: {status.how}" if status else "present",
-        )
-    return table

@@ -14,6 +14,8 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
+from nodeagent.cli.listing import ListOptions, ListView
+
 Overrides = Mapping[str, str | int]
 """Values that a command line sets, by the key of the setting."""
 
@@ -45,6 +47,16 @@ class Output(StrEnum):
     TABLE = "table"
     JSON = "json"
     YAML = "yaml"
+
+
+class ListOutput(StrEnum):
+    """The output formats of lists."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+    NAME = "name"
 
 
 ConfigOption = Annotated[
@@ -155,6 +167,66 @@ def with_setting_options(*options: SettingOption) -> Callable[[Callable[..., Non
         parameters = [*(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own), *added]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {each.name: each.annotation for each in parameters}
+        return run
+
+    return decorate
+
+
+def with_list_options(view: ListView[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds the options of a list to a command; it receives them as ``listing``."""
+    keys = (
+        f"Keys of --sort-by: {', '.join(view.sort_keys)}.\n\n"
+        f"Keys of --filter: {', '.join(view.filter_keys)}. KEY!=VALUE excludes; *, ? and [...] are wildcards; several "
+        "values of one key are alternatives."
+    )
+    added: dict[str, tuple[Any, Any]] = {
+        "output": (Annotated[ListOutput, typer.Option("--output", "-o", help="Output format")], ListOutput.TABLE),
+        "sort_by": (
+            Annotated[str, typer.Option("--sort-by", metavar="KEY", help="Order of the rows; -KEY for descending")],
+            "",
+        ),
+        "filters": (
+            Annotated[
+                list[str] | None,
+                typer.Option("--filter", metavar="KEY=VALUE", help="Only rows with this value; repeatable"),
+            ],
+            None,
+        ),
+        "no_headers": (Annotated[bool, typer.Option("--no-headers", help="Omit the headings")], False),
+        "no_trunc": (
+            Annotated[bool, typer.Option("--no-trunc", help="Show full values on a terminal too")],
+            False,
+        ),
+        "quiet": (Annotated[bool, typer.Option("--quiet", "-q", help="Print only ids")], False),
+    }
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(**values: Any) -> None:  # noqa: ANN401 - typer converts by the annotations below
+            given = {name: values.pop(name) for name in added}
+            command(
+                **values,
+                listing=ListOptions(
+                    form=given["output"].value,
+                    sort_by=given["sort_by"],
+                    filters=tuple(given["filters"] or ()),
+                    headers=not given["no_headers"],
+                    truncate=not given["no_trunc"],
+                    quiet=given["quiet"],
+                ),
+            )
+
+        own = [each for name, each in inspect.signature(command).parameters.items() if name != "listing"]
+        parameters = [
+            *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own),
+            *(
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+                for name, (annotation, default) in added.items()
+            ),
+        ]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        run.__doc__ = f"{inspect.getdoc(command)}\n\n{keys}"
         return run
 
     return decorate

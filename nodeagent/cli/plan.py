@@ -12,6 +12,7 @@ from nodeagent.api.codec import encode
 from nodeagent.api.gc import Drift, Report
 from nodeagent.api.gc import Preview as PreviewDocument
 from nodeagent.api.saved_plan import Apply, PlanDiff, encode_saved_plan
+from nodeagent.cli import values
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.gc import confirm_removals, exit_code, predicted_exit_code, run_interruptibly
 from nodeagent.cli.output import warn
@@ -231,7 +232,7 @@ def _show(
     if drift:
         table = render.table("kind", "name", "drift", wrap=("name", "drift"))
         for each in drift:
-            table.add_row(each.item.kind.value, render.short_reference(each.item.name), f"{each.why}", style="yellow")
+            table.add_row(each.item.kind.value, values.short_reference(each.item.name), f"{each.why}", style="yellow")
         console.print(table)
 
 
@@ -251,5 +252,5 @@ def _print_differences(old: SavedPlan, new: SavedPlan, differences: Sequence[Dif
             sides = [
                 f"{side.verdict.value}: {side.sentence}" if side else "absent" for side in (each.before, each.after)
             ]
-            table.add_row(decision.kind.value, render.short_reference(decision.name), *sides)
+            table.add_row(decision.kind.value, values.short_reference(decision.name), *sides)
     console.print(table)

@@ -16,12 +16,12 @@ from rich.table import Table
 
 from nodeagent.act.gc.outcomes import Outcome, PassEnd
 from nodeagent.cli.terminal import SafeConsole, Text
+from nodeagent.cli.values import short_id, short_reference, size
 from nodeagent.plan.decision import Accounting, ItemKind, Verdict
 from nodeagent.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from datetime import datetime
 
     from rich.console import Console, RenderableType
 
@@ -48,28 +48,6 @@ def make_console(*, stderr: bool = False) -> Console:
     if probe.is_terminal or os.environ.get("COLUMNS"):
         return probe
     return SafeConsole(stderr=stderr, width=_PIPE_WIDTH)
-
-
-def short_id(text: str) -> str:
-    """Return the first twelve hexadecimal digits of an id or digest; any other text unchanged."""
-    bare = text.removeprefix("sha256:")
-    if len(bare) >= 32 and all(char in "0123456789abcdef" for char in bare):
-        return bare[:12]
-    return text
-
-
-def ago(moment: datetime | None, now: datetime) -> str:
-    """Return the time since a moment, ``never`` for ``None``."""
-    if moment is None:
-        return "never"
-    return f"{format_duration(max(0.0, (now - moment).total_seconds()))} ago"
-
-
-def size(size_bytes: int | None, *, upper_bound: bool = False) -> str:
-    """Return a size, marked with ``≤`` as an upper bound; ``?`` for ``None``."""
-    if size_bytes is None:
-        return "?"
-    return f"≤ {format_bytes(size_bytes)}" if upper_bound else format_bytes(size_bytes)
 
 
 def usage_line(observed: FsObservation, policy: ImageGCPolicy | None = None, *, label: str = "imagefs") -> Text:
@@ -105,12 +83,6 @@ def table(*columns: str, right: Iterable[str] = (), wrap: Iterable[str] = ()) ->
 
 def _name(decision: Decision) -> str:
     return decision.name if decision.kind is not ItemKind.IMAGE else short_reference(decision.name)
-
-
-def short_reference(reference: str) -> str:
-    """Return an image reference with a digest cut to twelve digits; an id likewise."""
-    repository, at, digest = reference.partition("@")
-    return f"{repository}@{short_id(digest)}" if at else short_id(reference)
 
 
 def decisions_table(plan: Plan, decisions: Sequence[Decision], *, numbered: bool) -> Table:

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from nodeagent.cli.list_views import CONTAINERS, IMAGES, PODS
+from nodeagent.cli.listing import ListOptions
 from nodeagent.cli.options import (
     ConfigOption,
     DirectOption,
@@ -14,26 +16,29 @@ from nodeagent.cli.options import (
     Output,
     OutputOption,
     at_endpoint,
+    with_list_options,
 )
 
 PRESSURE_EPILOG = "Exit codes: 0 no threshold exceeded, 1 threshold exceeded, 2 wrong usage or configuration."
 DOCTOR_EPILOG = "Exit codes: 0 no problem, 1 a problem (with --strict also a warning), 2 wrong usage."
 
 
+@with_list_options(IMAGES)
 def images(
     config: ConfigOption = None,
     endpoint: EndpointOption = None,
     tree: Annotated[bool, typer.Option("--tree", help="Show images as a tree of shared layers")] = False,
-    output: OutputOption = Output.TABLE,
+    *,
+    listing: ListOptions,
 ) -> None:
     """List images with size, last use and verdict.
 
-    The freed bytes count only content without another reference, or are marked as an upper bound.
+    -o wide adds the bytes that the removal frees: of content without another reference, or marked as an upper bound.
     """
     from nodeagent.cli.lists import image_tree, list_images  # noqa: PLC0415
 
     show = image_tree if tree else list_images
-    show(config, at_endpoint(endpoint), output.value)
+    show(config, at_endpoint(endpoint), listing)
 
 
 def du(
@@ -54,20 +59,23 @@ def du(
     show(config, at_endpoint(endpoint), output.value, details=details, timeout=timeout)
 
 
-def containers(
-    config: ConfigOption = None, endpoint: EndpointOption = None, output: OutputOption = Output.TABLE
-) -> None:
+@with_list_options(CONTAINERS)
+def containers(config: ConfigOption = None, endpoint: EndpointOption = None, *, listing: ListOptions) -> None:
     """List containers with pod, state, age and verdict."""
     from nodeagent.cli.lists import list_containers  # noqa: PLC0415
 
-    list_containers(config, at_endpoint(endpoint), output.value)
+    list_containers(config, at_endpoint(endpoint), listing)
 
 
-def pods(config: ConfigOption = None, endpoint: EndpointOption = None, output: OutputOption = Output.TABLE) -> None:
-    """List pods with sandboxes, containers and deletion state."""
+@with_list_options(PODS)
+def pods(config: ConfigOption = None, endpoint: EndpointOption = None, *, listing: ListOptions) -> None:
+    """List pods with sandboxes, containers and deletion state.
+
+    SANDBOXES are ready of all, CONTAINERS are running of all.
+    """
     from nodeagent.cli.lists import list_pods  # noqa: PLC0415
 
-    list_pods(config, at_endpoint(endpoint), output.value)
+    list_pods(config, at_endpoint(endpoint), listing)
 
 
 class MemoryChoice(StrEnum):

@@ -1,0 +1,167 @@
+"""Standard output for people: width, colours, and lines of escaped text.
+
+A terminal gets lines that fit: tables are cut at its width, sentences are wrapped between words. A pipe gets full
+values. Without rich, whose import takes longer than most commands.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+from nodeagent.text import display_width, escape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+_DEFAULT_COLUMNS: Final = 80
+_NARROWEST: Final = 20
+_DIM_AND_COLOURS: Final[Mapping[str, str]] = {
+    "bold": "1",
+    "dim": "2",
+    "italic": "3",
+    "red": "31",
+    "green": "32",
+    "yellow": "33",
+    "blue": "34",
+    "magenta": "35",
+    "cyan": "36",
+    "white": "37",
+}
+_WORD: Final = re.compile(r" *[^ ]+")
+_INDENT: Final = "  "
+_FULL, _EMPTY = "\u2588", "\u2591"
+_REPLACEMENTS: Final = {"\u2026": "~", _FULL: "#", _EMPTY: ".", "\u2264": "<", "\u2265": ">", "\u2192": ">"}
+"""For a locale without these characters, of the same width."""
+
+
+class Line:
+    """One line of text with styles; every string in it is data and is escaped."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, text: str = "", style: str = "") -> None:
+        """Begin with a text; a style is a list of colours, ``bold`` and ``dim``, separated by spaces."""
+        self._parts: list[tuple[str, str]] = []
+        self.append(text, style)
+
+    def append(self, text: str, style: str = "") -> Self:
+        """Append text; return this line."""
+        if text:
+            self._parts.append((escape(text), style))
+        return self
+
+    def append_bar(self, share: float, cells: int, *, bad: bool = False) -> Self:
+        """Append a bar of the used share (0 to 1), filled from the left; return this line."""
+        full = filled_cells(share, cells)
+        return self.append(_FULL * full, "red" if bad else "green").append(_EMPTY * (cells - full), "dim")
+
+    @property
+    def text(self) -> str:
+        """The line without styles."""
+        return "".join(text for text, _ in self._parts)
+
+    def styled(self) -> str:
+        """Return the line with control sequences for its styles."""
+        return "".join(_styled(text, style) for text, style in self._parts)
+
+    def wrapped(self, columns: int) -> Iterator[Line]:
+        """Yield the line broken between words, so that no part but a longer word occupies more than ``columns``."""
+        text = self.text
+        if display_width(text) <= columns:
+            yield self
+            return
+        start, used, indent = 0, 0, ""
+        for word in _WORD.finditer(text):
+            width = display_width(word[0])
+            if used and used + width > columns:
+                yield self._part(start, word.start(), indent)
+                start, indent = word.end() - len(word[0].lstrip(" ")), _INDENT
+                used = len(indent) + display_width(word[0].lstrip(" "))
+            else:
+                used += width
+        yield self._part(start, len(text), indent)
+
+    def _part(self, start: int, end: int, indent: str) -> Line:
+        part, offset = Line(indent), 0
+        for text, style in self._parts:
+            part.append(text[max(0, start - offset) : max(0, end - offset)], style)
+            offset += len(text)
+        return part
+
+
+def bar(share: float, cells: int) -> str:
+    """Return a bar of the used share (0 to 1), filled from the left."""
+    full = filled_cells(share, cells)
+    return _FULL * full + _EMPTY * (cells - full)
+
+
+def filled_cells(share: float, cells: int) -> int:
+    """Return the filled cells of a bar; a share above 0 fills at least one."""
+    full = min(cells, max(0, round(cells * share)))
+    return 1 if share > 0 and full == 0 else full
+
+
+class Display(NamedTuple):
+    """Standard output.
+
+    Attributes:
+        columns: width of the terminal; ``None`` where the output is no terminal, so that nothing is cut.
+        colour: whether styles are shown.
+    """
+
+    columns: int | None = None
+    colour: bool = False
+
+    def write(self, lines: Iterable[Line]) -> None:
+        """Write lines; on a terminal wrapped between words."""
+        columns = self.columns
+        self.write_fitted(lines if columns is None else (part for line in lines for part in line.wrapped(columns)))
+
+    def write_fitted(self, lines: Iterable[Line]) -> None:
+        """Write lines as they are, such as those of a table."""
+        self._write("".join(f"{line.styled() if self.colour else line.text}\n" for line in lines))
+
+    def repaint(self, lines: Iterable[Line]) -> None:
+        """Write lines over the previous ones, as many as the terminal has rows."""
+        columns, rows = self.columns or _DEFAULT_COLUMNS, _terminal_size()[1]
+        parts = [part for line in lines for part in line.wrapped(columns)][: max(1, rows - 1)]
+        shown = "".join(f"{line.styled() if self.colour else line.text}\x1b[K\n" for line in parts)
+        self._write(f"\x1b[H{shown}\x1b[J")
+
+    def _write(self, text: str) -> None:
+        encoding = sys.stdout.encoding or "utf-8"
+        try:
+            text.encode(encoding)
+        except UnicodeEncodeError:
+            plain = "".join(_REPLACEMENTS.get(each, each) for each in text)
+            text = plain.encode(encoding, "backslashreplace").decode(encoding)
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def standard_output() -> Display:
+    """Return standard output; colours only on a terminal, unless ``FORCE_COLOR`` is set, and without ``NO_COLOR``."""
+    terminal = sys.stdout.isatty()
+    plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    colour = (terminal or bool(os.environ.get("FORCE_COLOR"))) and not plain
+    return Display(max(_NARROWEST, _terminal_size()[0]) if terminal else None, colour)
+
+
+def _terminal_size() -> tuple[int, int]:
+    """Return columns and rows; ``COLUMNS`` takes precedence, and a terminal of unknown size has 80 by 24."""
+    try:
+        columns, rows = os.get_terminal_size(sys.stdout.fileno())
+    except (OSError, ValueError, AttributeError):
+        columns, rows = 0, 0
+    given = os.environ.get("COLUMNS", "")
+    if given.isascii() and given.isdigit() and int(given[:6]) > 0:
+        columns = int(given[:6])
+    return columns or _DEFAULT_COLUMNS, rows or 24
+
+
+def _styled(text: str, style: str) -> str:
+    codes = ";".join(_DIM_AND_COLOURS[word] for word in style.split())
+    return f"\x1b[{codes}m{text}\x1b[0m" if codes else text

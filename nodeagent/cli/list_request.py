@@ -1,0 +1,141 @@
+"""Printing of lists: filters, order and the output formats.
+
+The rows are those of a document; filters and order apply to its JSON form too.
+"""
+
+from __future__ import annotations
+
+import sys
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+
+from msgspec import structs
+
+from nodeagent.api.codec import encode
+from nodeagent.cli.display import standard_output
+from nodeagent.cli.listing import ListOptions, ListView, Scope
+from nodeagent.cli.output import say, warn
+from nodeagent.cli.table import Row, table_lines
+from nodeagent.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from datetime import datetime
+
+    from nodeagent.api.codec import Document
+    from nodeagent.cli.display import Display
+
+R = TypeVar("R")
+
+NONE: Final = "-"
+"""Shown for an empty value."""
+
+
+class Condition(NamedTuple):
+    """A parsed ``--filter``."""
+
+    key: str
+    value: str
+    equal: bool
+
+    def holds_for(self, texts: Sequence[str]) -> bool:
+        """Return whether the condition holds for the texts of a row; ``=`` if any matches, ``!=`` if none does."""
+        return self.equal is any(text == self.value or fnmatchcase(text, self.value) for text in texts)
+
+
+class ListRequest(NamedTuple, Generic[R]):
+    """A list with checked options."""
+
+    view: ListView[R]
+    options: ListOptions
+    conditions: tuple[Condition, ...]
+
+    @classmethod
+    def of(cls, view: ListView[R], options: ListOptions) -> ListRequest[R]:
+        """Return the request of a command line, before anything is read.
+
+        Raises:
+            UsageError: a key is unknown, a filter has no value, or ``--quiet`` is given with a document form.
+        """
+        if options.quiet and options.form != "table":
+            raise UsageError(f"--quiet prints ids only: omit it or -o {options.form}")
+        key = options.sort_by.removeprefix("-")
+        if options.sort_by and key not in view.sort_keys:
+            raise UsageError(f"--sort-by {options.sort_by}: unknown key; keys: {', '.join(view.sort_keys)}")
+        return cls(view, options, tuple(_condition(view, each) for each in options.filters))
+
+    def print(self, document: Document, now: datetime, *, empty: str) -> None:
+        """Print a document in the requested form.
+
+        Args:
+            document: with the rows.
+            now: time that ages count to.
+            empty: message on standard error if the table has no rows.
+        """
+        options, view = self.options, self.view
+        rows = self._selected(getattr(document, view.rows))
+        if options.quiet or options.form == "name":
+            for row in rows:
+                say(view.id(row) if options.quiet else view.name(row))
+        elif options.form in ("json", "yaml"):
+            sys.stdout.write(encode(structs.replace(document, **{view.rows: rows}), options.form))
+        else:
+            for warning in getattr(document, "warnings", ()):
+                warn(f"warning: {warning}")
+            if rows:
+                self._print_table(rows, now, standard_output())
+            else:
+                warn(empty)
+
+    def _selected(self, rows: Iterable[R]) -> tuple[R, ...]:
+        """Return the rows for which the filters hold, in the requested order.
+
+        Filters with the same key and ``=`` are alternatives; all other filters must hold.
+        """
+        columns = {each.key: each for each in self.view.columns}
+        selected = list(rows)
+        for key in dict.fromkeys(each.key for each in self.conditions):
+            texts_of = columns[key].texts
+            own = [each for each in self.conditions if each.key == key]
+            wanted, excluded = [each for each in own if each.equal], [each for each in own if not each.equal]
+            if texts_of is not None:  # as every key of a condition
+                pairs = [(row, texts_of(row)) for row in selected]
+                selected = [
+                    row
+                    for row, texts in pairs
+                    if (not wanted or any(each.holds_for(texts) for each in wanted))
+                    and all(each.holds_for(texts) for each in excluded)
+                ]
+        if self.options.sort_by:
+            value_of = columns[self.options.sort_by.removeprefix("-")].value
+            known = [row for row in selected if value_of(row) is not None]
+            known.sort(key=value_of, reverse=self.options.sort_by.startswith("-"))
+            selected = known + [row for row in selected if value_of(row) is None]
+        return tuple(selected)
+
+    def _print_table(self, rows: Sequence[R], now: datetime, display: Display) -> None:
+        options = self.options
+        brief = display.columns is not None and options.truncate
+        scopes = {Scope.TABLE, *([Scope.WIDE] if options.form == "wide" else []), *([] if brief else [Scope.FULL])}
+        headings, columns = [], []
+        for column in self.view.columns:
+            if column.scope not in scopes:
+                continue
+            short = column.brief if brief else None
+            shown = [column.show(row, now) if short is None else short(row) for row in rows]
+            headings.append(column.heading)
+            columns.append([cell or NONE for cell in shown])
+        lines = [Row(cells, self.view.style(row)) for row, cells in zip(rows, zip(*columns, strict=True), strict=True)]
+        width = display.columns if brief else None
+        display.write_fitted(table_lines(headings, lines, width, headers=options.headers))
+
+
+def _condition(view: ListView[R], text: str) -> Condition:
+    key, equals, value = text.partition("=")
+    equal = not key.endswith("!")
+    key = key.removesuffix("!")
+    if not equals:
+        raise UsageError(f"--filter {text}: write KEY=VALUE or KEY!=VALUE; keys: {', '.join(view.filter_keys)}")
+    if key not in view.filter_keys:
+        raise UsageError(f"--filter {text}: unknown key {key!r}; keys: {', '.join(view.filter_keys)}")
+    return Condition(key, value, equal)

@@ -1,0 +1,130 @@
+"""The lists of the commands: their columns, in the order of the table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.cli.listing import ListView, Scope, count, flag, identifier, since, size, text
+from nodeagent.cli.values import short_reference
+from nodeagent.text import Cut
+
+if TYPE_CHECKING:
+    from nodeagent.api.lists import Container, Image, Pod
+
+
+_NAME: Final = 16
+_SENTENCE: Final = 24
+
+
+def _verdict_style(row: Image | Container) -> str:
+    return "red" if row.verdict.value == "remove" else ""
+
+
+def _bound(row: Image) -> str:
+    return "\u2264" if row.accounting.value == "upper-bound" and row.frees_bytes is not None else ""
+
+
+def _short_name(row: Image) -> str:
+    others = len(row.repo_tags) - 1
+    return f"{short_reference(row.name)} (+{others})" if others > 0 else short_reference(row.name)
+
+
+IMAGES: Final[ListView[Image]] = ListView(
+    "images",
+    (
+        text(
+            "name",
+            "IMAGE",
+            lambda row: row.name,
+            cut=Cut.PATH,
+            name=True,
+            at_least=_NAME,
+            texts=lambda row: row.references or (row.id,),
+            brief=_short_name,
+        ),
+        identifier("id", "IMAGE ID", lambda row: row.id, scope=Scope.WIDE),
+        size("size", "SIZE", lambda row: row.size_bytes),
+        size("frees", "FREES", lambda row: row.frees_bytes, mark=_bound, scope=Scope.WIDE),
+        since("last-used", "LAST USED", lambda row: row.last_used, missing="never"),
+        since("first-detected", "FIRST DETECTED", lambda row: row.first_detected, scope=Scope.WIDE),
+        flag("pinned", "PINNED", lambda row: row.pinned, scope=Scope.WIDE),
+        text("verdict", "VERDICT", lambda row: row.verdict.value),
+        text("reason", "REASON", lambda row: row.reason.code.value),
+        text("message", "MESSAGE", lambda row: row.reason.sentence, scope=Scope.WIDE, cut=Cut.END, at_least=_SENTENCE),
+        text(
+            "other-tags",
+            "OTHER TAGS",
+            lambda row: ",".join(row.repo_tags[1:]),
+            scope=Scope.FULL,
+            texts=lambda row: row.repo_tags[1:],
+        ),
+    ),
+    id=lambda row: row.id,
+    name=lambda row: row.name,
+    style=_verdict_style,
+)
+
+
+def _pod(row: Container) -> str:
+    return f"{row.pod_namespace}/{row.pod_name}" if row.pod_name else ""
+
+
+CONTAINERS: Final[ListView[Container]] = ListView(
+    "containers",
+    (
+        text(
+            "pod", "POD", _pod, cut=Cut.MIDDLE, name=True, at_least=_NAME, texts=lambda row: (row.pod_name, _pod(row))
+        ),
+        text("namespace", "NAMESPACE", lambda row: row.pod_namespace, scope=Scope.KEY),
+        text("name", "CONTAINER", lambda row: row.name, cut=Cut.MIDDLE),
+        identifier("id", "CONTAINER ID", lambda row: row.id, scope=Scope.WIDE),
+        count("attempt", "ATTEMPT", lambda row: row.attempt, scope=Scope.WIDE),
+        text("state", "STATE", lambda row: row.state),
+        since("created", "AGE", lambda row: row.created_at),
+        text("verdict", "VERDICT", lambda row: row.verdict.value),
+        text("reason", "REASON", lambda row: row.reason.code.value),
+        text(
+            "image",
+            "IMAGE",
+            lambda row: row.image,
+            scope=Scope.WIDE,
+            cut=Cut.PATH,
+            brief=lambda row: short_reference(row.image),
+        ),
+        text("message", "MESSAGE", lambda row: row.reason.sentence, scope=Scope.WIDE, cut=Cut.END, at_least=_SENTENCE),
+    ),
+    id=lambda row: row.id,
+    name=lambda row: f"{_pod(row)}/{row.name}" if row.pod_name else row.name,
+    style=_verdict_style,
+)
+
+
+def _sandboxes(row: Pod) -> str:
+    return f"{sum(each.ready for each in row.sandboxes)}/{len(row.sandboxes)}"
+
+
+def _containers(row: Pod) -> str:
+    states = [each.state for sandbox in row.sandboxes for each in sandbox.containers]
+    return f"{states.count('running')}/{len(states)}"
+
+
+PODS: Final[ListView[Pod]] = ListView(
+    "pods",
+    (
+        text("namespace", "NAMESPACE", lambda row: row.namespace, cut=Cut.END),
+        text("name", "NAME", lambda row: row.name, cut=Cut.MIDDLE, name=True, at_least=_NAME),
+        identifier("uid", "UID", lambda row: row.uid, scope=Scope.WIDE),
+        text("sandboxes", "SANDBOXES", _sandboxes),
+        text("containers", "CONTAINERS", _containers),
+        text("status", "STATUS", lambda row: "deleted" if row.gone else "present"),
+        since(
+            "created",
+            "AGE",
+            lambda row: max((each.created_at for each in row.sandboxes if each.created_at), default=None),
+        ),
+        text("evidence", "EVIDENCE", lambda row: row.how, scope=Scope.WIDE, cut=Cut.END, at_least=_SENTENCE),
+    ),
+    id=lambda row: row.uid,
+    name=lambda row: f"{row.namespace}/{row.name}",
+    style=lambda row: "red" if row.gone else "",
+)

@@ -1,0 +1,180 @@
+"""Declaration of lists, and the options that every list command has.
+
+A list is declared once, as a ``ListView``: its columns give the cells of the table, the keys of ``--sort-by`` and the
+keys of ``--filter``.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from nodeagent.cli.table import SHORTEST, Heading
+from nodeagent.cli.values import age, short_id, size_cell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from datetime import datetime
+
+    from nodeagent.text import Cut
+
+R = TypeVar("R")
+
+
+class Scope(Enum):
+    """The tables that have a column.
+
+    Attributes:
+        TABLE: every table.
+        WIDE: ``-o wide``.
+        FULL: every table whose values are not cut: in a pipe, or with ``--no-trunc``.
+        KEY: none; it is a key of ``--sort-by`` and ``--filter`` only.
+    """
+
+    TABLE = "table"
+    WIDE = "wide"
+    FULL = "full"
+    KEY = "key"
+
+
+class Column(NamedTuple, Generic[R]):
+    """A column of a list.
+
+    Attributes:
+        key: for ``--sort-by`` and ``--filter``.
+        heading: title, alignment and shortening.
+        value: by which rows are sorted; ``None`` is sorted last.
+        show: the cell of a row, at the time of the document.
+        scope: the tables that have it.
+        texts: the texts that ``--filter`` compares with; ``None`` for a column without a filter.
+        brief: the cell on a terminal without ``--no-trunc``; ``None`` if it is the same.
+    """
+
+    key: str
+    heading: Heading
+    value: Callable[[R], Any]
+    show: Callable[[R, datetime], str]
+    scope: Scope = Scope.TABLE
+    texts: Callable[[R], Sequence[str]] | None = None
+    brief: Callable[[R], str] | None = None
+
+
+def text(
+    key: str,
+    title: str,
+    value: Callable[[R], str],
+    *,
+    cut: Cut | None = None,
+    name: bool = False,
+    at_least: int = SHORTEST,
+    scope: Scope = Scope.TABLE,
+    texts: Callable[[R], Sequence[str]] | None = None,
+    brief: Callable[[R], str] | None = None,
+) -> Column[R]:
+    """Return a column of text; ``texts`` are those of ``--filter`` where the value is not the only one."""
+    return Column(
+        key,
+        Heading(title, cut=cut, name=name, at_least=at_least),
+        value,
+        lambda row, _: value(row),
+        scope,
+        texts or (lambda row: (value(row),)),
+        brief,
+    )
+
+
+def identifier(key: str, title: str, value: Callable[[R], str], *, scope: Scope = Scope.TABLE) -> Column[R]:
+    """Return a column of ids, of twelve digits on a terminal."""
+    return text(key, title, value, scope=scope, brief=lambda row: short_id(value(row)))
+
+
+def flag(key: str, title: str, value: Callable[[R], bool], *, scope: Scope = Scope.TABLE) -> Column[R]:
+    """Return a column of ``true`` and ``false``."""
+    return text(key, title, lambda row: "true" if value(row) else "false", scope=scope)
+
+
+def size(
+    key: str,
+    title: str,
+    value: Callable[[R], int | None],
+    *,
+    scope: Scope = Scope.TABLE,
+    mark: Callable[[R], str] = lambda _: "",
+) -> Column[R]:
+    """Return a column of sizes in bytes, with a mark of the row before them."""
+    return Column(key, Heading(title, right=True), value, lambda row, _: f"{mark(row)}{size_cell(value(row))}", scope)
+
+
+def count(key: str, title: str, value: Callable[[R], int | None], *, scope: Scope = Scope.TABLE) -> Column[R]:
+    """Return a column of whole numbers; empty for ``None``."""
+
+    def show(row: R, _: datetime) -> str:
+        number = value(row)
+        return "" if number is None else str(number)
+
+    return Column(key, Heading(title, right=True), value, show, scope)
+
+
+def since(
+    key: str, title: str, value: Callable[[R], datetime | None], *, missing: str = "?", scope: Scope = Scope.TABLE
+) -> Column[R]:
+    """Return a column of ages; ``missing`` is shown for ``None``."""
+
+    def show(row: R, now: datetime) -> str:
+        moment = value(row)
+        return missing if moment is None else age(moment, now)
+
+    return Column(key, Heading(title), value, show, scope)
+
+
+class ListView(NamedTuple, Generic[R]):
+    """The declaration of a list.
+
+    Attributes:
+        rows: the field of the document that has the rows.
+        columns: in the order of the table.
+        id: the text of ``--quiet``.
+        name: the text of ``-o name``.
+        style: of a row.
+    """
+
+    rows: str
+    columns: Sequence[Column[R]]
+    id: Callable[[R], str]
+    name: Callable[[R], str]
+    style: Callable[[R], str] = lambda _: ""
+
+    @property
+    def sort_keys(self) -> tuple[str, ...]:
+        """The keys of ``--sort-by``."""
+        return tuple(each.key for each in self.columns)
+
+    @property
+    def filter_keys(self) -> tuple[str, ...]:
+        """The keys of ``--filter``."""
+        return tuple(each.key for each in self.columns if each.texts is not None)
+
+
+class ListOptions(NamedTuple):
+    """The options of a list command.
+
+    Attributes:
+        form: ``table``, ``wide``, ``json``, ``yaml`` or ``name``.
+        sort_by: key of a column, after ``-`` for descending order; empty for the order of the document.
+        filters: conditions ``KEY=VALUE`` or ``KEY!=VALUE``; ``*``, ``?`` and ``[...]`` in a value are wildcards.
+        headers: whether a table has headings.
+        truncate: whether values are cut to the width of a terminal.
+        quiet: whether only ids are printed.
+    """
+
+    form: str = "table"
+    sort_by: str = ""
+    filters: tuple[str, ...] = ()
+    headers: bool = True
+    truncate: bool = True
+    quiet: bool = False
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the form is a table."""
+        return self.form in ("table", "wide") and not self.quiet

@@ -1,0 +1,100 @@
+"""Tables: one line per row, aligned columns, cut only to the width of a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from nodeagent.cli.display import Line
+from nodeagent.text import Cut, display_width, escape, fit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_GAP: Final = "  "
+SHORTEST: Final = 10
+"""Cells that a column keeps if its values are cut, unless it declares another number."""
+
+
+class Heading(NamedTuple):
+    """A column of a table.
+
+    Attributes:
+        title: shown above it.
+        right: whether it is aligned right.
+        cut: the part of a long value that is left out; ``None`` for values that are never shortened.
+        name: whether it identifies the row; it is cut after all other columns.
+        at_least: cells that it keeps if its values are cut.
+    """
+
+    title: str
+    right: bool = False
+    cut: Cut | None = None
+    name: bool = False
+    at_least: int = SHORTEST
+
+
+class Row(NamedTuple):
+    """The values of one line, and its style."""
+
+    cells: Sequence[str]
+    style: str = ""
+
+
+def table_lines(
+    headings: Sequence[Heading], rows: Sequence[Row], columns: int | None, *, headers: bool = True
+) -> list[Line]:
+    """Return one line per row, after the headings unless ``headers`` is false.
+
+    Args:
+        headings: the columns.
+        rows: their values, which are escaped here.
+        columns: width of the terminal: columns that allow it are cut so that a line fits; where that is not enough,
+            the end of the line is. ``None`` cuts nothing.
+        headers: whether the headings are shown.
+    """
+    cells = [[escape(cell) for cell in row.cells] for row in rows]
+    shown = [[each.title for each in headings], *cells] if headers else cells
+    widths = [max(map(display_width, column), default=0) for column in zip(*shown, strict=True)]
+    if columns is not None and widths:
+        widths = _narrowed(headings, widths, columns)
+    styles = [*(["bold"] if headers else []), *(row.style for row in rows)]
+    lines = []
+    for values, style in zip(shown, styles, strict=True):
+        text = _joined(headings, values, widths)
+        lines.append(Line(text if columns is None else fit(text, columns), style))
+    return lines
+
+
+def _narrowed(headings: Sequence[Heading], widths: Sequence[int], columns: int) -> list[int]:
+    """Return column widths that fit, as far as the minimum of each column allows."""
+    narrowed = list(widths)
+    excess = sum(widths) + len(_GAP) * (len(widths) - 1) - columns
+    for name in (False, True):
+        floors = {
+            index: max(display_width(each.title), each.at_least)
+            for index, each in enumerate(headings)
+            if each.cut is not None and each.name is name
+        }
+        while excess > 0:
+            spare = {index: narrowed[index] for index, floor in floors.items() if narrowed[index] > floor}
+            if not spare:
+                break
+            widest = max(spare, key=lambda index: (spare[index], index))
+            others = [width for index, width in spare.items() if index != widest]
+            cut = min(excess, narrowed[widest] - floors[widest])
+            if others and narrowed[widest] > max(others):  # down to the next widest, so that the widest are cut evenly
+                cut = min(cut, narrowed[widest] - max(others))
+            elif others:
+                cut = 1
+            narrowed[widest] -= cut
+            excess -= cut
+    return narrowed
+
+
+def _joined(headings: Sequence[Heading], values: Sequence[str], widths: Sequence[int]) -> str:
+    padded = []
+    for heading, value, width in zip(headings, values, widths, strict=True):
+        text = value if heading.cut is None else fit(value, width, heading.cut)
+        space = " " * (width - display_width(text))
+        padded.append(space + text if heading.right else text + space)
+    return _GAP.join(padded).rstrip(" ")
