@@ -4,6 +4,7 @@ They have no behaviour beyond naming their content. Mappings in them are never c
 ``dict`` is used instead of a read-only wrapper because a node has tens of thousands of them.
 """
 
+from nodeagent.model.clock_trust import TRUSTED, ClockTrust
 from nodeagent.model.filesystem import FsObservation
 from nodeagent.model.hold import ALL_IMAGES, LONGEST_HOLD_S, Hold
 from nodeagent.model.image import Image, ImageUsage, ImageUseRecord
@@ -17,6 +18,8 @@ from nodeagent.model.workload import Container, ContainerState, Sandbox
 __all__ = [
     "ALL_IMAGES",
     "LONGEST_HOLD_S",
+    "TRUSTED",
+    "ClockTrust",
     "Container",
     "ContainerLogLink",
     "ContainerState",

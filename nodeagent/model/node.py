@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from nodeagent.model.clock_trust import TRUSTED, ClockTrust
 from nodeagent.model.kubelet_traces import Role
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ class NodeSnapshot:
     """Input of the planners, from one observation.
 
     Attributes:
-        observed_at: time of the observation, aware UTC.
+        observed_at: time of the observation by the wall clock, aware UTC.
+        clock: trust in that clock. All times of the snapshot are by it: a time that contradicts it is replaced by the
+            first observation of the item.
         images: as listed, one entry per image id.
         image_usage: image id to its recorded use; an image without an entry counts as first detected now.
         image_use_observed_since: begin of the observation of image use without a gap; ``None`` without observation:
@@ -50,7 +53,7 @@ class NodeSnapshot:
         live_pod_uids: UIDs in a pod list other than CRI's; ``None`` without such a list.
         holds: operators' holds on images.
         holds_error: reason that the holds cannot be read; empty normally.
-        booted_at: wall time of the node's boot; ``None`` if unknown.
+        booted_at: the boot of the node, by the wall clock of this observation; ``None`` if unknown.
         warnings: failed readings that only reduce accuracy, for display.
     """
 
@@ -75,3 +78,4 @@ class NodeSnapshot:
     holds_error: str = ""
     booted_at: datetime | None = None
     warnings: tuple[str, ...] = ()
+    clock: ClockTrust = TRUSTED

@@ -78,6 +78,8 @@ class ReasonCode(StrEnum):
     LIMIT_IMAGES_PER_PASS = "limit-images-per-pass"
     LIMIT_BYTES_PER_PASS = "limit-bytes-per-pass"
     FILESYSTEM_UNREADABLE = "filesystem-unreadable"
+    # all items: kept, as no age is certain
+    CLOCK_UNTRUSTED = "clock-untrusted"
     # images and others: an attempt failed earlier in this pass
     FAILED_EARLIER = "failed-earlier"
     # images and others: not listed by the applied plan
@@ -147,7 +149,9 @@ class ReasonCode(StrEnum):
 
 _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.LEAST_RECENTLY_USED: ("least recently used; imagefs is {used_percent}% full, target {low_percent}%"),
-    ReasonCode.UNUSED_TOO_LONG: "unused for {unused_s}, more than the maximum of {maximum_s}",
+    ReasonCode.UNUSED_TOO_LONG: (
+        "not seen in use for {unused_s}, more than the maximum of {maximum_s}; observed since {observed_since_at}"
+    ),
     ReasonCode.ALL_UNUSED: "unused; all unused images are removed",
     ReasonCode.IN_USE_BY_CONTAINER: "in use by {count} container(s): {containers}{note}",
     ReasonCode.IN_USE_BY_SANDBOX: "in use by {count} sandbox(es): {sandboxes}{note}",
@@ -162,7 +166,8 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.GAIN_TOO_SMALL: "would free only {gain_bytes}, less than the minimum gain {minimum_bytes}",
     ReasonCode.BELOW_HIGH_THRESHOLD: "imagefs is {used_percent}% full, below the high threshold {high_percent}%",
     ReasonCode.THRESHOLD_DISABLED: "threshold collection disabled (high threshold 100%)",
-    ReasonCode.AGE_NOT_OBSERVED: "unused for {unused_s}, more than the maximum of {maximum_s}, but {detail}",
+    ReasonCode.AGE_NOT_OBSERVED: "not removed by age: {detail}, maximum {maximum_s}",
+    ReasonCode.CLOCK_UNTRUSTED: "no removal by age before {eligible_at}: {detail}",
     ReasonCode.ENOUGH_FREED: "images used less recently free enough",
     ReasonCode.COLLECTION_PENDING: (
         "{pending_bytes} of unreferenced content, not collected by the runtime yet, free enough"

@@ -74,7 +74,7 @@ def test_dry_run_is_logged_with_journal_fields(served: Node) -> None:
     assert entry["PRIORITY"] == "6"
     assert entry["REASON"] == "unused-too-long"
     assert entry["IMAGE_ID"].startswith("sha256:")
-    assert entry["MESSAGE"].startswith("image node.test/unused:v1 would be removed: unused for")
+    assert entry["MESSAGE"].startswith("image node.test/unused:v1 would be removed: not seen in use for")
     explained = served.run("journalctl NODEAGENT_EVENT=would_remove -x --no-pager -n 1").stdout
     assert "Subject: Item would be removed" in explained
 
@@ -104,7 +104,7 @@ def test_journal_queries_of_the_readme_return_entries(served: Node) -> None:
     deleted, evicted, warnings = (served.run(f"{query} --no-pager", check=False) for query in queries)
     assert evicted.stdout.strip() == "-- No entries --"
     assert warnings.code == 0
-    assert "image node.test/unused:v1: done; unused for" in deleted.stdout
+    assert "image node.test/unused:v1: done; not seen in use for" in deleted.stdout
 
 
 def test_slow_runtime_does_not_trigger_the_watchdog(served: Node) -> None:

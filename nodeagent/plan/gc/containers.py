@@ -9,6 +9,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model import ContainerState
+from nodeagent.plan.clock import clock_untrusted
 from nodeagent.plan.decision import NO_FAILURES, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
 from nodeagent.plan.pods.deletion import check_pods, contradiction, pod_uid_of
 from nodeagent.plan.pods.names import container_name
@@ -136,6 +137,7 @@ class _Classifier:
         self._policy = policy
         self._failed = failed
         self._pod_reasons = pod_reasons
+        self._untrusted = clock_untrusted(snapshot.clock)
         self._sandboxes = {sandbox.id: sandbox for sandbox in snapshot.sandboxes}
         self._pod_removals: list[tuple[float, int, str, int, Container, Reason]] = []
         self.kept: list[Decision] = []
@@ -195,7 +197,7 @@ class _Classifier:
             minimum_s = max(minimum_s, _STARTING_S)
         if age_s < minimum_s:
             return Reason(ReasonCode.CREATED_RECENTLY, {"age_s": max(0.0, age_s), "minimum_s": minimum_s})
-        return None
+        return self._untrusted if minimum_s > 0 else None
 
 
 def _remove_over_unit_limit(units: dict[_Unit, list[_Candidate]], limit: int) -> list[_Removal]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _SHORTEST_ID: Final = 4
 _BY_USE: Final = frozenset({ReasonCode.BELOW_HIGH_THRESHOLD, ReasonCode.ENOUGH_FREED})
-_BY_USE_LATER: Final = _BY_USE | {ReasonCode.AGE_NOT_OBSERVED}
+_BY_USE_LATER: Final = _BY_USE | {ReasonCode.AGE_NOT_OBSERVED, ReasonCode.CLOCK_UNTRUSTED}
 _THEN_BY_THRESHOLD: Final = {
     ReasonCode.IN_USE_BY_CONTAINER: "once unreferenced",
     ReasonCode.IN_USE_BY_SANDBOX: "once unreferenced",
@@ -44,6 +44,7 @@ _FIXED: Final = {
     ReasonCode.LIMIT_IMAGES_PER_PASS: "in a later pass; this one is at its limit",
     ReasonCode.LIMIT_BYTES_PER_PASS: "in a later pass; this one is at its limit",
     ReasonCode.FILESYSTEM_UNREADABLE: "once the image filesystem can be read",
+    ReasonCode.CLOCK_UNTRUSTED: "once the wall clock has not jumped for the grace period",
     ReasonCode.USE_UNKNOWN: "once image use is known",
     ReasonCode.GAIN_TOO_SMALL: "once its gain is larger (images with common layers removed), or minimum_gain is lower",
     ReasonCode.RUNNING: "once it has exited",

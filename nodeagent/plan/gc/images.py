@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.plan.clock import clock_untrusted
 from nodeagent.plan.decision import (
     NO_FAILURES,
     Decision,
@@ -20,7 +21,7 @@ from nodeagent.plan.gc.image_keep_rules import first_keep_reasons, keep_context,
 from nodeagent.plan.gc.image_order import NEVER, in_order_of_use
 from nodeagent.plan.gc.image_protection import ProtectionPolicy
 from nodeagent.plan.gc.image_users import find_users
-from nodeagent.units import format_bytes, format_duration
+from nodeagent.units import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -180,10 +181,12 @@ class _ImagePlanner:
     def _remove_unused_too_long(self, candidates: Sequence[ImageCandidate]) -> list[ImageCandidate]:
         """Remove the images unused for longer than the maximum age, at any age and usage; return the rest.
 
-        Images that are kept only because their use has not been observed for as long are recorded with that reason.
+        Images that are kept only because their use has not been observed for as long, or because the wall clock is not
+        trusted, are recorded with that reason.
         """
         maximum_s = self._policy.maximum_unused_age_s
         oldest, observed_since = _earlier(self._now, maximum_s), self._snapshot.image_use_observed_since
+        untrusted = clock_untrusted(self._snapshot.clock)
         rest = []
         for each in candidates:
             since = max(each.first_detected, each.last_used)
@@ -191,7 +194,11 @@ class _ImagePlanner:
                 rest.append(each)
                 continue
             if observed_since is None or observed_since >= oldest:
-                self._unobserved[each.id] = self._not_observed((self._now - since).total_seconds())
+                self._unobserved[each.id] = self._not_observed(since)
+                rest.append(each)
+                continue
+            if untrusted is not None:
+                self._unobserved[each.id] = untrusted
                 rest.append(each)
                 continue
             since = max(since, observed_since)
@@ -201,19 +208,23 @@ class _ImagePlanner:
                 self._kept[each.id] = exceeded
                 continue
             unused_s = (self._now - since).total_seconds()
-            details = {"unused_s": unused_s, "maximum_s": maximum_s}
+            details: dict[str, Detail] = {"unused_s": unused_s, "maximum_s": maximum_s}
+            details["observed_since_at"] = observed_since
             self._remove(each.image, gain, Reason(ReasonCode.UNUSED_TOO_LONG, details))
         return rest
 
-    def _not_observed(self, unused_s: float) -> Reason:
+    def _not_observed(self, unused_since: datetime) -> Reason:
+        """Return the reason to keep an image; only the observed part of its unused time counts."""
         maximum_s, since = self._policy.maximum_unused_age_s, self._snapshot.image_use_observed_since
-        details: dict[str, Detail] = {"unused_s": unused_s, "maximum_s": maximum_s}
+        details: dict[str, Detail] = {"maximum_s": maximum_s}
         if since is None:
             details["detail"] = "image use is not observed: state database unavailable"
         else:
             observed_s, eligible_at = (self._now - since).total_seconds(), _later(since, maximum_s)
-            details |= {"observed_s": observed_s, "observed_since_at": since, "eligible_at": eligible_at}
-            details["detail"] = f"image use has been observed only for {format_duration(observed_s)}"
+            unused_s = (self._now - max(unused_since, since)).total_seconds()
+            details |= {"unused_s": unused_s, "observed_s": observed_s, "observed_since_at": since}
+            unused = f"not seen in use for {format_duration(unused_s)}, observed since {format_time(since)}"
+            details |= {"eligible_at": eligible_at, "detail": unused}
         return Reason(ReasonCode.AGE_NOT_OBSERVED, details)
 
     def _old_enough(self, candidates: Sequence[ImageCandidate]) -> list[ImageCandidate]:
@@ -334,12 +345,14 @@ class _ImagePlanner:
             size = format_bytes(target.pending_bytes)
             yield f"{size} of unreferenced content is not collected yet; the runtime collects it before any removal"
         if self._unobserved:
+            reason = next(iter(self._unobserved.values()))
             maximum = format_duration(self._policy.maximum_unused_age_s)
-            yield (
-                "no image is removed by age: image use is not observed: state database unavailable"
-                if self._snapshot.image_use_observed_since is None
-                else f"no image is removed by age before image use has been observed for {maximum} without a gap"
-            )
+            if reason.code is ReasonCode.CLOCK_UNTRUSTED:
+                yield f"images: {reason.sentence}"
+            elif self._snapshot.image_use_observed_since is None:
+                yield "no image is removed by age: image use is not observed: state database unavailable"
+            else:
+                yield f"no image is removed by age before image use has been observed for {maximum} without a gap"
         unsized = sum(decision.frees_bytes is None for decision in self._removals)
         if unsized:
             yield f"size of {unsized} image(s) to remove unknown; counted as 0"

@@ -4,28 +4,38 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nodeagent.model import PieceKind
+from nodeagent.model import TRUSTED, PieceKind
+from nodeagent.plan.clock import clock_untrusted
 from nodeagent.plan.decision import Accounting, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from nodeagent.model import UnreferencedPiece
+    from nodeagent.model import ClockTrust, UnreferencedPiece
     from nodeagent.plan.decision import Detail
 
 _KINDS = {PieceKind.BLOB: ItemKind.BLOB, PieceKind.SNAPSHOT: ItemKind.SNAPSHOT}
 
 
-def plan_leaks(found: Sequence[UnreferencedPiece], now: datetime, *, minimum_age_s: float, rooted: bool) -> Plan:
+def plan_leaks(
+    found: Sequence[UnreferencedPiece],
+    now: datetime,
+    *,
+    minimum_age_s: float,
+    rooted: bool,
+    clock: ClockTrust = TRUSTED,
+) -> Plan:
     """Choose the unreferenced pieces to delete.
 
     Pieces younger than the minimum age are kept, since a client may be about to reference them; so are pieces of
     unknown age and, unless ``rooted``, pieces with a ``containerd.io/gc.root`` label. A snapshot is deleted after its
-    children, and kept if one of them is kept.
+    children, and kept if one of them is kept. A creation time before the last jump of the wall clock counts as that
+    jump.
     """
     reasons = {
-        (each.snapshotter, each.piece.key): _keep_reason(each, now, minimum_age_s, rooted=rooted) for each in found
+        (each.snapshotter, each.piece.key): _keep_reason(each, now, minimum_age_s, clock, rooted=rooted)
+        for each in found
     }
     parents = {(each.snapshotter, each.piece.key): (each.snapshotter, each.parent) for each in found if each.parent}
     for name, reason in list(reasons.items()):
@@ -55,15 +65,18 @@ def plan_leaks(found: Sequence[UnreferencedPiece], now: datetime, *, minimum_age
     return Plan("leaks", now, tuple(decisions), accounting=Accounting.LAYERS)
 
 
-def _keep_reason(each: UnreferencedPiece, now: datetime, minimum_age_s: float, *, rooted: bool) -> Reason | None:
+def _keep_reason(
+    each: UnreferencedPiece, now: datetime, minimum_age_s: float, clock: ClockTrust, *, rooted: bool
+) -> Reason | None:
     if each.rooted and not rooted:
         return Reason(ReasonCode.GC_ROOT_LABEL)
     if each.created_at is None:
         return Reason(ReasonCode.AGE_UNKNOWN)
-    age_s = (now - each.created_at).total_seconds()
+    created_at = max(each.created_at, clock.jumped_at) if clock.jumped_at is not None else each.created_at
+    age_s = (now - created_at).total_seconds()
     if age_s < minimum_age_s:
         return Reason(ReasonCode.CREATED_RECENTLY, {"age_s": max(0.0, age_s), "minimum_s": minimum_age_s})
-    return None
+    return clock_untrusted(clock) if minimum_age_s > 0 else None
 
 
 def _age(each: UnreferencedPiece, now: datetime) -> dict[str, Detail]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nodeagent.model import ContainerState, PodLogDirectory, Role
+from nodeagent.plan.clock import clock_untrusted
 from nodeagent.plan.decision import NO_FAILURES, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
 from nodeagent.plan.pods.deletion import BESIDE_KUBELET_WITHOUT_LIST, pod_uid_of
 from nodeagent.units import format_duration
@@ -170,10 +171,10 @@ class _ContainersById:
 
 
 def _too_young(modified_at: datetime, snapshot: NodeSnapshot, policy: PodLogPolicy) -> tuple[float, Reason | None]:
-    """Return the time since the last change, at least 0, and the reason to keep if that is too short."""
+    """Return the time since the last change, at least 0, and the reason to keep if that is too short or uncertain."""
     age_s = max(0.0, (snapshot.observed_at - modified_at).total_seconds())
     if age_s >= policy.minimum_age_s:
-        return age_s, None
+        return age_s, clock_untrusted(snapshot.clock) if policy.minimum_age_s > 0 else None
     details = {"age_s": age_s, "minimum_s": policy.minimum_age_s}
     return age_s, Reason(ReasonCode.MODIFIED_RECENTLY, details)
 

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nodeagent.plan.clock import clock_untrusted
 from nodeagent.plan.decision import NO_FAILURES, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
 from nodeagent.plan.pods.names import sandbox_name
 
@@ -108,7 +109,7 @@ def _keep_reason(  # noqa: PLR0911 - one for each rule
     if age_s < policy.minimum_age_s:
         details = {"age_s": max(0.0, age_s), "minimum_s": policy.minimum_age_s}
         return Reason(ReasonCode.CREATED_RECENTLY, details)
-    return None
+    return clock_untrusted(snapshot.clock) if policy.minimum_age_s > 0 else None
 
 
 def _pod_reason(status: PodDeletionStatus | None, *, include_finished: bool) -> Reason | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.model import ContainerState, Role
 from nodeagent.model.workload import LABEL_POD_UID
-from nodeagent.units import format_duration
+from nodeagent.units import format_duration, format_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,6 +77,8 @@ def check_pods(
     without a list, the boot of the node. Stopped containers and the grace period are required with a list too.
     A missing time keeps the pod. Only listed items count: once limits have removed the last container of an inactive
     pod, its grace period counts from its sandbox alone.
+
+    While the wall clock is not trusted after a jump, no pod counts as deleted by inactivity.
 
     A pod evicted by this agent, its UID in ``evicted``, is deleted without grace period once it has no running
     container and no ready sandbox.
@@ -156,6 +158,9 @@ def _judge_inactive(uid: str, pod: _Pod, snapshot: NodeSnapshot, grace_s: float)
     ago = f"last activity {format_duration(inactive_s)} ago"
     if inactive_s < grace_s:
         return _kept(f"{ago}, grace period {format_duration(grace_s)}")
+    if grace_s > 0 and snapshot.clock.untrusted_until is not None:
+        until = format_time(snapshot.clock.untrusted_until)
+        return _kept(f"{ago}, but no deletion is inferred before {until}: {snapshot.clock.jump_text}")
     if live is None:
         how = f"no ready sandbox, nothing running, {ago} (inferred from CRI)"
         return PodDeletionStatus(deleted=True, finished=True, how=how)

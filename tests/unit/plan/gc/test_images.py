@@ -235,7 +235,7 @@ class TestMaximumAge:
         assert codes(plan) == {"old": "age-not-observed", "recent": "too-young"}
         reason = decided(plan, "old").reason
         assert reason.sentence == (
-            "unused for 20d, more than the maximum of 14d, but image use has been observed only for 2h"
+            "not removed by age: not seen in use for 2h, observed since 2026-03-01T10:00:00.000Z, maximum 14d"
         )
         assert reason.details["eligible_at"] == ago(7200 - 14 * DAY_S)
         assert plan.warnings == ("no image is removed by age before image use has been observed for 14d without a gap",)
@@ -243,10 +243,17 @@ class TestMaximumAge:
     def test_reason_and_warning_name_an_unavailable_state_database(self) -> None:
         plan = plan_image_gc(node(aged("a", 2000), image_use_observed_since=None), self.POLICY)
         assert decided(plan, "a").reason.sentence == (
-            "unused for 33m20s, more than the maximum of 16m40s, but "
-            "image use is not observed: state database unavailable"
+            "not removed by age: image use is not observed: state database unavailable, maximum 16m40s"
         )
         assert plan.warnings == ("no image is removed by age: image use is not observed: state database unavailable",)
+
+    def test_removal_by_age_names_the_unused_time_and_the_start_of_the_observation(self) -> None:
+        plan = plan_image_gc(node(aged("a", 2000), image_use_observed_since=ago(DAY_S)), self.POLICY)
+        reason = decided(plan, "a").reason
+        assert reason.details == {"unused_s": 2000, "maximum_s": 1000, "observed_since_at": ago(DAY_S)}
+        assert reason.sentence == (
+            "not seen in use for 33m20s, more than the maximum of 16m40s; observed since 2026-02-28T12:00:00Z"
+        )
 
     def test_unused_age_counts_from_the_start_of_the_observation(self) -> None:
         plan = plan_image_gc(node(aged("a", DAY_S), image_use_observed_since=ago(2000)), self.POLICY)

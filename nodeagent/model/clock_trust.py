@@ -1,0 +1,48 @@
+"""Trust in the wall clock at one observation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.units import format_duration
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ClockTrust:
+    """Use that decisions may make of the wall clock of an observation.
+
+    Attributes:
+        boot_id: id of the boot; empty if unknown.
+        boottime_s: CLOCK_BOOTTIME at the observation; ``None`` without a clock record.
+        jump_s: last jump of the wall clock in this boot, negative if it was set back; 0 without one.
+        jumped_at: detection of that jump, by the wall clock of this observation; ``None`` without one.
+        untrusted_until: end of the grace period after the last jump, by the wall clock of this observation; ``None``
+            outside of it. Within it nothing is removed, ended or pruned because of its age.
+        expiry_now: the time that wall times of other boots are compared with for their end: never later than the
+            wall clock, and unaffected by its jumps forward within a boot; ``None`` while it is unknown, so that
+            nothing ends.
+        problem: reason that the wall clock is implausible; empty normally.
+    """
+
+    boot_id: str = ""
+    boottime_s: float | None = None
+    jump_s: float = 0.0
+    jumped_at: datetime | None = None
+    untrusted_until: datetime | None = None
+    expiry_now: datetime | None = None
+    problem: str = ""
+
+    @property
+    def jump_text(self) -> str:
+        """The last jump, for display; empty without one."""
+        if self.jumped_at is None:
+            return ""
+        return f"wall clock set {'forward' if self.jump_s > 0 else 'back'} by {format_duration(abs(self.jump_s))}"
+
+
+TRUSTED: Final = ClockTrust()
+"""A wall clock without a known jump."""
