@@ -215,7 +215,7 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
         removers = RemoverFactory(
             cri,
             storage,
-            HostLogs(settings.pod_log_root, settings.container_log_root),
+            HostLogs(settings.pod_log_root, settings.container_log_root, clock),
             clock,
             HoldFile(settings.state_directory).read,
             observer.find_unreferenced,

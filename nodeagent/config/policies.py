@@ -133,5 +133,5 @@ def policies(config: Config) -> GCPolicy:
             minimum_age_s=parse_duration_s(containers.sandbox_minimum_age),
             include_unlabelled=containers.include_unlabelled,
         ),
-        logs=PodLogPolicy(minimum_age_s=parse_duration_s(containers.log_minimum_age)),
+        logs=PodLogPolicy(minimum_age_s=parse_duration_s(containers.log_minimum_age), period_s=containers.interval_s),
     )

@@ -11,22 +11,16 @@ import os
 import stat
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from nodeagent.errors import NodeAgentError, ObservationError
-from nodeagent.host.filesystems import mount_id
-from nodeagent.host.podlogs import has_target, link_container_id, open_log_root, pod_uid
+from nodeagent.errors import ObservationError
+from nodeagent.host.confinement import MAX_DEPTH, Place, RemovalRefusedError, open_below, place_of
+from nodeagent.host.podlogs import FAR_FUTURE, changed, has_target, link_container_id, open_log_root, pod_uid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from datetime import datetime
     from pathlib import Path
-
-_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_MAX_DEPTH: Final = 256
-
-
-class RemovalRefusedError(NodeAgentError):
-    """An entry is not of the expected kind or place, so it was not removed; the text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +35,16 @@ class Freed:
         return Freed(self.size_bytes + other.size_bytes, self.inodes + other.inodes)
 
 
-def remove_pod_log_directory(root: Path, name: str, expected_uid: str) -> Freed:
+def remove_pod_log_directory(root: Path, name: str, expected_uid: str, changed_at: datetime) -> Freed:
     """Remove one pod log directory with its content; return the freed space.
 
     Symlinks in it are removed without following them.
+
+    Args:
+        root: the pod log root.
+        name: the directory's name.
+        expected_uid: the pod UID in the name.
+        changed_at: newest change of the tree when it was read; a file changed later is kept.
 
     Raises:
         RemovalRefusedError: the name is not that pod's log directory, or a mount lies below it, and nothing was
@@ -55,11 +55,11 @@ def remove_pod_log_directory(root: Path, name: str, expected_uid: str) -> Freed:
     if not expected_uid or pod_uid(name) != expected_uid:
         raise RemovalRefusedError(f"{root / name} is not a log directory of pod {expected_uid or '(none)'}")
     with _opened(root) as top:
-        place = _place(top)
-        descriptor = _open_below(top, name, place, root / name)
+        place = place_of(top)
+        descriptor = open_below(top, name, place, root / name)
         try:
             _check_tree(descriptor, place, root / name, 0)
-            freed = _empty(descriptor, place, root / name, 0)
+            freed = _empty(descriptor, _Limits(place, changed_at), root / name, 0)
         finally:
             os.close(descriptor)
         return freed.plus(_remove_directory(top, name, root / name))
@@ -78,10 +78,10 @@ def remove_container_logs(root: Path, log_path: Path) -> Freed:
     if len(parts) < 2 or ".." in parts or "\0" in str(log_path):
         raise RemovalRefusedError(f"{log_path} is not a container's log below {root}")
     with _opened(root) as top, ExitStack() as opened:
-        place, directory = _place(top), top
+        place, directory = place_of(top), top
         for part in parts[:-1]:
             try:
-                directory = _open_below(directory, part, place, log_path)
+                directory = open_below(directory, part, place, log_path)
             except FileNotFoundError:
                 return Freed()
             opened.callback(os.close, directory)
@@ -158,61 +158,15 @@ def _opened(root: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Filesystem and mount of a descriptor; bind mounts of one filesystem have the same device."""
-
-    device: int
-    mount_id: str
-
-
-def _place(descriptor: int) -> _Place:
-    """Return filesystem and mount of a descriptor.
-
-    Raises:
-        RemovalRefusedError: the kernel does not report the mount.
-    """
-    mount = mount_id(descriptor)
-    if not mount:
-        raise RemovalRefusedError("mount of a directory unknown: no mnt_id in /proc/self/fdinfo")
-    return _Place(os.fstat(descriptor).st_dev, mount)
-
-
-def _open_below(parent: int, name: str, place: _Place, where: Path) -> int:
-    """Return a descriptor of a subdirectory on the same mount.
-
-    Raises:
-        RemovalRefusedError: the entry is a symlink, not a directory, or a mount point.
-        FileNotFoundError: the entry does not exist.
-    """
-    try:
-        descriptor = os.open(name, _DIRECTORY, dir_fd=parent)
-    except NotADirectoryError as error:
-        raise RemovalRefusedError(f"{where}: {name} is not a directory") from error
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise RemovalRefusedError(f"{where}: {name}: {error.strerror or error}") from error
-    try:
-        same = _place(descriptor) == place
-    except BaseException:
-        os.close(descriptor)
-        raise
-    if not same:
-        os.close(descriptor)
-        raise RemovalRefusedError(f"{where}: {name} is a mount point; not removed")
-    return descriptor
-
-
-def _check_tree(directory: int, place: _Place, where: Path, depth: int) -> None:
+def _check_tree(directory: int, place: Place, where: Path, depth: int) -> None:
     """Refuse a tree that contains a mount point or is too deep, before any removal."""
-    if depth > _MAX_DEPTH:
-        raise RemovalRefusedError(f"{where}: deeper than {_MAX_DEPTH} levels")
+    if depth > MAX_DEPTH:
+        raise RemovalRefusedError(f"{where}: deeper than {MAX_DEPTH} levels")
     with os.scandir(directory) as entries:
         names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     for name in names:
         try:
-            descriptor = _open_below(directory, name, place, where)
+            descriptor = open_below(directory, name, place, where)
         except FileNotFoundError:
             continue
         try:
@@ -221,35 +175,45 @@ def _check_tree(directory: int, place: _Place, where: Path, depth: int) -> None:
             os.close(descriptor)
 
 
-def _empty(directory: int, place: _Place, where: Path, depth: int) -> Freed:
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """What a removal may touch: entries of one mount that are unchanged since they were read."""
+
+    place: Place
+    changed_at: datetime
+
+
+def _empty(directory: int, limits: _Limits, where: Path, depth: int) -> Freed:
     """Remove the content of a directory; return the freed space. A new mount point aborts the removal."""
-    if depth > _MAX_DEPTH:
-        raise RemovalRefusedError(f"{where}: deeper than {_MAX_DEPTH} levels")
+    if depth > MAX_DEPTH:
+        raise RemovalRefusedError(f"{where}: deeper than {MAX_DEPTH} levels")
     with os.scandir(directory) as entries:
         found = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
     freed = Freed()
     for name, is_directory in found:
         if not is_directory:
-            freed = freed.plus(_unlink(directory, name, where))
+            freed = freed.plus(_unlink(directory, name, where, limits.changed_at))
             continue
         try:
-            descriptor = _open_below(directory, name, place, where)
+            descriptor = open_below(directory, name, limits.place, where)
         except FileNotFoundError:
             continue
         try:
-            freed = freed.plus(_empty(descriptor, place, where / name, depth + 1))
+            freed = freed.plus(_empty(descriptor, limits, where / name, depth + 1))
         finally:
             os.close(descriptor)
         freed = freed.plus(_remove_directory(directory, name, where / name))
     return freed
 
 
-def _unlink(directory: int, name: str, where: Path) -> Freed:
-    """Remove a file, or a symlink without following it; return the freed space."""
+def _unlink(directory: int, name: str, where: Path, changed_at: datetime = FAR_FUTURE) -> Freed:
+    """Remove a file, or a symlink without following it, unless it changed later; return the freed space."""
     try:
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):
             raise RemovalRefusedError(f"{where}: {name} became a directory")
+        if changed(status) > changed_at:
+            raise RemovalRefusedError(f"{where}: {name} changed after it was read")
         os.unlink(name, dir_fd=directory)
     except FileNotFoundError:
         return Freed()

@@ -7,7 +7,7 @@ import re
 import stat
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import ObservationError
 from nodeagent.model import ContainerLogLink, PodLogDirectory
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FAR_FUTURE = datetime(9999, 1, 1, tzinfo=UTC)
 _UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z.-]{3,252}")
 _CONTAINER_ID = re.compile(r"[0-9a-f]{6,128}")
+
+FAR_FUTURE: Final = datetime(9999, 1, 1, tzinfo=UTC)
+"""Time of an entry whose time is unknown or beyond the calendar, so that it counts as changed just now."""
 
 
 def pod_uid(name: str) -> str:
@@ -47,7 +48,7 @@ def link_container_id(name: str) -> str:
 
 
 def list_pod_log_directories(root: Path) -> tuple[PodLogDirectory, ...]:
-    """Return the entries of the pod log root by name; none if the directory does not exist.
+    """Return the entries of the pod log root by name, without their trees; none if the directory does not exist.
 
     Raises:
         ObservationError: the root exists but cannot be read.
@@ -65,22 +66,7 @@ def _directory(root: int, name: str) -> PodLogDirectory | None:
         status = os.stat(name, dir_fd=root, follow_symlinks=False)
     except OSError:
         return None
-    is_directory = stat.S_ISDIR(status.st_mode)
-    newest = status.st_mtime
-    if is_directory:
-        try:
-            descriptor = os.open(name, _DIRECTORY, dir_fd=root)
-        except OSError:
-            return None
-        try:
-            with os.scandir(descriptor) as entries:
-                for entry in entries:
-                    newest = max(newest, entry.stat(follow_symlinks=False).st_mtime)
-        except OSError:
-            return None
-        finally:
-            os.close(descriptor)
-    return PodLogDirectory(name, pod_uid(name), is_directory, _moment(newest))
+    return PodLogDirectory(name, pod_uid(name), stat.S_ISDIR(status.st_mode))
 
 
 def list_dead_log_links(root: Path) -> tuple[ContainerLogLink, ...]:
@@ -114,7 +100,12 @@ def _moment(seconds: float) -> datetime:
     try:
         return datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError):
-        return _FAR_FUTURE
+        return FAR_FUTURE
+
+
+def changed(status: os.stat_result) -> datetime:
+    """Return the time of the last modification or status change of a file, whichever is later."""
+    return _moment(max(status.st_mtime, status.st_ctime))
 
 
 def has_target(root: int, name: str) -> bool:

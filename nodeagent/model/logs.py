@@ -3,10 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from datetime import datetime
+
+
+class LogOpeners(StrEnum):
+    """Whether a process has a file of a log tree open."""
+
+    NONE = "none"
+    READERS = "readers"
+    WRITERS = "writers"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class LogTree:
+    """One complete reading of a pod log directory.
+
+    Attributes:
+        changed_at: newest change (modification or status change) over all entries and the directory itself.
+        digest: digest of the names, inodes, sizes and times of all entries; equal for an unchanged tree.
+        problem: reason that the reading is incomplete; empty if it is complete.
+        openers: whether a process has a regular file of it open.
+        openers_detail: an open file, or the reason that the openers are unknown.
+        unchanged_s: time since the first of the successive readings with this digest; 0 for the first reading.
+    """
+
+    changed_at: datetime
+    digest: str
+    problem: str = ""
+    openers: LogOpeners = LogOpeners.NONE
+    openers_detail: str = ""
+    unchanged_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,14 +48,14 @@ class PodLogDirectory:
         name: the entry's name, ``NAMESPACE_NAME_UID`` or, in an old form, the plain UID.
         uid: the pod UID in the name; empty if the name has neither form.
         is_directory: whether it is a real directory (a symlink is not).
+        tree: its content; ``None`` if not read, as the directory of a pod with a ready sandbox.
         size_bytes: disk usage of its files; ``None`` if not measured.
-        modified_at: newest modification time of the directory or an entry directly in it.
     """
 
     name: str
     uid: str
     is_directory: bool
-    modified_at: datetime
+    tree: LogTree | None = None
     size_bytes: int | None = None
 
 

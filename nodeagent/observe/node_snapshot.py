@@ -22,6 +22,7 @@ from nodeagent.errors import (
 )
 from nodeagent.host import podlogs
 from nodeagent.model import ContainerState, NodeSnapshot
+from nodeagent.observe.log_trees import LogTreeReadings
 from nodeagent.plan.gc.image_users import images_in_use
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.runtime.containerd_facts import unlisted_containers, with_pins
@@ -103,7 +104,7 @@ class RoleReader(Protocol):
         """Return the current role."""
 
 
-class Observer:  # 12 attributes: the sources of the snapshot, and three caches
+class Observer:  # 13 attributes: the sources of the snapshot, and four caches
     """Reads a node from its runtime, its filesystems and the agent's state database.
 
     Immutable facts are cached by id: details of exited containers and the images of sandboxes.
@@ -131,6 +132,7 @@ class Observer:  # 12 attributes: the sources of the snapshot, and three caches
         self._read_holds = read_holds
         self._read_role = read_role
         self._booted_at = booted_at
+        self._log_trees = LogTreeReadings(settings.pod_log_root, clock)
         self._details: dict[str, Container] = {}
         self._sandbox_details: dict[str, Sandbox] = {}
         self._slots = asyncio.Semaphore(_CONCURRENCY)
@@ -168,6 +170,7 @@ class Observer:  # 12 attributes: the sources of the snapshot, and three caches
         except RuntimeUnsupportedError:  # not containerd
             self._storage = CriOnlyStorage()
         writable = await self._writable_bytes(containers, scope, warnings)
+        directories = await self._log_trees.read(directories, sandboxes)
         role = await self._read_role()  # last, since a kubelet may have started during the observation
         snapshot = NodeSnapshot(
             observed_at=now,

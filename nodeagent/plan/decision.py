@@ -109,6 +109,9 @@ class ReasonCode(StrEnum):
     POD_PRESENT = "pod-present"
     MODIFIED_RECENTLY = "modified-recently"
     NOT_A_POD_LOG_DIRECTORY = "not-a-pod-log-directory"
+    LOG_NOT_READ = "log-not-read"
+    LOG_OPEN = "log-open"
+    LOG_OPENERS_UNKNOWN = "log-openers-unknown"
     CONTAINER_PRESENT = "container-present"
     # blobs and snapshots: removed
     UNREFERENCED = "unreferenced"
@@ -198,6 +201,12 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.POD_PRESENT: "pod not known to be deleted{note}",
     ReasonCode.MODIFIED_RECENTLY: "changed {age_s} ago, less than {minimum_s}",
     ReasonCode.NOT_A_POD_LOG_DIRECTORY: "not a pod log directory: {detail}",
+    ReasonCode.LOG_NOT_READ: "not read completely: {detail}",
+    ReasonCode.LOG_OPEN: "open in a process for {use}: {path}{note}",
+    ReasonCode.LOG_OPENERS_UNKNOWN: (
+        "open files unknown ({detail}); unchanged for {unchanged_s}, a second equal reading {period_s} after the first "
+        "is required"
+    ),
     ReasonCode.CONTAINER_PRESENT: "container is {state}",
     ReasonCode.LOW_ON_RESOURCE: (
         "node is low on {resource}: threshold {threshold} met, {reading}; first in eviction order: {measure}{note}"

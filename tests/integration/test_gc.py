@@ -8,9 +8,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pytest
 
@@ -402,3 +404,38 @@ def test_switch_to_active_removes_nothing_before_the_end_of_the_grace_period(wor
     assert named.index("reload_grace_ended") < named.index("removal")
     started = events(log, "reload_grace_started")[0]
     assert (started["items"] > 0, "container" in started["effect"]) == (True, True)
+
+
+def test_log_that_is_written_or_open_keeps_the_directory_of_an_unlisted_pod(worn: WornNode) -> None:
+    """containerd writes container logs three levels deep; the upper levels look two hours old."""
+    configure(worn, 'log_minimum_age = "0s"', 'log_minimum_age = "2s"')
+    assert worn.running is not None
+    assert worn.running.log_file is not None
+    held, appended, closed = (worn.containerd.log_root / f"shop_{name}_{uuid4()}" for name in ("held", "live", "old"))
+    for each in (held, appended, closed):
+        (each / "web").mkdir(parents=True)
+    os.link(worn.running.log_file, held / "web" / "0.log")  # containerd has it open for writing
+    for each in (appended, closed):
+        (each / "web" / "0.log").write_text("line\n")
+    age(held, appended, closed)
+    append = f"while :; do echo line >> {appended}/web/0.log; sleep 0.2; done"
+    with subprocess.Popen(["sh", "-c", append]) as writer:
+        try:
+            log = closed / "web" / "0.log"
+            reclaim.poll("the change is old enough", lambda: time.time() - log.stat().st_ctime > 2.5, timeout_s=30)
+            report = gc(worn, "containers", "--dry-run")
+            reasons = {each["id"]: each["reason"]["code"] for plan in report["plans"] for each in plan["decisions"]}
+            assert reasons[held.name] == "log-open"
+            assert reasons[appended.name] == "modified-recently"
+            assert reasons[closed.name] == "pod-deleted"
+            gc(worn, "containers", "--yes")
+        finally:
+            writer.kill()
+    assert [each.exists() for each in (held, appended, closed)] == [True, True, False]
+
+
+def age(*directories: Path) -> None:
+    """Set the modification time of all but the files to two hours ago."""
+    for top in directories:
+        for each in (top / "web", top):
+            os.utime(each, (time.time() - 7200,) * 2)

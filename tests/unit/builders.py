@@ -15,6 +15,7 @@ from nodeagent.model import (
     FsObservation,
     Image,
     ImageUsage,
+    LogTree,
     NodeSnapshot,
     PieceKind,
     PodLogDirectory,
@@ -140,10 +141,11 @@ def log_directory(
     name: str | None = None,
     is_directory: bool = True,
     size_bytes: int | None = 4096,
+    **tree: Any,
 ) -> PodLogDirectory:
-    """Return a pod log directory for that UID."""
+    """Return a pod log directory for that UID; ``tree`` has further facts of its content."""
     shown = f"{namespace}_{pod}_{uid}" if name is None else name
-    return PodLogDirectory(shown, uid, is_directory, ago(modified_s), size_bytes)
+    return PodLogDirectory(shown, uid, is_directory, LogTree(ago(modified_s), "digest", **tree), size_bytes)
 
 
 def log_link(container_id: str, *, modified_s: float = 3600, name: str | None = None) -> ContainerLogLink:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodeagent.host import log_removal
+from nodeagent.host.log_trees import read_log_tree
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from nodeagent.clock import Clock
+    from nodeagent.model import LogTree
 
 
 class HostLogs:
     """Removes pod logs below the kubelet's log roots; ``host.log_removal`` has the checks on paths."""
 
-    def __init__(self, pod_log_root: Path, container_log_root: Path) -> None:
+    def __init__(self, pod_log_root: Path, container_log_root: Path, clock: Clock) -> None:
+        """Take the log roots, and the clock that bounds the reading of a tree."""
+        self._clock = clock
         self._pod_log_root = pod_log_root
         self._container_log_root = container_log_root
 
@@ -20,9 +30,13 @@ class HostLogs:
         log_removal.remove_links_of(self._container_log_root, container_id)
         return freed
 
-    def remove_pod_directory(self, name: str, uid: str) -> int:
-        """Remove one pod log directory; return the bytes freed."""
-        return log_removal.remove_pod_log_directory(self._pod_log_root, name, uid).size_bytes
+    def read_pod_directory(self, name: str) -> LogTree | None:
+        """Return a reading of one pod log directory; ``None`` if it does not exist."""
+        return read_log_tree(self._pod_log_root, name, self._clock)
+
+    def remove_pod_directory(self, name: str, uid: str, changed_at: datetime) -> int:
+        """Remove one pod log directory without entries changed after ``changed_at``; return the bytes freed."""
+        return log_removal.remove_pod_log_directory(self._pod_log_root, name, uid, changed_at).size_bytes
 
     def remove_dead_link(self, name: str) -> bool:
         """Remove a link whose target does not exist; return false if the target exists again."""

@@ -40,7 +40,7 @@ class RemoverFactory:
         cri: the runtime.
         storage: the runtime's own image and layer records.
         logs: removal of logs.
-        clock: for the age of plans.
+        clock: for the age of plans and logs.
         read_holds: reads the current holds; blocking.
         find_unreferenced: reads the unreferenced blobs and snapshots.
         bulk: whether images are removed by name, with one garbage collection, where the storage backend allows it.
@@ -66,7 +66,7 @@ class RemoverFactory:
             ItemKind.IMAGE: self._image_remover(reader, snapshot, policy),
             ItemKind.CONTAINER: ContainerRemover(reader, self.cri, self.logs),
             ItemKind.SANDBOX: SandboxRemover(reader, self.cri),
-            ItemKind.POD_LOG_DIRECTORY: PodLogRemover(reader, self.logs, podlogs.pod_uid),
+            ItemKind.POD_LOG_DIRECTORY: PodLogRemover(reader, self.logs, policy.logs, snapshot, clock=self.clock),
             ItemKind.CONTAINER_LOG_LINK: LogLinkRemover(reader, self.logs, podlogs.link_container_id),
         }
 

@@ -15,15 +15,18 @@ from nodeagent.errors import NodeAgentError, RuntimeTimeoutError, StoreError
 from nodeagent.model import ContainerState, NodeSnapshot
 from nodeagent.plan.decision import ReasonCode, Verdict
 from nodeagent.plan.gc.images import plan_image_gc
+from nodeagent.plan.gc.pod_logs import keep_tree
 from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from datetime import datetime
 
     from nodeagent.clock import Clock
-    from nodeagent.model import Container, Hold, Image, Sandbox
+    from nodeagent.model import Container, Hold, Image, LogTree, Sandbox
     from nodeagent.plan.decision import Decision
     from nodeagent.plan.gc.images import ImageGCPolicy
+    from nodeagent.plan.gc.pod_logs import PodLogPolicy
 
 
 LONGEST_UNOBSERVED_S: Final = 600.0
@@ -65,8 +68,11 @@ class LogActions(Protocol):
     def remove_container_logs(self, log_path: str, container_id: str) -> int:
         """Remove a container's current and rotated logs and its link; return the bytes freed."""
 
-    def remove_pod_directory(self, name: str, uid: str) -> int:
-        """Remove one pod log directory; return the bytes freed."""
+    def read_pod_directory(self, name: str) -> LogTree | None:
+        """Return a reading of one pod log directory; ``None`` if it does not exist."""
+
+    def remove_pod_directory(self, name: str, uid: str, changed_at: datetime) -> int:
+        """Remove one pod log directory without entries changed after ``changed_at``; return the bytes freed."""
 
     def remove_dead_link(self, name: str) -> bool:
         """Remove a link whose target does not exist; return false if the target exists again."""
@@ -237,21 +243,41 @@ class SandboxRemover:
 
 
 class PodLogRemover:
-    """Removes one pod log directory if the runtime has no container or sandbox of its pod."""
+    """Removes one pod log directory after reading its tree again."""
 
-    def __init__(self, reader: FreshReader, logs: LogActions, uid_of: Callable[[str], str]) -> None:
+    def __init__(
+        self, reader: FreshReader, logs: LogActions, policy: PodLogPolicy, template: NodeSnapshot, *, clock: Clock
+    ) -> None:
+        """Compose the remover; ``policy`` and ``template`` are those of the plan."""
         self._reader = reader
         self._logs = logs
-        self._uid_of = uid_of
+        self._policy = policy
+        self._clock = clock
+        self._trust = template.clock
+        self._directories = {each.name: each for each in template.pod_log_directories}
+        self._listed = {each.uid for each in template.sandboxes} | {each.pod_uid for each in template.containers}
 
     async def remove(self, decision: Decision) -> Result:
-        """Remove the directory unless the runtime lists a container or sandbox of its pod."""
-        uid = self._uid_of(decision.id)
+        """Remove the directory unless its pod is in the runtime, or its tree changed, is open or cannot be read."""
+        planned = self._directories.get(decision.id)
+        if planned is None or planned.tree is None:
+            return Result(decision, Outcome.CHANGED, "kept: not read by the observation of this pass")
         containers, sandboxes = await self._reader.users()
-        if any(each.uid == uid for each in sandboxes) or any(each.pod_uid == uid for each in containers):
+        if any(each.uid == planned.uid for each in sandboxes) or any(
+            each.pod_uid == planned.uid for each in containers
+        ):
             return Result(decision, Outcome.CHANGED, "kept: the runtime lists a container or sandbox of its pod")
+        tree = await asyncio.to_thread(self._logs.read_pod_directory, decision.id)
+        if tree is None:
+            return Result(decision, Outcome.GONE, "already removed")
+        tree = replace(tree, unchanged_s=planned.tree.unchanged_s if tree.digest == planned.tree.digest else 0.0)
+        # the removal of its containers is the last change of the directory of a pod that the runtime listed
+        minimum_age_s = 0.0 if planned.uid in self._listed else self._policy.minimum_age_s
+        kept = keep_tree(tree, self._policy, self._clock.now(), self._trust, minimum_age_s=minimum_age_s)
+        if kept is not None:
+            return Result(decision, Outcome.CHANGED, f"kept: {kept.sentence}")
         try:
-            freed = await asyncio.to_thread(self._logs.remove_pod_directory, decision.id, uid)
+            freed = await asyncio.to_thread(self._logs.remove_pod_directory, decision.id, planned.uid, tree.changed_at)
         except FileNotFoundError:
             return Result(decision, Outcome.GONE, "already removed")
         return Result(decision, Outcome.DONE, freed_bytes=freed)

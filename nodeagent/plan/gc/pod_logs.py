@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from nodeagent.model import ContainerState, PodLogDirectory, Role
+from nodeagent.model import ContainerState, LogOpeners, PodLogDirectory, Role
 from nodeagent.plan.clock import clock_untrusted
 from nodeagent.plan.decision import NO_FAILURES, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
 from nodeagent.plan.pods.deletion import BESIDE_KUBELET_WITHOUT_LIST, pod_uid_of
@@ -17,8 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
-    from nodeagent.model import Container, ContainerLogLink, NodeSnapshot
+    from nodeagent.model import ClockTrust, Container, ContainerLogLink, LogTree, NodeSnapshot
     from nodeagent.plan.pods.deletion import PodDeletionStatus
+
+READERS_S: Final = 86400.0
+"""Time since the last change after which a file that is open for reading only no longer keeps its log directory."""
+
+_NOT_READ: Final = Reason(ReasonCode.LOG_NOT_READ, {"detail": "its pod had a ready sandbox during the observation"})
 
 _Judgement = tuple[bool, Reason]
 """Whether the entry is removed, and the reason."""
@@ -30,9 +35,11 @@ class PodLogPolicy:
 
     Attributes:
         minimum_age_s: time since the last change of an entry that the runtime has no pod or container for.
+        period_s: time between two equal readings of a directory whose open files are unknown.
     """
 
     minimum_age_s: float = 300.0
+    period_s: float = 60.0
 
 
 def plan_pod_logs(  # noqa: PLR0913 - results of the earlier plans
@@ -48,10 +55,10 @@ def plan_pod_logs(  # noqa: PLR0913 - results of the earlier plans
 
     A directory is removed if its pod is deleted and all containers and sandboxes of the pod are removed before. If the
     runtime has none of the pod, it is removed once unchanged for the minimum age, provided that the pod list lacks the
-    pod or, without a list, that no kubelet manages the node. Entries that are not directories, or have no pod's name,
-    are kept. A link without a target is removed if its container has exited; if the container is unknown, once
-    it has the minimum age (the kubelet waits in neither case). Directories precede links, each by name; the id of
-    a decision is the entry's name.
+    pod or, without a list, that no kubelet manages the node. In both cases its content must be removable, see
+    ``keep_tree``. Entries that are not directories, or have no pod's name, are kept. A link without a target is removed
+    if its container has exited; if the container is unknown, once it has the minimum age (the kubelet waits in neither
+    case). Directories precede links, each by name; the id of a decision is the entry's name.
 
     Args:
         snapshot: the node.
@@ -99,10 +106,9 @@ class _DirectoryJudge:
 
     def judge(self, directory: PodLogDirectory) -> _Judgement:
         """Return whether a directory is removed, and the reason."""
-        if not directory.is_directory:
-            return _not_a_pod_log("not a directory")
-        if not directory.uid:
-            return _not_a_pod_log("name is neither NAMESPACE_NAME_UID nor a UID")
+        if not directory.is_directory or not directory.uid:
+            wrong_name = "name is neither NAMESPACE_NAME_UID nor a UID"
+            return _not_a_pod_log(wrong_name if directory.is_directory else "not a directory")
         status = self._statuses.get(directory.uid)
         if status is None:
             return self._judge_unlisted(directory)
@@ -111,7 +117,10 @@ class _DirectoryJudge:
         remaining = self._remaining[directory.uid]
         if remaining:
             return _present(f"{remaining} of its containers and sandboxes are kept")
-        return True, Reason(ReasonCode.POD_DELETED, {"how": status.how})
+        kept = keep_tree(
+            directory.tree, self._policy, self._snapshot.observed_at, self._snapshot.clock, minimum_age_s=0.0
+        )
+        return kept is None, kept or Reason(ReasonCode.POD_DELETED, {"how": status.how})
 
     def _judge_unlisted(self, directory: PodLogDirectory) -> _Judgement:
         """Judge a directory whose pod has no container or sandbox in the runtime."""
@@ -120,11 +129,50 @@ class _DirectoryJudge:
             return _present("in the pod list")
         if live is None and self._snapshot.role is Role.BESIDE_KUBELET:
             return _present(BESIDE_KUBELET_WITHOUT_LIST)
-        age_s, young = _too_young(directory.modified_at, self._snapshot, self._policy)
-        if young is not None:
-            return False, young
+        kept = keep_tree(
+            directory.tree,
+            self._policy,
+            self._snapshot.observed_at,
+            self._snapshot.clock,
+            minimum_age_s=self._policy.minimum_age_s,
+        )
+        if kept is not None or directory.tree is None:
+            return False, kept or _NOT_READ
+        age_s = _age_s(directory.tree.changed_at, self._snapshot.observed_at)
         how = "not in the runtime" if live is None else "in neither the pod list nor the runtime"
         return True, Reason(ReasonCode.POD_DELETED, {"how": f"{how}, last changed {format_duration(age_s)} ago"})
+
+
+def keep_tree(
+    tree: LogTree | None, policy: PodLogPolicy, now: datetime, clock: ClockTrust, *, minimum_age_s: float
+) -> Reason | None:
+    """Return the reason to keep the content of a log directory; ``None`` if it may be removed.
+
+    A file that is open for writing keeps it, one that is open for reading only until ``READERS_S`` after the last
+    change: a log shipper loses unread lines if the file is removed earlier, and some never close a file that exists. If
+    the open files are unknown, two equal readings one period apart are required.
+    """
+    if tree is None:
+        return _NOT_READ
+    if tree.problem:
+        return Reason(ReasonCode.LOG_NOT_READ, {"detail": tree.problem})
+    age_s = _age_s(tree.changed_at, now)
+    return _too_young(age_s, minimum_age_s, clock) or _keep_open(tree, policy, age_s, clock)
+
+
+def _keep_open(tree: LogTree, policy: PodLogPolicy, age_s: float, clock: ClockTrust) -> Reason | None:
+    """Return the reason to keep a tree because of its open files."""
+    if tree.openers is LogOpeners.WRITERS:
+        return Reason(ReasonCode.LOG_OPEN, {"use": "writing", "path": tree.openers_detail, "note": ""})
+    if tree.openers is LogOpeners.READERS and _too_young(age_s, READERS_S, clock):
+        note = f"; kept at most until {format_duration(READERS_S)} after its last change"
+        return Reason(ReasonCode.LOG_OPEN, {"use": "reading", "path": tree.openers_detail, "note": note})
+    if tree.openers is LogOpeners.UNKNOWN and (not tree.unchanged_s or tree.unchanged_s < policy.period_s):
+        return Reason(
+            ReasonCode.LOG_OPENERS_UNKNOWN,
+            {"detail": tree.openers_detail, "unchanged_s": tree.unchanged_s, "period_s": policy.period_s},
+        )
+    return None
 
 
 def _count_remaining(snapshot: NodeSnapshot, removed: frozenset[str]) -> Counter[str]:
@@ -147,7 +195,7 @@ def _judge_link(
         if container.state is not ContainerState.EXITED:
             return False, Reason(ReasonCode.CONTAINER_PRESENT, {"state": container.state.value})
     if not found:
-        _, young = _too_young(link.modified_at, snapshot, policy)
+        young = _too_young(_age_s(link.modified_at, snapshot.observed_at), policy.minimum_age_s, snapshot.clock)
         if young is not None:
             return False, young
     return True, Reason(ReasonCode.LINK_TARGET_MISSING, {"target": link.target})
@@ -170,13 +218,16 @@ class _ContainersById:
         return self._sorted[start:end]
 
 
-def _too_young(modified_at: datetime, snapshot: NodeSnapshot, policy: PodLogPolicy) -> tuple[float, Reason | None]:
-    """Return the time since the last change, at least 0, and the reason to keep if that is too short or uncertain."""
-    age_s = max(0.0, (snapshot.observed_at - modified_at).total_seconds())
-    if age_s >= policy.minimum_age_s:
-        return age_s, clock_untrusted(snapshot.clock) if policy.minimum_age_s > 0 else None
-    details = {"age_s": age_s, "minimum_s": policy.minimum_age_s}
-    return age_s, Reason(ReasonCode.MODIFIED_RECENTLY, details)
+def _age_s(changed_at: datetime, now: datetime) -> float:
+    """Return the time since a change, at least 0."""
+    return max(0.0, (now - changed_at).total_seconds())
+
+
+def _too_young(age_s: float, minimum_age_s: float, clock: ClockTrust) -> Reason | None:
+    """Return the reason to keep an entry whose age is too low or uncertain."""
+    if age_s < minimum_age_s:
+        return Reason(ReasonCode.MODIFIED_RECENTLY, {"age_s": age_s, "minimum_s": minimum_age_s})
+    return clock_untrusted(clock) if minimum_age_s > 0 else None
 
 
 def _not_a_pod_log(detail: str) -> _Judgement:

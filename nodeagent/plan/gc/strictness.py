@@ -102,6 +102,7 @@ STRICTNESS: Final[Mapping[type, Mapping[str, Rule]]] = {
     },
     PodLogPolicy: {
         "minimum_age_s": _larger,
+        "period_s": _larger,
     },
 }
 """The rule of each field, by policy type."""

@@ -100,7 +100,7 @@ def rig(tmp_path: Path) -> Opener:
                 read_role=standalone,
                 booted_at=node.now - timedelta(days=30),
             )
-            logs = HostLogs(settings.pod_log_root, settings.container_log_root)
+            logs = HostLogs(settings.pod_log_root, settings.container_log_root, node.clock)
             removers = RemoverFactory(cri, storage, logs, node.clock, read_holds, observer.find_unreferenced, bulk=bulk)
             collector = Collector(
                 observer,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeagent.model import ContainerState, Role
+from nodeagent.model import ContainerState, LogOpeners, Role
 from nodeagent.plan.gc.pod_logs import PodLogPolicy, plan_pod_logs
 from nodeagent.plan.pods.deletion import check_pods
-from tests.unit.builders import codes, container, decided, log_directory, log_link, removed, sandbox, snapshot
+from tests.unit.builders import DAY_S, codes, container, decided, log_directory, log_link, removed, sandbox, snapshot
 
 if TYPE_CHECKING:
     from nodeagent.plan.decision import Plan
@@ -35,6 +36,28 @@ def plan_for(fields: dict[str, Any], **rest: Any) -> Plan:
         pytest.param({"modified_s": 300}, {}, {}, "pod-deleted", id="exactly the minimum age"),
         pytest.param({"modified_s": 299}, {}, {}, "modified-recently", id="changed recently"),
         pytest.param({"modified_s": -5}, {}, {}, "modified-recently", id="changed in the future"),
+        *[
+            pytest.param(tree, fields, rest, code, id=f"{name}, {where}")
+            for where, fields, rest in (("unknown to the runtime", {}, {}), ("deleted", KNOWN, ALL_REMOVED))
+            for name, tree, code in (
+                ("open for writing", {"openers": LogOpeners.WRITERS}, "log-open"),
+                ("open for writing, old", {"openers": LogOpeners.WRITERS, "modified_s": 10 * DAY_S}, "log-open"),
+                ("open for reading", {"openers": LogOpeners.READERS}, "log-open"),
+                ("open for reading, a day old", {"openers": LogOpeners.READERS, "modified_s": DAY_S}, "pod-deleted"),
+                ("read incompletely", {"problem": "too many entries"}, "log-not-read"),
+                ("openers unknown", {"openers": LogOpeners.UNKNOWN}, "log-openers-unknown"),
+                (
+                    "openers unknown, equal for less than a period",
+                    {"openers": LogOpeners.UNKNOWN, "unchanged_s": 59.9},
+                    "log-openers-unknown",
+                ),
+                (
+                    "openers unknown, equal for a period",
+                    {"openers": LogOpeners.UNKNOWN, "unchanged_s": 60.0},
+                    "pod-deleted",
+                ),
+            )
+        ],
         pytest.param({}, {"role": Role.BESIDE_KUBELET}, {}, "pod-present", id="unknown, beside a kubelet"),
         pytest.param(
             {},
@@ -51,10 +74,21 @@ def plan_for(fields: dict[str, Any], **rest: Any) -> Plan:
 def test_log_directory_is_removed_only_with_its_deleted_pod(
     directory: dict[str, Any], fields: dict[str, Any], rest: dict[str, Any], code: str
 ) -> None:
-    entry = log_directory(directory.pop("uid", "uid-web"), **directory)
+    entry = log_directory(**({"uid": "uid-web"} | directory))
     plan = plan_for(fields | {"pod_log_directories": (entry,)}, **rest)
     assert codes(plan) == {entry.name: code}
     assert plan.decisions[0].reason.sentence
+
+
+def test_directory_that_was_not_read_is_kept() -> None:
+    plan = plan_for({"pod_log_directories": (replace(log_directory("uid-x"), tree=None),)})
+    assert codes(plan) == {"shop_web_uid-x": "log-not-read"}
+
+
+def test_one_reading_of_unknown_openers_is_not_enough_without_an_interval() -> None:
+    node = snapshot(pod_log_directories=(log_directory("uid-x", openers=LogOpeners.UNKNOWN),))
+    plan = plan_pod_logs(node, PodLogPolicy(period_s=0.0), statuses=check_pods(node, 300))
+    assert codes(plan) == {"shop_web_uid-x": "log-openers-unknown"}
 
 
 def test_reason_has_the_evidence_of_the_deletion() -> None:

@@ -68,6 +68,7 @@ CASES: dict[str, list[tuple[object, object, object]]] = {
     "sandboxes.minimum_age_s": [(0.0, 60.0, 60.0), (90.0, 60.0, 90.0)],
     "sandboxes.include_unlabelled": [(True, False, False), (False, True, False), (True, True, True)],
     "logs.minimum_age_s": [(0.0, 300.0, 300.0), (600.0, 300.0, 600.0)],
+    "logs.period_s": [(0.0, 60.0, 60.0), (90.0, 60.0, 90.0)],
 }
 
 
@@ -125,7 +126,7 @@ POLICIES = st.builds(
     images=image_policies(),
     containers=st.builds(ContainerGCPolicy, AGES, st.integers(-1, 3), st.integers(-1, 3), AGES, st.booleans()),
     sandboxes=st.builds(SandboxGCPolicy, AGES, st.booleans()),
-    logs=st.builds(PodLogPolicy, AGES),
+    logs=st.builds(PodLogPolicy, AGES, AGES),
 )
 
 

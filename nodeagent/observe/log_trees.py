@@ -1,0 +1,66 @@
+"""Readings of pod log directories, compared with the earlier readings of this process."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.host.log_trees import MAX_TREE_S, read_log_tree
+from nodeagent.host.podlogs import FAR_FUTURE
+from nodeagent.model import LogTree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from nodeagent.clock import Clock
+    from nodeagent.model import PodLogDirectory, Sandbox
+
+MAX_TREES_S: Final = 30.0
+"""Longest time for all log trees of one observation; trees that are not reached count as incomplete."""
+
+
+class LogTreeReadings:
+    """Reads the log directories that a pass may remove, and remembers since when each is unchanged."""
+
+    def __init__(self, root: Path, clock: Clock) -> None:
+        self._root = root
+        self._clock = clock
+        self._first_equal: Mapping[str, tuple[str, float]] = {}
+
+    async def read(
+        self, directories: Sequence[PodLogDirectory], sandboxes: Iterable[Sandbox]
+    ) -> tuple[PodLogDirectory, ...]:
+        """Return the directories with their trees, except those of pods with a ready sandbox."""
+        ready = {sandbox.uid for sandbox in sandboxes if sandbox.ready}
+        read = [each for each in directories if each.is_directory and each.uid and each.uid not in ready]
+        if not read:
+            self._first_equal = {}
+            return tuple(directories)
+        trees = await asyncio.to_thread(self._read, [each.name for each in read])
+        # a directory that vanished since the listing is omitted
+        return tuple(
+            replace(each, tree=trees.get(each.name))
+            for each in directories
+            if each.name not in trees or trees[each.name] is not None
+        )
+
+    def _read(self, names: Sequence[str]) -> dict[str, LogTree | None]:
+        before, first_equal = self._first_equal, {}
+        trees: dict[str, LogTree | None] = {}
+        deadline_s = self._clock.monotonic_s() + MAX_TREES_S
+        for name in names:
+            now_s = self._clock.monotonic_s()
+            if now_s >= deadline_s:
+                trees[name] = LogTree(FAR_FUTURE, "", f"not reached within {MAX_TREES_S:.0f} s of this observation")
+                continue
+            tree = read_log_tree(self._root, name, self._clock, within_s=min(MAX_TREE_S, deadline_s - now_s))
+            if tree is not None and not tree.problem:
+                digest, since_s = before.get(name, ("", now_s))
+                since_s = since_s if digest == tree.digest else now_s
+                first_equal[name] = tree.digest, since_s
+                tree = replace(tree, unchanged_s=max(0.0, now_s - since_s))
+            trees[name] = tree
+        self._first_equal = first_equal
+        return trees
