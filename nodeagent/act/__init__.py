@@ -1,4 +1,4 @@
-"""Carrying plans out.
+"""Execution of plans.
 
 Each item is read again just before its removal, and skipped if it changed since the plan. A failed item never stops
 a pass. A dry run uses a remover without effect, so no planner and no loop checks for it.

@@ -92,7 +92,7 @@ class RankedPodUsage(Part, frozen=True, kw_only=True):
     @classmethod
     def of(cls, ranked: RankedPod, protection: Protection) -> RankedPodUsage:
         """Return the document form of a ranked pod."""
-        pod, usage, kept = ranked.pod, ranked.pod.usage, protection.why_kept(ranked.pod)
+        pod, usage, kept = ranked.pod, ranked.pod.usage, protection.keep_reason(ranked.pod)
         return cls(
             rank=ranked.rank,
             uid=pod.uid,

@@ -38,7 +38,7 @@ from nodeagent.plan.shutdown.inhibitor import (
     LockListed,
     LockRefused,
     LogindConnected,
-    LogindLeft,
+    LogindDisconnected,
     PrepareForShutdown,
     step,
 )
@@ -197,7 +197,7 @@ class ShutdownInhibitor:  # 12 attributes: the lock's identity, its connection a
                 await self._secure(bus)
                 await self._watch(bus)
                 if not self._owner:
-                    self._report(LogindLeft())
+                    self._report(LogindDisconnected())
                     return
 
     async def _watch(self, bus: Bus) -> None:
@@ -280,7 +280,7 @@ class ShutdownInhibitor:  # 12 attributes: the lock's identity, its connection a
         if message.member == "NameOwnerChanged" and message.sender == BUS_NAME:
             if message.signature == "sss" and message.body[0] == LOGIND_NAME and message.body[1] == self._owner != "":
                 self._owner = ""
-                self._report(LogindLeft())
+                self._report(LogindDisconnected())
                 self._again.set()
             return
         if message.member != "PrepareForShutdown" or message.interface != MANAGER or message.path != LOGIND_PATH:

@@ -145,7 +145,7 @@ def check_snapshotter(name: str | None) -> Finding:
 
 
 def check_split(places: Mapping[str, int | None], image_filesystems: int) -> Finding:
-    """Check which of the node's filesystems are shared.
+    """Check the node for shared filesystems.
 
     Args:
         places: device of ``imagefs``, ``containerfs`` and ``nodefs``, in this order; ``None`` where it cannot be read.
@@ -312,7 +312,7 @@ def check_refused(section: str, because: str) -> Finding:
 
 
 def check_kubelet(found: Mapping[str, str], *, evicts: bool, stops: bool, collects_from: int | None) -> list[Finding]:
-    """Check which tasks both the kubelet of this node and the agent perform.
+    """Check for tasks performed by both the kubelet of this node and the agent.
 
     Args:
         found: the relevant kubelet fields by name; empty without a KubeletConfiguration.

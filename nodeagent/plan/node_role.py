@@ -1,8 +1,8 @@
 """Role of the agent: beside a kubelet, or alone with the runtime.
 
 Alone, the agent infers from the runtime that a pod is deleted, evicts pods, and stops them at shutdown. Beside a
-kubelet each of these is harmful: Jobs lose their containers and logs, and the kubelet restarts stopped pods. Doubt
-therefore always means "beside a kubelet".
+kubelet each of these does damage: Jobs lose their containers and logs, and the kubelet restarts stopped pods. Unclear
+traces therefore always count as a kubelet.
 
 Labels and annotations of pods are not traces, as tenants can set them.
 """

@@ -82,7 +82,7 @@ def facts_of(inventory: PodInventory, sandbox: Sandbox) -> PodFacts:
 
 
 def kept(inventory: PodInventory, sandbox: Sandbox) -> str | None:
-    reason = Protection(inventory.facts, EvictionPolicy()).why_kept(facts_of(inventory, sandbox))
+    reason = Protection(inventory.facts, EvictionPolicy()).keep_reason(facts_of(inventory, sandbox))
     return None if reason is None else reason.code.value
 
 

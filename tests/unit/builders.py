@@ -38,12 +38,12 @@ DAY_S: Final = 86400.0
 
 
 def ago(seconds: float) -> datetime:
-    """Return the time that many seconds before ``NOW``; negative for the future."""
+    """Return the time ``seconds`` before ``NOW``; negative for the future."""
     return NOW - timedelta(seconds=seconds)
 
 
 def digest(text: str) -> str:
-    """Return a digest that starts readably and is unique for ``text``."""
+    """Return a digest unique to ``text``, starting with readable characters."""
     return "sha256:" + text.encode().hex().ljust(64, "0")[:64]
 
 
@@ -54,21 +54,21 @@ def image(
     pinned: bool = False,
     digests: Sequence[str] = (),
 ) -> Image:
-    """Return an image; without tags it is called ``registry.example/ID:1``."""
+    """Return an image; without tags its tag is ``registry.example/ID:1``."""
     names = tags or (f"registry.example/{image_id.removeprefix('sha256:')}:1",)
     size_bytes = None if size_mib is None else size_mib * MIB
     return Image(image_id, names, tuple(digests), size_bytes, pinned)
 
 
 def used(last_s: float | None = None, *, seen_s: float = DAY_S) -> ImageUsage:
-    """Return the recorded use of an image first detected and last used that many seconds ago."""
+    """Return the recorded use of an image, first detected and last used the given seconds ago."""
     return ImageUsage(ago(seen_s), None if last_s is None else ago(last_s))
 
 
 def filesystem(
     used_percent: int = 50, *, capacity_mib: int = 1000, available_bytes: int | None = None
 ) -> FsObservation:
-    """Return a reading of an image filesystem with that usage."""
+    """Return a reading of an image filesystem with this usage."""
     capacity_bytes = capacity_mib * MIB
     if available_bytes is None:
         available_bytes = capacity_bytes * (100 - used_percent) // 100
@@ -143,13 +143,13 @@ def log_directory(
     size_bytes: int | None = 4096,
     **tree: Any,
 ) -> PodLogDirectory:
-    """Return a pod log directory for that UID; ``tree`` has further facts of its content."""
+    """Return a pod log directory of a UID; ``tree`` has further facts of its content."""
     shown = f"{namespace}_{pod}_{uid}" if name is None else name
     return PodLogDirectory(shown, uid, is_directory, LogTree(ago(modified_s), "digest", **tree), size_bytes)
 
 
 def log_link(container_id: str, *, modified_s: float = 3600, name: str | None = None) -> ContainerLogLink:
-    """Return a dead log link of that container."""
+    """Return a dead log link of a container."""
     shown = f"web_shop_app-{container_id}.log" if name is None else name
     return ContainerLogLink(
         shown, container_id, f"/var/log/pods/shop_web_uid-web/app/{container_id}.log", ago(modified_s)
@@ -194,12 +194,12 @@ def snapshot(
 
 
 def removed(plan: Plan) -> list[str]:
-    """Return the ids a plan removes, in order."""
+    """Return the ids of the removals of a plan, in order."""
     return [decision.id for decision in plan.removals]
 
 
 def decided(plan: Plan, item_id: str) -> Decision:
-    """Return the one decision on an item."""
+    """Return the decision on an item."""
     (decision,) = (each for each in plan.decisions if each.id == item_id)
     return decision
 

@@ -24,7 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _skip(request: pytest.FixtureRequest, title: str, reason: str) -> None:
     if os.environ.get("CI") == "true":
-        pytest.fail(f"in CI this is no option: {reason}", pytrace=False)
+        pytest.fail(f"required in CI: {reason}", pytrace=False)
     request.config.stash[_SKIPPED][title] = reason
     pytest.skip(reason)
 
@@ -48,7 +48,7 @@ def promtool(request: pytest.FixtureRequest) -> str:
         _skip(
             request,
             "THE ALERT RULES WERE NOT TESTED",
-            "no promtool here (.ci/setup dev real fetches it as root; Debian has it in the package prometheus)",
+            "promtool not found (.ci/setup dev real installs it as root; in Debian part of the package prometheus)",
         )
     return found or ""
 

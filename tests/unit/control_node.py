@@ -1,6 +1,6 @@
 """A daemon context with its control API on a real socket, on a simulated node.
 
-The caller is the peer that the test sets, or the one that the kernel reports: an unprivileged member of the group.
+The caller is a peer set by the test, or the peer reported by the kernel: an unprivileged member of the group.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ IMAGE = "registry.example/app:v1"
 GROUP_NAME = "group-of-the-test"
 UNPRIVILEGED_UID = 65534
 MEMBERS_GROUP = 4711 if os.geteuid() == 0 else os.getgid()
-"""Group of the unprivileged member; root can take any number, also that of no existing group."""
+"""Group of the unprivileged member; as root any number, also one without an existing group."""
 
 
 class Refused(Exception):  # noqa: N818 - a response, not a failure of the test
@@ -162,7 +162,7 @@ async def serving(
     Args:
         tmp_path: for configuration, state and logs.
         max_per_pod_container: number of dead containers to keep of each container; the node has two.
-        simulated_peers: whether the caller is ``Node.peer``, not the peer that the kernel reports.
+        simulated_peers: whether the caller is ``Node.peer``, not the peer reported by the kernel.
         head: first lines of the configuration.
     """
     directory = Path(tempfile.mkdtemp(dir=tmp_path.parent if simulated_peers else None, prefix="c"))
@@ -210,7 +210,7 @@ async def serving(
         asyncio.get_running_loop().set_exception_handler(lambda _, error: unhandled.append(error))
         stop = asyncio.Event()
         running = asyncio.ensure_future(ControlServer(context).run(stop))
-        while not node.logged("control_listening"):  # noqa: ASYNC110 - the log has no event to wait on
+        while not node.logged("control_listening"):  # noqa: ASYNC110 - the log has no event to wait for
             await asyncio.sleep(0)
         yield node
         stop.set()
@@ -223,7 +223,7 @@ async def serving(
 def _unprivileged() -> Iterator[None]:
     """Run the block as an unprivileged user in the group of the members.
 
-    A test that does not run as root is such a user already.
+    Without root, the user of the test is such a user.
     """
     if os.geteuid() != 0:
         yield

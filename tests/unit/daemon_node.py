@@ -1,4 +1,4 @@
-"""A daemon with agents and reloads on a simulated node, by a manual clock."""
+"""A daemon with agents and reloads on a simulated node, with a manual clock."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Daemon:
     async def settle(self) -> None:
         """Wait until every loop of the agent in force has finished a pass, or is paused."""
         async with asyncio.timeout(30):
-            while not self._settled():  # noqa: ASYNC110 - the log has no event to wait on
+            while not self._settled():  # noqa: ASYNC110 - the log has no event to wait for
                 await asyncio.sleep(0.001)
 
     def _settled(self) -> bool:
@@ -146,7 +146,7 @@ class Daemon:
 
 @dataclass
 class Place:
-    """A node with runtime, configuration and state directory, over restarts of the daemon."""
+    """A node with runtime, configuration and state directory, for successive daemons."""
 
     directory: Path
     sim: SimNode = field(default_factory=SimNode)
@@ -160,7 +160,7 @@ class Place:
         self.server = SimServer(self.sim, self.directory / "s")
         for method in REMOVING:
             self.server.faults.before(method, self._noter(method), times=None)
-        self.litter()
+        self.add_garbage()
 
     def _noter(self, method: str) -> Any:
         return lambda: self.removed.append((method, self.now_s))
@@ -169,7 +169,7 @@ class Place:
     def now_s(self) -> float:
         return self.sim.clock.monotonic_s()
 
-    def litter(self) -> None:
+    def add_garbage(self) -> None:
         """Add a dead container with an image that no other container uses."""
         if self.sim.resolve_image(IMAGE) is None:
             self.sim.add_image(IMAGE, layers=[Layer("base", 1 << 20)])
@@ -199,14 +199,14 @@ class Place:
         made = Daemon(self, context, stream)
 
         async def read(settings: Settings) -> Settings:
-            return checked(settings.origin)  # without the child process, which takes a second
+            return checked(settings.origin)  # read in this process, since a child process takes a second
 
         restore_pause(context)
         restore_grace(context.grace, context.settings)
         with (
             mock.patch.object(supervisor, "GRACE_POLL_S", 0.001),
             mock.patch.object(service, "read_again", read),
-            mock.patch.object(collect, "SETTLE_WITHIN_S", 0.0),  # this machine's disk does not show the freed bytes
+            mock.patch.object(collect, "SETTLE_WITHIN_S", 0.0),  # the disk of this machine shows no freed bytes
         ):
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(ReloadTask(context, Notifier({})).run(context.stop))
@@ -251,7 +251,7 @@ async def daemon(**changes: object) -> AsyncIterator[Daemon]:
 
 
 async def refused(request: Any) -> bool:
-    """Return whether a request is refused."""
+    """Return whether a request was refused."""
     with suppress(UsageError):
         await request
         return False

@@ -42,7 +42,7 @@ class KubeletDouble:
         self.traces = traces
 
     def read(self, *, arguments: bool = True) -> KubeletTraces:
-        """Return the traces; a kind of reading that is ``hanging`` waits to be ``released``."""
+        """Return the traces; a ``hanging`` kind of reading waits for ``released``."""
         self.readings.append(arguments)
         if arguments in self.hanging:
             self.released.wait(30)

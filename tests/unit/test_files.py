@@ -1,4 +1,4 @@
-"""Atomic writes: complete content, the right mode, no temporary files left."""
+"""Atomic writes: complete content, given mode, and no remaining temporary file."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nodeagent.text import encodable, escape, escape_lines, raw_bytes, to_json
 
-ANYTHING = st.text(st.characters())  # surrogates, too
+ANYTHING = st.text(st.characters())  # includes surrogates
 NAME_BYTES = st.binary(max_size=40)
 BIDIRECTIONAL = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 

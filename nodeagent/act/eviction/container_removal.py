@@ -152,7 +152,7 @@ class CriContainerCleaner:
         if self._stopping.get(uid) is ended:
             del self._stopping[uid]
         if not ended.cancelled():
-            ended.exception()  # retrieved, since a caller may have given up; else asyncio logs it
+            ended.exception()  # asyncio logs an exception that no caller has retrieved
 
     async def _stop_sandboxes(self, victim: Victim, kept: set[str]) -> None:
         for sandbox in await self._actions.list_sandboxes():

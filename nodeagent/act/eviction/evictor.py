@@ -138,7 +138,7 @@ class CriEvictor:
             return EvictionResult(EvictionOutcome.GONE, "pod ended by itself")
         if set(pods.handles[uid].sandbox_ids) != set(handle.sandbox_ids):
             return EvictionResult(EvictionOutcome.CHANGED, "kept: pod has another sandbox now")
-        kept = Protection(pods.facts, self._policy).why_kept(pod)
+        kept = Protection(pods.facts, self._policy).keep_reason(pod)
         return EvictionResult(EvictionOutcome.CHANGED, f"kept: {kept.sentence}") if kept is not None else None
 
     async def _stop_containers(self, handle: PodHandle, grace_s: float, hurry: asyncio.Event) -> list[str]:

@@ -285,13 +285,13 @@ class InhibitorSession:  # 12 attributes: its collaborators, and the shutdown in
         """Interrupt a shutdown in progress, to be resumed by the next session; wait for the record of an ended one."""
         if self._work is None:
             return
-        going_down = self._inhibitor.machine.going_down
-        if going_down:
+        is_stopping_pods = self._inhibitor.machine.is_stopping_pods
+        if is_stopping_pods:
             self._work.cancel()
         _, late = await asyncio.wait({self._work}, timeout=_FINISH_WITHIN_S)
         for task in late:
             task.cancel()
-        if self._in_progress is not None and going_down:
+        if self._in_progress is not None and is_stopping_pods:
             await self._in_progress.interrupt()
 
 

@@ -96,8 +96,8 @@ class OutstandingEffect:
         until_s: latest end of the effect.
         uid: of the evicted pod; empty for node-level reclaim.
         confirmed: whether the removal was verified. Other consumers may have used the space since.
-        ineffective: whether the action freed no space, or a negligible part of the shortfall. Then only pods are
-            withheld, and node-level reclaim continues.
+        ineffective: whether the action freed no space, or a negligible part of the shortfall. Then only evictions are
+            suspended, and node-level reclaim continues.
     """
 
     action: str
@@ -147,7 +147,7 @@ class EndedEffect:
 
 
 def shortage_of(signal: Signal, layout: FilesystemLayout) -> Shortage | None:
-    """Return the resource that a threshold on this signal is short of; ``None`` for a signal without one."""
+    """Return the resource in shortage when a threshold on this signal is met; ``None`` for a signal without one."""
     meaning = MEANINGS[signal]
     if meaning.filesystem is not None:
         return _DEVICES[device_role(meaning.filesystem, layout)]
@@ -235,9 +235,9 @@ def effect_of_reclaim(  # noqa: PLR0913 - one for each attribute that differs
 def withholding(
     effects: Iterable[OutstandingEffect], shortage: Shortage | None, now: Moment
 ) -> OutstandingEffect | None:
-    """Return the effect that withholds actions for a shortage now, the one with the latest bound; else ``None``.
+    """Return the effect with the latest bound among those that suspend actions for a shortage now.
 
-    An ineffective one, which withholds pods only, is returned if no other is outstanding.
+    Without any: an ineffective effect, which suspends only evictions, or ``None``.
     """
     found = [each for each in effects if each.shortage is shortage and now.monotonic_s < each.until_s]
     return max(found, key=lambda each: (not each.ineffective, each.until_s, each.action), default=None)
@@ -246,7 +246,7 @@ def withholding(
 def confirm(
     effects: Iterable[OutstandingEffect], uid: str, shortages: Iterable[Shortage], now: Moment
 ) -> tuple[OutstandingEffect, ...]:
-    """Return the effects; one pod's effects on these shortages are marked as confirmed, with a shorter bound."""
+    """Return the effects, those of one pod on these shortages marked as confirmed, with a shorter bound."""
     confirmed = frozenset(shortages)
     return tuple(
         replace(each, confirmed=True, until_s=min(each.until_s, now.monotonic_s + _visible_within_s(each)))
@@ -257,7 +257,7 @@ def confirm(
 
 
 def restarted(effects: Iterable[OutstandingEffect], uid: str, now: Moment) -> tuple[OutstandingEffect, ...]:
-    """Return the effects; the bound of one pod's effects restarts now, at the end of its processes."""
+    """Return the effects, those of one pod with a bound that restarts now, at the end of its processes."""
     return tuple(
         replace(each, until_s=now.monotonic_s + (each.until_s - each.since_s)) if uid and each.uid == uid else each
         for each in effects
@@ -274,9 +274,9 @@ def settle(
     """Return the outstanding effects and the ended effects, by current readings.
 
     A rise of the signal counts once the effect is confirmed, since other consumers free space as well; without
-    confirmation it counts at the bound. A missing effect of an eviction on a filesystem is reported as ended
-    and remains as an ineffective one for another bound, provided that the pod is in ``verified``, the UIDs of pods
-    whose processes ended.
+    confirmation it counts at the bound. A missing effect of an eviction on a filesystem is reported as ended and
+    remains as an ineffective one for another bound, if the UID of the pod is in ``verified``, the pods without running
+    processes.
     """
     readings: Mapping[Signal, float] = {each.signal: each.available for each in observations}
     remaining, ended = [], []
@@ -287,11 +287,11 @@ def settle(
         over = now.monotonic_s >= effect.until_s
         if effect.ineffective:
             remaining += [] if over else [effect]
-        elif effect.confirmed and _shows(effect, gained):
+        elif effect.confirmed and _rose_as_predicted(effect, gained):
             ended.append(EndedEffect(effect, EffectEnd.MEASURED, gained, waited_s))
         elif not over:
             remaining.append(effect)
-        elif _shows(effect, gained):
+        elif _rose_as_predicted(effect, gained):
             ended.append(EndedEffect(effect, EffectEnd.MEASURED, gained, waited_s))
         else:
             end = EffectEnd.CONFIRMED if effect.confirmed else EffectEnd.MISSING
@@ -320,7 +320,7 @@ def _is_negligible(predicted: int | None, status: ThresholdStatus | None) -> boo
     return predicted <= max(0.0, missing) * _NEGLIGIBLE
 
 
-def _shows(effect: OutstandingEffect, gained: float | None) -> bool:
+def _rose_as_predicted(effect: OutstandingEffect, gained: float | None) -> bool:
     """Return whether a signal rose by the predicted amount, within the accuracy of the measurement."""
     if effect.predicted is None or gained is None:
         return False

@@ -226,7 +226,7 @@ def _reclaim(entry: _Entry) -> Amount:
     if entry.value.endswith("%"):
         percent = _percent(entry, "percentage")
         if percent == 0:
-            entry.fault(f"{entry.value!r} reclaims nothing; write more than 0% or remove the entry")
+            entry.fault(f"{entry.value!r} is not a positive amount; write more than 0% or remove the entry")
         return Amount(share=_single(percent), text=entry.value)
     return Amount(number=_quantity(entry), text=entry.value)
 

@@ -48,7 +48,7 @@ class EvictionPlan:
         pods_may_be_chosen: whether a pod could be chosen now. ``victim`` can be ``None`` nevertheless.
         ranking: all pods ranked for the selected threshold, protected ones too.
         victim: the pod to evict; ``None`` for none.
-        withheld: reason that another met threshold is not acted on: an effect is outstanding.
+        withheld: reason for not acting on another met threshold: an outstanding effect.
     """
 
     plan: Plan
@@ -135,7 +135,7 @@ class _Planner:
         self._now = now
         self._protection = Protection(pods, policy)
         self._excluded = excluded
-        self._kept = {id(pod): reason for pod in pods if (reason := self._why_kept(pod)) is not None}
+        self._kept = {id(pod): reason for pod in pods if (reason := self._keep_reason(pod)) is not None}
         self.limited = self._limit_reached()
 
     def pods_over_limits(self) -> list[tuple[PodFacts, Violation]]:
@@ -191,7 +191,7 @@ class _Planner:
         kept = self._kept | {
             id(each.pod): why
             for each in ranking
-            if id(each.pod) not in self._kept and (why := self._protection.why_unmeasured(each)) is not None
+            if id(each.pod) not in self._kept and (why := self._protection.unmeasured_reason(each)) is not None
         }
         first = next((each for each in ranking if id(each.pod) not in kept), None)
         ranked_by_pod = {id(each.pod): each for each in ranking}
@@ -224,13 +224,13 @@ class _Planner:
             message=pressure_message(status, ranked.resource, over_request),
         )
 
-    def _why_kept(self, pod: PodFacts) -> Reason | None:
+    def _keep_reason(self, pod: PodFacts) -> Reason | None:
         if pod.uid in self._excluded:
             return Reason(ReasonCode.FAILED_EARLIER, {"detail": self._excluded[pod.uid]})
         effects = self._evaluation.state.outstanding
         if any(each.uid == pod.uid and self._now.monotonic_s < each.until_s for each in effects):
             return Reason(ReasonCode.BEING_EVICTED)
-        return self._protection.why_kept(pod)
+        return self._protection.keep_reason(pod)
 
     def _limit_reached(self) -> Reason | None:
         limit, window_s = self._policy.max_evictions_per_window, self._policy.eviction_window_s

@@ -47,7 +47,7 @@ def _until_met_s(status: ThresholdStatus, measured: float, interval_s: float) ->
     observation, limit = status.observation, status.limit
     if observation is None or limit is None:
         return interval_s
-    if status.threshold.operator is not Operator.LESS_THAN:  # an average over ten seconds rises slowly
+    if status.threshold.operator is not Operator.LESS_THAN:  # a ten-second average rises slowly
         return WHILE_MET_S if observation.available > limit * _STALL_NEAR else interval_s
     assumed = _RATES.get(MEANINGS[status.threshold.signal].unit)
     if assumed is None:

@@ -37,7 +37,7 @@ def pods_over_limits(
     found = []
     for pod in sorted(pods, key=lambda each: (each.namespace, each.name, each.uid)):
         violation = find_violation(pod, layout)
-        if violation is not None and protection.why_kept(pod) is None:
+        if violation is not None and protection.keep_reason(pod) is None:
             found.append(PodEviction(pod.uid, pod.namespace, pod.name, violation.reason))
     return tuple(found)
 

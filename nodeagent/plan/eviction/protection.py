@@ -25,7 +25,7 @@ class Protection:
         self._evict_unmeasured = policy.evict_unmeasured
         self._uids = Counter(pod.uid for pod in pods)
 
-    def why_kept(self, pod: PodFacts) -> Reason | None:
+    def keep_reason(self, pod: PodFacts) -> Reason | None:
         """Return the first rule that protects a pod; ``None`` if none does.
 
         In this order: static, mirror and critical pods, protected namespaces, contradictory facts, missing facts, pods
@@ -33,7 +33,7 @@ class Protection:
 
         Source: kubelet ``evictPod`` and ``IsCriticalPod``; protection by missing facts is this agent's own.
         """
-        kept = _why_critical(pod)
+        kept = _critical_reason(pod)
         if kept is not None:
             return kept
         if pod.namespace in self._namespaces:
@@ -48,8 +48,8 @@ class Protection:
             return Reason(ReasonCode.POD_NOT_ACTIVE, {"lifecycle": pod.lifecycle.value})
         return None
 
-    def why_unmeasured(self, ranked: RankedPod) -> Reason | None:
-        """Return the reason that a pod cannot be ranked for a resource: unknown usage or request; else ``None``.
+    def unmeasured_reason(self, ranked: RankedPod) -> Reason | None:
+        """Return the reason to exclude a pod from the ranking for a resource: unknown usage or request; else ``None``.
 
         Requests count for memory and disk only.
         """
@@ -75,7 +75,7 @@ class Protection:
             yield "negative usage or request"
 
 
-def _why_critical(pod: PodFacts) -> Reason | None:
+def _critical_reason(pod: PodFacts) -> Reason | None:
     if pod.static.value:
         return Reason(ReasonCode.STATIC_POD, {"source": pod.static.source.value})
     if pod.mirror.value:

@@ -33,8 +33,8 @@ class SelectedThreshold:
     Attributes:
         reason: to evict a pod for it; without a selected threshold, to keep all pods.
         status: the selected threshold with its latest reading; ``None`` for none.
-        blocked: cause that no decision can be made; empty if one can.
-        withheld: reason that a met threshold is not acted on: an effect is outstanding.
+        blocked: cause of a pass without decision; empty otherwise.
+        withheld: reason for not acting on a met threshold: an outstanding effect.
     """
 
     reason: Reason
@@ -70,7 +70,7 @@ def select_threshold(  # noqa: PLR0913 - inputs of one pass
         if resource is None:
             continue
         signal = status.threshold.signal
-        why_skipped = _why_skipped(status, readings, reclaimed=signal in signals)
+        why_skipped = _skip_reason(status, readings, reclaimed=signal in signals)
         if why_skipped is not None:
             skipped.append(why_skipped)
             continue
@@ -86,18 +86,18 @@ def select_threshold(  # noqa: PLR0913 - inputs of one pass
     if withheld is not None and rejected is None:
         return SelectedThreshold(withheld, withheld=withheld)
     if not skipped:
-        return SelectedThreshold(_why_none_selected(evaluation))
+        return SelectedThreshold(_keep_all_reason(evaluation))
     return SelectedThreshold(rejected or skipped[0], blocked=rejected.sentence if rejected else "", withheld=withheld)
 
 
 def _withheld(status: ThresholdStatus, effect: OutstandingEffect, now: Moment) -> Reason:
-    """Return the reason that a threshold is not acted on."""
+    """Return the reason for not acting on a threshold."""
     code = ReasonCode.EVICTION_INEFFECTIVE if effect.ineffective else ReasonCode.EFFECT_OUTSTANDING
     left_s = max(0.0, effect.until_s - now.monotonic_s)
     return Reason(code, {"threshold": status.threshold.text, **effect.details, "left_s": left_s})
 
 
-def _why_skipped(status: ThresholdStatus, readings: ValidatedReadings, *, reclaimed: bool) -> Reason | None:
+def _skip_reason(status: ThresholdStatus, readings: ValidatedReadings, *, reclaimed: bool) -> Reason | None:
     """Return the reason to skip a threshold by the latest readings; ``None`` to act on it."""
     threshold = status.threshold
     reading = readings.accepted.get(threshold.signal)
@@ -112,8 +112,8 @@ def _why_skipped(status: ThresholdStatus, readings: ValidatedReadings, *, reclai
     return Reason(code, _details(_with_reading(status, reading)))
 
 
-def _why_none_selected(evaluation: Evaluation) -> Reason:
-    """Return the reason to keep all pods without a threshold with a resource to act on."""
+def _keep_all_reason(evaluation: Evaluation) -> Reason:
+    """Return the reason to keep all pods in a pass without a selected threshold."""
     met = evaluation.met
     if not met:
         for status in evaluation.statuses:

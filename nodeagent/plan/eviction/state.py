@@ -107,8 +107,8 @@ def evaluate(
     """Return the status of the thresholds by readings; the order of either does not matter.
 
     A threshold on a signal that was not read is not met, and its grace period restarts, as with the kubelet. A
-    threshold with a rejected reading is not met either, but its grace period continues: the kubelet does not change
-    its state either when it gets no statistics. A second evaluation of the same readings acts on no threshold.
+    threshold with a rejected reading is not met either, but its grace period continues: the kubelet keeps its state too
+    when it has no statistics. A second evaluation of the same readings acts on no threshold.
 
     If monotonic time decreases, as across a reboot, recorded times count from ``now``: grace periods and conditions
     become longer, never shorter.

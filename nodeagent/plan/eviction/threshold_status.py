@@ -18,8 +18,8 @@ class ThresholdStatus:
     Attributes:
         observation: the accepted reading; ``None`` if the signal was not read or its reading was rejected.
         rejection: of the reading; ``None`` without one.
-        limit: the quantity that the reading is compared with, without minimum reclaim; ``None`` without a reading.
-        met: whether the reading is past the limit, with minimum reclaim if ``latched``.
+        limit: threshold quantity, without minimum reclaim; ``None`` without a reading.
+        met: whether the reading meets the threshold, with minimum reclaim if ``latched``.
         latched: whether the threshold was acted on in the last pass, so that the minimum reclaim counts.
         met_for_s: time for which it has been met; 0 if it is not.
         due: whether it is met and its grace period is over.

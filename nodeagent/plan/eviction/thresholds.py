@@ -46,7 +46,7 @@ class Threshold:
 
     Attributes:
         grace_s: time for which it must be met before it is acted on.
-        minimum_reclaim: distance from the amount that a reading must reach once the threshold was acted on.
+        minimum_reclaim: distance from the amount required to clear the threshold once it was acted on.
 
     Source: kubelet ``evictionapi.Threshold``.
     """
@@ -72,7 +72,7 @@ class Threshold:
         return f"{self.signal}{self.operator}{self.amount.text}"
 
     def limit(self, capacity: float, *, with_reclaim: bool = False) -> float:
-        """Return the quantity that a reading is compared with, on request with the minimum reclaim."""
+        """Return the threshold quantity for a capacity, on request with the minimum reclaim."""
         limit = self.amount.of(capacity)
         if not with_reclaim or self.minimum_reclaim is None:
             return limit
@@ -80,7 +80,7 @@ class Threshold:
         return limit + reclaim if self.operator is Operator.LESS_THAN else limit - reclaim
 
     def met_by(self, available: float, capacity: float, *, with_reclaim: bool = False) -> bool:
-        """Return whether a reading is past the limit, strictly.
+        """Return whether a reading meets the threshold, strictly: below it, or above it for stall signals.
 
         Source: kubelet ``thresholdsMet`` with ``enforceMinReclaim``.
         """

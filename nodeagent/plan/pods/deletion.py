@@ -1,7 +1,7 @@
-"""Inference of pod deletion; a pod is kept if in doubt.
+"""Inference of pod deletion; in doubt a pod counts as existing.
 
-The kubelet uses its own list of pods. With such a list it decides here as well. With the runtime alone, a pod counts as
-deleted if it has no running container and no activity for a grace period. That period also protects every pod after
+The kubelet decides by its list of pods; if available, that list decides here too. With the runtime alone, a pod counts
+as deleted if it has no running container and no activity for a grace period. That period also protects every pod after
 a reboot, when all containers are dead until they are started again.
 """
 
@@ -92,7 +92,7 @@ def check_pods(
     ready = {sandbox.uid for sandbox in snapshot.sandboxes if sandbox.ready and sandbox.uid}
     statuses = dict.fromkeys(ready, _READY)
     pods = _gather(snapshot, ready)
-    statuses.update((uid, _judge(uid, pod, snapshot, grace_s, evicted=uid in evicted)) for uid, pod in pods.items())
+    statuses.update((uid, _check_pod(uid, pod, snapshot, grace_s, evicted=uid in evicted)) for uid, pod in pods.items())
     return statuses
 
 
@@ -133,7 +133,7 @@ def _gather(snapshot: NodeSnapshot, ready: AbstractSet[str]) -> dict[str, _Pod]:
     return pods
 
 
-def _judge(uid: str, pod: _Pod, snapshot: NodeSnapshot, grace_s: float, *, evicted: bool) -> PodDeletionStatus:
+def _check_pod(uid: str, pod: _Pod, snapshot: NodeSnapshot, grace_s: float, *, evicted: bool) -> PodDeletionStatus:
     if snapshot.live_pod_uids is None and snapshot.role is Role.BESIDE_KUBELET:
         return _UNLISTED
     active = min(pod.contradictions) if pod.contradictions else _activity(pod)
@@ -143,11 +143,11 @@ def _judge(uid: str, pod: _Pod, snapshot: NodeSnapshot, grace_s: float, *, evict
         return _EVICTED
     if snapshot.live_pod_uids is None and any(sandbox.from_api_server for sandbox in pod.sandboxes):
         return _FROM_API_SERVER
-    return _judge_inactive(uid, pod, snapshot, grace_s)
+    return _check_inactive_pod(uid, pod, snapshot, grace_s)
 
 
-def _judge_inactive(uid: str, pod: _Pod, snapshot: NodeSnapshot, grace_s: float) -> PodDeletionStatus:
-    """Judge a pod without running containers by its last activity and, if available, by the pod list."""
+def _check_inactive_pod(uid: str, pod: _Pod, snapshot: NodeSnapshot, grace_s: float) -> PodDeletionStatus:
+    """Return the status of a pod without running containers by its last activity and, if available, by the pod list."""
     live = snapshot.live_pod_uids
     if live is None and snapshot.booted_at is None:
         return _kept("boot time of the node unknown")

@@ -113,7 +113,7 @@ class InhibitorState:
         return self.connected and not self.released_because and not (self.logind.preparing and self.has_lock)
 
     @property
-    def going_down(self) -> bool:
+    def is_stopping_pods(self) -> bool:
         """Whether pods are being stopped, or are about to be."""
         return self.stage in (Stage.CHECKING, Stage.STOPPING)
 
@@ -144,7 +144,7 @@ class ConnectionLost:
 
 
 @dataclass(frozen=True, slots=True)
-class LogindLeft:
+class LogindDisconnected:
     """logind disconnected from the bus, which is still connected to the agent."""
 
 
@@ -232,7 +232,7 @@ Event = (
     | BusConnected
     | LogindConnected
     | ConnectionLost
-    | LogindLeft
+    | LogindDisconnected
     | DelayChanged
     | PrepareForShutdown
     | LockAcquired
@@ -268,7 +268,7 @@ def step(state: InhibitorState, event: Event) -> Transition:
 
 def _on_connection_event(
     state: InhibitorState,
-    event: Connecting | BusConnected | LogindConnected | ConnectionLost | LogindLeft | DelayChanged,
+    event: Connecting | BusConnected | LogindConnected | ConnectionLost | LogindDisconnected | DelayChanged,
 ) -> Transition:
     match event:
         case Connecting():
@@ -281,8 +281,8 @@ def _on_connection_event(
             return replace(state, logind=replace(state.logind, limit_us=limit_us)), ()
         case ConnectionLost(because):
             return _lose(replace(state, connected=False), because)
-        case LogindLeft():
-            return _lose(replace(state, connected=False, logind_missing=True), "logind left the bus")
+        case LogindDisconnected():
+            return _lose(replace(state, connected=False, logind_missing=True), "logind disconnected from the bus")
 
 
 def _on_lock_event(state: InhibitorState, event: LockAcquired | LockListed | LockRefused) -> Transition:
@@ -298,7 +298,7 @@ def _on_lock_event(state: InhibitorState, event: LockAcquired | LockListed | Loc
     if state.logind.held:
         return after, ()
     commands = [Command(CommandKind.REPORT_HELD, after.logind.because)]
-    if state.has_earlier and not state.logind.preparing:  # it was cancelled while no agent ran
+    if state.has_earlier and not state.logind.preparing:  # the shutdown was cancelled while no agent was running
         commands.append(Command(CommandKind.CLOSE_EARLIER))
         after = replace(after, has_earlier=False, stage=Stage.IDLE)
     return after, tuple(commands)
@@ -317,9 +317,9 @@ def _prepare(state: InhibitorState, *, active: bool) -> Transition:
 
 
 def _on_checked(state: InhibitorState, event: ShutdownChecked) -> Transition:
-    if state.stage is not Stage.CHECKING:  # cancelled meanwhile
+    if state.stage is not Stage.CHECKING:  # the shutdown was cancelled during the check
         return state, ()
-    disabled_because = event.disabled_because or state.released_because  # without a lock logind grants no time
+    disabled_because = event.disabled_because or state.released_because  # logind does not wait without a lock
     if disabled_because:
         return _release(state, disabled_because)
     if event.budget.delegated_because:
@@ -331,9 +331,9 @@ def _on_checked(state: InhibitorState, event: ShutdownChecked) -> Transition:
 def _on_agent_event(state: InhibitorState, event: PodsStopped | Disabled | AgentStopping) -> Transition:
     match event:
         case PodsStopped(because):
-            return _release(state, because) if state.going_down else (state, ())
+            return _release(state, because) if state.is_stopping_pods else (state, ())
         case Disabled(because):
-            if state.going_down:  # the shutdown is finished first
+            if state.is_stopping_pods:  # a shutdown in progress is completed first
                 return state, ()
             after, released = _release(state, because)
             return after, (*(released if state.logind.held else ()), Command(CommandKind.DISABLE, because))
@@ -361,7 +361,7 @@ def _lose(state: InhibitorState, because: str) -> Transition:
 
 
 def _release(state: InhibitorState, because: str) -> Transition:
-    stage = Stage.FINISHED if state.going_down else state.stage
+    stage = Stage.FINISHED if state.is_stopping_pods else state.stage
     after = _not_held(replace(state, has_lock=False, released_because=because, stage=stage), because)
     return after, (Command(CommandKind.RELEASE, because),)
 

@@ -1,4 +1,4 @@
-"""A simulated node behind a real socket, with the real client, planner and executor on top."""
+"""A simulated node behind a real socket, with the real client, planner and executor."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ POLICY = GCPolicy(containers=ContainerGCPolicy(deleted_pod_grace_s=60.0))
 
 
 class Rig(NamedTuple):
-    """A simulated node with the collector on top."""
+    """A simulated node with a collector."""
 
     node: SimNode
     server: SimServer

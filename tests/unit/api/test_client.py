@@ -1,4 +1,4 @@
-"""The client of the control API against failing, faulty and outdated servers."""
+"""The client of the control API with failing, faulty and outdated servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client of the control API against listeners that are full, or stop within a response."""
+"""The client of the control API with full listeners, and with servers that stop during a response."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fill(path: Path) -> list[socket.socket]:
         made.append(each)
 
 
-def test_client_waits_for_room_in_the_backlog(listener: socket.socket, tmp_path: Path) -> None:
+def test_client_waits_for_a_free_slot_in_the_backlog(listener: socket.socket, tmp_path: Path) -> None:
     waiting = fill(tmp_path / "s")
     connected = threading.Event()
 

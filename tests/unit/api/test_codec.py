@@ -45,7 +45,7 @@ DOCUMENTS = sorted((each for each in subclasses(Document) if each.__name__ not i
 TRIGGERED = {"schema": "nodeagent/trigger/v1", "loop": "images", "ended": True, "result": "complete", "detail": ""}
 
 
-def test_every_document_has_a_schema_id_of_its_own() -> None:
+def test_every_document_has_a_unique_schema_id() -> None:
     ids = [schema_id(each) for each in DOCUMENTS]
     assert len(ids) == len(set(ids))
     assert set(ids) <= set(SchemaId)

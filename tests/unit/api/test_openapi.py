@@ -1,4 +1,4 @@
-"""The OpenAPI document: every operation with its request and response, and no dangling reference."""
+"""The OpenAPI document: every operation with its request and response, and no undefined reference."""
 
 from __future__ import annotations
 

@@ -326,7 +326,7 @@ def test_explain_of_an_empty_name_is_a_usage_error(config: Path, name: str) -> N
     assert not ended.stdout
 
 
-def test_help_groups_every_command_with_its_full_summary() -> None:
+def test_help_lists_every_command_in_a_group_with_its_full_summary() -> None:
     shown = nodeagent("--help").stdout
     panels = [line for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert panels == ["Options:", "Inspect:", "Collect:", "Evict and shut down:", "Operate:"]

@@ -1,4 +1,4 @@
-"""``nodeagent config import`` never disables a dry run, by any way of replacing the file."""
+"""``nodeagent config import`` never disables a dry run, however the file is replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that use the control API, each in a thread beside the agent."""
+"""Commands with the control API, each in a thread beside the daemon."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_status_as_json_is_the_document_of_the_control_api(
     assert json.loads(out).keys() == (await node.ask("Status")).keys()
 
 
-async def test_status_without_an_agent_reads_the_node_itself(
+async def test_status_without_an_agent_reads_the_node_directly(
     node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control_client, "find_socket", lambda _: node.path.with_name("none"))
@@ -258,7 +258,7 @@ async def test_member_reads_the_same_documents_through_the_agent(
     assert json.loads(out)["schema"] == (await as_member.ask(method))["schema"]
 
 
-async def test_answer_of_another_version_is_an_error_without_traceback(
+async def test_response_of_another_version_is_an_error_without_traceback(
     node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert node.path.exists()

@@ -1,4 +1,4 @@
-"""The exit codes of a pass and of its dry run, by every route: command, agent, daemon and saved plan."""
+"""The exit codes of a pass and of its dry run: by command, through the agent, as the daemon, and of a saved plan."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Case:
 CASES = {
     "below the high threshold": Case(70, (2048, 2048), 0, 0, "nothing-to-do"),
     "target reachable": Case(90, (2048, 2048, 2048), 0, 2, "complete"),
-    "target reachable to the last byte": Case(90, (4096,), 0, 1, "complete"),
+    "target reachable exactly": Case(90, (4096,), 0, 1, "complete"),
     "target reachable in part": Case(90, (1024,), 3, 1, "shortfall"),
     "only images in use": Case(90, (), 3, 0, "shortfall"),
     "only protected images": Case(90, (2048, 2048), 3, 0, "shortfall", protect=True),
@@ -78,7 +78,7 @@ async def case(request: pytest.FixtureRequest) -> Case:
 
 @asynccontextmanager
 async def filled(tmp_path: Path, case: Case, head: str = "") -> AsyncIterator[Node]:
-    """Serve the node of a case: one running container, no dead ones."""
+    """Serve the node of a case, with one running and no dead containers."""
     protect = 'protect.images = ["*"]\n' if case.protect else ""
     async with serving(tmp_path, head=head + protect) as node:
         for container in list(node.sim.containers.values()):
@@ -93,7 +93,7 @@ async def filled(tmp_path: Path, case: Case, head: str = "") -> AsyncIterator[No
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("nodeagent.act.agent.read_filesystem", SimFilesystem(node.sim).read_filesystem)
             patch.setattr(control_client, "find_socket", lambda config: node.path if config is None else config)
-            for each in ("add_signal_handler", "remove_signal_handler"):  # only for the main thread
+            for each in ("add_signal_handler", "remove_signal_handler"):  # signal handlers require the main thread
                 patch.setattr(f"asyncio.SelectorEventLoop.{each}", lambda *_: None)
             patch.setenv("COLUMNS", "200")
             yield node

@@ -1,7 +1,8 @@
 """Every command that starts a child process, run in a directory with planted modules and programs.
 
-The commands are the installed console script, as in an attack; its children import the agent from the interpreter's
-own environment. A planted module or program creates a file when executed, regardless of the result of the command.
+The commands are the installed console script, as in an attack; its child processes import the agent from the
+interpreter's own environment. A planted module or program creates a file when executed, regardless of the result of the
+command.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ container_log_root = "{0}/containers"
 
 
 class Hostile:
-    """A directory with planted modules and programs of the names that the agent imports and runs."""
+    """A directory with planted modules and programs, named like those that the agent imports and runs."""
 
     def __init__(self, base: Path) -> None:
         self.directory = base / "hostile"
@@ -117,7 +118,7 @@ def test_planted_module_would_be_imported_without_isolation(hostile: Hostile) ->
     assert any("typer" in name for name in hostile.executed())
 
 
-def test_install_and_uninstall_execute_nothing_of_the_working_directory(hostile: Hostile, tmp_path: Path) -> None:
+def test_install_and_uninstall_execute_no_file_of_the_working_directory(hostile: Hostile, tmp_path: Path) -> None:
     root = str(tmp_path / "root")
     for command in ("install", "uninstall"):
         ended = hostile.run(command, "--root", root, PATH=f".::{os.environ['PATH']}")
@@ -125,7 +126,7 @@ def test_install_and_uninstall_execute_nothing_of_the_working_directory(hostile:
         assert hostile.executed() == []
 
 
-def test_run_once_executes_nothing_of_the_working_directory_and_accepts_a_relative_config(hostile: Hostile) -> None:
+def test_run_once_executes_no_file_of_the_working_directory_and_accepts_a_relative_config(hostile: Hostile) -> None:
     with served(hostile):
         ended = hostile.run("run", "--once", "--dry-run", "--config", "config.toml")
     assert ended.returncode == 0, ended.stderr
@@ -133,7 +134,7 @@ def test_run_once_executes_nothing_of_the_working_directory_and_accepts_a_relati
     assert hostile.executed() == []
 
 
-def test_reload_executes_nothing_of_the_working_directory_and_reads_a_relative_config(hostile: Hostile) -> None:
+def test_reload_executes_no_file_of_the_working_directory_and_reads_a_relative_config(hostile: Hostile) -> None:
     config = hostile.directory / "config.toml"
     log = hostile.directory.parent / "log"
     with (
@@ -164,7 +165,7 @@ def test_reload_executes_nothing_of_the_working_directory_and_reads_a_relative_c
     assert hostile.executed() == []
 
 
-def test_rereading_the_configuration_executes_nothing_of_the_working_directory(
+def test_rereading_the_configuration_executes_no_file_of_the_working_directory(
     hostile: Hostile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = checked(Origin(hostile.directory / "config.toml"))

@@ -33,7 +33,7 @@ from nodeagent.observe import storage_usage
 storage_usage.mount_point = lambda _: "{directory}"
 main()
 """
-"""The command line, with the usage breakdown kept within a directory: its filesystem is that of the whole machine."""
+"""The command line, with the usage breakdown limited to a directory, whose filesystem is that of the whole machine."""
 CURSOR = re.compile(r"\x1b\[(?:\?25[lh]|[0-9]*[AK])")  # control sequences of the progress bar
 SHOWN = [escape(os.fsdecode(each)) for each in DIRECTORIES]
 
@@ -61,7 +61,7 @@ def node() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def _walk_of_own_files_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the usage breakdown within the test's directory: its filesystem is that of the whole machine."""
+    """Limit the usage breakdown to the test's directory, whose filesystem is that of the whole machine."""
     monkeypatch.setattr("nodeagent.observe.storage_usage.mount_point", lambda path: str(Path(path).parents[0]))
 
 
@@ -203,7 +203,7 @@ def test_events_show_hostile_names_escaped(daemon: Path, form: str, capfd: pytes
     words = [sys.executable, "-m", "nodeagent", "events", "-o", form, "--config", config]
     with out.open("wb") as stream, subprocess.Popen(words, cwd=ROOT, stdout=stream) as follower:
         try:
-            poll("a removal is followed", removal_followed, timeout_s=60)
+            poll("a removal is in the event stream", removal_followed, timeout_s=60)
         finally:
             follower.terminate()
     assert_harmless(out.read_text())
@@ -211,7 +211,7 @@ def test_events_show_hostile_names_escaped(daemon: Path, form: str, capfd: pytes
 
 @pytest.fixture
 def own_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Yield a node for one test, without exact sizes: a pass would wait until the disk shows the freed bytes."""
+    """Yield a node for one test, without exact sizes: with them a pass waits for freed bytes on the disk."""
     monkeypatch.setenv("NODEAGENT_RUNTIME__CONTAINERD_API", "off")
     with serving() as directory:
         yield directory

@@ -1,4 +1,4 @@
-"""Manual pages: one for each command, complete, accepted by groff."""
+"""Manual pages: one for each command, complete, and valid for groff."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Ended(NamedTuple):
 
 
 class Node:
-    """A node for one command after another."""
+    """A node for successive commands."""
 
     def __init__(self, directory: Path, bus: PrivateBus, login1: Login1, server: SimServer) -> None:
         self.directory = directory
@@ -189,7 +189,7 @@ async def test_history_lists_stops_of_the_node(node: Node) -> None:
     assert "node stop, unclean: unknown, 0 pods" in (await node.run(of="history")).out
 
 
-async def test_stop_hook_does_nothing_while_the_node_runs(node: Node) -> None:
+async def test_stop_hook_stops_no_pod_while_the_node_runs(node: Node) -> None:
     ended = await node.run("at-stop", "--unit", "nodeagent.service")
     assert (ended.code, ended.out, ended.err) == (0, "", "")
     assert node.server.calls == []

@@ -1,4 +1,4 @@
-"""Imports of the entry points: fast help and a small daemon depend on them."""
+"""Imports of the entry points, which determine the time of the help and the memory of the daemon."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DAEMON = "import nodeagent.cli.run, nodeagent.telemetry.logging, nodeagent.act.a
 
 
 def imported(*arguments: str) -> set[str]:
-    """Return the modules that a Python with these arguments imports."""
+    """Return the modules imported by Python with these arguments."""
     ended = subprocess.run(
         [sys.executable, "-X", "importtime", *arguments],
         capture_output=True,
@@ -36,7 +36,7 @@ def imported(*arguments: str) -> set[str]:
 
 
 @pytest.mark.parametrize("word", ["--help", "-h", "--version"])
-def test_help_and_version_import_nothing_but_the_entry_point(word: str) -> None:
+def test_help_and_version_import_only_the_entry_point(word: str) -> None:
     modules = imported("-m", "nodeagent", word)
     own = {"nodeagent", "nodeagent.cli", "nodeagent.cli.start"}
     assert {each for each in modules if each.startswith("nodeagent")} == own
@@ -56,7 +56,7 @@ def test_command_tree_does_not_import_libraries_of_commands() -> None:
 @pytest.mark.parametrize("words", ["gc", "config show", "doctor"])
 def test_help_of_a_command_does_not_import_its_libraries(words: str) -> None:
     modules = imported("-m", "nodeagent", *words.split(), "--help")
-    ours = FOR_FILES - {"pydantic"}  # the library of the command line can import it to convert options
+    ours = FOR_FILES - {"pydantic"}  # typer can import it to convert options
     assert modules & (FOR_TABLES | ours | FOR_NODES) == set()
 
 

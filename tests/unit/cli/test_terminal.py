@@ -1,4 +1,4 @@
-"""Escaping of any text in names, through every function that prints."""
+"""Escaping of any text in names, by every printing function."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_wide_escape_is_wrapped_and_not_truncated() -> None:
 
 
 @given(ANYTHING)
-def test_lines_of_say_and_warn_are_escaped(text: str) -> None:
+def test_lines_of_output_and_warnings_are_escaped(text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         written: list[str] = []
         patch.setattr("sys.stdout.write", written.append, raising=False)

@@ -1,4 +1,4 @@
-"""``dry_run`` of an imported configuration: ``true`` unless the replaced one sets ``false``."""
+"""``dry_run`` of an imported configuration: ``true`` unless the replaced configuration sets ``false``."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ def test_only_a_valid_file_with_dry_run_false_is_active(file: Path, text: str, v
     assert str(file) in kept.reason
 
 
-def test_missing_file_gives_dry_run(file: Path) -> None:
+def test_missing_file_results_in_dry_run(file: Path) -> None:
     kept = dry_run_to_keep([file], {})
     assert (kept.value, kept.reason) == (True, f"no configuration file at {file}")
 
 
-def test_empty_list_of_paths_gives_dry_run() -> None:
+def test_empty_list_of_paths_results_in_dry_run() -> None:
     assert dry_run_to_keep([], {}).value is True
 
 
-def test_directory_or_dangling_link_gives_dry_run(file: Path) -> None:
+def test_directory_or_dangling_link_results_in_dry_run(file: Path) -> None:
     file.mkdir()
     assert dry_run_to_keep([file], {}).value is True
     file.rmdir()
@@ -79,7 +79,7 @@ def test_directory_or_dangling_link_gives_dry_run(file: Path) -> None:
         (ACTIVE, SILENT, False),
     ],
 )
-def test_conflicting_file_and_drop_in_give_dry_run(file: Path, text: str, more: str, value: bool) -> None:
+def test_conflicting_file_and_drop_in_result_in_dry_run(file: Path, text: str, more: str, value: bool) -> None:
     file.write_text(text)
     drop_in(file, more)
     assert dry_run_to_keep([file], {}).value is value
@@ -115,7 +115,7 @@ def test_reason_is_one_printable_line(tmp_path: Path) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(max_size=60) | st.lists(st.sampled_from([ACTIVE, DRY, SILENT, "#", "\n"]), max_size=4).map("".join))
-def test_content_without_an_explicit_false_gives_dry_run(file: Path, text: str) -> None:
+def test_content_without_an_explicit_false_results_in_dry_run(file: Path, text: str) -> None:
     file.write_bytes(text.encode(errors="surrogatepass"))
     kept = dry_run_to_keep([file], {})
     assert kept.value or "dry_run = false" in text

@@ -1,4 +1,4 @@
-"""Liveness and readiness of the agent, and the reasons against them."""
+"""Liveness and readiness of the agent, with reasons."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def lose_runtime(context: DaemonContext, _: Clock) -> None:
     context.counters.count_event({"event": "runtime_unavailable", "loop": "images"})
 
 
-def lose_and_find_runtime(context: DaemonContext, clock: Clock) -> None:
+def lose_and_restore_runtime(context: DaemonContext, clock: Clock) -> None:
     lose_runtime(context, clock)
     context.counters.count_event({"event": "runtime_available", "loop": "images"})
 
@@ -66,7 +66,7 @@ def remove_agent_and_lose_runtime(context: DaemonContext, clock: Clock) -> None:
     lose_runtime(context, clock)
 
 
-def let_loop_get_stuck(context: DaemonContext, clock: Clock) -> None:
+def make_loop_stuck(context: DaemonContext, clock: Clock) -> None:
     del context
     clock.at_s = 71
 
@@ -134,14 +134,14 @@ async def test_daemon_without_a_runtime_is_not_ready_before_the_first_call() -> 
     [
         (lambda *_: None, (), ()),
         (lose_runtime, (), ("container runtime unavailable",)),
-        (lose_and_find_runtime, (), ()),
+        (lose_and_restore_runtime, (), ()),
         (remove_agent, (), NOT_COMPOSED),
         (
             remove_agent_and_lose_runtime,
             (),
             NOT_COMPOSED,
         ),
-        (let_loop_get_stuck, ("no progress: images",), ("no progress: images",)),
+        (make_loop_stuck, ("no progress: images",), ("no progress: images",)),
         (pause(PausedBy.SHUTDOWN), (), ("shutdown: reason",)),
         (pause(PausedBy.OPERATOR), (), ()),
         (pause(PausedBy.OPERATOR, PausedBy.SHUTDOWN), (), ("shutdown: reason",)),
@@ -162,7 +162,7 @@ async def test_daemon_without_a_runtime_is_not_ready_before_the_first_call() -> 
         "disabled",
     ],
 )
-async def test_fault_gives_reasons_against_liveness_or_readiness(
+async def test_fault_has_its_reasons_in_liveness_or_readiness(
     change: Callable[[DaemonContext, Clock], None], alive: tuple[str, ...], ready: tuple[str, ...]
 ) -> None:
     made, clock = healthy()

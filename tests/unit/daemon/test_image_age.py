@@ -1,4 +1,4 @@
-"""Removal of images by age on a simulated runtime: an image counts as used while its use is not observed."""
+"""Removal of images by age on a simulated runtime: an image counts as used during gaps of the observation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NEWER = "PRAGMA user_version = 99"
 
 
 class Place:
-    """A node with one image that was pulled 20 days ago, and a state directory for successive agents."""
+    """A node with one image pulled 20 days ago, and a state directory for successive agents."""
 
     def __init__(self, directory: Path) -> None:
         self.node = SimNode()

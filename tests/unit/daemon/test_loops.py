@@ -31,7 +31,7 @@ SNAPSHOT = NodeSnapshot(observed_at=T0, runtime=RuntimeInfo("containerd", "1.7.2
 
 
 class Passes:
-    """Passes with prepared results: each raises the next error or returns a report."""
+    """Passes with prepared results: each call raises the next error or returns a report."""
 
     def __init__(self, *ends: Exception | PassEnd, warnings: tuple[str, ...] = ()) -> None:
         self.ends: Iterator[Exception | PassEnd] = iter(ends)

@@ -169,7 +169,7 @@ async def test_trigger_during_the_wait_is_a_dry_run() -> None:
         answer = await made.trigger("containers")
         assert (answer["result"], answer["dry_run"], made.place.removed) == ("complete", True, [])
         await made.advance(60)
-        made.place.litter()
+        made.place.add_garbage()
         assert (await made.trigger("containers"))["dry_run"] is False
 
 
@@ -191,7 +191,8 @@ async def test_context_is_a_dry_run_during_the_wait() -> None:
 
 
 async def test_eviction_waits_at_a_hard_threshold_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The eviction loop waits for freed bytes by a clock that the test does not advance, so it does not stop by itself.
+    # The eviction loop waits for freed bytes by a clock that the test does not advance, so that the loop does not stop
+    # by itself.
     monkeypatch.setattr("nodeagent.daemon.supervisor.STOP_WITHIN_S", 0.5)
     async with place(
         eviction__enabled="on",
@@ -207,13 +208,13 @@ async def test_eviction_waits_at_a_hard_threshold_too(monkeypatch: pytest.Monkey
             assert [each.name for each in reloaded.effect.pods] == ["web"]
             await made.advance(59)
             async with asyncio.timeout(30):
-                while not made.logged("would_evict"):  # noqa: ASYNC110 - the log has no event to wait on
+                while not made.logged("would_evict"):  # noqa: ASYNC110 - the log has no event to wait for
                     await asyncio.sleep(0.001)
             assert here.removed == []
             await made.advance(1)
             ended_s = here.now_s
             async with asyncio.timeout(30):
-                while not made.logged("reclaimed"):  # noqa: ASYNC110 - the log has no event to wait on
+                while not made.logged("reclaimed"):  # noqa: ASYNC110 - the log has no event to wait for
                     await asyncio.sleep(0.001)
             await made.advance(FREED_WITHIN_S + 1)  # no freed bytes are measured on the filesystem of this machine
             async with asyncio.timeout(30):
@@ -259,7 +260,7 @@ async def test_restart_of_an_active_daemon_does_not_wait() -> None:
             await made.set(dry_run=False)
             await made.advance(60)
         here.removed.clear()
-        here.litter()
+        here.add_garbage()
         async with here.daemon() as made:
             assert made.logged("reload_grace_started") == []
             assert here.removed

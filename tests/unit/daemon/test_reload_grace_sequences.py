@@ -14,7 +14,7 @@ from tests.unit.daemon_node import GRACE_S, Daemon, daemon, refused
 
 
 class Model:
-    """Model of the grace period: the time from which removals are allowed, after the steps so far."""
+    """Model of the grace period: the time from which removals are allowed after the executed steps."""
 
     def __init__(self, made: Daemon) -> None:
         self.made = made
@@ -58,8 +58,8 @@ class Model:
         if not self.dry and not self.paused and self.made.place.now_s >= self.from_s:
             self.active = True
 
-    async def do(self, step: str) -> None:
-        self.made.place.litter()
+    async def apply_step(self, step: str) -> None:
+        self.made.place.add_garbage()
         match step.split():
             case ["reload", how]:
                 await self.reload(dry=how == "dry")
@@ -101,15 +101,15 @@ async def play(steps: list[str]) -> None:
         model = Model(made)
         for step in ["reload active", *steps]:
             before = len(made.place.removed)
-            await model.do(step)
+            await model.apply_step(step)
             for method, at_s in made.place.removed[before:]:
                 assert model.allowed(at_s), f"{method} {at_s} during {step!r}, allowed from {model.from_s}"
                 assert not model.paused, f"{method} while paused"
         if model.paused:
-            await model.do("resume")
-        await model.do("reload active")
+            await model.apply_step("resume")
+        await model.apply_step("reload active")
         made.place.removed.clear()
-        await model.do("advance 61")
+        await model.apply_step("advance 61")
         await made.trigger("containers")
         assert made.place.removed, "no removal after the period"
 
@@ -135,8 +135,8 @@ async def test_known_sequence_does_not_remove_early(steps: list[str]) -> None:
     await play(steps)
 
 
-async def storm(steps: list[str]) -> None:
-    """Send all requests at once, without moving the clock."""
+async def send_concurrently(steps: list[str]) -> None:
+    """Send all requests at once, without advancing the clock."""
     async with daemon(image_gc__high_threshold_percent=1, image_gc__low_threshold_percent=0) as made:
         running: list[asyncio.Future[object]] = []
         for step in ["reload active", *steps, "reload active"]:
@@ -182,4 +182,4 @@ REQUESTS = (
 @settings(FEWER_EXAMPLES)
 @given(st.lists(st.sampled_from(REQUESTS), max_size=25))
 def test_concurrent_requests_do_not_remove_before_the_period(steps: list[str]) -> None:
-    asyncio.run(storm(steps))
+    asyncio.run(send_concurrently(steps))

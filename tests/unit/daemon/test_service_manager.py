@@ -181,7 +181,7 @@ async def test_settings_replaced_before_the_pass_ends_are_never_in_force(config:
     made = context(config, io.StringIO())
     write(config, 95)
     assert await reload_once(made) == ("image_gc.high_threshold_percent: 85 -> 95",)
-    write(config, 85)  # before the running pass has ended
+    write(config, 85)  # a second reload before the end of the running pass
     assert await reload_once(made) == ("image_gc.high_threshold_percent: 95 -> 85",)
     made.take_next()
     assert made.settings.policy.images.high_threshold_percent == 85

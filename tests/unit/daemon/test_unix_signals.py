@@ -48,7 +48,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def started(
     config: Path, *options: str, before: tuple[str, ...] = ()
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """Start ``nodeagent run``, wait until its signals are blocked, and yield the process and its log."""
+    """Start ``nodeagent run``, wait until its signals are blocked, and yield process and log."""
     log = config.with_name("log")
     command = [*before, sys.executable, "-m", "nodeagent", "run", *options, "--config", str(config)]
     with log.open("wb") as out, subprocess.Popen(command, stderr=out, cwd=ROOT) as process:

@@ -41,7 +41,7 @@ class Agent:
         return self.inhibitor.state
 
     async def expect(self, *kinds: CommandKind) -> LogindState:
-        """Wait for exactly these commands, in order; return the state of the last one."""
+        """Wait for exactly these commands, in order; return the state after the last one."""
         state = self.state
         async with asyncio.timeout(WITHIN_S):
             for kind in kinds:
@@ -59,8 +59,8 @@ class Agent:
                 await self._waited.wait()
 
     def release(self, because: str) -> None:
-        """Release the lock, as after the pods have ended or after graceful shutdown was disabled."""
-        down = self.inhibitor.machine.going_down
+        """Release the lock, as after the end of the pods or after disabling graceful shutdown."""
+        down = self.inhibitor.machine.is_stopping_pods
         self.inhibitor.apply(PodsStopped(because) if down else Disabled(because))
 
     async def stop(self) -> None:
@@ -90,7 +90,7 @@ async def agent_on(bus: PrivateBus, **more: Any) -> AsyncIterator[Agent]:
 
 
 @asynccontextmanager
-async def stranger_on(bus: PrivateBus) -> AsyncIterator[MessageBus]:
+async def other_client_on(bus: PrivateBus) -> AsyncIterator[MessageBus]:
     stranger = await MessageBus(bus.address, BusType.SESSION, negotiate_unix_fd=True).connect()
     try:
         yield stranger

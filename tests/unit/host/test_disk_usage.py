@@ -56,7 +56,7 @@ def test_measurement_is_incomplete_after_the_deadline(tmp_path: Path) -> None:
     assert not reader(tmp_path, -1).measure(str(tmp_path)).complete
 
 
-def test_largest_directories_are_split_down_to_their_main_part(tmp_path: Path) -> None:
+def test_directory_is_replaced_by_a_subdirectory_with_most_of_its_size(tmp_path: Path) -> None:
     fill(tmp_path / "var/lib/database/data", 800_000)
     fill(tmp_path / "var/lib/runtime/layers", 900_000)
     fill(tmp_path / "opt/one", 300_000)

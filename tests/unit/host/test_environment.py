@@ -1,4 +1,4 @@
-"""Own files of an installation's virtual environment, and removal of only these."""
+"""The agent's own files in a virtual environment, and their removal."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_files_of_operators_are_kept_and_reported(prefix: Path) -> None:
         put(prefix / name, "mine")
     (prefix / "empty").mkdir()
     package(prefix, "ansible")
-    begin(prefix)  # an upgrade does not add them to the manifest
+    begin(prefix)  # an upgrade adds no files of operators to the manifest
     finish(prefix, {})
     kept = remove_environment(prefix)
     ansible = {name for name in tree(prefix) if "ansible" in name}
@@ -177,7 +177,7 @@ def test_files_of_a_former_library_remain_listed(prefix: Path) -> None:
     assert remove_environment(prefix) == []
 
 
-def test_complete_manifest_is_the_only_authority(prefix: Path) -> None:
+def test_only_files_of_a_complete_manifest_are_removed(prefix: Path) -> None:
     begin(prefix)
     finish(prefix, {})
     package(prefix, "deep2")

@@ -67,7 +67,7 @@ def test_entry_without_a_receiver_is_not_sent(tmp_path: Path, receiver: socket.s
     assert not journal.send({"MESSAGE": "x"})
     full = Journal(str(tmp_path / "journal"))
     sent = 0
-    while full.send({"MESSAGE": "x" * 1000}):  # without a reader it fails instead of blocking
+    while full.send({"MESSAGE": "x" * 1000}):  # a send without a reader must fail instead of blocking
         sent += 1
     assert sent > 0
 

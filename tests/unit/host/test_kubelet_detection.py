@@ -97,7 +97,7 @@ def test_process_of_a_nested_pid_namespace_is_ignored(root: Path) -> None:
     assert names(root) == []
 
 
-def test_process_of_another_user_than_root_and_the_agents_is_ignored(root: Path) -> None:
+def test_process_of_another_user_than_root_or_the_agent_is_ignored(root: Path) -> None:
     add_process(root, 812, "kubelet", ("kubelet",), uid=4711)
     assert names(root) == []
     assert KubeletTraceReader(Clock(), root, uid=4711).read().processes == (KubeletProcess(812, "kubelet"),)
@@ -114,7 +114,7 @@ def test_process_name_is_reduced_to_plain_characters(root: Path) -> None:
     assert names(root) == ["kubelet-???x?"]
 
 
-def test_process_that_became_a_kubelet_after_its_first_reading_is_found_in_the_next(root: Path) -> None:
+def test_process_that_executes_a_kubelet_after_its_first_reading_is_found_in_the_next(root: Path) -> None:
     reader = KubeletTraceReader(Clock(), root, uid=0)
     add_process(root, 812, "(kubelet)", ("(kubelet)",))
     assert reader.read().processes == ()
@@ -122,7 +122,7 @@ def test_process_that_became_a_kubelet_after_its_first_reading_is_found_in_the_n
     assert [each.pid for each in reader.read().processes] == [812]
 
 
-def test_process_that_became_a_kubelet_long_after_its_start_is_found_when_all_are_read(root: Path) -> None:
+def test_process_that_executes_a_kubelet_long_after_its_start_is_found_when_all_are_read(root: Path) -> None:
     clock = Clock()
     reader = KubeletTraceReader(clock, root, uid=0)
     add_process(root, 812, "sh", ("sh", "-c", "wait-for-config; exec kubelet"))
@@ -354,7 +354,7 @@ with socket.socket() as one:
 
 
 def in_namespaces(tmp_path: Path, script: str) -> list[list[object]]:
-    """Run a script in new user, PID, mount and network namespaces, with their /proc at $ROOT/proc."""
+    """Run a script in new user, PID, mount and network namespaces, with its /proc at $ROOT/proc."""
     root = tmp_path / "root"
     (root / "proc").mkdir(parents=True)
     environment = {
@@ -371,9 +371,9 @@ def in_namespaces(tmp_path: Path, script: str) -> list[list[object]]:
         probe = [*words, sys.executable, "-c", ""]
         tried = subprocess.run(probe, capture_output=True, text=True, check=False, timeout=30)
     except FileNotFoundError:
-        pytest.skip("no unshare here")
+        pytest.skip("unshare is not installed")
     if tried.returncode:
-        pytest.skip(f"no namespaces for this user: {tried.stderr.strip()}")
+        pytest.skip(f"namespaces not permitted for this user: {tried.stderr.strip()}")
     ended = subprocess.run(
         [*words, "sh", "-ec", script], capture_output=True, text=True, check=False, timeout=120, env=environment
     )
@@ -388,9 +388,9 @@ def test_real_process_and_listener_are_found(tmp_path: Path) -> None:
         ip link set lo up || true
         cp "$(command -v sleep)" "$DIRECTORY/kubelet"
         "$DIRECTORY/kubelet" 1000 &
-        mkfifo "$DIRECTORY/held"
-        "$PYTHON" -c "$LISTEN" < "$DIRECTORY/held" &
-        exec 3> "$DIRECTORY/held"
+        mkfifo "$DIRECTORY/pipe"
+        "$PYTHON" -c "$LISTEN" < "$DIRECTORY/pipe" &
+        exec 3> "$DIRECTORY/pipe"
         "$PYTHON" -c "$PROGRAM" "$ROOT" wait
     """
     assert in_namespaces(tmp_path, script) == [["kubelet"], [10250], NESTED]

@@ -155,7 +155,7 @@ def test_concurrent_replacement_by_a_symlink_never_redirects_the_removal(
 
 
 @pytest.mark.real
-@pytest.mark.skipif(os.geteuid() != 0, reason="bind mounts need root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="bind mounts require root")
 def test_tree_with_a_mount_is_refused_before_any_removal(root: Path, victim: Path) -> None:
     mounted = root / NAME / "zz"
     mounted.mkdir()

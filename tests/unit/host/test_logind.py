@@ -1,4 +1,4 @@
-"""The inhibitor lock, against a simulated logind on a private bus."""
+"""The inhibitor lock with a simulated logind on a private bus."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ async def test_second_release_closes_no_other_descriptor(private_bus: PrivateBus
         agent.release("once")
         await login1.until(lambda: not login1.locks)
         reader, writer = os.pipe()
-        assert number in {reader, writer}, "the number must be in use again"
+        assert number in {reader, writer}, "the descriptor number must be in use again"
         agent.release("twice")
         os.close(reader)
         os.close(writer)
@@ -166,7 +166,7 @@ async def test_lock_acquired_after_its_release_is_closed(private_bus: PrivateBus
     released = asyncio.Event()
 
     async def release() -> None:
-        agent.release("not needed any more")
+        agent.release("no longer required")
         released.set()
 
     login1.before_answer = release
@@ -177,7 +177,7 @@ async def test_lock_acquired_after_its_release_is_closed(private_bus: PrivateBus
         assert not agent.state.held
 
 
-# --- loss
+# --- loss of the lock
 
 
 async def test_lock_is_replaced_after_a_restart_of_logind(private_bus: PrivateBus, login1: Login1) -> None:
@@ -186,11 +186,11 @@ async def test_lock_is_replaced_after_a_restart_of_logind(private_bus: PrivateBu
         first = login1.locks[0]
         await login1.stop()
         state = await agent.expect(LOST)
-        assert str(state) == "inhibitor lock not held: logind left the bus"
+        assert str(state) == "inhibitor lock not held: logind disconnected from the bus"
         await agent.attempts(2)
         assert "logind is not on the bus" in agent.state.because
         await login1.start()
-        assert login1.locks == [first], "a restarted logind restores the old lock"
+        assert login1.locks == [first], "a restarted logind restores the former lock"
         await agent.expect(HELD)
         await login1.until(lambda: first not in login1.locks)
         assert len(login1.locks) == 1
@@ -284,7 +284,7 @@ async def test_unlisted_lock_is_reported_lost_and_replaced(private_bus: PrivateB
     async with agent_on(private_bus, timings=FREQUENT) as agent:
         await agent.expect(HELD)
         lock = login1.locks[0]
-        login1.locks.append(replace(lock, pid=1, reader=-1))  # the lock of another process
+        login1.locks.append(replace(lock, pid=1, reader=-1))  # listed with the PID of another process
         lock.listed = False
         state = await agent.expect(LOST)
         assert state.because == "logind does not list the agent's lock"

@@ -22,7 +22,7 @@ from tests.unit.host.logind_agent import (
     Agent,
     agent_on,
     open_descriptors,
-    stranger_on,
+    other_client_on,
 )
 
 # --- start during a shutdown
@@ -53,7 +53,7 @@ async def test_adopted_lock_is_kept_during_a_shutdown(private_bus: PrivateBus, l
         assert number is not None
         stored = os.dup(number)
         login1.request_shutdown()
-    login1.locks[0].pid = 0  # its process has ended
+    login1.locks[0].pid = 0  # the process that acquired it has ended
     async with agent_on(private_bus, adopted=stored) as second:
         await second.expect(STARTED, HELD)
         assert second.inhibitor.descriptor == stored
@@ -156,7 +156,7 @@ async def test_shutdown_signal_of_another_sender_is_ignored(private_bus: Private
     async with agent_on(private_bus) as agent:
         await agent.expect(HELD)
         reader, writer = os.pipe()
-        async with stranger_on(private_bus) as stranger:
+        async with other_client_on(private_bus) as other_client:
             before = open_descriptors()
             forged = Message(
                 destination=login1.clients[0],
@@ -168,11 +168,11 @@ async def test_shutdown_signal_of_another_sender_is_ignored(private_bus: Private
                 body=[True],
                 unix_fds=[writer],
             )
-            await stranger.send(forged)
+            await other_client.send(forged)
             ping = Message(
                 destination=login1.clients[0], path="/", interface="org.freedesktop.DBus.Peer", member="Ping"
             )
-            assert (await stranger.call(ping)).message_type is MessageType.METHOD_RETURN
+            assert (await other_client.call(ping)).message_type is MessageType.METHOD_RETURN
             after = open_descriptors()
         os.close(writer)
         os.close(reader)
@@ -192,7 +192,7 @@ async def test_signals_with_another_signature_are_ignored(private_bus: PrivateBu
         assert agent.reported == [HELD]
 
 
-# --- parts
+# --- the client and the descriptor
 
 
 async def test_read_logind_acquires_no_lock(private_bus: PrivateBus, login1: Login1) -> None:

@@ -1,4 +1,4 @@
-"""The effective delay of logind's configuration files."""
+"""The effective delay in logind's configuration files."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_directories_and_dangling_links_are_ignored(tmp_path: Path) -> None:
         ("[Login]\n InhibitDelayMaxSec = 9 \n", 9),
         ("[Login]\nInhibitDelayMaxSec=9\nInhibitDelayMaxSec=10\n", 10),
         ("# [Login]\n[Login]\n#InhibitDelayMaxSec=5\n;InhibitDelayMaxSec=6\nInhibitDelayMaxSec=11\n", 11),
-        ("[Login]\nInhibitDelayMaxSec=1min \\\n# a comment in between\n 5s\n", 65),
+        ("[Login]\nInhibitDelayMaxSec=1min \\\n# a comment between the lines\n 5s\n", 65),
         ("[Login]\r\nInhibitDelayMaxSec=12\r\n", 12),
         ("[Login]\nInhibitDelayMaxSec=13", 13),
         ("\ufeff[Login]\nInhibitDelayMaxSec=14\n", 14),
@@ -207,6 +207,6 @@ def test_own_drop_in_is_world_readable_and_the_only_file_written(tmp_path: Path)
 
 
 def test_failed_write_of_the_drop_in_is_reported(tmp_path: Path) -> None:
-    put(tmp_path, f"{ETC}/logind.conf.d", "a file in the way")
+    put(tmp_path, f"{ETC}/logind.conf.d", "a file in place of the directory")
     with pytest.raises(InhibitorError, match=r"cannot write .*zz-nodeagent.conf: (File exists|Not a directory)"):
         write_drop_in(own_drop_in(45, tmp_path))

@@ -63,7 +63,7 @@ NEW, LINK = Part(UNIT, "new"), Part(BY_HAND.command, link="/opt/nodeagent/bin/no
         (LINK, "link:/opt/mine", ("link:/opt/old",), Step(Change.KEPT, reason="edited since it was installed")),
     ],
 )
-def test_file_is_placed_by_its_record(
+def test_change_of_a_file_follows_from_its_fingerprints(
     part: Part, present: str | None, recorded: Collection[str], expected: Step
 ) -> None:
     assert plan_placement(part, present, recorded) == expected
@@ -81,7 +81,7 @@ def test_file_is_placed_by_its_record(
         (PAGE, "b", ("a",), True, True, Step(Change.KEPT, reason="edited since it was installed")),
     ],
 )
-def test_file_is_removed_by_its_record(  # noqa: PLR0917 - a table
+def test_removal_of_a_file_follows_from_its_fingerprints(  # noqa: PLR0917 - a table
     path: Path, present: str | None, recorded: Collection[str], recognised: bool, purge: bool, expected: Step
 ) -> None:
     assert plan_removal(path, present, recorded, recognised=recognised, purge=purge) == expected

@@ -117,7 +117,7 @@ def in_memory(volumes: Path) -> Iterator[Path]:
     path.mkdir(parents=True)
     mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", path], capture_output=True, check=False)
     if mount.returncode:
-        pytest.skip("mounting a tmpfs needs root")
+        pytest.skip("mounting a tmpfs requires root")
     yield path
     subprocess.run(["umount", path], check=True)
 

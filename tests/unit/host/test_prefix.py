@@ -18,7 +18,7 @@ SYSTEM = [
 
 
 @pytest.mark.parametrize("prefix", SYSTEM)
-def test_prefix_in_or_around_the_system_is_refused(prefix: str, tmp_path: Path) -> None:
+def test_prefix_inside_or_above_a_system_directory_is_refused(prefix: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--prefix"):
         check_place(Path(prefix), tmp_path, homes=())
 
@@ -48,7 +48,7 @@ def test_separate_directory_is_accepted(prefix: str, tmp_path: Path) -> None:
         *("/opt/" + "x" * 100, "/opt/ä"),
     ],
 )
-def test_prefix_that_does_not_fit_a_unit_or_a_script_is_refused(prefix: str) -> None:
+def test_prefix_invalid_in_a_unit_or_a_shebang_line_is_refused(prefix: str) -> None:
     with pytest.raises(UsageError, match="--prefix"):
         check_form(Path(prefix))
 

@@ -1,4 +1,4 @@
-"""Kernel pressure triggers, and the errors of unavailable ones."""
+"""Kernel pressure triggers, and the errors for unavailable triggers."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_purge_removes_the_agents_files_and_reports_all_others(tmp_path: Path, r
 
 
 @BY_AGENT_AND_PACKAGE
-def test_purge_removes_directories_that_it_empties(tmp_path: Path, remove: object) -> None:
+def test_purge_removes_emptied_directories(tmp_path: Path, remove: object) -> None:
     assert callable(remove)
     create_files(tmp_path)
     for name in FOREIGN:

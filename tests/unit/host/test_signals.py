@@ -83,7 +83,7 @@ def test_all_signals_of_a_cgroup_v2_node_are_read(tmp_path: Path) -> None:
     assert Signal.IMAGEFS_AVAILABLE not in signals
 
 
-def test_mem_available_is_the_estimate_of_the_kernel(tmp_path: Path) -> None:
+def test_mem_available_source_uses_the_estimate_of_the_kernel(tmp_path: Path) -> None:
     signals, _ = read(tmp_path, {**FILES, **V2}, MemorySource.MEM_AVAILABLE)
     assert signals[Signal.MEMORY_AVAILABLE] == (2048 * MIB, 4096 * MIB)
 
@@ -132,7 +132,7 @@ def test_unreadable_signal_is_omitted_with_a_warning(
     assert all(warning in each for each in warnings[:1])
 
 
-def test_kernel_without_psi_gives_no_warning(tmp_path: Path) -> None:
+def test_kernel_without_psi_causes_no_warning(tmp_path: Path) -> None:
     signals, warnings = read(tmp_path, {name: text for name, text in {**FILES, **V2}.items() if "pressure" not in name})
     assert not any(".psi." in signal.value for signal in signals)
     assert warnings == ()

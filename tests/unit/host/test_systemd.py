@@ -1,4 +1,4 @@
-"""Readings of systemctl, replaced by a script."""
+"""Readings of systemctl, which is replaced by a script."""
 
 from __future__ import annotations
 

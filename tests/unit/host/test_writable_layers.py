@@ -43,7 +43,7 @@ def test_mount_inside_a_container_is_not_its_writable_layer(tmp_path: Path) -> N
     assert find_upper_directories([ID], str(mounts)) == {ID: "/u/1"}
 
 
-def test_unreadable_mounts_give_no_layers(tmp_path: Path) -> None:
+def test_no_layers_are_found_with_unreadable_mounts(tmp_path: Path) -> None:
     assert find_upper_directories([ID], str(tmp_path / "none")) == {}
 
 

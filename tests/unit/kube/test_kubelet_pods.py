@@ -37,7 +37,7 @@ class Answer:
 
 @contextmanager
 def kubelet(answer: Answer, context: ssl.SSLContext | None = None) -> Iterator[str]:
-    """Serve one answer on a port of the loopback; yield the URL."""
+    """Serve one answer on a loopback port; yield the URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -94,7 +94,7 @@ async def refused(access: KubeletAccess) -> str:
     return str(caught.value)
 
 
-async def test_read_only_port_needs_no_credentials() -> None:
+async def test_read_only_port_requires_no_credentials() -> None:
     with kubelet(answer := Answer()) as url:
         (pod,) = await KubeletPods(KubeletAccess(url)).read()
     assert (pod.uid, pod.namespace, pod.name, pod.priority) == ("u-1", "shop", "web", 7)

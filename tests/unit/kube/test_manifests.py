@@ -1,4 +1,4 @@
-"""Static pods from a directory of real files."""
+"""Static pods, read from a directory of real files."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 def pod(spec: Any = None, status: Any = None, **metadata: Any) -> dict[str, Any]:
-    """Return a document with those parts."""
+    """Return a pod document with these parts."""
     return {
         "kind": "Pod",
         "metadata": {"name": "web", "namespace": "shop", "uid": "u-1", **metadata},
@@ -28,7 +28,7 @@ def pod(spec: Any = None, status: Any = None, **metadata: Any) -> dict[str, Any]
 
 
 def container(name: str = "app", *, limits: Any = None, restart: str | None = None, **requests: Any) -> dict[str, Any]:
-    """Return a container with requests, dashes for underscores."""
+    """Return a container with requests; underscores in names are replaced by dashes."""
     fields: dict[str, Any] = {
         "name": name,
         "resources": {"requests": {k.replace("_", "-"): requests[k] for k in requests}},
@@ -105,7 +105,7 @@ def test_deleted_pod_has_the_grace_period_of_its_deletion() -> None:
         pytest.param(
             {"containers": [container(memory="2Mi")], "initContainers": [container("i", memory="5Mi")]},
             5,
-            id="init needs more",
+            id="larger request of an init container",
         ),
         pytest.param(
             {

@@ -1,4 +1,4 @@
-"""Role at run time: a kubelet that starts and stops, with the role watch, the eviction task and garbage collection."""
+"""Role at run time: start and stop of a kubelet, with the role watch, the eviction task and garbage collection."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_change_of_the_role_is_logged_once(watched: Watched) -> None:
     assert len(watched.events("role_changed")) == 2
 
 
-async def test_first_role_is_no_change(watched: Watched) -> None:
+async def test_first_role_is_not_logged_as_a_change(watched: Watched) -> None:
     watched.kubelet.set(KUBELET)
     await watched.roles.evaluate(None)
     assert watched.events("role_changed") == []
@@ -172,7 +172,7 @@ class Evicting:
         return await self.watched.roles.evaluate(self.settings.role)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run as the loop until refused."""
+        """Run until evictions are refused, like the loop."""
         self.loops += 1
         while not stop.is_set() and not await refusal(cast("Agent", self)):
             self.running.set()

@@ -106,7 +106,7 @@ class Node:
         return PodReader(self.cri, settings=settings, clock=self.clock, kubelet=kubelet, root=self.root)
 
     def pod(self, name: str, qos: workload.QosClass = BURSTABLE, *, containers: int = 1, **fields: Any) -> SimSandbox:
-        """Run a pod in its own cgroup: 300 MiB with 50 inactive, 100 in each container."""
+        """Run a pod in its own cgroup: 300 MiB, 50 of them inactive, and 100 MiB in each container."""
         sandbox = self.sim.add_pod(name, qos=qos, **fields)
         path = sandbox.cgroup_parent
         add_cgroup(self.root, path, memory_bytes=300 * MIB, inactive_bytes=50 * MIB, swap_bytes=MIB, pids=9)
@@ -141,7 +141,7 @@ def facts_of(inventory: PodInventory, name: str) -> PodFacts:
 
 
 def kept(inventory: PodInventory, name: str) -> str | None:
-    reason = Protection(inventory.facts, EvictionPolicy()).why_kept(facts_of(inventory, name))
+    reason = Protection(inventory.facts, EvictionPolicy()).keep_reason(facts_of(inventory, name))
     return None if reason is None else reason.code.value
 
 

@@ -23,12 +23,12 @@ GRACE: Final = {"io.kubernetes.pod.terminationGracePeriod": "30"}
 
 
 def parent(qos: str = "burstable", uid: str = UID) -> str:
-    """Return a cgroup parent as the kubelet names it; ``guaranteed`` has no level of its own."""
+    """Return a cgroup parent as the kubelet names it; class ``guaranteed`` has no directory."""
     return f"/kubepods/pod{uid}" if qos == "guaranteed" else f"/kubepods/{qos}/pod{uid}"
 
 
 def traits(score: int | None = 999, limit: float | None = 0) -> ContainerTraits:
-    """Return the details of a container's status."""
+    """Return the traits of a container."""
     return ContainerTraits(score, None if limit is None else int(limit * MIB))
 
 
@@ -81,7 +81,7 @@ def runtime_pod(
 
 
 def spec(name: str = "web", *, uid: str = UID, namespace: str = "shop", **fields: Any) -> PodSpec:
-    """Return a definition."""
+    """Return a pod definition."""
     return PodSpec(uid, namespace, name, **({"annotations": API} | fields))
 
 

@@ -98,7 +98,7 @@ def test_running_kubelet_with_configured_standalone_is_a_warning() -> None:
 
 
 @given(TRACES, CONFIGURED)
-def test_standalone_is_never_decided_on_a_running_kubelet_or_in_doubt(
+def test_standalone_is_never_decided_with_a_running_kubelet_or_unreadable_traces(
     traces: KubeletTraces, configured: Role | None
 ) -> None:
     decision = decide_role(traces, configured)

@@ -1,4 +1,4 @@
-"""A small runtime over a real unix socket, speaking CRI and containerd's services as far as the tests need."""
+"""A small runtime on a real unix socket, with the CRI and containerd services required by the tests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SERVICES: tuple[ServiceDescriptor, ...] = (
 
 
 class Fake:
-    """Answers a method as scripted: with a message, a status code, or the result of a coroutine function."""
+    """Responds to a method with a scripted message, a status code, or the result of a coroutine function."""
 
     def __init__(self) -> None:
         self.answers: dict[str, object] = {}
@@ -124,7 +124,7 @@ class Store:
 
 
 class FakeContainerd:
-    """Serves a :class:`Store`; the methods are those of several services, distinguished by their request."""
+    """Serves a :class:`Store` by several services, whose methods are distinguished by their request."""
 
     def __init__(self, store: Store) -> None:
         self.store = store

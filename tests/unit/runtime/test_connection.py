@@ -103,7 +103,7 @@ async def test_lost_answer_of_a_change_leaves_its_effect_unknown(socket: Path, c
     server.close()
 
 
-async def test_cancellation_passes_through(socket: Path, connection: RuntimeConnection) -> None:
+async def test_cancellation_is_propagated(socket: Path, connection: RuntimeConnection) -> None:
     fake, entered, never = Fake(), asyncio.Event(), asyncio.Event()
 
     async def hang() -> None:
@@ -119,7 +119,7 @@ async def test_cancellation_passes_through(socket: Path, connection: RuntimeConn
             await task
 
 
-async def test_closing_under_a_call_is_no_cancellation(socket: Path, connection: RuntimeConnection) -> None:
+async def test_close_during_a_call_is_not_a_cancellation(socket: Path, connection: RuntimeConnection) -> None:
     fake, entered, never = Fake(), asyncio.Event(), asyncio.Event()
 
     async def hang() -> None:
@@ -157,7 +157,7 @@ async def test_authority_is_localhost_and_not_the_path(socket: Path, connection:
 
     class Spy:
         def Version(self, _request: object, context: Any) -> api.VersionResponse:  # noqa: N802 - a private field
-            authorities.append(context._rpc_event.call_details.host)  # noqa: SLF001 - grpc publishes it nowhere else
+            authorities.append(context._rpc_event.call_details.host)  # noqa: SLF001 - grpc has no public attribute for it
             return api.VersionResponse()
 
     server = grpc.server(ThreadPoolExecutor(1))
@@ -204,13 +204,13 @@ def test_failed_discovery_lists_the_tried_sockets(tmp_path: Path) -> None:
         assert name in str(caught.value)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can drop to another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="changing to another user requires root")
 async def test_missing_permission_is_reported(socket: Path) -> None:
     fake = Fake()
     fake.answers["Version"] = api.VersionResponse()
     socket.parent.chmod(0o755)
     async with serving(socket, *cri_handlers(fake)), RuntimeConnection(str(socket)) as connection:
-        os.chmod(socket, 0o600)  # noqa: PTH101 - on a temporary file, at once
+        os.chmod(socket, 0o600)  # noqa: PTH101 - does not block on a temporary file
         os.seteuid(65534)
         try:
             with pytest.raises(RuntimeUnavailableError, match="permission denied for user 65534"):

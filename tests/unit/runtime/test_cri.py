@@ -24,7 +24,7 @@ NS = 1_700_000_000_123_456_789
 AT = datetime(2023, 11, 14, 22, 13, 20, 123456, tzinfo=UTC)
 GO_ZERO_NS = -6795364578871345152
 
-# Verbose Status and PodSandboxStatus of each runtime, reduced to the decoded fields and their neighbours.
+# Verbose Status and PodSandboxStatus of each runtime, reduced to the decoded fields and adjacent ones.
 STATUS_1_6 = {
     "containerd": {"snapshotter": "overlayfs", "defaultRuntimeName": "runc", "discardUnpackedLayers": False},
     "sandboxImage": "registry.k8s.io/pause:3.6",
@@ -66,7 +66,7 @@ def fake() -> Fake:
 
 @pytest.fixture
 async def cri(socket: Path, fake: Fake, connection: RuntimeConnection) -> AsyncIterator[CriClient]:
-    # Handlers are looked up when the server starts, so every method that a test sets must exist by then.
+    # The server resolves handlers at its start, so that every method set by a test must exist before.
     for method in ("Version", "Status", "ListImages", "ImageStatus", "ImageFsInfo", "RemoveImage"):
         fake.answers[method] = (grpc.StatusCode.UNIMPLEMENTED, f"unknown method {method}")
     for method in ("ListPodSandbox", "PodSandboxStatus", "StopPodSandbox", "RemovePodSandbox", "ListContainers"):
@@ -278,10 +278,10 @@ PATH = "/kubepods/burstable/podu/c"
             ContainerTraits(968, 16 << 20, PATH, 7),
             id="containerd 1.7",
         ),
-        pytest.param({"config": {"linux": {"resources": {}}}}, None, ContainerTraits(0, 0), id="zeros are left out"),
-        pytest.param({"config": {}}, None, ContainerTraits(), id="asked for nothing"),
+        pytest.param({"config": {"linux": {"resources": {}}}}, None, ContainerTraits(0, 0), id="zeros are omitted"),
+        pytest.param({"config": {}}, None, ContainerTraits(), id="configuration without resources"),
         pytest.param({"pid": 7, "runtimeSpec": SPEC}, REPORTED, ContainerTraits(100, 16 << 20, PATH, 7), id="CRI-O"),
-        pytest.param({"pid": 0}, REPORTED, ContainerTraits(5, 16 << 20), id="only the status"),
+        pytest.param({"pid": 0}, REPORTED, ContainerTraits(5, 16 << 20), id="status without configuration"),
         pytest.param(
             {"runtimeSpec": {"process": {"oomScoreAdj": -1}, "linux": {"resources": {}}}},
             None,

@@ -43,7 +43,7 @@ def keys(graph: StorageGraph, image: Image) -> set[str]:
     return {graph.pieces[index].key for index in graph.by_image[image.id]}
 
 
-def held(graph: StorageGraph) -> dict[str, tuple[ReferenceKind, ...]]:
+def records_with_references(graph: StorageGraph) -> dict[str, tuple[ReferenceKind, ...]]:
     return {piece.key: piece.references for piece in graph.pieces if piece.references}
 
 
@@ -52,7 +52,7 @@ async def test_each_image_has_its_blobs_and_its_chain_of_snapshots(client: Conta
     assert keys(graph, A) == {"m-a", "sha256:a", "l-base", "l-a1", "base", "base/a1"}
     assert keys(graph, B) == {"m-b", "sha256:b", "l-base", "l-b1", "base", "base/b1"}
     assert len(graph.pieces) == len({piece.key for piece in graph.pieces}) == 10
-    assert held(graph) == {}
+    assert records_with_references(graph) == {}
     assert graph.records[A.id].names == ("a:1", "sha256:a")
     assert graph.records[A.id].complete
     assert graph.records[A.id].pulled_at == datetime(2023, 11, 14, 22, 14, 20, tzinfo=UTC)
@@ -117,7 +117,7 @@ def _expired_lease(store: Store) -> None:
     store.leases["l"] = ({"containerd.io/gc.expire": "2020-01-01T00:00:00Z"}, [("content", "m-a")])
 
 
-def _senseless_lease(store: Store) -> None:
+def _invalid_lease(store: Store) -> None:
     store.leases["l"] = ({"containerd.io/gc.expire": "soon"}, [("content", "l-a1")])
 
 
@@ -154,7 +154,7 @@ def _unlisted(store: Store) -> None:
         (_flat_lease, {"m-a": (ReferenceKind.LEASE,)}),
         (_snapshot_lease, dict.fromkeys(("base/a1", "base"), (ReferenceKind.LEASE,))),
         (_expired_lease, {}),
-        (_senseless_lease, {"l-a1": (ReferenceKind.LEASE,)}),
+        (_invalid_lease, {"l-a1": (ReferenceKind.LEASE,)}),
         (_other_namespace, {"l-base": (ReferenceKind.OTHER_NAMESPACE,)}),
         (_ingest, {"l-a1": (ReferenceKind.INGEST,)}),
         (_rooted_child, {"base": (ReferenceKind.SNAPSHOT_CHILD,)}),
@@ -171,8 +171,8 @@ async def test_reference_of_a_non_image_is_recorded_by_kind(
 ) -> None:
     change(store)
     cache = LayerCache()
-    assert held(await cache.build(client, [A, B])) == expected
-    assert held(await cache.build(client, [A, B])) == expected
+    assert records_with_references(await cache.build(client, [A, B])) == expected
+    assert records_with_references(await cache.build(client, [A, B])) == expected
 
 
 async def test_image_with_several_tags_and_digests_is_one_record(client: ContainerdClient, store: Store) -> None:
@@ -238,7 +238,7 @@ async def test_snapshots_of_a_second_snapshotter_count_and_an_absent_one_is_igno
         {
             f"{REF}snapshot.overlayfs": "base/a1",
             f"{REF}snapshot.stargz/x": "base",
-            f"{REF}snapshot.gone": "base",
+            f"{REF}snapshot.absent": "base",
         },
     )
     graph = await LayerCache().build(client, [A])
@@ -258,7 +258,7 @@ async def test_image_with_unreadable_usage_has_no_entry_and_its_shared_pieces_re
     graph = await cache.build(client, [A, B])
     assert set(graph.by_image) == {B.id}
     assert graph.records[A.id].names
-    assert held(graph) == dict.fromkeys(("l-base", "base"), (ReferenceKind.UNLISTED_IMAGE,))
+    assert records_with_references(graph) == dict.fromkeys(("l-base", "base"), (ReferenceKind.UNLISTED_IMAGE,))
     store.broken = set()
     assert set((await cache.build(client, [A, B])).by_image) == {A.id, B.id}
 

@@ -1,4 +1,4 @@
-"""Simulation in a process of its own."""
+"""Simulation as a separate process."""
 
 from __future__ import annotations
 

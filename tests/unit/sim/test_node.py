@@ -96,7 +96,7 @@ def test_removal_of_a_used_image_keeps_the_snapshots_of_its_container() -> None:
     assert node.containers[container.id].running
     own = Layer("writable", node.store.snapshots[container.id].size_bytes)
     node.remove_container(container.id)
-    assert image.chain_id in node.store.snapshots  # until the next collection
+    assert image.chain_id in node.store.snapshots  # remains until the next collection
     assert node.collect_garbage() == sum(map(unpacked_bytes, (BASE, OWN, own)))
     assert image.chain_id not in node.store.snapshots
 
@@ -138,7 +138,7 @@ def test_image_is_listed_until_its_last_name_is_deleted() -> None:
     assert node.images[image.id].repo_digests == ()
     node.delete_image_name(image.id)
     assert node.images == {}
-    assert node.store.blobs  # no collection yet
+    assert node.store.blobs  # before a collection
     with pytest.raises(RefusedError, match="NOT_FOUND"):
         node.delete_image_name(image.id)
 
@@ -173,7 +173,7 @@ def test_artifact_is_not_an_image_and_is_removed_by_name() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_only_reachable_records_remain_after_removals_in_any_order(seed: int) -> None:
-    """The remaining records are those of a node that never had the removed images."""
+    """The remaining records equal those of a node without the removed images."""
     node = scale_node(25, 6, 12, seed=seed)
     node.collect_garbage()
     dice = random.Random(seed)

@@ -23,7 +23,7 @@ def summary(node: SimNode) -> tuple[object, ...]:
     return (node.images, node.sandboxes, node.containers, node.store.snapshots, node.other_bytes)
 
 
-def test_believable_node_has_the_documented_content() -> None:
+def test_default_node_has_the_documented_content() -> None:
     node = believable_node().node
     reading = SimFilesystem(node).read(node.imagefs_path)
     assert (reading.used_percent, reading.capacity_bytes) == (91, 40 * GIB)
@@ -60,7 +60,7 @@ def test_equal_seeds_create_equal_nodes() -> None:
     assert summary(believable_node(7).node) != summary(believable_node(8).node)
 
 
-def test_believable_node_has_no_garbage() -> None:
+def test_default_node_has_no_garbage() -> None:
     assert believable_node().node.collect_garbage() == 0
 
 

@@ -96,7 +96,7 @@ def test_quiet_passes_are_shown_on_request_and_kept_for_a_day(tmp_path: Path) ->
         ("interval", "shortfall", False),
     ],
 )
-def test_requested_pass_without_removals_is_kept_unless_there_was_nothing_to_do(
+def test_requested_pass_without_removals_is_recorded_unless_its_result_is_nothing_to_do(
     tmp_path: Path, trigger: str, result: str, kept: bool
 ) -> None:
     history = History(tmp_path)
@@ -124,9 +124,9 @@ def test_history_is_pruned_by_age_and_size(tmp_path: Path) -> None:
     assert (tmp_path / "history.db").stat().st_size < 400_000
 
 
-def test_passes_wait_in_memory_until_the_file_is_writable(tmp_path: Path) -> None:
+def test_passes_are_kept_in_memory_until_the_file_is_writable(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    state.write_text("a file where the directory should be")
+    state.write_text("a file in place of the directory")
     history = History(state)
     history.add(past("one", "a"), KEEP)
     assert "continuing in memory" in history.problem
@@ -183,7 +183,7 @@ def test_size_above_64_bits_is_recorded_as_the_maximum(tmp_path: Path) -> None:
 
 def test_record_that_cannot_be_written_is_dropped_and_reported_and_the_others_are_written(tmp_path: Path) -> None:
     history = History(tmp_path / "state")
-    (tmp_path / "state").write_text("a file where the directory should be")
+    (tmp_path / "state").write_text("a file in place of the directory")
     bad: object = object()
     impossible = past("bad", "a")
     history.add(replace(impossible, actions=(replace(impossible.actions[0], detail=bad),)), KEEP)  # type: ignore[arg-type]

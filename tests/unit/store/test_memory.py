@@ -67,7 +67,7 @@ def test_usage_at_a_first_detection_follows_from_pull_and_use(
         (ImageUsage(T0 - 9 * HOUR, T0 - HOUR - TICK), None, False, ImageUsage(T0 - 9 * HOUR, T0 - HOUR - TICK)),
         (ImageUsage(T0 - 9 * HOUR, T0 - HOUR), None, True, ImageUsage(T0 - 9 * HOUR, T0)),
     ],
-    ids=["new", "pulled since", "pulled before but not listed", "use ended", "unused before", "still in use"],
+    ids=["new", "pulled since", "pulled earlier, not listed", "use ended", "unused before", "still in use"],
 )
 def test_usage_at_a_second_detection_follows_from_the_first_one(
     known: ImageUsage | None, pulled: datetime | None, used: bool, expected: ImageUsage
@@ -159,7 +159,7 @@ def test_database_of_a_newer_schema_is_not_changed(tmp_path: Path) -> None:
 
 def test_store_continues_in_memory_until_its_directory_is_usable(tmp_path: Path) -> None:
     directory = tmp_path / "state"
-    directory.write_text("a file is in the way")
+    directory.write_text("a file in place of the directory")
     store = Store(directory)
     remember(store, {"a": None}, (), T0)
     assert "continuing in memory" in store.health.problem

@@ -180,8 +180,8 @@ class World:
 
     Attributes:
         true_s: the true time.
-        used_s: image to the true end of its last observable use; polling cannot observe a use between two
-            detections within the gap limit.
+        used_s: image to the true end of its last observable use; a use between two detections within the gap limit is
+            not observable.
         hidden_s: image to the end of a use that is not detected yet.
     """
 

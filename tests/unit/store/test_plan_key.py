@@ -43,7 +43,7 @@ def test_key_mode_does_not_depend_on_the_umask(tmp_path: Path) -> None:
     assert (tmp_path / FILE_NAME).stat().st_mode & 0o7777 == 0o600
 
 
-def test_concurrent_creation_gives_one_key(tmp_path: Path) -> None:
+def test_concurrent_creation_results_in_one_key(tmp_path: Path) -> None:
     with ThreadPoolExecutor(16) as threads:
         keys = set(threads.map(lambda _: PlanKeyFile(tmp_path).read_or_create(), range(64)))
     assert len(keys) == 1
@@ -61,7 +61,7 @@ def test_key_accessible_to_other_users_is_refused(tmp_path: Path, mode: int) -> 
     assert path.read_text() == HEX
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.skipif(os.geteuid() != 0, reason="changing the owner of a file requires root")
 def test_key_of_another_owner_is_refused(tmp_path: Path) -> None:
     path = tmp_path / FILE_NAME
     path.write_text(HEX)

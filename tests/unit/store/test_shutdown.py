@@ -1,4 +1,4 @@
-"""The shutdown state: records survive the process, and one process at a time has the claim."""
+"""The shutdown state: records outlive the process, and at most one process has the claim."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_failed_write_is_reported_and_the_claim_succeeds(tmp_path: Path) -> None
     with pytest.raises(StoreError, match="cannot write"):
         files.write_stop(STOP)
     with files.claim() as claimed:
-        assert claimed, "stopping pods is more important than the claim"
+        assert claimed, "pods are stopped even without the claim"
 
 
 def test_second_claim_fails_until_the_first_ends(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Alerting rules and dashboard: valid queries on declared metrics, and alerts that fire in their cases."""
+"""Alerting rules and dashboard: valid queries on declared metrics, and alerts with their test cases."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def labels_of(expression: str) -> set[str]:
 
 
 @pytest.mark.parametrize("expression", [each["expr"] for each in rules()] + queries())
-def test_query_uses_declared_metrics_and_labels(expression: str) -> None:
+def test_query_uses_only_declared_metrics_and_labels(expression: str) -> None:
     names = set(_NAME.findall(expression))
     assert names <= promql_names()
     assert names or _OTHERS.search(expression)

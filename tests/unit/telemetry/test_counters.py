@@ -40,7 +40,7 @@ FROM_STATE = {
     "nodeagent_task_end_timestamp_seconds",
     "nodeagent_memory_persistent",
 }
-"""Gauges that the exposition reads from the state of the daemon; tested there."""
+"""Gauges read from the state of the daemon; tested with the exposition."""
 
 
 class Clock:

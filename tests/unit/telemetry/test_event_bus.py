@@ -1,4 +1,4 @@
-"""Delivery of log events to subscribers, without an effect on logging."""
+"""Delivery of log events to subscribers, independent of logging."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_exception_is_delivered_with_its_traceback(stream: io.StringIO, received
     assert "ValueError: invalid literal" in json.loads(stream.getvalue())["exception"]
 
 
-def test_raising_subscriber_is_unsubscribed_and_the_event_is_logged(
+def test_subscriber_that_raises_is_unsubscribed_and_the_event_is_logged(
     stream: io.StringIO, received: list[Mapping[str, object]]
 ) -> None:
     calls = []

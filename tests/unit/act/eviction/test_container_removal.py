@@ -211,7 +211,7 @@ async def test_layer_whose_removal_failed_before_is_removed_as_an_orphan(tmp_pat
         layer.rmdir()
 
     async def collect() -> None:
-        """Collect nothing, since the snapshot was removed before."""
+        """Do nothing, since the snapshot was removed before."""
 
     cleaner = CriContainerCleaner(Runtime(), collect, remove_orphans)
     done = await cleaner.clean_up(replace(VICTIM, layers=(str(layer),)))

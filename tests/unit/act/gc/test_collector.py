@@ -104,7 +104,7 @@ async def test_failed_image_does_not_starve_the_others(rig: Opener) -> None:
         assert made.server.faults.count("RemoveImage", stuck.id) == 1
 
 
-async def test_one_round_removes_only_the_preview(rig: Opener) -> None:
+async def test_single_round_removes_only_the_items_of_the_preview(rig: Opener) -> None:
     async with rig() as made:
         preview = await made.collector.preview(Scope.IMAGES)
         stuck = max(preview.removals, key=lambda each: each.frees_bytes or 0)

@@ -35,10 +35,10 @@ def pod(name: str, priority: int = 0, *containers: str, grace_s: float | None = 
 
 @dataclass
 class Runtime:
-    """Stops containers after so many seconds of TERM, ``None`` for never, and records the calls with their time.
+    """Stops containers a number of seconds after TERM, ``None`` for never, and records the calls with their time.
 
     Attributes:
-        up: the listed pods.
+        up: pods in the list.
         unresponsive: containers whose calls are never answered.
         unavailable_until_ms: every call before this time fails.
     """

@@ -1,4 +1,4 @@
-"""Clients of the control API that leave, wait or compete, and the stop of the daemon meanwhile."""
+"""Disconnecting, waiting and competing clients of the control API, and the stop of the daemon during a request."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_event_stream_starts_before_the_first_event(node: Node) -> None:
         assert b"pause_started" in await asyncio.wait_for(reader.readuntil(b"}\n"), WITHIN_S)
 
 
-async def test_head_of_the_event_stream_is_answered(node: Node) -> None:
+async def test_head_request_of_the_event_stream_is_answered(node: Node) -> None:
     reader, writer = await send(node, "HEAD /v1/events")
     assert (await asyncio.wait_for(reader.read(), WITHIN_S)).startswith(b"HTTP/1.1 200 ")
     writer.transport.abort()
@@ -61,13 +61,13 @@ async def test_lookups_of_closed_requests_occupy_one_thread_and_root_is_answered
 ) -> None:
     running, most, go_on = [0], [0], threading.Event()
 
-    def look_up(_: str) -> None:
+    def count_lookups(_: str) -> None:
         running[0] += 1
         most[0] = max(most[0], running[0])
         go_on.wait(WITHIN_S)
         running[0] -= 1
 
-    monkeypatch.setattr(control, "group_number", look_up)
+    monkeypatch.setattr(control, "group_number", count_lookups)
     node.peer[0] = MEMBER
     opened = [await send(node, "GET /v1/holds") for _ in range(40)]
     async with asyncio.timeout(WITHIN_S):
@@ -95,7 +95,7 @@ async def test_root_does_not_wait_for_the_plan_of_a_member(node: Node) -> None:
     writer.transport.abort()
 
 
-async def test_waiting_plan_of_a_client_that_disconnects_is_not_made_and_the_begun_one_is_completed(
+async def test_waiting_plan_of_a_disconnected_client_is_not_made_and_a_begun_one_is_completed(
     node: Node,
 ) -> None:
     go_on = asyncio.Event()

@@ -1,4 +1,4 @@
-"""The control API over its real socket, on a simulated node, with a peer that the test sets."""
+"""The control API over its real socket, on a simulated node, with a peer set by the test."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ async def test_member_may_act_only_if_the_configuration_allows_it(node: Node, me
     assert code == 400  # parsed, and incomplete
 
 
-# ---- answers
+# ---- responses
 
 
 async def test_status_has_agent_runtime_loops_and_signals(node: Node) -> None:
@@ -170,12 +170,12 @@ async def test_status_has_agent_runtime_loops_and_signals(node: Node) -> None:
         ("Resume", None, Resumed),
     ],
 )
-async def test_answer_is_decoded_without_loss(node: Node, method: str, request_: Any, kind: type[Document]) -> None:
+async def test_response_is_decoded_without_loss(node: Node, method: str, request_: Any, kind: type[Document]) -> None:
     answer = await node.ask(method, request_)
     assert json.loads(encode(decode(json.dumps(answer), kind))) == answer
 
 
-async def test_status_answers_without_a_runtime(node: Node) -> None:
+async def test_status_is_returned_without_a_runtime(node: Node) -> None:
     node.context.agent = None
     answer = await node.ask("Status")
     assert answer["agent"]["ready"] is False
@@ -190,7 +190,7 @@ async def test_status_answers_without_a_runtime(node: Node) -> None:
 
 @dataclass
 class Hang:
-    """A call that hangs, as on a dead mount, until the test ends."""
+    """A call that hangs until the end of the test, as on a dead mount."""
 
     calls: int = 0
     released: threading.Event = field(default_factory=threading.Event)
@@ -338,7 +338,7 @@ async def test_pause_during_a_resume_is_stored(node: Node, monkeypatch: pytest.M
     resumed = asyncio.ensure_future(node.ask("Resume"))
     assert await asyncio.to_thread(started.wait, 20)
     paused = asyncio.ensure_future(node.ask("Pause", api.PauseRequest(seconds=600, why="two")))
-    while len(node.logged("control_request")) != 3:  # noqa: ASYNC110 - only the log shows it
+    while len(node.logged("control_request")) != 3:  # noqa: ASYNC110 - the pause is visible only in the log
         await asyncio.sleep(0)
     await asyncio.wait({paused}, timeout=0.2)
     release.set()
@@ -475,7 +475,7 @@ async def test_member_cannot_run_collection_that_the_configuration_disables(
     await as_actor.ask("Apply", request)
 
 
-def tighten(node: Node) -> None:
+def apply_stricter_policy(node: Node) -> None:
     """Put a configuration in force that keeps both dead containers."""
     agent = node.context.agent
     assert agent is not None
@@ -487,7 +487,7 @@ def tighten(node: Node) -> None:
 async def test_plan_older_than_a_stricter_policy_removes_nothing_that_the_policy_keeps(as_actor: Node) -> None:
     saved = await as_actor.ask("Plan", api.PlanRequest(scope="containers", lasts_seconds=600))
     assert sum(each["verdict"] == "remove" for each in saved["decisions"]) == 2
-    tighten(as_actor)
+    apply_stricter_policy(as_actor)
     report = await as_actor.ask("Apply", api.ApplyRequest(plan=json.dumps(saved)))
     assert report["results"] == []
     assert [each["gone"] for each in report["drift"]] == [False, False]
@@ -748,7 +748,7 @@ FIELDS = {
 
 @st.composite
 def calls(draw: st.DrawFn) -> tuple[str, msgspec.Struct | None, bytes | None]:
-    """A request of any operation that does not wait: with random fields, or with a random body."""
+    """A request of any operation without a wait: with random fields, or with a random body."""
     waiting = ("Events", "Reload", "PreviewReload")
     name = draw(st.sampled_from([each for each in sorted(OPERATIONS) if each not in waiting]))
     if draw(st.booleans()):

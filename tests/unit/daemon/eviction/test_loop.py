@@ -185,7 +185,7 @@ async def run_pass(node: Node, loop: EvictionLoop | None = None) -> float:
     return await (loop or node.loop()).run_pass(asyncio.Event())
 
 
-async def test_pass_without_pressure_does_nothing() -> None:
+async def test_pass_without_pressure_takes_no_action() -> None:
     node = Node(pods=(pod(),))
     assert await run_pass(node) > 1
     assert (node.evicted, node.result(), node.events()) == ([], "no-pressure", [])
@@ -308,7 +308,7 @@ async def test_eviction_limit_stops_evictions_and_is_logged() -> None:
 
 async def test_no_pod_is_evicted_during_a_pause() -> None:
     node = Node(pods=(pod(),), readings=lambda: (LOW,))
-    node.context.pass_lock.add_pause(Pause(PausedBy.SHUTDOWN, "the node shuts down"))
+    node.context.pass_lock.add_pause(Pause(PausedBy.SHUTDOWN, "the node is shutting down"))
     await run_pass(node)
     assert (node.evicted, node.result()) == ([], "pressure")
 
@@ -430,7 +430,7 @@ DISK = "imagefs.available<100Mi"
 
 
 def disk_node(**fields: Any) -> Node:
-    """Return a node with a dedicated imagefs, one writer of 300 MiB and five bystanders of 1 MiB."""
+    """Return a node with a dedicated imagefs, one pod with 300 MiB and five pods with 1 MiB."""
     values: dict[str, Any] = {
         "limits": DISK,
         "layout": FilesystemLayout.DEDICATED_IMAGEFS,
@@ -441,11 +441,11 @@ def disk_node(**fields: Any) -> Node:
 
 
 async def run_passes(node: Node, loop: EvictionLoop, seconds: float) -> None:
-    """Run a pass each second for that many seconds."""
+    """Run a pass each second for ``seconds``."""
     ends_s = node.clock.seconds + seconds
     while node.clock.seconds < ends_s:
         await run_pass(node, loop)
-        await asyncio.sleep(0)  # runs the removal of containers
+        await asyncio.sleep(0)  # lets the background removal of containers run
         node.clock.seconds += 1.0
 
 
@@ -552,7 +552,7 @@ async def test_pods_of_two_filesystems_are_evicted_while_one_effect_is_outstandi
         cleanup=lambda: CleanupResult(confirmed=False, detail="busy"),
     )
     await run_passes(node, node.loop(), 25)
-    assert sorted(node.evicted) == ["chatty"]  # its own layer on imagefs is outstanding as well
+    assert sorted(node.evicted) == ["chatty"]  # the effect of its layer on imagefs is outstanding as well
 
     node = disk_node(
         limits=f"{DISK},pid.available<100",

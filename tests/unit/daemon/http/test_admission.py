@@ -1,4 +1,4 @@
-"""Admission of connections: limits per user and in all, root's reserve, and which connection is shed."""
+"""Admission of connections: limits per user and in total, root's reserve, and the connection to shed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIMITS = ConnectionLimits(total=4, per_user=2, root=2)
 
 
 def filled(*uids: int | None, answered: tuple[int, ...] = ()) -> Admission[int]:
-    """Return the state after connections 0, 1, ... of these users, some of which are being answered."""
+    """Return the state after connections 0, 1, ... of these users; those in ``answered`` have sent a request."""
     made: Admission[int] = Admission(LIMITS)
     for key, uid in enumerate(uids):
         assert made.admit(key, uid) == (True, ())

@@ -109,7 +109,7 @@ async def values(
 
 
 def full() -> DaemonContext:
-    """Return the context of a daemon in which every event has happened."""
+    """Return the context of a daemon with at least one event of every kind."""
     made = context()
     for case in CASES:
         for each in case[0]:
@@ -228,7 +228,7 @@ async def test_thresholds_are_exposed_with_limit_and_distance() -> None:
     assert [found[f"nodeagent_threshold_met {each}"] for each in (hard, soft, stall)] == [0, 1, 1]
     assert [found[f"nodeagent_threshold_distance {each}"] for each in (hard, soft, stall)] == [GIB, -GIB, -10]
     assert [found[f"nodeagent_threshold_limit {each}"] for each in (hard, soft, stall)] == [GIB, 3 * GIB, 20]
-    assert not any("nodefs" in each for each in found)  # it was not read
+    assert not any("nodefs" in each for each in found)  # the signal was not read
     assert found["nodeagent_signal_available memory.available"] == 2 * GIB
     assert found["nodeagent_signal_capacity memory.available"] == 8 * GIB
     assert found["nodeagent_pressure_stall_percent memory full"] == 30
@@ -275,7 +275,7 @@ async def test_signals_are_read_where_eviction_is_disabled(tmp_path: Path) -> No
             assert first is not None
             assert first[0].paths.imagefs == str(tmp_path)
             assert Signal.MEMORY_AVAILABLE in {each.signal for each in first[1].observations}
-    clock.at_s = 1e6  # the layout is complete, so the stopped runtime is not called again
+    clock.at_s = 1e6  # the layout is complete, so that the stopped runtime is not called again
     again = await reader.read()
     assert again is not None
     assert again[0] is first[0]

@@ -45,7 +45,7 @@ class Clock:
 
 
 class Stream(io.StringIO):
-    """Sets an event at each write."""
+    """Stream that sets an event at each write."""
 
     written: asyncio.Event
 
@@ -68,7 +68,7 @@ class Served:
         return [json.loads(line) for line in self.stream.getvalue().splitlines()]
 
     async def move(self, listen: Listen | None) -> None:
-        """Reload with another address, as the supervisor does: it is in force some time after the swap."""
+        """Reload with another address, as the supervisor does: the swapped settings are in force after a delay."""
         self.context.swap(replace(self.context.settings, metrics=MetricsSettings(listen)))
         for _ in range(5):
             await asyncio.sleep(0)
@@ -105,7 +105,7 @@ async def connect(listen: Listen) -> tuple[asyncio.StreamReader, asyncio.StreamW
 
 
 async def send(listen: Listen, *parts: bytes) -> bytes:
-    """Send parts; return the answer until the connection ends, empty if it was aborted."""
+    """Send parts; return the response until the end of the connection, empty if it was aborted."""
     reader, writer = await connect(listen)
     try:
         for part in parts:
@@ -318,7 +318,7 @@ async def test_port_in_use_is_logged_and_retried(free_port: Listen) -> None:
             line = next(each for each in made.context.loop_statuses.all if each.name == NAME)
             assert (line.activity.value, line.reason) == ("paused", "the address is in use by another process")
             other.close()
-            await made.move(None)  # to retry at once
+            await made.move(None)  # starts the retry at once
             await made.until("loop_disabled")
             await made.move(free_port)
             await made.until("metrics_listening")

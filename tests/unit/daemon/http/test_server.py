@@ -44,11 +44,11 @@ async def crash(_: Request) -> Response:
     raise ZeroDivisionError
 
 
-async def time_out(_: Request) -> Response:
+async def raise_timeout(_: Request) -> Response:
     raise TimeoutError
 
 
-async def lose_the_runtime(_: Request) -> Response:
+async def raise_runtime_unavailable(_: Request) -> Response:
     raise ConnectionResetError
 
 
@@ -62,7 +62,7 @@ async def refuse(_: Request) -> Response:
 
 
 class Feed:
-    """A streamed response that ends on request of the test."""
+    """A streamed response, ended by the test."""
 
     def __init__(self) -> None:
         self.parts: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -117,8 +117,8 @@ async def serving(
             "/v1/loops/{name}": Route({"GET": echo}),
             "/crash": Route({"GET": crash}),
             "/hang": Route({"GET": hang}),
-            "/time-out": Route({"GET": time_out}),
-            "/lose-the-runtime": Route({"GET": lose_the_runtime}),
+            "/time-out": Route({"GET": raise_timeout}),
+            "/lose-the-runtime": Route({"GET": raise_runtime_unavailable}),
             "/watched-refusal": Route({"GET": refuse}, watched=frozenset({"GET"})),
             "/watched": Route({"GET": (watched or Watched()).wait}, watched=frozenset({"GET"})),
             "/refuse": Route({"GET": refuse}),
@@ -141,7 +141,7 @@ async def serving(
 
 
 async def exchange(listen: Listen, sent: bytes) -> tuple[int, dict[str, str], bytes]:
-    """Send bytes; return status, headers and body of the response; 0 without one."""
+    """Send bytes; return status, headers and body of the response; status 0 without one."""
     reader, writer = await asyncio.open_unix_connection(listen.path)
     try:
         writer.write(sent)
@@ -236,7 +236,7 @@ async def test_expect_continue_is_answered_before_the_body_is_sent(tmp_path: Pat
         writer.transport.abort()
 
 
-async def test_handler_without_an_answer_in_time_gives_503(tmp_path: Path) -> None:
+async def test_handler_without_an_answer_in_time_returns_503(tmp_path: Path) -> None:
     async with serving(tmp_path, deadlines=Deadlines(WITHIN_S, 0.01, WITHIN_S)) as listen:
         assert (await exchange(listen, head("GET", "/hang")))[0] == 503
 
@@ -329,8 +329,8 @@ async def test_refused_clients_over_sixteen_are_disconnected_without_a_response(
             each.transport.abort()
 
 
-@pytest.mark.parametrize("turns", range(3, 9))  # before the third, asyncio itself has not made a connection of it
-async def test_connection_accepted_just_before_the_close_is_not_served(tmp_path: Path, turns: int) -> None:
+@pytest.mark.parametrize("loop_steps", range(3, 9))  # a connection exists after three steps
+async def test_connection_accepted_just_before_the_close_is_not_served(tmp_path: Path, loop_steps: int) -> None:
     async with serving(tmp_path) as listen:
         server = HttpServer(
             Service(Router({"/hang": Route({"GET": hang})}), authorise, fail), ConnectionLimits(8, 8, 8)
@@ -341,7 +341,7 @@ async def test_connection_accepted_just_before_the_close_is_not_served(tmp_path:
         for each in clients:
             each.connect(other.path)
             each.sendall(head("GET", "/hang"))
-        for _ in range(turns):
+        for _ in range(loop_steps):
             await asyncio.sleep(0)
         await server.close()
         for each in clients:

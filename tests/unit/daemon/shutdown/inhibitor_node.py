@@ -1,4 +1,4 @@
-"""A node with a runtime and a logind, and daemons with an inhibitor task on it."""
+"""A node with a runtime and a logind, and daemons with an inhibitor task."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class LogindUnit:
 
 
 class Place:
-    """A node with a runtime, a logind and a state directory, for one daemon after another."""
+    """A node with a runtime, a logind and a state directory, for successive daemons."""
 
     def __init__(self, directory: Path, bus: PrivateBus, login1: Login1, server: SimServer) -> None:
         self.directory = directory
@@ -165,14 +165,14 @@ class Daemon:
         async with asyncio.timeout(WITHIN_S):
             while not (len(self.events(target)) >= times if isinstance(target, str) else target()):
                 assert not self.task.done(), self.task
-                await asyncio.sleep(0.01)  # polled, since a log entry wakes no waiter
+                await asyncio.sleep(0.01)  # polled, since the log has no event to wait for
 
     async def end(self) -> None:
         self.stop.set()
         await asyncio.wait_for(self.task, WITHIN_S)
 
     async def kill(self) -> None:
-        """End without a record on disk, as by SIGKILL."""
+        """End the task without a record on disk, as by SIGKILL."""
         self.inhibitor.recorder.files = ShutdownFiles(self.directory / "elsewhere")
         self.task.cancel()
         await asyncio.wait({self.task})
@@ -203,7 +203,7 @@ async def ready(daemon: Daemon) -> None:
 
 
 async def other_lock(place: Place) -> int:
-    """Acquire the lock of another process, so that logind continues to wait."""
+    """Acquire a lock as another process, so that logind continues to wait."""
     async with Bus(place.bus.address, deadline_s=WITHIN_S) as bus:
         lock = await acquire_lock(bus, "other", "test")
         assert lock.number is not None

@@ -140,7 +140,7 @@ async def test_exception_in_a_session_does_not_end_the_task(place: Place) -> Non
         assert not daemon.task.done()
 
 
-# --- stops without a signal
+# --- stops of the node without a signal
 
 
 async def test_unclean_stop_is_recorded_with_the_running_pods_after_a_power_loss(place: Place) -> None:

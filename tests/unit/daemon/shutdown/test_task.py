@@ -89,7 +89,7 @@ async def test_lock_is_released_without_a_runtime(place: Place) -> None:
     assert place.outcomes() == {"web": "failed"}
 
 
-async def test_shorter_limit_scales_the_phases_and_names_the_file(place: Place) -> None:
+async def test_shorter_limit_scales_the_phases_with_a_warning_that_names_the_file(place: Place) -> None:
     drop_in = place.directory / "etc/systemd/logind.conf.d/30-unattended-upgrades.conf"
     drop_in.parent.mkdir(parents=True)
     drop_in.write_text("[Login]\nInhibitDelayMaxSec=1\n")

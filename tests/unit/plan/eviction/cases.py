@@ -39,7 +39,7 @@ EMPTY_STATE: Final = EvictionState()
 
 
 def at(seconds: float, *, wall_s: float | None = None) -> Moment:
-    """Return the moment ``seconds`` after the start; ``wall_s`` gives a different wall clock."""
+    """Return the moment ``seconds`` after the start; ``wall_s`` sets a different wall time."""
     return Moment(NOON + timedelta(seconds=seconds if wall_s is None else wall_s), START_S + seconds)
 
 
@@ -51,7 +51,7 @@ def read(
     capacity_mib: float = 1000,
     **exact: float,
 ) -> Observation:
-    """Return a reading; ``available`` and ``capacity`` give exact numbers."""
+    """Return a reading; ``available`` and ``capacity`` override the amounts in MiB."""
     return Observation(
         Signal(signal),
         exact.get("available", available_mib * MIB),
@@ -121,7 +121,7 @@ def pod(
 
 
 def disk(mib: float | None, inodes: int | None = 0) -> Footprint:
-    """Return a footprint in MiB."""
+    """Return a disk usage in MiB."""
     return Footprint(None if mib is None else int(mib * MIB), inodes)
 
 

@@ -104,7 +104,7 @@ def eviction_effects(
     return {each.shortage: each for each in effects_of_eviction(plan.victim, observations, layout, at(0))}
 
 
-def test_eviction_for_imagefs_predicts_the_writable_layers_alone() -> None:
+def test_eviction_for_imagefs_predicts_only_the_writable_layers() -> None:
     writer = pod("writer", writable=disk(300, 20), logs=disk(40), volumes=disk(50))
     short = read("imagefs.available", 50)
     limits = thresholds("imagefs.available<100Mi")
@@ -128,7 +128,7 @@ def test_eviction_for_inodes_predicts_inodes() -> None:
     [(disk(300), 0, True), (disk(None), 0, True)],
     ids=["writable-layers-elsewhere", "writable-layers-unknown"],
 )
-def test_eviction_for_nodefs_apart_from_layers_is_predicted_to_be_ineffective(
+def test_eviction_for_nodefs_without_writable_layers_is_predicted_to_be_ineffective(
     writable: Any, predicted: int, ineffective: bool
 ) -> None:
     chatty = pod("chatty", writable=writable, logs=disk(400))

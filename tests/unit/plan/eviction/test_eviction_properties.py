@@ -94,7 +94,7 @@ usages = st.builds(PodUsage, small, small, small, footprints, footprints, footpr
 
 @st.composite
 def pods(draw: st.DrawFn) -> tuple[PodFacts, ...]:
-    """Return pods of which about a third has a fact that protects it or changes its rank."""
+    """Return pods; about a third have a fact that protects them or changes their rank."""
     return tuple(
         replace(
             PodFacts(

@@ -185,7 +185,7 @@ SOFT = {"soft": "memory.available<1Gi"}
         pytest.param(
             {"hard": "xyz<1"},
             "'xyz' is not a signal; the signals are memory.available, ",
-            id="unknown signal without a near one",
+            id="unknown signal without a similar one",
         ),
         pytest.param({"hard": {"cpu.psi.some": "10"}}, "hard threshold: 'cpu.psi.some' is not a signal", id="mapping"),
         pytest.param({"soft_grace_period": "foo=1m"}, "soft grace period 'foo=1m', character 1: 'foo'", id="grace of"),

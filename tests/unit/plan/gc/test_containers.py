@@ -77,7 +77,9 @@ def test_running_attempt_does_not_count_against_the_limit() -> None:
         pytest.param({"created_s": 99.999}, "created-recently", id="younger than the minimum"),
         pytest.param({"created_s": 100}, "over-per-container-limit", id="exactly the minimum age"),
         pytest.param({"created_s": -5}, "created-recently", id="created in the future"),
-        pytest.param({"sandbox_id": "not-listed"}, "over-per-container-limit", id="an orphan has limits too"),
+        pytest.param(
+            {"sandbox_id": "not-listed"}, "over-per-container-limit", id="limits apply to containers without a sandbox"
+        ),
         pytest.param({"uid": "uid-other"}, "sandbox-unknown", id="contradicts its sandbox"),
     ],
 )
@@ -150,10 +152,12 @@ class TestTotal:
         [
             pytest.param(-1, [], id="no limit"),
             pytest.param(9, [], id="not exceeded"),
-            pytest.param(8, ["a0", "b0", "a1", "a2"], id="shared out: two each"),
-            pytest.param(6, ["a0", "b0", "a1", "a2"], id="two each are few enough"),
+            pytest.param(8, ["a0", "b0", "a1", "a2"], id="equal shares: two each"),
+            pytest.param(6, ["a0", "b0", "a1", "a2"], id="two each are within the limit"),
             pytest.param(5, ["a0", "b0", "a1", "b1", "a2", "a3"], id="one each"),
-            pytest.param(2, ["a0", "b0", "a1", "b1", "a2", "a3", "c0"], id="at least one each, then the oldest"),
+            pytest.param(
+                2, ["a0", "b0", "a1", "b1", "a2", "a3", "c0"], id="one kept for each container, then the oldest removed"
+            ),
             pytest.param(0, ["a0", "b0", "a1", "b1", "a2", "a3", "c0", "b2", "a4"], id="none"),
         ],
     )

@@ -1,4 +1,4 @@
-"""Explanations agree with the plan and have the condition of a removal."""
+"""Explanations: agreement with the plan, and the condition of a removal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keep rules for images: their order, their reason codes, and the precedence of the first."""
+"""Keep rules for images: order, reason codes, and precedence."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def node(*images: object, **fields: object) -> NodeSnapshot:
         pytest.param(160, [], id="84% is below"),
         pytest.param(159, ["a"], id="84.1% counts as 85%"),
         pytest.param(150, ["a"], id="exactly 85%"),
-        pytest.param(149, ["a", "b"], id="target 51, images of 50"),
+        pytest.param(149, ["a", "b"], id="target 51 MiB, images of 50 MiB"),
     ],
 )
 def test_collection_starts_at_the_high_threshold(available_bytes: int, expected: list[str]) -> None:
@@ -69,7 +69,7 @@ def test_collection_starts_at_the_high_threshold(available_bytes: int, expected:
         pytest.param(1000, 100, 80, 100, id="to the low threshold"),
         pytest.param(999, 100, 80, 99, id="the target truncates"),
         pytest.param(1000, 0, 0, 1000, id="everything"),
-        pytest.param(10, 1, 89, 0, id="truncated to nothing"),
+        pytest.param(10, 1, 89, 0, id="truncated to 0"),
     ],
 )
 def test_target_is_the_distance_to_the_low_threshold(capacity: int, available: int, low: int, target: int) -> None:
@@ -80,7 +80,7 @@ def test_target_is_the_distance_to_the_low_threshold(capacity: int, available: i
     assert bool(plan.removals) == (target > 0)
 
 
-def test_order_is_least_recently_used_first_never_used_before_all() -> None:
+def test_never_used_images_are_removed_first_then_least_recently_used() -> None:
     images = [
         aged("new", 100),
         aged("old", 5000),
@@ -129,7 +129,7 @@ def test_high_threshold_100_removes_nothing_on_a_full_filesystem() -> None:
     [
         pytest.param(119.999999, "too-young", id="just younger"),
         pytest.param(120, "all-unused", id="exactly the minimum age is old enough"),
-        pytest.param(-3600, "too-young", id="detected in the future counts as now"),
+        pytest.param(-3600, "too-young", id="detection in the future counts as now"),
     ],
 )
 def test_image_below_the_minimum_age_is_kept(seen_s: float, expected: str) -> None:
@@ -190,7 +190,7 @@ class TestMaximumAge:
         assert codes(plan) == {"expired": "unused-too-long", "old": "below-high-threshold"}
         assert plan.wanted_bytes == 0
 
-    def test_removal_by_age_needs_no_filesystem(self) -> None:
+    def test_removal_by_age_does_not_require_a_filesystem_reading(self) -> None:
         fields = {"image_filesystem": None, "image_filesystem_error": "no such file"}
         images = [aged("expired", 2000), aged("old", 900)]
         plan = plan_image_gc(node(*images, **fields), replace(self.POLICY, minimum_age_s=0))
@@ -472,11 +472,13 @@ class TestLimits:
         [
             pytest.param({}, Spent(9, 10**12), ["a", "b", "c"], id="no limit"),
             pytest.param({"max_images_per_pass": 2}, Spent(), ["a", "b"], id="images"),
-            pytest.param({"max_images_per_pass": 2}, Spent(1), ["a"], id="images, one spent"),
+            pytest.param({"max_images_per_pass": 2}, Spent(1), ["a"], id="images, one already removed"),
             pytest.param({"max_images_per_pass": 2}, Spent(5), [], id="images, overspent"),
             pytest.param({"max_bytes_per_pass": 80 * MIB}, Spent(), ["a", "b"], id="bytes, exactly"),
-            pytest.param({"max_bytes_per_pass": 79 * MIB}, Spent(), ["a"], id="bytes: no smaller image instead"),
-            pytest.param({"max_bytes_per_pass": 80 * MIB}, Spent(1, 40 * MIB), ["a"], id="bytes, some spent"),
+            pytest.param(
+                {"max_bytes_per_pass": 79 * MIB}, Spent(), ["a"], id="bytes: no smaller image is removed instead"
+            ),
+            pytest.param({"max_bytes_per_pass": 80 * MIB}, Spent(1, 40 * MIB), ["a"], id="bytes, some already freed"),
             pytest.param({"max_bytes_per_pass": 10 * MIB}, Spent(), ["a"], id="larger than the limit, first and alone"),
             pytest.param({"max_bytes_per_pass": 10 * MIB}, Spent(1, 1), [], id="larger than the limit, not the first"),
         ],
@@ -550,7 +552,7 @@ class TestAccounting:
         assert removed(plan) == ["top", "middle"]
         assert codes(plan)["base"] == "enough-freed"
 
-    def test_image_still_below_the_minimum_gain_has_that_reason(self) -> None:
+    def test_image_still_below_the_minimum_gain_keeps_that_reason(self) -> None:
         policy = replace(POLICY, minimum_gain_bytes=20 * MIB)
         plan = plan_image_gc(self.stack(image_filesystem=filesystem(90)), policy)
         assert codes(plan) == dict.fromkeys(("base", "middle", "top"), "gain-too-small")
@@ -606,7 +608,7 @@ def test_image_with_a_record_in_the_future_is_the_newest() -> None:
     ("pending", "target", "expected"),
     [
         pytest.param(0, 100, ["a", "b"], id="none"),
-        pytest.param(40, 60, ["a", "b"], id="some: two of 50 for 60"),
+        pytest.param(40, 60, ["a", "b"], id="partly: two images of 50 MiB for 60 MiB"),
         pytest.param(60, 40, ["a"], id="more"),
         pytest.param(100, 0, [], id="just enough"),
         pytest.param(5000, 0, [], id="too much"),

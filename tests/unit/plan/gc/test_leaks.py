@@ -1,4 +1,4 @@
-"""Leaks: unreferenced pieces of the minimum age without kept children."""
+"""Leaks: unreferenced blobs and snapshots above the minimum age, without kept children."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def plan_for(fields: dict[str, Any], **rest: Any) -> Plan:
 @pytest.mark.parametrize(
     ("directory", "fields", "rest", "code"),
     [
-        pytest.param({}, KNOWN, ALL_REMOVED, "pod-deleted", id="deleted, all of its items removed"),
+        pytest.param({}, KNOWN, ALL_REMOVED, "pod-deleted", id="deleted, all its items removed"),
         pytest.param({}, KNOWN, {"removed_containers": frozenset({"c"})}, "pod-present", id="its sandbox kept"),
         pytest.param({}, KNOWN, {"removed_sandboxes": frozenset({"sb-web"})}, "pod-present", id="its container kept"),
         pytest.param({}, {"sandboxes": (sandbox(ready=True),)}, {}, "pod-present", id="alive"),
@@ -66,9 +66,9 @@ def plan_for(fields: dict[str, Any], **rest: Any) -> Plan:
             "pod-deleted",
             id="not in the kubelet's list",
         ),
-        pytest.param({}, {"live_pod_uids": frozenset({"uid-web"})}, {}, "pod-present", id="in the list only"),
+        pytest.param({}, {"live_pod_uids": frozenset({"uid-web"})}, {}, "pod-present", id="only in the kubelet's list"),
         pytest.param({"is_directory": False}, KNOWN, ALL_REMOVED, "not-a-pod-log-directory", id="a symlink or a file"),
-        pytest.param({"uid": "", "name": "x"}, {}, {}, "not-a-pod-log-directory", id="no pod's name"),
+        pytest.param({"uid": "", "name": "x"}, {}, {}, "not-a-pod-log-directory", id="not a pod log directory"),
     ],
 )
 def test_log_directory_is_removed_only_with_its_deleted_pod(
@@ -112,13 +112,13 @@ def test_reason_has_the_evidence_of_the_deletion() -> None:
             {"container_id": CID[:20]},
             {"containers": (container(CID, state=ContainerState.RUNNING),)},
             "container-present",
-            id="a cut id is found",
+            id="a truncated id is resolved",
         ),
         pytest.param(
             {"container_id": "c0ffee"},
             {"containers": (container("c0ffee1"), container("c0ffee2", state=ContainerState.RUNNING))},
             "container-present",
-            id="a cut id may mean several",
+            id="a truncated id is ambiguous",
         ),
         pytest.param({"container_id": "", "name": "x.log"}, {}, "link-target-missing", id="no id, old"),
         pytest.param(

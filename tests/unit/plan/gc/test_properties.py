@@ -285,7 +285,7 @@ def test_items_in_use_are_kept(node: NodeSnapshot, policy: ImageGCPolicy, everyt
 @EXAMPLES
 @given(nodes())
 def test_every_reference_of_every_container_counts_as_use(node: NodeSnapshot) -> None:
-    """Compared with a match of every reference against every image."""
+    """The model compares every reference with every image."""
     used = images_in_use(node)
     texts = {each.image for each in node.sandboxes}
     for each in node.containers:
@@ -359,7 +359,7 @@ def test_failed_items_are_never_removed(node: NodeSnapshot, policy: GCPolicy, da
 
 
 def remembered(node: NodeSnapshot) -> NodeSnapshot:
-    """Return the node with its recorded image usage at the time of planning: images in use were last used now."""
+    """Return the node with the image use recorded at the time of planning: images in use were last used now."""
     used = images_in_use(node)
     usage = {}
     for each in node.images:
@@ -524,7 +524,7 @@ def test_log_directory_is_removed_only_with_all_containers_and_sandboxes_of_its_
 def test_predicted_shortfall_equals_the_measured_one(
     scope: Scope, node: NodeSnapshot, policy: GCPolicy, capacity_bytes: int, available: float
 ) -> None:
-    """For any capacity, plan and measurement round alike."""
+    """Plan and measurement round equally for any capacity."""
     fs = replace(
         filesystem(0),
         capacity_bytes=capacity_bytes,
@@ -594,7 +594,7 @@ def test_applying_any_plan_removes_only_listed_items_that_the_policy_in_force_re
 def test_applying_a_forged_image_plan_removes_no_image_that_the_policy_in_force_keeps(
     node: NodeSnapshot, policy: GCPolicy, current: GCPolicy, forged: set[str]
 ) -> None:
-    """Checked without the planner, by the keep rules of the policy in force."""
+    """The result is checked by the keep rules of the policy in force, without the planner."""
     saved = saved_plan(Scope.IMAGES, policy, (), [each.id for each in node.images] + sorted(forged))
     (plan,) = plans_for_saved(saved, node, current)[1]
     rules = current.images

@@ -106,7 +106,7 @@ def test_changed_plan_is_refused(change: object) -> None:
 
 
 def forge(text: str, change: Callable[[dict[str, Any]], None]) -> str:
-    """Return a plan document with a change and the id that fits it, as any user can make one."""
+    """Return a changed plan document with a matching id, as any user can create it."""
     document = json.loads(text)
     change(document)
     content = {name: value for name, value in document.items() if name not in ("id", "mac")}
@@ -229,7 +229,7 @@ def test_listed_items_are_either_removed_or_reported_as_drift(
     assert all(each.gone == (each.item.id in after) for each in find_drift(saved, plans) if each.item.id in NAMES)
 
 
-def test_dead_container_is_removed_though_a_newer_one_is_not_listed() -> None:
+def test_dead_container_is_removed_although_a_newer_one_is_not_listed() -> None:
     saved = unseal(save(node()), KEY)
     assert "old" in {item.id for item in saved.removals}
     plans = plan_all(node(), POLICY, only=frozenset({"old"})).plans
@@ -237,7 +237,7 @@ def test_dead_container_is_removed_though_a_newer_one_is_not_listed() -> None:
 
 
 def test_plan_less_strict_than_policy_in_force_removes_only_items_of_that_policy() -> None:
-    """A plan of a looser configuration, or a forged one, can only restrict removals."""
+    """A plan of a less strict configuration, or a forged one, can only restrict removals."""
     loose = replace(POLICY, images=replace(POLICY.images, minimum_age_s=0, high_threshold_percent=1))
     saved = unseal(save(node(), loose), KEY)
     assert {"a", "b", "c"} <= {item.id for item in saved.removals}

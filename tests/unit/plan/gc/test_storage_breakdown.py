@@ -1,4 +1,4 @@
-"""Usage breakdown and the tree of images by common layers."""
+"""Usage breakdown, and the tree of images by shared layers."""
 
 from __future__ import annotations
 

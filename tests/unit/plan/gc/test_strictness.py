@@ -1,4 +1,4 @@
-"""The stricter of two policies: every field has a rule, and every rule takes the value that keeps more."""
+"""The stricter of two policies: every field has a rule, and every rule selects the value that keeps more items."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_field_without_a_rule_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("path", "saved", "current", "expected"), [(path, *case) for path, cases in CASES.items() for case in cases]
 )
-def test_value_that_keeps_more_applies(path: str, saved: object, current: object, expected: object) -> None:
+def test_value_that_keeps_more_items_applies(path: str, saved: object, current: object, expected: object) -> None:
     made = stricter(with_field(GCPolicy(), path, saved), with_field(GCPolicy(), path, current))
     assert field(made, path) == expected
     assert with_field(made, path, None) == with_field(GCPolicy(), path, None)

@@ -31,7 +31,7 @@ DEAD = {"containers": (container("c"),), "sandboxes": (sandbox(),)}
             {"sandboxes": (sandbox(), sandbox(sandbox_id="second", ready=True))},
             False,
             "sandbox ready",
-            id="one of two ready",
+            id="one of two sandboxes ready",
         ),
         pytest.param(
             {"containers": (container("c", state=ContainerState.RUNNING),)},
@@ -79,7 +79,7 @@ DEAD = {"containers": (container("c"),), "sandboxes": (sandbox(),)}
             {"containers": (container("c", finished_s=None),)},
             False,
             "finish time of container app unknown",
-            id="no end time",
+            id="no finish time",
         ),
         pytest.param(
             {"containers": (container("c", state=ContainerState.CREATED, created_s=None),)},
@@ -87,7 +87,12 @@ DEAD = {"containers": (container("c"),), "sandboxes": (sandbox(),)}
             "creation time of container app unknown",
             id="no creation time",
         ),
-        pytest.param({"containers": (container("c", created_s=None),)}, True, "", id="the end bounds the creation"),
+        pytest.param(
+            {"containers": (container("c", created_s=None),)},
+            True,
+            "",
+            id="unknown creation time with a known finish time",
+        ),
         pytest.param(
             {"sandboxes": (sandbox(created_s=None),)},
             False,
@@ -141,16 +146,19 @@ DEAD = {"containers": (container("c"),), "sandboxes": (sandbox(),)}
             id="in the list",
         ),
         pytest.param(
-            {"live_pod_uids": frozenset(), "booted_at": None}, True, "", id="with a list the boot does not matter"
+            {"live_pod_uids": frozenset(), "booted_at": None}, True, "", id="with a list the boot is not an activity"
         ),
         pytest.param(
-            {"live_pod_uids": frozenset(), "booted_at": ago(1)}, True, "", id="with a list a boot is no activity"
+            {"live_pod_uids": frozenset(), "booted_at": ago(1)},
+            True,
+            "",
+            id="with a list a recent boot is not an activity",
         ),
         pytest.param(
             {"live_pod_uids": frozenset(), "containers": (container("c", state=ContainerState.RUNNING),)},
             False,
             "a container is running",
-            id="not in the list but running",
+            id="not in the list, running",
         ),
         pytest.param(
             {"live_pod_uids": frozenset(), "containers": (container("c", finished_s=10),)},

@@ -41,7 +41,7 @@ FILE = {"kubernetes.io/config.source": "file"}
 
 def kept(facts: PodFacts, **policy: Any) -> str | None:
     """Return the code of the rule that keeps a pod."""
-    reason = Protection([facts], EvictionPolicy(**policy)).why_kept(facts)
+    reason = Protection([facts], EvictionPolicy(**policy)).keep_reason(facts)
     return None if reason is None else reason.code.value
 
 
@@ -96,7 +96,7 @@ def test_facts_from_cri_alone_keep_the_pod_beside_a_kubelet() -> None:
             {"cgroup_parent": "/kubepods/burstable/pod" + "a" * 32}, "facts-contradictory", id="other's cgroup"
         ),
         pytest.param({"namespace": "kube-system"}, "protected-namespace", id="namespace"),
-        pytest.param({"ready": False}, "pod-not-active", id="its sandbox ends"),
+        pytest.param({"ready": False}, "pod-not-active", id="sandbox not ready"),
     ],
 )
 def test_pods_with_unknown_facts_are_kept(pod: dict[str, Any], rule: str) -> None:

@@ -28,7 +28,7 @@ def test_zero_grace_period_has_no_phases() -> None:
     assert two_bands(0, 0) == ()
 
 
-def test_ordinary_phase_is_empty_if_all_time_is_critical() -> None:
+def test_regular_phase_is_absent_if_all_time_is_critical() -> None:
     assert [phase.seconds for phase in two_bands(10, 10)] == [0, 10]
 
 
@@ -153,7 +153,7 @@ def test_phase_without_time_is_noted() -> None:
         ((), 0, True),
     ],
 )
-def test_time_at_the_signal_suffices_from_two_seconds_on(
+def test_pods_are_stopped_at_the_signal_from_two_seconds_of_granted_time(
     phases: tuple[Phase, ...], limit_us: int | None, suffices: bool
 ) -> None:
     fitted = budget(phases, limit_us, reserve_ms=500)

@@ -26,7 +26,7 @@ from nodeagent.plan.shutdown.inhibitor import (
     LockOverdue,
     LockRefused,
     LogindConnected,
-    LogindLeft,
+    LogindDisconnected,
     LogindUnitChecked,
     PodsStopped,
     PrepareForShutdown,
@@ -57,7 +57,7 @@ def play(events: Iterable[Event], state: InhibitorState | None = None) -> tuple[
 
 
 def acquire(state: InhibitorState) -> tuple[InhibitorState, list[CommandKind]]:
-    """Carry out ``ACQUIRE`` as the logind client does, with a logind that is not shutting down."""
+    """Carry out ``ACQUIRE`` as the logind client does, with a logind outside a shutdown."""
     state, kinds = play((DelayChanged(5_000_000), PrepareForShutdown(active=False)), state)
     state, more = play((LockAcquired(), LockListed()) if state.needs_lock else (LockListed(),), state)
     return state, kinds + more
@@ -97,7 +97,10 @@ def test_refused_lock_is_explained() -> None:
 
 @pytest.mark.parametrize(
     ("event", "because"),
-    [(ConnectionLost("the bus was lost"), "the bus was lost"), (LogindLeft(), "logind left the bus")],
+    [
+        (ConnectionLost("the bus was lost"), "the bus was lost"),
+        (LogindDisconnected(), "logind disconnected from the bus"),
+    ],
 )
 def test_lost_lock_is_reported_once(event: Event, because: str) -> None:
     state, kinds = play((event, event), HELD)
@@ -134,7 +137,7 @@ def test_kubelet_found_during_a_shutdown_does_not_interrupt_it(state: InhibitorS
     assert step(state, Disabled(KUBELET)) == (state, ())
 
 
-def test_signal_is_applied_once_when_signal_and_property_report_the_same() -> None:
+def test_shutdown_reported_by_signal_and_property_is_applied_once() -> None:
     assert play((PrepareForShutdown(active=True),), CHECKING) == (CHECKING, [])
 
 
@@ -175,11 +178,11 @@ def test_earlier_shutdown_is_resumed_with_the_adopted_lock() -> None:
     assert state.has_lock
 
 
-# --- a logind without the bus
+# --- logind disconnected from the bus
 
 
 def test_logind_off_the_bus_is_restarted_once_per_interval() -> None:
-    state, _ = play((LogindLeft(),), HELD)
+    state, _ = play((LogindDisconnected(),), HELD)
     assert step(state, LockOverdue(1.0))[1] == (Command(CommandKind.CHECK_LOGIND),)
     assert step(state, LogindUnitChecked(runs_off_bus=False, now_s=1.0)) == (state, ())
     state, commands = step(state, LogindUnitChecked(runs_off_bus=True, now_s=1.0))
@@ -206,7 +209,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
         [
             *CONNECT,
             ConnectionLost("lost"),
-            LogindLeft(),
+            LogindDisconnected(),
             LockAcquired(),
             LockListed(),
             LockRefused(),
@@ -238,7 +241,7 @@ def test_lock_is_not_released_while_pods_are_being_stopped(history: list[Event],
 
 @given(HISTORIES)
 def test_lock_is_acquired_once_logind_is_connected_again(history: list[Event]) -> None:
-    state, _ = play((*history, PrepareForShutdown(active=True), PrepareForShutdown(active=False), LogindLeft()))
+    state, _ = play((*history, PrepareForShutdown(active=True), PrepareForShutdown(active=False), LogindDisconnected()))
     assert not state.logind.held
     state, kinds = play(CONNECT, state)
     assert CommandKind.ACQUIRE in kinds

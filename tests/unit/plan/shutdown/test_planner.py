@@ -130,7 +130,7 @@ def test_timeouts_are_whole_seconds_rounded_up() -> None:
     assert [stop.timeout_s for phase in plan.phases for stop in phase.stops] == [1, 3]
 
 
-def test_early_phase_has_more_time() -> None:
+def test_phase_that_starts_early_has_more_time() -> None:
     pods = [pod("web", termination_grace_s=20), pod("etcd", static=True, termination_grace_s=600)]
     plan = plan_shutdown(budget(two_bands(30, 10)), pods)
     assert [stop.grace_ms for stop in begin_phase(plan.phases[1], elapsed_ms=4000)] == [26_000]
