@@ -1,11 +1,11 @@
-# `make demo` runs the main job, `make test` runs every check this machine can run. `make help` lists the rest.
+# `make demo` runs the main job, `make test` runs all checks possible on this machine. `make help` lists the rest.
 SHELL := /bin/bash
 VENV ?= .venv
 BIN := $(VENV)/bin
 export VENV
 PREFIX ?= /opt/nodeagent
 PYTHON ?= python3
-# Isolated interpreter with the modules of this checkout: those of an installed version may lack the checks.
+# Isolated interpreter with the modules of this checkout, since those of an installed version may lack the checks.
 FROM_HERE := import sys; sys.version_info >= (3, 11) or sys.exit("nodeagent: needs Python 3.11 or newer, see PYTHON=");
 FROM_HERE += sys.path.insert(0, sys.argv.pop(1));
 BOOTSTRAP := cd / && $(PYTHON) -I -c '$(FROM_HERE) from nodeagent.host.bootstrap import main; main()' "$(CURDIR)"
@@ -76,14 +76,14 @@ docs: ## write the configuration reference into the README, and the top-level he
 
 install uninstall: export PREFIX := $(PREFIX)
 
-install: ## as root: the agent in PREFIX (/opt/nodeagent), its unit and manual, and a configuration that removes nothing yet (ENABLE=1 starts it)
-	@[ "$$(id -u)" = 0 ] || { echo "install: needs root" >&2; exit 1; }
+install: ## as root: the agent in PREFIX (/opt/nodeagent), its unit and manual, and a configuration in dry run (ENABLE=1 starts it)
+	@[ "$$(id -u)" = 0 ] || { echo "install: requires root" >&2; exit 1; }
 	@$(BOOTSTRAP) prepare "$$PREFIX"
 	@cd / && umask 022 && "$$PREFIX/bin/python" -I -m pip install --quiet --disable-pip-version-check --root-user-action=ignore "$(CURDIR)"
 	@cd / && "$$PREFIX/bin/python" -I -m nodeagent install --prefix "$$PREFIX" $(if $(ENABLE),--enable)
 
 uninstall: ## as root: stop the agent and remove it and its unit; keep configuration and state unless PURGE=1
-	@[ "$$(id -u)" = 0 ] || { echo "uninstall: needs root" >&2; exit 1; }
+	@[ "$$(id -u)" = 0 ] || { echo "uninstall: requires root" >&2; exit 1; }
 	@$(BOOTSTRAP) check-installed "$$PREFIX"
 	@cd / && "$$PREFIX/bin/python" -I -c '$(FROM_HERE) from nodeagent.cli.start import main; main()' "$(CURDIR)" uninstall --prefix "$$PREFIX" $(if $(PURGE),--purge)
 

@@ -1,8 +1,8 @@
 """Escaping of untrusted text: names of files, containers and images, labels, messages of other programs.
 
-Tenants control most of these texts, so that they are data at every place. Inside the agent they are unchanged; bytes of
-a file name that are not UTF-8 are the surrogates of Python's ``surrogateescape``, and the name still opens the file.
-One of these functions applies at the boundaries:
+Tenants control most of these texts, which are therefore treated as data everywhere. Inside the agent they are
+unchanged; bytes of a file name that are not UTF-8 are the surrogates of Python's ``surrogateescape``, and the name
+still opens the file. One of these functions applies at the boundaries:
 
 - ``escape`` for people: terminal, console log, journal message, status of the unit.
 - ``encodable`` for programs: history, journal fields, metric labels. Only text that cannot be encoded changes.

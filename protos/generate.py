@@ -1,11 +1,11 @@
-"""Generates ``nodeagent/_proto`` from the ``.proto`` files beside this script.
+"""Generate ``nodeagent/_proto`` from the ``.proto`` files beside this script.
 
-Run without arguments to write, with ``--check`` to compare only: exit status 1 when the committed files differ. The
-files are named to the compiler as ``nodeagent/_proto/...`` (a virtual path), so the generated imports are right as
-they come out, and no other package that describes the same interfaces can collide with the file names.
+Without arguments the files are written, with ``--check`` only compared: exit code 1 if the committed files differ. The
+compiler receives the files under the virtual path ``nodeagent/_proto/...``, so that the generated imports are correct,
+and file names cannot collide with those of other packages for the same interfaces.
 
-No ``_pb2_grpc`` modules are made: clients and servers take methods from the descriptors, and those modules would
-demand at run time the very grpcio they were generated with.
+No ``_pb2_grpc`` modules are generated: clients and servers use the methods of the descriptors, and those modules would
+require at run time at least the version of grpcio of their generation.
 """
 
 # ruff: noqa: INP001 - a script, run by its path
@@ -29,7 +29,7 @@ DIFF_LINES = 20
 
 
 def main() -> int:
-    """Write the generated files, or compare them; return the exit status."""
+    """Write the generated files, or compare them; return the exit code."""
     parser = argparse.ArgumentParser(description="Generate nodeagent/_proto from protos/.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the committed files differ")
     check = parser.parse_args().check
@@ -46,7 +46,7 @@ def main() -> int:
 def _generate(into: Path) -> None:
     """Run the compiler and its mypy plugin, and make every directory a package."""
     try:
-        from grpc_tools import protoc  # noqa: PLC0415 - only this script needs it, and says so when it is missing
+        from grpc_tools import protoc  # noqa: PLC0415 - a missing module is reported with the command that installs it
     except ImportError:
         sys.exit("generate.py: grpcio-tools is not installed: use `make protos`, or the dependency group `protos`")
     plugin = Path(sys.executable).parent / "protoc-gen-mypy"
@@ -71,7 +71,7 @@ def _generate(into: Path) -> None:
 
 
 def _files(root: Path) -> dict[str, str]:
-    """Return the text of each file below ``root`` by relative path, without what Python caches."""
+    """Return the text of each file below ``root`` by relative path, without bytecode."""
     return {
         path.relative_to(root).as_posix(): path.read_text()
         for path in sorted(root.rglob("*"))
@@ -80,7 +80,7 @@ def _files(root: Path) -> dict[str, str]:
 
 
 def _compare(generated: Path) -> int:
-    """Report differences of the committed files on standard error; return 1 if there are any."""
+    """Report differences of the committed files on standard error; return 1 if there are any, else 0."""
     expected, found = _files(generated), _files(OUTPUT)
     differing = [name for name in sorted(expected.keys() | found.keys()) if expected.get(name) != found.get(name)]
     for name in differing:

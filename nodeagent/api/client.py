@@ -62,7 +62,7 @@ class ControlClient:
         _connect(self._path).close()
 
     def call(self, name: str, fields: Mapping[str, object] | None = None, *, within_s: float = ANSWER_WITHIN_S) -> str:
-        """Return the document that an operation responds with, as JSON.
+        """Return the document of an operation's response, as JSON.
 
         Raises:
             DaemonAbsentError: no daemon is listening.
@@ -92,7 +92,7 @@ class ControlClient:
                     yield line.decode()
 
     def _unsupported(self, name: str) -> str:
-        """Return the error text for an operation that the daemon does not have, with the daemon's version."""
+        """Return the error text for an operation unknown to the daemon, with the daemon's version."""
         try:
             version = _object(self.call("Status").encode())["agent"]["version"] if name != "Status" else "unknown"
         except (NodeAgentError, KeyError, TypeError):
@@ -133,7 +133,7 @@ class ControlClient:
 
 
 def encode_request(operation: Operation, fields: Mapping[str, object]) -> tuple[str, bytes]:
-    """Return the request target and the body of a request; fields with a false value are left out, as the default.
+    """Return the request target and the body of a request; false values, the defaults, are omitted.
 
     Raises:
         UsageError: a text is not UTF-8.
@@ -169,20 +169,20 @@ def _is_utf_8(text: str) -> bool:
 def _connect(path: str) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # not settimeout: without blocking, a full backlog of the server is an error at once
+        # not settimeout: a non-blocking connect to a full backlog fails at once
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME_VALUE.pack(_CONNECT_WITHIN_S, 0))
         connection.connect(path)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME_VALUE.pack(0, 0))
     except BlockingIOError as error:
         connection.close()
         raise DaemonUnavailableError(
-            f"{path}: the daemon accepts no connection within {_CONNECT_WITHIN_S} s"
+            f"{path}: connection not accepted by the daemon in {_CONNECT_WITHIN_S} s"
         ) from error
     except PermissionError as error:
         connection.close()
         raise DaemonRefusedError(
             f"cannot connect to control socket {path}: permission denied: only root and members of group nodeagent "
-            f"may; use sudo, or 'usermod -aG nodeagent {_user()}' and log in again"
+            f"have access; use sudo, or 'usermod -aG nodeagent {_user()}' and log in again"
         ) from error
     except (FileNotFoundError, ConnectionRefusedError) as error:
         connection.close()
@@ -196,7 +196,7 @@ def _connect(path: str) -> socket.socket:
 
 
 def _send(connection: socket.socket, data: bytes) -> None:
-    """Send a request; a server that refuses it early closes its side, and the response is read nevertheless."""
+    """Send a request. A server that refuses it early closes the connection; the response is read nevertheless."""
     with suppress(BrokenPipeError, ConnectionResetError):
         connection.sendall(data)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Reason(Part, frozen=True, kw_only=True):
-    """A reason with its code, its sentence and the numbers behind it.
+    """A reason with its code, its sentence and its details.
 
     Attributes:
         details: keys carry their unit; values of ``_at`` keys are times.
@@ -31,7 +31,7 @@ class Reason(Part, frozen=True, kw_only=True):
 
 
 class RecordedReason(Part, frozen=True, kw_only=True):
-    """A reason without its details, as saved plans and the history keep it; unknown codes are accepted."""
+    """A reason without details, as in saved plans and the history; unknown codes are accepted."""
 
     code: str
     sentence: str
@@ -67,7 +67,7 @@ class Filesystem(Part, frozen=True, kw_only=True):
         return None if value is None else cls.of(value)
 
     def to_model(self) -> FsObservation:
-        """Return the reading; its device id is 0, since documents do not have it."""
+        """Return the reading; its device id is 0, since documents do not contain it."""
         return FsObservation(
             path=self.path,
             device_id=0,
@@ -90,7 +90,7 @@ class Runtime(Part, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, snapshot: NodeSnapshot) -> Runtime:
-        """Return the runtime that answered for a snapshot."""
+        """Return the runtime of a snapshot."""
         info = snapshot.runtime
         return cls(
             name=info.name,

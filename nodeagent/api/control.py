@@ -1,4 +1,4 @@
-"""Documents of the control API that no other feature has: pause, resume, trigger."""
+"""Documents of the control API's own operations: pause, resume, trigger."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Paused(Document, frozen=True, kw_only=True, tag=SchemaId.PAUSED.value):
 
 
 class Resumed(Document, frozen=True, kw_only=True, tag=SchemaId.RESUMED.value):
-    """Confirmation that no pause is in force; ``was_paused`` if there was one."""
+    """Confirmation of a resume; ``was_paused`` states whether a pause was in force."""
 
     paused: bool = False
     was_paused: bool

@@ -7,7 +7,7 @@ from nodeagent.model.schemas import SchemaId
 
 
 class RuntimeVersion(Part, frozen=True, kw_only=True):
-    """The container runtime that answered."""
+    """Name and version of the container runtime."""
 
     name: str
     version: str
@@ -23,7 +23,7 @@ class Version(Document, frozen=True, kw_only=True, tag=SchemaId.VERSION.value):
 
 
 class Finding(Part, frozen=True, kw_only=True):
-    """The result of one check; ``fix`` is empty where there is nothing to do."""
+    """The result of one check; ``fix`` is empty if no action is required."""
 
     check: str
     verdict: str

@@ -1,4 +1,4 @@
-"""Documents of eviction: the plan of a pass, its record in the history, and the preview that a command prints."""
+"""Documents of eviction: the plan of a pass, its record in the history, and the preview."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ThresholdStatus(Part, frozen=True, kw_only=True):
-    """The state of one threshold; readings are ``None`` where the signal has no trusted one."""
+    """The state of one threshold; readings are ``None`` without an accepted reading of the signal."""
 
     threshold: str
     signal: str
@@ -58,7 +58,7 @@ class ThresholdStatus(Part, frozen=True, kw_only=True):
 
 
 class RankedPodEntry(Part, frozen=True, kw_only=True):
-    """A pod's place in the eviction order, with the numbers it was ranked by.
+    """A pod's place in the eviction order, with its usage, request and priority.
 
     Attributes:
         usage: of ``resource``; ``None`` where it could not be read.
@@ -114,9 +114,9 @@ class EvictionPlan(Part, frozen=True, kw_only=True):
     """The plan of an eviction pass.
 
     Attributes:
-        threshold: the threshold acted on; ``None`` if none is.
+        threshold: the selected threshold; ``None`` without one.
         reclaim: node-level reclaim before any eviction.
-        withheld: reason that a met threshold is not acted on.
+        withheld: reason for not acting on a met threshold.
         victim: UID of the evicted pod; ``None`` if no pod is evicted, and then ``grace_s`` and ``message`` too.
         ranking: the pods that could be ranked, in eviction order.
         decisions: every pod.
@@ -161,12 +161,12 @@ def _plan_fields(plan: planner.EvictionPlan) -> dict[str, Any]:
 
 
 class EvictionRecord(EvictionPlan, frozen=True, kw_only=True):
-    """An eviction as the history records it: its plan and its outcome.
+    """Record of an eviction in the history: its plan and its outcome.
 
     Attributes:
         signal: the signal, or the storage limit, acted on.
-        hurried: whether the grace period was cut short.
-        available_before: reading at the decision; ``None`` for a storage limit. ``available_after`` likewise.
+        hurried: whether the grace period was shortened.
+        available_before: reading at the decision; ``None`` for a storage limit. Same for ``available_after``.
         gained: the difference; ``None`` where a reading is missing.
     """
 
@@ -204,14 +204,14 @@ class EvictionRecord(EvictionPlan, frozen=True, kw_only=True):
 
 
 class RecordedThreshold(Part, frozen=True, kw_only=True):
-    """The threshold of a recorded eviction, as far as the history prints it."""
+    """The printed fields of a recorded eviction's threshold."""
 
     threshold: str
     capacity: Number | None = None
 
 
 class RecordedRank(Part, frozen=True, kw_only=True):
-    """A ranked pod of a recorded eviction, as far as the history prints it."""
+    """The printed fields of a ranked pod in a recorded eviction."""
 
     rank: int
     name: str
@@ -222,7 +222,7 @@ class RecordedRank(Part, frozen=True, kw_only=True):
 
 
 class RecordedEviction(Part, frozen=True, kw_only=True):
-    """The part of a record that the history prints. An older version may have written fewer fields."""
+    """The printed fields of an eviction record. An older version may have written fewer fields."""
 
     threshold: RecordedThreshold | None = None
     ranking: tuple[RecordedRank, ...] = ()
@@ -243,7 +243,7 @@ class RecordedEviction(Part, frozen=True, kw_only=True):
 
 
 class EvictionPreview(Document, frozen=True, kw_only=True, tag=SchemaId.EVICTION_PREVIEW.value):
-    """The eviction that would happen now, or with the simulated readings.
+    """Preview of the next eviction, by current or by simulated readings.
 
     Attributes:
         simulated: readings given on the command line.
@@ -273,7 +273,7 @@ class EvictionPreview(Document, frozen=True, kw_only=True, tag=SchemaId.EVICTION
         disabled_because: str,
         warnings: Iterable[str],
     ) -> EvictionPreview:
-        """Return the document of a preview: ``first`` with its reclaim, ``then`` once that was not enough."""
+        """Return the document of a preview: ``first`` with its reclaim, ``then`` after insufficient reclaim."""
         return cls(
             simulated=tuple(simulated),
             daemon_evicts=not disabled_because,

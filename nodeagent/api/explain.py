@@ -1,4 +1,4 @@
-"""Document that explains the verdict on an image, a container or a pod."""
+"""Document with the explanation of the verdict on an image, a container or a pod."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class SharedImage(Part, frozen=True, kw_only=True):
-    """Another image with the bytes of its common layers."""
+    """Another image, with the bytes of the shared layers."""
 
     name: str
     bytes: int
 
 
 class Sharing(Part, frozen=True, kw_only=True):
-    """The layers of an image that others use too; ``held_by`` lists users other than images."""
+    """The shared layers of an image; ``held_by`` lists references other than images."""
 
     unique_bytes: int
     shared_bytes: int
@@ -48,11 +48,11 @@ class PodState(Part, frozen=True, kw_only=True):
 
 
 class Explained(Decision, frozen=True, kw_only=True):
-    """The decision on one item with everything that it depends on.
+    """The decision on one item, with its basis.
 
     Attributes:
         also_kept_by: further reasons to keep it.
-        when: condition of its removal, in words.
+        when: condition of its removal, as text.
         eligible_at: time from which it can be removed; ``None`` if time alone does not decide.
         position: place in the removal order, from 1; ``None`` for other items than images.
     """
@@ -120,7 +120,7 @@ class PastRemoval(Part, frozen=True, kw_only=True):
 
 
 class Explanation(Document, frozen=True, kw_only=True, tag=SchemaId.EXPLANATION.value):
-    """The items that match a query, and their past removals; ``asked`` is the query."""
+    """The items that match a query, with their past removals; ``asked`` is the query."""
 
     asked: str
     observed_at: Time

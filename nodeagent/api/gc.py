@@ -33,8 +33,8 @@ class Decision(Part, frozen=True, kw_only=True):
     """The decision on one item.
 
     Attributes:
-        id_base64: the bytes of the id where it is a file name that is not UTF-8.
-        frees_bytes: bytes that its removal frees; ``None`` where unknown. ``frees_inodes`` likewise.
+        id_base64: the bytes of an id that is a file name and not UTF-8.
+        frees_bytes: bytes freed by its removal; ``None`` if unknown. Same for ``frees_inodes``.
     """
 
     kind: ItemKind
@@ -52,7 +52,7 @@ class Decision(Part, frozen=True, kw_only=True):
         return cls(**decision_fields(value))
 
     def to_model(self) -> decision.Decision:
-        """Return the decision, as a planner makes it."""
+        """Return the planner's form of the decision."""
         details = {key: _detail(key, each) for key, each in self.reason.details.items()}
         reason = decision.Reason(self.reason.code, details)
         encoded = self.id_base64
@@ -119,7 +119,7 @@ class Plan(Part, frozen=True, kw_only=True):
         )
 
     def to_model(self) -> decision.Plan:
-        """Return the plan, as a planner makes it."""
+        """Return the planner's form of the plan."""
         return decision.Plan(
             self.kind,
             self.made_at,
@@ -133,7 +133,7 @@ class Plan(Part, frozen=True, kw_only=True):
 
 
 class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
-    """The effect of a pass that is not carried out."""
+    """Preview of a pass."""
 
     scope: str
     dry_run: bool
@@ -157,7 +157,7 @@ class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
         )
 
     def snapshot(self) -> NodeSnapshot:
-        """Return the part of the snapshot that the document has: runtime, role, image filesystem and warnings."""
+        """Return a snapshot with the contents of the document: runtime, role, image filesystem and warnings."""
         runtime = self.runtime
         return NodeSnapshot(
             self.observed_at,
@@ -198,7 +198,7 @@ class StorageMember(Part, frozen=True, kw_only=True):
 
 
 class StorageShare(Part, frozen=True, kw_only=True):
-    """One share of the image filesystem's usage; ``complete`` is false where it is a lower bound."""
+    """One share of the image filesystem's usage; ``complete`` is false for a lower bound."""
 
     part: StoragePart
     bytes: int
@@ -235,7 +235,7 @@ class BreakdownFields(Part, frozen=True, kw_only=True):
         )
 
     def to_model(self) -> storage_breakdown.Breakdown:
-        """Return the breakdown, as it was measured."""
+        """Return the model's form of the breakdown."""
         shares = tuple(
             storage_breakdown.Share(
                 share.part, share.bytes, tuple((each.name, each.bytes) for each in share.largest), share.complete
@@ -252,7 +252,7 @@ class DiskUsage(
 
 
 class Drift(Part, frozen=True, kw_only=True):
-    """An item that a saved plan lists and that is no longer removable.
+    """An item of a saved plan that is no longer removable.
 
     Attributes:
         gone: whether it no longer exists; otherwise it is kept.
@@ -276,9 +276,9 @@ class Report(Document, frozen=True, kw_only=True, tag=SchemaId.REPORT.value):
 
     Attributes:
         end: result of the pass; ``end_detail`` gives the cause, empty on success.
-        freed_bytes: measured on the image filesystem; ``None`` where it was not measured.
-        breakdown: present where the pass missed its target.
-        drift: present where a saved plan was applied.
+        freed_bytes: measured on the image filesystem; ``None`` without measurement.
+        breakdown: present if the pass missed its target.
+        drift: present after a saved plan was applied.
     """
 
     pass_id: str
@@ -308,7 +308,7 @@ class Report(Document, frozen=True, kw_only=True, tag=SchemaId.REPORT.value):
         breakdown: storage_breakdown.Breakdown | None = None,
         drift: Iterable[saved_plan.Drift] | None = None,
     ) -> Report:
-        """Return the document of a pass, with a breakdown and the drift of an applied plan where there are any."""
+        """Return the document of a pass, with the breakdown and the drift of an applied plan, if any."""
         return cls(
             pass_id=value.id,
             scope=value.scope,

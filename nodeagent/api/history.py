@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class PastAction(Part, frozen=True, kw_only=True):
-    """A planned removal and its outcome. Kinds, outcomes and codes may be those of another version."""
+    """A planned removal and its outcome. Kinds, outcomes and codes can be of another version."""
 
     kind: str
     id: str
@@ -52,8 +52,8 @@ class PastPass(Part, frozen=True, kw_only=True):
 
     Attributes:
         end: result of the pass; ``end_detail`` gives the cause.
-        freed_bytes: measured; ``None`` where it was not. The percentages likewise.
-        eviction: the record of an eviction as it was written, perhaps by an older version; absent for other passes.
+        freed_bytes: measured; ``None`` without measurement. Same for the percentages.
+        eviction: the stored record of an eviction, possibly of an older version; absent for other passes.
     """
 
     id: str
@@ -74,7 +74,7 @@ class PastPass(Part, frozen=True, kw_only=True):
 
     @property
     def removed(self) -> int:
-        """The number of items that no longer exist."""
+        """The number of removed items."""
         return sum(each.outcome in ("done", "gone") for each in self.actions)
 
     @classmethod
@@ -103,10 +103,10 @@ class StoppedPod(Part, frozen=True, kw_only=True):
     """A pod of a node stop.
 
     Attributes:
-        why: reason that it was in its phase.
-        outcome: ``None`` for a pod that was not stopped yet.
+        why: reason for its phase.
+        outcome: ``None`` before its stop.
         asked_s: time of the stop request, in seconds from the beginning of the node stop.
-        took_s: seconds until it ended; ``None`` while it runs.
+        took_s: seconds until its end; ``None`` while it runs.
     """
 
     uid: str
@@ -139,7 +139,7 @@ class NodeStop(Part, frozen=True, kw_only=True):
     """One shutdown of the node, planned or not.
 
     Attributes:
-        ended_at: ``None`` while it is in progress, and where the end was not observed.
+        ended_at: ``None`` while in progress, and for an unobserved end.
         granted_s: time limit for all pods, in seconds.
     """
 

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class HoldFields(Part, frozen=True, kw_only=True):
-    """A hold.
+    """An image hold: temporary protection of images from removal.
 
     Attributes:
         image: reference, id, digest or pattern; ``None`` for all images.
-        seconds_left: until it ends, at the time of the document.
+        seconds_left: seconds until its expiry, at the time of the document.
     """
 
     id: str
@@ -48,12 +48,12 @@ class HoldFields(Part, frozen=True, kw_only=True):
 
     @property
     def target(self) -> str:
-        """The images that it protects, for people."""
+        """The protected images, for display."""
         return self.image or "all images"
 
 
 class Hold(HoldFields, Document, frozen=True, kw_only=True, tag=SchemaId.HOLD.value, tag_field="schema"):
-    """One hold that was placed or removed."""
+    """One added or removed hold."""
 
 
 class HoldList(Document, frozen=True, kw_only=True, tag=SchemaId.HOLD_LIST.value):
@@ -63,5 +63,5 @@ class HoldList(Document, frozen=True, kw_only=True, tag=SchemaId.HOLD_LIST.value
 
     @classmethod
     def of(cls, holds: Iterable[model.Hold], now: datetime) -> HoldList:
-        """Return the document of the holds that have not ended."""
+        """Return the document of the unexpired holds."""
         return cls(holds=tuple(HoldFields.of(each, now) for each in holds if each.until > now))

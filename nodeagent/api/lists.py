@@ -1,4 +1,4 @@
-"""Documents of the images, containers and pods that the runtime lists, with their verdicts."""
+"""Documents of the images, containers and pods of the runtime, with their verdicts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ListHeader(TypedDict):
-    """The fields that every list begins with."""
+    """The common first fields of every list."""
 
     observed_at: datetime
     runtime: Runtime
@@ -29,7 +29,7 @@ class ListHeader(TypedDict):
 
 
 def list_header(snapshot: model.NodeSnapshot) -> ListHeader:
-    """Return the fields that a list made from a snapshot begins with."""
+    """Return the common first fields of a list of a snapshot."""
     return ListHeader(
         observed_at=snapshot.observed_at,
         runtime=Runtime.of(snapshot),
@@ -39,7 +39,7 @@ def list_header(snapshot: model.NodeSnapshot) -> ListHeader:
 
 
 class Listing(Document, frozen=True, kw_only=True):
-    """The beginning of every list."""
+    """Base of every list."""
 
     observed_at: Time
     runtime: Runtime
@@ -51,7 +51,7 @@ class Image(Part, frozen=True, kw_only=True):
     """An image with its verdict.
 
     Attributes:
-        first_detected: ``None`` where it was not observed; ``last_used`` likewise.
+        first_detected: ``None`` if not observed; same for ``last_used``.
     """
 
     id: str
@@ -195,11 +195,11 @@ class Sandbox(Part, frozen=True, kw_only=True):
 
 
 class Pod(Part, frozen=True, kw_only=True):
-    """A pod that the runtime lists.
+    """A pod of the runtime.
 
     Attributes:
         gone: whether it counts as deleted.
-        how: evidence for that; empty without any.
+        how: evidence of its deletion; empty without any.
     """
 
     uid: str
@@ -217,7 +217,7 @@ class Pod(Part, frozen=True, kw_only=True):
         containers: Mapping[str, Sequence[model.Container]],
         status: PodDeletionStatus | None,
     ) -> Pod:
-        """Return the document form of a pod, ``containers`` being those of each sandbox id."""
+        """Return the document form of a pod; ``containers`` are by sandbox id."""
         return cls(
             uid=uid,
             namespace=sandboxes[0].namespace,
@@ -241,6 +241,6 @@ class Pod(Part, frozen=True, kw_only=True):
 
 
 class Pods(Listing, frozen=True, kw_only=True, tag=SchemaId.PODS.value):
-    """All pods that the runtime lists."""
+    """All pods of the runtime."""
 
     pods: tuple[Pod, ...]

@@ -28,7 +28,7 @@ _RESPONSES: Final[dict[str, tuple[type[msgspec.Struct], ...]]] = {
     "Reload": (reload.Reload,),
     "Apply": (gc.Result, gc.Report),
 }
-"""Documents of a successful response. The fields of an event are free, and so are those of a saved plan."""
+"""Documents of a successful response. The fields of an event and of a saved plan are not fixed."""
 _REFERENCE: Final = "#/components/schemas/{name}"
 _PROBLEM: Final = {
     "type": "object",

@@ -11,7 +11,7 @@ LARGE_BODY_BYTES: Final = 8 << 20
 
 
 class Access(IntEnum):
-    """Access right of a caller; each level includes those below it."""
+    """Access right of a caller; each level includes the lower ones."""
 
     NOTHING = 0
     READ = 1
@@ -57,7 +57,7 @@ OPERATIONS: Final = {
         "POST", "/v1/passes", Access.ACT, "Run a pass, or a saved plan", streams=True, body_bytes=LARGE_BODY_BYTES
     ),
 }
-"""By name. An operation that is missing here is not served."""
+"""By name. An operation without an entry is not served."""
 
 
 def method_name(operation: str) -> str:

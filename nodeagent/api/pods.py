@@ -1,4 +1,4 @@
-"""Documents of pods: the facts that decide over them, and their usage in eviction order."""
+"""Documents of pods: their eviction facts, and their usage in eviction order."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Fact(Part, frozen=True, kw_only=True):
 
 
 class PodFacts(Part, frozen=True, kw_only=True):
-    """The facts of a pod that eviction decides by."""
+    """The facts of a pod relevant for eviction."""
 
     priority: Fact
     qos: Fact
@@ -66,8 +66,8 @@ class RankedPodUsage(Part, frozen=True, kw_only=True):
     """A pod with its usage; ``None`` where a value is unknown.
 
     Attributes:
-        rank: from 1, the pod that is evicted first under memory pressure.
-        kept_because: reason that it is not evicted; ``None`` for an evictable pod.
+        rank: from 1; the first pod is evicted first under memory pressure.
+        kept_because: reason to keep it; ``None`` for an evictable pod.
     """
 
     rank: int

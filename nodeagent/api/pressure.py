@@ -20,8 +20,8 @@ class Threshold(Part, frozen=True, kw_only=True):
     """A threshold of a signal.
 
     Attributes:
-        value: the quantity compared with; ``None`` without a trusted reading.
-        distance: distance of the reading from it, negative once met; ``None`` where ``value`` is.
+        value: the threshold quantity; ``None`` without an accepted reading.
+        distance: distance of the reading from it, negative once met; ``None`` if ``value`` is.
     """
 
     text: str
@@ -31,7 +31,7 @@ class Threshold(Part, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, status: ThresholdStatus, available: float) -> Threshold:
-        """Return the document form of a threshold, ``available`` being the reading of its signal."""
+        """Return the document form of a threshold; ``available`` is the reading of its signal."""
         limit = status.limit
         distance = None if limit is None else abs(available - limit) * (-1 if status.met else 1)
         return cls(text=status.threshold.text, value=limit, met=status.met, distance=distance)
@@ -41,7 +41,7 @@ class Signal(Part, frozen=True, kw_only=True):
     """One reading of a signal.
 
     Attributes:
-        available: in bytes, inodes or PIDs; for stall signals the percent of time stalled. ``capacity`` likewise.
+        available: in bytes, inodes or PIDs; for stall signals the percent of time stalled. Same for ``capacity``.
         change_per_s: against the previous reading; ``None`` at the first.
     """
 
@@ -79,7 +79,7 @@ class Pressure(Document, frozen=True, kw_only=True, tag=SchemaId.PRESSURE.value)
 
     @property
     def threshold_met(self) -> bool:
-        """Whether any threshold is met."""
+        """Whether a threshold is met."""
         return any(threshold.met for signal in self.signals for threshold in signal.thresholds)
 
     @classmethod

@@ -35,10 +35,10 @@ class EvictedPod(Part, frozen=True, kw_only=True):
 
 
 class Effect(Part, frozen=True, kw_only=True):
-    """The removals and evictions that follow from a reload.
+    """The removals and evictions caused by a reload.
 
     Attributes:
-        known: whether the whole effect is known; ``problem`` gives the cause otherwise.
+        known: whether the whole effect is known; otherwise ``problem`` is the cause.
         first: the first removals, in order of execution; ``items`` counts all.
         pods: the pods evicted first.
     """
@@ -65,9 +65,9 @@ class Reload(Document, frozen=True, kw_only=True, tag=SchemaId.RELOAD.value):
 
     Attributes:
         applied: whether the settings are in force.
-        changes: settings that differ, each in one line.
-        effect: ``None`` where nothing changed.
-        grace: ``None`` where no removal waits.
+        changes: changed settings, one line each.
+        effect: ``None`` without a change.
+        grace: ``None`` outside a reload grace period.
     """
 
     applied: bool

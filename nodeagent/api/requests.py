@@ -21,7 +21,7 @@ class PlanRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         scope: ``images``, ``containers`` or ``all``.
-        lasts_seconds: validity of a plan that is to be saved; 0 for a preview.
+        lasts_seconds: validity of a plan to be saved; 0 for a preview.
     """
 
     scope: str = ""
@@ -33,9 +33,9 @@ class HistoryRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         seconds: age of the oldest pass; 0 for no limit.
-        image: only passes that decided on this image; empty for all.
+        image: only passes with a decision on this image; empty for all.
         limit: number of passes; 0 for the default.
-        quiet: passes without removals as well.
+        quiet: whether to include passes without removals.
     """
 
     seconds: float = 0.0
@@ -70,7 +70,7 @@ class PauseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Fields of ``Pause``.
 
     Attributes:
-        seconds: duration; every pause ends.
+        seconds: duration, required.
         why: shown with the pause.
     """
 
@@ -83,7 +83,7 @@ class TriggerRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         loop: ``containers``, ``images`` or ``eviction``.
-        wait: respond after the run instead of before.
+        wait: whether to respond after the run instead of before.
     """
 
     loop: str = ""
@@ -113,7 +113,7 @@ REQUESTS: dict[str, type[msgspec.Struct]] = {
     "Trigger": TriggerRequest,
     "Apply": ApplyRequest,
 }
-"""By operation; an operation that is missing here has no fields."""
+"""By operation; an operation without an entry has no fields."""
 
 
 def request_type(name: str) -> type[msgspec.Struct]:

@@ -56,7 +56,7 @@ class SavedItem(Part, frozen=True, kw_only=True):
 
 
 class Difference(Part, frozen=True, kw_only=True):
-    """An item on which two saved plans differ; ``before`` or ``after`` is ``None`` where a plan does not list it."""
+    """An item with different decisions in two plans; ``before`` or ``after`` is ``None`` if absent from a plan."""
 
     kind: ItemKind | None
     id: str | None
@@ -138,5 +138,5 @@ def encode_saved_plan(  # noqa: PLR0913 - the parts of the document
         "warnings": [*snapshot.warnings, *(warning for plan in plans for warning in plan.warnings)],
         "decisions": [Decision.of(each) for each in removals_first],
     }
-    # through JSON, so that the digest covers the text as it is written
+    # converted through JSON, so that the digest covers the written text
     return saved_plan.seal(json.loads(encode_line(body)), key)

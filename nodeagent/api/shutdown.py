@@ -1,4 +1,4 @@
-"""Documents of graceful shutdown: the plan of one that begins now, and its status."""
+"""Documents of graceful shutdown: the plan of a shutdown that starts now, and the status."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class DelayLimit(Part, frozen=True, kw_only=True):
     """logind's limit on the shutdown delay.
 
     Attributes:
-        seconds: ``None`` without a limit; ``in_files_s`` likewise.
+        seconds: ``None`` without a limit; same for ``in_files_s``.
         reported_by: source of ``seconds``: ``logind`` or ``files``.
-        set_by: the file that sets it; ``None`` for systemd's default.
+        set_by: the file with the setting; ``None`` for systemd's default.
         in_files_s: the limit by the configuration files, which logind may not have reloaded.
-        overridden: files whose value is not in force.
+        overridden: files with an ineffective value.
     """
 
     seconds: Number | None
@@ -31,7 +31,7 @@ class DelayLimit(Part, frozen=True, kw_only=True):
 
 
 class PodStop(Part, frozen=True, kw_only=True):
-    """A pod in its phase; ``capped`` if its own grace period is longer than the phase's."""
+    """A pod in its phase; ``capped`` if its termination grace period exceeds the phase."""
 
     uid: str
     namespace: str
@@ -93,7 +93,7 @@ class Phase(Part, frozen=True, kw_only=True):
 
 
 class ShutdownPlan(Document, frozen=True, kw_only=True, tag=SchemaId.SHUTDOWN.value):
-    """The timeline of a shutdown that begins now.
+    """The timeline of a shutdown that starts now.
 
     Attributes:
         off_because: reason for disabled graceful shutdown; empty if it is enabled.
@@ -115,7 +115,7 @@ class ShutdownPlan(Document, frozen=True, kw_only=True, tag=SchemaId.SHUTDOWN.va
 
 
 class Inhibitor(Part, frozen=True, kw_only=True):
-    """The inhibitor lock; ``preparing`` is ``None`` where logind did not answer."""
+    """The inhibitor lock; ``preparing`` is ``None`` without an answer of logind."""
 
     held: bool
     because: str
@@ -123,7 +123,7 @@ class Inhibitor(Part, frozen=True, kw_only=True):
 
 
 class ShutdownStatus(Document, frozen=True, kw_only=True, tag=SchemaId.SHUTDOWN_STATUS.value):
-    """Whether graceful shutdown works on this node, and the last node stops."""
+    """Whether graceful shutdown is ready on this node, and the last node stops."""
 
     enabled: bool
     off_because: str

@@ -19,12 +19,11 @@ if TYPE_CHECKING:
 
 
 class AgentStatus(Part, frozen=True, kw_only=True):
-    """The daemon, or the command that read the node without one.
+    """The daemon, or the command in place of a daemon.
 
     Attributes:
-        running: whether a daemon answered; the fields that follow ``version`` up to ``config_problem`` are absent
-            otherwise.
-        config_problem: reason that the configuration on disk is not in force; empty if it is.
+        running: whether a daemon answered; otherwise the fields from ``version`` to ``config_problem`` are absent.
+        config_problem: reason for not using the configuration on disk; empty if it is in force.
         role: whether a kubelet manages the node; ``None`` before the first evaluation.
     """
 
@@ -42,7 +41,7 @@ class AgentStatus(Part, frozen=True, kw_only=True):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Reasons that the daemon is not ready; empty if it is, or is not running."""
+        """Reasons for a daemon that is not ready; empty if ready or not running."""
         return self.not_ready_because if isinstance(self.not_ready_because, tuple) else ()
 
     def uptime_s(self, now: datetime) -> float:
@@ -59,7 +58,7 @@ class PauseStatus(Part, frozen=True, kw_only=True):
 
 
 class WaitStatus(Part, frozen=True, kw_only=True, rename={"for_": "for"}):
-    """The period that destructive passes wait for.
+    """Waiting period before destructive passes.
 
     Attributes:
         for_: kind of the period: ``reload-grace``.
@@ -74,7 +73,7 @@ class WaitStatus(Part, frozen=True, kw_only=True, rename={"for_": "for"}):
 
 
 class RuntimeStatus(Part, frozen=True, kw_only=True):
-    """The container runtime; ``problem`` says why it is not up."""
+    """The container runtime; ``problem`` is the cause if it is unavailable."""
 
     up: bool
     name: str | None
@@ -87,9 +86,9 @@ class FilesystemStatus(Part, frozen=True, kw_only=True):
     """A filesystem with its thresholds.
 
     Attributes:
-        high_percent: usage at which images are removed; ``None`` where image GC does not watch it.
-        low_percent: usage down to which they are removed; likewise.
-        capacity_bytes: absent, as all readings, where the filesystem could not be read.
+        high_percent: usage at which image removal starts; ``None`` for filesystems without image GC.
+        low_percent: usage at which image removal stops; ``None`` as for ``high_percent``.
+        capacity_bytes: absent, as all readings, if the filesystem could not be read.
         problem: cause of the failed reading; absent otherwise.
     """
 
@@ -107,7 +106,7 @@ class FilesystemStatus(Part, frozen=True, kw_only=True):
 
     @property
     def reading(self) -> Filesystem | None:
-        """The reading of the filesystem; ``None`` where it could not be read."""
+        """The reading of the filesystem; ``None`` if it could not be read."""
         try:
             return convert(self, Filesystem, from_attributes=True)
         except ValidationError:
@@ -132,7 +131,7 @@ class FilesystemStatus(Part, frozen=True, kw_only=True):
 
 
 class ImageUse(Part, frozen=True, kw_only=True):
-    """The observation of image use; ``None`` where it is not observed or no image is removed by age."""
+    """The observation of image use; ``None`` if it is not observed or removal by age is disabled."""
 
     observed_since: Time | None = None
     maximum_unused_age_s: Number | None = None
@@ -142,10 +141,10 @@ class LoopStatus(Part, frozen=True, kw_only=True):
     """One loop of the daemon.
 
     Attributes:
-        why: reason that it is disabled, paused or a dry run; empty otherwise.
+        why: reason for a disabled or paused loop, or for a dry run; empty otherwise.
         result: result of its last run; empty before the first.
         due_in_s: seconds to its next run; ``None`` if none is due.
-        stuck: whether it missed the deadline of its progress report.
+        stuck: whether its progress report is overdue.
     """
 
     name: str
@@ -191,7 +190,7 @@ class PassSummary(Part, frozen=True, kw_only=True):
 
 
 class ShutdownStatus(Part, frozen=True, kw_only=True):
-    """Graceful shutdown; ``lock_held`` is ``None`` where no daemon answered."""
+    """Graceful shutdown; ``lock_held`` is ``None`` without an answer of a daemon."""
 
     off_because: str
     lock_held: bool | None
@@ -203,7 +202,7 @@ class Status(Document, frozen=True, kw_only=True, tag=SchemaId.STATUS.value):
     Attributes:
         paused: the pause in force; ``None`` without one.
         waiting: the reload grace period; ``None`` outside of one.
-        image_use: an older daemon does not report it.
+        image_use: absent in the answer of an older daemon.
     """
 
     observed_at: Time

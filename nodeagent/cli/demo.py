@@ -27,7 +27,7 @@ from nodeagent.runtime.cri import CriClient
 from nodeagent.runtime.storage_backend import ContainerdStorage
 from nodeagent.runtime.storage_graph import LayerCache
 from nodeagent.sim.filesystem import SimFilesystem
-from nodeagent.sim.scenario import believable_node
+from nodeagent.sim.scenario import example_node
 from nodeagent.sim.server import SimServer
 from nodeagent.store import merge_usage
 
@@ -72,7 +72,7 @@ async def _demo(*, show_kept: bool) -> ExitCode:
 
 @asynccontextmanager
 async def _simulated() -> AsyncIterator[Collector]:
-    scenario = believable_node()
+    scenario = example_node()
     node = scenario.node
     usage: dict[str, ImageUsage] = {}
 

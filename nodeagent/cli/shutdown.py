@@ -127,7 +127,7 @@ def run_stop_hook(config: Path | None, unit: str) -> None:
 
     with ignore_hangup():  # a reload sent to all processes of the unit must not end this one
         unit_stop = read_unit_stop(unit)
-        if not unit_stop.node_goes_down:
+        if not unit_stop.is_node_stopping:
             return
         settings = load_settings(config, {})
         logger = log.configure(settings.log_format, settings.log_level)

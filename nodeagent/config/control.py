@@ -1,4 +1,4 @@
-"""Settings of the control API, as the daemon uses them."""
+"""Settings of the control API, in the form used by the daemon."""
 
 from __future__ import annotations
 

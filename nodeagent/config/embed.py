@@ -1,4 +1,4 @@
-"""Write the configuration reference into a document, or check that it is up to date."""
+"""Write the configuration reference into a document, or compare both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of pod eviction and of the sources of pod facts, as the daemon uses them."""
+"""Settings of pod eviction and of the sources of pod facts, in the form used by the daemon."""
 
 from __future__ import annotations
 

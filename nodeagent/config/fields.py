@@ -1,4 +1,4 @@
-"""Value types of the settings, with the form that the configuration reference shows."""
+"""Value types of the settings, with their form in the configuration reference."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _absolute_or_empty(value: str) -> str:
 
 def _socket_path(value: str) -> str:
     if len(value.encode()) > _MAX_SOCKET_PATH_BYTES:
-        raise ValueError(f"longer than a socket path can be ({_MAX_SOCKET_PATH_BYTES} bytes)")
+        raise ValueError(f"longer than the maximum of a socket path ({_MAX_SOCKET_PATH_BYTES} bytes)")
     return value
 
 

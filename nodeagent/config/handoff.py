@@ -6,7 +6,7 @@ code. An invalid configuration is reported on standard error, with exit code 2.
 
 from __future__ import annotations
 
-import pickle  # between this process and its parent only
+import pickle  # pickles are exchanged only with the parent process
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def checked(origin: Origin) -> Settings:
-    """Return the settings that an origin contains now.
+    """Return the current settings of an origin.
 
     Raises:
         ConfigError: invalid configuration; one line per error.

@@ -76,7 +76,7 @@ class Imported:
     Attributes:
         taken: converted fields.
         left: fields that were not converted.
-        notes: differences in behaviour that follow from absent fields.
+        notes: differences in behaviour caused by absent fields.
     """
 
     taken: tuple[ConvertedField, ...]
@@ -111,7 +111,7 @@ def read_kubelet(text: str) -> Mapping[str, object]:
     Raises:
         ConfigError: neither YAML nor JSON, too long, or not exactly one KubeletConfiguration.
     """
-    import yaml  # noqa: PLC0415 - expensive, used by this command only
+    import yaml  # noqa: PLC0415 - slow import, used by this command only
 
     if len(text) > _MAX_CHARACTERS:
         raise ConfigError(f"longer than {_MAX_CHARACTERS} characters")
@@ -134,7 +134,7 @@ def read_kubelet(text: str) -> Mapping[str, object]:
 def import_kubelet(fields: Mapping[str, object]) -> Imported:
     """Return the settings for the fields of a KubeletConfiguration.
 
-    Fields that depend on each other (a soft threshold and its grace period) are converted together or not at all.
+    Dependent fields (a soft threshold and its grace period) are converted together or not at all.
     """
     left = {
         name: UnconvertedField(name, _REASONS.get(name, _KUBELET_ONLY)) for name in fields if name not in _CONVERTED
@@ -163,7 +163,7 @@ def import_kubelet(fields: Mapping[str, object]) -> Imported:
 
 
 class _NotConvertedError(Exception):
-    """A valid field is not converted; the text is the reason."""
+    """A valid field cannot be converted; the text is the reason."""
 
 
 def _check(taken: Iterable[ConvertedField]) -> None:
@@ -203,7 +203,7 @@ def _plain(key: str) -> Callable[[Given], Iterable[ConvertedField]]:
 
 
 def _period(key: str, *, for_zero: str) -> Callable[[Given], Iterable[ConvertedField]]:
-    """Convert a duration of which the kubelet treats zero as the default."""
+    """Convert a duration; 0 stands for the kubelet's default."""
 
     def convert(given: Given) -> Iterable[ConvertedField]:
         ((name, value),) = given.items()

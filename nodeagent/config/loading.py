@@ -257,7 +257,7 @@ def _put(document: dict[str, object], key: str, value: object) -> None:
     for section in sections:
         inner = table.setdefault(section, {})
         if not isinstance(inner, dict):
-            return  # a value in the place of a table: the model reports it
+            return  # a value in place of a table is reported by the model
         table = inner
     table[last] = value
 

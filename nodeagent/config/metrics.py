@@ -1,4 +1,4 @@
-"""Settings of the metrics and health endpoint, as the daemon uses them."""
+"""Settings of the metrics and health endpoint, in the form used by the daemon."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def parse_listen(text: str) -> Listen | None:
         return None
     if text.startswith("unix:"):
         return Listen(path=_socket_path(text))
-    import ipaddress  # noqa: PLC0415 - the daemon receives parsed addresses and does not need it
+    import ipaddress  # noqa: PLC0415 - unused in the daemon, which receives parsed addresses
 
     found = _ADDRESS.fullmatch(text)
     if found is None:
@@ -84,5 +84,5 @@ def _socket_path(text: str) -> str:
     if not path.startswith("/") or "\0" in path or path != os.path.normpath(path) or path == "/":
         raise ValueError("must be an absolute path after unix:, such as unix:///run/nodeagent/metrics.sock")
     if len(os.fsencode(path)) > _MAX_PATH_BYTES:
-        raise ValueError(f"longer than a socket path can be ({_MAX_PATH_BYTES} bytes)")
+        raise ValueError(f"longer than the maximum of a socket path ({_MAX_PATH_BYTES} bytes)")
     return path

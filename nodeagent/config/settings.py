@@ -1,4 +1,4 @@
-"""Validated configuration as the agent uses it: seconds, bytes, paths and policies, without the pydantic models."""
+"""Validated configuration in the form used by the agent: seconds, bytes, paths and policies, without pydantic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of graceful shutdown, as the daemon uses them."""
+"""Settings of graceful shutdown, in the form used by the daemon."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ShutdownSettings:
     Attributes:
         enabled: ``None`` to follow the role of the agent.
         phases: all phases in order; none disable graceful shutdown.
-        restart_logind: whether a logind that lost the bus is restarted.
+        restart_logind: whether a logind without bus connection is restarted.
     """
 
     enabled: bool | None = None
@@ -36,9 +36,9 @@ class ShutdownSettings:
             evidence: evidence for the role, quoted in the reason.
         """
         if self.enabled is False:
-            return "it is not enabled"
+            return "not enabled"
         if not self._has_time:
-            return "its phases have no time"
+            return "no phase has a configured time"
         if role is Role.BESIDE_KUBELET:
             refused = 'shutdown.enabled = "on" is refused: ' if self.enabled else ""
             shown = f" ({evidence})" if evidence else ""

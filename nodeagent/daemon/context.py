@@ -51,8 +51,8 @@ class DaemonContext:
         wake: for each loop by name, set to start its next pass at once.
         eviction: thresholds, victims and conditions of the eviction loop.
         evictions_restored: whether the outstanding effects of an earlier process were restored.
-        reload: set to read the configuration again.
-        config_problem: reason that the configuration on disk is not in force; empty if it is.
+        reload: set to request a reload of the configuration.
+        config_problem: reason for not using the configuration on disk; empty if it is in force.
         lock_held: whether logind has granted the delay lock; ``None`` if the shutdown task does not request it.
         runtime_answered: whether the runtime answered a call of the agent in force.
         renew: set while newer settings wait for the running pass to end.

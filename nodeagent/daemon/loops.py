@@ -158,14 +158,16 @@ class Loop:
         except NodeAgentError as error:
             self._runtime.answered()
             self._loop_statuses.ended(name, "failed", detail=str(error), failed=True)
-            self._logger.error("pass_failed", error=str(error))  # noqa: TRY400 - an operator's error, not a bug
+            self._logger.error("pass_failed", error=str(error))  # noqa: TRY400 - an expected error needs no traceback
             return self._interval.next_s()
-        except Exception as error:  # the one broad catch of a loop: a bug in a pass must not end the daemon
+        except (
+            Exception
+        ) as error:  # the only broad catch of a loop: an unexpected error in a pass must not end the daemon
             self._loop_statuses.ended(name, "crashed", detail=repr(error), failed=True)
             self._logger.exception("pass_crashed")
             return self._interval.next_s()
         wait_s = self._finish(preview, report)
-        del preview, report  # before memory is released
+        del preview, report  # dropped before memory is released
         release_memory()
         return wait_s
 

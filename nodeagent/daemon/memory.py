@@ -1,4 +1,4 @@
-"""Memory use of the daemon: fewer libraries, fewer arenas, free heap returned to the kernel, code locked in memory.
+"""Memory use of the daemon: fewer libraries, fewer arenas, release of free heap to the kernel, code locked in memory.
 
 A pass allocates a short-lived heap of messages and values. glibc keeps it, spread over an arena per thread; a daemon
 that sleeps for minutes between passes returns it instead.
@@ -53,7 +53,7 @@ def limit_arenas() -> None:
 def lock_memory() -> str:
     """Lock every page that the process has touched or will touch; return the error, empty on success.
 
-    When memory runs out the kernel drops file pages first, the agent's own code among them: reading it back during a
+    When memory runs out the kernel drops file pages first, the agent's own code among them: reading them again during a
     stall takes seconds. Source: mlockall(2), ``MCL_ONFAULT``.
     """
     libc = ctypes.CDLL(None, use_errno=True)

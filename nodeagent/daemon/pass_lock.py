@@ -55,7 +55,7 @@ class PassLock:
 
     @asynccontextmanager
     async def take(self, *, urgent: bool = False) -> AsyncIterator[asyncio.Event]:
-        """Wait for the lock and keep it for the block.
+        """Acquire the lock for the block.
 
         Yields an event, set to end the pass between two items: the daemon stops or is paused, or an urgent pass
         waits for the lock. It can be set from the start.

@@ -75,7 +75,7 @@ def _add(context: DaemonContext, stored: StoredPause, seconds: float) -> None:
 
 
 def _refuse_for_others(context: DaemonContext, by: str) -> None:
-    """Refuse to replace or end a pause that ``by`` did not place: its author relies on it."""
+    """Reject the replacement or end of a pause placed by a user other than ``by``, who relies on it."""
     try:
         stored = PauseFile(context.settings.state_directory).read()
     except StoreError as error:

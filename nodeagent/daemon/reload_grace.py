@@ -1,6 +1,6 @@
 """Reload grace period: the wait between a switch from dry run to active and the first destructive pass.
 
-Until it has ended, every agent is composed as a dry run, so that no loop can remove an item or evict a pod by mistake.
+During the wait every agent is composed as a dry run, so that no loop can remove an item or evict a pod by mistake.
 The mode is stored in the state directory, since a restart can be a switch as well.
 """
 
@@ -28,7 +28,7 @@ BY_RESTART = "dry_run was true before the restart"
 
 
 def grace_needed_s(before: Settings, after: Settings, *, pending: bool) -> float:
-    """Return the seconds that destructive passes under new settings have to wait; 0 for no wait.
+    """Return the required wait in seconds before destructive passes under new settings; 0 for none.
 
     Only a switch from dry run to active waits. A change during a wait restarts it, since it changes the effect.
 

@@ -175,7 +175,7 @@ async def _bounded(settings: Settings, find: Callable[[_PartialEffect], Awaitabl
         partial.problems.append(f"cannot read the node: timeout after {within_s:g} s")
     except NodeAgentError as error:
         partial.problems.append(str(error))
-    except Exception as error:  # noqa: BLE001 - a bug in a preview must not end the daemon, or restart it in a loop
+    except Exception as error:  # noqa: BLE001 - an unexpected error in a preview must not end the daemon
         partial.problems.append(f"internal error: {error!r}")
     return Effect(settings.dry_run, partial.removals, partial.thresholds, partial.pods, "; ".join(partial.problems))
 

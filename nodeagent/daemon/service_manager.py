@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import pickle  # to and from the child process of read_again
+import pickle  # pickles are exchanged only with the child process of read_again
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -101,7 +101,7 @@ class ReloadTask:
         context.announced.clear()  # no loop starts under the new settings before the effect is logged
         try:
             context.swap(after)
-            self._notifier.ready()  # the service manager does not wait for the runtime
+            self._notifier.ready()  # reported first, so that the service manager does not wait for the runtime
             effect = await until_stopped(self._preview(after, earlier, context), stop)
             effect = effect or Effect(after.dry_run, problem="agent is stopping")
             self._announce(effect, waited=waited)
@@ -137,7 +137,7 @@ def announce_grace(context: DaemonContext, effect: Effect) -> None:
 
 
 async def preview_reload(context: DaemonContext, preview: Preview = preview_effect) -> Reloaded:
-    """Return the outcome that a reload would have; the settings in force and the loops are unchanged.
+    """Return the outcome of a hypothetical reload; the settings in force and the loops are unchanged.
 
     Raises:
         ConfigError: the configuration is invalid, or its check failed.
@@ -158,7 +158,7 @@ def _effective(context: DaemonContext) -> Settings:
 
 
 def _answer(callers: Iterable[asyncio.Future[Reloaded]], outcome: Reloaded | ConfigError) -> None:
-    """Deliver the outcome of a reload to the callers that waited at its start."""
+    """Deliver the outcome of a reload to the callers waiting since its start."""
     for each in callers:
         if each.done():
             continue

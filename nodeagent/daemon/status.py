@@ -53,13 +53,13 @@ _HISTORY: Final = 8
 
 
 class StatusReader:
-    """Reads the node for one agent, again and again.
+    """Repeated readings of the node for one agent.
 
     A read that hangs, as on a dead mount, blocks a thread forever. Readings therefore share one thread for each kind
-    instead of starting one per call, because the agent has few.
+    instead of starting one per call, because the number of threads is limited.
 
     Attributes:
-        earlier: the previous reading, which trends are computed against.
+        earlier: the previous reading, the base of trends.
     """
 
     def __init__(self, agent: Agent) -> None:
@@ -105,7 +105,7 @@ class StatusReader:
         return tuple(each.with_problem(late) for each in filesystems)
 
     async def _read_layout(self) -> tuple[SignalLayout, str]:
-        """Return the layout, and a warning as long as the runtime did not report it."""
+        """Return the layout, with a warning until the runtime has reported it."""
         if self._layout is not None:
             return self._layout, ""
         layout, problem = await self._reader.read_layout_or_nodefs(self._agent.cri, self._agent.settings.imagefs_path)
@@ -251,7 +251,7 @@ def _pause(context: DaemonContext | None) -> PauseStatus | None:
 
 
 def _grace(context: DaemonContext | None) -> WaitStatus | None:
-    """Return the reload grace period that passes wait for; ``None`` if they do not."""
+    """Return the reload grace period in force; ``None`` outside of one."""
     if context is None or not context.grace.pending:
         return None
     grace = context.grace
@@ -317,7 +317,7 @@ def _loop(line: loop_status.LoopStatus, context: DaemonContext) -> LoopStatus:
     return LoopStatus(
         name=line.name,
         activity=line.activity.value,
-        why=line.reason or _why_dry_run(context),
+        why=line.reason or _dry_run_reason(context),
         started_at=line.started_at,
         ended_at=line.ended_at,
         result=line.result,
@@ -329,7 +329,7 @@ def _loop(line: loop_status.LoopStatus, context: DaemonContext) -> LoopStatus:
     )
 
 
-def _why_dry_run(context: DaemonContext) -> str:
+def _dry_run_reason(context: DaemonContext) -> str:
     """Return the reason for the temporary dry run of the loops; empty outside of a reload grace period."""
     if not context.grace.pending:
         return ""

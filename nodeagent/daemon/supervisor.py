@@ -151,9 +151,12 @@ async def _serve_one_agent(context: DaemonContext) -> None:
     if context.grace.over():
         context.grace.end()
         context.logger.warning("reload_grace_ended", dry_run=False)
-    settings, dry_run = context.settings, context.dry_run  # at one instant: a reload can happen at any await
+    settings, dry_run = (
+        context.settings,
+        context.dry_run,
+    )  # read at one instant, since a reload is possible at any await
     await context.stored_mode.write(settings.state_directory, dry_run=dry_run)
-    context.runtime_answered = False  # by an earlier agent, perhaps over another endpoint
+    context.runtime_answered = False  # the answer was to an earlier agent, possibly over another endpoint
     async with open_agent(
         settings,
         record=True,
@@ -179,7 +182,7 @@ async def _serve_one_agent(context: DaemonContext) -> None:
                     _, unfinished = await asyncio.wait(running, timeout=STOP_WITHIN_S)
                     for task in unfinished:
                         task.cancel()
-                with suppress(TimeoutError):  # a pass of the control API ends between two items, too
+                with suppress(TimeoutError):  # also ends a pass of the control API between two items
                     async with asyncio.timeout(STOP_WITHIN_S), context.pass_lock.take():
                         context.agent = None
         finally:
@@ -272,7 +275,7 @@ def _sizes(breakdown: Breakdown) -> dict[str, int]:
 async def _once(run_pass: Pass, logger: FilteringBoundLogger, context: DaemonContext) -> PassEnd:
     """Run one pass; after a stop request it has ``STOP_WITHIN_S`` seconds to end by itself."""
     async with context.pass_lock.take() as end:
-        if end.is_set():  # a signal arrived while the process started
+        if end.is_set():  # a signal was received during the start
             return PassEnd.CANCELLED
         task = asyncio.ensure_future(run_pass(Scope.ALL, end))
         stopped = asyncio.ensure_future(end.wait())

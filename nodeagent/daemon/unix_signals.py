@@ -66,7 +66,7 @@ def handled(
     pending = signal.sigpending()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
     if pending & {signal.SIGTERM, signal.SIGINT}:
-        end()  # the event loop would call it only after the caller's next steps
+        end()  # called directly, since the event loop would call it only after the caller's next steps
     if handles_hangup and signal.SIGHUP in pending:
         hangup()
     try:

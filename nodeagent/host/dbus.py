@@ -68,10 +68,10 @@ class Bus:
         """Prepare a connection.
 
         Args:
-            address: the bus's address; empty for the system bus of this machine.
+            address: address of the bus; empty for the system bus of this machine.
             deadline_s: deadline in seconds for connecting, and for each call.
-            on_signal: receives every signal as it arrives; the sender is set by the bus and can be trusted. It must
-                not raise.
+            on_signal: receives every signal on arrival; the sender is set by the bus and can be trusted. It must not
+                raise.
         """
         self._address = address
         self._deadline_s = deadline_s

@@ -147,7 +147,7 @@ def remove_files(directory: Path, names: Collection[str]) -> None:
                 _remove_bytecode(path)
     except OSError as error:
         raise InstallError(f"cannot remove {path}: {error.strerror or error}") from error
-    if VENV in names:  # made by venv without content
+    if VENV in names:  # created empty by venv
         parents |= {str(each.relative_to(directory)) for form in _EMPTY_DIRECTORIES for each in directory.glob(form)}
     for name in sorted(parents - {"."}, key=lambda each: (-each.count("/"), each)):
         if not _is_behind_link(directory, name) and not (directory / name).is_symlink():

@@ -52,5 +52,5 @@ class DescriptorStore:
         return self.forget() and send(f"FDSTORE=1\nFDNAME={self._name}", self._address, number)
 
     def forget(self) -> bool:
-        """Have systemd close the copy; return whether that was sent. Source: sd_notify(3), ``FDSTOREREMOVE=1``."""
+        """Let systemd close the copy; return whether that was sent. Source: sd_notify(3), ``FDSTOREREMOVE=1``."""
         return send(f"FDSTOREREMOVE=1\nFDNAME={self._name}", self._address)

@@ -70,7 +70,7 @@ _SLICES: Final = ("kubepods.slice.d", "kubepods-.slice.d")
 _DROP_IN: Final = "50-nodeagent.conf"
 _PAGE: Final = re.compile(r"nodeagent(-[a-z]+)*\.1|nodeagent\.toml\.5")
 _MONITORING: Final = ("nodeagent.rules.yml", "grafana-dashboard.json")
-"""For Prometheus and Grafana, which run on other machines: placed for copying."""
+"""Files for Prometheus and Grafana on other machines, placed for copying."""
 
 
 def parts(

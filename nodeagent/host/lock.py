@@ -1,4 +1,4 @@
-"""Lock file that keeps the passes of two processes on one node apart."""
+"""Lock file that excludes concurrent passes of two processes on one node."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ async def owner_of_logind(bus: Bus) -> str:
     Raises:
         InhibitorError: logind is not on the bus.
     """
-    with suppress(BusCallError):  # the next call reports the failure
+    with suppress(BusCallError):  # a failure is reported by the next call
         await bus.call_bus("StartServiceByName", "su", LOGIND_NAME, 0)
     try:
         reply = await bus.call_bus("GetNameOwner", "s", LOGIND_NAME)
@@ -93,7 +93,7 @@ async def read_property(bus: Bus, name: str, kind: type[T]) -> T:
     """
     reply = await bus.call(LOGIND_NAME, LOGIND_PATH, "org.freedesktop.DBus.Properties", "Get", "ss", MANAGER, name)
     value = reply.body[0].value if reply.body and isinstance(reply.body[0], Variant) else None
-    if type(value) is not kind:  # a bool is an int too
+    if type(value) is not kind:  # bool is a subclass of int
         raise InhibitorError(f"invalid {name} of logind: {value!r}")
     return value
 

@@ -244,10 +244,10 @@ class ShutdownInhibitor:  # 12 attributes: the lock's identity, its connection a
         await self._confirm(bus)
 
     async def _read_properties(self, bus: Bus) -> None:
-        self._report(DelayChanged(await read_limit_us(bus)))  # first: the handler of a shutdown needs it
+        self._report(DelayChanged(await read_limit_us(bus)))  # read first, since the handler of a shutdown uses it
         signals = self._signals
         preparing = await read_property(bus, "PreparingForShutdown", bool)
-        if self._signals == signals:  # otherwise the signal is newer than the property
+        if self._signals == signals:  # a signal received since is newer than the property
             self._report(PrepareForShutdown(preparing))
 
     async def _confirm(self, bus: Bus) -> None:

@@ -1,4 +1,4 @@
-"""Notifications to the service manager. Without one they have no effect.
+"""Notifications to the service manager; without a service manager they have no effect.
 
 Source: sd_notify(3), systemd.service(5), ``WatchdogSec=``.
 """

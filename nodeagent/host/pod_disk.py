@@ -123,7 +123,7 @@ def _device(path: str) -> int | None:
 
 
 def _in_memory_bytes(path: str) -> int | None:
-    """Return the usage of a filesystem in memory; ``None`` for any other type, which gets no statvfs: it may hang."""
+    """Return the usage of a filesystem in memory; ``None`` for other types, whose statvfs could hang."""
     if filesystem_type(path) not in _MEMORY_TYPES:
         return None
     try:

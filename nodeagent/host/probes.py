@@ -1,6 +1,6 @@
 """Facts of the host for the node checks: kernel features, clock, disks, journal and unit.
 
-Each function reads one fact; the judgement is in ``nodeagent.plan.node_checks``.
+Each function reads one fact; the verdicts are in ``nodeagent.plan.node_checks``.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def read_device(path: str) -> int | None:
 
 
 def read_clock_synchronised() -> bool | None:
-    """Return whether the kernel counts the clock as synchronised; ``None`` if it does not report that.
+    """Return whether the kernel reports a synchronised clock; ``None`` if unknown.
 
     Source: adjtimex(2), ``STA_UNSYNC``.
     """

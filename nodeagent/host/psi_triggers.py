@@ -96,7 +96,7 @@ class PressureTriggers:
     def attach(self) -> None:
         """Register with the running event loop."""
         self._attached = asyncio.get_running_loop()
-        self._attached.add_reader(self._epoll.fileno(), self._woken)
+        self._attached.add_reader(self._epoll.fileno(), self._dispatch)
 
     def close(self) -> None:
         """Close all files; may be called again."""
@@ -108,7 +108,7 @@ class PressureTriggers:
         self._names.clear()
         self._epoll.close()
 
-    def _woken(self) -> None:
+    def _dispatch(self) -> None:
         for descriptor, events in self._epoll.poll(0):
             name = self._names[descriptor]
             if name == MEMORY_EVENTS:  # kernfs always sets EPOLLERR with EPOLLPRI
@@ -116,7 +116,7 @@ class PressureTriggers:
             else:
                 lost = bool(events & (select.EPOLLERR | select.EPOLLHUP))
             if lost:
-                self._drop(descriptor)  # it would fire without end
+                self._drop(descriptor)  # an unread file would fire continuously
             self._on_trigger(name)
 
     def _acknowledge(self, descriptor: int) -> bool:

@@ -33,8 +33,8 @@ class UnitStop:
     timeout_us: int | None = None
 
     @property
-    def node_goes_down(self) -> bool:
-        """Whether the whole machine is being stopped, not only the unit."""
+    def is_node_stopping(self) -> bool:
+        """Whether the node is being stopped, not only the unit."""
         return self.system_state == STOPPING
 
 

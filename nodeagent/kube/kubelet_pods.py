@@ -112,7 +112,7 @@ def _fetch(access: KubeletAccess, endpoint: str) -> bytes:
             connection.sock = sock
             connection.request("GET", _PATH, headers=headers)
             body = _body(closing.enter_context(connection.getresponse()), access)
-            if time.monotonic() < ends_s:  # after the deadline the body is incomplete
+            if time.monotonic() < ends_s:  # a body received after the deadline is incomplete
                 return body
         except (OSError, ValueError, http.client.HTTPException, ObservationError) as error:
             if time.monotonic() < ends_s:
@@ -121,10 +121,10 @@ def _fetch(access: KubeletAccess, endpoint: str) -> bytes:
 
 
 def _shut_down(opened: list[socket.socket]) -> None:
-    """Abort all waits on a connection; the timeout of the socket itself restarts with each byte received."""
+    """Abort all waits on a connection; the timeout of the socket itself restarts with each received byte."""
     for each in opened:
         try:
-            socket.socket.shutdown(each, socket.SHUT_RDWR)  # that of SSLSocket is not thread-safe
+            socket.socket.shutdown(each, socket.SHUT_RDWR)  # SSLSocket.shutdown is not thread-safe
         except OSError:
             continue
 
@@ -147,7 +147,7 @@ def _body(answer: http.client.HTTPResponse, access: KubeletAccess) -> bytes:
 
 
 def _context(access: KubeletAccess) -> ssl.SSLContext:
-    import ssl  # noqa: PLC0415 - with OpenSSL 4 MiB, saved on nodes without a kubelet
+    import ssl  # noqa: PLC0415 - OpenSSL takes 4 MiB, saved on nodes without a kubelet
 
     try:
         context = ssl.create_default_context(cafile=None if access.ca_file is None else str(access.ca_file))
@@ -186,7 +186,7 @@ def _cause(error: Exception) -> str:
             "differs), or insecure"
         )
     if isinstance(error, ConnectionRefusedError):
-        return "connection refused; check that the kubelet runs and the port is right"
+        return "connection refused; check that the kubelet is running and the port is correct"
     return str(error) or type(error).__name__
 
 

@@ -123,8 +123,8 @@ def _document(text: bytes) -> object:
         if text.lstrip().startswith(b"{"):
             return json.loads(text)
     except (ValueError, RecursionError):
-        pass  # a YAML flow mapping starts with a brace as well
-    import yaml  # noqa: PLC0415 - only with manifests
+        pass  # a YAML flow mapping also starts with a brace
+    import yaml  # noqa: PLC0415 - imported only on nodes with manifests
 
     try:
         # Not the C loader: deep nesting crashes the process.

@@ -1,4 +1,4 @@
-"""Frozen value types that all other packages share.
+"""Frozen value types, shared by all other packages.
 
 They have no behaviour beyond naming their content. Mappings in them are never changed after construction; plain
 ``dict`` is used instead of a read-only wrapper because a node has tens of thousands of them.

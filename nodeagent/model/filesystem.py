@@ -14,7 +14,7 @@ class FsObservation:
     """One plausible reading of a filesystem; implausible ones are rejected by the reader.
 
     Attributes:
-        path: the path that was read.
+        path: path of the reading.
         device_id: ``st_dev`` of that path; identifies the filesystem.
         capacity_bytes: size, always positive.
         available_bytes: bytes available to unprivileged users, 0 up to the capacity.

@@ -15,7 +15,7 @@ LONGEST_HOLD_S = 365 * 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A hold; it expires.
+    """An image hold, which expires.
 
     Attributes:
         id: identifier, used to release it.

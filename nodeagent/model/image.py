@@ -50,7 +50,7 @@ class ImageUsage:
 
     Attributes:
         first_detected: first detection on this node, or the pull where reported.
-        last_used: last observation of a container that refers to it; ``None`` if there was none.
+        last_used: last observation of a container with a reference to it; ``None`` without one.
     """
 
     first_detected: datetime

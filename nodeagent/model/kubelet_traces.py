@@ -1,4 +1,4 @@
-"""Traces of a kubelet on this node, and the role that follows from them."""
+"""Traces of a kubelet on this node, and the resulting role."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ class RoleDecision:
 
 @dataclass(frozen=True, slots=True)
 class LastTrace:
-    """The trace of a kubelet that was found last.
+    """The last found trace of a kubelet.
 
     Attributes:
-        absent_since_s: monotonic seconds of the first complete reading without a trace; ``None`` while there is one.
+        absent_since_s: monotonic seconds of the first complete reading without a trace; ``None`` while a trace exists.
     """
 
     trace: str

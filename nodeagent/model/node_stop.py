@@ -1,4 +1,4 @@
-"""Stops of the node, planned and unclean, as they are recorded across restarts of the agent and the node."""
+"""Stops of the node, planned and unclean, recorded across restarts of the agent and the node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StopEnd(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> StopEnd | None:
-        """Return the member that version 0.1 stored under another value, so that its files are readable."""
+        """Return the member for a value of version 0.1, so that its files are readable."""
         former = {"under-way": cls.IN_PROGRESS, "cut-short": cls.INCOMPLETE}
         return former.get(value) if isinstance(value, str) else None
 
@@ -69,7 +69,7 @@ class NodeStop:
     """One stop of the node, or the attempt of one.
 
     Attributes:
-        boot_id: id of the boot that it ended.
+        boot_id: id of the ended boot.
         started_at: its start; for an unclean stop the last record of the running node.
         started_s: its start in seconds since boot; not affected by restarts of the agent.
         granted_ms: time granted to all pods.

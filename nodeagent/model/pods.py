@@ -172,7 +172,7 @@ class ContainerHandle:
 
 @dataclass(frozen=True, slots=True)
 class PodHandle:
-    """Handle for stopping a pod and verifying its end.
+    """Handle for stopping a pod and for verifying its end.
 
     Attributes:
         sandbox_ids: its ready sandboxes, newest first.

@@ -225,7 +225,7 @@ class PodFacts:  # an attribute for each fact
         priority_class: name of its priority class; empty if unknown.
         static: whether it is defined by a file or URL of the node, not by the API server.
         mirror: whether it is the API server's mirror of a static pod.
-        critical: whether it is critical by another fact than its priority.
+        critical: whether it is critical by a fact other than its priority.
         memory_request_bytes: of the whole pod, 0 for none; same for ``ephemeral_request_bytes``.
         ephemeral_limit_bytes: sum of the containers' storage limits; ``None`` for none or unknown.
         termination_grace_s: configured termination grace period.

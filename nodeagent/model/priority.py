@@ -1,4 +1,4 @@
-"""Pod priorities that Kubernetes reserves for system pods.
+"""Pod priorities reserved for system pods.
 
 Source: Kubernetes ``pkg/apis/scheduling/types.go``.
 """

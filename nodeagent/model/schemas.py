@@ -12,7 +12,7 @@ from enum import StrEnum, unique
 class SchemaId(StrEnum):
     """Every schema id; a duplicate value is an error at import."""
 
-    # documents: commands print them with -o json, the control API returns them
+    # documents, printed by commands with -o json and returned by the control API
     APPLY = "nodeagent/apply/v1"
     CONFIG = "nodeagent/config/v1"
     CONTAINERS = "nodeagent/containers/v1"

@@ -1,4 +1,4 @@
-"""Observation: one reader for each fact that planners, status and metrics share.
+"""Observation: one reader for each fact, shared by planners, status and metrics.
 
 ``node_snapshot`` reads runtime, filesystems and pod logs into an immutable snapshot; ``pods`` combines pod facts from
 kubelet, static manifests and runtime; ``eviction_signals`` reads the kernel's figures; ``node_role`` evaluates whether

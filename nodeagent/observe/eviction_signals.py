@@ -50,7 +50,7 @@ class SignalReadings:
     """One reading of every signal.
 
     Attributes:
-        unread: sentences on the signals that could not be read.
+        unread: sentences on the unreadable signals.
         at: the time after the last reading.
     """
 
@@ -74,7 +74,7 @@ class EvaluatedSignals:
 
 
 class EvictionSignalReader:
-    """Reads all signals of the node. A filesystem that hangs delays no signal outside it."""
+    """Reads all signals of the node. A hanging filesystem delays only its own signals."""
 
     def __init__(self, settings: EvictionSettings, clock: Clock, *, root: Path = Path("/")) -> None:
         """Create a reader without initial readings. ``root`` is the parent of ``proc`` and ``sys``."""
@@ -88,7 +88,7 @@ class EvictionSignalReader:
 
         Args:
             cri: reports the image filesystem.
-            imagefs_path: configured path on imagefs; empty for the path that the runtime reports.
+            imagefs_path: configured path on imagefs; empty for the path reported by the runtime.
 
         Raises:
             RuntimeUnavailableError: the runtime does not answer.
@@ -131,7 +131,7 @@ class EvictionSignalReader:
         )
         done, _ = await asyncio.wait({reading}, timeout=_READ_WITHIN_S)
         if not done:
-            # A thread in statfs on a dead mount never returns. It is kept, so that at most one thread is lost.
+            # A thread in statfs on a dead mount never returns. It is reused, so that at most one thread is lost.
             self._hung = reading
             late = f"filesystem signals not read: a filesystem does not answer within {_READ_WITHIN_S:g} s"
             reading = asyncio.ensure_future(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
 
 ROLE_POLL_S: Final = 10.0
-"""Poll interval of a task that waits for a change of the role."""
+"""Poll interval of a task waiting for a change of the role."""
 
 FRESH_S: Final = 2.0
 _READ_WITHIN_S: Final = 0.25
@@ -31,14 +31,14 @@ class TraceReader(Protocol):
     """Reads the traces of a kubelet; blocking."""
 
     def read(self, *, arguments: bool = True) -> KubeletTraces:
-        """Return the traces; without ``arguments`` no file is read that a process can block."""
+        """Return the traces; without ``arguments`` only files are read that no process can block."""
 
 
 class RoleWatch:  # 11 attributes: the reader, its last reading and the hysteresis
     """Role of the agent, for all tasks of one process.
 
-    Every pass evaluates it. The node is read at most every ``FRESH_S`` seconds, so that a loop that runs five times
-    a second under pressure pays for one reading in ten. It outlives reloads, as does its hysteresis.
+    Every pass evaluates it. The node is read at most every ``FRESH_S`` seconds, so that a loop with five passes a
+    second under pressure causes one reading in ten passes. It outlives reloads, as does its hysteresis.
 
     Attributes:
         current: the role evaluated last; beside a kubelet before the first evaluation.
@@ -91,11 +91,11 @@ class RoleWatch:  # 11 attributes: the reader, its last reading and the hysteres
         running agent.
         """
         made = copy.copy(self)
-        made._logger = None  # noqa: SLF001 - a copy of its own class
+        made._logger = None  # noqa: SLF001 - an object of the same class
         return made
 
     async def _read(self) -> KubeletTraces:
-        """Read the traces in a thread; while a reading hangs, read only the traces that no process can block."""
+        """Read the traces in a thread; while a reading hangs, read only traces that no process can block."""
         for arguments in (True, False):
             earlier = self._readings.get(arguments)
             if earlier is not None and not earlier.done():
@@ -105,7 +105,7 @@ class RoleWatch:  # 11 attributes: the reader, its last reading and the hysteres
             done, _ = await asyncio.wait({reading}, timeout=_READ_WITHIN_S)
             if done:
                 return self._traces_of(reading)
-        # A stalled node needs eviction most: reuse the last complete reading for a while.
+        # The last complete reading is reused for a limited time, since a stalled node requires evictions.
         if self._complete_s is not None and self._clock.monotonic_s() - self._complete_s < _STALE_S:
             return self._traces
         return KubeletTraces(unreadable=(f"traces of a kubelet not read within {_READ_WITHIN_S:g} s",))

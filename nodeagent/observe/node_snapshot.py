@@ -161,7 +161,9 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
         info, status = await asyncio.gather(self._cri.version(), self._cri.status())
         images = await self._cri.list_images() if scope is not Scope.CONTAINERS else ()
         containers, sandboxes = await asyncio.gather(self._cri.list_containers(), self._cri.list_sandboxes())
-        now_s = self._clock.monotonic_s()  # first: a delay between both clocks then shortens the observed period
+        now_s = (
+            self._clock.monotonic_s()
+        )  # read first, so that a delay between both clocks shortens the observed period
         now = self._clock.now()
         sandboxes, unread = await self._with_sandbox_images(sandboxes, scope)
         containers = await self._with_details(containers, sandboxes, info, scope)
@@ -171,7 +173,7 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
             self._storage = CriOnlyStorage()
         writable = await self._writable_bytes(containers, scope, warnings)
         directories = await self._log_trees.read(directories, sandboxes)
-        role = await self._read_role()  # last, since a kubelet may have started during the observation
+        role = await self._read_role()  # read last, since a kubelet may have started during the observation
         snapshot = NodeSnapshot(
             observed_at=now,
             runtime=info,
@@ -199,7 +201,7 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
         links: tuple[ContainerLogLink, ...] = ()
         try:
             directories = podlogs.list_pod_log_directories(self._settings.pod_log_root)
-            if self._settings.pod_log_root.is_dir():  # without it the target of every link is missing
+            if self._settings.pod_log_root.is_dir():  # without this directory the target of every link is missing
                 links = podlogs.list_dead_log_links(self._settings.container_log_root)
         except ObservationError as error:
             warnings.append(f"pod logs are kept: {error}")
@@ -253,8 +255,7 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
     ) -> tuple[Container, ...]:
         """Return the containers, with finish time and mounted images where a decision depends on them.
 
-        Finish times are needed only for pods without a ready sandbox, mounted images only on runtimes with image
-        volumes.
+        Finish times are read only for pods without a ready sandbox, mounted images only on runtimes with image volumes.
         """
         known = self._details = _only(self._details, {container.id for container in containers})
         ready = {sandbox.uid for sandbox in sandboxes if sandbox.ready}
@@ -366,7 +367,7 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
 
 
 def _only(known: Mapping[str, T], listed: Collection[str]) -> dict[str, T]:
-    """Return the cached entries of listed ids in a new dictionary, since a concurrent observation may use the old."""
+    """Return the cached entries of listed ids in a new dictionary, since a concurrent observation may use the other."""
     return {each: value for each, value in known.items() if each in listed}
 
 

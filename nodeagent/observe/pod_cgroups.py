@@ -60,7 +60,7 @@ class PodCgroups:
         return self._capacity_bytes
 
     def drop_removed(self, listed: set[str]) -> None:
-        """Drop the entries of sandboxes and containers that are not listed any more."""
+        """Drop the entries of sandboxes and containers that are no longer listed."""
         for removed in self._memory_min.keys() - listed:
             del self._memory_min[removed]
         for removed in self._directories.keys() - listed:
@@ -83,7 +83,7 @@ class PodCgroups:
 
     def _handle(self, pod: RuntimePod, shared: Mapping[str, int]) -> PodHandle:
         pod_cgroup = None
-        # A parent that several pods share, or that belongs to no pod, would count usage of others.
+        # A parent shared by several pods, or outside of pods, would include the usage of others.
         if shared[expand_parent(pod.cgroup_parent)] == 1 and _is_of_pod(pod):
             pod_cgroup = self._directory(pod.sandbox.id, partial(self._cgroups.find, pod.cgroup_parent))
         containers = []
@@ -122,7 +122,7 @@ class PodCgroups:
 
 
 def _is_of_pod(pod: RuntimePod) -> bool:
-    """Return whether a pod's cgroup parent is for that pod alone, by its name."""
+    """Return whether a pod's cgroup parent belongs to that pod alone, by its name."""
     last = pod.cgroup_parent.rstrip("/").rpartition("/")[2]
     return qos_of_cgroup(pod.cgroup_parent)[0] is not None or pod.uid in last or pod.uid.replace("-", "_") in last
 

@@ -108,7 +108,7 @@ class RuntimeDetails:
     def _container_reader(self, container: Container) -> Callable[[], Awaitable[None]]:
         async def read() -> None:
             details = await self._cri.container_details(container.id, verbose=True)
-            # A created container has no process and no PID yet; reading it now would cache that for its lifetime.
+            # A created container has no process and no PID yet; a reading now would be cached for its lifetime.
             if details.container.state in (ContainerState.RUNNING, ContainerState.EXITED):
                 self._traits[container.id] = details.traits
 

@@ -61,8 +61,8 @@ class PodDiskReader:
     ) -> DiskUsage:
         """Return the disk usage of pods; empty while a directory hangs.
 
-        A stat on a dead mount never returns, so a walk that hangs is not started a second time. The result of a walk
-        that an earlier call abandoned is discarded, since it may be hours old.
+        A stat on a dead mount never returns, so that a hanging walk is not started a second time. The result of a walk
+        abandoned by an earlier call is discarded, since it may be hours old.
 
         Args:
             pods: the pods to measure.
@@ -139,7 +139,7 @@ def with_stats(
     """Return a reading with the writable layers, and with ``fill_memory`` with the runtime's memory usage.
 
     Where the kernel reports memory, an unreadable cgroup makes a pod's usage unknown even if the runtime reports
-    statistics: otherwise a dry run, which reads them, would select a pod that the daemon keeps.
+    statistics: otherwise a dry run, which reads them, would select a pod kept by the daemon.
 
     An exited container counts if the runtime reports it.
     """
@@ -164,7 +164,7 @@ def with_stats(
 
 
 def with_disk_usage(reading: PodReading, disk: PodDisk | None) -> PodReading:
-    """Return a reading with logs, volumes and the total that counts against the pod's storage limit."""
+    """Return a reading with logs, volumes and the total for the comparison with the pod's storage limit."""
     if disk is None:
         return reading
     parts = [each.used_bytes for each in (reading.writable, disk.log_tree, disk.volumes) if each is not None]

@@ -47,12 +47,12 @@ class PodSettings:
     """Sources of pod facts.
 
     Attributes:
-        role: on a node without a kubelet, a pod that no source calls critical is assumed to be an ordinary one;
+        role: on a node without a kubelet, a pod that is critical by no source is assumed to be an ordinary one;
             beside a kubelet no fact is assumed.
         node_name: suffix of the names of static pods; empty for the host name.
         pod_log_root: parent of the log directories of pods without a configured one.
         kubelet_root: the kubelet's root directory, which has the volumes of pods.
-        kubelet: access to the kubelet's pod list; ``None`` to do without.
+        kubelet: access to the kubelet's pod list; ``None`` for no access.
         kubelet_max_age_s: age after which the kubelet's list is read again.
         manifests: directory of the static pods' manifests; ``None`` for none.
     """
@@ -70,7 +70,7 @@ class ManifestLister(Protocol):
     """The static pods' manifests."""
 
     def read(self) -> Manifests:
-        """Return the pods that they define; blocking."""
+        """Return the defined pods; blocking."""
 
 
 class PodReader:
@@ -93,7 +93,7 @@ class PodReader:
             cri: the runtime.
             settings: sources of pod facts.
             clock: dates the readings.
-            kubelet: the kubelet's pod list; ``None`` for the one in the settings.
+            kubelet: the kubelet's pod list; ``None`` for that of the settings.
             manifests: manifests of static pods; ``None`` for the directory in the settings.
             root: parent of ``proc`` and ``sys``.
             role: returns the current role, which changes at run time; ``None`` for that of the settings.
@@ -161,13 +161,13 @@ class PodReader:
     async def _lists(
         self, warnings: list[str], *, with_stats: bool, quick: bool
     ) -> tuple[tuple[Sandbox, ...], tuple[Container, ...], dict[str, ContainerUsage] | None]:
-        """Make all calls that depend on no other answer, concurrently."""
+        """Make all independent calls concurrently."""
         stats, sandboxes, containers, _, _ = await asyncio.gather(
-            self._stats(warnings) if with_stats else _nothing(),
+            self._stats(warnings) if with_stats else _none_value(),
             self._cri.list_sandboxes(),
             self._cri.list_containers(),
-            _nothing() if quick else self._listing.read_if_due(),
-            _nothing() if quick else self._static_pods.read(warnings),
+            _none_value() if quick else self._listing.read_if_due(),
+            _none_value() if quick else self._static_pods.read(warnings),
         )
         return sandboxes, containers, stats
 
@@ -215,7 +215,7 @@ class _StaticPods:
         try:
             found = await asyncio.wait_for(asyncio.to_thread(self._manifests.read), _MANIFESTS_S)
         except TimeoutError:
-            warnings.append(f"cannot read static manifests within {_MANIFESTS_S:g} s; using those read before")
+            warnings.append(f"cannot read static manifests: timeout after {_MANIFESTS_S:g} s; using the previous ones")
             return
         self.specs = found.pods
         warnings += found.warnings
@@ -234,5 +234,5 @@ def make_pod_reader(cri: CriClient, settings: Settings, clock: Clock, role: Call
     return PodReader(cri, settings=sources, clock=clock, role=role)
 
 
-async def _nothing() -> None:
+async def _none_value() -> None:
     return None

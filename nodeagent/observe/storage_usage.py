@@ -40,7 +40,7 @@ async def read_breakdown(  # noqa: PLR0913 - one argument per source of the brea
 
     Args:
         snapshot: of every scope, with storage graph where available.
-        observer: the observer that made the snapshot.
+        observer: the observer of the snapshot.
         storage: for the size of writable layers.
         pod_log_root: directory of the pod logs.
         within_s: time limit for walking directories.

@@ -1,4 +1,4 @@
-"""Serve a simulated node from a process of its own: ``python -m nodeagent.sim --socket /tmp/sim.sock``.
+"""Serve a simulated node from a separate process: ``python -m nodeagent.sim --socket /tmp/sim.sock``.
 
 For benchmarks, where client and server must not share an interpreter. It runs until SIGTERM or SIGINT.
 """
@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from nodeagent.sim.profiles import PROFILES
-from nodeagent.sim.scenario import Scenario, believable_node, scale_node
+from nodeagent.sim.scenario import Scenario, example_node, scale_node
 from nodeagent.sim.server import SimServer
 
 
@@ -21,7 +21,7 @@ def main() -> None:
     """Parse the arguments, build the node and serve it until a signal."""
     parser = argparse.ArgumentParser(prog="python -m nodeagent.sim", description=__doc__)
     parser.add_argument("--socket", type=Path, required=True, help="path of the socket")
-    parser.add_argument("--images", type=int, default=0, help="number of images; 0 for the believable node")
+    parser.add_argument("--images", type=int, default=0, help="number of images; 0 for the default node")
     parser.add_argument("--layers", type=int, default=10, help="layers per image")
     parser.add_argument("--containers", type=int, default=0, help="number of containers")
     parser.add_argument("--profile", choices=sorted(PROFILES), default="1.7", help="simulated runtime version")
@@ -33,7 +33,7 @@ def main() -> None:
         node = scale_node(options.images, options.layers, options.containers, now=now, root_path=root_path)
         scenario = Scenario(node)
     else:
-        scenario = believable_node(now=now, root_path=root_path)
+        scenario = example_node(now=now, root_path=root_path)
     if options.root is not None:
         Path(scenario.node.imagefs_path).mkdir(parents=True, exist_ok=True)
     if options.logs is not None:

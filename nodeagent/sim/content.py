@@ -1,4 +1,4 @@
-"""Content of images: layers, and the manifests, configs and indexes with the exact bytes that a registry would have."""
+"""Content of images: layers, and manifests, configs and indexes with the exact bytes of a registry."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def build_image(layers: Sequence[Layer], *, variant: str = "", index: bool = Fal
     Args:
         layers: layers of the image, bottom first.
         variant: distinguishes images of equal layers.
-        index: whether the target is an index with a second platform, whose manifest is absent as on any node.
+        index: whether the target is an index with a second platform, whose manifest is absent, as on a real node.
         docker: whether to use Docker's media types.
     """
     config = _document(

@@ -57,10 +57,10 @@ class _Waiter:
 
 
 class Faults:
-    """Rules for injected faults, applied in the order of their creation, ``times`` often each (``None``: always).
+    """Rules for injected faults, applied in the order of their creation, each ``times`` times (``None``: always).
 
     A ``target`` is compared with the id, reference or name in the request; ``None`` matches any. Unknown methods raise
-    ``ValueError``, as a misspelt rule would never apply.
+    ``ValueError``, since a misspelt rule would never apply.
 
     Attributes:
         calls: all received calls in order, including refused and failed ones.

@@ -118,8 +118,8 @@ class Messages:
     def container_status(self, container: SimContainer) -> api.ContainerStatus:
         """Return the status of ``ContainerStatus``.
 
-        containerd reports the current first tag and digest of the image, not the reference that the container was
-        created from, and falls back to that reference after the removal of the image.
+        containerd reports the current first tag and digest of the image, not the reference in the container's
+        configuration, which it reports only after the removal of the image.
         """
         image = self._node.images.get(container.image_id)
         name, reference = container.image_name, self.image_id(container.image_id)

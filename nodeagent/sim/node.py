@@ -1,8 +1,8 @@
 """State of a simulated node: images, pods, containers and the image filesystem.
 
-One class above the usual size: images, pods and disk usage share ids, clock and metadata store, and tests address all
-of them through one object. ``add_pod`` and ``add_container`` are long by their parameters, one per property that a test
-may choose.
+The class exceeds the usual size: images, pods and disk usage share ids, clock and metadata store, and tests address all
+of them through one object. ``add_pod`` and ``add_container`` are long because of their parameters, one per configurable
+property.
 """
 
 from __future__ import annotations
@@ -380,7 +380,7 @@ class SimNode:
             working_set_bytes: memory usage while running.
             memory_request_bytes: memory request, from which ``oom_score_adj`` derives.
             memory_limit_bytes: memory limit; 0 for none.
-            oom_score_adj: overrides the value that the kubelet would set.
+            oom_score_adj: overrides the kubelet's value.
             cpu_shares: CPU shares, which the kubelet derives from the request.
             volume_images: references of images mounted as volumes.
             labelled: whether the container has the labels and annotations of the kubelet.
@@ -539,7 +539,7 @@ class SimNode:
         return self.containers[container_id]
 
     def _put_documents(self, built: BuiltImage, chain_id: str, at: datetime) -> None:
-        """Store the documents of an image with the labels that containerd's garbage collector follows."""
+        """Store the documents of an image with the labels used by containerd's garbage collector."""
         config_digest = built.config.descriptor.digest
         for document in built.documents:
             labels: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Example nodes: a believable worker for demos and tests, and nodes of any size for benchmarks."""
+"""Example nodes: a typical worker for demos and tests, and nodes of any size for benchmarks."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Scenario:
         write_logs(self.node, root, former_pods=self.former_pods)
 
 
-def believable_node(seed: int = 1, *, now: datetime = START, root_path: str = "/var/lib/containerd") -> Scenario:
+def example_node(seed: int = 1, *, now: datetime = START, root_path: str = "/var/lib/containerd") -> Scenario:
     """Return the worker of a small cluster with an image filesystem of 40 GiB at 91 percent; reproducible per seed.
 
     Fourteen pods run: system pods, a shop, batch jobs. Some containers are in a crash loop with four dead attempts,

@@ -60,7 +60,7 @@ _SERVICES: Final[dict[str, ServiceDescriptor]] = {
 
 
 class SimServer:
-    """Async context manager that serves a node; it belongs to the event loop that entered it.
+    """Async context manager that serves a node; it is bound to the event loop of ``__aenter__``.
 
     Attributes:
         node: state of the node; tests may change it at any time.
@@ -94,7 +94,7 @@ class SimServer:
         self.node = node
         self.socket = Path(socket)
         if len(str(self.socket).encode()) > _SOCKET_PATH_BYTES:
-            raise ValueError(f"{self.socket}: longer than a socket path can be ({_SOCKET_PATH_BYTES} bytes)")
+            raise ValueError(f"{self.socket}: longer than the maximum of a socket path ({_SOCKET_PATH_BYTES} bytes)")
         self.profile = PROFILES[profile] if isinstance(profile, str) else profile
         self._containerd_api = self.profile.containerd_api if containerd_api is None else containerd_api
         self._gc_delay_s = gc_delay_s
@@ -133,7 +133,7 @@ class SimServer:
         await self._server.start()
 
     async def stop(self) -> None:
-        """Remove the socket and abort all calls, as if the runtime were killed; :meth:`start` restarts the server."""
+        """Remove the socket and abort all calls, as after a kill of the runtime; :meth:`start` restarts the server."""
         server, self._server = self._server, None
         if self._collection is not None:
             self._collection.cancel()
@@ -150,7 +150,7 @@ class SimServer:
     def _handlers(self) -> Iterator[grpc.GenericRpcHandler[object, object]]:
         messages = Messages(self.node, self.profile)
         runtime = RuntimeService(self.node, self.profile, messages)
-        runtime.list_containers(api_pb2.ListContainersRequest())  # fills the message cache before the first client
+        runtime.list_containers(api_pb2.ListContainersRequest())  # called in advance, to fill the message cache
         services = {
             f"{_CRI_PACKAGE}.RuntimeService": runtime_methods(runtime),
             f"{_CRI_PACKAGE}.ImageService": image_methods(ImageService(self.node, self.profile, messages)),

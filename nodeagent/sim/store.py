@@ -53,7 +53,7 @@ class SnapshotKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """Stored content; ``data`` is ``None`` for layers, which are never read."""
+    """Stored content; ``data`` is ``None`` for layers, whose content is never read."""
 
     digest: str
     size_bytes: int
@@ -356,7 +356,7 @@ class MetadataStore:
 
 
 def _leased(resource_id: str, resource_type: str) -> PieceKey | None:
-    """Return the piece of a lease's resource; ``None`` for ingests, which the simulation does not collect."""
+    """Return the piece of a lease's resource; ``None`` for ingests, which are not collected in the simulation."""
     if resource_type == "content":
         return PieceKind.BLOB, resource_id
     if resource_type == f"snapshots/{SNAPSHOTTER}":

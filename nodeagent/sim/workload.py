@@ -27,7 +27,7 @@ class SimImage:
 
     Attributes:
         id: digest of the config.
-        target_digest: digest that the names refer to.
+        target_digest: target of the names.
         chain_id: key of the topmost snapshot; empty for an image that is not unpacked.
         size_bytes: size in CRI: all compressed blobs, including shared ones.
     """

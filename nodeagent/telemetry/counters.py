@@ -71,7 +71,9 @@ METRICS: Final[Mapping[str, Metric]] = {
         Kind.COUNTER, "Bytes freed by passes, measured on the image filesystem.", ("scope",)
     ),
     "nodeagent_target_bytes": Metric(Kind.GAUGE, "Bytes to free, target of the last pass.", ("scope",)),
-    "nodeagent_shortfall_bytes": Metric(Kind.GAUGE, "Bytes missing to the target of the last pass.", ("scope",)),
+    "nodeagent_shortfall_bytes": Metric(
+        Kind.GAUGE, "Shortfall of the last pass: target minus freed bytes.", ("scope",)
+    ),
     "kubelet_image_garbage_collected_total": Metric(
         Kind.COUNTER,
         "Images removed for space or age; the kubelet's metric name.",

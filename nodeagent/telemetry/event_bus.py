@@ -1,4 +1,4 @@
-"""Bus of log events, for the counters and for clients that watch the agent."""
+"""Bus of log events, for the counters and for clients with an event stream."""
 
 from __future__ import annotations
 

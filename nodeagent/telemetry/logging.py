@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _without_rich() -> Iterator[None]:
-    """Hide rich from structlog, which would load it (5 MiB) for coloured tracebacks; plain ones are used here."""
+    """Hide rich from structlog, which would import it (5 MiB) for coloured tracebacks; the agent logs plain ones."""
     if "rich" in sys.modules:
         yield
         return
@@ -44,7 +44,7 @@ with _without_rich():
 
 
 class _JournalRenderer:
-    """Sends events to journald; falls back to a JSON line for an entry that journald did not accept."""
+    """Sends events to journald, and writes a JSON line for an entry that journald rejects."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal

@@ -136,7 +136,7 @@ def assert_access_rights(node: Node) -> None:
     assert "running (pid " in output
     assert "containerd 1." in output
     code, output = run_as(node, "stranger", "status")
-    assert (code, "only root and members of group nodeagent may" in output) == (1, True), output
+    assert (code, "only root and members of group nodeagent have access" in output) == (1, True), output
     code, output = run_as(node, "member", "status -o json")
     assert code == 0, output
     assert json.loads(output)["agent"]["ready"], output

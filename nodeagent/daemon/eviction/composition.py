@@ -64,7 +64,7 @@ def eviction_tasks(context: DaemonContext, agent: Agent) -> Sequence[DaemonTask]
 
 
 class EvictionTask:
-    """Runs the eviction loop while the agent manages the node alone, and none beside a kubelet."""
+    """Runs the eviction loop while the agent manages the node alone; beside a kubelet it waits."""
 
     def __init__(self, context: DaemonContext, agent: Agent, make: Callable[[], DaemonTask]) -> None:
         """Prepare the task; ``make`` returns an eviction loop that ends when evictions are refused."""
@@ -155,7 +155,7 @@ def _make_loop(context: DaemonContext, agent: Agent) -> EvictionLoop:
             PodMonitor(read_pods, OomKillMonitor(context.logger), reporter, context.clock),
             reporter,
         ),
-        PressureTriggers(lambda name: loop.wake(name)),  # noqa: PLW0108 - the loop does not exist yet
+        PressureTriggers(lambda name: loop.wake(name)),  # noqa: PLW0108 - the loop is created later
     )
     return loop
 

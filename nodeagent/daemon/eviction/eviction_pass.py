@@ -40,7 +40,7 @@ _ENDS_THE_PASS: Final = frozenset({EvictionOutcome.EVICTED, EvictionOutcome.GONE
 
 @dataclass(slots=True)
 class Attempts:
-    """Earlier passes as far as they restrict the next one.
+    """State of earlier passes that restricts the next one.
 
     Attributes:
         failed_s: pod UID to the monotonic times of its failed evictions.
@@ -53,8 +53,8 @@ class Attempts:
     def excluded(self, now_s: float) -> dict[str, str]:
         """Return the pods whose eviction failed repeatedly in the last ten minutes, with the reason.
 
-        After its first failure a pod is tried again, since a hung runtime may answer by then; otherwise another pod
-        would be evicted.
+        After its first failure a pod is retried, since a hung runtime may respond by then; otherwise another pod would
+        be evicted.
         """
         since_s = now_s - _FAILED_KEPT_S
         recent = {uid: [at_s for at_s in times if at_s > since_s] for uid, times in self.failed_s.items()}
@@ -140,7 +140,7 @@ class EvictionPass:
                 if plan.pods_may_be_chosen:
                     return PassResult.NO_POD
                 return self._withheld(plan) or PassResult.NO_PRESSURE
-            if await self._called_off():
+            if await self._is_cancelled():
                 return PassResult.CALLED_OFF
             result = await self._evict(started_at, plan, plan.victim, pods, readings)
             if result.outcome in _ENDS_THE_PASS:
@@ -149,11 +149,11 @@ class EvictionPass:
             excluded[uid] = result.detail
             if result.outcome is EvictionOutcome.FAILED and _relieves_disk(plan.victim):
                 self._attempts.failed_s.setdefault(uid, []).append(self._context.clock.monotonic_s())
-                break  # the pod may still end, so its effect is outstanding; memory pressure permits no such wait
+                break  # the pod may still end, so that its effect is outstanding; memory pressure permits no such wait
         return PassResult.FAILED
 
-    async def _called_off(self) -> bool:
-        """Return whether to cancel the eviction after a stop, pause or refusal during reclaim and measurements."""
+    async def _is_cancelled(self) -> bool:
+        """Return whether a stop, pause or refusal during reclaim and measurements cancels the eviction."""
         return self._stop.is_set() or self._context.pass_lock.pause() is not None or bool(await self._actions.refused())
 
     async def _measure_pods(self) -> PodInventory | None:

@@ -1,7 +1,8 @@
 """The eviction loop: passes at an interval that depends on the distance to the thresholds.
 
 A PSI trigger or a cgroup memory event starts a pass at once. A pass evaluates the signals, runs node-level reclaim, and
-evicts at most one pod. Reclaim takes the pass lock and has garbage collection finish early; an eviction needs no lock.
+evicts at most one pod. Reclaim acquires the pass lock and ends a running garbage collection early; an eviction requires
+no lock.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class EvictionLoop:
                 self._context.loop_statuses.waiting(LOOP_NAME, wait_s, SLACK_S)
                 if (pause := self._context.pass_lock.pause()) is not None:
                     self._context.loop_statuses.paused(LOOP_NAME, pause.text, wait_s + SLACK_S)
-                # A trigger that fires without a break must not turn the loop into a busy one.
+                # Limits the rate of passes: a trigger can fire continuously.
                 if await wait_for_any(min(wait_s, SOONEST_S), stop):
                     return
                 await wait_for_any(max(0.0, wait_s - SOONEST_S), stop, self._woken, wake)
@@ -88,7 +89,7 @@ class EvictionLoop:
             statuses.ended(LOOP_NAME, PassResult.FAILED.value, detail=str(error), failed=True)
             self._monitors.reporter.log_warnings([str(error)])
             return interval_s
-        except Exception as error:  # a bug must not end the loop
+        except Exception as error:  # an unexpected error must not end the loop
             statuses.ended(LOOP_NAME, PassResult.CRASHED.value, detail=repr(error), failed=True)
             self._logger.exception("pass_crashed")
             return interval_s
@@ -100,7 +101,7 @@ class EvictionLoop:
         """Start a pass at once; ``name`` is the trigger that fired."""
         self._logger.debug("woken", by=name)
         if name == MEMORY_EVENTS:
-            self._monitors.pods.expire()  # the event may be of a pod that was not read yet
+            self._monitors.pods.expire()  # the event may concern a pod that was not read yet
         self._woken.set()
 
     async def _run_pass(self, stop: asyncio.Event) -> PassResult:
@@ -111,7 +112,7 @@ class EvictionLoop:
         if not evaluation.met:
             self._attempts.dry_run_steps.clear()
         if not evaluation.acting:
-            await pods.keep_warm(near_threshold=signals.is_near_threshold(self._settings.interval_s))
+            await pods.refresh_if_due(near_threshold=signals.is_near_threshold(self._settings.interval_s))
         paused = self._context.pass_lock.pause() is not None
         policy = self._settings.policy
         if not paused and (evaluation.acting or (policy.local_storage_isolation and pods.is_limit_check_due())):

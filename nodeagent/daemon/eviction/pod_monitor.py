@@ -60,11 +60,10 @@ class PodMonitor:
         await self._oom_kills.check(pods)
         return pods
 
-    async def keep_warm(self, *, near_threshold: bool) -> None:
+    async def refresh_if_due(self, *, near_threshold: bool) -> None:
         """Check for OOM kills, and read the pods again if the last read is old: 2 s near a threshold, else 30 s.
 
-        With a warm cache an eviction reads little, and the required pages of the agent and the runtime are already in
-        memory.
+        With a current cache an eviction reads little, and the pages of the agent and the runtime are in memory.
         """
         if self._pods is not None:
             await self._oom_kills.check(self._pods)
@@ -74,7 +73,7 @@ class PodMonitor:
         await self.read(with_disk=False)
 
     def expire(self) -> None:
-        """Have the pods read again by the next :meth:`keep_warm`."""
+        """Expire the cache, so that the next :meth:`refresh_if_due` reads the pods again."""
         self._read_s = -_WARM_FAR_S
 
     def is_limit_check_due(self) -> bool:

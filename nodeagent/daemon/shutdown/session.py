@@ -150,7 +150,7 @@ class InhibitorSession:  # 12 attributes: its collaborators, and the shutdown in
             self._status.not_held(str(state), state.because, self._intervals.retry_s)
 
     async def _restart_logind_off_bus(self) -> None:
-        """Restart a logind that runs without the bus: it does not reconnect by itself, and would signal no shutdown."""
+        """Restart a logind without bus connection: it does not reconnect by itself, and would signal no shutdown."""
         now_s = self._context.clock.monotonic_s()
         if not self._settings.shutdown.restart_logind or self._settings.dry_run:
             return
@@ -203,11 +203,11 @@ class InhibitorSession:  # 12 attributes: its collaborators, and the shutdown in
             case CommandKind.DELEGATE:
                 logger.warning("shutdown_delegated", because=because, hint="nodeagent doctor --fix-logind")
             case CommandKind.DISABLE:
-                self._context.pass_lock.end_pause(PausedBy.SHUTDOWN)  # without the lock a cancellation is not reported
+                self._context.pass_lock.end_pause(PausedBy.SHUTDOWN)  # a cancellation is not reported without the lock
                 self._host.store.forget()
             case CommandKind.START_SHUTDOWN:
                 self._context.pass_lock.add_pause(Pause(PausedBy.SHUTDOWN, "the node is shutting down"))
-                self._work = asyncio.create_task(self._go_down(self._work))
+                self._work = asyncio.create_task(self._shut_down(self._work))
             case CommandKind.CANCEL_SHUTDOWN:
                 self._context.pass_lock.end_pause(PausedBy.SHUTDOWN)
                 logger.warning("shutdown_cancelled")
@@ -219,7 +219,7 @@ class InhibitorSession:  # 12 attributes: its collaborators, and the shutdown in
 
     # ---- shutdown
 
-    async def _go_down(self, previous: asyncio.Task[None] | None) -> None:
+    async def _shut_down(self, previous: asyncio.Task[None] | None) -> None:
         """Stop the pods and release the lock, even on errors; a stop of the agent or a cancellation ends it early."""
         try:
             if previous is not None and not previous.done():
@@ -235,7 +235,7 @@ class InhibitorSession:  # 12 attributes: its collaborators, and the shutdown in
                     else:
                         because = "another process of the agent stops the pods"
                         self._recorder.logger.warning("shutdown_delegated", because=because)
-        except Exception:  # a bug here must not delay the node's shutdown until logind's limit
+        except Exception:  # an unexpected error must not delay the node's shutdown until logind's limit
             self._recorder.logger.exception("shutdown_crashed")
         self._apply(PodsStopped("shutdown handling finished"))
 

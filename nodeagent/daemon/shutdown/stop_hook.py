@@ -40,7 +40,7 @@ async def stop_pods_at_unit_stop(
     Returns:
         The end of this shutdown, or of the daemon's own if that was complete; ``None`` if no pod had to be stopped.
     """
-    if not unit_stop.node_goes_down:
+    if not unit_stop.is_node_stopping:
         logger.debug("unit_stop", system_state=unit_stop.system_state)
         return None
     clock = SystemClock()
@@ -56,7 +56,7 @@ async def stop_pods_at_unit_stop(
     limit_ms = DelayLimit.of_unit_stop(unit_stop.timeout_us).limit_ms
     if limit_ms is None:
         limit_ms = sum(phase.requested_ms for phase in settings.shutdown.phases)
-    with recorder.files.claim(limit_ms / 1000) as claimed:  # the daemon may still be stopping pods
+    with recorder.files.claim(limit_ms / 1000) as claimed:  # waits for a daemon that is still stopping pods
         if not claimed:
             logger.warning("shutdown_delegated", because="another process of the agent still stops the pods")
             return None

@@ -65,12 +65,12 @@ class InhibitorTask:
                 continue
             try:
                 await self._run_session(stop)
-            except Exception:  # a bug here must not end the daemon's other tasks
+            except Exception:  # an unexpected error must not end the daemon's other tasks
                 self._logger.exception("inhibitor_task_crashed")
                 await wait_for_any(self._intervals.retry_s, stop)
 
     async def _run_session(self, stop: asyncio.Event) -> None:
-        # with dbus_fast, which a daemon without graceful shutdown does not load
+        # imports dbus_fast, which a daemon without graceful shutdown does not load
         from nodeagent.daemon.shutdown.session import InhibitorSession  # noqa: PLC0415
 
         earlier = await asyncio.to_thread(self.recorder.last_of_this_boot)

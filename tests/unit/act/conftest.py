@@ -21,7 +21,7 @@ from nodeagent.runtime.cri import CriClient
 from nodeagent.runtime.storage_backend import ContainerdStorage
 from nodeagent.runtime.storage_graph import LayerCache
 from nodeagent.sim.filesystem import SimFilesystem
-from nodeagent.sim.scenario import believable_node
+from nodeagent.sim.scenario import example_node
 from nodeagent.sim.server import SimServer
 from nodeagent.store import merge_usage
 
@@ -63,7 +63,7 @@ def rig(tmp_path: Path) -> Opener:
         bulk: bool = False,
         read_holds: Callable[[], tuple[Hold, ...]] = tuple,
     ) -> AsyncIterator[Rig]:
-        scenario = believable_node()
+        scenario = example_node()
         node = scenario.node
         scenario.write_logs(tmp_path)
         usage: dict[str, ImageUsage] = {}

@@ -59,7 +59,7 @@ def test_full_backlog_is_an_error_that_names_it(
 ) -> None:
     monkeypatch.setattr("nodeagent.api.client._CONNECT_WITHIN_S", 1)
     waiting = fill(tmp_path / "s")
-    with pytest.raises(DaemonUnavailableError, match="accepts no connection within 1 s"):
+    with pytest.raises(DaemonUnavailableError, match="connection not accepted by the daemon in 1 s"):
         ControlClient(tmp_path / "s").probe()
     assert listener.fileno() >= 0
     for each in waiting:

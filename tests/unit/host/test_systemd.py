@@ -43,7 +43,7 @@ def test_system_state_and_time_limit_of_a_unit_stop_are_read(
     script(bin_directory, f'case "$1" in is-system-running) echo "{state}"; exit 1;; show) echo "{timeout}";; esac')
     unit_stop = read_unit_stop("nodeagent.service")
     assert unit_stop == expected
-    assert unit_stop.node_goes_down is (state == "stopping")
+    assert unit_stop.is_node_stopping is (state == "stopping")
 
 
 def test_without_systemctl_the_state_is_unknown_and_a_restart_fails(

@@ -11,7 +11,7 @@ from nodeagent.errors import ObservationError
 from nodeagent.model import ContainerState
 from nodeagent.sim.filesystem import SimClock, SimFilesystem
 from nodeagent.sim.node import GIB
-from nodeagent.sim.scenario import believable_node, scale_node
+from nodeagent.sim.scenario import example_node, scale_node
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,7 @@ def summary(node: SimNode) -> tuple[object, ...]:
 
 
 def test_default_node_has_the_documented_content() -> None:
-    node = believable_node().node
+    node = example_node().node
     reading = SimFilesystem(node).read(node.imagefs_path)
     assert (reading.used_percent, reading.capacity_bytes) == (91, 40 * GIB)
     assert 38 <= len(node.images) <= 45
@@ -42,7 +42,7 @@ def test_default_node_has_the_documented_content() -> None:
 
 
 def test_low_threshold_is_reached_by_removing_several_unused_images() -> None:
-    node = believable_node().node
+    node = example_node().node
     unused = [image for image in node.images.values() if not node.users_of(image.id) and not image.pinned]
     target = node.used_bytes - node.capacity_bytes * 80 // 100
     before = node.used_bytes
@@ -56,16 +56,16 @@ def test_low_threshold_is_reached_by_removing_several_unused_images() -> None:
 
 
 def test_equal_seeds_create_equal_nodes() -> None:
-    assert summary(believable_node(7).node) == summary(believable_node(7).node)
-    assert summary(believable_node(7).node) != summary(believable_node(8).node)
+    assert summary(example_node(7).node) == summary(example_node(7).node)
+    assert summary(example_node(7).node) != summary(example_node(8).node)
 
 
 def test_default_node_has_no_garbage() -> None:
-    assert believable_node().node.collect_garbage() == 0
+    assert example_node().node.collect_garbage() == 0
 
 
 def test_logs_are_at_the_paths_of_the_runtime(tmp_path: Path) -> None:
-    scenario = believable_node()
+    scenario = example_node()
     scenario.write_logs(tmp_path)
     node = scenario.node
     for container in node.containers.values():

@@ -34,7 +34,7 @@ from nodeagent.runtime.storage_graph import LayerCache
 from nodeagent.sim.content import Layer
 from nodeagent.sim.node import PAUSE, SimNode
 from nodeagent.sim.profiles import PROFILES
-from nodeagent.sim.scenario import believable_node
+from nodeagent.sim.scenario import example_node
 from nodeagent.sim.server import SimServer
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ async def test_bulk_deletion_collects_garbage_once(node: SimNode, server: SimSer
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_layer_graph_predicts_the_freed_bytes(tmp_path: Path, seed: int) -> None:
-    node, dice = believable_node(seed).node, random.Random(seed)
+    node, dice = example_node(seed).node, random.Random(seed)
     async with (
         SimServer(node, tmp_path / "s", gc_delay_s=None) as server,
         RuntimeConnection(server.endpoint) as connection,

@@ -199,7 +199,7 @@ class StatusResponse(_message.Message):
     def status(self) -> Global___RuntimeStatus: ...
     @_builtins.property
     def info(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """With verbose: JSON texts by topic. Their shape belongs to the runtime and changes with its version."""
+        """With verbose: JSON texts by topic. Their structure depends on the runtime and its version."""
 
     @_builtins.property
     def runtime_handlers(self) -> _containers.RepeatedCompositeFieldContainer[Global___RuntimeHandler]: ...

@@ -239,7 +239,7 @@ SOFT = {"soft": "memory.available<1Gi"}
             "'50%' is not below the hard threshold '40%' of memory.psi.some",
             id="soft stall above hard",
         ),
-        pytest.param({"minimum_reclaim": "memory.available=0%"}, "'0%' reclaims nothing", id="reclaim 0%"),
+        pytest.param({"minimum_reclaim": "memory.available=0%"}, "'0%' is not a positive amount", id="reclaim 0%"),
         pytest.param({"minimum_reclaim": "memory.available<5"}, "'<' is not valid for", id="reclaim compares"),
     ],
 )

@@ -124,7 +124,7 @@ Global___PrepareSnapshotRequest: _TypeAlias = PrepareSnapshotRequest  # noqa: Y0
 
 @_typing.final
 class PrepareSnapshotResponse(_message.Message):
-    """The mounts of the new snapshot are not declared, as nothing mounts it."""
+    """The mounts of the new snapshot are not declared, as it is never mounted."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
