@@ -11,6 +11,7 @@ from nodeagent.api.gc import Decision, Drift, Preview, Report
 from nodeagent.model.schemas import SchemaId
 from nodeagent.plan.decision import ItemKind, Verdict
 from nodeagent.plan.gc import saved_plan
+from nodeagent.plan.gc.policy_difference import compare_policies
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -84,12 +85,21 @@ class ComparedPlan(Part, frozen=True, kw_only=True):
     made_at: Time
 
 
+class DifferingSetting(Part, frozen=True, kw_only=True):
+    """A setting that differs; of a list, ``before`` and ``after`` have the entries that the other lacks."""
+
+    setting: str
+    before: str
+    after: str
+
+
 class PlanDiff(Document, frozen=True, kw_only=True, tag=SchemaId.PLAN_DIFF.value):
-    """The differences between two saved plans; ``rules_differ`` if their policies do."""
+    """The differences between two saved plans; ``rules_differ`` if their policies do, in ``settings``."""
 
     before: ComparedPlan
     after: ComparedPlan
     rules_differ: bool
+    settings: tuple[DifferingSetting, ...]
     differences: tuple[Difference, ...]
 
     @classmethod
@@ -101,6 +111,10 @@ class PlanDiff(Document, frozen=True, kw_only=True, tag=SchemaId.PLAN_DIFF.value
             before=ComparedPlan(id=before.id, made_at=before.made_at),
             after=ComparedPlan(id=after.id, made_at=after.made_at),
             rules_differ=before.policy != after.policy,
+            settings=tuple(
+                DifferingSetting(setting=each.setting, before=each.before, after=each.after)
+                for each in compare_policies(before.policy, after.policy)
+            ),
             differences=tuple(map(Difference.of, differences)),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -33,9 +34,10 @@ if TYPE_CHECKING:
 
     from nodeagent.act.gc.outcomes import PassReport
     from nodeagent.act.gc.preview import Preview
+    from nodeagent.api.saved_plan import SavedItem
     from nodeagent.config.settings import Settings
     from nodeagent.plan.gc import saved_plan
-    from nodeagent.plan.gc.saved_plan import Difference, SavedPlan
+    from nodeagent.plan.gc.saved_plan import SavedPlan
 
 _LARGEST_FILE_BYTES = 256 << 20
 
@@ -160,14 +162,14 @@ async def _apply(request: ApplyRequest, settings: Settings, saved: SavedPlan) ->
 
 
 def diff(before: Path, after: Path, form: str) -> None:
-    """Print the differences of two saved plans; exit with 0 if there are none, else with 1."""
+    """Print the differences of two saved plans; exit with 0 if no decision differs, else with 1."""
     old, new = read_plan(before), read_plan(after)
-    differences = compare(old, new)
+    document = PlanDiff.of(old, new, compare(old, new))
     if form != "table":
-        sys.stdout.write(encode(PlanDiff.of(old, new, differences), form))
+        sys.stdout.write(encode(document, form))
     else:
-        _print_differences(old, new, differences)
-    sys.exit(ExitCode.FAILED if differences else ExitCode.DONE)
+        _print_differences(document)
+    sys.exit(ExitCode.FAILED if document.differences else ExitCode.DONE)
 
 
 def read_plan(path: Path) -> SavedPlan:
@@ -236,21 +238,32 @@ def _show(
         console.print(table)
 
 
-def _print_differences(old: SavedPlan, new: SavedPlan, differences: Sequence[Difference]) -> None:
+def _print_differences(document: PlanDiff) -> None:
+    """Print the settings that differ, the number of items per change of verdict, and the items."""
     from nodeagent.cli import render  # noqa: PLC0415 - only for tables
 
     console = render.make_console()
-    if old.policy != new.policy:
-        console.print("policies differ")
-    if not differences:
+    if document.settings:
+        settings = render.table("setting", "before", "after", wrap=("before", "after"))
+        for setting in document.settings:
+            settings.add_row(setting.setting, setting.before, setting.after)
+        console.print(settings)
+    else:
+        console.print("no settings differ")
+    if not document.differences:
         console.print("no decisions differ")
         return
-    table = render.table("kind", "name", "before", "after", wrap=("name", "before", "after"))
-    for each in differences:
-        decision = each.after or each.before
-        if decision is not None:
-            sides = [
-                f"{side.verdict.value}: {side.sentence}" if side else "absent" for side in (each.before, each.after)
-            ]
-            table.add_row(decision.kind.value, values.short_reference(decision.name), *sides)
-    console.print(table)
+    changes = Counter((_status(each.before), _status(each.after)) for each in document.differences)
+    counts = render.table("items", "before", "after", right=("items",))
+    for (before, after), count in changes.most_common():
+        counts.add_row(str(count), before, after)
+    console.print(counts)
+    items = render.table("kind", "name", "before", "after", wrap=("name",))
+    for each in document.differences:
+        kind = "" if each.kind is None else each.kind.value
+        items.add_row(kind, values.short_reference(each.name or ""), _status(each.before), _status(each.after))
+    console.print(items)
+
+
+def _status(item: SavedItem | None) -> str:
+    return "absent" if item is None else f"{item.verdict.value}: {item.reason.code}"

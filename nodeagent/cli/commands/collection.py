@@ -166,7 +166,11 @@ def plan_diff(
     after: Annotated[Path, typer.Argument(metavar="B", help="Saved plan to compare with A")],
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Compare two saved plans: verdicts and reasons."""
+    """Compare two saved plans: settings, verdicts, reasons.
+
+    The settings that differ are listed first, then the number of items per change of verdict and reason, then the
+    items. The exit code is 0 if only settings differ.
+    """
     from nodeagent.cli.plan import diff  # noqa: PLC0415
 
     diff(before, after, output.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -108,7 +109,7 @@ def test_help_and_configuration_reference_are_printed() -> None:
 
 
 def test_saved_plan_is_applied_and_its_drift_reported(config: Path, tmp_path: Path) -> None:
-    saved, later = tmp_path / "plan.json", tmp_path / "later.json"
+    saved, later, other = (tmp_path / f"{name}.json" for name in ("plan", "later", "other"))
     loose = ("--high", "1", "--low", "0", "--minimum-age", "0s")
     rules = (*loose, "--scope", "images")
     with served(tmp_path):
@@ -135,7 +136,12 @@ def test_saved_plan_is_applied_and_its_drift_reported(config: Path, tmp_path: Pa
         assert len(history["passes"][0]["actions"]) == len(listed) - 1
         assert nodeagent("plan", "--out", str(later), *rules, "--config", str(config)).returncode == 0
         differing = nodeagent("plan", "diff", str(saved), str(later))
-        assert (differing.returncode, "held by" in differing.stdout) == (1, True)
+        assert (differing.returncode, "keep: held" in differing.stdout) == (1, True)
+        assert "no settings differ" in differing.stdout
+        assert nodeagent("plan", "--out", str(other), "--scope", "images", "--config", str(config)).returncode == 0
+        rules_differ = nodeagent("plan", "diff", str(saved), str(other)).stdout
+        assert re.search(r"image_gc.high_threshold_percent +1 +85 ", rules_differ), rules_differ
+        assert "image_gc.max_images_per_pass" not in rules_differ
         assert nodeagent("plan", "diff", str(saved), str(saved)).returncode == 0
         removed = nodeagent("explain", listed[1]["name"], "--config", str(config))
         assert (removed.returncode, "done, least recently used" in removed.stdout) == (0, True)
