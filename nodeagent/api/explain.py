@@ -21,13 +21,20 @@ class SharedImage(Part, frozen=True, kw_only=True):
     bytes: int
 
 
+class OtherReferences(Part, frozen=True, kw_only=True):
+    """The bytes of an image's layers with references of a kind other than listed images, such as ``container``."""
+
+    kind: str
+    bytes: int
+
+
 class Sharing(Part, frozen=True, kw_only=True):
-    """The shared layers of an image; ``held_by`` lists references other than images."""
+    """The layers of an image that have further references: other images, and ``with_others``."""
 
     unique_bytes: int
     shared_bytes: int
     with_images: tuple[SharedImage, ...]
-    held_by: tuple[str, ...]
+    with_others: tuple[OtherReferences, ...]
 
     @classmethod
     def of(cls, value: explanation.Sharing) -> Sharing:
@@ -36,7 +43,7 @@ class Sharing(Part, frozen=True, kw_only=True):
             unique_bytes=value.unique_bytes,
             shared_bytes=value.shared_bytes,
             with_images=tuple(SharedImage(name=name, bytes=size) for name, size in value.with_images),
-            held_by=value.held_by,
+            with_others=tuple(OtherReferences(kind=kind, bytes=size) for kind, size in value.with_others),
         )
 
 
@@ -51,12 +58,16 @@ class Explained(Decision, frozen=True, kw_only=True):
     """The decision on one item, with its basis.
 
     Attributes:
+        attempt: attempt of a container or sandbox; ``None`` for other items.
         also_kept_by: further reasons to keep it.
         when: condition of its removal, as text.
         eligible_at: time from which it can be removed; ``None`` if time alone does not decide.
         position: place in the removal order, from 1; ``None`` for other items than images.
+        frees_alone_bytes: bytes that the removal of only this image frees; ``frees_bytes`` are those within the plan,
+            after ``removals_before`` other removals.
     """
 
+    attempt: int | None
     names: tuple[str, ...]
     also_kept_by: tuple[Reason, ...]
     when: str
@@ -67,6 +78,8 @@ class Explained(Decision, frozen=True, kw_only=True):
     first_detected: Time | None
     last_used: Time | None
     size_bytes: int | None
+    frees_alone_bytes: int | None
+    removals_before: int
     sharing: Sharing | None
     pod: PodState | None
 
@@ -75,6 +88,7 @@ class Explained(Decision, frozen=True, kw_only=True):
         """Return the document form of an explanation."""
         return cls(
             **decision_fields(value.decision),
+            attempt=value.attempt,
             names=value.names,
             also_kept_by=tuple(map(Reason.of, value.also)),
             when=value.when,
@@ -85,6 +99,8 @@ class Explained(Decision, frozen=True, kw_only=True):
             first_detected=value.first_detected,
             last_used=value.last_used,
             size_bytes=value.size_bytes,
+            frees_alone_bytes=value.frees_alone_bytes,
+            removals_before=value.removals_before,
             sharing=None if value.sharing is None else Sharing.of(value.sharing),
             pod=None if value.pod is None else PodState(gone=value.pod.deleted, how=value.pod.how),
         )

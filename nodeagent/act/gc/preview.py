@@ -68,6 +68,15 @@ def plans_for(
     return plan_all(snapshot, policy, only=only).plans
 
 
+def plans_by_loop(snapshot: NodeSnapshot, policy: GCPolicy) -> tuple[Plan, ...]:
+    """Return the plans of the next pass of container GC and of that of image GC, on the same snapshot.
+
+    Unlike in a pass over everything, an image is still referenced by the containers that container GC removes, as in
+    the lists of images and containers.
+    """
+    return (*plans_for(Scope.CONTAINERS, snapshot, policy), *plans_for(Scope.IMAGES, snapshot, policy))
+
+
 def plans_for_saved(
     saved: SavedPlan, snapshot: NodeSnapshot, current: GCPolicy
 ) -> tuple[tuple[Plan, ...], tuple[Plan, ...]]:

@@ -5,58 +5,34 @@ Explanations are derived from the plan of the next pass, so they cannot differ f
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.plan.decision import ItemKind, ReasonCode, Verdict
+from nodeagent.plan.gc.accounting import ledger_for
 from nodeagent.plan.gc.image_keep_rules import keep_reasons
 from nodeagent.plan.gc.image_order import order_of_use, unused_since
 from nodeagent.plan.gc.image_references import ImageIndex
 from nodeagent.plan.gc.image_users import find_users
+from nodeagent.plan.gc.removal_condition import condition_of, eligible_at, image_condition
 from nodeagent.plan.pods.deletion import PodDeletionStatus, check_pods
 from nodeagent.plan.pods.names import container_name, sandbox_name
-from nodeagent.units import format_bytes, format_duration
+from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from nodeagent.model import Container, Image, NodeSnapshot, Sandbox, StorageGraph
     from nodeagent.plan.decision import Decision, Plan, Reason
-    from nodeagent.plan.gc.images import ImageGCPolicy
+    from nodeagent.plan.gc.image_users import ImageUsers
     from nodeagent.plan.gc.planner import GCPolicy
 
 _SHORTEST_ID: Final = 4
 _BY_USE: Final = frozenset({ReasonCode.BELOW_HIGH_THRESHOLD, ReasonCode.ENOUGH_FREED})
 _BY_USE_LATER: Final = _BY_USE | {ReasonCode.AGE_NOT_OBSERVED, ReasonCode.CLOCK_UNTRUSTED}
-_THEN_BY_THRESHOLD: Final = {
-    ReasonCode.IN_USE_BY_CONTAINER: "once unreferenced",
-    ReasonCode.IN_USE_BY_SANDBOX: "once unreferenced",
-    ReasonCode.TOO_YOUNG: "once it is old enough",
-    ReasonCode.HELD: "once the hold ends",
-}
-_FIXED: Final = {
-    ReasonCode.PINNED: "not while pinned in the runtime",
-    ReasonCode.SANDBOX_IMAGE: "not while it is the sandbox image",
-    ReasonCode.PROTECTED: "not while the rule is in protect.images",
-    ReasonCode.NEWEST_TAGS: "once its repository has newer images",
-    ReasonCode.THRESHOLD_DISABLED: "not while collection by threshold is disabled",
-    ReasonCode.LIMIT_IMAGES_PER_PASS: "in a later pass; this one is at its limit",
-    ReasonCode.LIMIT_BYTES_PER_PASS: "in a later pass; this one is at its limit",
-    ReasonCode.FILESYSTEM_UNREADABLE: "once the image filesystem can be read",
-    ReasonCode.CLOCK_UNTRUSTED: "once the wall clock has not jumped for the grace period",
-    ReasonCode.USE_UNKNOWN: "once image use is known",
-    ReasonCode.GAIN_TOO_SMALL: "once its gain is larger (images with common layers removed), or minimum_gain is lower",
-    ReasonCode.RUNNING: "once it has exited",
-    ReasonCode.STATE_UNKNOWN: "once reported as exited",
-    ReasonCode.NOT_KUBELET_MANAGED: "not unless include_unlabelled is set",
-    ReasonCode.WITHIN_LIMITS: "once newer instances of it have exited, or its pod is deleted",
-    ReasonCode.SANDBOX_UNKNOWN: "once its label and its sandbox have the same pod",
-    ReasonCode.AGE_UNKNOWN: "once its creation time is known",
-    ReasonCode.LOG_NOT_READ: "once it can be read completely",
-    ReasonCode.LOG_OPEN: "once no process has it open",
-    ReasonCode.LOG_OPENERS_UNKNOWN: "once two readings one interval of container GC apart are equal",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +43,14 @@ class Sharing:
         unique_bytes: size of the pieces without other references.
         shared_bytes: size of the other pieces.
         with_images: name and common bytes of each other image, largest first.
-        held_by: kinds of other references, such as ``container``.
+        with_others: kind and bytes of the references other than from listed images, such as ``container`` for the
+            snapshots of containers, of this image or of one with common layers; largest first.
     """
 
     unique_bytes: int
     shared_bytes: int
     with_images: tuple[tuple[str, int], ...]
-    held_by: tuple[str, ...]
+    with_others: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +59,25 @@ class Explanation:
 
     Attributes:
         decision: the decision of the next pass.
+        attempt: attempt of a container or sandbox; ``None`` for other items.
         names: all names of the item.
         also: the reasons of further rules that keep the item.
         when: condition of the item's removal, for display.
         eligible_at: time of eligibility, if it depends on time alone; aware UTC.
-        users: containers and sandboxes that refer to an image.
+        users: containers and sandboxes that refer to an image, by name, newest attempt first.
         position: position of an image in the order of use, from 1; 0 for other items.
         positions: number of images in the order of use.
         first_detected: first detection or pull of an image.
         last_used: last observed use of an image.
         size_bytes: size of an image as reported by CRI.
+        frees_alone_bytes: bytes that the removal of only this image frees; the decision has those within the plan.
+        removals_before: number of removals of the plan that the figure of the decision assumes.
         sharing: shared pieces of an image with known layers.
         pod: deletion status of the pod of a container, sandbox or log.
     """
 
     decision: Decision
+    attempt: int | None = None
     names: tuple[str, ...] = ()
     also: tuple[Reason, ...] = ()
     when: str = ""
@@ -107,6 +88,8 @@ class Explanation:
     first_detected: datetime | None = None
     last_used: datetime | None = None
     size_bytes: int | None = None
+    frees_alone_bytes: int | None = None
+    removals_before: int = 0
     sharing: Sharing | None = None
     pod: PodDeletionStatus | None = None
 
@@ -144,21 +127,22 @@ class _Explainer:
         order = order_of_use(snapshot)
         users = find_users(snapshot)
         reasons = keep_reasons(snapshot, self._policy.images.protection, matched)
+        removals = self._image_removals()
+        ledger = ledger_for(snapshot)
         explained = []
         for image in found:
             decision, usage = self._decided[ItemKind.IMAGE, image.id], snapshot.image_usage.get(image.id)
-            containers = [
-                f"container {container_name(each)} ({each.state.value})" for each in users.containers.get(image.id, ())
-            ]
-            sandboxes = [f"sandbox {sandbox_name(each)}" for each in users.sandboxes.get(image.id, ())]
+            also = tuple(each for each in reasons[image.id] if each.code is not decision.reason.code)
             explained.append(
                 Explanation(
                     decision,
                     names=(*image.references, image.id),
-                    also=tuple(each for each in reasons[image.id] if each != decision.reason),
-                    when=self._image_when(image, decision, order),
-                    eligible_at=self._image_eligible_at(image, decision),
-                    users=(*containers, *sandboxes),
+                    also=also,
+                    when=self._image_when(image, decision, also, order, users),
+                    eligible_at=self._image_eligible_at(image, decision, also),
+                    users=tuple(self._user_lines(image, users)),
+                    frees_alone_bytes=ledger.gain(image)[0],
+                    removals_before=removals.index(image.id) if image.id in removals else len(removals),
                     position=order.index(image.id) + 1,
                     positions=len(order),
                     first_detected=usage.first_detected if usage else None,
@@ -169,60 +153,85 @@ class _Explainer:
             )
         return explained
 
+    def _image_removals(self) -> list[str]:
+        return [key[1] for key, each in self._decided.items() if key[0] is ItemKind.IMAGE and _is_removed(each)]
+
+    def _user_lines(self, image: Image, users: ImageUsers) -> Iterator[str]:
+        for each in sorted(users.containers.get(image.id, ()), key=_by_instance):
+            state = each.state.value + (
+                ", removed by container GC" if self._removes(ItemKind.CONTAINER, each.id) else ""
+            )
+            yield f"container {container_name(each)} attempt {each.attempt} {each.id[:12]} ({state})"
+        for sandbox in sorted(users.sandboxes.get(image.id, ()), key=_by_sandbox):
+            state = "ready" if sandbox.ready else "not ready"
+            state += ", removed by container GC" if self._removes(ItemKind.SANDBOX, sandbox.id) else ""
+            yield f"sandbox {sandbox_name(sandbox)} attempt {sandbox.attempt} {sandbox.id[:12]} ({state})"
+
+    def _removes(self, kind: ItemKind, item_id: str) -> bool:
+        decision = self._decided.get((kind, item_id))
+        return decision is not None and _is_removed(decision)
+
     def workload(self, query: str) -> list[Explanation]:
-        """Return the explanations of the matching containers and sandboxes, and of all items of matching pods."""
+        """Return the explanations of the matching containers, sandboxes and logs, and of all items of matching pods.
+
+        Containers of a name follow each other, the newest attempt first.
+        """
         snapshot = self._snapshot
         pods = {each.uid for each in snapshot.sandboxes if query in _pod_names(each)}
         pods |= {each.pod_uid for each in snapshot.containers if query in _pod_names_of(each)}
         pods.discard("")
         containers = [
-            self._other(ItemKind.CONTAINER, each.id, container_name(each), each.pod_uid)
-            for each in snapshot.containers
+            self._other(ItemKind.CONTAINER, each.id, container_name(each), each.pod_uid, each.attempt)
+            for each in sorted(snapshot.containers, key=_by_instance)
             if each.pod_uid in pods or query in _container_names(each) or _is_id(query, each.id)
         ]
         sandboxes = [
-            self._other(ItemKind.SANDBOX, each.id, sandbox_name(each), each.uid)
-            for each in snapshot.sandboxes
+            self._other(ItemKind.SANDBOX, each.id, sandbox_name(each), each.uid, each.attempt)
+            for each in sorted(snapshot.sandboxes, key=_by_sandbox)
             if each.uid in pods or _is_id(query, each.id)
         ]
         logs = [
             self._other(ItemKind.POD_LOG_DIRECTORY, each.name, each.name, each.name.rpartition("_")[2])
-            for each in snapshot.pod_log_directories
+            for each in sorted(snapshot.pod_log_directories, key=attrgetter("name"))
             if each.name == query or each.name.rpartition("_")[2] in pods
         ]
-        return [each for each in (*containers, *sandboxes, *logs) if each is not None]
+        links = [
+            self._other(ItemKind.CONTAINER_LOG_LINK, each.name, each.name, "")
+            for each in sorted(snapshot.dead_log_links, key=attrgetter("name"))
+            if each.name == query
+        ]
+        return [each for each in (*containers, *sandboxes, *logs, *links) if each is not None]
 
-    def _other(self, kind: ItemKind, item_id: str, name: str, uid: str) -> Explanation | None:
+    def _other(
+        self, kind: ItemKind, item_id: str, name: str, uid: str, attempt: int | None = None
+    ) -> Explanation | None:
         decision = self._decided.get((kind, item_id))
         if decision is None:
             return None
         code, details = decision.reason.code, decision.reason.details
-        eligible_at = None
+        at = None
         if code in (ReasonCode.CREATED_RECENTLY, ReasonCode.MODIFIED_RECENTLY):
             age_s, minimum_s = details.get("age_s"), details.get("minimum_s")
             if isinstance(age_s, int | float) and isinstance(minimum_s, int | float):
-                eligible_at = self._snapshot.observed_at + timedelta(seconds=minimum_s - age_s)
-        when = "in the next pass" if decision.verdict is Verdict.REMOVE else _FIXED.get(code, "")
-        if eligible_at is not None:
-            when = "once it is old enough, unless another rule keeps it"
-        return Explanation(
-            decision, names=(name, item_id), when=when, eligible_at=eligible_at, pod=self._statuses.get(uid)
-        )
+                at = self._snapshot.observed_at + timedelta(seconds=minimum_s - age_s)
+        when = "in the next pass" if _is_removed(decision) else condition_of(decision.reason)
+        pod = self._statuses.get(uid)
+        return Explanation(decision, attempt, names=(name, item_id), when=when, eligible_at=at, pod=pod)
 
-    def _image_when(self, image: Image, decision: Decision, order: Sequence[str]) -> str:
-        policy, code = self._policy.images, decision.reason.code
-        if decision.verdict is Verdict.REMOVE:
-            removals = [key[1] for key, each in self._decided.items() if key[0] is ItemKind.IMAGE and _is_removed(each)]
+    def _image_when(
+        self, image: Image, decision: Decision, also: Sequence[Reason], order: Sequence[str], users: ImageUsers
+    ) -> str:
+        if _is_removed(decision):
+            removals = self._image_removals()
             return f"in the next pass, as number {removals.index(image.id) + 1} of {len(removals)}"
-        if code in _THEN_BY_THRESHOLD:
-            return f"{_THEN_BY_THRESHOLD[code]}; {_by_threshold(policy)}"
-        if code in _BY_USE:
-            return self._by_use(image, order)
-        if code is ReasonCode.AGE_NOT_OBSERVED:
-            maximum = format_duration(policy.maximum_unused_age_s)
-            observed = f"once image use has been observed for {maximum} without a gap, if unused until then"
-            return observed if policy.high_threshold_percent >= 100 else f"{observed}; or {self._by_use(image, order)}"
-        return _FIXED.get(code, "")
+        containers, sandboxes = users.containers.get(image.id, ()), users.sandboxes.get(image.id, ())
+        users_removed = all(self._removes(ItemKind.CONTAINER, each.id) for each in containers) and all(
+            self._removes(ItemKind.SANDBOX, each.id) for each in sandboxes
+        )
+        reasons = (decision.reason, *also)
+        return image_condition(
+            reasons, self._policy.images, by_use=self._by_use(image, order), users_removed=users_removed
+        )
 
     def _by_use(self, image: Image, order: Sequence[str]) -> str:
         """Return the usage at which an image is removed by threshold, for display."""
@@ -243,25 +252,16 @@ class _Explainer:
             return f"{words}; it would be removed first"
         return f"{words}, and removing the {len(earlier)} unused less recently ({format_bytes(frees)}) is not enough"
 
-    def _image_eligible_at(self, image: Image, decision: Decision) -> datetime | None:
-        if decision.verdict is Verdict.REMOVE:
+    def _image_eligible_at(self, image: Image, decision: Decision, also: Sequence[Reason]) -> datetime | None:
+        if _is_removed(decision):
             return None
-        details = decision.reason.details
-        for key in ("eligible_at", "until_at"):
-            at = details.get(key)
-            if isinstance(at, datetime):
-                return at
+        if decision.reason.code not in _BY_USE:
+            return eligible_at((decision.reason, *also))
         usage, maximum_s = self._snapshot.image_usage.get(image.id), self._policy.images.maximum_unused_age_s
         observed_since = self._snapshot.image_use_observed_since
-        if maximum_s > 0 and usage is not None and observed_since is not None and decision.reason.code in _BY_USE:
+        if maximum_s > 0 and usage is not None and observed_since is not None:
             return unused_since(usage, observed_since) + timedelta(seconds=maximum_s)
         return None
-
-
-def _by_threshold(policy: ImageGCPolicy) -> str:
-    if policy.high_threshold_percent >= 100:
-        return "then not removed by usage: threshold collection disabled"
-    return f"then when imagefs is {policy.high_threshold_percent}% full, in order of use"
 
 
 def _is_removed(decision: Decision) -> bool:
@@ -282,18 +282,31 @@ def _sharing(storage: StorageGraph | None, image: Image, images: Iterable[Image]
         if both:
             shared |= both
             common[names.get(other, other)] = sum(storage.pieces[index].size_bytes for index in both)
-    kinds = {kind.value for index in own for kind in storage.pieces[index].references}
+    kinds: Counter[str] = Counter()
+    for index in own:
+        piece = storage.pieces[index]
+        kinds.update(dict.fromkeys({kind.value for kind in piece.references}, piece.size_bytes))
     shared |= {index for index in own if storage.pieces[index].references}
     return Sharing(
         unique_bytes=sum(storage.pieces[index].size_bytes for index in own - shared),
         shared_bytes=sum(storage.pieces[index].size_bytes for index in shared),
         with_images=tuple(sorted(common.items(), key=lambda each: (-each[1], each[0]))),
-        held_by=tuple(sorted(kinds)),
+        with_others=tuple(sorted(kinds.items(), key=lambda each: (-each[1], each[0]))),
     )
 
 
 def _is_id(query: str, item_id: str) -> bool:
     return len(query) >= _SHORTEST_ID and item_id.startswith(query)
+
+
+def _by_instance(container: Container) -> tuple[str, int, str]:
+    """Sort key: by name, newest attempt first, then by id."""
+    return container_name(container), -container.attempt, container.id
+
+
+def _by_sandbox(sandbox: Sandbox) -> tuple[str, int, str]:
+    """Sort key: by name, newest attempt first, then by id."""
+    return sandbox_name(sandbox), -sandbox.attempt, sandbox.id
 
 
 def _pod_names(sandbox: Sandbox) -> tuple[str, ...]:

@@ -122,6 +122,6 @@ def _used_by_containers(containers: Sequence[Container]) -> Reason:
         first += sorted(others, key=_BY_ID)[: _NAMED - len(first)]
     note = f" and {len(containers) - _NAMED} more" if len(containers) > _NAMED else ""
     if not running and all(each.state in _DEAD for each in containers):
-        note += "; none is running, so it is removable after container GC"
+        note += "; none is running: removable once they are removed"
     names = tuple(container_name(each) + _MARKS[each.state] for each in first)
     return Reason(ReasonCode.IN_USE_BY_CONTAINER, {"count": len(containers), "containers": names, "note": note})

@@ -32,6 +32,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "sandboxes.minimum_age_s": "container_gc.sandbox_minimum_age",
     "sandboxes.include_unlabelled": "container_gc.include_unlabelled",
     "logs.minimum_age_s": "container_gc.log_minimum_age",
+    "logs.period_s": "container_gc.interval",
 }
 """The setting of each field of a policy, by its path."""
 

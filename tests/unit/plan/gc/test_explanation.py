@@ -7,12 +7,14 @@ from datetime import timedelta
 
 import pytest
 
+from nodeagent.act.gc.preview import plans_by_loop
 from nodeagent.model import ContainerState, Hold, NodeSnapshot, ReferenceKind
-from nodeagent.plan.decision import ReasonCode, Verdict
+from nodeagent.plan.decision import Reason, ReasonCode, Verdict
 from nodeagent.plan.gc.explanation import Explanation, explain
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
 from nodeagent.plan.gc.images import ImageGCPolicy
 from nodeagent.plan.gc.planner import GCPolicy, plan_all
+from nodeagent.plan.gc.removal_condition import condition_of, image_condition
 from tests.unit.builders import (
     DAY_S,
     MIB,
@@ -80,15 +82,98 @@ def test_shared_bytes_are_listed_with_the_other_images() -> None:
     assert sharing is not None
     assert (sharing.unique_bytes, sharing.shared_bytes) == (5 * MIB, 32 * MIB)
     assert sharing.with_images == (("r.example/b:1", 30 * MIB),)
-    assert sharing.held_by == ("lease",)
+    assert sharing.with_others == (("lease", 2 * MIB),)
 
 
 def test_image_in_use_has_its_users_and_further_keep_reasons() -> None:
     busy = one("r.example/busy:1")
     assert busy.decision.reason.code is ReasonCode.IN_USE_BY_CONTAINER
-    assert busy.users == ("container shop/web/app (running)",)
+    assert busy.users == ("container shop/web/app attempt 0 run (running)",)
     assert [each.code for each in busy.also] == [ReasonCode.PINNED]
-    assert busy.when.startswith("once unreferenced")
+    assert busy.when == "never while it is pinned in the runtime"
+    assert busy.eligible_at is None
+
+
+def test_sandbox_image_is_never_removable_although_its_sandboxes_can_end() -> None:
+    observed = snapshot(
+        (image("p", "registry.k8s.io/pause:3.9"), used(0)),
+        sandboxes=(sandbox("web", ready=True, image="p"),),
+        sandbox_images=("registry.k8s.io/pause:3.9",),
+        image_filesystem=filesystem(95),
+    )
+    found = one("registry.k8s.io/pause:3.9", observed)
+    assert found.decision.reason.code is ReasonCode.IN_USE_BY_SANDBOX
+    assert found.when == "never while it is the sandbox image"
+
+
+def test_image_of_dead_containers_that_are_removed_next_states_that() -> None:
+    dead = [
+        container(f"dead{attempt}", pod="job", created_s=9000 - attempt, attempt=attempt, image_ref="a")
+        for attempt in (1, 0, 2)
+    ]
+    observed = snapshot(
+        (image("a", "r.example/a:1"), used(DAY_S)),
+        containers=tuple(dead),
+        sandboxes=(sandbox("job", ready=True),),
+        image_filesystem=filesystem(50),
+    )
+    policy = replace(POLICY, containers=replace(POLICY.containers, max_per_pod_container=0))
+    plans = plans_by_loop(observed, policy)
+    (found,) = explain(observed, policy, plans, "r.example/a:1")
+    assert found.decision.reason.code is ReasonCode.IN_USE_BY_CONTAINER
+    assert found.also == (), "the planned removal of the containers gives no second verdict"
+    assert found.when.startswith("once container GC has removed its dead containers; then when imagefs is 85% full")
+    assert found.users == tuple(
+        f"container shop/job/app attempt {attempt} dead{attempt} (exited, removed by container GC)"
+        for attempt in (2, 1, 0)
+    )
+    (kept,) = explain(observed, POLICY, plans_by_loop(observed, POLICY), "r.example/a:1")
+    assert kept.when.startswith("once it is unreferenced; ")
+
+
+def test_conditions_of_several_reasons_are_all_stated() -> None:
+    hold = Hold("1", "r.example/a:1", "why", "me", NOW, NOW + timedelta(hours=2))
+    observed = node(95, holds=(hold,))
+    used_too = replace(observed, containers=(container("c", pod="web", state=ContainerState.RUNNING, image_ref="a"),))
+    found = one("r.example/a:1", used_too)
+    assert found.when.startswith("once it is unreferenced and the hold has ended; then when imagefs is 85% full")
+    assert found.eligible_at is None, "the end of the hold alone does not make it removable"
+
+
+def test_freed_bytes_are_stated_alone_and_within_the_plan() -> None:
+    alone, second = one("r.example/a:1", node(99)), one("r.example/b:1", node(99))
+    assert (alone.frees_alone_bytes, alone.decision.frees_bytes, alone.removals_before) == (5 * MIB, 5 * MIB, 0)
+    assert (second.frees_alone_bytes, second.decision.frees_bytes, second.removals_before) == (7 * MIB, 37 * MIB, 1)
+
+
+_REMOVED = frozenset(
+    {
+        ReasonCode.LEAST_RECENTLY_USED,
+        ReasonCode.UNUSED_TOO_LONG,
+        ReasonCode.ALL_UNUSED,
+        ReasonCode.POD_DELETED,
+        ReasonCode.POD_FINISHED,
+        ReasonCode.OVER_PER_CONTAINER_LIMIT,
+        ReasonCode.OVER_TOTAL_LIMIT,
+        ReasonCode.SANDBOX_SUPERSEDED,
+        ReasonCode.LINK_TARGET_MISSING,
+    }
+)
+_CODES = list(ReasonCode)
+_LAST_OF_IMAGES = _CODES.index(ReasonCode.NOT_IN_PLAN)
+_LAST_OF_LOGS = _CODES.index(ReasonCode.UNREFERENCED)
+
+
+@pytest.mark.parametrize("code", [each for each in _CODES[: _LAST_OF_IMAGES + 1] if each not in _REMOVED])
+def test_every_reason_to_keep_an_image_has_a_condition(code: ReasonCode) -> None:
+    policy = ImageGCPolicy(maximum_unused_age_s=DAY_S)
+    assert image_condition([Reason(code)], policy, by_use="by use", users_removed=False)
+    assert image_condition([Reason(code)], ImageGCPolicy(), by_use="by use", users_removed=False)
+
+
+@pytest.mark.parametrize("code", [each for each in _CODES[_LAST_OF_IMAGES:_LAST_OF_LOGS] if each not in _REMOVED])
+def test_every_reason_to_keep_a_container_sandbox_or_log_has_a_condition(code: ReasonCode) -> None:
+    assert condition_of(Reason(code))
 
 
 def test_image_kept_by_age_or_hold_has_its_time_of_eligibility() -> None:
@@ -135,7 +220,7 @@ def test_protected_image_has_its_rule() -> None:
     policy = GCPolicy(images=ImageGCPolicy(protection=ProtectionPolicy((parse_rule("r.example/a"),))))
     kept = one("r.example/a:1", node(95), policy)
     assert kept.decision.reason.details["rule"] == "r.example/a"
-    assert kept.when == "not while the rule is in protect.images"
+    assert kept.when == "never while it is matched by protect.images"
 
 
 @pytest.mark.parametrize("query", ["web", "shop/web", "uid-web"])
@@ -157,7 +242,7 @@ def test_containers_are_found_by_id_and_by_name(query: str) -> None:
     observed = node()
     found = explain(observed, POLICY, plan_all(observed, POLICY).plans, query)
     ids = [each.decision.id for each in found]
-    assert ids == (["dead1"] if query == "dead1" else ["run", "dead1", "dead2"])
+    assert ids == (["dead1"] if query == "dead1" else ["dead2", "dead1", "run"])
     verdicts = {each.decision.id: each.decision.verdict for each in found}
     assert verdicts["dead1"] is Verdict.REMOVE
 

@@ -339,7 +339,7 @@ class TestInUse:
     def test_reason_states_that_only_dead_containers_use_the_image(self) -> None:
         (decision,) = self.plan(containers=(container("c", image_name="app:1"),)).decisions
         assert decision.reason.sentence == (
-            "in use by 1 container(s): shop/web/app (dead); none is running, so it is removable after container GC"
+            "in use by 1 container(s): shop/web/app (dead); none is running: removable once they are removed"
         )
 
     def test_container_of_unknown_state_does_not_count_as_dead(self) -> None:
