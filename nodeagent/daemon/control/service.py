@@ -1,6 +1,6 @@
 """The operations of the control API.
 
-Answers are the documents that commands print, made by the same functions.
+Responses are the documents printed by the commands, created by the same functions.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class ControlService:
         return encode_line(await pressure_document(self._status_reader(), self._context.eviction))
 
     async def plan(self, request: requests.PlanRequest) -> str:
-        """Return the plan of a pass that starts now; with a lifetime it can be saved and applied."""
+        """Return the plan of a pass starting now; with a lifetime it can be saved and applied."""
         scope, lasts_s = _scope(request.scope), _seconds(request.lasts_seconds, _LONGEST_PLAN_S, "lasts_seconds")
         agent = require_agent(self._context)
         preview = await self._alone(agent.collector.preview(scope))
@@ -190,7 +190,7 @@ class ControlService:
         caller = CALLER.get()
         why = _text(request.why, "why")
         work = pause(self._context, by=caller.name, is_root=caller.is_root, why=why, seconds=seconds)
-        await asyncio.shield(work)  # half a pause would start at the next restart
+        await asyncio.shield(work)  # an incomplete pause would start at the next restart
         return encode_line(Paused(until=self._context.clock.now() + timedelta(seconds=seconds)))
 
     async def resume(self, _: requests.Empty) -> str:
@@ -301,14 +301,14 @@ class ControlService:
 
     @property
     def _heavy(self) -> asyncio.Lock:
-        """Serialises the operations that observe the node; root does not wait for other users."""
+        """Serialises observations of the node; root does not wait for other users."""
         return self._heavy_locks[CALLER.get().is_root]
 
     async def _alone(self, work: Coroutine[object, object, T]) -> T:
         """Return the result of an observation, one at a time.
 
-        One that waits ends when its client disconnects. One that has begun is completed, and holds the lock until then:
-        each cancelled call to the runtime leaks about a kilobyte in the gRPC library.
+        A waiting observation ends when its client disconnects. A started one is completed, and holds the lock until
+        then: each cancelled call to the runtime leaks about a kilobyte in the gRPC library.
         """
         return await run_exclusively(self._heavy, work)
 
