@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodeagent.api.codec import Document, Time
-from nodeagent.model.schemas import SchemaId
+from nodeagent.schemas import SchemaId
 
 
 class Paused(Document, frozen=True, kw_only=True, tag=SchemaId.PAUSED.value):

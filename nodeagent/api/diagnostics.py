@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from nodeagent import __version__
 from nodeagent.api.codec import Document, Part
-from nodeagent.model.schemas import SchemaId
+from nodeagent.schemas import SchemaId
+
+if TYPE_CHECKING:
+    from nodeagent.model import RuntimeInfo
 
 
 class RuntimeVersion(Part, frozen=True, kw_only=True):
@@ -20,6 +26,14 @@ class Version(Document, frozen=True, kw_only=True, tag=SchemaId.VERSION.value):
 
     nodeagent: str
     runtime: RuntimeVersion
+
+    @classmethod
+    def of(cls, info: RuntimeInfo) -> Version:
+        """Return the version of this code, and that of a runtime."""
+        runtime = RuntimeVersion(
+            name=info.name, version=info.version, api_version=info.api_version, endpoint=info.endpoint
+        )
+        return cls(nodeagent=__version__, runtime=runtime)
 
 
 class Finding(Part, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from nodeagent.api.codec import Document, Number, Part, Time
 from nodeagent.api.common import Reason
 from nodeagent.api.document_error import DocumentError
 from nodeagent.api.pods import PodFacts
-from nodeagent.model.schemas import SchemaId
+from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from nodeagent.api.codec import Document, Part, Time
 from nodeagent.api.common import Reason, RecordedReason
 from nodeagent.api.gc import Decision, decision_fields
-from nodeagent.model.schemas import SchemaId
+from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
     from nodeagent.plan.gc import explanation
@@ -136,9 +136,16 @@ class PastRemoval(Part, frozen=True, kw_only=True):
 
 
 class Explanation(Document, frozen=True, kw_only=True, tag=SchemaId.EXPLANATION.value):
-    """The items that match a query, with their past removals; ``asked`` is the query."""
+    """The items that match a query, with their past removals; ``asked`` is the query.
+
+    Attributes:
+        similar: names of images that end with the query, if nothing matches it.
+        warnings: causes of missing past removals.
+    """
 
     asked: str
     observed_at: Time
     explanations: tuple[Explained, ...]
     past: tuple[PastRemoval, ...]
+    similar: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()

@@ -14,11 +14,11 @@ from nodeagent.api.codec import Document, Number, Part, Time
 from nodeagent.api.common import Filesystem, Reason, Runtime
 from nodeagent.model import NodeSnapshot
 from nodeagent.model.node import RuntimeInfo
-from nodeagent.model.schemas import SchemaId
 from nodeagent.plan import decision
 from nodeagent.plan.decision import Accounting, ItemKind, Verdict
 from nodeagent.plan.gc import saved_plan, storage_breakdown
 from nodeagent.plan.gc.storage_breakdown import Part as StoragePart
+from nodeagent.schemas import SchemaId
 from nodeagent.text import raw_bytes
 
 if TYPE_CHECKING:

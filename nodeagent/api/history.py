@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from nodeagent.api.codec import Document, Number, Part, Time
 from nodeagent.api.common import RecordedReason
-from nodeagent.model.schemas import SchemaId
+from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 from nodeagent.api.codec import Document, Part, Time
 from nodeagent.model import ALL_IMAGES
-from nodeagent.model.schemas import SchemaId
+from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, TypedDict
 
 from nodeagent.api.codec import Document, Part, Time
 from nodeagent.api.common import Filesystem, Reason, Runtime
-from nodeagent.model.schemas import SchemaId
 from nodeagent.plan.decision import Accounting, Verdict
+from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,16 +66,6 @@ class Image(Part, frozen=True, kw_only=True):
     last_used: Time | None
     verdict: Verdict
     reason: Reason
-
-    @property
-    def references(self) -> tuple[str, ...]:
-        """Tags, then digest references."""
-        return self.repo_tags + self.repo_digests
-
-    @property
-    def name(self) -> str:
-        """Display name: the first tag, else the first digest reference, else the id."""
-        return next(iter(self.references), self.id)
 
     @classmethod
     def of(

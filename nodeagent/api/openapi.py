@@ -7,13 +7,40 @@ from typing import Any, Final
 import msgspec
 
 from nodeagent import __version__
-from nodeagent.api import control, gc, history, holds, pods, pressure, reload, status
+from nodeagent.api import (
+    config,
+    control,
+    diagnostics,
+    eviction,
+    explain,
+    gc,
+    history,
+    holds,
+    lists,
+    pods,
+    pressure,
+    reload,
+    shutdown,
+    status,
+)
 from nodeagent.api.operations import OPERATIONS, path_variables
 from nodeagent.api.requests import request_type
 
 _RESPONSES: Final[dict[str, tuple[type[msgspec.Struct], ...]]] = {
     "Status": (status.Status,),
     "Pressure": (pressure.Pressure,),
+    "Version": (diagnostics.Version,),
+    "Images": (lists.Images,),
+    "ImageLayers": (lists.ImageTree,),
+    "Containers": (lists.Containers,),
+    "PodList": (lists.Pods,),
+    "Explain": (explain.Explanation,),
+    "DiskUsage": (gc.DiskUsage,),
+    "Leaks": (gc.Preview,),
+    "EvictionPreview": (eviction.EvictionPreview,),
+    "ShutdownPlan": (shutdown.ShutdownPlan,),
+    "ShutdownStatus": (shutdown.ShutdownStatus,),
+    "Config": (config.EffectiveConfig,),
     "Plan": (gc.Preview,),
     "Pods": (pods.PodUsage,),
     "History": (history.History,),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final, NamedTuple
 
+from nodeagent.schemas import SchemaId
+
 SMALL_BODY_BYTES: Final = 16 << 10
 LARGE_BODY_BYTES: Final = 8 << 20
 """Size of a saved plan with ten thousand items."""
@@ -26,6 +28,7 @@ class Operation(NamedTuple):
         path: template; its variables are fields of the request.
         access: required access right of the caller.
         summary: one line for the OpenAPI document.
+        schema: schema id of the answer; ``None`` for a stream, and for a document of free form.
         streams: whether the response is a stream of documents, one JSON line each.
         body_bytes: limit of the request body; 0 for a request whose fields are query parameters.
     """
@@ -34,25 +37,68 @@ class Operation(NamedTuple):
     path: str
     access: Access
     summary: str
+    schema: SchemaId | None = None
     streams: bool = False
     body_bytes: int = 0
 
 
 OPERATIONS: Final = {
-    "Status": Operation("GET", "/v1/status", Access.READ, "State of the node and the daemon"),
-    "Pressure": Operation("GET", "/v1/pressure", Access.READ, "Eviction signals against their thresholds"),
-    "Plan": Operation("GET", "/v1/plans/{scope}", Access.READ, "Preview of a pass, or a saved plan"),
-    "Pods": Operation("GET", "/v1/top", Access.READ, "Pods with their usage, in eviction order"),
-    "History": Operation("GET", "/v1/history", Access.READ, "Past passes and node stops"),
-    "Holds": Operation("GET", "/v1/holds", Access.READ, "Image holds in force"),
+    "Status": Operation("GET", "/v1/status", Access.READ, "State of the node and the daemon", SchemaId.STATUS),
+    "Pressure": Operation(
+        "GET", "/v1/pressure", Access.READ, "Eviction signals against their thresholds", SchemaId.PRESSURE
+    ),
+    "Version": Operation("GET", "/v1/version", Access.READ, "Versions of the agent and the runtime", SchemaId.VERSION),
+    "Images": Operation("GET", "/v1/images", Access.READ, "Images with their verdicts", SchemaId.IMAGES),
+    "ImageLayers": Operation("GET", "/v1/image-layers", Access.READ, "Images by shared layers", SchemaId.IMAGE_TREE),
+    "Containers": Operation(
+        "GET", "/v1/containers", Access.READ, "Containers with their verdicts", SchemaId.CONTAINERS
+    ),
+    "PodList": Operation("GET", "/v1/pods", Access.READ, "Pods with sandboxes and deletion status", SchemaId.PODS),
+    "Explain": Operation(
+        "GET", "/v1/explanation", Access.READ, "Verdicts on the items with a name", SchemaId.EXPLANATION
+    ),
+    "DiskUsage": Operation(
+        "GET", "/v1/disk-usage", Access.READ, "Usage of the image filesystem by share", SchemaId.DISK_USAGE
+    ),
+    "Leaks": Operation("GET", "/v1/leaks", Access.READ, "Unreferenced blobs and snapshots", SchemaId.PREVIEW),
+    "EvictionPreview": Operation(
+        "GET", "/v1/eviction", Access.READ, "Eviction that is due, or simulated", SchemaId.EVICTION_PREVIEW
+    ),
+    "ShutdownPlan": Operation(
+        "GET", "/v1/shutdown-plan", Access.READ, "Timeline of a shutdown that begins now", SchemaId.SHUTDOWN
+    ),
+    "ShutdownStatus": Operation(
+        "GET", "/v1/shutdown", Access.READ, "Inhibitor lock and past node stops", SchemaId.SHUTDOWN_STATUS
+    ),
+    "Config": Operation("GET", "/v1/config", Access.READ, "Configuration in force", SchemaId.CONFIG),
+    "Plan": Operation("GET", "/v1/plans/{scope}", Access.READ, "Preview of a pass, or a saved plan", SchemaId.PREVIEW),
+    "Pods": Operation("GET", "/v1/top", Access.READ, "Pods with their usage, in eviction order", SchemaId.POD_USAGE),
+    "History": Operation("GET", "/v1/history", Access.READ, "Past passes and node stops", SchemaId.HISTORY),
+    "Holds": Operation("GET", "/v1/holds", Access.READ, "Image holds in force", SchemaId.HOLD_LIST),
     "Events": Operation("GET", "/v1/events", Access.READ, "Events of the daemon as they occur", streams=True),
-    "PreviewReload": Operation("GET", "/v1/reload", Access.READ, "Changes and effect of a reload"),
-    "AddHold": Operation("POST", "/v1/holds", Access.ACT, "Add an image hold", body_bytes=SMALL_BODY_BYTES),
-    "RemoveHold": Operation("DELETE", "/v1/holds/{id}", Access.ACT, "Remove an image hold"),
-    "Pause": Operation("PUT", "/v1/pause", Access.ACT, "Pause collection and eviction", body_bytes=SMALL_BODY_BYTES),
-    "Resume": Operation("DELETE", "/v1/pause", Access.ACT, "End a pause"),
-    "Trigger": Operation("POST", "/v1/loops/{loop}/trigger", Access.ACT, "Run a loop now", body_bytes=SMALL_BODY_BYTES),
-    "Reload": Operation("POST", "/v1/reload", Access.ACT, "Reload the configuration"),
+    "PreviewReload": Operation("GET", "/v1/reload", Access.READ, "Changes and effect of a reload", SchemaId.RELOAD),
+    "AddHold": Operation(
+        "POST", "/v1/holds", Access.ACT, "Add an image hold", SchemaId.HOLD, body_bytes=SMALL_BODY_BYTES
+    ),
+    "RemoveHold": Operation("DELETE", "/v1/holds/{id}", Access.ACT, "Remove an image hold", SchemaId.HOLD),
+    "Pause": Operation(
+        "PUT",
+        "/v1/pause",
+        Access.ACT,
+        "Pause collection and eviction",
+        SchemaId.PAUSED,
+        body_bytes=SMALL_BODY_BYTES,
+    ),
+    "Resume": Operation("DELETE", "/v1/pause", Access.ACT, "End a pause", SchemaId.RESUMED),
+    "Trigger": Operation(
+        "POST",
+        "/v1/loops/{loop}/trigger",
+        Access.ACT,
+        "Run a loop now",
+        SchemaId.TRIGGER,
+        body_bytes=SMALL_BODY_BYTES,
+    ),
+    "Reload": Operation("POST", "/v1/reload", Access.ACT, "Reload the configuration", SchemaId.RELOAD),
     "Apply": Operation(
         "POST", "/v1/passes", Access.ACT, "Run a pass, or a saved plan", streams=True, body_bytes=LARGE_BODY_BYTES
     ),

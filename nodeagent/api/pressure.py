@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.api.codec import Document, Number, Part, Time
 from nodeagent.model import pressure
-from nodeagent.model.schemas import SchemaId
+from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,8 +5,8 @@ from __future__ import annotations
 from nodeagent.api.codec import Document, Number, Part, Time
 from nodeagent.api.common import Reason
 from nodeagent.api.gc import Decision
-from nodeagent.model.schemas import SchemaId
 from nodeagent.plan.decision import ItemKind
+from nodeagent.schemas import SchemaId
 
 
 class KindCount(Part, frozen=True, kw_only=True):

@@ -44,6 +44,42 @@ class HistoryRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     quiet: bool = False
 
 
+class ExplainRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Fields of ``Explain``; ``name`` is a name, digest or id."""
+
+    name: str = ""
+
+
+class DiskUsageRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Fields of ``DiskUsage``; directories are measured for ``within_seconds`` at most."""
+
+    within_seconds: float = 20.0
+
+
+class LeaksRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Fields of ``Leaks``.
+
+    Attributes:
+        minimum_age_seconds: age below which an item is kept.
+        rooted: items that only containerd.io/gc.root refers to as well.
+    """
+
+    minimum_age_seconds: float = 0.0
+    rooted: bool = False
+
+
+class EvictionPreviewRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Fields of ``EvictionPreview``; ``simulate`` are readings ``SIGNAL=AMOUNT``, separated by commas."""
+
+    simulate: str = ""
+
+
+class ShutdownStatusRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Fields of ``ShutdownStatus``; ``limit`` is the number of past node stops."""
+
+    limit: int = 0
+
+
 class AddHoldRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Fields of ``AddHold``.
 
@@ -107,6 +143,11 @@ class ApplyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 REQUESTS: dict[str, type[msgspec.Struct]] = {
     "Plan": PlanRequest,
     "History": HistoryRequest,
+    "Explain": ExplainRequest,
+    "DiskUsage": DiskUsageRequest,
+    "Leaks": LeaksRequest,
+    "EvictionPreview": EvictionPreviewRequest,
+    "ShutdownStatus": ShutdownStatusRequest,
     "AddHold": AddHoldRequest,
     "RemoveHold": RemoveHoldRequest,
     "Pause": PauseRequest,

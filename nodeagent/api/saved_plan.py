@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from nodeagent.api.codec import Document, Part, Time, encode_line
 from nodeagent.api.common import Filesystem, RecordedReason, Runtime
 from nodeagent.api.gc import Decision, Drift, Preview, Report
-from nodeagent.model.schemas import SchemaId
 from nodeagent.plan.decision import ItemKind, Verdict
 from nodeagent.plan.gc import saved_plan
 from nodeagent.plan.gc.policy_difference import compare_policies
+from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.api.codec import Document, Number, Part
 from nodeagent.api.history import NodeStop
-from nodeagent.model.schemas import SchemaId
+from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
     from nodeagent.plan.shutdown import planner

@@ -12,7 +12,7 @@ from nodeagent.api.common import Filesystem
 from nodeagent.api.holds import HoldFields
 from nodeagent.api.pods import PodUsage
 from nodeagent.api.pressure import Signal
-from nodeagent.model.schemas import SchemaId
+from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
     from nodeagent.store.history import PastPass

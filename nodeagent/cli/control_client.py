@@ -173,9 +173,8 @@ def daemon_for_user(
         DaemonUnavailableError: a daemon is running and accepts no connection.
     """
     agent = None
-    with ExitStack() as stack:
-        client = os.geteuid() != 0 or root_too
-        if client and config is None and not overrides and not _configured(os.environ):
+    if is_client(config, overrides, root_too=root_too):
+        with ExitStack() as stack:
             try:
                 agent = stack.enter_context(connected(None))
             except DaemonAbsentError:
@@ -183,7 +182,15 @@ def daemon_for_user(
             except DaemonRefusedError:
                 if refusal_matters:
                     raise
-        yield agent
+            yield agent
+    else:
+        yield None
+
+
+def is_client(config: str | PathLike[str] | None, overrides: Mapping[str, object], *, root_too: bool) -> bool:
+    """Return whether a command is a client of a running daemon, as for ``daemon_for_user``."""
+    allowed = os.geteuid() != 0 or root_too
+    return allowed and config is None and not overrides and not _configured(os.environ)
 
 
 def _configured(environment: Mapping[str, str]) -> bool:

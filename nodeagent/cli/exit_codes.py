@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, NoReturn
 
-from nodeagent.act.gc.outcomes import Outcome, PassEnd
 from nodeagent.errors import ConfigError, NodeAgentError, PassBusyError, RuntimeUnavailableError, UsageError
 from nodeagent.text import escape, escape_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from nodeagent.act.gc.outcomes import Outcome, PassEnd
 
 
 class ExitCode(IntEnum):
@@ -35,6 +36,8 @@ EPILOG = (
 
 def pass_exit_code(end: PassEnd, outcomes: Sequence[Outcome] = ()) -> ExitCode:
     """Return the exit code of a pass; a dry run has the code of the run that it previews."""
+    from nodeagent.act.gc.outcomes import Outcome, PassEnd  # noqa: PLC0415 - not for every command
+
     if end is PassEnd.RUNTIME_LOST:
         return ExitCode.RUNTIME_UNREACHABLE
     if end is PassEnd.REFUSED:

@@ -5,16 +5,13 @@ The rows are those of a document; filters and order apply to its JSON form too.
 
 from __future__ import annotations
 
-import sys
-from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
-from msgspec import structs
-
-from nodeagent.api.codec import encode
+from nodeagent.api.light import raw, view
 from nodeagent.cli.display import standard_output
 from nodeagent.cli.listing import ListOptions, ListView, Scope
 from nodeagent.cli.output import say, warn
+from nodeagent.cli.reading import print_document
 from nodeagent.cli.table import Row, table_lines
 from nodeagent.errors import UsageError
 
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime
 
-    from nodeagent.api.codec import Document
     from nodeagent.cli.display import Display
 
 R = TypeVar("R")
@@ -40,6 +36,8 @@ class Condition(NamedTuple):
 
     def holds_for(self, texts: Sequence[str]) -> bool:
         """Return whether the condition holds for the texts of a row; ``=`` if any matches, ``!=`` if none does."""
+        from fnmatch import fnmatchcase  # noqa: PLC0415 - only for a filter
+
         return self.equal is any(text == self.value or fnmatchcase(text, self.value) for text in texts)
 
 
@@ -64,26 +62,26 @@ class ListRequest(NamedTuple, Generic[R]):
             raise UsageError(f"--sort-by {options.sort_by}: unknown key; keys: {', '.join(view.sort_keys)}")
         return cls(view, options, tuple(_condition(view, each) for each in options.filters))
 
-    def print(self, document: Document, now: datetime, *, empty: str) -> None:
+    def print(self, document: dict[str, Any], *, empty: str) -> None:
         """Print a document in the requested form.
 
         Args:
-            document: with the rows.
-            now: time that ages count to.
+            document: with the rows, as its JSON object.
             empty: message on standard error if the table has no rows.
         """
-        options, view = self.options, self.view
-        rows = self._selected(getattr(document, view.rows))
+        options, own = self.options, self.view
+        fields = view(document)
+        rows = self._selected(getattr(fields, own.rows))
         if options.quiet or options.form == "name":
             for row in rows:
-                say(view.id(row) if options.quiet else view.name(row))
+                say(own.id(row) if options.quiet else own.name(row))
         elif options.form in ("json", "yaml"):
-            sys.stdout.write(encode(structs.replace(document, **{view.rows: rows}), options.form))
+            print_document({**document, own.rows: [raw(row) for row in rows]}, options.form)
         else:
-            for warning in getattr(document, "warnings", ()):
+            for warning in fields.warnings:
                 warn(f"warning: {warning}")
             if rows:
-                self._print_table(rows, now, standard_output())
+                self._print_table(rows, fields.observed_at, standard_output())
             else:
                 warn(empty)
 

@@ -12,21 +12,29 @@ if TYPE_CHECKING:
     from nodeagent.api.lists import Container, Image, Pod
 
 
-_NAME: Final = 16
+_NAME_CELLS: Final = 16
 _SENTENCE: Final = 24
 
 
 def _verdict_style(row: Image | Container) -> str:
-    return "red" if row.verdict.value == "remove" else ""
+    return "red" if str(row.verdict) == "remove" else ""
 
 
 def _bound(row: Image) -> str:
-    return "\u2264" if row.accounting.value == "upper-bound" and row.frees_bytes is not None else ""
+    return "\u2264" if str(row.accounting) == "upper-bound" and row.frees_bytes is not None else ""
+
+
+def _references(row: Image) -> tuple[str, ...]:
+    return (*row.repo_tags, *row.repo_digests, row.id)
+
+
+def _name(row: Image) -> str:
+    return _references(row)[0]
 
 
 def _short_name(row: Image) -> str:
     others = len(row.repo_tags) - 1
-    return f"{short_reference(row.name)} (+{others})" if others > 0 else short_reference(row.name)
+    return f"{short_reference(_name(row))} (+{others})" if others > 0 else short_reference(_name(row))
 
 
 IMAGES: Final[ListView[Image]] = ListView(
@@ -35,11 +43,11 @@ IMAGES: Final[ListView[Image]] = ListView(
         text(
             "name",
             "IMAGE",
-            lambda row: row.name,
+            _name,
             cut=Cut.PATH,
             name=True,
-            at_least=_NAME,
-            texts=lambda row: row.references or (row.id,),
+            at_least=_NAME_CELLS,
+            texts=lambda row: _references(row)[:-1] or (row.id,),
             brief=_short_name,
         ),
         identifier("id", "IMAGE ID", lambda row: row.id, scope=Scope.WIDE),
@@ -48,8 +56,8 @@ IMAGES: Final[ListView[Image]] = ListView(
         since("last-used", "LAST USED", lambda row: row.last_used, missing="never"),
         since("first-detected", "FIRST DETECTED", lambda row: row.first_detected, scope=Scope.WIDE),
         flag("pinned", "PINNED", lambda row: row.pinned, scope=Scope.WIDE),
-        text("verdict", "VERDICT", lambda row: row.verdict.value),
-        text("reason", "REASON", lambda row: row.reason.code.value),
+        text("verdict", "VERDICT", lambda row: str(row.verdict)),
+        text("reason", "REASON", lambda row: str(row.reason.code)),
         text("message", "MESSAGE", lambda row: row.reason.sentence, scope=Scope.WIDE, cut=Cut.END, at_least=_SENTENCE),
         text(
             "other-tags",
@@ -60,7 +68,7 @@ IMAGES: Final[ListView[Image]] = ListView(
         ),
     ),
     id=lambda row: row.id,
-    name=lambda row: row.name,
+    name=_name,
     style=_verdict_style,
 )
 
@@ -73,7 +81,13 @@ CONTAINERS: Final[ListView[Container]] = ListView(
     "containers",
     (
         text(
-            "pod", "POD", _pod, cut=Cut.MIDDLE, name=True, at_least=_NAME, texts=lambda row: (row.pod_name, _pod(row))
+            "pod",
+            "POD",
+            _pod,
+            cut=Cut.MIDDLE,
+            name=True,
+            at_least=_NAME_CELLS,
+            texts=lambda row: (row.pod_name, _pod(row)),
         ),
         text("namespace", "NAMESPACE", lambda row: row.pod_namespace, scope=Scope.KEY),
         text("name", "CONTAINER", lambda row: row.name, cut=Cut.MIDDLE),
@@ -81,8 +95,8 @@ CONTAINERS: Final[ListView[Container]] = ListView(
         count("attempt", "ATTEMPT", lambda row: row.attempt, scope=Scope.WIDE),
         text("state", "STATE", lambda row: row.state),
         since("created", "AGE", lambda row: row.created_at),
-        text("verdict", "VERDICT", lambda row: row.verdict.value),
-        text("reason", "REASON", lambda row: row.reason.code.value),
+        text("verdict", "VERDICT", lambda row: str(row.verdict)),
+        text("reason", "REASON", lambda row: str(row.reason.code)),
         text(
             "image",
             "IMAGE",
@@ -112,7 +126,7 @@ PODS: Final[ListView[Pod]] = ListView(
     "pods",
     (
         text("namespace", "NAMESPACE", lambda row: row.namespace, cut=Cut.END),
-        text("name", "NAME", lambda row: row.name, cut=Cut.MIDDLE, name=True, at_least=_NAME),
+        text("name", "NAME", lambda row: row.name, cut=Cut.MIDDLE, name=True, at_least=_NAME_CELLS),
         identifier("uid", "UID", lambda row: row.uid, scope=Scope.WIDE),
         text("sandboxes", "SANDBOXES", _sandboxes),
         text("containers", "CONTAINERS", _containers),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.config.loading import effective, load
 from nodeagent.config.policies import settings
+from nodeagent.config.settings import DEFAULT_SOURCE
 from nodeagent.config.toml_writer import toml_value
 from nodeagent.errors import ConfigError
 
@@ -28,8 +29,14 @@ def checked(origin: Origin) -> Settings:
     """
     loaded = load(origin.path, dict(origin.overrides))
     own = settings(loaded.config)
-    values = tuple((key, toml_value(value)) for key, (value, _) in effective(loaded).items())
-    return replace(own, dry_run=own.dry_run or origin.dry_run, origin=origin, values=values)
+    found = effective(loaded)
+    return replace(
+        own,
+        dry_run=own.dry_run or origin.dry_run,
+        origin=origin,
+        values=tuple((key, toml_value(value)) for key, (value, _) in found.items()),
+        sources=tuple((key, source) for key, (_, source) in found.items() if source != DEFAULT_SOURCE),
+    )
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from nodeagent.config.models import Config
 from nodeagent.config.paths import CONFIG_FILE
+from nodeagent.config.settings import DEFAULT_SOURCE
 from nodeagent.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ _SERVICE_SUFFIX: Final = re.compile(
 )
 """Suffix of a variable that Kubernetes derives from a Service, after the Service name. Source: Kubernetes, Services."""
 _COMMAND_LINE: Final = "command line"
-_DEFAULT: Final = "default"
 _MAX_SHOWN_LENGTH: Final = 80
 
 
@@ -109,9 +109,9 @@ def effective(loaded: Loaded) -> dict[str, tuple[object, str]]:
         if isinstance(value, BaseModel):
             for inner in type(value).model_fields:
                 key = f"{name}.{inner}"
-                values[key] = getattr(value, inner), _origin(key, loaded.origins) or _DEFAULT
+                values[key] = getattr(value, inner), _origin(key, loaded.origins) or DEFAULT_SOURCE
         else:
-            values[name] = value, _origin(name, loaded.origins) or _DEFAULT
+            values[name] = value, _origin(name, loaded.origins) or DEFAULT_SOURCE
     return values
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.config.control import ControlSettings
 from nodeagent.config.eviction import EvictionSettings, KubeletSettings
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
     from nodeagent.model import Role
     from nodeagent.plan.gc.planner import GCPolicy
+
+
+DEFAULT_SOURCE: Final = "default"
+"""Source of a setting that is not configured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,7 @@ class Settings:
         kubelet: sources of pod facts beyond CRI.
         origin: sources of the settings.
         values: all settings as pairs of dotted key and TOML value.
+        sources: pairs of dotted key and source, of the settings that are not defaults.
         shutdown: graceful shutdown.
         control: control API.
         metrics: metrics and health endpoint.
@@ -87,6 +92,7 @@ class Settings:
     kubelet: KubeletSettings = field(default_factory=KubeletSettings)
     origin: Origin = field(default_factory=Origin)
     values: tuple[tuple[str, str], ...] = ()
+    sources: tuple[tuple[str, str], ...] = ()
     shutdown: ShutdownSettings = field(default_factory=ShutdownSettings)
     control: ControlSettings = field(default_factory=ControlSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)

@@ -1,7 +1,7 @@
 """File of outstanding evictions, so that a restart of the agent does not evict a second pod.
 
-The file is small, since it is written under pressure, and replaced atomically. The file is valid for one boot: its
-times are monotonic, and a reboot ends all pods.
+The file is small, since it is written under pressure, and replaced atomically. It is valid for one boot: its times are
+monotonic, and a reboot ends all pods.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from nodeagent.errors import StoreError
 from nodeagent.files import replace_file
 from nodeagent.model.pressure import Signal
-from nodeagent.model.schemas import SchemaId
 from nodeagent.plan.eviction.effects import OutstandingEffect, Shortage, Victim
+from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -1,8 +1,8 @@
 """History of passes and node stops, for operators.
 
-It is a separate database beside that of image usage: it grows, is pruned, and no decision depends on it. While it
-cannot be written, the latest passes are kept in memory and written with the next pass. An unwritable record is dropped
-and reported, so that it does not block the others.
+It is a database of its own beside that of image usage: it grows, is pruned, and no decision depends on it. While it
+cannot be written, the latest passes wait in memory and are written with the next pass. A record that can never be
+written is dropped and reported, so that it does not block the others.
 """
 
 from __future__ import annotations

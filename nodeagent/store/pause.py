@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
 from nodeagent.files import replace_file
-from nodeagent.model.schemas import SchemaId
+from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +23,7 @@ class StoredPause:
     """A pause of garbage collection and eviction, as stored.
 
     Attributes:
-        by: author of the pause.
+        by: user who paused the agent.
         why: reason given by the user.
         until: end of the pause, aware UTC.
     """

@@ -2,7 +2,7 @@
 
 A plan is fixed while it is carried out. If an item fails, or less is freed than predicted, a further round observes and
 plans again without the failed items, within the limits of the pass. Otherwise one stuck image, counted as freed in
-every plan, would prevent the removal of all others.
+every plan, would keep all others.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Observer(Protocol):
 
 
 class MakeRemovers(Protocol):
-    """Creates the removers of a round."""
+    """Makes the removers of a round."""
 
     def __call__(self, snapshot: NodeSnapshot, policy: GCPolicy) -> Mapping[ItemKind, Remover | BatchRemover]:
         """Return the remover of each kind of item, for a plan made from this snapshot and policy."""

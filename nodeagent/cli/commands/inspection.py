@@ -28,6 +28,7 @@ def images(
     config: ConfigOption = None,
     endpoint: EndpointOption = None,
     tree: Annotated[bool, typer.Option("--tree", help="Show images as a tree of shared layers")] = False,
+    direct: DirectOption = False,
     *,
     listing: ListOptions,
 ) -> None:
@@ -36,9 +37,10 @@ def images(
     -o wide adds the bytes that the removal frees: of content without another reference, or marked as an upper bound.
     """
     from nodeagent.cli.lists import image_tree, list_images  # noqa: PLC0415
+    from nodeagent.cli.source import Source  # noqa: PLC0415
 
     show = image_tree if tree else list_images
-    show(config, at_endpoint(endpoint), listing)
+    show(Source(config, at_endpoint(endpoint), direct), listing)
 
 
 def du(
@@ -60,22 +62,28 @@ def du(
 
 
 @with_list_options(CONTAINERS)
-def containers(config: ConfigOption = None, endpoint: EndpointOption = None, *, listing: ListOptions) -> None:
+def containers(
+    config: ConfigOption = None, endpoint: EndpointOption = None, direct: DirectOption = False, *, listing: ListOptions
+) -> None:
     """List containers with pod, state, age and verdict."""
     from nodeagent.cli.lists import list_containers  # noqa: PLC0415
+    from nodeagent.cli.source import Source  # noqa: PLC0415
 
-    list_containers(config, at_endpoint(endpoint), listing)
+    list_containers(Source(config, at_endpoint(endpoint), direct), listing)
 
 
 @with_list_options(PODS)
-def pods(config: ConfigOption = None, endpoint: EndpointOption = None, *, listing: ListOptions) -> None:
+def pods(
+    config: ConfigOption = None, endpoint: EndpointOption = None, direct: DirectOption = False, *, listing: ListOptions
+) -> None:
     """List pods with sandboxes, containers and deletion state.
 
     SANDBOXES are ready of all, CONTAINERS are running of all.
     """
     from nodeagent.cli.lists import list_pods  # noqa: PLC0415
+    from nodeagent.cli.source import Source  # noqa: PLC0415
 
-    list_pods(config, at_endpoint(endpoint), listing)
+    list_pods(Source(config, at_endpoint(endpoint), direct), listing)
 
 
 class MemoryChoice(StrEnum):

@@ -1,59 +1,36 @@
-"""The operations of the control API.
-
-Responses are the documents printed by the commands, created by the same functions.
-"""
+"""The operations of the control API that act, beside those that read."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
-from nodeagent import __version__, model
-from nodeagent.api.codec import encode_line, plain
+from nodeagent import model
+from nodeagent.api.codec import encode_line
 from nodeagent.api.control import Paused, Resumed, Triggered
-from nodeagent.api.gc import Preview, Result
-from nodeagent.api.history import History
-from nodeagent.api.holds import Hold, HoldList
-from nodeagent.api.saved_plan import encode_saved_plan
+from nodeagent.api.gc import Result
+from nodeagent.api.holds import Hold
 from nodeagent.daemon.control.caller import CALLER
-from nodeagent.daemon.control.exclusive import run_exclusively
-from nodeagent.daemon.control.requested_pass import PlanKey, RequestedPass, require_agent
+from nodeagent.daemon.control.readings import Readings
+from nodeagent.daemon.control.request_fields import check_number, check_text, parse_scope
+from nodeagent.daemon.control.requested_pass import RequestedPass, require_agent
 from nodeagent.daemon.loop_status import Activity
 from nodeagent.daemon.loops import wait_for_any
 from nodeagent.daemon.pause import LONGEST_S, pause, resume
 from nodeagent.daemon.reload_preview import reload_document
-from nodeagent.daemon.service_manager import preview_reload
-from nodeagent.daemon.status import StatusReader, pods_document, pressure_document, status_document, without_agent
-from nodeagent.errors import (
-    NodeAgentError,
-    UsageError,
-)
-from nodeagent.host.node import node_identity
+from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.model import LONGEST_HOLD_S
-from nodeagent.model.schemas import SchemaId
 from nodeagent.plan.gc.image_protection import parse_rule
-from nodeagent.plan.gc.scope import Scope
-from nodeagent.store import HoldFile
-from nodeagent.telemetry.event_bus import Subscription
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable
 
-    from nodeagent.act.agent import Agent
     from nodeagent.act.gc import outcomes
     from nodeagent.api import requests
     from nodeagent.api.gc import Report
-    from nodeagent.daemon.context import DaemonContext
     from nodeagent.daemon.reload_effect import Reloaded
 
-
-T = TypeVar("T")
-_LONGEST_PLAN_S: Final = 7 * 86_400.0
-_LONGEST_TEXT: Final = 4096
-_MOST_PASSES: Final = 10_000
-_DEFAULT_PASSES: Final = 100
 _MOST_ROUNDS: Final = 20
 _RELOAD_WITHIN_S: Final = 60.0
 _TRIGGER_WITHIN_S: Final = 900.0
@@ -61,100 +38,13 @@ _POLL_INTERVAL_S: Final = 0.1
 _STOP_WITHIN_S: Final = 8.0
 
 
-class ControlService:
+class ControlService(Readings):
     """The operations of the control API. The control server checks the access of the caller before it calls one."""
-
-    def __init__(self, context: DaemonContext) -> None:
-        self._context = context
-        self._reader: StatusReader | None = None
-        self._reader_agent: Agent | None = None
-        self._heavy_locks = {is_root: asyncio.Lock() for is_root in (False, True)}
-        self._plan_key = PlanKey(context)
-
-    # ---- right READ
-
-    async def status(self, _: requests.Empty) -> str:
-        """Return the status of the node and the daemon."""
-        if self._context.agent is None:
-            return encode_line(without_agent(self._context))
-        return encode_line(await status_document(self._context.agent, self._status_reader(), self._context))
-
-    async def pressure(self, _: requests.Empty) -> str:
-        """Return every signal against its thresholds."""
-        return encode_line(await pressure_document(self._status_reader(), self._context.eviction))
-
-    async def plan(self, request: requests.PlanRequest) -> str:
-        """Return the plan of a pass starting now; with a lifetime it can be saved and applied."""
-        scope, lasts_s = _scope(request.scope), _seconds(request.lasts_seconds, _LONGEST_PLAN_S, "lasts_seconds")
-        agent = require_agent(self._context)
-        preview = await self._alone(agent.collector.preview(scope))
-        if not lasts_s:
-            return encode_line(Preview.of(scope.value, preview.snapshot, preview.plans))
-        saved = encode_saved_plan(
-            scope.value,
-            preview.snapshot,
-            preview.plans,
-            agent.settings.policy,
-            node=node_identity(),
-            expires_at=preview.snapshot.observed_at + timedelta(seconds=lasts_s),
-            agent_version=__version__,
-            key=await self._plan_key.read(),
-        )
-        return encode_line(saved)
-
-    async def pods(self, _: requests.Empty) -> str:
-        """Return the pods with their usage, in eviction order under memory pressure."""
-        agent = require_agent(self._context)
-        document = await self._alone(pods_document(agent, self._status_reader(), self._context.eviction))
-        return encode_line(document)
-
-    async def history(self, request: requests.HistoryRequest) -> str:
-        """Return past passes and node stops."""
-        image = _text(request.image, "image")
-        ago_s = _seconds(request.seconds, math.inf, "seconds")
-        if request.limit < 0:
-            raise UsageError(f"limit: {request.limit} is negative")
-        limit = min(_MOST_PASSES, request.limit or _DEFAULT_PASSES)
-        history = require_agent(self._context).history
-        try:
-            since = self._context.clock.now() - timedelta(seconds=ago_s) if ago_s else None
-        except OverflowError as error:
-            raise UsageError(f"seconds: {ago_s} is out of range") from error
-
-        def read() -> str:
-            passes = history.read(since=since, image=image, limit=limit, quiet=request.quiet)
-            stops = () if image else history.read_stops(since=since, limit=limit)
-            return encode_line(History.of(passes, stops))
-
-        return await self._alone(asyncio.to_thread(read))
-
-    async def holds(self, _: requests.Empty) -> str:
-        """Return all holds in force."""
-        now = self._context.clock.now()
-        found = await asyncio.to_thread(self._holds().read)
-        return encode_line(HoldList.of(found, now))
-
-    async def events(self, _: requests.Empty) -> AsyncIterator[str]:
-        """Yield events as they occur."""
-        missed = 0
-        with Subscription() as tail:
-            while True:
-                event = await tail.next()
-                fields = {key: plain(value) for key, value in event.items()}
-                lost, missed = tail.missed - missed, tail.missed
-                missing = {"missed_before": lost} if lost else {}
-                yield encode_line({"schema": SchemaId.EVENT.value, **fields, **missing})
-
-    async def preview_reload(self, _: requests.Empty) -> str:
-        """Return the changes and the effect of a reload without reloading; always of the agent's own file."""
-        return encode_line(reload_document(await self._alone(preview_reload(self._context))))
-
-    # ---- right ACT
 
     async def add_hold(self, request: requests.AddHoldRequest) -> str:
         """Place a hold."""
-        image, why = _text(request.image, "image"), _text(request.why, "why")
-        seconds = _seconds(request.seconds, LONGEST_HOLD_S, "seconds")
+        image, why = check_text(request.image, "image"), check_text(request.why, "why")
+        seconds = check_number(request.seconds, LONGEST_HOLD_S, "seconds")
         if not seconds:
             raise UsageError("seconds: a hold needs a duration of at most a year; protect.images keeps images forever")
         if image:
@@ -162,7 +52,7 @@ class ControlService:
                 parse_rule(image)
             except ValueError as error:
                 raise UsageError(f"image: {error}") from error
-        caller, by = CALLER.get(), _text(request.by, "by")
+        caller, by = CALLER.get(), check_text(request.by, "by")
         if by and not caller.is_root:
             raise UsageError("by: only root places holds for other users")
         now = self._context.clock.now()
@@ -172,7 +62,7 @@ class ControlService:
 
     async def remove_hold(self, request: requests.RemoveHoldRequest) -> str:
         """Remove a hold; users other than root can remove only their own."""
-        caller, hold_id = CALLER.get(), _text(request.id, "id")
+        caller, hold_id = CALLER.get(), check_text(request.id, "id")
         own = None if caller.is_root else caller.name
         removed = await asyncio.to_thread(self._holds().remove, hold_id, placed_by=own)
         if removed is None:
@@ -184,13 +74,13 @@ class ControlService:
 
     async def pause(self, request: requests.PauseRequest) -> str:
         """Pause removals and evictions for a duration."""
-        seconds = _seconds(request.seconds, LONGEST_S, "seconds")
+        seconds = check_number(request.seconds, LONGEST_S, "seconds")
         if not seconds:
             raise UsageError("seconds: a pause needs a duration of at most 7 days")
         caller = CALLER.get()
-        why = _text(request.why, "why")
+        why = check_text(request.why, "why")
         work = pause(self._context, by=caller.name, is_root=caller.is_root, why=why, seconds=seconds)
-        await asyncio.shield(work)  # an incomplete pause would start at the next restart
+        await asyncio.shield(work)  # half a pause would start at the next restart
         return encode_line(Paused(until=self._context.clock.now() + timedelta(seconds=seconds)))
 
     async def resume(self, _: requests.Empty) -> str:
@@ -207,7 +97,7 @@ class ControlService:
             on = {name for name, each in lines.items() if each.activity is not Activity.DISABLED}
             known = ", ".join(sorted(self._context.wake.keys() & on))
             why = f": {line.reason}" if line is not None and line.reason else ""
-            raise UsageError(f"loop {_text(request.loop, 'loop')!r} is not running{why}; running loops: {known}")
+            raise UsageError(f"loop {check_text(request.loop, 'loop')!r} is not running{why}; running loops: {known}")
         agent = require_agent(self._context)
         self._refuse_while_paused()
         ends = line.runs + (2 if line.activity is Activity.RUNNING else 1)
@@ -267,7 +157,7 @@ class ControlService:
         work = asyncio.ensure_future(
             requested.apply_plan(request.plan, self._plan_key)
             if request.plan
-            else requested.apply_scope(_scope(request.scope), request.rounds or 1)
+            else requested.apply_scope(parse_scope(request.scope), request.rounds or 1)
         )
         work.add_done_callback(lambda _: results.put_nowait(None))
         awaited = False
@@ -296,49 +186,3 @@ class ControlService:
         error = work.exception() if work.done() and not work.cancelled() else None
         if error is not None and not awaited and not isinstance(error, NodeAgentError):
             self._context.logger.error("control_failed", method="Apply", exc_info=error)
-
-    # ---- shared by the methods
-
-    @property
-    def _heavy(self) -> asyncio.Lock:
-        """Serialises observations of the node; root does not wait for other users."""
-        return self._heavy_locks[CALLER.get().is_root]
-
-    async def _alone(self, work: Coroutine[object, object, T]) -> T:
-        """Return the result of an observation, one at a time.
-
-        A waiting observation ends when its client disconnects. A started one is completed, and holds the lock until
-        then: each cancelled call to the runtime leaks about a kilobyte in the gRPC library.
-        """
-        return await run_exclusively(self._heavy, work)
-
-    def _status_reader(self) -> StatusReader:
-        agent = require_agent(self._context)
-        if self._reader is None or self._reader_agent is not agent:
-            self._reader, self._reader_agent = StatusReader(agent), agent
-        return self._reader
-
-    def _holds(self) -> HoldFile:
-        return HoldFile(self._context.settings.state_directory)
-
-
-def _scope(text: str) -> Scope:
-    try:
-        scope = Scope(text)
-    except ValueError as error:
-        raise UsageError(f"scope: write images, containers or all, not {_text(text, 'scope')!r}") from error
-    if scope is Scope.LEAKS:
-        raise UsageError("scope: write images, containers or all")
-    return scope
-
-
-def _seconds(value: float, most: float, name: str) -> float:
-    if not 0 <= value <= most:
-        raise UsageError(f"{name}: {value:g} is not between 0 and {most:g}")
-    return value
-
-
-def _text(value: str, name: str) -> str:
-    if len(value) > _LONGEST_TEXT or not value.isprintable():
-        raise UsageError(f"{name}: at most {_LONGEST_TEXT} characters, all printable")
-    return value

@@ -29,7 +29,7 @@ from nodeagent.api.gc import decode_progress
 from nodeagent.api.history import History
 from nodeagent.api.holds import HoldList
 from nodeagent.api.status import Status
-from nodeagent.model.schemas import SchemaId
+from nodeagent.schemas import SchemaId
 
 for module in pkgutil.iter_modules(api.__path__):
     importlib.import_module(f"{api.__name__}.{module.name}")
@@ -59,7 +59,7 @@ def test_only_documents_and_files_share_the_registry() -> None:
 
 def test_schema_ids_are_defined_only_in_the_registry() -> None:
     package = Path(nodeagent.__file__).parent
-    registry = package / "model" / "schemas.py"
+    registry = package / "schemas.py"
     literal = re.compile(r"""["']nodeagent/[a-z-]+/v\d""")
     elsewhere = [
         path

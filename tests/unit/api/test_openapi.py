@@ -35,3 +35,12 @@ def test_every_reference_names_a_defined_schema() -> None:
     names = set(re.findall(r'"#/components/schemas/([\w.-]+)"', text))
     assert names <= set(openapi()["components"]["schemas"])
     assert "Status" in names
+
+
+def test_schema_id_of_every_operation_is_that_of_its_document() -> None:
+    for each in OPERATIONS.values():
+        (content,) = openapi()["paths"][each.path][each.method.lower()]["responses"]["200"]["content"].values()
+        schemas = content["schema"].get("anyOf", [content["schema"]])
+        names = [schema.get("$ref", "").rpartition("/")[2] for schema in schemas]
+        ids = [openapi()["components"]["schemas"][name]["properties"]["schema"]["enum"] for name in names if name]
+        assert each.schema is None if each.streams else [[each.schema]] == ids

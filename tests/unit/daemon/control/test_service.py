@@ -13,6 +13,7 @@ import socket
 import threading
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,14 +23,20 @@ from hypothesis import strategies as st
 
 from nodeagent.api import requests as api
 from nodeagent.api.codec import Document, decode, encode
+from nodeagent.api.config import EffectiveConfig
 from nodeagent.api.control import Paused, Resumed
-from nodeagent.api.gc import Preview
+from nodeagent.api.diagnostics import Version
+from nodeagent.api.eviction import EvictionPreview
+from nodeagent.api.explain import Explanation
+from nodeagent.api.gc import DiskUsage, Preview
 from nodeagent.api.history import History
 from nodeagent.api.holds import Hold, HoldList
+from nodeagent.api.lists import Containers, Images, ImageTree, Pods
 from nodeagent.api.operations import LARGE_BODY_BYTES, OPERATIONS, SMALL_BODY_BYTES, Access, method_name
 from nodeagent.api.pods import PodUsage
 from nodeagent.api.pressure import Pressure
 from nodeagent.api.requests import request_type
+from nodeagent.api.shutdown import ShutdownPlan, ShutdownStatus
 from nodeagent.api.status import Status
 from nodeagent.clock import SystemClock
 from nodeagent.config.control import ControlSettings
@@ -60,12 +67,21 @@ from nodeagent.sim.content import Layer
 from nodeagent.store.pause import PauseFile
 from nodeagent.store.plan_key import FILE_NAME, PlanKeyFile
 from nodeagent.telemetry import logging as log
-from tests.unit.control_node import GROUP, MEMBER, ROOT, STRANGER, UNPRIVILEGED_UID, Node, served_to_member, serving
+from tests.unit.control_node import (
+    GROUP,
+    IMAGE,
+    MEMBER,
+    ROOT,
+    STRANGER,
+    UNPRIVILEGED_UID,
+    Node,
+    served_to_member,
+    serving,
+)
 from tests.unit.kubelet_double import KUBELET, HandClock, KubeletDouble
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
 
     from nodeagent.host.signals import SignalPaths
 
@@ -103,8 +119,9 @@ def test_rights_follow_from_user_group_and_configuration(
 
 def test_every_method_requires_an_access_right() -> None:
     assert all(hasattr(ControlService, method_name(each)) for each in OPERATIONS)
-    readers = {name for name, right in ACCESS.items() if right is Access.READ}
-    assert readers == {"Status", "Pressure", "Plan", "Pods", "History", "Holds", "Events", "PreviewReload"}
+    actors = {name for name, right in ACCESS.items() if right is Access.ACT}
+    assert actors == {"AddHold", "RemoveHold", "Pause", "Resume", "Trigger", "Reload", "Apply"}
+    assert {each.method for each in OPERATIONS.values() if each.access is Access.READ} == {"GET"}
     assert Access.NOTHING not in ACCESS.values()
 
 
@@ -164,6 +181,18 @@ async def test_status_has_agent_runtime_loops_and_signals(node: Node) -> None:
         ("Pods", None, PodUsage),
         ("Plan", api.PlanRequest(scope="all"), Preview),
         ("History", None, History),
+        ("Version", None, Version),
+        ("Images", None, Images),
+        ("ImageLayers", None, ImageTree),
+        ("Containers", None, Containers),
+        ("PodList", None, Pods),
+        ("Explain", api.ExplainRequest(name=IMAGE), Explanation),
+        ("DiskUsage", api.DiskUsageRequest(within_seconds=5), DiskUsage),
+        ("Leaks", api.LeaksRequest(minimum_age_seconds=60, rooted=True), Preview),
+        ("EvictionPreview", api.EvictionPreviewRequest(simulate="memory.available=1Mi"), EvictionPreview),
+        ("ShutdownPlan", None, ShutdownPlan),
+        ("ShutdownStatus", api.ShutdownStatusRequest(limit=3), ShutdownStatus),
+        ("Config", None, EffectiveConfig),
         ("AddHold", api.AddHoldRequest(image="app:*", seconds=60), Hold),
         ("Holds", None, HoldList),
         ("Pause", api.PauseRequest(seconds=60), Paused),
@@ -171,8 +200,16 @@ async def test_status_has_agent_runtime_loops_and_signals(node: Node) -> None:
     ],
 )
 async def test_response_is_decoded_without_loss(node: Node, method: str, request_: Any, kind: type[Document]) -> None:
+    (Path(node.sim.root_path) / "io.containerd.snapshotter.v1.overlayfs").mkdir()
     answer = await node.ask(method, request_)
     assert json.loads(encode(decode(json.dumps(answer), kind))) == answer
+
+
+async def test_configuration_has_the_values_in_force_with_their_sources(node: Node) -> None:
+    node.config.write_text("dry_run = true\n")
+    settings = (await node.ask("Config"))["settings"]
+    assert settings["dry_run"] == {"value": "false", "source": "default"}
+    assert settings["role"] == {"value": '"standalone"', "source": str(node.config)}
 
 
 async def test_status_is_returned_without_a_runtime(node: Node) -> None:
@@ -264,6 +301,11 @@ async def test_plan_has_the_removals_of_the_collector(node: Node) -> None:
         ("Plan", api.PlanRequest(scope="all", lasts_seconds=-1), "is not between 0 and"),
         ("Plan", api.PlanRequest(scope="all", lasts_seconds=float("nan")), "is not between 0 and"),
         ("History", api.HistoryRequest(seconds=1e300), "out of range"),
+        ("Explain", api.ExplainRequest(name=" "), "give a name"),
+        ("DiskUsage", api.DiskUsageRequest(within_seconds=1e6), "is not between 0 and"),
+        ("Leaks", api.LeaksRequest(minimum_age_seconds=-1), "is not between 0 and"),
+        ("EvictionPreview", api.EvictionPreviewRequest(simulate="memory=5"), "expected SIGNAL=AMOUNT"),
+        ("ShutdownStatus", api.ShutdownStatusRequest(limit=-1), "is not between 0 and"),
         ("History", api.HistoryRequest(image="\x1b[2J"), "printable"),
         ("History", api.HistoryRequest(image="x" * 5000), "at most 4096 characters"),
         ("AddHold", api.AddHoldRequest(image="app:*", why="x"), "a hold needs a duration"),

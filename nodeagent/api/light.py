@@ -1,0 +1,91 @@
+"""Documents as their JSON has them, with the fields as attributes: for commands that print an answer of the daemon.
+
+To import the types of the documents takes three times as long as the rest of such a command. The types are declared to
+the type checker only: a function that prints a document takes one of either kind, as long as it uses fields alone, no
+methods, and compares enumerations as text.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from nodeagent.api.document_error import DocumentError
+
+if TYPE_CHECKING:
+    from nodeagent.schemas import SchemaId
+
+TIMES: Final = frozenset(
+    {
+        *("created_at", "eligible_at", "ended_at", "finished_at", "first_detected", "last_used", "made_at"),
+        *("observed_at", "observed_since", "placed_at", "started_at", "until"),
+    }
+)
+"""Names of the fields that are times, in every document."""
+MAPPINGS: Final = frozenset({"details", "eviction", "settings"})
+"""Names of the fields whose keys are data; the values of ``details`` and ``eviction`` are plain."""
+_PLAIN: Final = frozenset({"details", "eviction"})
+
+
+class Fields:
+    """An object of a document; it is read-only."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any value of a document
+        values = self._values
+        if name in values:
+            return _view(name, values[name])
+        for other in (name.removesuffix("_"), name.replace("_", "-")):  # as the documents rename fields
+            if other in values:
+                return _view(name, values[other])
+        raise DocumentError(f"cannot decode document {values.get('schema', '')}: no field {name}")
+
+    def __getitem__(self, key: str) -> Any:  # noqa: ANN401 - as above
+        return _view(key, self._values[key])
+
+
+def raw(fields: Any) -> dict[str, Any]:  # noqa: ANN401 - declared as its document
+    """Return the JSON object of a view."""
+    values: dict[str, Any] = fields._values  # noqa: SLF001 - of this module
+    return values
+
+
+def parse_document(text: str | bytes, schema: SchemaId) -> dict[str, Any]:
+    """Return the JSON object of a document.
+
+    Raises:
+        DocumentError: the text is not JSON, or of another schema.
+    """
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DocumentError(f"cannot decode document {schema}: {error}") from error
+    if not isinstance(found, dict) or found.get("schema") != schema:
+        other = found.get("schema") if isinstance(found, dict) else type(found).__name__
+        raise DocumentError(f"cannot decode document {schema}: found {other!r}")
+    return found
+
+
+def view(values: dict[str, Any]) -> Any:  # noqa: ANN401 - to be declared as its document
+    """Return a view of a JSON object."""
+    return Fields(values)
+
+
+def _view(name: str, value: object) -> Any:  # noqa: ANN401 - as above
+    if isinstance(value, dict):
+        if name not in MAPPINGS:
+            return Fields(value)
+        return value if name in _PLAIN else {key: _view("", each) for key, each in value.items()}
+    if isinstance(value, list):
+        return tuple(_view("", each) for each in value)
+    if isinstance(value, str) and name in TIMES:
+        try:
+            return datetime.fromisoformat(value)
+        except ValueError as error:
+            raise DocumentError(f"cannot decode document: {name}: {error}") from error
+    return value

@@ -1,0 +1,150 @@
+"""The preview of an eviction: the pod that would be evicted now, or with simulated signals."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from nodeagent.api.eviction import EvictionPreview
+from nodeagent.errors import StoreError, UsageError
+from nodeagent.host.node import boot_id
+from nodeagent.model.pressure import Signal
+from nodeagent.observe.eviction_signals import EvictionSignalReader
+from nodeagent.observe.pods import make_pod_reader
+from nodeagent.plan.eviction.grammar import parse_thresholds
+from nodeagent.plan.eviction.planner import plan_eviction
+from nodeagent.plan.eviction.signals import MEANINGS
+from nodeagent.plan.eviction.state import EvictionState
+from nodeagent.store.evictions import EvictionFile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from nodeagent.act.agent import Agent
+    from nodeagent.config.settings import Settings
+    from nodeagent.model.pods import PodInventory
+    from nodeagent.model.pressure import Observation
+    from nodeagent.observe.eviction_signals import SignalLayout
+    from nodeagent.plan.eviction.effects import OutstandingEffect
+    from nodeagent.plan.eviction.planner import EvictionPlan
+    from nodeagent.plan.eviction.state import Evaluation
+    from nodeagent.plan.eviction.thresholds import Amount
+
+_LONG_AGO_S = 10.0 * 365 * 86_400
+
+
+def parse_simulated(texts: Sequence[str]) -> dict[Signal, Amount]:
+    """Return the simulated amount of each signal.
+
+    Raises:
+        UsageError: a text is not ``SIGNAL=AMOUNT``.
+    """
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        signal = next((each for each in Signal if each.value == name.strip()), None)
+        if signal is None or not equals:
+            known = ", ".join(Signal)
+            raise UsageError(
+                f"--simulate {text!r}: expected SIGNAL=AMOUNT, such as memory.available=50Mi; signals: {known}"
+            )
+        try:
+            (threshold, *_) = parse_thresholds(
+                hard=f"{signal}{MEANINGS[signal].operator}{value.strip()}", allocatable=False
+            ) or (None,)
+        except ValueError as error:
+            raise UsageError(f"--simulate {text!r}: {error}") from error
+        if threshold is None:
+            raise UsageError(f"--simulate {text!r}: 0% and 100% disable a threshold; write an amount")
+        found[signal] = threshold.amount
+    return found
+
+
+async def preview_eviction(agent: Agent, simulate: Sequence[str]) -> EvictionPreview:
+    """Return the pod that would be evicted, the eviction order and the reasons.
+
+    Args:
+        agent: of the node.
+        simulate: readings to suppose, each ``SIGNAL=AMOUNT``.
+
+    Raises:
+        UsageError: a simulated amount is not valid, or its signal has no reading on this node.
+        RuntimeUnavailableError: the runtime does not answer.
+    """
+    amounts, settings = parse_simulated(simulate), agent.settings
+    eviction = settings.eviction
+    reader = EvictionSignalReader(eviction, agent.clock)
+    layout = await reader.read_layout(agent.cri, settings.imagefs_path)
+    pod_reader = make_pod_reader(agent.cri, agent.settings, agent.clock, lambda: agent.role)
+    try:
+        pods = await pod_reader.read(with_disk=True)
+    finally:
+        await pod_reader.close()
+    measured = await reader.read(layout)
+    readings = replace(measured, observations=_simulated(measured.observations, amounts))
+    # A simulated amount has lasted: the grace period of a soft threshold is over.
+    first_met_s = {each: -_LONG_AGO_S for each in layout.thresholds if each.signal in amounts}
+    outstanding, unread = await asyncio.to_thread(_outstanding, settings)
+    state = EvictionState(first_met_s=first_met_s, outstanding=outstanding)
+    evaluation = reader.evaluate_readings(layout, readings, state).evaluation
+    first, then = _plans(evaluation, pods, settings, layout, readings.observations)
+    warnings = (*layout.warnings, *readings.unread, *pods.warnings, *unread)
+    role = await agent.evaluate_role()
+    off = eviction.off_because(role.role, role.reason)
+    return EvictionPreview.of(
+        evaluation, first, then, pods.facts, simulated=simulate, disabled_because=off, warnings=warnings
+    )
+
+
+def _outstanding(settings: Settings) -> tuple[tuple[OutstandingEffect, ...], tuple[str, ...]]:
+    """Return the outstanding effects of the running agent, and a warning if they cannot be read."""
+    try:
+        return EvictionFile(settings.state_directory).read(boot_id())[0], ()
+    except StoreError as error:
+        return (), (str(error),)
+
+
+def _simulated(observations: tuple[Observation, ...], amounts: Mapping[Signal, Amount]) -> tuple[Observation, ...]:
+    """Return the observations with the simulated amounts.
+
+    Raises:
+        UsageError: this node has no reading of a simulated signal.
+    """
+    read = {each.signal for each in observations}
+    for signal in amounts:
+        if signal not in read:
+            raise UsageError(f"--simulate {signal}: this node has no reading of the signal")
+    return tuple(
+        replace(each, available=amounts[each.signal].of(each.capacity)) if each.signal in amounts else each
+        for each in observations
+    )
+
+
+def _plans(
+    evaluation: Evaluation,
+    pods: PodInventory,
+    settings: Settings,
+    layout: SignalLayout,
+    observations: tuple[Observation, ...],
+) -> tuple[EvictionPlan, EvictionPlan]:
+    """Return the plan of the pass, and the plan if node-level reclaim frees nothing."""
+    policy = replace(settings.eviction.policy, max_observation_age_s=_LONG_AGO_S)
+
+    def plan(reclaimed: frozenset[object]) -> EvictionPlan:
+        return plan_eviction(
+            evaluation,
+            pods.facts,
+            policy,
+            layout=layout.layout,
+            now=evaluation.at,
+            observations=observations,
+            reclaimed=reclaimed,  # type: ignore[arg-type]
+        )
+
+    first = then = plan(frozenset())
+    reclaimed: set[object] = set()
+    while then.reclaim:
+        reclaimed.update(then.reclaim)
+        then = plan(frozenset(reclaimed))
+    return first, then

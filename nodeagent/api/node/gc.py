@@ -1,0 +1,79 @@
+"""Documents of garbage collection previews, explanations and disk usage."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.act.gc.preview import plans_by_loop
+from nodeagent.api.explain import Explained, Explanation, PastRemoval
+from nodeagent.api.gc import DiskUsage, Preview
+from nodeagent.errors import StoreError
+from nodeagent.plan.gc.explanation import explain
+from nodeagent.plan.gc.scope import Scope
+
+if TYPE_CHECKING:
+    from nodeagent.act.agent import Agent
+
+_PAST_PASSES: Final = 5
+_MAX_SIMILAR: Final = 3
+
+
+async def preview_collection(agent: Agent, scope: Scope) -> Preview:
+    """Return the plans of a pass that starts now.
+
+    Raises:
+        NodeAgentError: the node cannot be observed.
+    """
+    preview = await agent.collector.preview(scope)
+    return Preview.of(scope.value, preview.snapshot, preview.plans)
+
+
+async def list_leaks(agent: Agent, minimum_age_s: float, *, rooted: bool) -> Preview:
+    """Return the plan for unreferenced blobs and snapshots.
+
+    Args:
+        agent: of the node.
+        minimum_age_s: age in seconds below which an item is kept.
+        rooted: whether items that only containerd.io/gc.root refers to are included.
+
+    Raises:
+        NodeAgentError: references cannot be read from the runtime.
+    """
+    preview = await agent.find_leaks(minimum_age_s, rooted=rooted)
+    return Preview.of(Scope.LEAKS.value, preview.snapshot, preview.plans)
+
+
+async def explain_items(agent: Agent, name: str) -> Explanation:
+    """Return the verdicts of the images, containers and pods with a name, and their past removals.
+
+    Raises:
+        NodeAgentError: the node cannot be observed.
+    """
+    preview = await agent.collector.preview(Scope.ALL)
+    policy = agent.settings.policy
+    found = explain(preview.snapshot, policy, plans_by_loop(preview.snapshot, policy), name)
+    try:
+        past = await asyncio.to_thread(agent.history.read, image=name, limit=_PAST_PASSES)
+        problem = ""
+    except StoreError as error:
+        past, problem = (), str(error)
+    tags = [each for image in preview.snapshot.images for each in image.repo_tags if each.endswith(f"/{name}")]
+    return Explanation(
+        asked=name,
+        observed_at=preview.snapshot.observed_at,
+        explanations=tuple(map(Explained.of_explanation, found)),
+        past=tuple(PastRemoval.of(each, action) for each in past for action in each.actions),
+        similar=() if found or past else tuple(tags[:_MAX_SIMILAR]),
+        warnings=(problem,) if problem else (),
+    )
+
+
+async def measure_disk_usage(agent: Agent, within_s: float) -> DiskUsage:
+    """Return the usage of the image filesystem by share; directories are measured for ``within_s`` seconds.
+
+    Raises:
+        NodeAgentError: the node cannot be observed.
+    """
+    preview = await agent.collector.preview(Scope.ALL)
+    return DiskUsage.of(await agent.break_down(preview.snapshot, within_s=within_s))

@@ -1,0 +1,87 @@
+"""Documents of the images, containers and pods of the node, each with its verdict."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nodeagent.api import lists
+from nodeagent.api.lists import LayerStack, list_header
+from nodeagent.errors import ObservationError
+from nodeagent.plan.decision import ItemKind
+from nodeagent.plan.gc.layer_sharing import Stack, sharing_tree
+from nodeagent.plan.gc.scope import Scope
+from nodeagent.plan.pods.deletion import check_pods
+
+if TYPE_CHECKING:
+    from nodeagent.act.agent import Agent
+    from nodeagent.model import Container, Sandbox
+
+
+async def list_images(agent: Agent) -> lists.Images:
+    """Return every image, by name.
+
+    Raises:
+        NodeAgentError: the node cannot be observed.
+    """
+    preview = await agent.collector.preview(Scope.IMAGES)
+    (plan,) = preview.plans
+    decisions = {decision.id: decision for decision in plan.decisions}
+    images = sorted(preview.snapshot.images, key=lambda image: (image.name, image.id))
+    usage = preview.snapshot.image_usage
+    rows = tuple(lists.Image.of(each, decisions[each.id], usage.get(each.id), plan.accounting) for each in images)
+    return lists.Images(**list_header(preview.snapshot), images=rows)
+
+
+async def list_image_layers(agent: Agent) -> lists.ImageTree:
+    """Return the images by shared layers; those without unpacked layers last.
+
+    Raises:
+        ObservationError: the layers of the images are unknown.
+        NodeAgentError: the node cannot be observed.
+    """
+    snapshot = (await agent.collector.preview(Scope.IMAGES)).snapshot
+    if snapshot.storage is None:
+        why = "; ".join(snapshot.warnings) or "runtime.containerd_api is off, or the runtime is not containerd"
+        raise ObservationError(f"cannot show image layers: {why}")
+    stacks, unknown = sharing_tree(snapshot.images, snapshot.storage)
+    rows = tuple(LayerStack.of(each) for each in (*stacks, *(Stack([image]) for image in unknown)))
+    return lists.ImageTree(**list_header(snapshot), image_tree=rows)
+
+
+async def list_containers(agent: Agent) -> lists.Containers:
+    """Return every container, by pod, name and attempt, newest first.
+
+    Raises:
+        NodeAgentError: the node cannot be observed.
+    """
+    preview = await agent.collector.preview(Scope.CONTAINERS)
+    decisions = {
+        decision.id: decision
+        for plan in preview.plans
+        for decision in plan.decisions
+        if decision.kind is ItemKind.CONTAINER
+    }
+    containers = sorted(
+        preview.snapshot.containers, key=lambda each: (each.pod_namespace, each.pod_name, each.name, -each.attempt)
+    )
+    rows = tuple(lists.Container.of(each, decisions[each.id]) for each in containers)
+    return lists.Containers(**list_header(preview.snapshot), containers=rows)
+
+
+async def list_pods(agent: Agent) -> lists.Pods:
+    """Return every pod that the runtime lists, by namespace, name and UID.
+
+    Raises:
+        NodeAgentError: the node cannot be observed.
+    """
+    snapshot = (await agent.collector.preview(Scope.CONTAINERS)).snapshot
+    statuses = check_pods(snapshot, agent.settings.policy.containers.deleted_pod_grace_s)
+    grouped: dict[str, list[Sandbox]] = {}
+    for sandbox in snapshot.sandboxes:
+        grouped.setdefault(sandbox.uid, []).append(sandbox)
+    pods = sorted(grouped.items(), key=lambda item: (item[1][0].namespace, item[1][0].name, item[0]))
+    containers: dict[str, list[Container]] = {}
+    for container in snapshot.containers:
+        containers.setdefault(container.sandbox_id, []).append(container)
+    rows = tuple(lists.Pod.of(uid, sandboxes, containers, statuses.get(uid)) for uid, sandboxes in pods)
+    return lists.Pods(**list_header(snapshot), pods=rows)

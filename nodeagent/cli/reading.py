@@ -1,0 +1,92 @@
+"""Reading of documents: from the running daemon, or from the node by the command itself.
+
+A command reads the node if ``--direct`` is given, if no daemon is listening, and if it is given settings of its own,
+since the daemon's answer is by its configuration. A daemon that refuses or fails a request is an error. Both ways end
+in the same document, which the command prints.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from nodeagent.api.client import ANSWER_WITHIN_S, ControlClient, DaemonAbsentError
+from nodeagent.api.light import parse_document
+from nodeagent.api.operations import OPERATIONS
+from nodeagent.cli.control_client import checked, find_socket, is_client
+from nodeagent.text import to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodeagent.cli.source import ReadNode, Source
+
+
+def read(
+    operation: str,
+    fields: Mapping[str, object],
+    source: Source,
+    local: ReadNode,
+    *,
+    within_s: float = ANSWER_WITHIN_S,
+) -> dict[str, Any]:
+    """Return the document of an operation as its JSON object.
+
+    Args:
+        operation: name in :data:`~nodeagent.api.operations.OPERATIONS`.
+        fields: of the request.
+        source: of the document.
+        local: makes the document without a daemon.
+        within_s: time limit of the daemon's answer.
+
+    Raises:
+        NodeAgentError: the daemon refuses or fails the request, or without a daemon the node cannot be read.
+    """
+    answer = ask(operation, fields, source, within_s=within_s)
+    return read_node(source, local) if answer is None else answer
+
+
+def ask(
+    operation: str, fields: Mapping[str, object], source: Source, *, within_s: float = ANSWER_WITHIN_S
+) -> dict[str, Any] | None:
+    """Return the daemon's document as its JSON object; ``None`` if the command reads the node itself.
+
+    Raises:
+        NodeAgentError: the daemon refuses or fails the request.
+    """
+    schema = OPERATIONS[operation].schema
+    if schema is None:
+        raise ValueError(f"{operation} has no typed document")
+    if not is_client(source.config, source.overrides, root_too=not source.direct):
+        return None
+    path = find_socket(None)
+    if path is None:
+        return None
+    try:
+        text = ControlClient(path).call(operation, fields, within_s=within_s)
+    except DaemonAbsentError:
+        return None
+    return checked(text, lambda each: parse_document(each, schema))
+
+
+def read_node(source: Source, local: ReadNode) -> dict[str, Any]:
+    """Return a document that is made from this node, as its JSON object.
+
+    Raises:
+        ConfigError: the configuration is invalid.
+        NodeAgentError: the node cannot be read.
+    """
+    from nodeagent.cli.local_reading import read_document  # noqa: PLC0415 - not with a daemon
+
+    return read_document(source, local)
+
+
+def print_document(document: Mapping[str, Any], form: str) -> None:
+    """Print the JSON object of a document as ``json`` or ``yaml``."""
+    if form == "json":
+        sys.stdout.write(to_json(document, indent=2))
+        sys.stdout.write("\n")
+        return
+    from nodeagent.api.codec import encode  # noqa: PLC0415 - slow to import
+
+    sys.stdout.write(encode(document, form))

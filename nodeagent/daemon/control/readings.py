@@ -1,0 +1,223 @@
+"""The operations of the control API that read.
+
+Answers are the documents that commands print, made by the same functions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from nodeagent import __version__
+from nodeagent.api.codec import encode_line, plain
+from nodeagent.api.config import EffectiveConfig
+from nodeagent.api.diagnostics import Version
+from nodeagent.api.gc import Preview
+from nodeagent.api.history import History
+from nodeagent.api.holds import HoldList
+from nodeagent.api.node import eviction, gc, lists, shutdown
+from nodeagent.api.saved_plan import encode_saved_plan
+from nodeagent.daemon.control.caller import CALLER
+from nodeagent.daemon.control.exclusive import run_exclusively
+from nodeagent.daemon.control.request_fields import check_number, check_text, parse_scope
+from nodeagent.daemon.control.requested_pass import PlanKey, require_agent
+from nodeagent.daemon.reload_preview import reload_document
+from nodeagent.daemon.service_manager import preview_reload
+from nodeagent.daemon.status import StatusReader, pods_document, pressure_document, status_document, without_agent
+from nodeagent.errors import UsageError
+from nodeagent.host.node import node_identity
+from nodeagent.schemas import SchemaId
+from nodeagent.store import HoldFile
+from nodeagent.telemetry.event_bus import Subscription
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine
+
+    from nodeagent.act.agent import Agent
+    from nodeagent.api import requests
+    from nodeagent.api.codec import Document
+    from nodeagent.daemon.context import DaemonContext
+
+T = TypeVar("T")
+_LONGEST_PLAN_S: Final = 7 * 86_400.0
+_LONGEST_AGE_S: Final = 100 * 365 * 86_400.0
+_LONGEST_MEASUREMENT_S: Final = 600.0
+_MOST_PASSES: Final = 10_000
+_DEFAULT_PASSES: Final = 100
+
+
+class Readings:
+    """The operations that need the right to read. The control server checks the access of the caller before.
+
+    At most one observation of the node runs for root, and one for all other users.
+    """
+
+    def __init__(self, context: DaemonContext) -> None:
+        """Prepare the operations of a daemon."""
+        self._context = context
+        self._reader: StatusReader | None = None
+        self._reader_agent: Agent | None = None
+        self._heavy_locks = {is_root: asyncio.Lock() for is_root in (False, True)}
+        self._plan_key = PlanKey(context)
+
+    async def status(self, _: requests.Empty) -> str:
+        """Return the status of the node and the daemon."""
+        if self._context.agent is None:
+            return encode_line(without_agent(self._context))
+        return encode_line(await status_document(self._context.agent, self._status_reader(), self._context))
+
+    async def pressure(self, _: requests.Empty) -> str:
+        """Return every signal against its thresholds."""
+        return encode_line(await pressure_document(self._status_reader(), self._context.eviction))
+
+    async def plan(self, request: requests.PlanRequest) -> str:
+        """Return the plan of a pass that starts now; with a lifetime it can be saved and applied."""
+        scope = parse_scope(request.scope)
+        lasts_s = check_number(request.lasts_seconds, _LONGEST_PLAN_S, "lasts_seconds")
+        agent = require_agent(self._context)
+        preview = await self._alone(agent.collector.preview(scope))
+        if not lasts_s:
+            return encode_line(Preview.of(scope.value, preview.snapshot, preview.plans))
+        saved = encode_saved_plan(
+            scope.value,
+            preview.snapshot,
+            preview.plans,
+            agent.settings.policy,
+            node=node_identity(),
+            expires_at=preview.snapshot.observed_at + timedelta(seconds=lasts_s),
+            agent_version=__version__,
+            key=await self._plan_key.read(),
+        )
+        return encode_line(saved)
+
+    async def pods(self, _: requests.Empty) -> str:
+        """Return the pods with their usage, in eviction order under memory pressure."""
+        agent = require_agent(self._context)
+        document = await self._alone(pods_document(agent, self._status_reader(), self._context.eviction))
+        return encode_line(document)
+
+    async def history(self, request: requests.HistoryRequest) -> str:
+        """Return past passes and node stops."""
+        image = check_text(request.image, "image")
+        ago_s = check_number(request.seconds, math.inf, "seconds")
+        if request.limit < 0:
+            raise UsageError(f"limit: {request.limit} is negative")
+        limit = min(_MOST_PASSES, request.limit or _DEFAULT_PASSES)
+        history = require_agent(self._context).history
+        try:
+            since = self._context.clock.now() - timedelta(seconds=ago_s) if ago_s else None
+        except OverflowError as error:
+            raise UsageError(f"seconds: {ago_s} is out of range") from error
+
+        def read() -> str:
+            passes = history.read(since=since, image=image, limit=limit, quiet=request.quiet)
+            stops = () if image else history.read_stops(since=since, limit=limit)
+            return encode_line(History.of(passes, stops))
+
+        return await self._alone(asyncio.to_thread(read))
+
+    async def holds(self, _: requests.Empty) -> str:
+        """Return all holds in force."""
+        now = self._context.clock.now()
+        found = await asyncio.to_thread(self._holds().read)
+        return encode_line(HoldList.of(found, now))
+
+    async def events(self, _: requests.Empty) -> AsyncIterator[str]:
+        """Yield events as they occur."""
+        missed = 0
+        with Subscription() as tail:
+            while True:
+                event = await tail.next()
+                fields = {key: plain(value) for key, value in event.items()}
+                lost, missed = tail.missed - missed, tail.missed
+                missing = {"missed_before": lost} if lost else {}
+                yield encode_line({"schema": SchemaId.EVENT.value, **fields, **missing})
+
+    async def preview_reload(self, _: requests.Empty) -> str:
+        """Return the changes and the effect of a reload without reloading; always of the agent's own file."""
+        return encode_line(reload_document(await self._alone(preview_reload(self._context))))
+
+    async def version(self, _: requests.Empty) -> str:
+        """Return the versions of the agent and the runtime."""
+        return encode_line(Version.of(await require_agent(self._context).cri.version()))
+
+    async def images(self, _: requests.Empty) -> str:
+        """Return every image with its verdict."""
+        return await self._document(lists.list_images)
+
+    async def image_layers(self, _: requests.Empty) -> str:
+        """Return the images by shared layers."""
+        return await self._document(lists.list_image_layers)
+
+    async def containers(self, _: requests.Empty) -> str:
+        """Return every container with its verdict."""
+        return await self._document(lists.list_containers)
+
+    async def pod_list(self, _: requests.Empty) -> str:
+        """Return every pod with its deletion status."""
+        return await self._document(lists.list_pods)
+
+    async def explain(self, request: requests.ExplainRequest) -> str:
+        """Return the verdicts on the items with a name."""
+        name = check_text(request.name, "name")
+        if not name.strip():
+            raise UsageError("name: give a name, digest or id of an image, a container or a pod")
+        return await self._document(lambda agent: gc.explain_items(agent, name))
+
+    async def disk_usage(self, request: requests.DiskUsageRequest) -> str:
+        """Return the usage of the image filesystem by share."""
+        within_s = check_number(request.within_seconds, _LONGEST_MEASUREMENT_S, "within_seconds")
+        return await self._document(lambda agent: gc.measure_disk_usage(agent, within_s))
+
+    async def leaks(self, request: requests.LeaksRequest) -> str:
+        """Return unreferenced blobs and snapshots."""
+        minimum_age_s = check_number(request.minimum_age_seconds, _LONGEST_AGE_S, "minimum_age_seconds")
+        return await self._document(lambda agent: gc.list_leaks(agent, minimum_age_s, rooted=request.rooted))
+
+    async def eviction_preview(self, request: requests.EvictionPreviewRequest) -> str:
+        """Return the eviction that would happen now, or with simulated readings."""
+        simulate = [each for each in check_text(request.simulate, "simulate").split(",") if each]
+        return await self._document(lambda agent: eviction.preview_eviction(agent, simulate))
+
+    async def shutdown_plan(self, _: requests.Empty) -> str:
+        """Return the timeline of a shutdown that begins now."""
+        return await self._document(shutdown.rehearse_shutdown)
+
+    async def shutdown_status(self, request: requests.ShutdownStatusRequest) -> str:
+        """Return the state of the inhibitor lock and past node stops."""
+        if not 0 <= request.limit <= _MOST_PASSES:
+            raise UsageError(f"limit: {request.limit} is not between 0 and {_MOST_PASSES}")
+        settings = self._context.settings
+        return encode_line(await self._alone(shutdown.read_shutdown_status(settings, request.limit)))
+
+    async def config(self, _: requests.Empty) -> str:
+        """Return the configuration in force."""
+        settings = self._context.settings
+        return encode_line(EffectiveConfig.of(settings.values, dict(settings.sources)))
+
+    @property
+    def _heavy(self) -> asyncio.Lock:
+        """Serialises the operations that observe the node; root does not wait for other users."""
+        return self._heavy_locks[CALLER.get().is_root]
+
+    async def _alone(self, work: Coroutine[object, object, T]) -> T:
+        """Return the result of an observation, one at a time.
+
+        One that waits ends when its client disconnects. One that has begun is completed, and holds the lock until then:
+        each cancelled call to the runtime leaks about a kilobyte in the gRPC library.
+        """
+        return await run_exclusively(self._heavy, work)
+
+    async def _document(self, make: Callable[[Agent], Coroutine[object, object, Document]]) -> str:
+        return encode_line(await self._alone(make(require_agent(self._context))))
+
+    def _status_reader(self) -> StatusReader:
+        agent = require_agent(self._context)
+        if self._reader is None or self._reader_agent is not agent:
+            self._reader, self._reader_agent = StatusReader(agent), agent
+        return self._reader
+
+    def _holds(self) -> HoldFile:
+        return HoldFile(self._context.settings.state_directory)

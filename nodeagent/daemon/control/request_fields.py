@@ -1,0 +1,47 @@
+"""Checks of request fields."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from nodeagent.errors import UsageError
+from nodeagent.plan.gc.scope import Scope
+
+_LONGEST_TEXT: Final = 4096
+
+
+def parse_scope(text: str) -> Scope:
+    """Return the scope of a plan.
+
+    Raises:
+        UsageError: it is not images, containers or all.
+    """
+    try:
+        scope = Scope(text)
+    except ValueError as error:
+        raise UsageError(f"scope: write images, containers or all, not {check_text(text, 'scope')!r}") from error
+    if scope is Scope.LEAKS:
+        raise UsageError("scope: write images, containers or all")
+    return scope
+
+
+def check_number(value: float, most: float, name: str) -> float:
+    """Return a number from 0 to ``most``.
+
+    Raises:
+        UsageError: the field ``name`` is out of this range.
+    """
+    if not 0 <= value <= most:
+        raise UsageError(f"{name}: {value:g} is not between 0 and {most:g}")
+    return value
+
+
+def check_text(value: str, name: str) -> str:
+    """Return a text.
+
+    Raises:
+        UsageError: the field ``name`` is too long, or unprintable.
+    """
+    if len(value) > _LONGEST_TEXT or not value.isprintable():
+        raise UsageError(f"{name}: at most {_LONGEST_TEXT} characters, all printable")
+    return value
