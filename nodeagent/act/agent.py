@@ -6,7 +6,7 @@ The daemon and the one-shot commands use the same function, so their agents cann
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -14,13 +14,16 @@ from nodeagent.act.gc.collector import MAX_ROUNDS, Collector
 from nodeagent.act.gc.history_record import past_pass
 from nodeagent.act.gc.log_removal import HostLogs
 from nodeagent.act.gc.outcomes import PassEnd
+from nodeagent.act.gc.pass_record import HistoryRecorder
 from nodeagent.act.gc.preview import Preview
 from nodeagent.act.gc.remover_factory import RemoverFactory
+from nodeagent.act.history_writer import HistoryWriter
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.filesystems import filesystem_type, read_filesystem
 from nodeagent.host.lock import process_lock
 from nodeagent.host.node import boot_id, booted_at
+from nodeagent.host.process_identity import is_running, own_process
 from nodeagent.model import Role
 from nodeagent.observe.node_role import RoleWatch
 from nodeagent.observe.node_snapshot import Observer, ObserverSettings
@@ -38,12 +41,13 @@ from nodeagent.store import ClockReading, HoldFile, Store, gap_limits
 from nodeagent.store.history import History, configured_retention
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Mapping
+    from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
     from datetime import datetime
 
     from structlog.typing import FilteringBoundLogger
 
     from nodeagent.act.gc.outcomes import PassReport, Result
+    from nodeagent.act.gc.pass_record import PassStart
     from nodeagent.clock import Clock
     from nodeagent.config.settings import Settings
     from nodeagent.model import FsObservation, ImageUseRecord, NodeSnapshot, RoleDecision
@@ -72,6 +76,7 @@ class Agent:
     storage: StorageBackend
     store: Store
     history: History
+    history_writer: HistoryWriter
     observer: Observer
     collector: Collector
     roles: RoleWatch
@@ -101,12 +106,14 @@ class Agent:
         trigger: str,
         stop: asyncio.Event,
         max_rounds: int = MAX_ROUNDS,
+        on_start: Callable[[PassStart], None] = lambda _: None,
         on_result: Callable[[Result], None] = lambda _: None,
         plan_id: str = "",
     ) -> PassReport:
         """Carry out the plans of a preview under the node's pass lock and record the pass in the history.
 
-        ``plan_id`` is the id of a saved plan; without it the id is computed from the preview.
+        Its removals are recorded before the first of them. ``on_start`` is called then, but not without removals and
+        not in a dry run. ``plan_id`` is the id of a saved plan; without it the id is computed from the preview.
 
         Raises:
             PassBusyError: another process has the lock.
@@ -116,16 +123,26 @@ class Agent:
             role = await self.evaluate_role()
             if role.role is not Role.STANDALONE:
                 raise NodeAgentError(f"the preview is out of date: {role.reason}; nothing was removed, try again")
+        if not plan_id and preview.removals and self.record:
+            plan_id = await asyncio.to_thread(make_plan_id, preview.scope, preview.snapshot, preview.plans)
         if self.dry_run or not preview.acts:
             report = await self.collector.run(preview, trigger=trigger, stop=stop, on_result=on_result)
         else:
-            with process_lock(self.settings.state_directory / "pass.lock") as warning:
+            recorder = HistoryRecorder(
+                self.history_writer if self.record else None, self.clock, plan_id=plan_id, on_start=on_start
+            )
+            with process_lock(self.settings.state_directory / "pass.lock") as warning, _abandoning(recorder):
                 report = await self.collector.run(
-                    preview, trigger=trigger, stop=stop, max_rounds=max_rounds, on_result=on_result
+                    preview,
+                    trigger=trigger,
+                    stop=stop,
+                    max_rounds=max_rounds,
+                    on_result=on_result,
+                    recorder=recorder,
                 )
             report = replace(report, warnings=(*report.warnings, warning)) if warning else report
         if self.record:
-            await asyncio.to_thread(self._add_to_history, preview, report, plan_id)
+            await self.history_writer.finish(past_pass(report, preview.snapshot, plan_id))
             report = replace(report, warnings=(*report.warnings, *self.history.take_notices()))
         return report
 
@@ -159,21 +176,44 @@ class Agent:
         except NodeAgentError:
             return None
 
-    def _add_to_history(self, preview: Preview, report: PassReport, plan_id: str) -> None:
-        if not plan_id and preview.removals:
-            plan_id = make_plan_id(preview.scope, preview.snapshot, preview.plans)
-        self.history.add(past_pass(report, preview.snapshot, plan_id), configured_retention(self.settings))
-
     def log_health(self, logger: FilteringBoundLogger) -> None:
         """Log the health of the state database and the history, once per change."""
         for notice in (*self.store.take_notices(), *self.history.take_notices()):
             logger.warning("store_notice", notice=notice)
-        problem = self.store.health.problem or self.history.problem
+        problem = self.store.health.problem or self.history_writer.problem
         if problem and problem != self._reported_problem:
             logger.warning("store_degraded", problem=problem)
         elif self._reported_problem and not problem:
             logger.info("store_recovered")
         self._reported_problem = problem
+
+    async def log_interrupted(self, logger: FilteringBoundLogger) -> None:
+        """Record the unfinished passes of ended processes as interrupted, and log each."""
+        if not self.record:
+            return
+        for each in await asyncio.to_thread(self.history.close_interrupted):
+            logger.warning(
+                "pass_interrupted",
+                pass_id=each.id,
+                scope=each.scope,
+                trigger=each.trigger,
+                started_at=each.started_at.isoformat(timespec="milliseconds"),
+                removed=each.removed,
+                unknown=each.unknown,
+            )
+
+
+@contextmanager
+def _abandoning(recorder: HistoryRecorder) -> Iterator[None]:
+    """Record the pass as interrupted if the block raises."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        recorder.abandon("cancelled")
+        raise
+    except BaseException:
+        recorder.abandon("crashed")
+        raise
 
 
 @asynccontextmanager
@@ -230,8 +270,9 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
             collect_garbage=storage.collect_garbage,
             dry_run=dry_run,
         )
-        history = History(settings.state_directory)
-        yield Agent(settings, clock, cri, storage, store, history, observer, collector, roles, record, dry_run)
+        history = History(settings.state_directory, writer=own_process(), is_running=is_running)
+        writer = HistoryWriter(history, configured_retention(settings), clock)
+        yield Agent(settings, clock, cri, storage, store, history, writer, observer, collector, roles, record, dry_run)
 
 
 def _storage_backend(settings: Settings, connection: RuntimeConnection, clock: Clock, store: Store) -> StorageBackend:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET, UnsetType
+
 from nodeagent.api.codec import Document, Part, Time
 from nodeagent.api.common import Reason, RecordedReason
 from nodeagent.api.gc import Decision, decision_fields
+from nodeagent.api.history import base64_of
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
@@ -114,6 +117,7 @@ class PastRemoval(Part, frozen=True, kw_only=True):
     trigger: str
     dry_run: bool
     id: str
+    id_base64: str | UnsetType = UNSET
     name: str
     outcome: str
     detail: str
@@ -128,6 +132,7 @@ class PastRemoval(Part, frozen=True, kw_only=True):
             trigger=past.trigger,
             dry_run=past.dry_run,
             id=action.item_id,
+            id_base64=base64_of(action.item_id),
             name=action.name,
             outcome=action.outcome,
             detail=action.detail,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, UnsetType
@@ -10,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from nodeagent.api.codec import Document, Number, Part, Time
 from nodeagent.api.common import RecordedReason
 from nodeagent.schemas import SchemaId
+from nodeagent.text import raw_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,11 +20,23 @@ if TYPE_CHECKING:
     from nodeagent.store import history
 
 
+def base64_of(text: str) -> str | UnsetType:
+    """Return the bytes of a file name that is not UTF-8, for a document; unset for any other text."""
+    raw = raw_bytes(text)
+    return UNSET if raw is None else b64encode(raw).decode()
+
+
 class PastAction(Part, frozen=True, kw_only=True):
-    """A planned removal and its outcome. Kinds, outcomes and codes can be of another version."""
+    """A planned removal and its outcome. Kinds, outcomes and codes can be of another version.
+
+    Attributes:
+        id_base64: the bytes of the id where it is a file name that is not UTF-8.
+        outcome: ``planned`` before the removal; ``unknown`` if its pass ended before the outcome was recorded.
+    """
 
     kind: str
     id: str
+    id_base64: str | UnsetType = UNSET
     name: str
     references: tuple[str, ...]
     outcome: str
@@ -37,6 +51,7 @@ class PastAction(Part, frozen=True, kw_only=True):
         return cls(
             kind=value.kind,
             id=value.item_id,
+            id_base64=base64_of(value.item_id),
             name=value.name,
             references=value.references,
             outcome=value.outcome,
@@ -51,7 +66,8 @@ class PastPass(Part, frozen=True, kw_only=True):
     """A pass of the history.
 
     Attributes:
-        end: result of the pass; ``end_detail`` gives the cause.
+        end: result of the pass, ``running`` before it has finished, ``interrupted`` if its process ended before that;
+            ``end_detail`` gives the cause.
         freed_bytes: measured; ``None`` without measurement. Same for the percentages.
         eviction: the stored record of an eviction, possibly of an older version; absent for other passes.
     """

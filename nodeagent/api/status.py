@@ -15,7 +15,7 @@ from nodeagent.api.pressure import Signal
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
-    from nodeagent.store.history import PastPass
+    from nodeagent.store.history import CountedPass
 
 
 class AgentStatus(Part, frozen=True, kw_only=True):
@@ -174,8 +174,9 @@ class PassSummary(Part, frozen=True, kw_only=True):
     freed_bytes: int | None
 
     @classmethod
-    def of(cls, past: PastPass) -> PassSummary:
+    def of(cls, counted: CountedPass) -> PassSummary:
         """Return the summary of a pass of the history."""
+        past = counted.past
         return cls(
             id=past.id,
             started_at=past.started_at,
@@ -183,8 +184,8 @@ class PassSummary(Part, frozen=True, kw_only=True):
             scope=past.scope,
             dry_run=past.dry_run,
             end=past.result,
-            removed=sum(each.outcome in ("done", "gone") for each in past.actions),
-            planned=len(past.actions),
+            removed=counted.removed,
+            planned=counted.planned,
             freed_bytes=past.freed_bytes,
         )
 

@@ -303,7 +303,7 @@ def hold_finding(settings: Settings) -> Finding:
 
 def _history_finding(settings: Settings) -> Finding:
     try:
-        History(settings.state_directory).read(limit=1)
+        History(settings.state_directory).check()
     except NodeAgentError as error:
         return Finding("history", Verdict.WARNING, str(error), "none needed: the next pass replaces the file")
     return Finding("history", Verdict.OK, "readable")

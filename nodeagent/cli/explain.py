@@ -13,6 +13,7 @@ from nodeagent.cli.exit_codes import ExitCode, fail
 from nodeagent.cli.output import warn
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.errors import StoreError
+from nodeagent.host.process_identity import is_running
 from nodeagent.plan.decision import ItemKind, Verdict
 from nodeagent.plan.gc.explanation import explain
 from nodeagent.plan.gc.scope import Scope
@@ -54,7 +55,7 @@ def show(config: Path | None, overrides: Mapping[str, str | int], name: str, for
     preview = run_async(observe())
     explanations = explain(preview.snapshot, settings.policy, plans_by_loop(preview.snapshot, settings.policy), name)
     try:
-        past = History(settings.state_directory).read(image=name, limit=_PAST)
+        past = History(settings.state_directory, is_running=is_running).read(image=name, limit=_PAST)
     except StoreError as error:
         warn(f"nodeagent: {error}")
         past = ()
@@ -83,6 +84,7 @@ def show(config: Path | None, overrides: Mapping[str, str | int], name: str, for
         for action in one.actions:
             when = format_time(one.started_at)
             text = f"{when}: {action.name}: {action.outcome}, {action.sentence}"
+            text = f"{text}; {action.detail}" if action.detail else text
             console.print(text, markup=False, soft_wrap=True)
 
 

@@ -15,6 +15,7 @@ from nodeagent.cli.session import load_settings
 from nodeagent.cli.shutdown import stop_headline
 from nodeagent.clock import SystemClock
 from nodeagent.errors import UsageError
+from nodeagent.host.process_identity import is_running
 from nodeagent.store import history as store
 from nodeagent.units import format_bytes, format_duration, parse_duration_s
 
@@ -53,7 +54,7 @@ def show_history(
             return
     settings = load_settings(config, {})
     oldest = SystemClock().now() - ago if ago is not None else None
-    records = store.History(settings.state_directory)
+    records = store.History(settings.state_directory, is_running=is_running)
     passes = records.read(since=oldest, image=image, limit=limit, quiet=idle)
     stops = () if image else records.read_stops(since=oldest, limit=limit)
     _print(History.of(passes, stops), form, str(settings.state_directory))

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from nodeagent.config.eviction_models import EvictionSection, KubeletSection
-from nodeagent.config.fields import Directory, Duration, OptionalPath, Period, Section, Size, SocketPath, Switch
+from nodeagent.config.fields import Count, Directory, Duration, OptionalPath, Period, Section, Size, SocketPath, Switch
 from nodeagent.config.gc_models import ContainerGCSection, ImageGCSection, ProtectSection
 from nodeagent.config.metrics import DEFAULT_LISTEN, LISTEN_FORM, parse_listen
 from nodeagent.config.paths import CONTROL_SOCKET
@@ -70,6 +70,11 @@ class HistorySection(Section):
     )
     maximum_size: Size = Field(
         "16Mi", description="Maximum size of the history database; the oldest passes are deleted first."
+    )
+    maximum_records: Count = Field(
+        10_000,
+        description="Maximum number of recorded passes, and of recorded node shutdowns; the oldest are deleted first. "
+        "0: no limit.",
     )
 
 

@@ -49,6 +49,7 @@ def settings(config: Config) -> Settings:
         policy=policies(config),
         history_age_s=parse_duration_s(config.history.maximum_age),
         history_bytes=parse_bytes(config.history.maximum_size),
+        history_records=config.history.maximum_records,
         eviction=eviction(config),
         kubelet=kubelet(config),
         shutdown=shutdown(config),

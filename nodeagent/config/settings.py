@@ -58,6 +58,7 @@ class Settings:
         log_level: ``debug``, ``info``, ``warning`` or ``error``.
         history_age_s: maximum age of recorded passes.
         history_bytes: maximum size of the history database.
+        history_records: maximum number of recorded passes, and of recorded node stops.
         policy: GC policies.
         eviction: pod eviction.
         kubelet: sources of pod facts beyond CRI.
@@ -88,6 +89,7 @@ class Settings:
     policy: GCPolicy
     history_age_s: float
     history_bytes: int
+    history_records: int
     eviction: EvictionSettings = field(default_factory=EvictionSettings)
     kubelet: KubeletSettings = field(default_factory=KubeletSettings)
     origin: Origin = field(default_factory=Origin)

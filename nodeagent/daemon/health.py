@@ -26,6 +26,8 @@ def not_ready(context: DaemonContext) -> tuple[str, ...]:
         reasons.append("container runtime unavailable")
     elif not context.runtime_answered and _calls_runtime(context):
         reasons.append("container runtime has not answered yet")
+    if context.agent is not None and context.agent.history_writer.problem:
+        reasons.append(f"removals are not recorded: {context.agent.history_writer.problem}")
     shutdown = context.pass_lock.pause_of(PausedBy.SHUTDOWN)
     if shutdown is not None:
         reasons.append(shutdown.text)

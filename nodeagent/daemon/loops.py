@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from nodeagent.act.gc.outcomes import PassReport, Result
+    from nodeagent.act.gc.pass_record import PassStart
     from nodeagent.act.gc.preview import Preview
     from nodeagent.daemon.loop_status import LoopStatuses
     from nodeagent.daemon.pass_lock import PassLock
@@ -179,6 +180,19 @@ class Loop:
             self._runtime.answered()
         self._warned = log_report(self._logger, preview, report, self._warned)
         return self._runtime.lost(RuntimeUnavailableError(report.end_detail)) if lost else self._interval.next_s()
+
+
+def log_start(logger: FilteringBoundLogger, start: PassStart) -> None:
+    """Log a pass before its first removal."""
+    logger.info(
+        "pass_started",
+        pass_id=start.pass_id,
+        scope=start.scope,
+        trigger=start.trigger,
+        planned=start.planned,
+        predicted_bytes=start.predicted_bytes,
+        pending_bytes=start.pending_bytes,
+    )
 
 
 def log_result(logger: FilteringBoundLogger, result: Result, *, dry_run: bool) -> None:

@@ -339,11 +339,20 @@ def _dry_run_reason(context: DaemonContext) -> str:
 def _last_passes(agent: Agent, problems: list[str]) -> tuple[PassSummary, ...]:
     """Return the newest passes that removed or planned items; a cause of failure is added to ``problems``."""
     try:
-        return tuple(map(PassSummary.of, agent.history.read(limit=_HISTORY)))
+        return tuple(map(PassSummary.of, agent.history.count(limit=_HISTORY)))
     except StoreError as error:
         problems.append(str(error))
         return ()
 
 
 def _store_problems(agent: Agent) -> list[str]:
-    return [each for each in (agent.store.health.problem, agent.history.problem) if each]
+    dropped = agent.history.dropped
+    return [
+        each
+        for each in (
+            agent.store.health.problem,
+            agent.history_writer.problem,
+            f"{dropped} record(s) of the history could not be written and were dropped" if dropped else "",
+        )
+        if each
+    ]

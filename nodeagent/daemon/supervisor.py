@@ -6,6 +6,7 @@ import asyncio
 import random
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nodeagent.act.agent import open_agent
@@ -16,7 +17,16 @@ from nodeagent.daemon.control.server import ControlServer
 from nodeagent.daemon.eviction.composition import eviction_tasks
 from nodeagent.daemon.http.metrics_task import MetricsTask
 from nodeagent.daemon.loop_status import LoopStatuses
-from nodeagent.daemon.loops import SILENCE_S, Interval, Loop, RuntimeWatch, log_report, log_result, wait_for_any
+from nodeagent.daemon.loops import (
+    SILENCE_S,
+    Interval,
+    Loop,
+    RuntimeWatch,
+    log_report,
+    log_result,
+    log_start,
+    wait_for_any,
+)
 from nodeagent.daemon.pass_lock import PassLock
 from nodeagent.daemon.pause import restore_pause
 from nodeagent.daemon.reload_grace import restore_grace
@@ -103,6 +113,7 @@ async def supervise(
             if once:
                 async with open_agent(settings, record=True, dry_run=settings.dry_run, roles=context.roles) as agent:
                     _log_start(agent, logger)
+                    await agent.log_interrupted(logger)
                     return await _once(_passes(agent, logger, "once"), logger, context)
             restore_pause(context)
             restore_grace(context.grace, context.settings)
@@ -166,6 +177,7 @@ async def _serve_one_agent(context: DaemonContext) -> None:
         roles=context.roles,
     ) as agent:
         _log_start(agent, context.logger)
+        await agent.log_interrupted(context.logger)
         await _wait_for_effect(context, agent)
         if context.stop.is_set() or context.renew.is_set():
             return
@@ -241,8 +253,11 @@ def _passes(agent: Agent, logger: FilteringBoundLogger, trigger: str, context: D
                 context.loop_statuses.beat(scope.value, SILENCE_S)
 
         preview = await agent.collector.preview(scope)
-        report = await agent.run(preview, trigger=trigger, stop=stop, on_result=report_result)
+        report = await agent.run(
+            preview, trigger=trigger, stop=stop, on_start=partial(log_start, logger), on_result=report_result
+        )
         agent.log_health(logger)
+        await agent.log_interrupted(logger)  # a command that was killed
         await log_breakdown(agent, report, logger)
         return preview, report
 

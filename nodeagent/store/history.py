@@ -1,8 +1,9 @@
 """History of passes and node stops, for operators.
 
-It is a database of its own beside that of image usage: it grows, is pruned, and no decision depends on it. While it
-cannot be written, the latest passes wait in memory and are written with the next pass. A record that can never be
-written is dropped and reported, so that it does not block the others.
+It is a database of its own beside that of image usage: it grows, is pruned, and no decision depends on it. A pass is
+written before its first removal and again when it has finished; see ``write_ahead``. While the file cannot be written,
+the latest passes wait in memory and are written with the next pass. A record that can never be written is dropped and
+reported, so that it does not block the others.
 """
 
 from __future__ import annotations
@@ -11,128 +12,202 @@ import sqlite3
 import threading
 from collections import deque
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
+from nodeagent.model.process import ProcessIdentity
 from nodeagent.store import shutdown_history as node_stops
+from nodeagent.store import write_ahead
 from nodeagent.store.pass_history import (
     EVICTION_TABLES,
+    PASS_INDEXES,
     PASS_TABLES,
+    CountedPass,
     PastAction,
     PastPass,
     Retention,
+    count_passes,
+    has_passes,
     insert_pass,
     prune_passes,
     read_passes,
 )
 from nodeagent.store.sqlite import (
     BROKEN,
-    BUSY_TIMEOUT_S,
     check,
     check_version,
-    connect,
     is_corrupt,
     is_of_file,
+    open_for_reading,
     quarantine,
 )
+from nodeagent.store.unfinished import UnfinishedPass
+from nodeagent.store.write_connection import WriteConnection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from datetime import datetime
     from pathlib import Path
 
     from nodeagent.config.settings import Settings
     from nodeagent.model.node_stop import NodeStop
+    from nodeagent.store.write_ahead import InterruptedPass
 
-__all__ = ["FILE_NAME", "MIGRATIONS", "History", "PastAction", "PastPass", "Retention"]
+__all__ = ["FILE_NAME", "MIGRATIONS", "CountedPass", "History", "PastAction", "PastPass", "Retention"]
 
 FILE_NAME: Final = "history.db"
 _MAX_WAITING: Final = 200
+_MAX_WAITING_ACTIONS: Final = 20_000
 _MAX_NOTICES: Final = 20
 MIGRATIONS: Final = (PASS_TABLES, EVICTION_TABLES, node_stops.TABLES)
+ADDITIONS: Final = (*PASS_INDEXES, write_ahead.WRITER_TABLE)
+_UNREADABLE: Final = (*BROKEN, ValueError, OverflowError, TypeError)
+_NO_PROCESS: Final = ProcessIdentity(0, "", 0)
 
 
 def configured_retention(settings: Settings) -> Retention:
     """Return the configured retention of the history."""
-    return Retention(timedelta(seconds=settings.history_age_s), settings.history_bytes)
+    return Retention(timedelta(seconds=settings.history_age_s), settings.history_bytes, settings.history_records)
+
+
+def _running(_: ProcessIdentity) -> bool:
+    return True
 
 
 class History:
     """History of this node. Its methods block and may be called from any thread.
 
+    Writing never raises: a failure is reported in ``problem``, and the record is written with a later one. Reading
+    takes no lock, so that a write that does not end blocks no reader.
+
     Attributes:
         problem: reason that records are not on disk; empty otherwise.
+        dropped: number of records that were dropped because they could not be written.
     """
 
-    def __init__(self, directory: Path) -> None:
-        """Store the history in ``directory``, which is created with the first record."""
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        writer: ProcessIdentity = _NO_PROCESS,
+        is_running: Callable[[ProcessIdentity], bool] = _running,
+    ) -> None:
+        """Store the history in ``directory``, which is created with the first record.
+
+        Args:
+            directory: the state directory.
+            writer: this process, needed to begin a pass.
+            is_running: returns whether the writer of an unfinished pass still runs; an unfinished pass of an ended
+                process is read as interrupted. Without it all unfinished passes are read as running.
+        """
         self._path = directory / FILE_NAME
+        self._writer = writer
+        self._is_running = is_running
         self._lock = threading.Lock()
-        self._waiting: deque[PastPass] = deque(maxlen=_MAX_WAITING)
+        self._connection = WriteConnection(self._path, MIGRATIONS, ADDITIONS)
+        self._unfinished: dict[str, UnfinishedPass] = {}
+        self._waiting: deque[PastPass] = deque()
         self._notices: deque[str] = deque(maxlen=_MAX_NOTICES)
         self.problem = ""
+        self.dropped = 0
 
     def take_notices(self) -> tuple[str, ...]:
-        """Return the dropped records since the last call, as sentences."""
+        """Return the quarantined files and dropped records since the last call, as sentences."""
+        notices = []
+        while self._notices:
+            notices.append(self._notices.popleft())
+        return tuple(notices)
+
+    def begin(self, past: PastPass) -> None:
+        """Write a pass with its planned removals before the first of them, and sync it."""
         with self._lock:
-            notices = tuple(self._notices)
-            self._notices.clear()
-            return notices
+            self._unfinished[past.id] = UnfinishedPass(past)
+            self._write(durable=True)
 
-    def add(self, past: PastPass, retention: Retention) -> None:
-        """Write a pass and prune the history; a failure is reported in ``problem`` and never raised."""
+    def extend(self, pass_id: str, actions: Sequence[PastAction]) -> None:
+        """Write the planned removals of a further round before the first of them, and sync them."""
         with self._lock:
-            self._waiting.append(past)
-            try:
-                self._write(retention, past.started_at)
-            except BROKEN as error:
-                self.problem = self._handle(error)
-                return
-            self._waiting.clear()
-            self.problem = ""
+            if (unfinished := self._unfinished.get(pass_id)) is not None:
+                unfinished.extend(actions)
+                self._write(durable=True)
 
-    def add_stop(self, stop: NodeStop, retention: Retention, now: datetime) -> None:
-        """Write a node stop, replacing an earlier record of it; failures are reported as by :meth:`add`."""
+    def update(self, pass_id: str, outcomes: Mapping[int, PastAction], duration_s: float) -> None:
+        """Write removals with their outcome, by position in the pass; ``duration_s`` is that of the pass so far."""
         with self._lock:
-            try:
-                with closing(connect(self._path, MIGRATIONS)) as connection:
-                    connection.execute("PRAGMA foreign_keys = ON")
-                    connection.execute("BEGIN IMMEDIATE")
-                    with self._dropping(connection, f"node stop {stop.id}"):
-                        node_stops.insert_stop(connection, stop)
-                    node_stops.prune_stops(connection, now - retention.maximum_age)
-                    connection.execute("COMMIT")
-            except BROKEN as error:
-                self.problem = self._handle(error)
+            if (unfinished := self._unfinished.get(pass_id)) is not None:
+                unfinished.update(outcomes, duration_s)
+                self._write()
 
-    def read_stops(self, *, since: datetime | None = None, limit: int = 20) -> tuple[NodeStop, ...]:
-        """Return the node stops, newest first.
+    def add(self, past: PastPass, retention: Retention, *, clock_trusted: bool = True) -> None:
+        """Write a finished pass and prune the history.
 
-        Raises:
-            StoreError: the file exists but cannot be read.
+        Args:
+            past: the pass; it replaces the record of its beginning.
+            retention: limits of the history.
+            clock_trusted: whether ages by the wall clock are valid; otherwise nothing is deleted by age.
         """
         with self._lock:
-            try:
-                if not self._path.exists():
-                    return ()
-                with closing(self._open_for_reading()) as connection:
-                    return tuple(node_stops.read_stops(connection, since, limit))
-            except (*BROKEN, ValueError) as error:
-                raise StoreError(f"cannot read history {self._path}: {error}") from error
+            self._unfinished.pop(past.id, None)
+            self._enqueue(past)
 
-    def _open_for_reading(self) -> sqlite3.Connection:
-        uri = f"{self._path.absolute().as_uri()}?mode=ro"
-        return sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+            def prune(connection: sqlite3.Connection) -> None:
+                running = self._unfinished.keys()
+                prune_passes(connection, retention, past.started_at, clock_trusted=clock_trusted, running=running)
+                connection.execute("PRAGMA incremental_vacuum").fetchall()
 
-    def _handle(self, error: Exception) -> str:
-        """Quarantine a corrupt file; return the problem for operators."""
-        if isinstance(error, sqlite3.DatabaseError) and is_corrupt(error):
-            try:
-                return quarantine(self._path, error)
-            except OSError as failure:
-                return f"cannot quarantine corrupt history {self._path} ({error}): {failure.strerror or failure}"
-        return f"cannot write history {self._path}: {error}; continuing in memory"
+            self._write(prune)
+            if not self._unfinished:
+                self._connection.close()
+
+    def interrupt(self, pass_id: str, cause: str, retention: Retention, *, clock_trusted: bool = True) -> None:
+        """Record an unfinished pass of this process as interrupted, such as ``cancelled``; other passes are ignored."""
+        with self._lock:
+            unfinished = self._unfinished.get(pass_id)
+        if unfinished is not None:
+            past = write_ahead.interrupted(unfinished.past, cause)
+            self.add(past, retention, clock_trusted=clock_trusted)
+
+    def close_interrupted(self) -> tuple[InterruptedPass, ...]:
+        """Record the unfinished passes of ended processes as interrupted; return them.
+
+        Passes of running processes are unchanged. A pass that is wrongly taken for interrupted, such as one in another
+        PID namespace, is corrected by its own last record.
+        """
+        with self._lock:
+            ended = self._ended()
+            closed: list[InterruptedPass] = []
+
+            def close(connection: sqlite3.Connection) -> None:
+                found = (write_ahead.close_unfinished(connection, each, write_ahead.KILLED) for each in ended)
+                closed.extend(each for each in found if each is not None)
+
+            if not ended or not self._write(close):
+                return ()
+            if not self._unfinished:
+                self._connection.close()
+            return tuple(closed)
+
+    def add_stop(self, stop: NodeStop, retention: Retention, now: datetime, *, clock_trusted: bool = True) -> None:
+        """Write a node stop, replacing an earlier record of it, and prune the stops as :meth:`add` does the passes."""
+        with self._lock:
+
+            def write(connection: sqlite3.Connection) -> None:
+                with self._dropping(connection, f"node stop {stop.id}"):
+                    node_stops.insert_stop(connection, stop)
+                before = now - retention.maximum_age if clock_trusted else None
+                node_stops.prune_stops(connection, before, retention.maximum_records)
+
+            self._write(write)
+            if not self._unfinished:
+                self._connection.close()
+
+    def drop(self, record: str, cause: str) -> None:
+        """Count and report a record that is not written."""
+        self.dropped += 1
+        self._notices.append(f"{self._path}: {record} cannot be recorded and was dropped: {cause}")
 
     def read(
         self, *, since: datetime | None = None, image: str = "", limit: int = 100, quiet: bool = False
@@ -149,30 +224,122 @@ class History:
         Raises:
             StoreError: the file exists but cannot be read.
         """
-        with self._lock:
-            try:
-                if not self._path.exists():
-                    return ()
-                with closing(self._open_for_reading()) as connection:
-                    check(connection)
-                    check_version(connection, len(MIGRATIONS))
-                    return tuple(read_passes(connection, since, image, limit, quiet=quiet))
-            except BROKEN as error:
-                raise StoreError(f"cannot read history {self._path}: {error}") from error
+        with self._reading() as connection:
+            if connection is None:
+                return ()
+            writers = write_ahead.read_writers(connection)
+            found = read_passes(connection, since, image, limit, quiet=quiet)
+            return tuple(write_ahead.as_found(each, writers, self._is_running) for each in found)
 
-    def _write(self, retention: Retention, now: datetime) -> None:
-        with closing(connect(self._path, MIGRATIONS)) as connection:
-            connection.execute("PRAGMA foreign_keys = ON")
-            connection.execute("BEGIN IMMEDIATE")
+    def count(self, *, limit: int) -> tuple[CountedPass, ...]:
+        """Return passes with the number of their removals, newest first, without those that had nothing to do.
+
+        Raises:
+            StoreError: the file exists but cannot be read.
+        """
+        with self._reading() as connection:
+            if connection is None:
+                return ()
+            writers = write_ahead.read_writers(connection)
+            return tuple(
+                replace(each, past=write_ahead.as_found(each.past, writers, self._is_running))
+                for each in count_passes(connection, limit)
+            )
+
+    def read_stops(self, *, since: datetime | None = None, limit: int = 20) -> tuple[NodeStop, ...]:
+        """Return the node stops, newest first.
+
+        Raises:
+            StoreError: the file exists but cannot be read.
+        """
+        with self._reading() as connection:
+            return () if connection is None else tuple(node_stops.read_stops(connection, since, limit))
+
+    def check(self) -> None:
+        """Check the integrity of the whole file.
+
+        Raises:
+            StoreError: the file exists but is corrupt or cannot be read.
+        """
+        with self._reading() as connection:
+            if connection is not None:
+                check(connection)
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection | None]:
+        """Yield a connection inside a read transaction; ``None`` without a file or with one that has no tables yet."""
+        try:
+            if not self._path.exists():
+                yield None
+                return
+            with closing(open_for_reading(self._path)) as connection:
+                connection.execute("BEGIN")
+                check_version(connection, len(MIGRATIONS))
+                yield connection if has_passes(connection) else None
+        except _UNREADABLE as error:
+            raise StoreError(f"cannot read history {self._path}: {error}") from error
+
+    def _ended(self) -> list[str]:
+        """Return the ids of unfinished passes whose process has ended; none if the file cannot be read."""
+        try:
+            with self._reading() as connection:
+                writers = {} if connection is None else write_ahead.read_writers(connection)
+        except StoreError:
+            return []
+        return [identity for identity, writer in writers.items() if not self._is_running(writer)]
+
+    def _write(self, work: Callable[[sqlite3.Connection], None] = lambda _: None, *, durable: bool = False) -> bool:
+        """Write the records not on disk yet, then do further work in the same transaction; return whether it succeeded.
+
+        A corrupt file is quarantined first.
+        """
+        try:
+            try:
+                self._write_records(work, durable=durable)
+            except sqlite3.DatabaseError as error:
+                if not is_corrupt(error):
+                    raise
+                self._quarantine(error)
+                self._write_records(work, durable=durable)
+        except BROKEN as error:
+            self.problem = f"cannot write history {self._path}: {error}; continuing in memory"
+            return False
+        self.problem = ""
+        return True
+
+    def _write_records(self, work: Callable[[sqlite3.Connection], None], *, durable: bool) -> None:
+        with self._connection.transaction(durable=durable) as (connection, number):
             for past in self._waiting:
                 with self._dropping(connection, f"pass {past.id}"):
                     insert_pass(connection, past)
-            prune_passes(connection, retention, now)
-            connection.execute("COMMIT")
-            connection.execute("PRAGMA incremental_vacuum").fetchall()
+            for identity, unfinished in list(self._unfinished.items()):
+                with self._dropping(connection, f"pass {identity}", partial(self._unfinished.pop, identity)):
+                    unfinished.write(connection, number, self._writer)
+            work(connection)
+        self._waiting.clear()
+        for unfinished in self._unfinished.values():
+            unfinished.written(number)
+
+    def _quarantine(self, error: sqlite3.DatabaseError) -> None:
+        try:
+            self._notices.append(quarantine(self._path, error))
+        except OSError as failure:
+            why = failure.strerror or failure
+            raise StoreError(f"cannot quarantine the corrupt file ({error}): {why}") from failure
+
+    def _enqueue(self, past: PastPass) -> None:
+        """Add a finished pass to those that wait to be written; the oldest are dropped above the limits of memory."""
+        waiting, actions = self._waiting, len(past.actions) + sum(len(each.actions) for each in self._waiting)
+        while waiting and (len(waiting) >= _MAX_WAITING or actions > _MAX_WAITING_ACTIONS):
+            dropped = waiting.popleft()
+            actions -= len(dropped.actions)
+            self.drop(f"pass {dropped.id}", "too many passes wait to be written")
+        waiting.append(past)
 
     @contextmanager
-    def _dropping(self, connection: sqlite3.Connection, record: str) -> Iterator[None]:
+    def _dropping(
+        self, connection: sqlite3.Connection, record: str, forget: Callable[[], object] = lambda: None
+    ) -> Iterator[None]:
         """Roll back and drop one record that cannot be written; an error of the file itself is raised."""
         connection.execute("SAVEPOINT record")
         try:
@@ -181,5 +348,6 @@ class History:
             if is_of_file(error):
                 raise
             connection.execute("ROLLBACK TO record")
-            self._notices.append(f"{self._path}: {record} cannot be recorded and was dropped: {error!r}")
+            self.drop(record, repr(error))
+            forget()
         connection.execute("RELEASE record")

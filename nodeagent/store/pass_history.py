@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from nodeagent.store.sqlite import micros, moment, storable
-from nodeagent.text import encodable
+from nodeagent.store.sqlite import micros, moment, storable, stored_text
+from nodeagent.text import encodable, raw_bytes
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 PASS_TABLES: Final = (
     (
@@ -36,9 +37,20 @@ EVICTION_TABLES: Final = (
     ),
 )
 _QUIET_PERIOD: Final = timedelta(days=1)
-_NOTEWORTHY: Final = "(actions > 0 OR (result <> 'nothing-to-do' AND trigger NOT IN ('interval', 'eviction')))"
+_NOTEWORTHY: Final = (
+    "(actions > 0 OR result = 'interrupted' OR (result <> 'nothing-to-do' AND trigger NOT IN ('interval', 'eviction')))"
+)
 """Passes without removals that a user requested are kept and shown unless they had nothing to do. Passes of
 the daemon would fill the history: without removable items, each of them misses its target."""
+PASS_INDEXES: Final = (
+    f"CREATE INDEX IF NOT EXISTS passes_quiet ON passes (started_us) WHERE NOT {_NOTEWORTHY}",
+    f"CREATE INDEX IF NOT EXISTS passes_noteworthy ON passes (started_us) WHERE {_NOTEWORTHY}",
+)
+_REMOVED: Final = "('done', 'gone')"
+_COLUMNS: Final = (
+    "id, started_us, duration_s, trigger, scope, plan_id, dry_run, result, detail, predicted_bytes, freed_bytes,"
+    " percent_before, percent_after"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,22 +121,40 @@ class PastPass:
 
 
 @dataclass(frozen=True, slots=True)
+class CountedPass:
+    """A recorded pass without its actions.
+
+    Attributes:
+        past: the pass; its actions and the document of an eviction are empty.
+        removed: number of items that no longer exist.
+        planned: number of planned removals.
+    """
+
+    past: PastPass
+    removed: int
+    planned: int
+
+
+@dataclass(frozen=True, slots=True)
 class Retention:
     """Limits of the history.
 
     Attributes:
         maximum_age: passes that started earlier are dropped; passes with nothing to do, one a minute, after a day.
         maximum_bytes: the oldest passes are dropped while the file is larger.
+        maximum_records: the oldest passes, and the oldest node stops, are dropped while there are more; 0 for no limit.
     """
 
     maximum_age: timedelta
     maximum_bytes: int
+    maximum_records: int = 10_000
 
 
 def insert_pass(connection: sqlite3.Connection, past: PastPass) -> None:
     """Write a pass, replacing an earlier record of it."""
+    connection.execute("DELETE FROM passes WHERE id = ?", storable(past.id))  # with its rows in all other tables
     connection.execute(
-        "INSERT OR REPLACE INTO passes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO passes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         storable(
             past.id,
             micros(past.started_at),
@@ -142,11 +172,18 @@ def insert_pass(connection: sqlite3.Connection, past: PastPass) -> None:
             len(past.actions),
         ),
     )
+    write_actions(connection, past.id, enumerate(past.actions))
+    if past.eviction:
+        connection.execute("INSERT INTO evictions VALUES (?, ?)", storable(past.id, past.eviction))
+
+
+def write_actions(connection: sqlite3.Connection, pass_id: str, actions: Iterable[tuple[int, PastAction]]) -> None:
+    """Write actions of a recorded pass, each with its position, replacing earlier records of them."""
     connection.executemany(
         "INSERT OR REPLACE INTO actions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        [
+        (
             storable(
-                past.id,
+                pass_id,
                 position,
                 each.kind,
                 each.item_id,
@@ -159,27 +196,58 @@ def insert_pass(connection: sqlite3.Connection, past: PastPass) -> None:
                 each.frees_bytes,
                 each.duration_s,
             )
-            for position, each in enumerate(past.actions)
-        ],
+            for position, each in actions
+        ),
     )
-    if past.eviction:
-        connection.execute("INSERT OR REPLACE INTO evictions VALUES (?, ?)", storable(past.id, past.eviction))
 
 
-def prune_passes(connection: sqlite3.Connection, retention: Retention, now: datetime) -> None:
-    """Drop passes above the maximum age, then the oldest until the used pages of the file fit the maximum size."""
-    connection.execute("DELETE FROM passes WHERE started_us < ?", (micros(now - retention.maximum_age),))
-    connection.execute(
-        f"DELETE FROM passes WHERE NOT {_NOTEWORTHY} AND started_us < ?",  # noqa: S608 - constants only
-        (micros(now - _QUIET_PERIOD),),
+def prune_passes(
+    connection: sqlite3.Connection,
+    retention: Retention,
+    now: datetime,
+    *,
+    clock_trusted: bool,
+    running: Collection[str] = (),
+) -> None:
+    """Delete passes above the limits: by age, by number, then by the size of the used pages of the file.
+
+    Args:
+        connection: inside a transaction, with foreign keys enabled.
+        retention: the limits.
+        now: current wall time.
+        clock_trusted: whether ages by the wall clock are valid; otherwise no pass is deleted by age.
+        running: ids of passes of this process that have not finished; they are kept.
+    """
+    kept = json.dumps(list(running))
+    finished = "id NOT IN (SELECT value FROM json_each(:kept))"
+    if clock_trusted:
+        connection.execute(
+            f"DELETE FROM passes WHERE started_us < :before AND {finished}",  # noqa: S608 - constants only
+            {"before": micros(now - retention.maximum_age), "kept": kept},
+        )
+        connection.execute(
+            f"DELETE FROM passes WHERE NOT {_NOTEWORTHY} AND started_us < :before AND {finished}",  # noqa: S608
+            {"before": micros(now - _QUIET_PERIOD), "kept": kept},
+        )
+    oldest = (
+        "DELETE FROM passes WHERE id IN (SELECT id FROM passes"  # noqa: S608 - constants only
+        f" WHERE {finished} ORDER BY started_us LIMIT :surplus)"
     )
+    surplus = _count(connection) - retention.maximum_records
+    if retention.maximum_records and surplus > 0:
+        connection.execute(oldest, {"surplus": surplus, "kept": kept})
     while _used_bytes(connection) > retention.maximum_bytes:
-        (count,) = connection.execute("SELECT count(*) FROM passes").fetchone()
+        count = _count(connection)
         if count <= 1:
             return
-        connection.execute(
-            "DELETE FROM passes WHERE id IN (SELECT id FROM passes ORDER BY started_us LIMIT ?)", (max(1, count // 10),)
-        )
+        surplus = min(max(1, count // 10), count - 1)
+        if not connection.execute(oldest, {"surplus": surplus, "kept": kept}).rowcount:
+            return
+
+
+def _count(connection: sqlite3.Connection) -> int:
+    (count,) = connection.execute("SELECT count(*) FROM passes").fetchone()
+    return int(count)
 
 
 def _used_bytes(connection: sqlite3.Connection) -> int:
@@ -192,68 +260,131 @@ def _used_bytes(connection: sqlite3.Connection) -> int:
 
 def read_passes(
     connection: sqlite3.Connection, since: datetime | None, image: str, limit: int, *, quiet: bool
-) -> Iterator[PastPass]:
-    """Yield passes with their actions, newest first; see :meth:`nodeagent.store.history.History.read`."""
-    pattern = f"%{_escaped(encodable(image))}%"
-    condition = "item_id LIKE :like ESCAPE '\\' OR name LIKE :like ESCAPE '\\' OR refs LIKE :like ESCAPE '\\'"
-    matching = f"kind IN ('image', 'pod') AND ({condition})" if image else "1"
-    rows = connection.execute(
-        "SELECT id, started_us, duration_s, trigger, scope, plan_id, dry_run, result, detail, predicted_bytes,"  # noqa: S608 - constants only
-        " freed_bytes, percent_before, percent_after FROM passes WHERE started_us >= :since"
-        f" AND (:quiet OR {_NOTEWORTHY})"
-        f" AND (:all OR EXISTS (SELECT 1 FROM actions WHERE pass_id = passes.id AND {matching}))"
+) -> list[PastPass]:
+    """Return passes with their actions, newest first; see :meth:`nodeagent.store.history.History.read`."""
+    matching, values = _matching(image)
+    found = [_past_pass(row) for row in _select_passes(connection, since, image, limit, quiet=quiet)]
+    return _with_actions(connection, found, matching, values)
+
+
+def read_pass(connection: sqlite3.Connection, pass_id: str) -> PastPass | None:
+    """Return one pass with its actions; ``None`` if it is not recorded."""
+    row = connection.execute(f"SELECT {_COLUMNS} FROM passes WHERE id = ?", storable(pass_id)).fetchone()  # noqa: S608
+    return None if row is None else _with_actions(connection, [_past_pass(row)], "1", {})[0]
+
+
+def _with_actions(
+    connection: sqlite3.Connection, found: Sequence[PastPass], matching: str, values: Mapping[str, object]
+) -> list[PastPass]:
+    """Return the passes with their actions as far as these match; one query for all passes."""
+    ids = {"ids": json.dumps([each.id for each in found])}
+    listed = "pass_id IN (SELECT value FROM json_each(:ids))"
+    actions: dict[str, list[PastAction]] = {}
+    for pass_id, *row in connection.execute(
+        "SELECT pass_id, kind, item_id, name, refs, outcome, detail, reason, sentence, frees_bytes, duration_s"  # noqa: S608 - constants only
+        f" FROM actions WHERE {listed} AND {matching} ORDER BY pass_id, position",
+        {**ids, **values},
+    ):
+        actions.setdefault(pass_id, []).append(_action(row))
+    documents = {}
+    if _has_table(connection, "evictions"):  # the first schema had none, and reading does not migrate the file
+        documents = dict(
+            connection.execute(f"SELECT pass_id, document FROM evictions WHERE {listed}", ids).fetchall()  # noqa: S608
+        )
+    return [
+        replace(each, actions=tuple(actions.get(each.id, ())), eviction=stored_text(documents.get(each.id, "")))
+        for each in found
+    ]
+
+
+def count_passes(connection: sqlite3.Connection, limit: int) -> list[CountedPass]:
+    """Return passes with the number of their actions, newest first, without the quiet ones."""
+    found = [_past_pass(row) for row in _select_passes(connection, None, "", limit, quiet=False)]
+    counts: dict[str, tuple[int, int]] = {
+        pass_id: (removed, planned)
+        for pass_id, removed, planned in connection.execute(
+            f"SELECT pass_id, sum(outcome IN {_REMOVED}), count(*) FROM actions"  # noqa: S608 - constants only
+            " WHERE pass_id IN (SELECT value FROM json_each(?)) GROUP BY pass_id",
+            (json.dumps([each.id for each in found]),),
+        )
+    }
+    return [CountedPass(each, *counts.get(each.id, (0, 0))) for each in found]
+
+
+def has_passes(connection: sqlite3.Connection) -> bool:
+    """Return whether the file has the tables; false for one whose writer was killed while it created the file."""
+    return _has_table(connection, "passes") and _has_table(connection, "actions")
+
+
+def _has_table(connection: sqlite3.Connection, name: str) -> bool:
+    found = connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (name,))
+    return found.fetchone() is not None
+
+
+def _select_passes(
+    connection: sqlite3.Connection, since: datetime | None, image: str, limit: int, *, quiet: bool
+) -> sqlite3.Cursor:
+    matching, values = _matching(image)
+    conditions = ["started_us >= :since"]
+    if not (quiet and not image):
+        conditions.append(_NOTEWORTHY)
+    if image:
+        conditions.append(f"EXISTS (SELECT 1 FROM actions WHERE pass_id = passes.id AND {matching})")  # noqa: S608
+    return connection.execute(
+        f"SELECT {_COLUMNS} FROM passes WHERE {' AND '.join(conditions)}"  # noqa: S608 - constants only
         " ORDER BY started_us DESC, id DESC LIMIT :limit",
-        {
-            "since": micros(since) if since else 0,
-            "quiet": quiet and not image,
-            "all": not image,
-            "like": pattern,
-            "limit": limit,
-        },
-    ).fetchall()
-    # The first version of the agent had no evictions, and reading does not migrate the file.
-    has_evictions = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'evictions'").fetchone() is not None
-    for row in rows:
-        actions = connection.execute(
-            "SELECT kind, item_id, name, refs, outcome, detail, reason, sentence, frees_bytes, duration_s FROM actions"  # noqa: S608 - constants only
-            f" WHERE pass_id = :pass AND {matching} ORDER BY position",
-            {"pass": row[0], "like": pattern},
-        )
-        document = None
-        if has_evictions:
-            document = connection.execute("SELECT document FROM evictions WHERE pass_id = ?", (row[0],)).fetchone()
-        identity, started_us, duration_s, trigger, scope, plan_id, dry_run, *end = row
-        result, detail, predicted_bytes, freed_bytes, before, after = end
-        yield PastPass(
-            id=identity,
-            started_at=moment(started_us),
-            duration_s=duration_s,
-            trigger=trigger,
-            scope=scope,
-            plan_id=plan_id,
-            dry_run=bool(dry_run),
-            result=result,
-            detail=detail,
-            predicted_bytes=predicted_bytes,
-            freed_bytes=freed_bytes,
-            percent_before=before,
-            percent_after=after,
-            actions=tuple(map(_action, actions)),
-            eviction=str(document[0]) if document else "",
-        )
+        {"since": micros(since) if since else -(2**63), "limit": limit, **values},
+    )
+
+
+def _matching(image: str) -> tuple[str, dict[str, object]]:
+    """Return the condition on actions for a text in the id or a name of an image or pod, with its parameters.
+
+    LIKE ignores case, but does not distinguish bytes that are not UTF-8. Version 0.1 stored them in escaped form.
+    """
+    if not image:
+        return "1", {}
+    columns = ("item_id", "name", "refs")
+    conditions = [f"{column} LIKE :like ESCAPE '\\'" for column in columns]
+    values: dict[str, object] = {"like": f"%{_escaped(encodable(image))}%"}
+    raw = raw_bytes(image)
+    if raw is not None:
+        conditions += [f"instr(CAST({column} AS BLOB), :raw)" for column in columns]
+        values["raw"] = raw
+    return f"kind IN ('image', 'pod') AND ({' OR '.join(conditions)})", values
+
+
+def _past_pass(row: Sequence[Any]) -> PastPass:
+    identity, started_us, duration_s, trigger, scope, plan_id, dry_run, *end = row
+    result, detail, predicted_bytes, freed_bytes, before, after = end
+    return PastPass(
+        id=stored_text(identity),
+        started_at=moment(started_us),
+        duration_s=duration_s,
+        trigger=stored_text(trigger),
+        scope=stored_text(scope),
+        plan_id=stored_text(plan_id),
+        dry_run=bool(dry_run),
+        result=stored_text(result),
+        detail=stored_text(detail),
+        predicted_bytes=predicted_bytes,
+        freed_bytes=freed_bytes,
+        percent_before=before,
+        percent_after=after,
+    )
 
 
 def _action(row: Sequence[object]) -> PastAction:
     kind, item_id, name, refs, outcome, detail, reason, sentence, frees_bytes, duration_s = row
     return PastAction(
-        str(kind),
-        str(item_id),
-        str(name),
-        tuple(filter(None, str(refs).split("\n"))),
-        str(outcome),
-        str(detail),
-        str(reason),
-        str(sentence),
+        stored_text(kind),
+        stored_text(item_id),
+        stored_text(name),
+        tuple(filter(None, stored_text(refs).split("\n"))),
+        stored_text(outcome),
+        stored_text(detail),
+        stored_text(reason),
+        stored_text(sentence),
         frees_bytes if isinstance(frees_bytes, int) else None,
         duration_s if isinstance(duration_s, float) else 0.0,
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.model.shutdown import PodOutcome
-from nodeagent.store.sqlite import micros, moment, storable
+from nodeagent.store.sqlite import micros, moment, storable, stored_text
 
 if TYPE_CHECKING:
     import sqlite3
@@ -67,9 +67,15 @@ def insert_stop(connection: sqlite3.Connection, stop: NodeStop) -> None:
     )
 
 
-def prune_stops(connection: sqlite3.Connection, before: datetime) -> None:
-    """Delete the stops that began before a time."""
-    connection.execute("DELETE FROM node_stops WHERE started_us < ?", (micros(before),))
+def prune_stops(connection: sqlite3.Connection, before: datetime | None, maximum: int) -> None:
+    """Delete the stops that began before a time and the oldest above a number; ``None`` and 0 for no limit."""
+    if before is not None:
+        connection.execute("DELETE FROM node_stops WHERE started_us < ?", (micros(before),))
+    if maximum:
+        connection.execute(
+            "DELETE FROM node_stops WHERE id IN (SELECT id FROM node_stops ORDER BY started_us DESC LIMIT -1 OFFSET ?)",
+            (maximum,),
+        )
 
 
 def read_stops(connection: sqlite3.Connection, since: datetime | None, limit: int) -> Iterator[NodeStop]:
@@ -97,7 +103,17 @@ def read_stops(connection: sqlite3.Connection, since: datetime | None, limit: in
             ended_at=None if ended_us is None else moment(ended_us),
             dry_run=bool(dry_run),
             pods=tuple(
-                StoppedPod(uid, namespace, name, phase, why, PodOutcome(outcome) if outcome else None, *numbers)
-                for uid, namespace, name, phase, why, outcome, *numbers in pods
+                StoppedPod(
+                    uid=stored_text(uid),
+                    namespace=stored_text(namespace),
+                    name=stored_text(name),
+                    phase=stored_text(phase),
+                    why=stored_text(why),
+                    outcome=PodOutcome(outcome) if outcome else None,
+                    requested_at_ms=asked_ms,
+                    took_ms=took_ms,
+                    detail=stored_text(detail),
+                )
+                for uid, namespace, name, phase, why, outcome, asked_ms, took_ms, detail in pods
             ),
         )

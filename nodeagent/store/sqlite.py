@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import StoreError
-from nodeagent.text import encodable
+from nodeagent.text import encodable, raw_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,8 +25,16 @@ Migrations = tuple[tuple[str, ...], ...]
 """Statements for each schema version that migrate from the previous version."""
 
 
-def connect(path: Path, migrations: Migrations) -> sqlite3.Connection:
+def connect(path: Path, migrations: Migrations, additions: Sequence[str] = ()) -> sqlite3.Connection:
     """Return a connection for writing; the file is created and its schema migrated.
+
+    The connection may be used by any thread, by one at a time.
+
+    Args:
+        path: the file; its directory is created too.
+        migrations: statements for each schema version.
+        additions: statements that create tables and indexes unless they exist. Older versions of the agent ignore
+            these, so they need no schema version, with which an older version would refuse the file.
 
     Raises:
         StoreError: a newer version of the agent wrote it.
@@ -34,16 +42,24 @@ def connect(path: Path, migrations: Migrations) -> sqlite3.Connection:
         sqlite3.DatabaseError: the file cannot be opened or is corrupt.
     """
     path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     try:
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         _migrate(connection, migrations)
+        for statement in additions:
+            connection.execute(statement)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def open_for_reading(path: Path) -> sqlite3.Connection:
+    """Return a read-only connection to an existing file; ``sqlite3`` raises for one that cannot be opened."""
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    return sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
 
 
 def check_version(connection: sqlite3.Connection, newest: int) -> int:
@@ -72,8 +88,7 @@ def check(connection: sqlite3.Connection) -> None:
 def fault_of(path: Path) -> str:
     """Return the fault of a file, opened read-only and checked completely; empty without one."""
     try:
-        uri = f"{path.absolute().as_uri()}?mode=ro"
-        with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)) as connection:
+        with closing(open_for_reading(path)) as connection:
             check(connection)
     except BROKEN as error:
         return str(error)
@@ -96,15 +111,28 @@ def is_of_file(error: Exception) -> bool:
 
 
 def storable(*values: object) -> tuple[object, ...]:
-    """Return values that SQLite can store: texts escaped to valid UTF-8, integers capped at 64 bits."""
+    """Return values that SQLite can store: integers capped at 64 bits, texts that are not UTF-8 as their bytes.
+
+    ``stored_text`` reverses the latter, so names of files are kept to the byte.
+    """
     return tuple(
-        encodable(each)
+        _storable_text(each)
         if isinstance(each, str)
         else max(-_MAX_INTEGER - 1, min(_MAX_INTEGER, each))
         if isinstance(each, int)
         else each
         for each in values
     )
+
+
+def stored_text(value: object) -> str:
+    """Return the text of a stored value; bytes that are not UTF-8 become surrogates."""
+    return value.decode(errors="surrogateescape") if isinstance(value, bytes) else str(value)
+
+
+def _storable_text(text: str) -> str | bytes:
+    raw = raw_bytes(text)
+    return encodable(text) if raw is None else raw
 
 
 def quarantine(path: Path, error: sqlite3.DatabaseError) -> str:

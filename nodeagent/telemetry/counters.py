@@ -154,6 +154,9 @@ METRICS: Final[Mapping[str, Metric]] = {
     "nodeagent_task_failures_total": Metric(Kind.COUNTER, "Failed runs of a task.", ("task",)),
     "nodeagent_task_end_timestamp_seconds": Metric(Kind.GAUGE, "End time of the last run of a task.", ("task",)),
     "nodeagent_memory_persistent": Metric(Kind.GAUGE, "1 while the agent's state is on disk, by part.", ("part",)),
+    "nodeagent_history_records_dropped_total": Metric(
+        Kind.COUNTER, "Passes and node shutdowns that could not be recorded, since the last reload."
+    ),
     "nodeagent_events_total": Metric(Kind.COUNTER, "Log events, by level.", ("level",)),
 }
 """All exposed metrics, in the order of the exposition."""
@@ -285,6 +288,10 @@ def _pass_finished(counters: Counters, event: Mapping[str, object]) -> None:
         counters.set("nodeagent_kept_items", count, scope, reason)
 
 
+def _pass_interrupted(counters: Counters, event: Mapping[str, object]) -> None:
+    counters.add("nodeagent_passes_total", _text(event, "scope"), "interrupted")
+
+
 def _removal(counters: Counters, event: Mapping[str, object]) -> None:
     kind, outcome, reason = (_text(event, key) for key in ("kind", "outcome", "reason"))
     counters.add("nodeagent_removals_total", kind, outcome, reason)
@@ -337,6 +344,7 @@ _HANDLERS: Final[Mapping[str, Callable[[Counters, Mapping[str, object]], None]]]
     "pass_finished": _pass_finished,
     "pass_failed": _failed_as("failed"),
     "pass_crashed": _failed_as("crashed"),
+    "pass_interrupted": _pass_interrupted,
     "removal": _removal,
     "would_remove": _removal,
     "evicted": _eviction,

@@ -33,6 +33,13 @@ EVENTS: Final[Mapping[str, Event]] = {
     "loop_disabled": Event("4bb1e60beb1b46dea8d3e49ddb316e19", "{loop} disabled: {because}"),
     "runtime_unavailable": Event("df4d455f63fe4a8cac2fbd764f390a13", "container runtime unavailable: {error}"),
     "runtime_available": Event("39652d63cbe04d15be7bb4f8a7565e50", "container runtime available again"),
+    "pass_started": Event(
+        "a02e554acc4b4f7686efe868222fc206", "{scope} pass started ({trigger}): {planned} removals planned"
+    ),
+    "pass_interrupted": Event(
+        "7c47d1924b6a4c46a3b63a3b4dda6768",
+        "{scope} pass {pass_id} was killed: {removed} removed, {unknown} with unknown outcome",
+    ),
     "pass_finished": Event(
         "23223df32fb14886ae290734d5c6ec65",
         "{scope} pass finished ({end}): {removed} removed, {freed_bytes} bytes freed",

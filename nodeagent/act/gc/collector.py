@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.act.gc.executor import DryRunRemover, Interrupted, carry_out
 from nodeagent.act.gc.outcomes import Outcome, PassEnd, Result
+from nodeagent.act.gc.pass_record import NoRecorder
 from nodeagent.act.gc.preview import Preview, plans_for, plans_for_saved
 from nodeagent.act.gc.progress import PassProgress
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from nodeagent.act.gc.executor import BatchRemover, Remover
     from nodeagent.act.gc.outcomes import PassReport
+    from nodeagent.act.gc.pass_record import PassRecorder
     from nodeagent.clock import Clock
     from nodeagent.model import FsObservation, NodeSnapshot
     from nodeagent.plan.decision import Decision
@@ -39,6 +41,7 @@ _ON_IMAGEFS = frozenset({ItemKind.IMAGE, ItemKind.BLOB, ItemKind.SNAPSHOT})
 SETTLE_WITHIN_S = 10.0
 SETTLE_STEP_S = 0.1
 MEASUREMENT_SLACK_BYTES = 1 << 20
+_NO_RECORDER = NoRecorder()
 
 
 class Observer(Protocol):
@@ -100,7 +103,7 @@ class Collector:
         in_force, plans = plans_for_saved(saved, snapshot, current)
         return Preview(saved.scope, snapshot, plans), find_drift(saved, (*in_force, *plans))
 
-    async def run(
+    async def run(  # noqa: PLR0913 - the options of a pass
         self,
         preview: Preview,
         *,
@@ -108,6 +111,7 @@ class Collector:
         stop: asyncio.Event,
         max_rounds: int = MAX_ROUNDS,
         on_result: Callable[[Result], None] = lambda _: None,
+        recorder: PassRecorder = _NO_RECORDER,
     ) -> PassReport:
         """Carry out the plans of a preview, then further rounds while a shortfall remains.
 
@@ -117,12 +121,20 @@ class Collector:
             stop: set to end the pass between two items.
             max_rounds: with 1, only removals listed in ``preview`` are executed.
             on_result: called with each result.
+            recorder: records each round before its first removal, and each result; not used by a dry run.
         """
+
+        def record(result: Result) -> None:
+            recorder.record(result)
+            on_result(result)
+
         started_s = self._clock.monotonic_s()
         progress = PassProgress(self._clock.now(), preview, trigger)
         current: Preview | None = preview
         while current is not None:
             progress.plans.extend(current.plans)
+            if current.acts and not self._dry_run:
+                await recorder.begin_round(progress, current)
             if not await self._collected(progress, current):
                 break
             try:
@@ -132,7 +144,7 @@ class Collector:
                     clock=self._clock,
                     stop=stop,
                     enough=self._enough(current),
-                    on_result=on_result,
+                    on_result=on_result if self._dry_run else record,
                 )
             except Interrupted as interrupted:
                 progress.results.extend(interrupted.results)

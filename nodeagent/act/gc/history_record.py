@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nodeagent.plan.decision import ItemKind
 from nodeagent.store.history import PastAction, PastPass
+from nodeagent.store.write_ahead import PLANNED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from nodeagent.act.gc.outcomes import PassReport, Result
     from nodeagent.model import NodeSnapshot
+    from nodeagent.plan.decision import Decision
 
 
 def past_pass(report: PassReport, snapshot: NodeSnapshot, plan_id: str) -> PastPass:
@@ -31,21 +34,27 @@ def past_pass(report: PassReport, snapshot: NodeSnapshot, plan_id: str) -> PastP
         freed_bytes=report.freed_bytes,
         percent_before=report.before.used_percent if report.before else None,
         percent_after=report.after.used_percent if report.after else None,
-        actions=tuple(_past_action(result, names) for result in report.results),
+        actions=tuple(past_action(result, names) for result in report.results),
     )
 
 
-def _past_action(result: Result, names: Mapping[str, tuple[str, ...]]) -> PastAction:
-    decision = result.decision
+def planned_action(decision: Decision, names: Mapping[str, tuple[str, ...]]) -> PastAction:
+    """Return the history record of a planned removal without an outcome; ``names`` are those of images, by id."""
     return PastAction(
         kind=decision.kind.value,
         item_id=decision.id,
         name=decision.name,
         references=names.get(decision.id, ()) if decision.kind is ItemKind.IMAGE else (),
-        outcome=result.outcome.value,
-        detail=result.detail,
+        outcome=PLANNED,
+        detail="",
         reason=decision.reason.code.value,
         sentence=decision.reason.sentence,
         frees_bytes=decision.frees_bytes,
-        duration_s=result.duration_s,
+        duration_s=0.0,
     )
+
+
+def past_action(result: Result, names: Mapping[str, tuple[str, ...]]) -> PastAction:
+    """Return the history record of a removal with its outcome."""
+    planned = planned_action(result.decision, names)
+    return replace(planned, outcome=result.outcome.value, detail=result.detail, duration_s=result.duration_s)

@@ -18,11 +18,16 @@ if TYPE_CHECKING:
     from nodeagent.plan.decision import Plan
 
 
+def new_pass_id(started_at: datetime) -> str:
+    """Return an id for a pass or an eviction."""
+    return f"{started_at:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+
+
 class PassProgress:  # 11 attributes: every part of the final report
     """Plans, results and warnings of a pass so far."""
 
     def __init__(self, started_at: datetime, preview: Preview, trigger: str) -> None:
-        self.id = f"{started_at:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+        self.id = new_pass_id(started_at)
         self.started_at = started_at
         self.preview = preview
         self.trigger = trigger

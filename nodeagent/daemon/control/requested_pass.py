@@ -6,13 +6,14 @@ import asyncio
 import math
 import secrets
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nodeagent.act.agent import open_agent
 from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.api.gc import Report
 from nodeagent.daemon.control.caller import CALLER
-from nodeagent.daemon.loops import log_report, log_result
+from nodeagent.daemon.loops import log_report, log_result, log_start
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError, StoreError, UsageError
 from nodeagent.host.node import node_identity
 from nodeagent.plan.gc.saved_plan import refusal_of, unseal
@@ -169,7 +170,13 @@ class RequestedPass:
             self._stop = stop
             try:
                 report = await agent.run(
-                    preview, trigger=trigger, stop=stop, max_rounds=rounds, on_result=on_item, plan_id=plan_id
+                    preview,
+                    trigger=trigger,
+                    stop=stop,
+                    max_rounds=rounds,
+                    on_start=partial(log_start, self._context.logger),
+                    on_result=on_item,
+                    plan_id=plan_id,
                 )
             finally:
                 self._stop = None

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.eviction.container_removal import CriContainerCleaner
-from nodeagent.act.eviction.evictor import CriEvictor, EvictionOutcome
+from nodeagent.act.eviction.evictor import CriEvictor, EvictionOutcome, EvictionResult
 from nodeagent.act.eviction.reclaimer import Reclaimer
 from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.api import eviction as documents
@@ -21,7 +19,7 @@ from nodeagent.daemon.eviction.pass_actions import Monitors, PassActions
 from nodeagent.daemon.eviction.pod_monitor import PodMonitor
 from nodeagent.daemon.eviction.reporting import EvictionReporter
 from nodeagent.daemon.eviction.signal_monitor import SignalMonitor
-from nodeagent.daemon.loops import log_result, wait_for_any
+from nodeagent.daemon.loops import log_result, log_start, wait_for_any
 from nodeagent.daemon.memory import lock_memory
 from nodeagent.host.cgroups import read_processes
 from nodeagent.host.psi_triggers import PressureTriggers
@@ -33,9 +31,11 @@ from nodeagent.observe.pods import make_pod_reader
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.eviction.state import suspended
 from nodeagent.store.evictions import EvictionFile
-from nodeagent.store.history import PastAction, PastPass, configured_retention
+from nodeagent.store.history import PastAction, PastPass
+from nodeagent.store.write_ahead import PLANNED, RUNNING, UNKNOWN
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Collection, Sequence
 
     from nodeagent.act.agent import Agent
@@ -51,6 +51,9 @@ _ENDS = {
     EvictionOutcome.GONE: PassEnd.NOTHING_TO_DO,
     EvictionOutcome.DRY_RUN: PassEnd.COMPLETE,
 }
+_BEGUN: Final = EvictionResult(EvictionOutcome.FAILED)
+"""Values of an eviction without a result."""
+_BEGUN_WITHIN_S: Final = 0.5
 
 
 def eviction_tasks(context: DaemonContext, agent: Agent) -> Sequence[DaemonTask]:
@@ -147,7 +150,7 @@ def _make_loop(context: DaemonContext, agent: Agent) -> EvictionLoop:
                 file=EvictionFile(agent.settings.state_directory) if agent.record else None,
                 logger=logger,
             ),
-            record=partial(_record, agent),
+            history=AgentEvictionHistory(agent),
             dry_run=agent.dry_run,
         ),
         Monitors(
@@ -165,7 +168,8 @@ def _make_reclaimer(context: DaemonContext, agent: Agent) -> Reclaimer:
         def log(result: Result) -> None:
             log_result(context.logger, result, dry_run=agent.dry_run)
 
-        return await agent.run(preview, trigger="eviction", stop=stop, max_rounds=1, on_result=log)
+        start = partial(log_start, context.logger)
+        return await agent.run(preview, trigger="eviction", stop=stop, max_rounds=1, on_start=start, on_result=log)
 
     def evicted() -> dict[str, tuple[str, ...]]:
         return {each.uid: each.sandbox_ids for each in context.eviction.victims}
@@ -179,10 +183,26 @@ def _make_reclaimer(context: DaemonContext, agent: Agent) -> Reclaimer:
     )
 
 
-async def _record(agent: Agent, record: EvictionRecord) -> None:
-    """Add an eviction to the history, unless recording is disabled."""
-    if agent.record:
-        await asyncio.to_thread(agent.history.add, past_eviction(record), configured_retention(agent.settings))
+class AgentEvictionHistory:
+    """Records evictions in the history of an agent, unless recording is disabled."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._writer = agent.history_writer if agent.record else None
+
+    async def begin(self, record: EvictionRecord) -> None:
+        """Record a chosen eviction; a slow disk does not delay it for long."""
+        if self._writer is not None:
+            await self._writer.begin(past_eviction(record), _BEGUN_WITHIN_S)
+
+    async def finish(self, record: EvictionRecord) -> None:
+        """Record a finished eviction."""
+        if self._writer is not None:
+            await self._writer.finish(past_eviction(record))
+
+    def abandon(self, record: EvictionRecord, cause: str) -> None:
+        """Record a begun eviction as interrupted."""
+        if self._writer is not None:
+            self._writer.interrupt(record.id, cause)
 
 
 async def _remove_orphans(storage: StorageBackend, layers: Collection[str]) -> None:
@@ -197,17 +217,17 @@ async def _remove_orphans(storage: StorageBackend, layers: Collection[str]) -> N
 
 def past_eviction(record: EvictionRecord) -> PastPass:
     """Return the history entry of an eviction."""
-    eviction, result = record.eviction, record.result
+    eviction, result = record.eviction, record.result or _BEGUN
     frees = eviction.ranked.usage if eviction.ranked is not None else None
     return PastPass(
-        id=f"{record.started_at:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}",
+        id=record.id,
         started_at=record.started_at,
         duration_s=result.took_s,
         trigger="eviction",
         scope="pods",
         plan_id="",
         dry_run=record.dry_run,
-        result=_ENDS.get(result.outcome, PassEnd.SHORTFALL).value,
+        result=_ENDS.get(result.outcome, PassEnd.SHORTFALL).value if record.result is not None else RUNNING,
         detail=result.detail,
         predicted_bytes=0,
         freed_bytes=None,
@@ -219,7 +239,7 @@ def past_eviction(record: EvictionRecord) -> PastPass:
                 item_id=eviction.pod.uid,
                 name=f"{eviction.pod.namespace}/{eviction.pod.name}",
                 references=(),
-                outcome="done" if result.outcome is EvictionOutcome.EVICTED else result.outcome.value,
+                outcome=_outcome(record),
                 detail=result.detail,
                 reason=eviction.reason.code.value,
                 sentence=eviction.reason.sentence,
@@ -231,10 +251,16 @@ def past_eviction(record: EvictionRecord) -> PastPass:
             documents.EvictionRecord.of_plan(
                 record.plan,
                 signal=eviction.signal,
-                outcome=result.outcome.value,
+                outcome=result.outcome.value if record.result is not None else UNKNOWN,
                 hurried=result.hurried,
                 available_before=record.before,
                 available_after=record.after,
             )
         ),
     )
+
+
+def _outcome(record: EvictionRecord) -> str:
+    if record.result is None:
+        return PLANNED
+    return "done" if record.result.outcome is EvictionOutcome.EVICTED else record.result.outcome.value

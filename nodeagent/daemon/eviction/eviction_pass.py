@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.eviction.evictor import EvictionOutcome, EvictionResult
+from nodeagent.act.gc.progress import new_pass_id
 from nodeagent.daemon.eviction import LOOP_NAME
 from nodeagent.daemon.eviction.node_reclaim import NodeReclaim
 from nodeagent.daemon.eviction.pass_result import EvictionRecord, PassResult
 from nodeagent.daemon.eviction.reporting import eviction_fields
+from nodeagent.errors import RuntimeUnavailableError
 from nodeagent.plan.decision import ReasonCode
 from nodeagent.plan.eviction.effects import VISIBLE_WITHIN_S, effects_of_eviction, shortage_of
 from nodeagent.plan.eviction.planner import plan_eviction
@@ -195,16 +197,24 @@ class EvictionPass:
         readings: SignalReadings,
     ) -> EvictionResult:
         """Evict the chosen pod; log and record the result."""
-        before = _available(plan)
+        record = EvictionRecord(new_pass_id(started_at), started_at, plan, eviction, _available(plan))
         if self._actions.dry_run:
             result = EvictionResult(EvictionOutcome.DRY_RUN)
             if self._reporter.log_once("would_evict", **eviction_fields(plan, eviction)):
-                await self._actions.record(
-                    EvictionRecord(started_at, plan, eviction, result, before, None, dry_run=True)
-                )
+                await self._actions.history.finish(replace(record, result=result, dry_run=True))
             return result
+        await self._actions.history.begin(record)
         self._reporter.logger.warning("eviction_started", **eviction_fields(plan, eviction))
-        result = await self._carry_out(eviction, pods, readings)
+        try:
+            result = await self._carry_out(eviction, pods, readings)
+        except RuntimeUnavailableError as error:
+            failed = EvictionResult(EvictionOutcome.FAILED, f"runtime unavailable: {error}")
+            await self._actions.history.finish(replace(record, result=failed))
+            raise
+        except BaseException as error:
+            cancelled = isinstance(error, asyncio.CancelledError)
+            self._actions.history.abandon(record, "cancelled" if cancelled else "crashed")
+            raise
         after = await self._settle(plan, unrecorded_effect=result.outcome is EvictionOutcome.GONE)
         logger = self._reporter.logger
         level = logger.error if result.outcome is EvictionOutcome.FAILED else logger.warning
@@ -217,7 +227,7 @@ class EvictionPass:
             hurried=result.hurried,
             available_after=after,
         )
-        await self._actions.record(EvictionRecord(started_at, plan, eviction, result, before, after, dry_run=False))
+        await self._actions.history.finish(replace(record, result=result, after=after))
         return result
 
     async def _carry_out(self, eviction: Eviction, pods: PodInventory, readings: SignalReadings) -> EvictionResult:

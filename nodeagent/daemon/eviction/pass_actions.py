@@ -28,6 +28,19 @@ class ReclaimAction(Protocol):
         """Observe, plan and carry out one step."""
 
 
+class EvictionHistory(Protocol):
+    """Records evictions, each before its first action and after its end."""
+
+    async def begin(self, record: EvictionRecord) -> None:
+        """Record a chosen eviction, without a result."""
+
+    async def finish(self, record: EvictionRecord) -> None:
+        """Record a finished eviction."""
+
+    def abandon(self, record: EvictionRecord, cause: str) -> None:
+        """Record a begun eviction as interrupted, such as ``cancelled``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassActions:
     """Actions of the eviction passes.
@@ -37,7 +50,7 @@ class PassActions:
         evictor: evicts a pod.
         reclaimer: runs steps of node-level reclaim.
         effects: outstanding effects of evictions and reclaim.
-        record: adds an eviction to the history.
+        history: records evictions.
         dry_run: whether evictions are logged only.
         settle_step_s: interval of the readings after an action.
     """
@@ -46,7 +59,7 @@ class PassActions:
     evictor: Evictor
     reclaimer: ReclaimAction
     effects: OutstandingEffects
-    record: Callable[[EvictionRecord], Awaitable[None]]
+    history: EvictionHistory
     dry_run: bool
     settle_step_s: float = SETTLE_STEP_S
 

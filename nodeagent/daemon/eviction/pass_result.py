@@ -60,15 +60,18 @@ class EvictionRecord:
     """One eviction, for the history.
 
     Attributes:
+        id: id of the record.
         plan: the plan that selected its pod.
+        result: ``None`` before the eviction.
         before: available amount of its signal before the eviction; ``None`` for a storage limit or if unread.
         after: available amount of its signal after the eviction; ``None`` as for ``before``.
     """
 
+    id: str
     started_at: datetime
     plan: EvictionPlan
     eviction: Eviction
-    result: EvictionResult
     before: float | None
-    after: float | None
-    dry_run: bool
+    result: EvictionResult | None = None
+    after: float | None = None
+    dry_run: bool = False

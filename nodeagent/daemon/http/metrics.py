@@ -161,7 +161,8 @@ class Exposition(Collector):
         gauges.set("nodeagent_runtime_up", agent is not None and not context.counters.runtime_down)
         if agent is not None:
             gauges.set("nodeagent_memory_persistent", agent.store.health.persistent, "images")
-            gauges.set("nodeagent_memory_persistent", not agent.history.problem, "history")
+            gauges.set("nodeagent_memory_persistent", not agent.history_writer.problem, "history")
+            gauges.set("nodeagent_history_records_dropped_total", agent.history.dropped)
 
     def _set_task_gauges(self, gauges: Counters) -> None:
         loop_statuses = self._context.loop_statuses

@@ -80,7 +80,7 @@ class ShutdownRecorder:
     def close(self, stop: NodeStop) -> None:
         """Write the end of a stop to the state file and the history."""
         self.write(stop)
-        self.history.add_stop(stop, self.retention, self.clock.now())
+        self._add_to_history(stop)
 
     def record_activity(self, activity: LastActivity, pods: Iterable[StoppedPod] = ()) -> None:
         """Write the agent's current activity on this boot, with the running pods."""
@@ -114,7 +114,7 @@ class ShutdownRecorder:
         if boot is None or boot.boot_id == self.boot_id or boot.activity is not LastActivity.WATCHING:
             return
         unclean = NodeStop(boot.boot_id, StopKind.UNCLEAN, boot.recorded_at, end=StopEnd.UNKNOWN, pods=boot.pods)
-        self.history.add_stop(unclean, self.retention, self.clock.now())
+        self._add_to_history(unclean)
         self.logger.warning(
             "unclean_stop",
             boot_id=unclean.boot_id,
@@ -123,7 +123,13 @@ class ShutdownRecorder:
             running=_names(unclean.pods),
         )
 
-    def _log_problem(self, error: StoreError) -> None:
+    def _add_to_history(self, stop: NodeStop) -> None:
+        self.history.add_stop(stop, self.retention, self.clock.now())
+        for problem in (self.history.problem, *self.history.take_notices()):
+            if problem:
+                self._log_problem(problem)
+
+    def _log_problem(self, error: StoreError | str) -> None:
         if str(error) != self._logged_problem:
             self._logged_problem = str(error)
             self.logger.warning("shutdown_state_not_written", error=str(error))

@@ -37,12 +37,26 @@ class Clock:
         return self.at_s
 
 
+class _Agent:
+    class history_writer:  # noqa: N801 - in place of the attribute
+        problem = ""
+
+
+class _AgentWithoutHistory:
+    class history_writer:  # noqa: N801 - in place of the attribute
+        problem = "cannot write history /state/history.db: disk full; continuing in memory"
+
+
+def lose_history(context: DaemonContext, _: Clock) -> None:
+    context.agent = cast("Agent", _AgentWithoutHistory())
+
+
 def healthy() -> tuple[DaemonContext, Clock]:
     clock = Clock()
     made = DaemonContext(
         checked(Origin()), log.configure("json", "info", io.StringIO()), clock, LoopStatuses(clock), PassLock(clock)
     )
-    made.agent = cast("Agent", object())
+    made.agent = cast("Agent", _Agent())
     made.loop_statuses.waiting("images", 60, 10)
     made.observe_call("Version", 0.01, "OK")
     return made, clock
@@ -141,6 +155,11 @@ async def test_daemon_without_a_runtime_is_not_ready_before_the_first_call() -> 
             (),
             NOT_COMPOSED,
         ),
+        (
+            lose_history,
+            (),
+            ("removals are not recorded: cannot write history /state/history.db: disk full; continuing in memory",),
+        ),
         (make_loop_stuck, ("no progress: images",), ("no progress: images",)),
         (pause(PausedBy.SHUTDOWN), (), ("shutdown: reason",)),
         (pause(PausedBy.OPERATOR), (), ()),
@@ -154,6 +173,7 @@ async def test_daemon_without_a_runtime_is_not_ready_before_the_first_call() -> 
         "runtime back",
         "no agent",
         "no agent and no runtime",
+        "history cannot be written",
         "stuck",
         "shutdown",
         "paused",

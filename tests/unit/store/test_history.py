@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from base64 import b64encode
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
+from nodeagent.api.codec import encode
+from nodeagent.api.history import History as HistoryDocument
 from nodeagent.errors import StoreError
 from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.store.history import FILE_NAME, MIGRATIONS, History, PastAction, PastPass, Retention
+from nodeagent.store.pass_history import PASS_TABLES
 from nodeagent.store.sqlite import connect
-from nodeagent.text import encodable
+from nodeagent.text import encodable, raw_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 T0 = datetime(2026, 1, 10, 12, tzinfo=UTC)
 KEEP = Retention(timedelta(days=30), 16 << 20)
@@ -142,7 +153,9 @@ def test_corrupt_history_is_quarantined_and_waiting_passes_are_written(tmp_path:
         History(tmp_path).read()
     history = History(tmp_path)
     history.add(past("one", "a"), KEEP)
-    assert "quarantined as" in history.problem
+    assert history.problem == ""
+    assert "quarantined as" in history.take_notices()[0]
+    assert [each.id for each in history.read()] == ["one"]
     history.add(past("two", "b"), KEEP)
     assert {each.id for each in history.read()} == {"one", "two"}
     assert [each.name for each in tmp_path.glob("*corrupt*")]
@@ -157,21 +170,42 @@ def test_corrupt_history_that_cannot_be_renamed_is_reported(tmp_path: Path, monk
     monkeypatch.setattr("nodeagent.store.history.quarantine", refuse)
     history = History(tmp_path)
     history.add(past("one", "a"), KEEP)
-    assert "cannot quarantine corrupt history" in history.problem
-    assert history.problem.endswith("Permission denied")
+    assert "cannot quarantine the corrupt file" in history.problem
+    assert "Permission denied" in history.problem
 
 
 NOT_UTF_8 = b"ns\xff_pod_uid".decode(errors="surrogateescape")
 
 
-def test_name_that_is_not_utf_8_is_recorded_escaped_and_found(tmp_path: Path) -> None:
+def test_name_that_is_not_utf_8_is_recorded_to_the_byte_and_found(tmp_path: Path) -> None:
     history = History(tmp_path)
     history.add(past("one", NOT_UTF_8), KEEP)
     history.add(past("two", "a", at=T0 + timedelta(hours=1)), KEEP)
     assert (history.problem, history.take_notices()) == ("", ())
     assert [each.id for each in history.read()] == ["two", "one"]
     (found,) = history.read(image=NOT_UTF_8)
-    assert found.actions[0].name == r"r/ns\xff_pod_uid:1"
+    assert found.actions[0].name == f"r/{NOT_UTF_8}:1"
+    assert found.actions[0].references == (f"r/{NOT_UTF_8}:1", f"r/{NOT_UTF_8}:x")
+    assert history.read(image=NOT_UTF_8.replace("\udcff", "\udcfe")) == ()
+
+
+def test_names_that_differ_only_in_bytes_that_are_not_utf_8_are_distinguished(tmp_path: Path) -> None:
+    names = [NOT_UTF_8, NOT_UTF_8.replace("\udcff", "\udcfe"), r"ns\xff_pod_uid"]
+    history = History(tmp_path)
+    history.add(past("one", *names), KEEP)
+    (found,) = history.read()
+    assert [each.item_id for each in found.actions] == [f"sha256:{each}" for each in names]
+    document = HistoryDocument.of([found], ())
+    assert [each.id_base64 for each in document.passes[0].actions] == [
+        b64encode(b"sha256:ns\xff_pod_uid").decode(),
+        b64encode(b"sha256:ns\xfe_pod_uid").decode(),
+        UNSET,
+    ]
+    assert [each["id"] for each in json.loads(encode(document))["passes"][0]["actions"]] == [
+        r"sha256:ns\xff_pod_uid",
+        r"sha256:ns\xfe_pod_uid",
+        r"sha256:ns\xff_pod_uid",
+    ]
 
 
 def test_size_above_64_bits_is_recorded_as_the_maximum(tmp_path: Path) -> None:
@@ -206,7 +240,7 @@ def test_node_stop_that_cannot_be_written_is_dropped_and_reported(tmp_path: Path
     assert history.read_stops() == ()
     assert "cannot be recorded" in history.take_notices()[0]
     history.add_stop(NodeStop("boot", StopKind.UNCLEAN, T0, end=StopEnd.UNKNOWN, pods=pods[:1]), KEEP, T0)
-    assert [each.pods[0].name for each in history.read_stops()] == [r"ns\xff_pod_uid"]
+    assert [each.pods[0].name for each in history.read_stops()] == [NOT_UTF_8]
 
 
 @given(st.text(st.characters(), max_size=20), st.integers())
@@ -217,4 +251,123 @@ def test_any_text_and_number_is_recorded(text: str, number: int) -> None:
         history.add(written, KEEP)
         assert (history.problem, history.take_notices()) == ("", ())
         (found,) = history.read(quiet=True)
-        assert (found.detail, found.actions[0].name) == (encodable(text), encodable(f"r/{text}:1"))
+        assert found.detail.encode(errors="surrogateescape") == stored(text)
+        assert found.actions[0].name.encode(errors="surrogateescape") == stored(f"r/{text}:1")
+
+
+def stored(text: str) -> bytes:
+    """Return the bytes of a file name; surrogates that no file name has are escaped."""
+    raw = raw_bytes(text)
+    return encodable(text).encode() if raw is None else raw
+
+
+def test_number_of_passes_and_node_stops_is_limited(tmp_path: Path) -> None:
+    history, keep = History(tmp_path), replace(KEEP, maximum_records=3)
+    for number in range(5):
+        history.add(past(f"p{number}", "a", at=T0 + timedelta(minutes=number)), keep)
+        stop = NodeStop(f"boot{number}", StopKind.UNCLEAN, T0 + timedelta(minutes=number), end=StopEnd.UNKNOWN)
+        history.add_stop(stop, keep, T0)
+    assert [each.id for each in history.read()] == ["p4", "p3", "p2"]
+    assert [each.boot_id for each in history.read_stops()] == ["boot4", "boot3", "boot2"]
+    unlimited = replace(KEEP, maximum_records=0)
+    history.add(past("p5", "a", at=T0 + timedelta(minutes=5)), unlimited)
+    history.add_stop(NodeStop("boot5", StopKind.UNCLEAN, T0, end=StopEnd.UNKNOWN), unlimited, T0)
+    assert (len(history.read()), len(history.read_stops())) == (4, 4)
+
+
+def test_nothing_is_pruned_by_age_while_the_wall_clock_is_not_trusted(tmp_path: Path) -> None:
+    history, later = History(tmp_path), T0 + timedelta(days=3650)
+    stop = NodeStop("boot", StopKind.UNCLEAN, T0, end=StopEnd.UNKNOWN)
+    history.add(past("old", "a"), KEEP)
+    history.add_stop(stop, KEEP, T0)
+    history.add(past("new", "a", at=later), KEEP, clock_trusted=False)
+    history.add_stop(replace(stop, boot_id="next", started_at=later), KEEP, later, clock_trusted=False)
+    assert [each.id for each in history.read()] == ["new", "old"]
+    assert len(history.read_stops()) == 2
+    history.add(past("newer", "a", at=later), KEEP)
+    history.add_stop(replace(stop, boot_id="last", started_at=later), KEEP, later)
+    assert {each.id for each in history.read()} == {"newer", "new"}
+    assert len(history.read_stops()) == 2
+
+
+def test_oldest_waiting_passes_are_dropped_and_reported_above_the_limit_of_memory(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.write_text("a file where the directory should be")
+    history = History(state)
+    large = past("first", *map(str, range(15_000)))
+    history.add(large, KEEP)
+    history.add(replace(large, id="second"), KEEP)
+    assert history.dropped == 1
+    assert "pass first cannot be recorded and was dropped: too many passes wait" in history.take_notices()[0]
+    state.unlink()
+    history.add(past("third", "a", at=T0 + timedelta(hours=1)), KEEP)
+    assert [each.id for each in history.read()] == ["third", "second"]
+
+
+def empty(path: Path) -> None:
+    path.touch()
+
+
+def without_tables(path: Path) -> None:
+    with closing(connect(path, ())):
+        pass
+
+
+def first_tables(path: Path) -> None:
+    with closing(connect(path, ((PASS_TABLES[0],),))):
+        pass
+
+
+def log_only(path: Path) -> None:
+    with closing(connect(path, MIGRATIONS)) as connection:
+        connection.execute("BEGIN")
+        shutil.copy(f"{path}-wal", path.with_name("kept"))
+    path.unlink()
+    path.with_name("kept").rename(f"{path}-wal")
+
+
+@pytest.mark.parametrize("killed", [empty, without_tables, first_tables, log_only])
+def test_file_of_a_writer_killed_while_it_created_the_file_has_no_passes(
+    tmp_path: Path, killed: Callable[[Path], None]
+) -> None:
+    killed(tmp_path / FILE_NAME)
+    history = History(tmp_path)
+    assert (history.read(), history.read_stops(), history.count(limit=5)) == ((), (), ())
+    history.check()
+
+
+@pytest.mark.parametrize("killed", [empty, without_tables, log_only])
+def test_history_is_continued_in_a_file_of_a_writer_killed_while_it_created_the_file(
+    tmp_path: Path, killed: Callable[[Path], None]
+) -> None:
+    killed(tmp_path / FILE_NAME)
+    history = History(tmp_path)
+    history.add(past("one", "a"), KEEP)
+    assert (history.problem, [each.id for each in history.read()]) == ("", ["one"])
+
+
+def test_passes_are_counted_without_their_actions(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    failed = past("one", "a", "b")
+    history.add(replace(failed, actions=(failed.actions[0], replace(failed.actions[1], outcome="failed"))), KEEP)
+    history.add(past("quiet"), KEEP)
+    (counted,) = history.count(limit=5)
+    assert (counted.past.id, counted.removed, counted.planned, counted.past.actions) == ("one", 1, 2, ())
+
+
+def test_damage_is_found_by_the_check_of_the_file(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    history.add(past("one", *map(str, range(500))), KEEP)
+    content = bytearray((tmp_path / FILE_NAME).read_bytes())
+    content[len(content) // 2 :] = b"x" * (len(content) - len(content) // 2)
+    (tmp_path / FILE_NAME).write_bytes(content)
+    with pytest.raises(StoreError, match="cannot read history"):
+        history.check()
+
+
+def test_reading_does_not_wait_for_a_write_in_progress(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    history.add(past("one", "a"), KEEP)
+    with closing(connect(tmp_path / FILE_NAME, MIGRATIONS)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert [each.id for each in history.read()] == ["one"]

@@ -78,6 +78,7 @@ def test_dashboard_shows_every_metric_except_listed_ones() -> None:
         "kubelet_graceful_shutdown_end_time_seconds": "lost at the shutdown of the node",
         "nodeagent_pass_end_timestamp_seconds": "end time of each task's last run",
         "nodeagent_threshold_limit": "the distance",
+        "nodeagent_history_records_dropped_total": "whether the history is on disk",
         "nodeagent_task_enabled": "part of the configuration",
         "nodeagent_task_runs_total": "passes",
     }

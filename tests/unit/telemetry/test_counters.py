@@ -39,6 +39,7 @@ FROM_STATE = {
     "nodeagent_task_failures_total",
     "nodeagent_task_end_timestamp_seconds",
     "nodeagent_memory_persistent",
+    "nodeagent_history_records_dropped_total",
 }
 """Gauges read from the state of the daemon; tested with the exposition."""
 
@@ -70,6 +71,7 @@ REMOVAL: dict[str, object] = {"kind": "image", "outcome": "done", "reason": "lea
 CASES: list[tuple[list[dict[str, object]], str, tuple[str, ...], float]] = [
     ([event("pass_finished", **PASS)] * 2, "nodeagent_passes_total", ("images", "shortfall"), 2),
     ([event("pass_failed", loop="images")], "nodeagent_passes_total", ("images", "failed"), 1),
+    ([event("pass_interrupted", scope="images")], "nodeagent_passes_total", ("images", "interrupted"), 1),
     ([event("pass_crashed", loop="images")], "nodeagent_passes_total", ("images", "crashed"), 1),
     ([event("pass_finished", **PASS)], "nodeagent_pass_end_timestamp_seconds", ("images",), AT_S),
     ([event("pass_finished", **PASS)] * 2, "nodeagent_bytes_predicted_total", ("images",), 140),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +81,9 @@ class Node:
     cleaned_up: list[str] = field(default_factory=list)
     cleanup: Callable[[], CleanupResult] = lambda: CleanupResult(confirmed=True)
     pods_error: Exception | None = None
+    begun: list[EvictionRecord] = field(default_factory=list)
     records: list[EvictionRecord] = field(default_factory=list)
+    abandoned: list[tuple[str, str]] = field(default_factory=list)
     limits: str = "memory.available<100Mi"
     soft: dict[str, str] = field(default_factory=dict)
     policy: EvictionPolicy = field(default_factory=EvictionPolicy)
@@ -144,8 +147,15 @@ class Node:
         self.cleaned_up.append(victim.name)
         return self.cleanup()
 
-    async def record(self, record: EvictionRecord) -> None:
+    async def begin(self, record: EvictionRecord) -> None:
+        assert record.eviction.pod.name not in self.evicted
+        self.begun.append(record)
+
+    async def finish(self, record: EvictionRecord) -> None:
         self.records.append(record)
+
+    def abandon(self, record: EvictionRecord, cause: str) -> None:
+        self.abandoned.append((record.id, cause))
 
     def loop(self) -> EvictionLoop:
         reporter = EvictionReporter(self.context.logger)
@@ -161,7 +171,7 @@ class Node:
                 evictor=self,
                 reclaimer=self,
                 effects=self.effects,
-                record=self.record,
+                history=self,
                 dry_run=self.dry_run,
                 settle_step_s=0.0,
             ),
@@ -208,10 +218,40 @@ async def test_pass_evicts_one_pod_and_the_next_one_reads_the_signals_again() ->
     ]
     (record,) = node.records
     assert (record.eviction.pod.name, record.after) == ("big", NO_PRESSURE.available)
+    (begun,) = node.begun
+    intended = past_eviction(begun)
+    assert (intended.id, intended.result, intended.actions[0].outcome) == (record.id, "running", "planned")
+    assert json.loads(intended.eviction)["outcome"] == "unknown"
     entry = past_eviction(record)
+    assert (entry.id, entry.result, entry.actions[0].outcome) == (record.id, "complete", "done")
     document = json.loads(entry.eviction)
     assert [each["name"] for each in document["ranking"]] == ["shop/big", "shop/small"]
     assert document["available_before"] == LOW.available
+
+
+@pytest.mark.parametrize(
+    ("error", "recorded", "abandoned"),
+    [
+        (RuntimeUnavailableError("no socket"), ["runtime unavailable: no socket"], []),
+        (KeyError("bug"), [], ["crashed"]),
+        (asyncio.CancelledError(), [], ["cancelled"]),
+    ],
+    ids=["runtime lost", "bug", "cancelled"],
+)
+async def test_eviction_that_raises_is_recorded_with_its_cause(
+    error: BaseException, recorded: list[str], abandoned: list[str]
+) -> None:
+    node = Node(pods=(pod(),), readings=lambda: (LOW,))
+
+    async def evict(eviction: Eviction, handle: PodHandle, hurry: asyncio.Event) -> EvictionResult:
+        del eviction, handle, hurry
+        raise error
+
+    node.evict = evict  # type: ignore[method-assign]
+    with suppress(asyncio.CancelledError):
+        await run_pass(node)
+    assert [each.result.detail for each in node.records if each.result] == recorded
+    assert node.abandoned == [(node.begun[0].id, each) for each in abandoned]
 
 
 @pytest.mark.parametrize("outcome", [EvictionOutcome.FAILED, EvictionOutcome.CHANGED])
@@ -351,6 +391,7 @@ async def test_hard_threshold_shortens_the_grace_period_of_a_soft_eviction() -> 
         if node.evicted:
             break
     assert node.evicted == ["slow"]
+    assert node.records[0].result is not None
     assert node.records[0].result.hurried
     assert len(node.events("eviction_grace_shortened")) == 1
 

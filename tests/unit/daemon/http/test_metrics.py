@@ -131,6 +131,9 @@ class _Agent:
             persistent = True
 
     class history:  # noqa: N801
+        dropped = 2
+
+    class history_writer:  # noqa: N801
         problem = "disk full"
 
 
@@ -182,7 +185,9 @@ async def test_state_of_the_agent_is_exposed() -> None:
     made = full()
     made.counters.runtime_down.clear()
     found = await values(made)
-    assert found["nodeagent_ready"] == found["nodeagent_runtime_up"] == found["nodeagent_config_ok"] == 1
+    assert found["nodeagent_runtime_up"] == found["nodeagent_config_ok"] == 1
+    assert found["nodeagent_ready"] == 0, "the history cannot be written"
+    assert found["nodeagent_history_records_dropped_total"] == 2
     assert found["nodeagent_memory_persistent images"] == 1
     assert found["nodeagent_memory_persistent history"] == 0
     assert found["nodeagent_inhibitor_lock_held"] == 1

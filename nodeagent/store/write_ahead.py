@@ -1,0 +1,150 @@
+"""Unfinished passes in the history: planned removals before the first of them, outcomes as they become known.
+
+A pass is written with its planned removals before it removes anything, and these records are synced: the runtime makes
+its removals durable itself, so a removal without a record could outlive a power failure. Outcomes are written without a
+sync. They survive the end of the process, and one that a power failure loses is read as unknown.
+
+The writer of an unfinished pass is recorded by pid, boot and start time. Once that process has ended, the pass is
+interrupted, and removals without an outcome have the outcome ``unknown``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.model.process import ProcessIdentity
+from nodeagent.store.pass_history import insert_pass, read_pass, write_actions
+from nodeagent.store.sqlite import storable, stored_text
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Callable, Mapping
+    from datetime import datetime
+
+    from nodeagent.store.pass_history import PastAction, PastPass
+
+WRITER_TABLE: Final = (
+    "CREATE TABLE IF NOT EXISTS writers (pass_id TEXT PRIMARY KEY NOT NULL REFERENCES passes (id) ON DELETE CASCADE,"
+    " pid INTEGER NOT NULL, boot_id TEXT NOT NULL, started_ticks INTEGER NOT NULL) WITHOUT ROWID"
+)
+RUNNING: Final = "running"
+INTERRUPTED: Final = "interrupted"
+PLANNED: Final = "planned"
+UNKNOWN: Final = "unknown"
+KILLED: Final = "killed"
+_GONE: Final = frozenset({"done", "gone"})
+
+
+@dataclass(frozen=True, slots=True)
+class InterruptedPass:
+    """A pass whose process ended before it recorded the result.
+
+    Attributes:
+        removed: number of items recorded as removed.
+        unknown: number of planned removals without a recorded outcome.
+    """
+
+    id: str
+    started_at: datetime
+    trigger: str
+    scope: str
+    removed: int
+    unknown: int
+
+
+def insert_unfinished(connection: sqlite3.Connection, past: PastPass, writer: ProcessIdentity) -> None:
+    """Write a pass that has not finished, replacing an earlier record of it."""
+    insert_pass(connection, past)
+    connection.execute(
+        "INSERT INTO writers VALUES (?, ?, ?, ?)",
+        storable(past.id, writer.pid, writer.boot_id, writer.started_ticks),
+    )
+
+
+def update_unfinished(
+    connection: sqlite3.Connection, pass_id: str, actions: Mapping[int, PastAction], duration_s: float, total: int
+) -> bool:
+    """Write actions of an unfinished pass, by position; return whether the pass is recorded.
+
+    Args:
+        connection: inside a transaction.
+        pass_id: id of the pass.
+        actions: new actions and changed ones.
+        duration_s: duration of the pass so far.
+        total: number of planned removals so far.
+    """
+    changed = connection.execute(
+        "UPDATE passes SET duration_s = ?, actions = ? WHERE id = ? AND result = ?",
+        storable(duration_s, total, pass_id, RUNNING),
+    )
+    if not changed.rowcount:
+        return False
+    write_actions(connection, pass_id, actions.items())
+    return True
+
+
+def read_writers(connection: sqlite3.Connection) -> dict[str, ProcessIdentity]:
+    """Return the writer of each unfinished pass; none in files of version 0.1."""
+    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'writers'").fetchone() is None:
+        return {}
+    rows = connection.execute("SELECT pass_id, pid, boot_id, started_ticks FROM writers")
+    return {
+        stored_text(pass_id): ProcessIdentity(pid, stored_text(boot_id), started_ticks)
+        for pass_id, pid, boot_id, started_ticks in rows
+    }
+
+
+def close_unfinished(connection: sqlite3.Connection, pass_id: str, cause: str) -> InterruptedPass | None:
+    """Record an unfinished pass as interrupted; return ``None`` if it is not recorded as unfinished.
+
+    Args:
+        connection: inside a transaction.
+        pass_id: id of the pass.
+        cause: cause of its end, such as ``killed``.
+    """
+    past = read_pass(connection, pass_id)
+    if past is None or past.result != RUNNING:
+        connection.execute("DELETE FROM writers WHERE pass_id = ?", storable(pass_id))
+        return None
+    past = interrupted(past, cause)
+    insert_pass(connection, past)
+    return summary_of(past)
+
+
+def interrupted(past: PastPass, cause: str) -> PastPass:
+    """Return an unfinished pass as interrupted: planned removals without an outcome are unknown."""
+    unknown = f"outcome unknown, {cause} before the result was recorded"
+    actions = tuple(
+        replace(each, outcome=UNKNOWN, detail=unknown) if each.outcome == PLANNED else each for each in past.actions
+    )
+    done = [each for each in actions if each.outcome in _GONE]
+    return replace(
+        past,
+        result=INTERRUPTED,
+        detail=f"{cause} before the pass finished",
+        predicted_bytes=sum(each.frees_bytes or 0 for each in done),
+        actions=actions,
+    )
+
+
+def summary_of(past: PastPass) -> InterruptedPass:
+    """Return the summary of an interrupted pass."""
+    return InterruptedPass(
+        past.id,
+        past.started_at,
+        past.trigger,
+        past.scope,
+        sum(each.outcome in _GONE for each in past.actions),
+        sum(each.outcome == UNKNOWN for each in past.actions),
+    )
+
+
+def as_found(
+    past: PastPass, writers: Mapping[str, ProcessIdentity], is_running: Callable[[ProcessIdentity], bool]
+) -> PastPass:
+    """Return a pass as interrupted if its record is unfinished and its writer has ended."""
+    if past.result != RUNNING:
+        return past
+    writer = writers.get(past.id)
+    return past if writer is not None and is_running(writer) else interrupted(past, KILLED)

@@ -1,0 +1,80 @@
+"""Connection for writing that is kept between transactions."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from nodeagent.store.sqlite import connect
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from nodeagent.store.sqlite import Migrations
+
+
+class WriteConnection:
+    """Opens a file with the first transaction and keeps it open until closed, or until the file was replaced.
+
+    The last connection of a file copies the write-ahead log into it and syncs both when it is closed. A pass would pay
+    for that with each of its batches.
+    """
+
+    def __init__(self, path: Path, migrations: Migrations, additions: Sequence[str]) -> None:
+        self._path = path
+        self._migrations = migrations
+        self._additions = additions
+        self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
+        self._opened = 0
+
+    @contextmanager
+    def transaction(self, *, durable: bool) -> Iterator[tuple[sqlite3.Connection, int]]:
+        """Yield the connection inside a transaction, with its number; another number can mean another file.
+
+        Args:
+            durable: whether the transaction is synced before the block ends. Without it, it survives the end of the
+                process and can be lost in a power failure.
+
+        Raises:
+            StoreError, OSError, sqlite3.DatabaseError: as ``connect``; the connection is closed.
+        """
+        try:
+            connection = self._open()
+            connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection, self._opened
+            connection.execute("COMMIT")
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connection; the next transaction opens another."""
+        connection, self._connection, self._file = self._connection, None, None
+        if connection is not None:
+            connection.close()
+
+    def _open(self) -> sqlite3.Connection:
+        # The inode number of a file that is open is not used again.
+        if self._connection is not None and self._file == _identity(self._path):
+            return self._connection
+        self.close()
+        self._opened += 1
+        self._connection = connect(self._path, self._migrations, self._additions)
+        self._connection.execute("PRAGMA foreign_keys = ON")
+        self._file = _identity(self._path)
+        if self._file is None:
+            raise FileNotFoundError(2, "deleted while it was opened", str(self._path))
+        return self._connection
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return device and inode of a file; ``None`` if it does not exist."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
