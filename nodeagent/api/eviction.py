@@ -62,7 +62,7 @@ class RankedPodEntry(Part, frozen=True, kw_only=True):
 
     Attributes:
         usage: of ``resource``; ``None`` where it could not be read.
-        assumed: facts that were inferred or assumed, in words.
+        assumed: facts that were inferred or assumed, as text.
         reason: code of the decision on the pod.
     """
 

@@ -1,8 +1,8 @@
-"""Responses of HTTP/1.1, as the control server sends them.
+"""Parser of the control server's HTTP/1.1 responses.
 
-Read by hand: h11, which parses the requests in the daemon, and ``http.client`` each take longer to import than a whole
-command. The server is the daemon, which runs as root, so the parser needs no defence against it; what is cut or
-malformed is an error nevertheless.
+Rejected: h11, which parses the requests in the daemon, and ``http.client``; the import of each takes longer than a
+whole command. The server is the daemon, which runs as root, so that the parser is not hardened against it; truncated or
+malformed responses are errors nevertheless.
 """
 
 from __future__ import annotations

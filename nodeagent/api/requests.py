@@ -1,4 +1,4 @@
-"""Requests of the control API as typed structs. Fields come from path variables, query parameters or a JSON body."""
+"""Requests of the control API as typed structs, with fields in the path, the query or a JSON body."""
 
 from __future__ import annotations
 

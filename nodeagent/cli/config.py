@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _MODE: Final = 0o644
-"""Mode of a new file, as at installation."""
+"""Mode of a new file, equal to that of an installation."""
 
 
 def check(path: Path | None) -> None:
@@ -29,7 +29,7 @@ def check(path: Path | None) -> None:
         ConfigError: file, key, value and the allowed form, one line per fault.
     """
     loaded = load(path)
-    source = str(loaded.source) if loaded.source is not None else "no file: every setting has its default"
+    source = str(loaded.source) if loaded.source is not None else "no file: all settings have their defaults"
     say(f"configuration is valid ({source})")
     sys.stdout.flush()
     if loaded.config.role == "beside-kubelet":

@@ -1,7 +1,6 @@
-"""Client of the control API.
+"""Client of the control API. It requires the path of the control socket and no valid configuration.
 
-It needs the path of the control socket and no valid configuration. Its imports are few, since a command that the daemon
-answers imports little else.
+It has few imports, which determine the duration of commands answered by the daemon.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class ControlConnection:
     def call_text(
         self, operation: str, fields: Mapping[str, object] | None = None, *, within_s: float = ANSWER_WITHIN_S
     ) -> str:
-        """Return the answer of an operation as the JSON text that the daemon sent.
+        """Return the answer of an operation as the received JSON text.
 
         Raises:
             NodeAgentError: as ``call``.
@@ -100,7 +99,7 @@ def find_socket(config: str | PathLike[str] | None) -> str | None:
 
 @contextmanager
 def connect(path: str | PathLike[str]) -> Iterator[ControlConnection]:
-    """Return a connection to the daemon that listens on a socket.
+    """Return a connection to the daemon at a socket.
 
     Raises:
         DaemonAbsentError: no daemon is listening there.

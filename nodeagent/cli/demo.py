@@ -43,14 +43,14 @@ _POLICY = GCPolicy(containers=ContainerGCPolicy(deleted_pod_grace_s=60.0))
 def run_demo(*, show_kept: bool) -> ExitCode:
     """Show a preview, carry it out and show the result; return the exit code.
 
-    Nothing outside a temporary directory is touched.
+    Only files in a temporary directory are changed.
     """
     return run_async(_demo(show_kept=show_kept))
 
 
 async def _demo(*, show_kept: bool) -> ExitCode:
     console = render.make_console()
-    console.print("nodeagent demo: a SIMULATED node (in-process CRI server); nothing on this machine is touched")
+    console.print("nodeagent demo: a SIMULATED node (in-process CRI server); nothing on this machine is changed")
     console.print()
     async with _simulated() as collector:
         console.rule("1. preview: nodeagent gc all --dry-run")
@@ -63,7 +63,7 @@ async def _demo(*, show_kept: bool) -> ExitCode:
         same = removed == {decision.id for decision in preview.removals}
         console.print(f"Removed exactly the previewed items: {'yes' if same else 'NO'}")
         console.print()
-        console.rule("3. result: a second run has nothing to do")
+        console.rule("3. result: a second run removes nothing")
         second = await collector.preview(Scope.ALL)
         console.print(render.preview_view(second.snapshot, second.plans, _POLICY.images, show_kept=show_kept))
     succeeded = same and report.end is PassEnd.COMPLETE and not second.removals

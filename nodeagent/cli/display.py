@@ -1,7 +1,7 @@
-"""Standard output for people: width, colours, and lines of escaped text.
+"""Standard output for terminals and pipes: width, colours, and lines of escaped text.
 
 A terminal gets lines that fit: tables are cut at its width, sentences are wrapped between words. A pipe gets full
-values. Without rich, whose import takes longer than most commands.
+values. rich is not used, since its import takes longer than most commands.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WORD: Final = re.compile(r" *[^ ]+")
 _INDENT: Final = "  "
 _FULL, _EMPTY = "\u2588", "\u2591"
 _REPLACEMENTS: Final = {"\u2026": "~", _FULL: "#", _EMPTY: ".", "\u2264": "<", "\u2265": ">", "\u2192": ">"}
-"""For a locale without these characters, of the same width."""
+"""Replacements of the same width for a locale without these characters."""
 
 
 class Line:
@@ -68,7 +68,7 @@ class Line:
         return "".join(_styled(text, style) for text, style in self._parts)
 
     def wrapped(self, columns: int) -> Iterator[Line]:
-        """Yield the line broken between words, so that no part but a longer word occupies more than ``columns``."""
+        """Yield the line broken between words into parts of at most ``columns``, except for longer words."""
         text = self.text
         if display_width(text) <= columns:
             yield self
@@ -108,7 +108,7 @@ class Display(NamedTuple):
     """Standard output.
 
     Attributes:
-        columns: width of the terminal; ``None`` where the output is no terminal, so that nothing is cut.
+        columns: width of the terminal; ``None`` for other outputs, where lines are not cut.
         colour: whether styles are shown.
     """
 
@@ -121,7 +121,7 @@ class Display(NamedTuple):
         self.write_fitted(lines if columns is None else (part for line in lines for part in line.wrapped(columns)))
 
     def write_fitted(self, lines: Iterable[Line]) -> None:
-        """Write lines as they are, such as those of a table."""
+        """Write lines unchanged, such as those of a table."""
         self._write("".join(f"{line.styled() if self.colour else line.text}\n" for line in lines))
 
     def repaint(self, lines: Iterable[Line]) -> None:

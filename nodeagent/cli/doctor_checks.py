@@ -1,4 +1,4 @@
-"""The checks of ``nodeagent doctor``: each reads facts and has them judged by ``nodeagent.plan.node_checks``."""
+"""The checks of ``nodeagent doctor``: each reads facts and evaluates them by ``nodeagent.plan.node_checks``."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _STATUS_WITHIN_S: Final = 20
 _OF_STATE: Final = frozenset({"state-directory", "stores", "holds", "history"})
 _DENIED: Final = "permission denied"
 _MAXIMUM_EXPOSURE: Final = 3.0
-"""The unit as shipped has 1.8; a drop-in that removes its sandboxing exceeds this."""
+"""The shipped unit has an exposure of 1.8; a drop-in that removes sandboxing exceeds this limit."""
 
 
 def run_checks(settings: Settings, root: Path, *, is_root: bool) -> Iterator[Finding]:
@@ -108,7 +108,7 @@ def run_checks(settings: Settings, root: Path, *, is_root: bool) -> Iterator[Fin
 
 
 def access_problem(directory: Path) -> str:
-    """Return the reason that this user cannot use a directory; empty if it can, or if the directory does not exist."""
+    """Return the missing access of this user to a directory; empty with access, or if the directory does not exist."""
     try:
         directory.stat()
     except PermissionError:
@@ -232,7 +232,7 @@ def shutdown_findings(
 
 
 def role_findings(settings: Settings, root: Path) -> Iterator[Finding]:
-    """Yield the role on this node, and the sections configured "on" that are refused beside a kubelet."""
+    """Yield the role on this node, and the sections configured "on" and refused beside a kubelet."""
     role = read_role(settings.role, root)
     yield check_role(role)
     refused = {
@@ -243,7 +243,7 @@ def role_findings(settings: Settings, root: Path) -> Iterator[Finding]:
 
 
 def kubelet_findings(settings: Settings, root: Path) -> list[Finding]:
-    """Return the findings on tasks that a kubelet of this node performs too."""
+    """Return the findings on tasks also performed by a kubelet of this node."""
     role = read_role(settings.role, root).role
     return check_kubelet(
         read_kubelet_fields(root / _KUBELET_CONFIG),

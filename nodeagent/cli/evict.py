@@ -1,4 +1,4 @@
-"""``nodeagent evict --dry-run``: the pod that would be evicted now or with simulated signals."""
+"""``nodeagent evict --dry-run``: preview of the eviction now or with simulated signals."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _DryRun:
 
 
 def preview(config: Path | None, overrides: Mapping[str, str | int], form: str, simulate: Sequence[str]) -> None:
-    """Print the pod that would be evicted, the eviction order and the reasons; evict nothing.
+    """Print the pod to evict, the eviction order and the reasons, without an eviction.
 
     Raises:
         UsageError: a simulated amount is not valid, or its signal has no reading on this node.
@@ -118,7 +118,7 @@ async def _dry_run(agent: Agent, settings: Settings, amounts: Mapping[Signal, Am
         await pod_reader.close()
     measured = await reader.read(layout)
     readings = replace(measured, observations=_simulated(measured.observations, amounts))
-    # A simulated amount has lasted: the grace period of a soft threshold is over.
+    # A simulated amount counts for longer than the grace period of a soft threshold.
     first_met_s = {each: -_LONG_AGO_S for each in layout.thresholds if each.signal in amounts}
     outstanding, unread = await asyncio.to_thread(_outstanding, settings)
     state = EvictionState(first_met_s=first_met_s, outstanding=outstanding)

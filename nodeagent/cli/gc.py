@@ -72,7 +72,7 @@ def collect(request: Request) -> None:
 
 
 def _collect_through_agent(request: Request, agent: ControlConnection) -> ExitCode:
-    """Preview through the running agent and, unless it is a dry run or declined, have it remove the listed items."""
+    """Preview through the running agent and, unless it is a dry run or declined, request the removals."""
     saved: str | None = None
     if not request.yes or request.dry_run:
         document = agent.call("Plan", documents.Preview, {"scope": request.scope})
@@ -99,7 +99,7 @@ def _collect_through_agent(request: Request, agent: ControlConnection) -> ExitCo
 
 
 def _apply_on_daemon(request: Request, agent: ControlConnection, saved: str | None) -> ExitCode:
-    """Have the daemon carry out a saved plan, or a pass if ``saved`` is ``None``; print its results."""
+    """Request a saved plan from the daemon, or a pass if ``saved`` is ``None``; print the results."""
     apply: dict[str, object] = {"scope": request.scope, "rounds": MAX_ROUNDS}
     if saved is not None:
         apply = {"plan": json.dumps(json.loads(saved), ensure_ascii=False, separators=(",", ":"))}
@@ -127,7 +127,7 @@ def _show_report_of_daemon(request: Request, report: Report) -> None:
         f"{'' if freed is None else f', measured {format_bytes(max(0, freed))}'}"
     )
     if isinstance(report.breakdown, BreakdownFields):
-        from nodeagent.cli import du, render  # noqa: PLC0415 - only where the target was missed
+        from nodeagent.cli import du, render  # noqa: PLC0415 - imported only after a missed target
 
         render.make_console().print(du.breakdown_view(report.breakdown.to_model(), details=False))
 
@@ -160,7 +160,7 @@ async def _collect(request: Request, settings: Settings) -> ExitCode:
             report = await run_interruptibly(
                 agent, preview, trigger="command", rounds=rounds, progress=request.output == "table"
             )
-        else:  # a shortfall without removals belongs in the history
+        else:  # also recorded without removals, because of the shortfall
             report = await agent.run(preview, trigger="command", stop=asyncio.Event())
         problems = (*agent.store.take_notices(), agent.store.health.problem)
         report = replace(report, warnings=(*report.warnings, *filter(None, problems)))
@@ -211,7 +211,7 @@ def confirm_removals(preview: Preview) -> bool:
     import typer  # noqa: PLC0415 - only for a confirmation
 
     if not preview.removals:
-        return typer.confirm("Let the runtime remove unreferenced content?", default=False)
+        return typer.confirm("Remove unreferenced content through the runtime?", default=False)
     return confirm_items(len(preview.removals))
 
 
@@ -237,7 +237,7 @@ def show_preview(request: Request, agent: Agent, preview: Preview) -> None:
 
 
 def show_report(request: Request, agent: Agent, report: PassReport, breakdown: Breakdown | None = None) -> None:
-    """Print the results of a run, and the usage by category if the run fell short."""
+    """Print the results of a run, and after a shortfall the usage by category."""
     if request.output != "table":
         sys.stdout.write(encode(Report.of(report, breakdown=breakdown), request.output))
         return

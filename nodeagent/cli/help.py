@@ -1,6 +1,6 @@
 """The top-level help, rendered from the command tree when the package is made.
 
-Its text stands in ``help.txt``: to import the command tree takes longer than to print it. ``make docs`` renders it
+The text is in ``help.txt``, since the import of the command tree takes longer than printing. ``make docs`` renders it
 again; ``make check`` compares.
 """
 
@@ -15,7 +15,7 @@ import typer
 from nodeagent.cli.main import app
 
 HELP: Final = Path(__file__).with_name("help.txt")
-_WIDTH: Final = 78  # of a terminal with 80 columns, as the parser renders it
+_WIDTH: Final = 78  # the parser's text width on a terminal with 80 columns
 
 
 def rendered() -> str:

@@ -95,7 +95,7 @@ def _print(history: History, form: str, source: str) -> None:
 
 
 def _print_ranking(console: Console, eviction: RecordedEviction) -> None:
-    """Print the readings and the ranking behind an eviction decision."""
+    """Print the readings and the ranking of an eviction decision."""
     from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
 
     threshold = eviction.threshold

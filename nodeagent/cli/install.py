@@ -1,7 +1,7 @@
-"""``nodeagent install`` and ``uninstall``: check everything, then change files, and report each file on a line.
+"""``nodeagent install`` and ``uninstall``: all checks, then the changes, with a line for each file.
 
-Both plan every change first, from the manifest in the prefix, which lists the installed files, and from the present
-files. A file that is not known as the agent's own is kept and reported.
+Both plan every change first, by the manifest in the prefix, which lists the installed files, and by the present files.
+Files of other origin are kept and reported.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _SHELLS: Final = ("bash", "zsh", "fish")
 _PACKAGE: Final = Path("/var/lib/dpkg/info/nodeagent.list")
 _COMPLETE: Final = "from nodeagent.cli.main import app; app(prog_name='nodeagent')"
 _UMASK: Final = 0o022
-"""Members of the agent's group run the command: its files are readable to all, regardless of root's umask."""
+"""Umask of the installation: readable files, since members of the agent's group run the command."""
 _MAX_LISTED: Final = 20
 
 
@@ -149,7 +149,7 @@ def _beside(path: Path) -> Path:
 
 
 def _remove_resolved(path: Path, step: Step, previous: Manifest, top: Path) -> None:
-    """Remove the version placed beside an edited file once that file has no edits any more."""
+    """Remove the version placed beside an edited file once that file is no longer edited."""
     beside = _beside(path)
     if step.change is not Change.KEPT and read_fingerprint(top, beside) in previous.files.get(beside, frozenset()):
         remove(beside, top)
@@ -182,13 +182,13 @@ def uninstall(prefix: Path, *, purge: bool, root: Path | None) -> None:
     if booted and (installed if unit is None else unit.change is Change.REMOVED):
         _try("systemctl", "disable", "--now", UNIT)
     changes: list[tuple[Change, str]] = []
-    try:  # report last: a closed standard output must not leave half an installation
+    try:  # reported last, since a closed standard output must not interrupt the installation
         changes += [_remove_file(path, step, top) for path, step in steps.items()]
         changes += _purge(top) if purge else _kept_data(top)
         if root is None:
             _update_system_after_removal(booted=booted, purge=purge)
         changes += _remove_environment(place, installed=installed)
-    finally:  # no more imports: this process may run in the removed environment
+    finally:  # no imports from here on, since this process may run in the removed environment
         for change, text in changes:
             _report(change, text)
     if not purge and _kept_data(top):
@@ -276,7 +276,7 @@ def _update_system_after_removal(*, booted: bool, purge: bool) -> None:
 
 
 def _remove_environment(environment: Path, *, installed: bool) -> list[tuple[Change, str]]:
-    """Remove the virtual environment, maybe that of this process; return the removed and the kept paths."""
+    """Remove the virtual environment, possibly that of this process; return the removed and the kept paths."""
     if not installed:
         reason = "no virtual environment of the agent, or one with other packages"
         return [(Change.KEPT, f"{environment} ({reason})")] if os.path.lexists(environment) else []
@@ -356,7 +356,7 @@ def _refuse_packaged() -> None:
 
 
 def _try(*words: str) -> None:
-    """Run a command; its failure is reported and not an error."""
+    """Run a command; a failure is only reported."""
     completed = run(*words)
     if completed is None:
         _notice(f"skipped {' '.join(words)}: {words[0]} not found, or no answer")
@@ -369,7 +369,7 @@ def _report(change: Change, text: str) -> None:
 
 
 def _printable(text: str) -> str:
-    """Return text with control characters and undecodable bytes escaped: file names may be chosen by others."""
+    """Return text with control characters and undecodable bytes escaped: other users can choose file names."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 

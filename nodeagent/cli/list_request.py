@@ -35,7 +35,7 @@ class Condition(NamedTuple):
     equal: bool
 
     def holds_for(self, texts: Sequence[str]) -> bool:
-        """Return whether the condition holds for the texts of a row; ``=`` if any matches, ``!=`` if none does."""
+        """Return whether the texts of a row meet the condition: for ``=`` any of them matches, for ``!=`` none."""
         from fnmatch import fnmatchcase  # noqa: PLC0415 - only for a filter
 
         return self.equal is any(text == self.value or fnmatchcase(text, self.value) for text in texts)
@@ -50,7 +50,7 @@ class ListRequest(NamedTuple, Generic[R]):
 
     @classmethod
     def of(cls, view: ListView[R], options: ListOptions) -> ListRequest[R]:
-        """Return the request of a command line, before anything is read.
+        """Return the request of a command line, before any reading.
 
         Raises:
             UsageError: a key is unknown, a filter has no value, or ``--quiet`` is given with a document form.
@@ -86,9 +86,9 @@ class ListRequest(NamedTuple, Generic[R]):
                 warn(empty)
 
     def _selected(self, rows: Iterable[R]) -> tuple[R, ...]:
-        """Return the rows for which the filters hold, in the requested order.
+        """Return the rows that match the filters, in the requested order.
 
-        Filters with the same key and ``=`` are alternatives; all other filters must hold.
+        Filters with the same key and ``=`` are alternatives; all other filters must match.
         """
         columns = {each.key: each for each in self.view.columns}
         selected = list(rows)

@@ -1,6 +1,6 @@
-"""Declaration of lists, and the options that every list command has.
+"""Declaration of lists, and the common options of list commands.
 
-A list is declared once, as a ``ListView``: its columns give the cells of the table, the keys of ``--sort-by`` and the
+A list is declared once, as a ``ListView``: its columns are the cells of the table, the keys of ``--sort-by`` and the
 keys of ``--filter``.
 """
 
@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 
 class Scope(Enum):
-    """The tables that have a column.
+    """The tables with a column.
 
     Attributes:
         TABLE: every table.

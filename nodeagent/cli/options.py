@@ -1,6 +1,7 @@
-"""Options that several commands share, each declared once.
+"""Shared options of commands, each declared once.
 
-Command modules do without ``from __future__ import annotations``: typer reads the annotations of a command at run time.
+Command modules do not use ``from __future__ import annotations``, since typer reads the annotations of a command at run
+time.
 """
 
 import inspect
@@ -17,7 +18,7 @@ from typer.core import TyperGroup
 from nodeagent.cli.listing import ListOptions, ListView
 
 Overrides = Mapping[str, str | int]
-"""Values that a command line sets, by the key of the setting."""
+"""Values of a command line, by the key of the setting."""
 
 
 class CommandGroup(TyperGroup):
@@ -145,7 +146,7 @@ OPTIONS: Final[Mapping[str, str]] = {
     **{each.key: each.flag for each in (*IMAGE_GC, *CONTAINER_GC)},
     "runtime.endpoint": "--endpoint",
 }
-"""The option that sets each setting, by its key."""
+"""The option of each setting, by its key."""
 
 
 def with_setting_options(*options: SettingOption) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -239,7 +239,7 @@ def _show(
 
 
 def _print_differences(document: PlanDiff) -> None:
-    """Print the settings that differ, the number of items per change of verdict, and the items."""
+    """Print the different settings, the number of items per change of verdict, and the items."""
     from nodeagent.cli import render  # noqa: PLC0415 - only for tables
 
     console = render.make_console()

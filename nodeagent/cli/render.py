@@ -43,7 +43,7 @@ _OUTCOME_STYLES = {
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Return a console that is coloured only on a terminal, and wide enough for whole ids in a pipe."""
+    """Return a console with colours only on a terminal, and with sufficient width for whole ids in a pipe."""
     probe = SafeConsole(stderr=stderr)
     if probe.is_terminal or os.environ.get("COLUMNS"):
         return probe

@@ -1,15 +1,15 @@
 """``nodeagent run``: the daemon, or one pass of it.
 
-The libraries that parse a command line and a configuration would be a third of the daemon's memory, for work done once.
-So the command checks everything, then the process executes itself again as the bare daemon (``python -I -m
-nodeagent.cli.run``, same process id) and gets its settings through a memfd.
+The libraries for the command line and the configuration would be a third of the daemon's memory, although only the
+start requires them. The command therefore checks the configuration, then the process executes itself again as the bare
+daemon (``python -I -m nodeagent.cli.run``, same process id) and receives its settings through a memfd.
 """
 
 from __future__ import annotations
 
 import gc
 import os
-import pickle  # the reader is this process, after its exec
+import pickle  # pickles are read only by this process, after its exec
 import sys
 from typing import TYPE_CHECKING, Final, NoReturn
 

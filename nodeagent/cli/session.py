@@ -22,7 +22,7 @@ def load_settings(path: Path | None, overrides: Mapping[str, str | int]) -> Sett
     Raises:
         ConfigError: file, key, value and the allowed form, one line per fault.
     """
-    from nodeagent.config.loading import load  # noqa: PLC0415 - the daemon loads in a child process
+    from nodeagent.config.loading import load  # noqa: PLC0415 - the daemon uses a child process instead
     from nodeagent.config.policies import settings  # noqa: PLC0415
 
     options = None

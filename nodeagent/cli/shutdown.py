@@ -47,7 +47,7 @@ def rehearse(config: Path | None, overrides: Mapping[str, str | int], form: str)
     delay = read_delay()
     budget = shutdown_budget(settings.shutdown.phases, delay_limit(facts, delay))
     delegated = budget.delegated_because
-    # the time of the stop hook is known only to systemd during a shutdown; the phases as configured are shown
+    # only systemd has the time limit of the stop hook during a shutdown; the configured phases are shown
     shown_budget = shutdown_budget(settings.shutdown.phases, UNLIMITED) if delegated else budget
     plan = plan_shutdown(shown_budget, [each.pod for each in run_async(_pods(settings))])
     warnings = [*((delegated,) if delegated else budget.notes), *delay.warnings]
@@ -74,7 +74,7 @@ def rehearse(config: Path | None, overrides: Mapping[str, str | int], form: str)
 
 
 def status(config: Path | None, form: str, *, limit: int) -> None:
-    """Print the state of the inhibitor lock and the last stops of the node; exit code 1 without a useful lock.
+    """Print the state of the inhibitor lock and the last stops of the node; exit code 1 without an effective lock.
 
     Raises:
         StoreError: the history cannot be read.
@@ -125,7 +125,7 @@ def run_stop_hook(config: Path | None, unit: str) -> None:
     from nodeagent.host.systemd import read_unit_stop  # noqa: PLC0415
     from nodeagent.telemetry import logging as log  # noqa: PLC0415 - not for every command
 
-    with ignore_hangup():  # a reload sent to all processes of the unit must not end this one
+    with ignore_hangup():  # a reload signal to all processes of the unit must not end this one
         unit_stop = read_unit_stop(unit)
         if not unit_stop.is_node_stopping:
             return
@@ -183,7 +183,7 @@ def lock_held(facts: LogindFacts | None, problem: str) -> tuple[bool, str]:
 
 
 def delay_limit(facts: LogindFacts | None, delay: LogindDelay) -> DelayLimit:
-    """Return the limit that logind reports; without an answer that of its files."""
+    """Return the limit reported by logind; without an answer that of its files."""
     from nodeagent.plan.shutdown.budget import DelayLimit  # noqa: PLC0415 - not for every command
 
     return DelayLimit.of_logind(None if facts is None else facts.limit_us, delay.delay_us, delay.set_by)

@@ -1,7 +1,7 @@
 """Entry point of the command line.
 
-``status`` runs often, from scripts as well, and to import the command-line parser takes as long as the rest of the
-command. So its common forms are matched here without the parser, as are ``--version`` and ``--help``.
+``status`` runs often, also from scripts, and the import of the command-line parser takes as long as the rest of the
+command. Its common forms are therefore matched here without the parser, as are ``--version`` and ``--help``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STATUS_FORMS: Final[Mapping[tuple[str, ...], str]] = {
     ("status", "--output", "json"): "json",
     ("status", "--output=json"): "json",
 }
-"""Output format by arguments, for the commands that need no parser."""
+"""Output format by arguments, for the commands that run without the parser."""
 
 
 def main() -> None:

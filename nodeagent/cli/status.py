@@ -1,6 +1,6 @@
 """``nodeagent status`` and ``nodeagent top``: the status of the node and the daemon, once or until interrupted.
 
-The document is read from the running daemon; where none is running, the command reads the node itself.
+The document is read from the running daemon; without a daemon, the command reads the node directly.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def show_top(config: Path | None, form: str, *, watch_s: float | None) -> None:
 
 @contextmanager
 def _status_source(config: Path | None) -> Iterator[Callable[[], Status]]:
-    """Return a function that reads the status: from the daemon, or from the node where none is running."""
+    """Return a function that reads the status: from the daemon, or from the node without a daemon."""
     with _connected_or_none(config) as (agent, problem):
         if agent is not None:
             yield lambda: agent.call("Status", Status)
@@ -92,7 +92,7 @@ def _top_source(config: Path | None) -> Iterator[Callable[[], Top]]:
 
 @contextmanager
 def _connected_or_none(config: Path | None) -> Iterator[tuple[ControlConnection | None, str]]:
-    """Return a connection to the daemon; ``None``, and the cause, where none is running."""
+    """Return a connection to the daemon; ``None`` and the cause without a daemon."""
     agent, problem = None, ""
     with ExitStack() as stack:
         try:

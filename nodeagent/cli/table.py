@@ -21,9 +21,9 @@ class Heading(NamedTuple):
     Attributes:
         title: shown above it.
         right: whether it is aligned right.
-        cut: the part of a long value that is left out; ``None`` for values that are never shortened.
+        cut: the omitted part of a long value; ``None`` for values that are never shortened.
         name: whether it identifies the row; it is cut after all other columns.
-        at_least: cells that it keeps if its values are cut.
+        at_least: minimum number of cells if its values are cut.
     """
 
     title: str
@@ -48,8 +48,8 @@ def table_lines(
     Args:
         headings: the columns.
         rows: their values, which are escaped here.
-        columns: width of the terminal: columns that allow it are cut so that a line fits; where that is not enough,
-            the end of the line is. ``None`` cuts nothing.
+        columns: width of the terminal: columns with ``cut`` are cut so that a line fits; if that is not sufficient, the
+            end of the line is cut. ``None`` disables cutting.
         headers: whether the headings are shown.
     """
     cells = [[escape(cell) for cell in row.cells] for row in rows]
@@ -66,7 +66,7 @@ def table_lines(
 
 
 def _narrowed(headings: Sequence[Heading], widths: Sequence[int], columns: int) -> list[int]:
-    """Return column widths that fit, as far as the minimum of each column allows."""
+    """Return column widths that fit, within the minimum of each column."""
     narrowed = list(widths)
     excess = sum(widths) + len(_GAP) * (len(widths) - 1) - columns
     for name in (False, True):
@@ -82,7 +82,9 @@ def _narrowed(headings: Sequence[Heading], widths: Sequence[int], columns: int) 
             widest = max(spare, key=lambda index: (spare[index], index))
             others = [width for index, width in spare.items() if index != widest]
             cut = min(excess, narrowed[widest] - floors[widest])
-            if others and narrowed[widest] > max(others):  # down to the next widest, so that the widest are cut evenly
+            if others and narrowed[widest] > max(
+                others
+            ):  # reduced to the next widest, so that the widest columns are cut evenly
                 cut = min(cut, narrowed[widest] - max(others))
             elif others:
                 cut = 1

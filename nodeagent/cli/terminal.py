@@ -1,6 +1,6 @@
 """Escaped output on a terminal.
 
-Names, labels and messages are data: markup in them is never interpreted, and no character of them controls the
+Names, labels and messages are data: their markup is never interpreted, and none of their characters controls the
 terminal. ``Text`` and ``SafeConsole`` replace the classes of rich, which no other module uses.
 """
 

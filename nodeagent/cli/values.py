@@ -1,4 +1,4 @@
-"""Values as tables show them: sizes, ages, ids, image references."""
+"""Values in the form of tables: sizes, ages, ids, image references."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def short_id(text: str) -> str:
 
 
 def short_reference(reference: str) -> str:
-    """Return an image reference with a digest cut to twelve digits; an id likewise."""
+    """Return an image reference or id with its digest cut to twelve digits."""
     repository, at, digest = reference.partition("@")
     return f"{repository}@{short_id(digest)}" if at else short_id(reference)
 

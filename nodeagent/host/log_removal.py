@@ -47,7 +47,7 @@ def remove_pod_log_directory(root: Path, name: str, expected_uid: str, changed_a
         changed_at: newest change of the tree when it was read; a file changed later is kept.
 
     Raises:
-        RemovalRefusedError: the name is not that pod's log directory, or a mount lies below it, and nothing was
+        RemovalRefusedError: the name is not that pod's log directory, or contains a mount point, and nothing was
             removed; or the directory changed during the removal, and the rest is kept.
         FileNotFoundError: the directory does not exist.
     """

@@ -1,8 +1,8 @@
 """Duration of the planners on large nodes; run from the root of the repository: python tests/bench/bench_planner.py.
 
 Method: snapshots are made beforehand from a fixed seed and are not part of the measurement. Each case is run a few
-times on the same snapshot, which no planner changes, after a full garbage collection; the collector stays on, as it
-is in the agent. The smallest and the median wall time are shown. The smallest is compared with the budget, since the
+times on the same snapshot, which no planner changes, after a full garbage collection; the collector remains enabled, as
+in the agent. The smallest and the median wall time are shown. The smallest is compared with the budget, since the
 excess of the others is caused by other processes. Exit code 1 if a budget is missed.
 
 The mix is that of a busy node: a tenth of the images in use, a twentieth pinned, a third of the containers dead,

@@ -29,7 +29,7 @@ _MIB: Final = 1 << 20
 _HOUR_S: Final = 3600.0
 _DAY_S: Final = 24 * _HOUR_S
 _HALF_S: Final = 1800.0
-"""Added to every age, so that it is shown alike for half an hour."""
+"""Added to every age, so that its display does not change for half an hour."""
 
 
 def crowded_node(root: Path) -> SimNode:

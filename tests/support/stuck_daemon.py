@@ -1,7 +1,7 @@
 """Run the daemon with one more task, which blocks the event loop while a file exists.
 
 Usage: ``python stuck_daemon.py CONFIG FILE``. For the test of the watchdog: the process runs, and its loops make no
-progress. The daemon itself has no option for this. Reloads are not supported.
+progress. The daemon itself cannot be blocked. Reloads are not supported.
 """
 
 from __future__ import annotations

@@ -432,9 +432,9 @@ class Node:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"node not powered off after {timeout_s:g} s") from None
-        said = self._ended()
+        output = self._ended()
         if code != 0:
-            raise NodeError(f"emulator failed with exit code {code}: {said}")
+            raise NodeError(f"emulator failed with exit code {code}: {output}")
 
     def cut_power(self) -> None:
         """Cut the power of the machine."""

@@ -1,7 +1,7 @@
 """Guest side of the control channel: runs commands of the test on the host, received over a virtio port.
 
 systemd starts this file early with the distribution's Python, so that only the standard library is available.
-A message is eight bytes of length, a JSON head and as many raw bytes as the head's ``size`` says. The request's head
+A message is eight bytes of length, a JSON head, and raw bytes, whose number is ``size`` in the head. The request's head
 has ``id``, ``argv``, ``env``, ``cwd`` and ``timeout_s``, its raw bytes are the standard input; the answer has ``id``,
 ``code`` (None after a timeout), ``stdout`` and ``stderr`` as lengths of the two parts of the raw bytes, or ``error``
 when the command could not be started. Requests run concurrently.

@@ -126,7 +126,7 @@ def gc_leaks(
 
 
 class PlanScope(StrEnum):
-    """The items that a saved plan covers."""
+    """Kinds of items in a saved plan."""
 
     IMAGES = "images"
     CONTAINERS = "containers"

@@ -35,7 +35,7 @@ def pause(
 ) -> None:
     """Pause garbage collection and eviction.
 
-    The pause outlasts a restart of the agent. Graceful shutdown is not paused.
+    The pause continues after a restart of the agent. Graceful shutdown is not paused.
     """
     from nodeagent.cli.control import pause as pause_agent  # noqa: PLC0415
 
@@ -109,7 +109,7 @@ def demo(
 ) -> None:
     """Run a collection on a simulated node.
 
-    It needs neither root nor containerd, and touches nothing on this machine.
+    Requires neither root nor containerd, and changes nothing on this machine.
     """
     from nodeagent.cli.demo import run_demo  # noqa: PLC0415
 

@@ -26,7 +26,7 @@ def evict(
 ) -> None:
     """Preview an eviction: ranking, usage and protection.
 
-    --simulate supposes that a signal has had a value for longer than every grace period, such as
+    --simulate assumes a value of a signal for longer than every grace period, such as
     memory.available=50Mi or nodefs.available=5%. This command evicts nothing; the daemon evicts by the same rules.
     """
     from nodeagent.cli.evict import preview  # noqa: PLC0415
@@ -79,7 +79,7 @@ def shutdown_at_stop(
     config: ConfigOption = None,
     unit: Annotated[str, typer.Option("--unit", help="Name of the unit that systemd stops")] = "",
 ) -> None:
-    """Stop the pods that still run in a node shutdown.
+    """Stop the remaining pods in a node shutdown.
 
     This is the stop command of the unit; it does nothing while systemd stops the unit alone.
     """

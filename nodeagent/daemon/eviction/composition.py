@@ -88,7 +88,7 @@ class EvictionTask:
             await self._make().run(stop)
 
     def _disable(self, off: str, *, log: bool) -> None:
-        """Report the loop as disabled and reset the thresholds' grace periods, since no signal is evaluated any more.
+        """Report the loop as disabled and reset the thresholds' grace periods, since signals are no longer evaluated.
 
         Evicted pods whose containers are not removed yet remain recorded, here and in the state directory, with their
         effects: a kubelet removes the containers itself, and without one the removal resumes when evictions do.

@@ -33,8 +33,8 @@ class NodeReclaim:
     async def run_step(self, step: ReclaimStep, status: ThresholdStatus) -> bool:
         """Run one step, interrupted when a hard memory or PID threshold is met; return whether it was completed.
 
-        A failed step counts as completed, so that it does not withhold evictions for ever. Afterwards the effect of the
-        step is outstanding, unless no space was freed.
+        A failed step counts as completed, so that it does not withhold evictions permanently. Afterwards the effect of
+        the step is outstanding, unless no space was freed.
 
         Raises:
             RuntimeUnavailableError: the runtime does not answer.

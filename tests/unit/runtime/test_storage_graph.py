@@ -375,8 +375,8 @@ def test_reference_label_is_decoded(label: str, node: Node | None) -> None:
 
 def test_back_reference_label_is_decoded(store: Store) -> None:
     del store
-    said = references({"containerd.io/gc.bref.content.x": "m-a", "containerd.io/gc.bref.unknown": "y"})
-    assert said.back == (Node(CONTENT, "m-a"),)
+    found = references({"containerd.io/gc.bref.content.x": "m-a", "containerd.io/gc.bref.unknown": "y"})
+    assert found.back == (Node(CONTENT, "m-a"),)
 
 
 async def test_blob_with_a_back_reference_belongs_to_the_image(client: ContainerdClient, store: Store) -> None:

@@ -143,8 +143,8 @@ async def test_daemon_stops_although_the_removal_of_a_requested_pass_hangs(
 async def test_negative_number_is_a_usage_error(
     node: Node, operation: str, request_: api.HistoryRequest | api.ApplyRequest, detail: str
 ) -> None:
-    status, said = await node.refused(operation, request_)
-    assert (status, detail in said) == (400, True)
+    status, text = await node.refused(operation, request_)
+    assert (status, detail in text) == (400, True)
 
 
 async def test_deeply_nested_body_is_a_usage_error(node: Node) -> None:

@@ -77,9 +77,9 @@ ALL_STEPS = steps("dead-containers", "logs", "unused-images")
             {"namespace": "kube-system"}, "protected-namespace", "protected namespace kube-system", id="namespace"
         ),
         pytest.param(
-            {"contradictions": ("cgroup says BestEffort, the API Guaranteed",)},
+            {"contradictions": ("cgroup has BestEffort, the API Guaranteed",)},
             "facts-contradictory",
-            "cgroup says BestEffort",
+            "cgroup has BestEffort",
             id="sources disagree",
         ),
         pytest.param(
