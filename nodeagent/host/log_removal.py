@@ -177,7 +177,7 @@ def _check_tree(directory: int, place: Place, where: Path, depth: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """What a removal may touch: entries of one mount that are unchanged since they were read."""
+    """Limits of a removal: entries of one mount, unchanged since their reading."""
 
     place: Place
     changed_at: datetime

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
 
 MAX_ENTRIES: Final = 100_000
-"""Largest number of entries of a log tree that is read."""
+"""Maximum number of entries in a readable log tree."""
 
 MAX_TREE_S: Final = 5.0
-"""Longest time for one log tree; a container log directory with 10,000 files takes 0.1 s."""
+"""Time limit for one log tree; a container log directory with 10,000 files takes 0.1 s."""
 
 _WEIGHT: Final = {LogOpeners.NONE: 0, LogOpeners.READERS: 1, LogOpeners.UNKNOWN: 2, LogOpeners.WRITERS: 3}
 
@@ -82,7 +82,7 @@ class _Reading:
         self.digest.update(b"%d %b %b\n" % (len(name), name, repr(facts).encode()))
 
     def opened(self, openers: LogOpeners, detail: str) -> None:
-        """Add the openers of one file; the ones that weigh most are kept."""
+        """Add the openers of one file; those with the highest weight are stored."""
         if _WEIGHT[openers] > _WEIGHT[self.openers]:
             self.openers, self.openers_detail = openers, detail
 

@@ -20,7 +20,7 @@ _UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z.-]{3,252}")
 _CONTAINER_ID = re.compile(r"[0-9a-f]{6,128}")
 
 FAR_FUTURE: Final = datetime(9999, 1, 1, tzinfo=UTC)
-"""Time of an entry whose time is unknown or beyond the calendar, so that it counts as changed just now."""
+"""Time of an entry whose time is unknown or beyond the calendar, so that it counts as changed now."""
 
 
 def pod_uid(name: str) -> str:
@@ -96,7 +96,7 @@ def _dead_link(root: int, name: str) -> ContainerLogLink | None:
 
 
 def _moment(seconds: float) -> datetime:
-    """Return a file's time; one beyond the calendar becomes the far future, so that the file is kept."""
+    """Return a file's time; a time beyond the calendar becomes the far future, so that the file is kept."""
     try:
         return datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError):

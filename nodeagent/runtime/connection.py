@@ -44,7 +44,7 @@ _OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 2000),
     ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # a reopened channel must not inherit the back-off of the closed one
+    ("grpc.use_local_subchannel_pool", 1),  # a reopened channel must not continue the back-off of the closed one
 )
 _NEVER_SENT = ("failed to connect", "no such file", "connection refused", "permission denied")
 
@@ -73,7 +73,7 @@ class Method(Generic[Request, Response]):
 class RuntimeConnection:
     """A channel to one unix socket, opened by the first call and reopened automatically after a runtime restart.
 
-    It belongs to the event loop of its first call. Use it as an async context manager or call :meth:`close`.
+    It is bound to the event loop of its first call. Use it as an async context manager or call :meth:`close`.
     """
 
     def __init__(

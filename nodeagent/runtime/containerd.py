@@ -1,7 +1,7 @@
 """Client of containerd's own services: image names, blobs, snapshots, leases; same socket as CRI.
 
-CRI's objects are in the namespace ``k8s.io``. Records are read with their garbage collection labels, since these
-alone decide the bytes that a deletion frees.
+CRI's objects are in the namespace ``k8s.io``. Records are read with their garbage collection labels, which determine
+the bytes freed by a deletion.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Facts that containerd records and its CRI service does not report.
+"""Facts recorded by containerd and not reported by its CRI service.
 
 Containers created by other clients in the same namespace use images too, and containerd 1.6 does not report pinned
 images through CRI. Both are read from containerd's own services.
@@ -23,7 +23,7 @@ PINNED_LABEL = "io.cri-containerd.pinned"
 def unlisted_containers(
     stored: Iterable[StoredContainer], containers: Iterable[Container], sandboxes: Iterable[Sandbox]
 ) -> tuple[Container, ...]:
-    """Return the stored containers that CRI does not list, in unknown state and without creation time."""
+    """Return the stored containers not listed by CRI, in unknown state and without creation time."""
     listed = {each.id for each in containers} | {each.id for each in sandboxes}
     return tuple(
         Container(

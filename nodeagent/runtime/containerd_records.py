@@ -41,14 +41,14 @@ _KINDS = {
 
 
 class Stamp(NamedTuple):
-    """A timestamp as containerd sent it: cheap to compare, converted to a datetime on access only."""
+    """A timestamp in containerd's form: fast to compare, converted to a datetime on access only."""
 
     seconds: int
     nanos: int
 
     @property
     def at(self) -> datetime | None:
-        """The time; ``None`` for Go's zero time and where none was sent."""
+        """The time; ``None`` for Go's zero time and for a missing one."""
         return _EPOCH + timedelta(seconds=self.seconds, microseconds=self.nanos // 1000) if self.seconds > 0 else None
 
 

@@ -201,7 +201,7 @@ def decode_sandbox_details(message: api.PodSandboxStatusResponse) -> SandboxDeta
 
 
 def decode_container(message: api.Container) -> Container:
-    """Return a container without the fields that only its status has."""
+    """Return a container without the fields of its status."""
     metadata = message.metadata
     return Container(
         message.id,

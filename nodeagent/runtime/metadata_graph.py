@@ -4,7 +4,7 @@ The edges are defined by containerd's garbage collector: an image name reference
 objects in its labels (a manifest its config and layers, a config the snapshot unpacked from it); a snapshot its parent;
 a container its snapshot; a lease its resources. For an intact image they equal the edges computed from manifests and
 chain ids. For others (a missing label, a removed blob, another snapshotter, an OCI artifact) the collector follows the
-labels, so the graph does as well. It also needs no reading of blobs.
+labels, so the graph does as well. This also avoids reading blobs.
 
 Source: containerd ``docs/garbage-collection.md``, labels ``containerd.io/gc.*``.
 """
@@ -64,8 +64,8 @@ class References(NamedTuple):
     """References in an object's labels.
 
     Attributes:
-        to: the objects that it references.
-        back: the objects that reference it.
+        to: the referenced objects.
+        back: the referencing objects.
         optional: the objects in ``to`` that may be missing.
         root: whether it has a ``containerd.io/gc.root`` label.
         has_layers: whether it references layers.
@@ -87,7 +87,7 @@ class Stored:
     Attributes:
         blobs: by digest.
         snapshots: by snapshotter and key.
-        edges: node to the nodes that it references.
+        edges: node to its referenced nodes.
         existing: every blob and snapshot.
         optional: manifests referenced by an index; a missing one belongs to a platform that was not pulled.
         with_layers: manifests that reference layer blobs.
@@ -153,7 +153,7 @@ class Inventory:
     snapshotter: str = DEFAULT_SNAPSHOTTER
 
     def closure(self, starts: Iterable[Node]) -> dict[Node, None]:
-        """Return ``starts`` and everything reachable from them, existing or not, in a fixed order."""
+        """Return ``starts`` and all nodes reachable from them, existing or not, in a fixed order."""
         edges, reached = self.stored.edges, dict.fromkeys(starts)
         stack = list(reversed(reached))
         while stack:
@@ -164,14 +164,14 @@ class Inventory:
         return reached
 
     def referenced_by_images(self, images: Iterable[StoredImage]) -> dict[Node, None]:
-        """Return everything reachable from image names."""
+        """Return all nodes reachable from image names."""
         starts: list[Node] = []
         for image in images:
             starts += (Node(CONTENT, image.target), Node(IMAGES, image.name), *references(image.labels).to)
         return self.closure(starts)
 
     def referenced_by_containers(self) -> dict[Node, None]:
-        """Return everything reachable from containers: their writable snapshots and the parents of these."""
+        """Return all nodes reachable from containers: their writable snapshots and the parents of these."""
         starts: list[Node] = []
         for container in self.containers:
             starts += (Node(CONTAINERS, container.id), *references(container.labels).to)
@@ -180,7 +180,7 @@ class Inventory:
         return self.closure(starts)
 
     def referenced_by_leases(self) -> set[Node]:
-        """Return everything reachable from leases; a flat lease references its blobs without their own references.
+        """Return all nodes reachable from leases; a flat lease references its blobs without their own references.
 
         Source: containerd label ``containerd.io/gc.flat``.
         """
@@ -192,7 +192,7 @@ class Inventory:
         return referenced
 
     def referenced_by_ingests(self) -> dict[Node, None]:
-        """Return everything reachable from the expected digests of ingests."""
+        """Return all nodes reachable from the expected digests of ingests."""
         return self.closure(Node(CONTENT, digest) for digest in sorted(self.expected))
 
 
@@ -248,7 +248,7 @@ async def _read_stored(
         except RuntimeRequestError:
             if name == required:
                 raise
-            return {}  # labels can name a snapshotter that is not loaded any more
+            return {}  # labels can name a snapshotter that is no longer loaded
 
     snapshots = dict(zip(snapshotters, await run_bounded(list_snapshots, snapshotters), strict=True))
     same = (

@@ -3,10 +3,10 @@
 
 CRI lists images with compressed sizes and removes them one by one. A storage backend adds a runtime's own records:
 the storage graph, the names and users of images that CRI does not list, deletion by name, garbage collection.
-:class:`ContainerdStorage` is the one for containerd; :class:`CriOnlyStorage` is the null backend for every other
+:class:`ContainerdStorage` is the backend for containerd; :class:`CriOnlyStorage` is the null backend for every other
 runtime, and for ``runtime.containerd_api = "off"``: sizes are upper bounds and every removal is a CRI call.
 
-Rejected: an optional client, which every caller has to test for.
+Rejected: an optional client, which would require a check in every caller.
 """
 
 from __future__ import annotations

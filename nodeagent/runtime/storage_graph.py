@@ -2,10 +2,10 @@
 
 A deletion frees the blobs and snapshots that become unreferenced, so the graph is containerd's own
 (:mod:`nodeagent.runtime.metadata_graph`), reduced to the pieces referenced by images that CRI lists. Sizes are the
-bytes that the filesystem frees: a blob's bytes in whole blocks; for a snapshot the usage recorded by its snapshotter,
-the directories not included in it, and its inodes where they take space from the same filesystem.
+bytes freed on the filesystem: a blob's bytes in whole blocks; for a snapshot the usage recorded by its snapshotter, the
+directories not included in it, and its inodes where they take space from the same filesystem.
 
-Every build lists names, blobs and snapshots again, which is cheap; only usage needs one call per snapshot.
+Every build lists names, blobs and snapshots again, which is cheap; only usage requires one call per snapshot.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class LayerCache:
             piece = self._piece(node, inventory, usage)
             if node.kind == CONTENT:
                 created = inventory.stored.blobs[node.id].created
-                if created.at is None:  # containerd 1.6 omits it in listings
+                if created.at is None:  # omitted in the listings of containerd 1.6
                     with suppress(RuntimeRequestError):
                         blob = await client.get_blob(node.id)
                         created = blob.created if blob is not None else created

@@ -2,7 +2,7 @@
 
 Image usage and history are two SQLite files in the state directory, all else small JSON files. A failing store never
 stops the agent: with a full disk, a read-only path or a corrupt file it continues in memory, logs that once, and writes
-everything when the file works again. A corrupt database is quarantined under another name, never deleted.
+the whole state when the file is writable again. A corrupt database is quarantined under another name, never deleted.
 
 Files of earlier versions are read; databases are migrated with the first write.
 """

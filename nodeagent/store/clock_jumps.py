@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 TOLERANCE_S: Final = 1.0
 """Total difference between wall time and boot time, in seconds, above which it counts as a jump.
 
-It is the maximum error of ages. Both clocks are slewed alike, so that only steps add up.
+It is the maximum error of ages. Both clocks are slewed by the same amount, so that only steps add up.
 """
 
 
@@ -43,8 +43,8 @@ class ClockJump:
 def find_jump(before: ClockReading | None, now: ClockReading) -> ClockJump | None:
     """Return the jump between two readings; ``None`` without a jump or between different boots.
 
-    Within one boot the two clocks must advance alike. Across boots only a clock behind the last reading could be
-    detected, which is harmless: ages then restart at zero.
+    Within one boot the two clocks advance equally. Across boots only a clock behind the last reading could be detected,
+    which has no consequence: ages then restart at 0.
     """
     if before is None or not now.boot_id or before.boot_id != now.boot_id:
         return None

@@ -52,7 +52,7 @@ _MIGRATIONS: Final = (
 
 
 class SnapshotFigures(NamedTuple):
-    """Usage of a committed snapshot; its creation time distinguishes it from a later one of the same name."""
+    """Usage of a committed snapshot; its creation time distinguishes it from a later snapshot of the same name."""
 
     created_s: int
     created_ns: int
@@ -80,7 +80,7 @@ class Store:
     """Usage of images and snapshots. Its methods block, may be called from any thread, and never raise.
 
     The state in memory is authoritative while the agent runs; the file is a copy. If the file cannot be read or
-    written, ``health`` has the cause; each later write is a retry, and the first that succeeds writes everything.
+    written, ``health`` has the cause; each later write is a retry, and the first successful one writes the whole state.
     """
 
     def __init__(self, directory: Path, *, read_only: bool = False, gaps: GapLimits = _DEFAULT_GAPS) -> None:
@@ -95,7 +95,7 @@ class Store:
         self._read_only = read_only
         self._lock = threading.Lock()
         self._usage: dict[str, ImageUsage] = {}
-        self._anchor: ClockReading | None = None  # clock reading that all stored wall times refer to
+        self._anchor: ClockReading | None = None  # reference of all stored wall times
         self._tracker = ObservationTracker(gaps)
         self._written: dict[str, ImageUsage] | None = None
         self._loaded = False
@@ -137,8 +137,8 @@ class Store:
     def observed_since(self, at: ClockReading) -> datetime | None:
         """Return the start of the gapless observation of image use, by the wall clock of ``at``.
 
-        ``None`` before the first detection, after a gap that is too long, or while the file is unavailable. Takes no
-        lock, so that a hanging disk does not block the status.
+        ``None`` before the first detection, after too long a gap, or while the file is unavailable. The method acquires
+        no lock, so that a hanging disk does not block the status.
         """
         return self._observed_since(at) if self._tracker.would_continue(at) else None
 
@@ -216,7 +216,7 @@ class Store:
             return
         self._written = usage
         jump = find_jump(anchor, self._anchor) if self._anchor is not None else None
-        if jump is not None:  # it jumped while the file was unavailable
+        if jump is not None:  # the clock jumped while the file was unavailable
             usage = shifted(usage, jump)
         self._usage = {**usage, **{key: _combined(each, usage.get(key)) for key, each in self._usage.items()}}
         self._anchor = self._anchor or anchor
@@ -225,7 +225,7 @@ class Store:
         self.health = StoreHealth()
 
     def _open_for_reading(self) -> sqlite3.Connection:
-        """Return a read-only connection. It creates no ``-wal`` and ``-shm`` files unless a ``-wal`` has to be read."""
+        """Return a read-only connection, which creates ``-wal`` and ``-shm`` files only to read a ``-wal``."""
         unfinished = _exists(self._path.with_name(f"{FILE_NAME}-wal"))
         uri = f"{self._path.absolute().as_uri()}?{'mode=ro' if unfinished else 'immutable=1'}"
         return sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
@@ -297,7 +297,7 @@ def _read(connection: sqlite3.Connection) -> _Stored:
 
     Raises:
         StoreError: a newer version of the agent wrote it.
-        sqlite3.DatabaseError: the file is corrupt, or contains values that no version writes.
+        sqlite3.DatabaseError: the file is corrupt, or contains impossible values.
     """
     if check_version(connection, len(_MIGRATIONS)) == 0:
         return {}, None, None
@@ -342,7 +342,7 @@ def _decoded_observation(meta: Mapping[str, str]) -> Observation | None:
 
 
 def _encoded(anchor: ClockReading | None, observation: Observation | None) -> dict[str, str]:
-    """Return the rows of ``meta``; an older version keeps the rows unknown to it."""
+    """Return the rows of ``meta``; older versions do not delete unknown rows."""
     values: dict[str, str] = {}
     if anchor is not None:
         values |= {
@@ -362,7 +362,7 @@ def _write(
     written: Mapping[str, ImageUsage] | None,
     meta: Mapping[str, str],
 ) -> None:
-    """Write the differences to ``written``; everything if that is ``None``."""
+    """Write the differences to ``written``; the whole state if that is ``None``."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         if written is None:

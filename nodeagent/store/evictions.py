@@ -1,7 +1,7 @@
 """File of outstanding evictions, so that a restart of the agent does not evict a second pod.
 
-The file is small, since it is written under pressure, and replaced atomically. It is valid for one boot: its times are
-monotonic, and a reboot ends all pods.
+The file is small, since it is written under pressure, and replaced atomically. The file is valid for one boot: its
+times are monotonic, and a reboot ends all pods.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Holds of operators, in a JSON file that is replaced atomically.
 
 They are not in the database, since a corrupt database is quarantined and replaced by an empty one. Unreadable holds
-must instead stop the removal of images until an operator repairs the file.
+instead stop the removal of images until an operator repairs the file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TIMES: Final = ("placed_at", "until")
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """The holds in the file, and the highest id that a hold ever had: an id in a script never names a later hold."""
+    """The holds in the file, and the highest id ever assigned, so that an id in a script never names a later hold."""
 
     holds: tuple[Hold, ...]
     last_id: int
@@ -67,7 +67,7 @@ class HoldFile:
             ) from error
 
     def add(self, hold: Hold) -> Hold:
-        """Add a hold and return it with its id, a number that no earlier hold had; expired holds are dropped.
+        """Add a hold and return it with its id, an unused number; expired holds are dropped.
 
         Raises:
             StoreError: the file cannot be read or written; nothing was changed.

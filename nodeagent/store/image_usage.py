@@ -25,7 +25,7 @@ def merge_usage(
     """Return the usage of every listed image after a detection at ``now``; other images are dropped.
 
     A new image is first detected at its pull, a known image at its latest pull, neither later than now. Times in the
-    future, which remain when the clock is set back, become now, so that ages restart at zero.
+    future, as after the clock was set back, become now, so that ages restart at 0.
 
     Args:
         known: usage after the previous detection.
@@ -52,6 +52,6 @@ def merge_usage(
             first = max(first, pulled) if pulled is not None else first
             used = min(before.last_used, now) if before.last_used is not None else None
             if used is not None and previous_at is not None and used >= previous_at:
-                used = now - _RESOLUTION  # exactly now would count as use in the next detection
+                used = now - _RESOLUTION  # a use exactly now would count as use in the next detection
         merged[image_id] = ImageUsage(first, now if image_id in in_use else used)
     return merged

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nodeagent.store.clock_jumps import ClockJump, ClockReading
 
 LONGEST_GAP_S: Final = 600.0
-"""Enough for an upgrade of the agent; longer if passes are rare."""
+"""Sufficient for an upgrade of the agent; longer with a long interval of passes."""
 
 _MISSED_PASSES: Final = 3
 
@@ -40,7 +40,7 @@ def gap_limits(interval_s: float | None, maximum_unused_age_s: float) -> GapLimi
     """Return the gap limits for passes every ``interval_s`` (``None`` if only on request).
 
     A restart may not take longer than the maximum unused age (0 disables it): in the meantime an image could be used
-    and reach that age. A running process may miss passes nevertheless, since the operator chose the interval.
+    and reach that age. A running process may still miss passes, since the interval is configured by the operator.
     """
     scheduled_s = _MISSED_PASSES * (interval_s or 0.0)
     longest_s = max(LONGEST_GAP_S, scheduled_s)

@@ -23,7 +23,7 @@ class StoredPause:
     """A pause of garbage collection and eviction, as stored.
 
     Attributes:
-        by: user who paused the agent.
+        by: author of the pause.
         why: reason given by the user.
         until: end of the pause, aware UTC.
     """

@@ -1,4 +1,4 @@
-"""Signing key of saved plans, in a file that only root can read.
+"""Signing key of saved plans, in a file readable only by root.
 
 A plan file can be copied and edited by any user before it is applied; the signature proves that this node's agent wrote
 it. The key is created with the first plan. To replace it, remove the file; plans signed with it are then refused.
@@ -71,7 +71,7 @@ class PlanKeyFile:
 
 
 def _refuse_unsafe(path: Path, status: os.stat_result) -> None:
-    """Refuse a key that other users could have read or written: its signatures are not trustworthy."""
+    """Refuse a key with access by other users, since its signatures are not trustworthy."""
     if not stat.S_ISREG(status.st_mode):
         raise StoreError(f"cannot use plan key {path}: not a regular file; remove it, the next plan creates a new key")
     mode = stat.S_IMODE(status.st_mode)

@@ -1,4 +1,4 @@
-"""Shutdown state that outlives a crash: the shutdown in progress, and the last record of the boot.
+"""Shutdown state, preserved over a crash: the shutdown in progress, and the last record of the boot.
 
 Two small files instead of tables: they are written while pods are being stopped, read by the process that resumes the
 shutdown after a crash, and must not be lost with a quarantined database. Each is replaced atomically and synced.
@@ -77,7 +77,7 @@ class ShutdownFiles:
 
     @contextmanager
     def claim(self, within_s: float = 0.0) -> Iterator[bool]:
-        """Claim to be the only process that stops pods; yields whether the claim succeeded within ``within_s`` seconds.
+        """Claim the exclusive right to stop pods; yields whether the claim succeeded within ``within_s`` seconds.
 
         The kernel ends the claim with the process. If the lock file cannot be created the claim succeeds, since
         stopping pods is more important than the claim.

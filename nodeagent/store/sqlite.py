@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 BUSY_TIMEOUT_S: Final = 2.0
 BROKEN: Final = (OSError, StoreError, sqlite3.DatabaseError)
-"""Exceptions of any use of a file."""
+"""Exceptions of file operations."""
 
 _MAX_INTEGER: Final = 2**63 - 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -96,10 +96,10 @@ def fault_of(path: Path) -> str:
 
 
 def is_corrupt(error: sqlite3.DatabaseError) -> bool:
-    """Return whether an error means a corrupt file, not one that is inaccessible for now."""
+    """Return whether an error indicates a corrupt file, not a temporarily inaccessible one."""
     if isinstance(error, sqlite3.OperationalError):
         return False
-    name = getattr(error, "sqlite_errorname", "")  # absent on errors raised here
+    name = getattr(error, "sqlite_errorname", "")  # absent in errors raised by this module
     return name in ("SQLITE_CORRUPT", "SQLITE_NOTADB") or "malformed" in str(error)
 
 

@@ -1,8 +1,8 @@
 """Bulk image removal through containerd's image service.
 
 Every CRI RemoveImage runs a garbage collection, and each collection walks all of containerd's metadata. Here only the
-names of an image are deleted, with one collection at the end. CRI no longer lists an image once its last name (tags,
-digests, and the id under which CRI stores it) is deleted.
+names of an image are deleted, with one collection at the end. CRI no longer lists an image after the deletion of its
+last name (tags, digests, and the id used by CRI).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class BulkReader(FreshReader, Protocol):
         """Return the current image and its stored names, each with its target."""
 
     async def image_ids(self) -> frozenset[str]:
-        """Return the id of every image that CRI lists."""
+        """Return the id of every image listed by CRI."""
 
 
 class BulkImageRemover(ImageRemover):
@@ -116,7 +116,7 @@ class BulkImageRemover(ImageRemover):
             raise
         except RuntimeRequestError:
             deleted = 0
-        if not deleted:  # every image that CRI lists has a stored name, so the records are not as expected
+        if not deleted:  # unexpected records: every image listed by CRI has a stored name
             self._bulk_works = False
             return await self.remove(decision)
         result = Result(decision, Outcome.DONE)
@@ -158,8 +158,8 @@ class BulkImageRemover(ImageRemover):
     async def _still_listed(self, deleted: set[str]) -> frozenset[str]:
         """Return the ids that CRI still lists after a bounded wait.
 
-        containerd's CRI service learns of deletions from events, so it lists images for a while. There is no wait for
-        images that have a name again.
+        containerd's CRI service updates its list by events, so that deleted images are listed for some seconds. There
+        is no wait for images with a new name.
         """
         listed = deleted & await self._bulk_reader.image_ids()
         read = await asyncio.gather(*(_catch(self._bulk_reader.image_and_names(each)) for each in listed))

@@ -2,7 +2,7 @@
 
 A plan is fixed while it is carried out. If an item fails, or less is freed than predicted, a further round observes and
 plans again without the failed items, within the limits of the pass. Otherwise one stuck image, counted as freed in
-every plan, would keep all others.
+every plan, would prevent the removal of all others.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Observer(Protocol):
 
 
 class MakeRemovers(Protocol):
-    """Makes the removers of a round."""
+    """Creates the removers of a round."""
 
     def __call__(self, snapshot: NodeSnapshot, policy: GCPolicy) -> Mapping[ItemKind, Remover | BatchRemover]:
         """Return the remover of each kind of item, for a plan made from this snapshot and policy."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.decision import Decision, ItemKind
 
 BATCH: Final = 8
-"""Maximum number of items per call of a batch remover; a stop request takes effect after them."""
+"""Maximum number of items per call of a batch remover; a stop request is effective after the call."""
 
 
 class Remover(Protocol):

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class HostLogs:
-    """Removes pod logs below the kubelet's log roots; ``host.log_removal`` has the checks on paths."""
+    """Removes pod logs below the kubelet's log roots; paths are checked in ``host.log_removal``."""
 
     def __init__(self, pod_log_root: Path, container_log_root: Path, clock: Clock) -> None:
-        """Take the log roots, and the clock that bounds the reading of a tree."""
+        """Compose the remover from the log roots and the clock for the deadline of a tree reading."""
         self._clock = clock
         self._pod_log_root = pod_log_root
         self._container_log_root = container_log_root

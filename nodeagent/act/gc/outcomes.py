@@ -41,7 +41,7 @@ class Result:
     """One planned removal with its outcome.
 
     Attributes:
-        detail: the cause; empty where the outcome needs none.
+        detail: the cause; empty for an outcome without one.
         freed_bytes: bytes confirmed as freed by this item; ``None`` if not measured.
         duration_s: duration of the removal.
     """

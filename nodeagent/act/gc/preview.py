@@ -1,4 +1,4 @@
-"""Previews: the plans of a pass with the snapshot they were made from."""
+"""Previews: the plans of a pass with their snapshot."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Preview:
     def predicted_end(self) -> tuple[PassEnd, str]:
         """The end of a pass in which every removal succeeds and frees the planned bytes, with its detail.
 
-        A dry run ends like this; other passes end by measurement. Failures cannot be predicted.
+        A dry run has this end; that of other passes is determined by measurement. Failures cannot be predicted.
         """
         blocked = [plan.blocked for plan in self.plans if plan.blocked]
         if blocked:
@@ -82,10 +82,10 @@ def plans_for_saved(
 ) -> tuple[tuple[Plan, ...], tuple[Plan, ...]]:
     """Return the plans under the policy in force, and the plans to carry out when a saved plan is applied.
 
-    The latter remove only items that the saved plan lists, that ``current`` removes on this snapshot, and that the
-    stricter of both policies removes. Planning twice makes this hold by construction: thresholds are not monotonic
-    (an image that one policy removes by age can bring usage below the high threshold, which keeps others), so the
-    stricter fields alone could remove an item that ``current`` keeps.
+    The latter remove only items listed in the saved plan and removed on this snapshot both by ``current`` and by the
+    stricter of both policies. Two plans guarantee this: thresholds are not monotonic (a removal by age under one policy
+    can bring usage below the high threshold, which keeps other images), so that the stricter fields alone could remove
+    an item kept by ``current``.
     """
     listed = frozenset([item.id for item in saved.removals])
     in_force = plans_for(saved.scope, snapshot, current, listed)

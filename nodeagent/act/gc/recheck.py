@@ -24,7 +24,7 @@ class RuntimeReader:
     """Reads the current images, containers and sandboxes.
 
     Facts that never change for an id (a sandbox's own image, the images mounted by a container) are taken from the
-    plan's snapshot; they are read for ids that the snapshot lacks.
+    plan's snapshot; they are read for ids missing in the snapshot.
     """
 
     def __init__(self, cri: CriClient, storage: StorageBackend, snapshot: NodeSnapshot, *, mounts_images: bool) -> None:
@@ -54,11 +54,11 @@ class RuntimeReader:
         return (image if image.pinned else replace(image, pinned=any(map(is_pinned, names)))), names
 
     async def image_ids(self) -> frozenset[str]:
-        """Return the id of every image that CRI lists."""
+        """Return the id of every image listed by CRI."""
         return frozenset(image.id for image in await self._cri.list_images())
 
     async def users(self) -> tuple[tuple[Container, ...], tuple[Sandbox, ...]]:
-        """Return all containers and sandboxes, including containers that CRI does not list."""
+        """Return all containers and sandboxes, including containers not listed by CRI."""
         containers, sandboxes, stored = await asyncio.gather(
             self._cri.list_containers(), self._cri.list_sandboxes(), self._storage.list_containers()
         )

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RemoverFactory:
-    """Makes the removers of a round from its snapshot and policy.
+    """Creates the removers of a round from its snapshot and policy.
 
     Attributes:
         cri: the runtime.
@@ -56,7 +56,7 @@ class RemoverFactory:
 
     def __call__(self, snapshot: NodeSnapshot, policy: GCPolicy) -> Mapping[ItemKind, Remover | BatchRemover]:
         """Return the remover of each kind of item."""
-        # Without a storage graph the records failed during the observation; the guards then rely on CRI as well.
+        # A missing storage graph means unreadable records during the observation; the guards then use CRI as well.
         storage = self.storage if snapshot.storage is not None else CriOnlyStorage()
         reader = RuntimeReader(self.cri, storage, snapshot, mounts_images=mounts_images(snapshot.runtime))
         leaks = LeakRemover(self.find_unreferenced, self.storage)

@@ -1,7 +1,7 @@
 """Removers, one per kind of item, each with a guard.
 
-A guard reads the runtime's state immediately before the removing call. It has no rules of its own: it runs the planner
-again for the one item, so a preview, a pass and a guard cannot disagree.
+A guard reads the runtime's state immediately before the removing call. It has no separate rules: it runs the planner
+again for the item, so that a preview, a pass and a guard cannot disagree.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class FreshReader(Protocol):
         """Return the current image; ``None`` if it is removed."""
 
     async def users(self) -> tuple[tuple[Container, ...], tuple[Sandbox, ...]]:
-        """Return all containers with the images they mount, and all sandboxes with their own images."""
+        """Return all containers with their mounted images, and all sandboxes with their own images."""
 
     async def container(self, container_id: str) -> Container | None:
         """Return one container with its details; ``None`` if it is removed."""
@@ -63,7 +63,7 @@ class RuntimeActions(Protocol):
 
 
 class LogActions(Protocol):
-    """Removals below the log roots; blocking, so called in a thread."""
+    """Removals below the log roots; blocking, and therefore called in a thread."""
 
     def remove_container_logs(self, log_path: str, container_id: str) -> int:
         """Remove a container's current and rotated logs and its link; return the bytes freed."""
@@ -107,7 +107,7 @@ class ImageRemover:
         self._read_holds = read_holds
         self._reader = reader
         self._actions = actions
-        self._template = replace(template, sandboxes_unread=frozenset())  # already considered by the plan
+        self._template = replace(template, sandboxes_unread=frozenset())  # the plan considered these already
         self._clock = clock
         protection = replace(policy.protection, keep_last_n_tags_per_repository=0)
         self._policy = replace(
@@ -155,7 +155,7 @@ class ImageRemover:
         by_age = {each.id for each in decisions if each.reason.code is ReasonCode.UNUSED_TOO_LONG}
         unobserved_s = (fresh.observed_at - self._template.observed_at).total_seconds()
         stale: dict[str, str] = {}
-        if unobserved_s > LONGEST_UNOBSERVED_S:  # such as while waiting for a confirmation
+        if unobserved_s > LONGEST_UNOBSERVED_S:  # such as during a wait for confirmation
             reason = f"image use not observed for {format_duration(unobserved_s)} since the plan"
             stale = dict.fromkeys(by_age & images.keys(), reason)
         return stale | {

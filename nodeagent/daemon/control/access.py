@@ -15,8 +15,8 @@ def access_of(peer: Peer, settings: ControlSettings, group: int | None) -> Acces
     """Return the access right of the process at the other end of a connection.
 
     Args:
-        peer: the process, as it was when it connected.
-        settings: whether members of the group may act.
+        peer: the process at the time of its connect.
+        settings: whether members of the group have write access.
         group: number of the configured group; ``None`` if the node has no such group.
     """
     if peer.uid == 0:

@@ -1,4 +1,4 @@
-"""The caller of the request that is being answered."""
+"""The caller of the current request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The user of a request. Only root may loosen the configuration or end root's holds and pauses."""
+    """The user of a request. Only root may relax the configuration or end root's holds and pauses."""
 
     name: str
     is_root: bool

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 class DocumentLines:
     """Lines of a stream of documents; an error after the start becomes the last line.
 
-    An iterator with ``aclose``, which also ends a stream of which nothing was read: a generator would not.
+    An iterator with ``aclose``, which also ends an unread stream, unlike that of a generator.
     """
 
     def __init__(self, documents: AsyncGenerator[str, None], problem: Callable[[Exception], Response]) -> None:
-        """Create a stream whose documents are not read yet.
+        """Create a stream without reading documents.
 
         Args:
             documents: each one with its line break.

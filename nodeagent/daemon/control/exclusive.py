@@ -1,4 +1,4 @@
-"""Work that holds a lock until its own end, even if the request that started it ends before."""
+"""Work that holds a lock until its own end, even if its request ends before."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 async def run_exclusively(lock: asyncio.Lock, work: Coroutine[object, object, T]) -> T:
-    """Return the result of some work that runs under a lock.
+    """Return the result of work under a lock.
 
-    Cancelled while it waits for the lock, it does not start the work. Cancelled later, it leaves the work running under
-    the lock, so that what cannot be interrupted, such as a thread, is never started twice.
+    A cancellation during the wait for the lock prevents the work. After a later cancellation the work continues under
+    the lock, so that uninterruptible work, such as a thread, is never started twice.
 
     Raises:
         Exception: that of the work.
@@ -34,4 +34,4 @@ async def run_exclusively(lock: asyncio.Lock, work: Coroutine[object, object, T]
 def _release(lock: asyncio.Lock, ended: asyncio.Future[T]) -> None:
     lock.release()
     if not ended.cancelled():
-        ended.exception()  # raised to the caller, unless that was cancelled
+        ended.exception()  # raised to the caller unless cancelled

@@ -1,4 +1,4 @@
-"""Passes that a caller of the control API requests, and the key that their plans are signed with."""
+"""Passes requested over the control API, and the key for signing their plans."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class PlanKey:
     async def read(self) -> bytes:
         """Return this node's plan key, or a key of this process where the state directory is unavailable.
 
-        On a full or read-only state directory an operator needs to confirm removals. Plans signed with the
-        fallback key are valid until the daemon stops.
+        With a full or read-only state directory an operator must still be able to confirm removals. Plans signed with
+        the fallback key are valid until the daemon stops.
         """
         try:
             key = await asyncio.to_thread(PlanKeyFile(self._context.settings.state_directory).read_or_create)
@@ -149,7 +149,7 @@ class RequestedPass:
     ) -> outcomes.PassReport:
         """Wait for the pass lock and carry out a preview, if ``in_force`` is still the agent of the daemon.
 
-        ``in_force`` is the agent whose settings the preview was made with.
+        ``in_force`` is the agent with the settings of the preview.
         """
 
         def on_item(result: outcomes.Result) -> None:
@@ -187,7 +187,7 @@ class RequestedPass:
 
 
 def _refuse_disabled(scope: Scope, settings: Settings) -> None:
-    """Refuse a user other than root a scope that the configuration disables, as triggering its loop is refused."""
+    """Refuse a disabled scope for a user other than root, as the trigger of its loop is refused."""
     if CALLER.get().is_root:
         return
     for disabled, of, name in (

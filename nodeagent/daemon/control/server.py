@@ -1,8 +1,8 @@
 """The control server: the control socket, access to its operations, and the translation of errors.
 
-Credentials of a caller are those that the kernel recorded when it connected. Access is decided on the request line,
-before a body is read. The service and its documents are imported with the first request, since most daemons never get
-one.
+Credentials of a caller are recorded by the kernel at its connect. Access is decided on the request line,
+before a body is read. The service and its documents are imported with the first request, since most daemons receive
+none.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 LIMITS: Final = ConnectionLimits(total=48, per_user=16, root=16)
 JSON_LINES: Final = "application/jsonl"
 _DEADLINES: Final = Deadlines(read_s=10.0, answer_s=1000.0, write_s=30.0)
-"""An answer may take as long as a triggered loop; operations that need less bound themselves."""
+"""A response may take as long as a triggered loop; shorter operations have their own limits."""
 _POLL_S: Final = 60.0
 _SWAP_POLL_S: Final = 0.2
 _RETRY_S: Final = 30.0
 _CLOSE_GRACE_S: Final = 65.0
-"""For requests to a server whose settings changed; a reload takes up to 60 s."""
+"""Time limit of requests to a server with changed settings; a reload takes up to 60 s."""
 _LONG: Final = frozenset(
     {
         *("Plan", "Pods", "History", "PreviewReload", "Images", "ImageLayers", "Containers", "PodList", "Explain"),
@@ -115,17 +115,17 @@ class ControlServer:
         finally:
             server.stop_listening()
             with suppress(OSError):
-                if os.lstat(path).st_ino == inode:  # another daemon may have replaced it
+                if os.lstat(path).st_ino == inode:  # another daemon may have replaced the socket
                     path.unlink()  # noqa: ASYNC240 - a file in memory
             if stop.is_set():
                 await server.close()
-            else:  # a reload requested over this socket still needs its response
+            else:  # closed after the response to a reload over this socket
                 closing = asyncio.ensure_future(server.close(grace_s=_CLOSE_GRACE_S))
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)
 
     async def _while_configured(self, settings: ControlSettings, stop: asyncio.Event) -> None:
-        """Return when the daemon stops or other settings are in force."""
+        """Return once the daemon stops or other settings are in force."""
         renew = self._context.renew
         while not stop.is_set() and self._context.settings.control == settings:
             if await wait_for_any(_POLL_S, stop, renew) and renew.is_set():
@@ -145,7 +145,7 @@ class ControlServer:
         return routes
 
     async def _authorise(self, request: Request) -> None:
-        """Check the access of a caller and log a request that changes something.
+        """Check the access of a caller and log a changing request.
 
         Raises:
             RefusedRequestError: the caller has no access to the operation.
@@ -173,8 +173,8 @@ class ControlServer:
     async def _names(self, peer: Peer, group: str) -> tuple[int | None, str]:
         """Return the number of a group and the caller's name, from a directory that may be remote.
 
-        At most one thread waits for the directory: a lookup holds the lock until its end, longer than a request that
-        is closed meanwhile.
+        At most one thread waits for the directory: a lookup holds the lock until its end, even after the end of its
+        request.
 
         Raises:
             RefusedRequestError: no answer within 10 s.
@@ -221,7 +221,7 @@ class ControlServer:
 
 
 def _open(path: Path, group: str) -> tuple[socket.socket, int, str]:
-    """Return the control socket, its inode number and its users in words; blocking."""
+    """Return the control socket, its inode number and its users as text; blocking."""
     bound = open_socket(path, group)
     try:
         return bound, os.stat(path).st_ino, socket_users(path, group)  # noqa: PTH116
@@ -231,6 +231,6 @@ def _open(path: Path, group: str) -> tuple[socket.socket, int, str]:
 
 
 def _load() -> type[ControlService]:
-    from nodeagent.daemon.control.service import ControlService  # noqa: PLC0415 - with the first request
+    from nodeagent.daemon.control.service import ControlService  # noqa: PLC0415 - imported with the first request
 
     return ControlService

@@ -1,4 +1,4 @@
-"""The operations of the control API that act, beside those that read."""
+"""The operations of the control API that change the state of the daemon or the node."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ControlService(Readings):
         caller = CALLER.get()
         why = check_text(request.why, "why")
         work = pause(self._context, by=caller.name, is_root=caller.is_root, why=why, seconds=seconds)
-        await asyncio.shield(work)  # half a pause would start at the next restart
+        await asyncio.shield(work)  # an incomplete pause would start at the next restart
         return encode_line(Paused(until=self._context.clock.now() + timedelta(seconds=seconds)))
 
     async def resume(self, _: requests.Empty) -> str:

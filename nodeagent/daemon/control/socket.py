@@ -32,7 +32,7 @@ def open_socket(path: Path, group: str) -> socket.socket:
     _remove_stale_socket(path)
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        os.fchmod(made.fileno(), 0o600)  # bind takes the mode from here, so it is never wider
+        os.fchmod(made.fileno(), 0o600)  # bind derives the mode from this one, so that it is never wider
         made.bind(str(path))
         number = group_number(group)
         if number is not None and _set_group(path, number):
@@ -45,7 +45,7 @@ def open_socket(path: Path, group: str) -> socket.socket:
 
 
 def socket_users(path: Path, group: str) -> str:
-    """Return the users that can connect to a socket, in words."""
+    """Return the users with access to a socket, as text."""
     if os.stat(path).st_mode & stat.S_IWGRP:  # noqa: PTH116 - a file on tmpfs does not block
         return f"root and group {group}"
     why = "cannot change its group" if group_number(group) is not None else "no such group"
@@ -63,7 +63,7 @@ def _set_group(path: Path, group: int) -> bool:
 
 
 def _remove_stale_socket(path: Path) -> None:
-    """Remove the socket that a killed agent left; any other file is an error."""
+    """Remove the socket of a killed agent; any other file is an error."""
     try:
         status = os.lstat(path)
     except FileNotFoundError:

@@ -1,8 +1,8 @@
 """Admission of connections: limits per user and in all, with capacity reserved for root.
 
 A server that is full sheds the connection that has been sending its request for the longest time: a complete request
-arrives within milliseconds, so an unfinished one is the most likely to be slow or hostile. A request that is being
-answered is never shed.
+arrives within milliseconds, so an unfinished one is the most likely to be slow or hostile. The connection of a complete
+request is never shed.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Admission(Generic[KeyT]):
         return len(self._admitted)
 
     def admit(self, key: KeyT, uid: int | None) -> tuple[bool, tuple[KeyT, ...]]:
-        """Admit a connection if a limit leaves room or another one can be shed.
+        """Admit a connection within the limits, or in place of one to shed.
 
         Returns:
-            Whether it is admitted, and the connections to close for it, which count no longer.
+            Whether it is admitted, and the connections to close for it, which no longer count.
         """
         shed: list[KeyT] = []
         for pool, limit in self._pools(uid):

@@ -2,7 +2,7 @@
 
 The order of checks bounds the input read from a client: the request line and headers (8 KiB, within a
 deadline), then route, method and access, and only then the body, up to the limit of the route. A connection ends after
-its response: clients of a local socket gain nothing from keeping it, and connections are all there is to limit.
+its response: clients of a local socket do not benefit from persistent connections, and limits apply per connection.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ class HttpConnection:
             if event is not h11.NEED_DATA:
                 return event  # type: ignore[return-value] # NEED_DATA is the only other sentinel here
             self._wire.receive_data(await self._reader.read(_CHUNK_BYTES))
-            await asyncio.sleep(0)  # a read of buffered input does not suspend: other connections have their turn
+            await asyncio.sleep(0)  # yields to other connections, since a read of buffered input does not suspend
 
     async def _send(self, response: Response) -> None:
         try:
@@ -313,15 +313,15 @@ class HttpConnection:
         finally:
             if not task.done():
                 task.cancel()
-                await asyncio.wait({task})  # a generator cannot be closed while it runs
+                await asyncio.wait({task})  # a running generator cannot be closed
 
     async def _read_to_end(self) -> None:
-        """Return when the client closed its side; further input is discarded."""
+        """Return once the client has closed its side; further input is discarded."""
         while await self._reader.read(_CHUNK_BYTES):
             pass
 
     async def _write_body(self, body: bytes) -> None:
-        """Send a whole body in parts, so that no second copy of it waits for a slow client."""
+        """Send a whole body in parts, so that a slow client causes no second copy of it in memory."""
         async with asyncio.timeout(self._service.deadlines.write_s):
             for start in range(0, len(body), _PART_BYTES):
                 self._writer.write(self._wire.send(h11.Data(data=body[start : start + _PART_BYTES])) or b"")

@@ -1,4 +1,4 @@
-"""Requests and responses of the HTTP server, apart from the wire."""
+"""Requests and responses of the HTTP server, independent of their encoding."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def problem(status: HTTPStatus, detail: str, *, kind: str = "about:blank", **mem
     Args:
         status: an error status.
         detail: the failure, its cause and the fix.
-        kind: URI of the problem type; with ``about:blank`` the status says all.
+        kind: URI of the problem type; with ``about:blank`` the status is the type.
         members: further members.
     """
     document = {"type": kind, "title": status.phrase, "status": status.value, "detail": detail, **members}

@@ -1,7 +1,7 @@
 """Exposition of all metrics for Prometheus.
 
-Counters come from ``telemetry.counters``; gauges are read from the node and from the loop statuses at each scrape. Of
-the client library only the modules for metrics and their text formats are imported; its package would import web
+Counters are those of ``telemetry.counters``; gauges are read from the node and from the loop statuses at each scrape.
+Of the client library only the modules for metrics and their text formats are imported; its package would import web
 servers, 2.4 MiB, that are not used here.
 """
 
@@ -48,7 +48,7 @@ def _without_servers() -> Iterator[None]:
     try:
         yield
     finally:
-        del sys.modules[_PACKAGE]  # a later import of the package gets all of it
+        del sys.modules[_PACKAGE]  # a later import of the package is complete
 
 
 with _without_servers():
@@ -86,7 +86,7 @@ class SignalReader:
             self._reader = EvictionSignalReader(agent.settings.eviction, agent.clock)
             self._layout = await self._reader.nodefs_layout()
         if self._context.counters.runtime_down:
-            self._retry_at_s = now_s  # retry at the first scrape after its return
+            self._retry_at_s = now_s  # retried at the first scrape after the runtime is available again
         elif not self._layout_complete and now_s >= self._retry_at_s:
             self._retry_at_s = now_s + _LAYOUT_RETRY_S
             complete, problem = await self._reader.read_layout_or_nodefs(agent.cri, agent.settings.imagefs_path)
@@ -102,7 +102,7 @@ class Exposition(Collector):
     """All metrics, and the registry that collects them."""
 
     def __init__(self, context: DaemonContext, read_signals: ReadSignals | None = None) -> None:
-        """Prepare the registry; nothing is read yet.
+        """Prepare the registry without readings.
 
         Args:
             context: state of the daemon.

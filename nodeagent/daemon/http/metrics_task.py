@@ -86,7 +86,7 @@ class MetricsTask:
         return self._context.settings.metrics.listen
 
     async def _while_configured(self, listen: Listen | None, stop: asyncio.Event) -> None:
-        """Return when the daemon stops or another address is in force."""
+        """Return once the daemon stops or another address is in force."""
         if listen is not None:
             self._loop_statuses.running(NAME, _SLACK_S)
         while not stop.is_set() and self._listen == listen:
@@ -99,7 +99,7 @@ class MetricsTask:
         if self._listen == listen:
             await wait_for_any(seconds, stop, self._context.renew)
         while self._context.renew.is_set() and self._listen == listen and not stop.is_set():
-            await wait_for_any(_SWAP_POLL_S, stop)  # until the running pass has finished
+            await wait_for_any(_SWAP_POLL_S, stop)  # the swap waits for the end of the running pass
 
     async def _retry(self, listen: Listen, error: OSError, stop: asyncio.Event) -> None:
         """Log an unavailable address, once per address and cause, and wait before the next attempt."""
@@ -139,7 +139,7 @@ async def _allow(_: Request) -> None:
 
 
 def _load() -> type[Exposition]:
-    from nodeagent.daemon.http.metrics import Exposition  # noqa: PLC0415 - the Prometheus library, at the first scrape
+    from nodeagent.daemon.http.metrics import Exposition  # noqa: PLC0415 - imports the Prometheus library at the first scrape
 
     return Exposition
 

@@ -30,10 +30,10 @@ _CLOSE_WITHIN_S: Final = 10.0
 
 
 class HttpServer:
-    """Serves one service on one socket. A failure of one connection never reaches another one."""
+    """Serves one service on one socket. A failure of one connection never affects another one."""
 
     def __init__(self, service: Service, limits: ConnectionLimits) -> None:
-        """Create a server that is not listening yet."""
+        """Create a server without listening."""
         self._service = service
         self._admission: Admission[asyncio.Task[None]] = Admission(limits)
         self._connections: set[asyncio.Task[None]] = set()
@@ -62,7 +62,7 @@ class HttpServer:
     async def close(self, *, grace_s: float = 0) -> None:
         """Stop listening and close the connections that are still open after ``grace_s``.
 
-        A handler that does not end within 10 s after its cancellation is left behind.
+        A handler that does not end within 10 s after its cancellation is abandoned.
         """
         self.stop_listening()
         try:
@@ -76,9 +76,9 @@ class HttpServer:
             await asyncio.wait(self._connections, timeout=_CLOSE_WITHIN_S)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection in a task of its own."""
+        """Serve one connection in a separate task."""
         task = asyncio.current_task()
-        if task is None or self._closed:  # asyncio starts one for each connection, also just before the close
+        if task is None or self._closed:  # asyncio starts a task for each connection, also just before the close
             writer.transport.abort()
             return
         self._connections.add(task)
@@ -142,10 +142,10 @@ def bind(listen: Listen) -> socket.socket:
 
 
 def _bind_path(path: str) -> socket.socket:
-    """Return a socket bound to a path, in place of one that a dead process left."""
+    """Return a socket bound to a path, in place of the socket of a dead process."""
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        os.fchmod(bound.fileno(), _SOCKET_MODE)  # bind takes the mode from here, so it is never wider
+        os.fchmod(bound.fileno(), _SOCKET_MODE)  # bind derives the mode from this one, so that it is never wider
         try:
             bound.bind(path)
         except OSError as error:
@@ -153,7 +153,7 @@ def _bind_path(path: str) -> socket.socket:
                 raise
             Path(path).unlink()
             bound.bind(path)
-        Path(path).chmod(_SOCKET_MODE)  # and not narrower by the umask
+        Path(path).chmod(_SOCKET_MODE)  # the umask must not narrow the mode
     except OSError:
         bound.close()
         raise

@@ -1,6 +1,6 @@
-"""Explanations: the reason for each verdict, and the condition of a different verdict.
+"""Explanations: the reason for each verdict, and the condition of another verdict.
 
-Explanations are derived from the plan of the next pass, so they cannot differ from that plan.
+Explanations are derived from the plan of the next pass, so that they cannot differ from it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Explanation:
         decision: the decision of the next pass.
         attempt: attempt of a container or sandbox; ``None`` for other items.
         names: all names of the item.
-        also: the reasons of further rules that keep the item.
+        also: the reasons of further keep rules.
         when: condition of the item's removal, for display.
         eligible_at: time of eligibility, if it depends on time alone; aware UTC.
         users: containers and sandboxes that refer to an image, by name, newest attempt first.
@@ -70,8 +70,8 @@ class Explanation:
         first_detected: first detection or pull of an image.
         last_used: last observed use of an image.
         size_bytes: size of an image as reported by CRI.
-        frees_alone_bytes: bytes that the removal of only this image frees; the decision has those within the plan.
-        removals_before: number of removals of the plan that the figure of the decision assumes.
+        frees_alone_bytes: bytes freed by the removal of only this image; the decision has the bytes within the plan.
+        removals_before: number of earlier removals of the plan, assumed by the figure of the decision.
         sharing: shared pieces of an image with known layers.
         pod: deletion status of the pod of a container, sandbox or log.
     """

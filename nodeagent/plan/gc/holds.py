@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def held_images(snapshot: NodeSnapshot, index: ImageIndex) -> dict[str, Reason]:
-    """Return the id of every held image with the reason; of several holds the reason names the one that ends last."""
+    """Return the id of every held image with the reason; of several holds that with the latest expiry."""
     active = [hold for hold in snapshot.holds if hold.until > snapshot.observed_at]
     held: dict[str, Reason] = {}
     for hold in sorted(active, key=lambda each: (each.until, each.id)):

@@ -1,11 +1,11 @@
-"""Keep rules for images: they apply regardless of the age of an image and the usage of the filesystem.
+"""Keep rules for images, which apply regardless of the age of an image and the usage of the filesystem.
 
-The rules are in order of precedence in :data:`KEEP_RULES`; the first one that keeps an image determines the reason of
-its decision. A new rule is an entry there, a reason code with its sentence in ``plan/decision.py``, and a test. Rules
-that depend on age, usage or the limits of a pass are part of the plan itself (``images``).
+The rules are in order of precedence in :data:`KEEP_RULES`; the first matching rule determines the reason of the
+decision. A new rule is an entry there, a reason code with its sentence in ``plan/decision.py``, and a test. Rules that
+depend on age, usage or the limits of a pass are part of the plan itself (``images``).
 
-Each rule returns all the images that it keeps. Rejected: a predicate per image, which costs ten calls for each of
-100,000 images, nearly all of which no rule keeps.
+Each rule returns all its kept images. Rejected: a predicate per image, which takes ten calls for each of 100,000
+images, although hardly any is kept by a rule.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class KeepRule:
     """A rule that keeps images, with its reason codes.
 
     Attributes:
-        codes: the reason codes that it returns.
-        find: returns the id of every image that the rule keeps, with the reason.
+        codes: its reason codes.
+        find: returns the id of every kept image, with the reason.
     """
 
     codes: tuple[ReasonCode, ...]
@@ -65,7 +65,7 @@ class KeepRule:
 
 
 def _in_use(context: KeepContext) -> Mapping[str, Reason]:
-    """Keep every image that a container, in any state, or a sandbox refers to."""
+    """Keep every image referenced by a container, in any state, or by a sandbox."""
     return {image_id: in_use_reason(image_id, context.users) for image_id in context.users.images}
 
 
@@ -75,13 +75,13 @@ def _pinned(context: KeepContext) -> Mapping[str, Reason]:
 
 
 def _sandbox_images(context: KeepContext) -> Mapping[str, Reason]:
-    """Keep the configured sandbox image, and images named like one: containerd 2 does not report the configured one."""
+    """Keep the configured sandbox image, and images named like one, since containerd 2 does not report it."""
     configured = context.users.index.resolve_all(context.snapshot.sandbox_images)
     return dict.fromkeys(context.pause_images, _NAMED_LIKE_PAUSE) | dict.fromkeys(configured, _CONFIGURED)
 
 
 def _protected(context: KeepContext) -> Mapping[str, Reason]:
-    """Keep the images that a protection rule matches, and the newest of each repository."""
+    """Keep the images matched by a protection rule, and the newest of each repository."""
     return context.protection.reasons(context.snapshot.images, context.snapshot.image_usage)
 
 
@@ -91,7 +91,7 @@ def _held(context: KeepContext) -> Mapping[str, Reason]:
 
 
 def _not_in_plan(context: KeepContext) -> Mapping[str, Reason]:
-    """Keep the images that the applied plan does not list."""
+    """Keep the images missing in the applied plan."""
     if context.only is None:
         return {}
     return {image.id: _NOT_IN_PLAN for image in context.snapshot.images if image.id not in context.only}
@@ -123,8 +123,8 @@ def _use_unknown(context: KeepContext) -> Mapping[str, Reason]:
 def use_unknown(context: KeepContext) -> Reason | None:
     """Return the reason to keep every image; ``None`` without one.
 
-    Either the holds cannot be read, or some sandboxes could not be read and no other fact identifies the sandbox
-    image, so any image may be theirs.
+    Such a reason is unreadable holds, or unreadable sandboxes without another fact that identifies the sandbox image,
+    which can then be any image.
     """
     snapshot = context.snapshot
     if snapshot.holds_error:
@@ -165,7 +165,7 @@ def keep_context(
         image.id
         for image in snapshot.images
         for reference in image.references
-        if "pause" in reference and is_named_like_pause(reference)  # the test of the text is much cheaper
+        if "pause" in reference and is_named_like_pause(reference)  # the comparison of texts is much faster
     )
     return KeepContext(snapshot, users, protection, failed, only, pause_images)
 

@@ -14,7 +14,7 @@ NEVER: Final = datetime.min.replace(tzinfo=UTC)
 class ImageCandidate(NamedTuple):
     """An image with its times of use. Candidates sort in the order of removal.
 
-    A named tuple, as it sorts without a key function.
+    A named tuple, since it sorts without a key function.
 
     Attributes:
         last_used: ``datetime.min`` if never used, so such images sort first.
@@ -55,6 +55,7 @@ def in_order_of_use(snapshot: NodeSnapshot) -> list[ImageCandidate]:
 def unused_since(usage: ImageUsage, observed_since: datetime) -> datetime:
     """Return the time since which an image is known to be unused.
 
-    A pull counts as use, and so does the time before the begin of the observation: an image may have been used then.
+    A pull counts as use, and so does the time before the start of the observation, in which an image may have been
+    used.
     """
     return max(usage.last_used or usage.first_detected, usage.first_detected, observed_since)

@@ -1,7 +1,7 @@
 """Protection rules for images: by glob, regular expression or digest, and the newest of each repository.
 
-The rules are independent of pins in the runtime, since pins get lost. They are compiled once per set of rules, and all
-globs are matched as one expression, so that 100,000 images take a fraction of a second.
+The rules are independent of pins in the runtime, since pins can be lost. They are compiled once per set of rules, and
+all globs are matched as one expression, so that 100,000 images take a fraction of a second.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ProtectionRule:
     value: str
 
     def matched_by(self, image: Image) -> str:
-        """Return the reference or id of ``image`` that this rule matches; empty if none."""
+        """Return the reference or id of ``image`` matched by this rule; empty if none."""
         if self.kind is RuleKind.DIGEST:
             return _digest_match(image, _both_forms((self.value,)))
         if self.kind is RuleKind.REGEX:

@@ -1,8 +1,8 @@
 """Image references: their parts, their normal form, and their resolution to listed images.
 
 A container refers to its image in many forms: by id with or without ``sha256:``, by tag with or without registry, by
-digest, by a shortened id. An image in use must not be missed because of the form, so every form is resolved, to all
-images that it may mean.
+digest, by a shortened id. Every form is resolved to all possible images, so that no image in use is missed because of
+its form.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def bare_id(image_id: str) -> str:
 
 
 def spellings(reference: str) -> frozenset[str]:
-    """Return every form in which a runtime may list the image of a reference by name."""
+    """Return all possible forms of a named image reference in the runtime's list."""
     full = normalise(reference)
     found = {reference, full}
     if full.startswith("docker.io/"):
@@ -91,11 +91,11 @@ class ImageIndex:
         self._resolved: dict[str, tuple[str, ...]] = {}
 
     def resolve(self, reference: str) -> tuple[str, ...]:
-        """Return the ids of every image that ``reference`` may mean; empty if none is listed.
+        """Return the ids of all listed images that match ``reference``; empty if none does.
 
-        It may be an id with or without ``sha256:``, a name with or without registry and tag, a digest, or a name
-        with a digest, which means any image with that digest. Otherwise it is matched as a shortened id, to all ids
-        with that prefix.
+        It may be an id with or without ``sha256:``, a name with or without registry and tag, a digest, or a name with a
+        digest, which matches any image with that digest. Otherwise it is matched as a shortened id, to all ids with
+        that prefix.
         """
         known = self._resolved.get(reference)
         if known is None:
@@ -103,7 +103,7 @@ class ImageIndex:
         return known
 
     def resolve_all(self, references: Iterable[str]) -> set[str]:
-        """Return the ids of every image that any of the references may mean."""
+        """Return the ids of all listed images that match any of the references."""
         return {image_id for reference in references for image_id in self.resolve(reference)}
 
     def _find(self, reference: str) -> set[str]:
@@ -137,7 +137,7 @@ class ImageIndex:
 
 
 class _Multimap:
-    """Text to image ids; a list is created only for a second id, since nearly all have one."""
+    """Text to image ids; a list is created only for a second id, since nearly all texts have a single id."""
 
     def __init__(self, entries: Iterable[tuple[str, str]]) -> None:
         self._first: dict[str, str] = {}

@@ -26,7 +26,7 @@ _MARKS = {
 }
 _REFERENCES = attrgetter("image_ref", "image_id", "image_name", "volume_images")
 _BY_ID = attrgetter("id")
-_RUNNING = ContainerState.RUNNING  # a constant: the lookup in the class takes ten times as long
+_RUNNING = ContainerState.RUNNING  # a module constant, since a lookup in the class takes ten times as long
 _DEAD = frozenset({ContainerState.CREATED, ContainerState.EXITED})
 
 
@@ -91,10 +91,10 @@ def image_references(container: Container) -> Iterator[str]:
 
 
 def images_in_use(snapshot: NodeSnapshot) -> frozenset[str]:
-    """Return the ids of the listed images that any container, dead or alive, or any sandbox refers to.
+    """Return the ids of the listed images with a reference from a container, dead or alive, or from a sandbox.
 
-    References are by id, tag or digest, and by image volumes. The kubelet uses ids only; here a tag that was moved
-    keeps both its former and its current image.
+    References are by id, tag or digest, and by image volumes. The kubelet uses ids only; here a moved tag keeps both
+    its former and its current image.
     Source: kubelet image manager, ``detectImages``; CRI ``Container`` and ``Mount.image``.
     """
     return find_users(snapshot).images

@@ -75,7 +75,7 @@ class ImageGCPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Removals of earlier rounds of a pass; they count against the limits per pass."""
+    """Removals of earlier rounds of a pass, counted against the limits per pass."""
 
     images: int = 0
     size_bytes: int = 0
@@ -96,9 +96,9 @@ def plan_image_gc(  # noqa: PLR0913 - inputs of one round of a pass
 ) -> Plan:
     """Choose the images to remove so that the image filesystem falls to the low threshold.
 
-    Images that a keep rule keeps (see ``image_keep_rules``) are never chosen. The others are removed least recently
+    Images kept by a keep rule (see ``image_keep_rules``) are never chosen. The others are removed least recently
     used first (never used before all others), ties by first detection, then by id: first images unused for longer than
-    the maximum age; then, if the remaining usage is at the high threshold, until enough is freed. Decisions are the
+    the maximum age; then, if the remaining usage is at the high threshold, until enough is freed. The decisions are the
     removals in that order, then the kept images in the same order.
 
     Differences from the kubelet, each of which keeps more images: the maximum age counts from the latest of last use,
@@ -132,7 +132,7 @@ class _Target:
         kept: reason that no removal is required; ``None`` if removals are required.
         removed: the reason of the removals.
         enough_bytes: bytes to be freed by the whole plan; ``None`` for as many as possible.
-        pending_bytes: bytes that the runtime's own garbage collection frees in addition.
+        pending_bytes: bytes freed in addition by the runtime's own garbage collection.
     """
 
     kept: Reason | None
@@ -142,7 +142,7 @@ class _Target:
 
 
 class _ImagePlanner:
-    """Makes one plan: removals by maximum age, then by threshold, each in order of use."""
+    """Creates one plan: removals by maximum age, then by threshold, each in order of use."""
 
     def __init__(self, snapshot: NodeSnapshot, policy: ImageGCPolicy, context: KeepContext, spent: Spent) -> None:
         self._snapshot = snapshot
@@ -279,7 +279,7 @@ class _ImagePlanner:
     def _remove_until_enough(self, candidates: Sequence[ImageCandidate], target: _Target) -> None:
         """Remove candidates in order until enough is freed.
 
-        Candidates with too small a gain are tried again after other removals, since the gain of an image grows when
+        Candidates with too small a gain are evaluated again after other removals, since the gain of an image grows when
         images with common layers are removed.
         """
         if target.kept is not None:
@@ -369,7 +369,7 @@ class _PassLimits:
         self._exceeded: Reason | None = None
 
     def exceeded_by(self, size_bytes: int | None) -> Reason | None:
-        """Return the limit that one more image of that size would exceed; ``None`` if none."""
+        """Return the limit exceeded by one more image of this size; ``None`` if none."""
         if self._exceeded is None:
             if 0 < self._max_images <= self._images:
                 self._exceeded = Reason(ReasonCode.LIMIT_IMAGES_PER_PASS, {"limit": self._max_images})

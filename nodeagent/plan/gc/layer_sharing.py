@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Stack:
-    """A sequence of layers that the same images have in common, and the stacks on top.
+    """A sequence of layers shared by the same images, and the stacks on top of it.
 
     Attributes:
         images: images whose top layer is the last of this stack.

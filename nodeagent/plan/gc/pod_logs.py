@@ -1,4 +1,4 @@
-"""Pod log garbage collection: the log directories and dead links to remove, and the reason to keep each other."""
+"""Pod log garbage collection: the log directories and dead links to remove, and the reason to keep the others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PodLogPolicy:
     """Limits of pod log garbage collection.
 
     Attributes:
-        minimum_age_s: time since the last change of an entry that the runtime has no pod or container for.
+        minimum_age_s: time since the last change of an entry without a pod or container in the runtime.
         period_s: time between two equal readings of a directory whose open files are unknown.
     """
 
@@ -70,17 +70,17 @@ def plan_pod_logs(  # noqa: PLR0913 - results of the earlier plans
 
     Source: kubelet ``containerGC.evictPodLogsDirectories``.
     """
-    judge = _DirectoryJudge(snapshot, policy, statuses, removed_containers | removed_sandboxes)
+    check = _DirectoryChecker(snapshot, policy, statuses, removed_containers | removed_sandboxes)
     containers = _ContainersById(snapshot.containers if snapshot.dead_log_links else ())
     decisions = [
-        _decision(ItemKind.POD_LOG_DIRECTORY, entry, judge.judge(entry), failed.get(entry.name))
+        _decision(ItemKind.POD_LOG_DIRECTORY, entry, check.check(entry), failed.get(entry.name))
         for entry in sorted(snapshot.pod_log_directories, key=lambda each: each.name)
     ]
     decisions += [
         _decision(
             ItemKind.CONTAINER_LOG_LINK,
             entry,
-            _judge_link(entry, containers, snapshot, policy),
+            _check_link(entry, containers, snapshot, policy),
             failed.get(entry.name),
         )
         for entry in sorted(snapshot.dead_log_links, key=lambda each: each.name)
@@ -89,8 +89,8 @@ def plan_pod_logs(  # noqa: PLR0913 - results of the earlier plans
     return Plan("logs", snapshot.observed_at, tuple(decisions))
 
 
-class _DirectoryJudge:
-    """Judges directories by their pods."""
+class _DirectoryChecker:
+    """Checks directories by their pods."""
 
     def __init__(
         self,
@@ -104,14 +104,14 @@ class _DirectoryJudge:
         self._statuses = statuses
         self._remaining = _count_remaining(snapshot, removed) if snapshot.pod_log_directories else Counter()
 
-    def judge(self, directory: PodLogDirectory) -> _Judgement:
+    def check(self, directory: PodLogDirectory) -> _Judgement:
         """Return whether a directory is removed, and the reason."""
         if not directory.is_directory or not directory.uid:
             wrong_name = "name is neither NAMESPACE_NAME_UID nor a UID"
             return _not_a_pod_log(wrong_name if directory.is_directory else "not a directory")
         status = self._statuses.get(directory.uid)
         if status is None:
-            return self._judge_unlisted(directory)
+            return self._check_unlisted(directory)
         if not status.deleted:
             return _present(status.how)
         remaining = self._remaining[directory.uid]
@@ -122,8 +122,8 @@ class _DirectoryJudge:
         )
         return kept is None, kept or Reason(ReasonCode.POD_DELETED, {"how": status.how})
 
-    def _judge_unlisted(self, directory: PodLogDirectory) -> _Judgement:
-        """Judge a directory whose pod has no container or sandbox in the runtime."""
+    def _check_unlisted(self, directory: PodLogDirectory) -> _Judgement:
+        """Check a directory of a pod without containers and sandboxes in the runtime."""
         live = self._snapshot.live_pod_uids
         if live is not None and directory.uid in live:
             return _present("in the pod list")
@@ -149,7 +149,7 @@ def keep_tree(
     """Return the reason to keep the content of a log directory; ``None`` if it may be removed.
 
     A file that is open for writing keeps it, one that is open for reading only until ``READERS_S`` after the last
-    change: a log shipper loses unread lines if the file is removed earlier, and some never close a file that exists. If
+    change: a log shipper loses unread lines if the file is removed earlier, and some never close an existing file. If
     the open files are unknown, two equal readings one period apart are required.
     """
     if tree is None:
@@ -183,10 +183,10 @@ def _count_remaining(snapshot: NodeSnapshot, removed: frozenset[str]) -> Counter
     return remaining
 
 
-def _judge_link(
+def _check_link(
     link: ContainerLogLink, containers: _ContainersById, snapshot: NodeSnapshot, policy: PodLogPolicy
 ) -> _Judgement:
-    """Judge a link without a target; during a rotation the target is missing for a moment.
+    """Check a link without a target; during a rotation the target is missing for a moment.
 
     Source: kubelet ``evictPodLogsDirectories``.
     """

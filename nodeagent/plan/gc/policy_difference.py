@@ -1,4 +1,4 @@
-"""Differences between two garbage collection policies, by the setting that an operator changes."""
+"""Differences between two garbage collection policies, by configuration key."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SettingDifference:
 
 
 def compare_policies(before: GCPolicy, after: GCPolicy) -> tuple[SettingDifference, ...]:
-    """Return every setting that differs, in the order of the configuration; of a list only the differing entries."""
+    """Return every different setting, in the order of the configuration; of a list only the different entries."""
     old, new = dict(_values(encode_policy(before))), dict(_values(encode_policy(after)))
     found: dict[str, SettingDifference] = {}
     for path, setting in SETTINGS.items():

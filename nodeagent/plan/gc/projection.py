@@ -20,7 +20,7 @@ def project_with_users(
     """Return the snapshot without these containers and sandboxes, and the remaining users of images.
 
     The known sizes of the containers' writable layers are added to the available bytes of the image filesystem. Images
-    that lose their last user count as last used now, since they were in use in this pass, so a later planner removes
+    without remaining users count as last used now, since they were in use in this pass, so that a later planner removes
     them last. Pieces referenced by these containers keep their references, since other containers may reference them
     too; the projection underestimates the freed bytes.
     """

@@ -75,7 +75,7 @@ def image_condition(reasons: Sequence[Reason], policy: ImageGCPolicy, *, by_use:
         reasons: all reasons to keep it, that of the decision first.
         policy: policy of the plan.
         by_use: the usage at which the threshold removes it.
-        users_removed: whether the next pass of container GC removes everything that refers to it.
+        users_removed: whether the next pass of container GC removes all its users.
     """
     codes = [each.code for each in reasons]
     never = [_NEVER[code] for code in codes if code in _NEVER]

@@ -1,10 +1,10 @@
-"""Saved plans: made now, compared, and applied later.
+"""Saved plans: creation, comparison, and later application.
 
 A saved plan is a JSON document. Its id is a digest of its content, which identifies the plan but does not prove its
-origin. Its signature (``mac``) is computed with a key that only root can read, and proves that this node's agent wrote
-the plan; only a signed plan is applied. Applying one makes a new plan on fresh state, under the stricter of the
-document's policy and the policy in force (``strictness.py``), restricted to the listed items: an item that is no longer
-removable is kept and reported as drift; an item that is not listed is never removed.
+origin. Its signature (``mac``) is computed with a key readable only by root, and proves that this node's agent created
+the plan; only a signed plan is applied. The application of a plan creates a new plan on fresh state, under the stricter
+of the document's policy and the policy in force (``strictness.py``), restricted to the listed items: items that are no
+longer removable are kept and reported as drift; unlisted items are never removed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SKEW: Final = timedelta(minutes=5)
 
 @dataclass(frozen=True, slots=True)
 class SavedItem:
-    """The part of a decision that applying and comparing need."""
+    """The part of a decision required for application and comparison."""
 
     kind: ItemKind
     id: str
@@ -63,8 +63,8 @@ class SavedPlan:
         id: digest of the document.
         made_at: time of the plan, aware UTC.
         expires_at: end of its validity, aware UTC.
-        node: the node that it was made on.
-        policy: the policy that it was made with.
+        node: node of its creation.
+        policy: policy of its creation.
         items: every decision; removals first, in order of execution.
     """
 
@@ -84,11 +84,11 @@ class SavedPlan:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """An item that a saved plan lists and that is no longer removable.
+    """An item of a saved plan that is no longer removable.
 
     Attributes:
         gone: whether the item no longer exists; otherwise it is kept.
-        why: the reason, in words.
+        why: the reason, as text.
     """
 
     item: SavedItem
@@ -111,7 +111,7 @@ class _Decision(Struct):
     id_base64: str | UnsetType = UNSET
 
     def item(self) -> SavedItem:
-        """Return the decision; its id is restored where it is a file name that is not UTF-8, which JSON cannot hold."""
+        """Return the decision; an id that is a file name and not UTF-8 is decoded from its escaped form."""
         encoded = self.id_base64
         item_id = self.id
         if isinstance(encoded, str):
@@ -122,7 +122,7 @@ class _Decision(Struct):
 
 
 class _Document(Struct):
-    """The fields that are decoded; id and signature cover the others too."""
+    """The decoded fields; id and signature cover the others too."""
 
     id: str
     made_at: _Time
@@ -152,7 +152,7 @@ def snapshot_digest(snapshot: NodeSnapshot) -> str:
 
 
 def plan_id(scope: Scope, snapshot: NodeSnapshot, plans: Sequence[Plan]) -> str:
-    """Return an id for plans that are carried out without being saved: a digest of scope, time and removals."""
+    """Return an id for unsaved plans: a digest of scope, time and removals."""
     removals = [(each.kind.value, each.id, each.reason.code.value) for plan in plans for each in plan.removals]
     return _digest([scope.value, snapshot.observed_at.isoformat(), removals])
 
@@ -168,7 +168,7 @@ def seal(body: Mapping[str, Json], key: bytes | None) -> dict[str, Json]:
 
 
 def unseal(text: str, key: bytes | None) -> SavedPlan:
-    """Return the plan in a document that is to be applied; ``key`` is this node's plan key, or ``None`` without one.
+    """Return the plan in a document to be applied; ``key`` is this node's plan key, or ``None`` without one.
 
     Raises:
         ValueError: the text is not a plan, was changed since it was saved, was written by a newer agent, or was not
@@ -194,7 +194,7 @@ def unseal(text: str, key: bytes | None) -> SavedPlan:
 
 
 def parse_plan(text: str) -> SavedPlan:
-    """Return the plan in a document that is to be printed or compared, signed or not.
+    """Return the plan in a document to be printed or compared, signed or not.
 
     Raises:
         ValueError: the text is not a plan, was changed since it was saved, or was written by a newer agent.
@@ -258,11 +258,11 @@ def encode_policy(policy: GCPolicy) -> dict[str, Any]:
 
 
 def decode_policy(document: Mapping[str, Any]) -> GCPolicy:
-    """Return the policy that ``encode_policy`` wrote.
+    """Return the policy in the JSON form of ``encode_policy``.
 
     Raises:
         ValueError: a setting is missing, unknown or of the wrong type. A missing one is refused instead of defaulted,
-            since a default may be looser than the setting that was saved.
+            since a default may be less strict than the saved setting.
     """
     plain = {name: section for name, section in document.items() if name != "images"}
     images = _convert(document.get("images"), dict[str, Any])
@@ -285,7 +285,7 @@ def _keys(value: object, path: str = "") -> set[str]:
 
 
 def refusal_of(saved: SavedPlan, now: datetime, node: str) -> str:
-    """Return the reason that a saved plan cannot be applied on a node now, as text; empty if it can."""
+    """Return the reason to refuse the application of a saved plan on a node now, as text; empty if there is none."""
     if now >= saved.expires_at:
         return f"the plan expired at {format_time(saved.expires_at)}; nothing was removed, make a new one"
     if now < saved.made_at - _SKEW:
@@ -297,7 +297,7 @@ def refusal_of(saved: SavedPlan, now: datetime, node: str) -> str:
 
 
 def find_drift(saved: SavedPlan, plans: Iterable[Plan]) -> tuple[Drift, ...]:
-    """Return the listed removals of ``saved`` that a fresh plan keeps, each with the first reason to keep it."""
+    """Return the listed removals of ``saved`` that are kept by a fresh plan, each with the first reason to keep it."""
     fresh: dict[tuple[ItemKind, str], Decision] = {}
     for each in (decision for plan in plans for decision in plan.decisions):
         before = fresh.get((each.kind, each.id))
@@ -315,7 +315,7 @@ def find_drift(saved: SavedPlan, plans: Iterable[Plan]) -> tuple[Drift, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One item on which two saved plans differ; ``None`` where a plan does not list it."""
+    """One item with different decisions in two saved plans; ``None`` for a plan without the item."""
 
     before: SavedItem | None
     after: SavedItem | None

@@ -1,4 +1,4 @@
-"""Usage breakdown of the image filesystem: shows the causes of insufficient garbage collection."""
+"""Usage breakdown of the image filesystem: the causes of insufficient garbage collection."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Walk:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredUsage:
-    """Measurements that the snapshot lacks.
+    """Measurements in addition to the snapshot.
 
     Attributes:
         unreferenced: unreferenced blobs and snapshots.
@@ -80,7 +80,7 @@ class Breakdown:
     Attributes:
         filesystem: its reading.
         shares: the parts, in a fixed order.
-        exact: whether images are counted by layers; else by the sizes that CRI reports.
+        exact: whether images are counted by layers; else by the sizes reported by CRI.
     """
 
     filesystem: FsObservation
@@ -118,7 +118,7 @@ def break_down(snapshot: NodeSnapshot, filesystem: FsObservation, measured: Meas
 
 
 def users_by_image(snapshot: NodeSnapshot) -> dict[str, str]:
-    """Return image id to the names of up to three pods that use it."""
+    """Return image id to the names of up to three of its pods."""
     users = find_users(snapshot)
     users_of = {}
     for image in snapshot.images:

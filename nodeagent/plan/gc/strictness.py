@@ -1,9 +1,9 @@
 """The stricter of two garbage collection policies, field by field.
 
 A saved plan contains the policy under which it was made. The plan is data that may be old, or from a caller with
-fewer rights than the author of the configuration, so its policy may only restrict the policy in force: every
-field has the value that keeps more items. A field without a declared rule is an error, never a default, so that a new
-setting cannot be overridden by a plan unnoticed.
+fewer rights than the author of the configuration, so its policy may only restrict the policy in force: every field gets
+the value that keeps more items. A field without a declared rule is an error, never a default, so that a new setting
+cannot be overridden by a plan unnoticed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _smaller_limit(saved: int, current: int) -> int:
 
 
 def _larger_keep_limit(saved: int, current: int) -> int:
-    """Return the larger number of items kept, where a negative one means that all are kept."""
+    """Return the larger number of kept items, where a negative number keeps all."""
     return -1 if saved < 0 or current < 0 else max(saved, current)
 
 
