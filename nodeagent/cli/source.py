@@ -1,4 +1,4 @@
-"""The source of the document that a command prints."""
+"""Source of the document of a command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from nodeagent.api.codec import Document
 
     ReadNode = Callable[[Agent], Coroutine[Any, Any, Document]]
-    """Makes the document from an agent of this node; imports what it needs itself."""
+    """Creates the document from an agent of this node, with deferred imports."""
 
 
 class Source(NamedTuple):
