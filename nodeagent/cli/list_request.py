@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+_LONGEST_VALUE: Final = 1024
+"""The compilation of a wildcard takes time quadratic in its length."""
 NONE: Final = "-"
 """Shown for an empty value."""
 
@@ -136,4 +138,6 @@ def _condition(view: ListView[R], text: str) -> Condition:
         raise UsageError(f"--filter {text}: write KEY=VALUE or KEY!=VALUE; keys: {', '.join(view.filter_keys)}")
     if key not in view.filter_keys:
         raise UsageError(f"--filter {text}: unknown key {key!r}; keys: {', '.join(view.filter_keys)}")
+    if len(value) > _LONGEST_VALUE:
+        raise UsageError(f"--filter {key}={value[:20]}...: longer than {_LONGEST_VALUE} characters")
     return Condition(key, value, equal)

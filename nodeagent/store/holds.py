@@ -18,6 +18,7 @@ from nodeagent.errors import StoreError
 from nodeagent.files import replace_file
 from nodeagent.model import Hold
 from nodeagent.schemas import SchemaId
+from nodeagent.text import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -127,7 +128,7 @@ def _encode(file: _Contents) -> str:
         {name: getattr(each, name) for name in _TEXTS} | {name: getattr(each, name).isoformat() for name in _TIMES}
         for each in file.holds
     ]
-    return json.dumps({"schema": _SCHEMA, "last_id": file.last_id, "holds": rows}, indent=2, ensure_ascii=False) + "\n"
+    return to_json({"schema": _SCHEMA, "last_id": file.last_id, "holds": rows}, indent=2) + "\n"
 
 
 def _decode(text: str) -> _Contents:

@@ -68,9 +68,11 @@ class DocumentLines:
 
     async def aclose(self) -> None:
         """End the stream and its documents."""
-        if self._first is not None and not self._first.done():
+        if self._first is not None:
             self._first.cancel()
             await asyncio.wait({self._first})
+            if not self._first.cancelled():
+                self._first.exception()  # read here: nobody waits for it, and asyncio logs an unread one
         await self._documents.aclose()
 
     async def _next(self) -> str | None:

@@ -181,10 +181,10 @@ class HttpConnection:
             head = await self._next_event()
         if not isinstance(head, h11.Request):
             return None
+        self._without_body = head.method == b"HEAD"  # before any refusal: h11 rejects a body of its response
         if head.http_version not in _VERSIONS:
             raise RefusedRequestError(problem(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "HTTP/1.1 only"))
         request = _request(head, self._peer)
-        self._without_body = request.method == "HEAD"
         found = self._service.router.find(request.path)
         if found is None:
             paths = ", ".join(self._service.router.paths)

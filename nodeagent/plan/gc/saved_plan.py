@@ -288,7 +288,7 @@ def refusal_of(saved: SavedPlan, now: datetime, node: str) -> str:
     """Return the reason to refuse the application of a saved plan on a node now, as text; empty if there is none."""
     if now >= saved.expires_at:
         return f"the plan expired at {format_time(saved.expires_at)}; nothing was removed, make a new one"
-    if now < saved.made_at - _SKEW:
+    if now + _SKEW < saved.made_at:
         made = format_time(saved.made_at)
         return f"the plan was made at {made}, which is in the future; nothing was removed, check the clock"
     if saved.node != node:

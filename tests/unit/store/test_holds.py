@@ -36,6 +36,15 @@ def test_added_hold_is_read_by_the_next_process(tmp_path: Path) -> None:
     assert HoldFile(tmp_path).read() == (second,)
 
 
+def test_hold_is_added_beside_one_with_text_that_is_not_utf_8(tmp_path: Path) -> None:
+    file = HoldFile(tmp_path)
+    file.add(hold())
+    path = tmp_path / "holds.json"
+    path.write_text(path.read_text().replace('"debugging"', '"\\udcff"'))
+    second = file.add(hold())
+    assert [each.id for each in file.read()] == ["1", second.id]
+
+
 def test_hold_of_another_user_is_not_removed(tmp_path: Path) -> None:
     placed = HoldFile(tmp_path).add(hold())
     assert HoldFile(tmp_path).remove(placed.id, placed_by="another user") is None

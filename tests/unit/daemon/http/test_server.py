@@ -226,6 +226,12 @@ async def test_head_has_the_length_and_no_body(tmp_path: Path) -> None:
         assert (status, int(headers["content-length"]) > 0, body) == (200, True, b"")
 
 
+async def test_head_request_of_an_unsupported_version_is_refused_without_a_body(tmp_path: Path) -> None:
+    async with serving(tmp_path) as listen:
+        status, _, body = await exchange(listen, b"HEAD /echo HTTP/5.1\r\nHost: x\r\n\r\n")
+        assert (status, body) == (505, b"")
+
+
 async def test_expect_continue_is_answered_before_the_body_is_sent(tmp_path: Path) -> None:
     async with serving(tmp_path) as listen:
         reader, writer = await asyncio.open_unix_connection(listen.path)

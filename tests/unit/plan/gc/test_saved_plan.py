@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,6 +28,7 @@ from nodeagent.plan.gc.saved_plan import (
     find_drift,
     parse_plan,
     plan_id,
+    refusal_of,
     seal,
     snapshot_digest,
     unseal,
@@ -321,3 +323,9 @@ def test_plan_error_names_the_path_of_a_wrong_value() -> None:
     body["decisions"][0]["verdict"] = 1
     with pytest.raises(ValueError, match=r"at `\$.decisions\[0\].verdict`"):
         unseal(json.dumps(seal(body, KEY)), KEY)
+
+
+def test_plan_dated_in_the_first_year_is_not_refused_for_its_date() -> None:
+    first = datetime(1, 1, 1, tzinfo=UTC)
+    saved = SavedPlan("id", first, NOW + timedelta(hours=1), "here", Scope.ALL, POLICY, ())
+    assert refusal_of(saved, NOW, "here") == ""

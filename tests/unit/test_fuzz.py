@@ -1,0 +1,54 @@
+"""Fuzz targets with a fixed number of inputs; the campaign is ``make fuzz``."""
+
+from __future__ import annotations
+
+import os
+from itertools import islice
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fuzz.figures import rss_mib
+from tests.fuzz.mutation import mutations
+from tests.fuzz.targets import Target, open_targets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+TIMES = 4 if os.environ.get("CI") else 1
+INPUTS = {
+    "http": 10_000 * TIMES,
+    "request": 40_000 * TIMES,
+    "document": 40_000 * TIMES,
+    "saved-plan": 10_000 * TIMES,
+    "hold-file": 10_000 * TIMES,
+    "list-filter": 20_000 * TIMES,
+}
+GROWTH_MIB = 32
+
+
+@pytest.fixture(scope="module")
+def targets() -> Iterator[Mapping[str, Target]]:
+    with open_targets() as opened:
+        yield opened
+
+
+def test_every_target_is_fuzzed(targets: Mapping[str, Target]) -> None:
+    assert targets.keys() == INPUTS.keys()
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_seeds_are_accepted(targets: Mapping[str, Target], name: str) -> None:
+    assert [each for each in targets[name].seeds if not targets[name].run(each)] == []
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_target_accepts_or_rejects_every_input_with_bounded_memory(targets: Mapping[str, Target], name: str) -> None:
+    target = targets[name]
+    inputs = mutations(target.seeds, Random(name))
+    accepted = sum(map(target.run, islice(inputs, INPUTS[name] // 10)))
+    before_mib = rss_mib("self")
+    accepted += sum(map(target.run, islice(inputs, INPUTS[name])))
+    assert accepted > INPUTS[name] // 50, "the mutations no longer reach beyond the first check"
+    assert rss_mib("self") - before_mib < GROWTH_MIB
