@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.act.gc.collector import MAX_ROUNDS, Collector
@@ -20,6 +21,7 @@ from nodeagent.act.gc.remover_factory import RemoverFactory
 from nodeagent.act.history_writer import HistoryWriter
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError
+from nodeagent.host.container_cgroups import find_running
 from nodeagent.host.filesystems import filesystem_type, read_filesystem
 from nodeagent.host.lock import process_lock
 from nodeagent.host.node import boot_id, booted_at
@@ -84,6 +86,7 @@ class Agent:
     dry_run: bool
     shortfall_reported: bool = field(default=False, init=False)
     _reported_problem: str = field(default="", init=False)
+    _reported_lists: str = field(default="", init=False)
 
     @property
     def role(self) -> Role:
@@ -177,7 +180,7 @@ class Agent:
             return None
 
     def log_health(self, logger: FilteringBoundLogger) -> None:
-        """Log the health of the state database and the history, once per change."""
+        """Log the health of the state database, the history and the runtime's lists, once per change."""
         for notice in (*self.store.take_notices(), *self.history.take_notices()):
             logger.warning("store_notice", notice=notice)
         problem = self.store.health.problem or self.history_writer.problem
@@ -186,6 +189,12 @@ class Agent:
         elif self._reported_problem and not problem:
             logger.info("store_recovered")
         self._reported_problem = problem
+        lists = self.observer.list_problem
+        if lists and lists != self._reported_lists:
+            logger.warning("runtime_inconsistent", problem=lists)
+        elif self._reported_lists and not lists:
+            logger.info("runtime_consistent")
+        self._reported_lists = lists
 
     async def log_interrupted(self, logger: FilteringBoundLogger) -> None:
         """Record the unfinished passes of ended processes as interrupted, and log each."""
@@ -317,4 +326,5 @@ def _observer(  # noqa: PLR0913, PLR0917 - the sources of a snapshot
         read_holds=HoldFile(settings.state_directory).read,
         read_role=read_role,
         booted_at=booted_at(),
+        find_running=partial(find_running, clock=clock),
     )

@@ -107,6 +107,7 @@ async def _simulated() -> AsyncIterator[Collector]:
                 read_holds=tuple,
                 read_role=standalone,
                 booted_at=node.now - timedelta(days=30),
+                find_running=lambda _known: (frozenset(), False),
             )
             logs = HostLogs(settings.pod_log_root, settings.container_log_root, node.clock)
             removers = RemoverFactory(cri, storage, logs, node.clock, tuple, observer.find_unreferenced, bulk=True)

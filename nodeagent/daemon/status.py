@@ -144,7 +144,7 @@ async def status_document(agent: Agent, reader: StatusReader, context: DaemonCon
     layout, readings, evaluation, warnings = await reader.read(state)
     runtime = await _runtime(agent)
     role = await agent.evaluate_role()
-    problems = [*role_warnings(agent.settings, role), *warnings, *_store_problems(agent)]
+    problems = [*role_warnings(agent.settings, role), *warnings, *_health_problems(agent)]
     holds: tuple[HoldFields, ...] = ()
     now = agent.clock.now()
     try:
@@ -345,14 +345,15 @@ def _last_passes(agent: Agent, problems: list[str]) -> tuple[PassSummary, ...]:
         return ()
 
 
-def _store_problems(agent: Agent) -> list[str]:
-    dropped = agent.history.dropped
+def _health_problems(agent: Agent) -> list[str]:
+    dropped, lists = agent.history.dropped, agent.observer.list_problem
     return [
         each
         for each in (
             agent.store.health.problem,
             agent.history_writer.problem,
             f"{dropped} record(s) of the history could not be written and were dropped" if dropped else "",
+            f"lists of the runtime contradict each other, nothing is removed: {lists}" if lists else "",
         )
         if each
     ]

@@ -9,6 +9,7 @@ from nodeagent.model.filesystem import FsObservation
 from nodeagent.model.hold import ALL_IMAGES, LONGEST_HOLD_S, Hold
 from nodeagent.model.image import Image, ImageUsage, ImageUseRecord
 from nodeagent.model.kubelet_traces import KubeletProcess, KubeletTraces, Role, RoleBasis, RoleDecision, RoleMemory
+from nodeagent.model.list_contradiction import ListContradiction
 from nodeagent.model.logs import ContainerLogLink, LogOpeners, LogTree, PodLogDirectory
 from nodeagent.model.node import NodeSnapshot, RuntimeInfo
 from nodeagent.model.shutdown import PodOutcome, PodProgress, ShutdownPod
@@ -31,6 +32,7 @@ __all__ = [
     "ImageUseRecord",
     "KubeletProcess",
     "KubeletTraces",
+    "ListContradiction",
     "LogOpeners",
     "LogTree",
     "NodeSnapshot",

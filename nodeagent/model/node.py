@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from nodeagent.model.filesystem import FsObservation
     from nodeagent.model.hold import Hold
     from nodeagent.model.image import Image, ImageUsage
+    from nodeagent.model.list_contradiction import ListContradiction
     from nodeagent.model.logs import ContainerLogLink, PodLogDirectory
     from nodeagent.model.storage import StorageGraph
     from nodeagent.model.workload import Container, Sandbox
@@ -54,6 +55,7 @@ class NodeSnapshot:
         holds: operators' holds on images.
         holds_error: reason that the holds cannot be read; empty normally.
         booted_at: the boot of the node, by the wall clock of this observation; ``None`` if unknown.
+        contradictions: contradictions between the lists; the affected kinds are kept.
         warnings: failed readings that only reduce accuracy, for display.
     """
 
@@ -77,5 +79,6 @@ class NodeSnapshot:
     holds: tuple[Hold, ...] = ()
     holds_error: str = ""
     booted_at: datetime | None = None
+    contradictions: tuple[ListContradiction, ...] = ()
     warnings: tuple[str, ...] = ()
     clock: ClockTrust = TRUSTED

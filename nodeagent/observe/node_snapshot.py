@@ -22,6 +22,7 @@ from nodeagent.errors import (
 )
 from nodeagent.host import podlogs
 from nodeagent.model import ContainerState, NodeSnapshot
+from nodeagent.observe.list_check import CONFIRM_S, ListCheck
 from nodeagent.observe.log_trees import LogTreeReadings
 from nodeagent.plan.gc.image_users import images_in_use
 from nodeagent.plan.gc.scope import Scope
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
         StorageGraph,
         UnreferencedPiece,
     )
+    from nodeagent.observe.list_check import FindRunning
+    from nodeagent.runtime.containerd_records import StoredContainer
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.cri_messages import RuntimeStatus
     from nodeagent.runtime.storage_backend import StorageBackend
@@ -61,17 +64,19 @@ _STATVFS_DEADLINE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ObserverSettings:
-    """Paths on the node.
+    """Paths on the node, and the time before a second listing.
 
     Attributes:
         imagefs_path: overrides the mount point in ``ImageFsInfo``; empty for no override.
         pod_log_root: directory of the pod logs.
         container_log_root: directory of the links to container logs.
+        confirm_s: time before lists that contradict each other are read again.
     """
 
     imagefs_path: str
     pod_log_root: Path
     container_log_root: Path
+    confirm_s: float = CONFIRM_S
 
 
 class ImageUseRecorder(Protocol):
@@ -122,6 +127,7 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
         read_holds: HoldReader,
         read_role: RoleReader,
         booted_at: datetime | None,
+        find_running: FindRunning,
     ) -> None:
         self._cri = cri
         self._storage = storage
@@ -136,6 +142,8 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
         self._details: dict[str, Container] = {}
         self._sandbox_details: dict[str, Sandbox] = {}
         self._slots = asyncio.Semaphore(_CONCURRENCY)
+        self._lists = ListCheck(cri, find_running, self._list_stored, confirm_s=settings.confirm_s)
+        self.list_problem = ""
 
     async def find_unreferenced(self) -> tuple[UnreferencedPiece, ...]:
         """Return the unreferenced blobs and snapshots.
@@ -159,18 +167,13 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
         warnings: list[str] = []
         directories, links = await asyncio.to_thread(self._list_logs, scope, warnings)
         info, status = await asyncio.gather(self._cri.version(), self._cri.status())
-        images = await self._cri.list_images() if scope is not Scope.CONTAINERS else ()
-        containers, sandboxes = await asyncio.gather(self._cri.list_containers(), self._cri.list_sandboxes())
-        now_s = (
-            self._clock.monotonic_s()
-        )  # read first, so that a delay between both clocks shortens the observed period
+        lists, stored, contradictions = await self._lists.read(with_images=scope is not Scope.CONTAINERS)
+        self.list_problem = "; ".join(each.detail for each in contradictions)
+        now_s = self._clock.monotonic_s()  # read first: a delay between both clocks shortens the observed period
         now = self._clock.now()
-        sandboxes, unread = await self._with_sandbox_images(sandboxes, scope)
-        containers = await self._with_details(containers, sandboxes, info, scope)
-        try:
-            containers += unlisted_containers(await self._storage.list_containers(), containers, sandboxes)
-        except RuntimeUnsupportedError:  # not containerd
-            self._storage = CriOnlyStorage()
+        sandboxes, unread = await self._with_sandbox_images(lists.sandboxes, stored or (), scope)
+        containers = await self._with_details(lists.containers, sandboxes, info, scope)
+        containers += unlisted_containers(stored or (), containers, sandboxes)
         writable = await self._writable_bytes(containers, scope, warnings)
         directories = await self._log_trees.read(directories, sandboxes)
         role = await self._read_role()  # read last, since a kubelet may have started during the observation
@@ -178,7 +181,7 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
             observed_at=now,
             runtime=info,
             role=role,
-            images=images,
+            images=lists.images or (),
             containers=containers,
             sandboxes=sandboxes,
             sandbox_images=frozenset({status.sandbox_image} if status.sandbox_image else ()),
@@ -187,6 +190,7 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
             pod_log_directories=directories,
             dead_log_links=links,
             booted_at=self._booted_at,
+            contradictions=contradictions,
         )
         if scope is not Scope.CONTAINERS:
             snapshot = await self._with_images(snapshot, status, warnings, now_s)
@@ -208,7 +212,7 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
         return directories, links
 
     async def _with_sandbox_images(
-        self, sandboxes: Sequence[Sandbox], scope: Scope
+        self, sandboxes: Sequence[Sandbox], stored: Sequence[StoredContainer], scope: Scope
     ) -> tuple[tuple[Sandbox, ...], frozenset[str]]:
         """Return the sandboxes with their own images, and the ids of sandboxes whose image could not be read."""
         if scope is Scope.CONTAINERS:
@@ -216,7 +220,8 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
         listed = {sandbox.id for sandbox in sandboxes}
         known = self._sandbox_details = _only(self._sandbox_details, listed)
         if listed - known.keys():
-            images = await self._container_images()
+            # one list instead of a status per sandbox; source: containerd ``containers.v1.Container.image``
+            images = {each.id: each.image for each in stored}
             known.update(
                 {each.id: replace(each, image=images[each.id]) for each in sandboxes if images.get(each.id, "")}
             )
@@ -240,15 +245,15 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
         )
         return filled, frozenset(unread)
 
-    async def _container_images(self) -> dict[str, str]:
-        """Return the image of every container record, sandboxes included, in one call; CRI needs one per sandbox.
-
-        Source: containerd ``containers.v1.Container.image``.
-        """
+    async def _list_stored(self) -> tuple[StoredContainer, ...] | None:
+        """Return containerd's own records of containers; ``None`` on other runtimes."""
+        if isinstance(self._storage, CriOnlyStorage):
+            return None
         try:
-            return {each.id: each.image for each in await self._storage.list_containers()}
-        except RuntimeRequestError:
-            return {}
+            return await self._storage.list_containers()
+        except RuntimeUnsupportedError:  # not containerd
+            self._storage = CriOnlyStorage()
+            return None
 
     async def _with_details(
         self, containers: Sequence[Container], sandboxes: Sequence[Sandbox], info: RuntimeInfo, scope: Scope

@@ -82,6 +82,8 @@ class ReasonCode(StrEnum):
     CLOCK_UNTRUSTED = "clock-untrusted"
     # images and others: an attempt failed earlier in this pass
     FAILED_EARLIER = "failed-earlier"
+    # images and others: the lists of the runtime contradict each other
+    RUNTIME_INCONSISTENT = "runtime-inconsistent"
     # images and others: not listed by the applied plan
     NOT_IN_PLAN = "not-in-plan"
     # containers: removed
@@ -179,6 +181,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.LIMIT_BYTES_PER_PASS: "exceeds the limit of {limit_bytes} per pass",
     ReasonCode.FILESYSTEM_UNREADABLE: "cannot read the image filesystem: {detail}",
     ReasonCode.FAILED_EARLIER: "removal failed in this pass: {detail}",
+    ReasonCode.RUNTIME_INCONSISTENT: "the lists of the runtime contradict each other: {detail}",
     ReasonCode.NOT_IN_PLAN: "not in the applied plan",
     ReasonCode.POD_DELETED: "pod deleted: {how}",
     ReasonCode.POD_FINISHED: "pod finished, and disk space is needed: {how}",

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
+from google.protobuf.message import Message
+
 from nodeagent.sim.store import RefusedError
 
 if TYPE_CHECKING:
@@ -70,6 +72,7 @@ class Faults:
         self.calls: list[Call] = []
         self._methods: Collection[str] = frozenset(methods)
         self._rules: list[_Rule] = []
+        self._alterations: dict[str, Callable[[Message], Message]] = {}
         self._waiters: list[_Waiter] = []
 
     def fail(
@@ -116,9 +119,23 @@ class Faults:
         """Run a callback after a call took effect and before its response; an awaitable result is awaited."""
         self._add(method, target, times, _Moment.AFTER, callback)
 
+    def alter(self, method: str, change: Callable[[Message], Message]) -> None:
+        """Replace the responses of a method, such as by incomplete ones; the node is unchanged.
+
+        ``change`` must not modify its argument, which may be a cached response.
+        """
+        self._check(method)
+        self._alterations[method] = change
+
+    def altered(self, call: Call, response: object) -> object:
+        """Return the response of a call, replaced if a rule says so."""
+        change = self._alterations.get(call.method)
+        return response if change is None or not isinstance(response, Message) else change(response)
+
     def clear(self) -> None:
         """Remove all rules; the call log is kept."""
         self._rules.clear()
+        self._alterations.clear()
 
     def count(self, method: str, target: str | None = None) -> int:
         """Return the number of received calls of a method, with any target or the given one."""

@@ -182,7 +182,7 @@ class SimServer:
             call = Call(name, _target(request))
             async with _refusals(context):
                 await self.faults.enter(call)
-                result = run(request, context)
+                result = self.faults.altered(call, run(request, context))
                 self._collect_later()
                 await self.faults.leave(call)
                 return result

@@ -40,6 +40,10 @@ EVENTS: Final[Mapping[str, Event]] = {
         "7c47d1924b6a4c46a3b63a3b4dda6768",
         "{scope} pass {pass_id} was killed: {removed} removed, {unknown} with unknown outcome",
     ),
+    "runtime_inconsistent": Event(
+        "dd57d2df3d49435eb9a8e2f33b78b7b3", "lists of the runtime contradict each other, nothing is removed: {problem}"
+    ),
+    "runtime_consistent": Event("3c16d43f77ec4d21aa5b2f197c14a8da", "lists of the runtime agree again"),
     "pass_finished": Event(
         "23223df32fb14886ae290734d5c6ec65",
         "{scope} pass finished ({end}): {removed} removed, {freed_bytes} bytes freed",

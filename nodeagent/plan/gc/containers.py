@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.model import ContainerState
 from nodeagent.plan.clock import clock_untrusted
 from nodeagent.plan.decision import NO_FAILURES, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
+from nodeagent.plan.gc.consistency import withheld
 from nodeagent.plan.pods.deletion import check_pods, contradiction, pod_uid_of
 from nodeagent.plan.pods.names import container_name
 
@@ -104,7 +105,7 @@ def plan_container_gc(
         Decision(_CONTAINER, each.id, container_name(each), _REMOVE, reason, sizes.get(each.id))
         for each, reason in removed
     ]
-    return Plan("containers", snapshot.observed_at, (*decisions, *kept))
+    return withheld(Plan("containers", snapshot.observed_at, (*decisions, *kept)), snapshot.contradictions)
 
 
 def _pod_reasons(statuses: Mapping[str, PodDeletionStatus], *, include_finished: bool) -> dict[str, Reason]:

@@ -17,6 +17,7 @@ from nodeagent.plan.decision import (
     Verdict,
 )
 from nodeagent.plan.gc.accounting import ledger_for
+from nodeagent.plan.gc.consistency import withheld
 from nodeagent.plan.gc.image_keep_rules import first_keep_reasons, keep_context, use_unknown
 from nodeagent.plan.gc.image_order import NEVER, in_order_of_use
 from nodeagent.plan.gc.image_protection import ProtectionPolicy
@@ -121,7 +122,8 @@ def plan_image_gc(  # noqa: PLR0913 - inputs of one round of a pass
     Source: kubelet image manager, ``GarbageCollect``, ``freeSpace``, ``DeleteUnusedImages``.
     """
     context = keep_context(snapshot, policy.protection, users or find_users(snapshot), failed=failed, only=only)
-    return _ImagePlanner(snapshot, policy, context, spent).plan(remove_all_unused=remove_all_unused)
+    plan = _ImagePlanner(snapshot, policy, context, spent).plan(remove_all_unused=remove_all_unused)
+    return withheld(plan, snapshot.contradictions, by_images=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.model import ContainerState, LogOpeners, PodLogDirectory, Role
 from nodeagent.plan.clock import clock_untrusted
 from nodeagent.plan.decision import NO_FAILURES, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
+from nodeagent.plan.gc.consistency import withheld
 from nodeagent.plan.pods.deletion import BESIDE_KUBELET_WITHOUT_LIST, pod_uid_of
 from nodeagent.units import format_duration
 
@@ -86,7 +87,7 @@ def plan_pod_logs(  # noqa: PLR0913 - results of the earlier plans
         for entry in sorted(snapshot.dead_log_links, key=lambda each: each.name)
     ]
     decisions.sort(key=lambda decision: decision.verdict is not Verdict.REMOVE)
-    return Plan("logs", snapshot.observed_at, tuple(decisions))
+    return withheld(Plan("logs", snapshot.observed_at, tuple(decisions)), snapshot.contradictions)
 
 
 class _DirectoryChecker:

@@ -36,6 +36,7 @@ _OF_IMAGE: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.COLLECTION_PENDING: "if imagefs is still above its threshold after the runtime's garbage collection",
     ReasonCode.GAIN_TOO_SMALL: "once its gain is larger (images with common layers removed), or minimum_gain is lower",
     ReasonCode.CLOCK_UNTRUSTED: "once the wall clock has not jumped for the grace period",
+    ReasonCode.RUNTIME_INCONSISTENT: "once the lists of the runtime agree",
     ReasonCode.FAILED_EARLIER: "in a later pass",
     ReasonCode.NOT_IN_PLAN: "by a plan that lists it",
 }
@@ -45,6 +46,7 @@ _OF_OTHERS: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.NOT_KUBELET_MANAGED: "never unless container_gc.include_unlabelled is set",
     ReasonCode.WITHIN_LIMITS: "once newer instances of it have exited, or its pod is deleted",
     ReasonCode.SANDBOX_UNKNOWN: "once its label and its sandbox have the same pod",
+    ReasonCode.RUNTIME_INCONSISTENT: "once the lists of the runtime agree",
     ReasonCode.AGE_UNKNOWN: "once its creation time is known",
     ReasonCode.CREATED_RECENTLY: "once it is old enough, unless another rule keeps it",
     ReasonCode.SANDBOX_READY: "once it is not ready and has no containers",

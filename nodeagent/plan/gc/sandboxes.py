@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.plan.clock import clock_untrusted
 from nodeagent.plan.decision import NO_FAILURES, Decision, ItemKind, Plan, Reason, ReasonCode, Verdict
+from nodeagent.plan.gc.consistency import withheld
 from nodeagent.plan.pods.names import sandbox_name
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def plan_sandbox_gc(  # noqa: PLR0913 - results of the earlier plans
     removed.sort(key=lambda entry: _age_key(entry[0]))
     kept.sort(key=lambda decision: f"{decision.name}\0{decision.id}")
     decisions = [_decision(sandbox, Verdict.REMOVE, reason) for sandbox, reason in removed]
-    return Plan("sandboxes", snapshot.observed_at, (*decisions, *kept))
+    return withheld(Plan("sandboxes", snapshot.observed_at, (*decisions, *kept)), snapshot.contradictions)
 
 
 def _keep_reason(  # noqa: PLR0911 - one for each rule

@@ -61,6 +61,7 @@ def rig(tmp_path: Path) -> Opener:
         dry_run: bool = False,
         deadlines: Mapping[str, float] | None = None,
         bulk: bool = False,
+        containerd_api: bool | None = None,
         read_holds: Callable[[], tuple[Hold, ...]] = tuple,
     ) -> AsyncIterator[Rig]:
         scenario = example_node()
@@ -80,14 +81,14 @@ def rig(tmp_path: Path) -> Opener:
             return Role.STANDALONE
 
         async with (
-            SimServer(node, tmp_path / "s", profile=profile) as server,
+            SimServer(node, tmp_path / "s", profile=profile, containerd_api=containerd_api) as server,
             RuntimeConnection(server.endpoint, deadlines=deadlines) as connection,
         ):
             cri = CriClient(connection)
             storage = ContainerdStorage(
                 ContainerdClient(connection), node.clock, lambda _path: LayerCache(clock=node.clock)
             )
-            settings = ObserverSettings("", tmp_path / "pods", tmp_path / "containers")
+            settings = ObserverSettings("", tmp_path / "pods", tmp_path / "containers", confirm_s=0.0)
             read = SimFilesystem(node).read
             observer = Observer(
                 cri,
@@ -99,6 +100,7 @@ def rig(tmp_path: Path) -> Opener:
                 read_holds=read_holds,
                 read_role=standalone,
                 booted_at=node.now - timedelta(days=30),
+                find_running=lambda _known: (frozenset(), False),
             )
             logs = HostLogs(settings.pod_log_root, settings.container_log_root, node.clock)
             removers = RemoverFactory(cri, storage, logs, node.clock, read_holds, observer.find_unreferenced, bulk=bulk)

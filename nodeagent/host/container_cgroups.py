@@ -1,0 +1,100 @@
+"""Running containers by their cgroups, a source that is independent of the runtime's lists.
+
+Runtimes name the cgroup of a container by its id: ``cri-containerd-ID.scope``, ``crio-ID.scope``, or the id alone below
+a parent such as ``kubepods`` or ``k8s.io``. Other runtimes on the node use other prefixes and parents, so only cgroups
+named like those of known ids are returned.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from nodeagent.clock import Clock
+
+MAX_DIRECTORIES: Final = 100_000
+"""Largest number of cgroups that are read."""
+
+MAX_S: Final = 5.0
+"""Longest time to read the names of the cgroups."""
+
+_V1_HIERARCHIES: Final = ("pids", "memory", "systemd")
+_ID: Final = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
+_MAX_DEPTH: Final = 12
+
+
+def find_running(known: Collection[str], clock: Clock, root: Path = Path("/")) -> tuple[frozenset[str], bool]:
+    """Return the ids of containers and sandboxes that have processes, and whether any known id has a cgroup.
+
+    Without a cgroup of a known id nothing is returned, as with containers in virtual machines or in another cgroup
+    namespace. An incomplete reading only lacks ids.
+
+    Args:
+        known: ids that the runtime lists.
+        clock: bounds the reading.
+        root: parent of ``sys``.
+
+    Source: kernel cgroup-v2.rst, ``cgroup.events``; cgroup-v1, ``cgroup.procs``.
+    """
+    base = _hierarchy(root / "sys/fs/cgroup")
+    if base is None:
+        return frozenset(), False
+    found = list(_walk(base, clock))
+    trusted = {pattern for container_id, pattern, _ in found if container_id in known}
+    running = {
+        container_id
+        for container_id, pattern, path in found
+        if pattern in trusted and (container_id in known or _is_populated(path))
+    }
+    return frozenset(running), bool(trusted)
+
+
+def _hierarchy(cgroups: Path) -> Path | None:
+    """Return the directory of the unified hierarchy if it is in use, else of a version 1 hierarchy."""
+    if (cgroups / "cgroup.controllers").exists():
+        return cgroups
+    return next((cgroups / each for each in _V1_HIERARCHIES if (cgroups / each).is_dir()), None)
+
+
+def _walk(base: Path, clock: Clock) -> Iterator[tuple[str, tuple[str, str], str]]:
+    """Yield container id, form of the name, and path of every cgroup named by an id; those below it are not read."""
+    deadline_s = clock.monotonic_s() + MAX_S
+    left = MAX_DIRECTORIES
+    stack = [(str(base), "", 0)]
+    while stack and left > 0 and clock.monotonic_s() < deadline_s:
+        directory, top, depth = stack.pop()
+        try:
+            with os.scandir(directory) as entries:
+                names = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
+        except OSError:
+            continue
+        for name in names:
+            left -= 1
+            path = f"{directory}/{name}"
+            first = top or name
+            match = _ID.search(name)
+            if match is not None:
+                form = "*" if first == name else first
+                yield match[0], (form, name.replace(match[0], "*")), path
+            elif depth < _MAX_DEPTH:
+                stack.append((path, first, depth + 1))
+
+
+def _is_populated(path: str) -> bool:
+    """Return whether a cgroup or one below it has a process; false if it is removed."""
+    try:
+        return "populated 1" in Path(path, "cgroup.events").read_text(encoding="ascii")
+    except OSError:
+        pass
+    for directory, _, _ in os.walk(path):
+        try:
+            if Path(directory, "cgroup.procs").read_bytes():
+                return True
+        except OSError:
+            continue
+    return False

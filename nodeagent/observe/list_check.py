@@ -1,0 +1,261 @@
+"""Reading of the runtime's lists with cross-checks.
+
+A suspicion is confirmed or resolved by evidence from outside the lists: a second listing, for objects that changed
+between two calls; the status of the object in question, since a list is wrong if it lacks an object whose status the
+runtime reports; the records of containerd; and the kernel's cgroups. A mismatch that the evidence explains, such as the
+forced removal of an image in use, is remembered, so that it costs no second listing in every pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError
+from nodeagent.model import ListContradiction
+from nodeagent.plan.gc.consistency import RuntimeLists, Suspicion, SuspicionKind, find_suspicions, persistent
+from nodeagent.plan.gc.image_references import bare_id
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Collection, Sequence
+
+    from nodeagent.model import Container, Image, Sandbox
+    from nodeagent.runtime.containerd_records import StoredContainer
+    from nodeagent.runtime.cri_messages import ContainerUsage
+
+CONFIRM_S: Final = 1.0
+"""Time between a suspicious listing and the second one."""
+
+MAX_STATUS_CALLS: Final = 200
+"""Largest number of vanished objects whose status is read; of more, evenly distributed ones."""
+
+_CONCURRENCY: Final = 16
+_ABSENT: Final = re.compile("not found|no such", re.IGNORECASE)  # of runtimes that answer UNKNOWN instead of NOT_FOUND
+KIND_LABEL: Final = "io.cri-containerd.kind"
+"""Label of the containerd records of CRI's containers and sandboxes."""
+
+
+class RuntimeReader(Protocol):
+    """Calls of the check. Each raises RuntimeRequestError if the call fails."""
+
+    async def list_images(self) -> tuple[Image, ...]:
+        """Return all images."""
+
+    async def list_containers(self) -> tuple[Container, ...]:
+        """Return all containers."""
+
+    async def list_sandboxes(self) -> tuple[Sandbox, ...]:
+        """Return all sandboxes."""
+
+    async def container_status(self, container_id: str) -> Container:
+        """Return one container. Raises RuntimeNotFoundError if it does not exist."""
+
+    async def sandbox_status(self, sandbox_id: str) -> Sandbox:
+        """Return one sandbox. Raises RuntimeNotFoundError if it does not exist."""
+
+    async def image_status(self, reference: str) -> Image | None:
+        """Return one image; ``None`` if it does not exist."""
+
+    async def list_container_stats(self) -> tuple[ContainerUsage, ...]:
+        """Return the usage of running containers."""
+
+
+class FindRunning(Protocol):
+    """Finds running containers by the kernel; blocking."""
+
+    def __call__(self, known: Collection[str], /) -> tuple[frozenset[str], bool]:
+        """Return the ids of running containers, and whether the kernel shows the known ones."""
+
+
+class ListStored(Protocol):
+    """Lists the container records of containerd."""
+
+    async def __call__(self) -> tuple[StoredContainer, ...] | None:
+        """Return every record; ``None`` without containerd's own services."""
+
+
+class CheckedLists(NamedTuple):
+    """Lists of one reading, with the confirmed contradictions between them.
+
+    Attributes:
+        lists: the lists of CRI.
+        stored: containerd's own records; ``None`` without its own services.
+        contradictions: the confirmed contradictions.
+    """
+
+    lists: RuntimeLists
+    stored: tuple[StoredContainer, ...] | None
+    contradictions: tuple[ListContradiction, ...] = ()
+
+
+class _Ids(NamedTuple):
+    """Ids of one reading."""
+
+    containers: frozenset[str]
+    sandboxes: frozenset[str]
+
+
+def _ids(lists: RuntimeLists) -> _Ids:
+    return _Ids(frozenset([each.id for each in lists.containers]), frozenset([each.id for each in lists.sandboxes]))
+
+
+def _union(first: _Ids | None, second: _Ids) -> _Ids:
+    return second if first is None else _Ids(first.containers | second.containers, first.sandboxes | second.sandboxes)
+
+
+class ListCheck:
+    """Reads the lists and checks them against each other and against the previous reading.
+
+    The state is the ids of the previous reading; a one-shot command has none.
+    """
+
+    def __init__(
+        self,
+        runtime: RuntimeReader,
+        find_running: FindRunning,
+        list_stored: ListStored,
+        *,
+        confirm_s: float = CONFIRM_S,
+    ) -> None:
+        """Compose the check; ``confirm_s`` is the time before a second listing."""
+        self._runtime = runtime
+        self._find_running = find_running
+        self._list_stored = list_stored
+        self._confirm_s = confirm_s
+        self._known: _Ids | None = None
+        self._explained: frozenset[tuple[SuspicionKind, str]] = frozenset()
+        self._slots = asyncio.Semaphore(_CONCURRENCY)
+
+    async def read(self, *, with_images: bool) -> CheckedLists:
+        """Return the lists and their contradictions.
+
+        Images are listed before containers, so that a container that is created meanwhile counts as a user.
+
+        Raises:
+            NodeAgentError: a list cannot be read.
+        """
+        known = self._known  # of a reading that ended before this one started, since a younger one has newer objects
+        lists, stored = await self._list(with_images=with_images)
+        suspicions = self._unexplained(lists)
+        if suspicions:
+            known = _union(known, _ids(lists))
+            await asyncio.sleep(self._confirm_s)
+            lists, stored = await self._list(with_images=with_images)
+            suspicions = persistent(suspicions, self._unexplained(lists))
+        contradictions = await self._confirm(lists, suspicions, has_records=stored is not None)
+        contradictions += await self._check_vanished(known, lists)
+        self._remember(known if contradictions else None, lists, with_images=with_images)
+        return CheckedLists(lists, stored, tuple(contradictions))
+
+    async def _list(self, *, with_images: bool) -> tuple[RuntimeLists, tuple[StoredContainer, ...] | None]:
+        images = await self._runtime.list_images() if with_images else None
+        containers, sandboxes = await asyncio.gather(self._runtime.list_containers(), self._runtime.list_sandboxes())
+        stored = await self._list_stored()
+        listed = {each.id for each in containers} | {each.id for each in sandboxes}
+        existing, running_known = await asyncio.to_thread(self._find_running, listed)
+        if stored is not None:  # records of other clients are users of images too, but no objects of CRI
+            existing -= {each.id for each in stored if KIND_LABEL not in each.labels}
+            existing |= {each.id for each in stored if KIND_LABEL in each.labels}
+        elif not running_known and self._known is None:
+            existing |= await self._with_stats()
+        return RuntimeLists(images, containers, sandboxes, existing, running_known or stored is not None), stored
+
+    async def _with_stats(self) -> frozenset[str]:
+        """Return the ids of containers with stats, a list of its own in the runtime."""
+        try:
+            return frozenset(each.container_id for each in await self._runtime.list_container_stats())
+        except RuntimeRequestError:
+            return frozenset()
+
+    def _unexplained(self, lists: RuntimeLists) -> tuple[Suspicion, ...]:
+        return tuple(each for each in find_suspicions(lists) if (each.kind, each.id) not in self._explained)
+
+    async def _confirm(
+        self, lists: RuntimeLists, suspicions: Sequence[Suspicion], *, has_records: bool
+    ) -> list[ListContradiction]:
+        """Return the suspicions that the status of the object does not explain, one of each effect."""
+        explained: set[tuple[SuspicionKind, str]] = set()
+        contradictions: dict[bool, ListContradiction] = {}
+        for each in suspicions:
+            images_only = each.kind is SuspicionKind.IMAGE_UNLISTED
+            if images_only in contradictions:
+                continue
+            evidence = await self._explain(lists, each, has_records=has_records)
+            if evidence is None:
+                explained.add((each.kind, each.id))
+            else:
+                contradictions[images_only] = ListContradiction(f"{each.detail}{evidence}", images_only)
+        self._explained |= explained
+        return list(contradictions.values())
+
+    async def _explain(self, lists: RuntimeLists, suspicion: Suspicion, *, has_records: bool) -> str | None:
+        """Return the evidence against the lists; ``None`` if the mismatch is real.
+
+        A running container that CRI does not report is ignored only if containerd's records lack it too: with CRI alone
+        it may be the container of another client, which uses an image.
+        """
+        if suspicion.kind is SuspicionKind.SANDBOX_UNLISTED:
+            return await self._evidence(self._runtime.sandbox_status(suspicion.id))
+        if suspicion.kind is SuspicionKind.OBJECT_UNLISTED:
+            status = await self._evidence(self._runtime.container_status(suspicion.id))
+            status = status or await self._evidence(self._runtime.sandbox_status(suspicion.id))
+            return status if status or has_records else ""
+        if suspicion.kind is SuspicionKind.IMAGE_UNLISTED:
+            try:
+                image = await self._runtime.image_status(suspicion.id)
+            except RuntimeRequestError as error:
+                return f", and its status cannot be read: {error}"
+            if image is None or bare_id(image.id) in {bare_id(each.id) for each in lists.images or ()}:
+                return None
+            return ", but its status is reported"
+        return ""
+
+    async def _evidence(self, status: Awaitable[object]) -> str | None:
+        """Return the evidence from the status of an object; ``None`` if it does not exist."""
+        async with self._slots:
+            try:
+                await status
+            except RuntimeNotFoundError:
+                return None
+            except RuntimeRequestError as error:
+                if _ABSENT.search(str(error)):
+                    return None
+                return f", and its status cannot be read: {error}"
+        return ", but its status is reported"
+
+    async def _check_vanished(self, known: _Ids | None, lists: RuntimeLists) -> list[ListContradiction]:
+        """Return a contradiction if an object of the previous reading vanished from its list and still exists."""
+        if known is None:
+            return []
+        current = _ids(lists)
+        containers = _sample(known.containers - current.containers)
+        sandboxes = _sample(known.sandboxes - current.sandboxes)
+        evidence = await asyncio.gather(
+            *(self._evidence(self._runtime.container_status(each)) for each in containers),
+            *(self._evidence(self._runtime.sandbox_status(each)) for each in sandboxes),
+        )
+        names = [f"container {each[:12]}" for each in containers] + [f"sandbox {each[:12]}" for each in sandboxes]
+        found = [f"{name} is not listed any more{text}" for name, text in zip(names, evidence, strict=True) if text]
+        if not found:
+            return []
+        more = f" ({len(found)} such objects)" if len(found) > 1 else ""
+        return [ListContradiction(f"{found[0]}{more}")]
+
+    def _remember(self, missing: _Ids | None, lists: RuntimeLists, *, with_images: bool) -> None:
+        """Remember the listed ids, and those of a contradictory reading's predecessor, to be checked again."""
+        self._known = _union(missing, _ids(lists))
+        if self._explained:
+            present = {(each.kind, each.id) for each in find_suspicions(lists)}
+            self._explained = frozenset(
+                each
+                for each in self._explained
+                if each in present or (each[0] is SuspicionKind.IMAGE_UNLISTED and not with_images)
+            )
+
+
+def _sample(ids: frozenset[str]) -> list[str]:
+    """Return at most ``MAX_STATUS_CALLS`` of some ids, evenly distributed in their order."""
+    ordered = sorted(ids)
+    step = max(1, -(-len(ordered) // MAX_STATUS_CALLS))
+    return ordered[::step]

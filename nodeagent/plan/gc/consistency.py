@@ -1,0 +1,169 @@
+"""Cross-checks of the runtime's lists, and the plan while they contradict each other.
+
+A list that lacks entries makes used images look unused and active pods look deleted. A suspicion is not a contradiction
+yet: lists are read one after the other while the node changes. The observer lists again and reads the status of the
+objects in question (``observe.list_check``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from nodeagent.plan.decision import Reason, ReasonCode, Verdict
+from nodeagent.plan.gc.image_references import ImageIndex, bare_id
+from nodeagent.plan.gc.image_users import image_references
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from nodeagent.model import Container, Image, ListContradiction, Sandbox
+    from nodeagent.plan.decision import Plan
+
+EMPTY_PODS_MIN: Final = 2
+"""Number of ready sandboxes without containers from which they are suspicious, if they are half of all ready ones."""
+
+
+class SuspicionKind(StrEnum):
+    """Kind of a suspicion."""
+
+    DUPLICATE_ID = "duplicate-id"
+    SANDBOX_UNLISTED = "sandbox-unlisted"
+    IMAGE_UNLISTED = "image-unlisted"
+    OBJECT_UNLISTED = "object-unlisted"
+    PODS_WITHOUT_CONTAINERS = "pods-without-containers"
+
+
+class Suspicion(NamedTuple):
+    """One mismatch between the lists.
+
+    Attributes:
+        kind: kind of the mismatch.
+        id: id or reference of the object in question.
+        detail: the mismatch, for display.
+    """
+
+    kind: SuspicionKind
+    id: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeLists:
+    """Lists of one reading.
+
+    Attributes:
+        images: ``None`` if not listed.
+        containers: all containers.
+        sandboxes: all sandboxes, listed at the same time.
+        existing: ids of containers and sandboxes by sources other than these lists: cgroups, records of containerd.
+        running_known: whether every running container is in ``existing``; not with containers in virtual machines.
+    """
+
+    images: tuple[Image, ...] | None
+    containers: tuple[Container, ...]
+    sandboxes: tuple[Sandbox, ...]
+    existing: frozenset[str] = frozenset()
+    running_known: bool = False
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The ids of all containers and sandboxes."""
+        return frozenset([each.id for each in self.containers] + [each.id for each in self.sandboxes])
+
+
+def find_suspicions(lists: RuntimeLists) -> tuple[Suspicion, ...]:
+    """Return the mismatches between the lists, in a fixed order."""
+    return (
+        *_duplicates(lists),
+        *_without_sandbox(lists),
+        *_without_image(lists),
+        *_objects_unlisted(lists),
+        *_pods_without_containers(lists),
+    )
+
+
+def _duplicates(lists: RuntimeLists) -> Iterator[Suspicion]:
+    ids = [each.id for each in lists.containers] + [each.id for each in lists.sandboxes]
+    if len(set(ids)) == len(ids):
+        return
+    for each, count in sorted(Counter(ids).items()):
+        if count > 1:
+            yield Suspicion(SuspicionKind.DUPLICATE_ID, each, f"id {each[:12]} is listed {count} times")
+
+
+def _without_sandbox(lists: RuntimeLists) -> Iterator[Suspicion]:
+    listed = {each.id for each in lists.sandboxes}
+    missing = {each.sandbox_id: each for each in lists.containers if each.sandbox_id and each.sandbox_id not in listed}
+    for sandbox_id, container in sorted(missing.items()):
+        detail = f"sandbox {sandbox_id[:12]} of container {container.id[:12]} is not listed"
+        yield Suspicion(SuspicionKind.SANDBOX_UNLISTED, sandbox_id, detail)
+
+
+def _without_image(lists: RuntimeLists) -> Iterator[Suspicion]:
+    """Yield the containers of which no image reference resolves to a listed image, one for each image."""
+    if lists.images is None:
+        return
+    ids = {bare_id(image.id) for image in lists.images}
+    candidates = {
+        tuple(filter(None, image_references(each))): each
+        for each in lists.containers
+        if bare_id(each.image_ref) not in ids and bare_id(each.image_id) not in ids
+    }
+    if not candidates:
+        return
+    index = ImageIndex(lists.images)
+    for references, container in sorted(candidates.items()):
+        if references and not index.resolve_all(references):
+            detail = f"image {references[0]} of container {container.id[:12]} is not listed"
+            yield Suspicion(SuspicionKind.IMAGE_UNLISTED, references[0], detail)
+
+
+def _objects_unlisted(lists: RuntimeLists) -> Iterator[Suspicion]:
+    for each in sorted(lists.existing - lists.ids):
+        detail = f"container {each[:12]} is not listed, but running or in the records of the runtime"
+        yield Suspicion(SuspicionKind.OBJECT_UNLISTED, each, detail)
+
+
+def _pods_without_containers(lists: RuntimeLists) -> Iterator[Suspicion]:
+    """Yield a suspicion if too many ready sandboxes have no container, where running ones cannot be verified.
+
+    A single one is usual, as while an image cannot be pulled.
+    """
+    if lists.running_known:
+        return
+    used = {each.sandbox_id for each in lists.containers} | {each.pod_uid for each in lists.containers}
+    ready = [each for each in lists.sandboxes if each.ready]
+    empty = [each for each in ready if each.id not in used and each.uid not in used]
+    if len(empty) >= EMPTY_PODS_MIN and 2 * len(empty) >= len(ready):
+        detail = f"{len(empty)} of {len(ready)} ready sandboxes have no listed container"
+        yield Suspicion(SuspicionKind.PODS_WITHOUT_CONTAINERS, "", detail)
+
+
+def withheld(plan: Plan, contradictions: Sequence[ListContradiction], *, by_images: bool = False) -> Plan:
+    """Return the plan, without removals while the lists that it depends on contradict each other.
+
+    Args:
+        plan: the plan from these lists.
+        contradictions: the contradictions of the observation.
+        by_images: whether the plan depends on the image list too.
+    """
+    relevant = [each.detail for each in contradictions if by_images or not each.images_only]
+    if not relevant:
+        return plan
+    more = f" and {len(relevant) - 1} more" if len(relevant) > 1 else ""
+    detail = f"{relevant[0]}{more}"
+    reason = Reason(ReasonCode.RUNTIME_INCONSISTENT, {"detail": detail})
+    decisions = [
+        each._replace(verdict=Verdict.KEEP, reason=reason) if each.verdict is Verdict.REMOVE else each
+        for each in plan.decisions
+    ]
+    return replace(plan, decisions=tuple(decisions), pending_bytes=0, blocked=reason.sentence)
+
+
+def persistent(first: Collection[Suspicion], second: Sequence[Suspicion]) -> tuple[Suspicion, ...]:
+    """Return the suspicions of a second listing that the first one had too, by kind and id."""
+    known = {(each.kind, each.id) for each in first}
+    return tuple(each for each in second if (each.kind, each.id) in known)
