@@ -4,7 +4,7 @@ Tenants control most of these texts, which are therefore treated as data everywh
 unchanged; bytes of a file name that are not UTF-8 are the surrogates of Python's ``surrogateescape``, and the name
 still opens the file. One of these functions applies at the boundaries:
 
-- ``escape`` for people: terminal, console log, journal message, status of the unit.
+- ``escape`` for display: terminal, console log, journal message, status of the unit.
 - ``encodable`` for programs: history, journal fields, metric labels. Only text that cannot be encoded changes.
 - ``to_json`` for both, since JSON has escapes of its own.
 

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from nodeagent.store.pass_history import Retention
 
 WRITTEN_WITHIN_S: Final = 5.0
-"""Longest wait of a pass for a record; a disk that answers later delays no removal further."""
+"""Maximum wait of a pass for a record; a slower disk delays no removal further."""
 _MAX_QUEUED: Final = 500
 
 
 class HistoryWriter:
-    """Writes the passes of one agent to its history. Its methods never raise because of the history."""
+    """Writes the passes of one agent to its history. Its methods never raise errors of the history."""
 
     def __init__(
         self, history: History, retention: Retention, clock: Clock, clock_trusted: Callable[[], bool] = lambda: True
@@ -52,7 +52,7 @@ class HistoryWriter:
     async def begin(self, past: PastPass, within_s: float = WRITTEN_WITHIN_S) -> None:
         """Write a pass with its planned removals, synced; return once it is written, at the latest after ``within_s``.
 
-        A later return of the disk completes the write.
+        A write that takes longer is completed in the background.
         """
         await self._wait(self._submit(past.id, lambda: lambda: self._history.begin(past)), within_s)
 
@@ -61,7 +61,7 @@ class HistoryWriter:
         await self._wait(self._submit(pass_id, lambda: lambda: self._history.extend(pass_id, actions)))
 
     def update(self, pass_id: str, position: int, action: PastAction, duration_s: float) -> None:
-        """Write an outcome soon, without waiting; outcomes that arrive during a write share the next one."""
+        """Write an outcome soon, without waiting; outcomes received during a write share the next one."""
         queued = pass_id in self._outcomes
         outcomes, _ = self._outcomes.get(pass_id, ({}, 0.0))
         outcomes[position] = action
@@ -98,7 +98,7 @@ class HistoryWriter:
             await asyncio.wait({work}, timeout=within_s)
 
     def _submit(self, pass_id: str, prepare: Callable[[], Callable[[], None]]) -> asyncio.Future[None]:
-        """Queue a write; ``prepare`` returns it when its turn comes."""
+        """Queue a write; ``prepare`` returns it at its start."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if len(self._queue) >= _MAX_QUEUED:
             self._history.drop(f"pass {pass_id}", "too many writes wait for the disk")
@@ -117,7 +117,7 @@ class HistoryWriter:
             try:
                 await asyncio.to_thread(prepare())
                 self._bug = ""
-            except Exception as error:  # noqa: BLE001 - a bug in the history must not fail a pass
+            except Exception as error:  # noqa: BLE001 - an unexpected error in the history must not fail a pass
                 self._bug = f"cannot write history: {error!r}; this is a bug"
             finally:
                 self._writing_since_s = None

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent import __version__
-from nodeagent.api.http_response import CutResponseError, HttpResponse, MalformedResponseError
+from nodeagent.api.http_response import HttpResponse, MalformedResponseError, TruncatedResponseError
 from nodeagent.api.operations import OPERATIONS, ProblemType, path_variables
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnavailableError, UsageError
 
@@ -123,7 +123,7 @@ class ControlClient:
                 raise DaemonUnavailableError(
                     f"{self._path}: connection to the daemon lost: {error.strerror or error}"
                 ) from error
-            except CutResponseError as error:
+            except TruncatedResponseError as error:
                 lost = "connection to the daemon lost" if responded else "the daemon closed the connection"
                 raise DaemonUnavailableError(f"{self._path}: {lost}") from error
             except MalformedResponseError as error:

@@ -1,4 +1,4 @@
-"""The error of a document that cannot be read."""
+"""Error of an unreadable document."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from nodeagent.errors import NodeAgentError
 
 
 class DocumentError(NodeAgentError):
-    """Text is not a document of the expected schema. The message names the path of the field."""
+    """The text is not a document of the expected schema; the message contains the path of the field."""

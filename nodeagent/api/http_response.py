@@ -22,7 +22,7 @@ class MalformedResponseError(Exception):
     """The received bytes are no response of HTTP/1.1."""
 
 
-class CutResponseError(Exception):
+class TruncatedResponseError(Exception):
     """The connection was closed before the end of the response."""
 
 
@@ -38,7 +38,7 @@ class HttpResponse:
 
         Raises:
             MalformedResponseError: no HTTP.
-            CutResponseError: closed before the end of the head.
+            TruncatedResponseError: closed before the end of the head.
         """
         self._connection = connection
         self._received = b""
@@ -51,7 +51,7 @@ class HttpResponse:
 
         Raises:
             MalformedResponseError: faulty framing.
-            CutResponseError: closed before the end of the body.
+            TruncatedResponseError: closed before the end of the body.
         """
         length = self._headers.get(b"content-length")
         if self._headers.get(b"transfer-encoding", b"").lower() == b"chunked":
@@ -99,7 +99,7 @@ class HttpResponse:
     def _receive(self) -> None:
         part = self._connection.recv(_PART_BYTES)
         if not part:
-            raise CutResponseError
+            raise TruncatedResponseError
         self._received += part
 
 

@@ -1,6 +1,6 @@
-"""Documents as their JSON has them, with the fields as attributes: for commands that print an answer of the daemon.
+"""Views of JSON documents, with the fields as attributes: for commands that print an answer of the daemon.
 
-To import the types of the documents takes three times as long as the rest of such a command. The types are declared to
+The import of the document types takes three times as long as the rest of such a command. The types are declared to
 the type checker only: a function that prints a document takes one of either kind, as long as it uses fields alone, no
 methods, and compares enumerations as text.
 """
@@ -40,7 +40,7 @@ class Fields:
         values = self._values
         if name in values:
             return _view(name, values[name])
-        for other in (name.removesuffix("_"), name.replace("_", "-")):  # as the documents rename fields
+        for other in (name.removesuffix("_"), name.replace("_", "-")):  # the documents rename fields in the same way
             if other in values:
                 return _view(name, values[other])
         raise DocumentError(f"cannot decode document {values.get('schema', '')}: no field {name}")

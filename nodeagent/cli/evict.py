@@ -196,7 +196,7 @@ def _document(dry_run: _DryRun, simulate: Sequence[str]) -> EvictionPreview:
 
 
 def _print(dry_run: _DryRun, simulate: Sequence[str]) -> None:
-    from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
+    from nodeagent.cli import render  # noqa: PLC0415 - imported only for tables
 
     console = render.make_console()
     plan = dry_run.then

@@ -64,7 +64,7 @@ def _print(history: History, form: str, source: str) -> None:
     if form != "table":
         sys.stdout.write(encode(history, form))
         return
-    from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
+    from nodeagent.cli import render  # noqa: PLC0415 - imported only for tables
 
     console = render.make_console()
     for stop in history.node_stops:
@@ -96,7 +96,7 @@ def _print(history: History, form: str, source: str) -> None:
 
 def _print_ranking(console: Console, eviction: RecordedEviction) -> None:
     """Print the readings and the ranking of an eviction decision."""
-    from nodeagent.cli import render  # noqa: PLC0415 - tables are only for people
+    from nodeagent.cli import render  # noqa: PLC0415 - imported only for tables
 
     threshold = eviction.threshold
     if threshold is not None:

@@ -98,7 +98,7 @@ class ListRequest(NamedTuple, Generic[R]):
             texts_of = columns[key].texts
             own = [each for each in self.conditions if each.key == key]
             wanted, excluded = [each for each in own if each.equal], [each for each in own if not each.equal]
-            if texts_of is not None:  # as every key of a condition
+            if texts_of is not None:  # the same for every key of a condition
                 pairs = [(row, texts_of(row)) for row in selected]
                 selected = [
                     row

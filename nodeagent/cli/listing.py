@@ -45,8 +45,8 @@ class Column(NamedTuple, Generic[R]):
         heading: title, alignment and shortening.
         value: by which rows are sorted; ``None`` is sorted last.
         show: the cell of a row, at the time of the document.
-        scope: the tables that have it.
-        texts: the texts that ``--filter`` compares with; ``None`` for a column without a filter.
+        scope: the tables with this column.
+        texts: the texts compared with ``--filter``; ``None`` for a column without a filter.
         brief: the cell on a terminal without ``--no-trunc``; ``None`` if it is the same.
     """
 
@@ -131,7 +131,7 @@ class ListView(NamedTuple, Generic[R]):
     """The declaration of a list.
 
     Attributes:
-        rows: the field of the document that has the rows.
+        rows: the field of the document with the rows.
         columns: in the order of the table.
         id: the text of ``--quiet``.
         name: the text of ``-o name``.

@@ -63,7 +63,7 @@ def image_tree(source: Source, options: ListOptions) -> None:
 
 def _add_stack(branch: RichTree, stack: lists.LayerStack) -> None:
     from nodeagent.cli.terminal import Text  # noqa: PLC0415
-    from nodeagent.cli.values import short_reference  # noqa: PLC0415 - only for people
+    from nodeagent.cli.values import short_reference  # noqa: PLC0415 - imported only for tables
 
     names = ", ".join(map(short_reference, stack.images))
     many = f", in {stack.images_in_all} images" if stack.images_in_all > 1 else ""

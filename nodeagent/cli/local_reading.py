@@ -1,4 +1,4 @@
-"""Documents that a command makes from the node, without a daemon."""
+"""Documents of a command's own observation of the node, without a daemon."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def read_document(source: Source, make: ReadNode) -> dict[str, Any]:
-    """Return a document made from an agent, as its JSON object.
+    """Return the document of an agent, as its JSON object.
 
     Raises:
         ConfigError: the configuration is invalid.
@@ -32,6 +32,6 @@ def read_document(source: Source, make: ReadNode) -> dict[str, Any]:
 
 
 def as_json(document: Document) -> dict[str, Any]:
-    """Return a document as its JSON object, as a client of the daemon receives it."""
+    """Return a document as the JSON object received by a client of the daemon."""
     found: dict[str, Any] = json.loads(encode_line(document))
     return found

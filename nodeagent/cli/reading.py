@@ -1,8 +1,8 @@
-"""Reading of documents: from the running daemon, or from the node by the command itself.
+"""Reading of documents: from the running daemon, or directly from the node.
 
 A command reads the node if ``--direct`` is given, if no daemon is listening, and if it is given settings of its own,
-since the daemon's answer is by its configuration. A daemon that refuses or fails a request is an error. Both ways end
-in the same document, which the command prints.
+since the daemon's answer is by its configuration. A daemon that refuses or fails a request is an error. Both result in
+the same document, which the command prints.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def read(
         operation: name in :data:`~nodeagent.api.operations.OPERATIONS`.
         fields: of the request.
         source: of the document.
-        local: makes the document without a daemon.
+        local: creates the document without a daemon.
         within_s: time limit of the daemon's answer.
 
     Raises:
@@ -49,7 +49,7 @@ def read(
 def ask(
     operation: str, fields: Mapping[str, object], source: Source, *, within_s: float = ANSWER_WITHIN_S
 ) -> dict[str, Any] | None:
-    """Return the daemon's document as its JSON object; ``None`` if the command reads the node itself.
+    """Return the daemon's document as its JSON object; ``None`` if the command reads the node directly.
 
     Raises:
         NodeAgentError: the daemon refuses or fails the request.
@@ -70,7 +70,7 @@ def ask(
 
 
 def read_node(source: Source, local: ReadNode) -> dict[str, Any]:
-    """Return a document that is made from this node, as its JSON object.
+    """Return a document of this node, as its JSON object.
 
     Raises:
         ConfigError: the configuration is invalid.

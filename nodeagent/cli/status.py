@@ -184,7 +184,7 @@ def status_view(status: Status) -> RenderableType:
 
 def top_view(status: Top) -> RenderableType:
     """Return the signals and the pods in eviction order."""
-    from rich.console import Group  # noqa: PLC0415 - only for people
+    from rich.console import Group  # noqa: PLC0415 - imported only for tables
 
     from nodeagent.cli.render import table  # noqa: PLC0415
     from nodeagent.cli.terminal import Text  # noqa: PLC0415
@@ -286,7 +286,7 @@ def _image_use(status: Status) -> list[RenderableType]:
 
 
 def _filesystem(each: FilesystemStatus) -> RenderableType:
-    from nodeagent.cli.terminal import Text  # noqa: PLC0415 - only for people
+    from nodeagent.cli.terminal import Text  # noqa: PLC0415 - imported only for tables
 
     reading = each.reading
     if reading is None:

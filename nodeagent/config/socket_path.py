@@ -1,7 +1,7 @@
 """Path of the control socket, from a configuration that may be invalid.
 
-A client of the daemon needs no other setting. The daemon continues with its earlier configuration if the file becomes
-invalid, so that the commands that control it must find the socket nevertheless: faults of the file are ignored here.
+A client of the daemon requires no other setting. With a file that became invalid the daemon continues with its earlier
+configuration and remains controllable; faults of the file are therefore ignored here.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def _dropins(path: str) -> list[str]:
 
 
 def _in_text(text: str, default: str) -> str:
-    """Return the socket path that a file sets; ``default`` if it sets none, or one that is not absolute."""
-    import tomllib  # noqa: PLC0415 - only if a file may set the path
+    """Return the socket path set by a file; ``default`` without one, or for a relative path."""
+    import tomllib  # noqa: PLC0415 - imported only for a file with a socket path
 
     try:
         documents: Iterator[Mapping[str, object]] = iter([tomllib.loads(text)])
@@ -95,7 +95,7 @@ def _in_text(text: str, default: str) -> str:
 
 
 def _valid_lines(text: str) -> Iterator[Mapping[str, object]]:
-    """Yield the document that each valid line of an invalid file makes within its table."""
+    """Yield the document of each valid line of an invalid file, within its table."""
     import tomllib  # noqa: PLC0415 - as above
 
     header = ""

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 MAX_DEPTH: Final = 256
-"""Deepest level of a log tree that is read or removed."""
+"""Maximum depth of readable and removable log trees."""
 
 
 class RemovalRefusedError(NodeAgentError):
-    """An entry is not of the expected kind or place, so it was not removed; the text has the reason."""
+    """An entry has an unexpected type or place and was not removed; the text contains the reason."""
 
 
 @dataclass(frozen=True, slots=True)

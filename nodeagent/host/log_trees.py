@@ -31,7 +31,7 @@ _WEIGHT: Final = {LogOpeners.NONE: 0, LogOpeners.READERS: 1, LogOpeners.UNKNOWN:
 
 
 class _IncompleteError(Exception):
-    """The tree was not read completely; the text has the reason."""
+    """The tree was not read completely; the text contains the reason."""
 
 
 def read_log_tree(root: Path, name: str, clock: Clock, *, within_s: float = MAX_TREE_S) -> LogTree | None:
@@ -118,5 +118,5 @@ def _read(reading: _Reading, directory: int, place: Place, where: Path, depth: i
             elif stat.S_ISREG(status.st_mode) and reading.openers is not LogOpeners.WRITERS:
                 openers, cause = find_openers(directory, name)
                 reading.opened(openers, f"{where / name}: {cause}" if cause else str(where / name))
-        except FileNotFoundError as error:  # renamed or removed meanwhile: the tree is in use
+        except FileNotFoundError as error:  # the entry was renamed or removed: the tree is in use
             raise _IncompleteError(f"{where / name} changed during the reading") from error

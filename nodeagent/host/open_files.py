@@ -2,8 +2,8 @@
 
 The kernel grants a write lease only if no other descriptor of the file is open, and a read lease only if none is open
 for writing, in any process, container and mount namespace. ``/proc/*/fd`` was rejected: for a process with more
-capabilities than the agent it needs ``CAP_SYS_PTRACE``, which the agent's unit does not have, and containerd, which
-writes the container logs, is such a process. A lease needs only the ownership of the file.
+capabilities than the agent it requires ``CAP_SYS_PTRACE``, which the agent's unit does not have, and containerd, which
+writes the container logs, is such a process. A lease requires only the ownership of the file.
 
 Source: fcntl(2), ``F_SETLEASE``; kernel ``check_conflicting_open``.
 """

@@ -1,4 +1,4 @@
-"""Whether a process that wrote a record is still running."""
+"""Identity of processes, for the check whether the writer of a record is still running."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ClockTrust:
-    """Use that decisions may make of the wall clock of an observation.
+    """Validity of the wall clock of an observation for decisions.
 
     Attributes:
         boot_id: id of the boot; empty if unknown.
@@ -22,9 +22,9 @@ class ClockTrust:
         jumped_at: detection of that jump, by the wall clock of this observation; ``None`` without one.
         untrusted_until: end of the grace period after the last jump, by the wall clock of this observation; ``None``
             outside of it. Within it nothing is removed, ended or pruned because of its age.
-        expiry_now: the time that wall times of other boots are compared with for their end: never later than the
-            wall clock, and unaffected by its jumps forward within a boot; ``None`` while it is unknown, so that
-            nothing ends.
+        expiry_now: reference time for the expiry of wall times of other boots: never later than the
+            wall clock, and unaffected by its jumps forward within a boot; ``None`` while it is unknown, so that no
+            expiry is due.
         problem: reason that the wall clock is implausible; empty normally.
     """
 

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from nodeagent.model import PodLogDirectory, Sandbox
 
 MAX_TREES_S: Final = 30.0
-"""Longest time for all log trees of one observation; trees that are not reached count as incomplete."""
+"""Time limit for all log trees of one observation; unread trees count as incomplete."""
 
 
 class LogTreeReadings:
-    """Reads the log directories that a pass may remove, and remembers since when each is unchanged."""
+    """Reads the removable log directories, and records the time since which each is unchanged."""
 
     def __init__(self, root: Path, clock: Clock) -> None:
         self._root = root
@@ -39,7 +39,7 @@ class LogTreeReadings:
             self._first_equal = {}
             return tuple(directories)
         trees = await asyncio.to_thread(self._read, [each.name for each in read])
-        # a directory that vanished since the listing is omitted
+        # a directory removed since the listing is omitted
         return tuple(
             replace(each, tree=trees.get(each.name))
             for each in directories

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from nodeagent.clock import SystemClock
 from nodeagent.host.kubelet_detection import KubeletTraceReader, read_kubelet_traces
 from nodeagent.model import KubeletTraces, Role, RoleBasis, RoleDecision, RoleMemory
-from nodeagent.plan.node_role import decide_role, settle_role
+from nodeagent.plan.node_role import apply_hysteresis, decide_role
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,7 +79,7 @@ class RoleWatch:  # 11 attributes: the reader, its last reading and the hysteres
                 self._traces = await self._read()
                 self._read_s = now_s = self._clock.monotonic_s()
             decision = decide_role(self._traces, configured)
-            decision, self._memory = settle_role(decision, self._traces, self._memory, now_s)
+            decision, self._memory = apply_hysteresis(decision, self._traces, self._memory, now_s)
             before, self.current = self.current, decision
             self._log(before, decision)
             return decision

@@ -162,7 +162,7 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
 
         Raises:
             RuntimeUnavailableError: no connection to the runtime.
-            NodeAgentError: a reading that decisions depend on failed.
+            NodeAgentError: a required reading failed.
         """
         warnings: list[str] = []
         directories, links = await asyncio.to_thread(self._list_logs, scope, warnings)

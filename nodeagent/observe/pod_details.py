@@ -1,7 +1,7 @@
 """CRI status of sandboxes and containers, read once each.
 
 The cgroup parent, the log directory and the container traits cannot change while a container runs, so that a pass on an
-idle node costs the runtime two list calls.
+idle node requires two list calls of the runtime.
 """
 
 from __future__ import annotations

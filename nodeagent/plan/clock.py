@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def clock_untrusted(clock: ClockTrust) -> Reason | None:
-    """Return the reason to keep every item whose removal depends on its age; ``None`` while the clock is trusted."""
+    """Return the reason to keep all items with a removal by age; ``None`` while the clock is trusted."""
     if clock.untrusted_until is None:
         return None
     details: dict[str, Detail] = {

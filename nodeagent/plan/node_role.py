@@ -50,7 +50,7 @@ def decide_role(traces: KubeletTraces, configured: Role | None) -> RoleDecision:
     return RoleDecision(Role.STANDALONE, RoleBasis.NO_TRACE, _NO_TRACE)
 
 
-def settle_role(
+def apply_hysteresis(
     decision: RoleDecision, traces: KubeletTraces, memory: RoleMemory, now_s: float
 ) -> tuple[RoleDecision, RoleMemory]:
     """Return the role after hysteresis, and the memory for the next reading.

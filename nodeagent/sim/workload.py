@@ -111,7 +111,7 @@ class SimContainer:
 
     @property
     def reason(self) -> str:
-        """Termination reason, as containerd reports it; empty before the exit."""
+        """Termination reason in containerd's form; empty before the exit."""
         if self.state is not ContainerState.EXITED:
             return ""
         if self.exit_code == 137:

@@ -1,4 +1,4 @@
-"""Passes of this process that have not finished, and the part of each that is on disk."""
+"""Unfinished passes of this process, and the written part of each."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class UnfinishedPass:
         self._past = replace(self._past, duration_s=duration_s)
 
     def write(self, connection: sqlite3.Connection, number: int, writer: ProcessIdentity) -> None:
-        """Write the changes, or everything if the file may lack the pass; see :meth:`written`.
+        """Write the changes, or the whole pass if the file may lack it; see :meth:`written`.
 
         Args:
             connection: inside a transaction.
@@ -59,6 +59,6 @@ class UnfinishedPass:
         insert_unfinished(connection, self.past, writer)
 
     def written(self, number: int) -> None:
-        """Note that the transaction of :meth:`write` was committed on this connection."""
+        """Record the commit of the transaction of :meth:`write` on this connection."""
         self._written_to = number
         self._changed.clear()

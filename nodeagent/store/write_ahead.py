@@ -1,8 +1,8 @@
-"""Unfinished passes in the history: planned removals before the first of them, outcomes as they become known.
+"""Unfinished passes in the history: planned removals before the first of them, outcomes after each removal.
 
-A pass is written with its planned removals before it removes anything, and these records are synced: the runtime makes
-its removals durable itself, so a removal without a record could outlive a power failure. Outcomes are written without a
-sync. They survive the end of the process, and one that a power failure loses is read as unknown.
+A pass is written with its planned removals before the first removal, and these records are synced: the runtime makes
+its removals durable, so that after a power failure a removal could exist without a record. Outcomes are written without
+a sync. They survive the end of the process, and an outcome lost in a power failure is read as unknown.
 
 The writer of an unfinished pass is recorded by pid, boot and start time. Once that process has ended, the pass is
 interrupted, and removals without an outcome have the outcome ``unknown``.
@@ -38,7 +38,7 @@ _GONE: Final = frozenset({"done", "gone"})
 
 @dataclass(frozen=True, slots=True)
 class InterruptedPass:
-    """A pass whose process ended before it recorded the result.
+    """A pass without result because of the end of its process.
 
     Attributes:
         removed: number of items recorded as removed.

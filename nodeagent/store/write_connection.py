@@ -1,4 +1,4 @@
-"""Connection for writing that is kept between transactions."""
+"""Connection for writing, kept open between transactions."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class WriteConnection:
     """Opens a file with the first transaction and keeps it open until closed, or until the file was replaced.
 
-    The last connection of a file copies the write-ahead log into it and syncs both when it is closed. A pass would pay
-    for that with each of its batches.
+    The last connection of a file copies the write-ahead log into it and syncs both when it is closed. A new connection
+    per transaction would repeat this with each batch of a pass.
     """
 
     def __init__(self, path: Path, migrations: Migrations, additions: Sequence[str]) -> None:
@@ -32,7 +32,7 @@ class WriteConnection:
 
     @contextmanager
     def transaction(self, *, durable: bool) -> Iterator[tuple[sqlite3.Connection, int]]:
-        """Yield the connection inside a transaction, with its number; another number can mean another file.
+        """Yield the connection inside a transaction, with its number; another number can indicate another file.
 
         Args:
             durable: whether the transaction is synced before the block ends. Without it, it survives the end of the
@@ -58,7 +58,7 @@ class WriteConnection:
             connection.close()
 
     def _open(self) -> sqlite3.Connection:
-        # The inode number of a file that is open is not used again.
+        # The inode number of an open file is not reused.
         if self._connection is not None and self._file == _identity(self._path):
             return self._connection
         self.close()
@@ -67,7 +67,7 @@ class WriteConnection:
         self._connection.execute("PRAGMA foreign_keys = ON")
         self._file = _identity(self._path)
         if self._file is None:
-            raise FileNotFoundError(2, "deleted while it was opened", str(self._path))
+            raise FileNotFoundError(2, "deleted during the opening", str(self._path))
         return self._connection
 
 

@@ -53,7 +53,7 @@ def run_quiet(node: PressedNode, count: int) -> set[str]:
     return names
 
 
-def settle(node: PressedNode, count: int = 1) -> None:
+def wait_until_cleared(node: PressedNode, count: int = 1) -> None:
     """Wait until the threshold is cleared, and for four more passes."""
     node.wait_for("threshold_cleared", count, timeout_s=90)
     node.wait_passes(4)
@@ -68,7 +68,7 @@ def test_only_the_writing_pod_is_evicted_under_disk_pressure(node: PressedNode, 
     node.run_writer("writer", WRITER_MIB)
     before = node.available_bytes
     with node.daemon(threshold(node)):
-        settle(node)
+        wait_until_cleared(node)
     assert [each["pod_name"] for each in node.events("evicted")] == ["writer"]
     assert node.running() == quiet
     assert node.available_bytes - before >= WRITER_MIB * MIB * 98 // 100
@@ -90,7 +90,7 @@ def test_no_image_is_removed_if_a_dead_container_frees_enough(node: PressedNode,
     before = node.tags()
     assert set(UNUSED) <= before
     with node.daemon(threshold(node)):
-        settle(node)
+        wait_until_cleared(node)
     assert node.tags() == before
     assert [each["step"] for each in node.events("reclaimed") if each["removed"]] == ["dead-containers on imagefs"]
     assert not node.events("eviction_started")
@@ -107,7 +107,7 @@ def test_second_writing_pod_is_evicted_too_and_no_other_pod(node: PressedNode) -
     limit = node.available_bytes // MIB + SHORT_MIB
     with node.daemon(f'hard = "imagefs.available<{limit}Mi"'):
         node.touch("second", "/go")
-        settle(node)
+        wait_until_cleared(node)
     assert sorted(each["pod_name"] for each in node.events("evicted")) == ["first", "second"]
     assert node.running() == quiet
 
@@ -118,7 +118,7 @@ def test_only_the_pod_with_many_files_is_evicted_under_inode_pressure(node: Pres
         "hoarder", "mkdir /many; cd /many; for a in $(seq 40); do mkdir $a; (cd $a; seq 100 | xargs touch); done"
     )
     with node.daemon(f'hard = "imagefs.inodesFree<{node.inodes_free + 2000}"'):
-        settle(node)
+        wait_until_cleared(node)
     assert [(each["pod_name"], each["starved"]) for each in node.events("evicted")] == [("hoarder", "inodes")]
     (measured,) = node.events("effect_measured")
     assert measured["end"] == "measured"
@@ -143,7 +143,7 @@ def test_layer_that_cannot_be_removed_withholds_other_evictions_and_not_reclaim(
             assert (withheld["reason"], withheld["action"]) == ("effect-outstanding", "eviction of default/writer")
             node.wait_for("eviction_ineffective")
             subprocess.run(["chattr", "-i", str(data)], check=True)
-            settle(node)
+            wait_until_cleared(node)
     finally:
         subprocess.run(["chattr", "-i", str(data)], check=False, stderr=subprocess.DEVNULL)
     assert [each["pod_name"] for each in node.events("eviction_started")] == ["writer"]
@@ -161,7 +161,7 @@ def test_no_second_pod_is_evicted_when_the_runtime_hangs_during_an_eviction(node
         (failed,) = node.wait_for("eviction_failed")
         assert failed["outcome"] == "failed"
         node.containerd.thaw()
-        settle(node)
+        wait_until_cleared(node)
     assert {each["pod_name"] for each in node.events("eviction_started")} == {"writer"}
     assert node.running() == quiet
 
@@ -181,7 +181,7 @@ def test_daemon_killed_during_an_eviction_completes_it_after_a_restart(node: Pre
         node.pods.stop(writer.container)
         node.pods.wait_exited(writer.container)
     with node.daemon(eviction):
-        settle(node)
+        wait_until_cleared(node)
     assert {each["pod_name"] for each in node.events("eviction_started")} == {"writer"}
     assert node.running() == quiet
     assert writer.container.id not in {each.id for each in node.pods.list_containers()}
@@ -196,7 +196,7 @@ def test_logs_of_the_victim_are_reclaimed_for_nodefs_before_another_pod(node: Pr
     assert chatty.sandbox.log_directory is not None
     free = available_mib(logs)
     with node.daemon(f'hard = "nodefs.available<{free + 60}Mi"'):
-        settle(node)
+        wait_until_cleared(node)
     assert [each["pod_name"] for each in node.events("evicted")] == ["chatty"]
     assert not chatty.sandbox.log_directory.exists()
     assert node.running() == quiet
@@ -213,7 +213,7 @@ def test_one_pod_is_evicted_for_each_of_two_filesystems_under_pressure(node: Pre
         f"nodefs.available<{available_mib(logs) + 60}Mi,imagefs.available<{node.available_bytes // MIB + SHORT_MIB}Mi"
     )
     with node.daemon(f'hard = "{limits}"'):
-        settle(node, 3)
+        wait_until_cleared(node, 3)
     assert sorted(each["pod_name"] for each in node.events("evicted")) == ["chatty", "writer"]
     assert node.running() == quiet
 
@@ -224,7 +224,7 @@ def test_one_pod_is_evicted_on_a_node_with_a_single_filesystem(node: PressedNode
     quiet = run_quiet(node, 3)
     node.run_writer("writer", WRITER_MIB)
     with node.daemon(f'hard = "nodefs.available<{node.available_bytes // MIB + SHORT_MIB}Mi"'):
-        settle(node)
+        wait_until_cleared(node)
     assert [each["pod_name"] for each in node.events("evicted")] == ["writer"]
     assert node.running() == quiet
 

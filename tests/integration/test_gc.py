@@ -435,7 +435,7 @@ def test_log_that_is_written_or_open_keeps_the_directory_of_an_unlisted_pod(worn
 
 
 def age(*directories: Path) -> None:
-    """Set the modification time of all but the files to two hours ago."""
+    """Set the modification time of all directories to two hours ago."""
     for top in directories:
         for each in (top / "web", top):
             os.utime(each, (time.time() - 7200,) * 2)

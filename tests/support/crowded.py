@@ -1,7 +1,7 @@
 """Simulated node with the names of a production cluster: ``python -m tests.support.crowded DIR``.
 
 Long registry references, an image with twenty tags, restarted containers, finished pods. DIR gets the runtime's socket
-``s``, the log roots and a configuration; it serves until SIGTERM. Ids and ages are the same in every run.
+``s``, the log roots and a configuration; the runtime is served until SIGTERM. Ids and ages are the same in every run.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def crowded_node(root: Path) -> SimNode:
 
 
 def write_config(directory: Path) -> Path:
-    """Write a configuration whose thresholds the node exceeds."""
+    """Write a configuration with thresholds exceeded by the node."""
     path = directory / "config.toml"
     path.write_text(
         f'role = "standalone"\n[runtime]\nendpoint = "unix://{directory}/s"\n[state]\ndirectory = "{directory}/state"\n'

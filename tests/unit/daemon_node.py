@@ -84,21 +84,21 @@ class Daemon:
         """Write settings, reload, and wait until they are in force."""
         self.place.write(**changes)
         reloaded = await self.reload()
-        await self.settle()
+        await self.wait_for_passes()
         return reloaded
 
     async def advance(self, seconds: float) -> None:
         self.place.sim.clock.advance(seconds)
-        await self.settle()
+        await self.wait_for_passes()
 
     async def pause(self) -> None:
         await pause(self.context, by="root", is_root=True, why="test", seconds=3600)
-        await self.settle()
+        await self.wait_for_passes()
 
     async def resume(self) -> None:
         if await resume(self.context, by="root", is_root=True):
             self.mark = len(self.logged())
-        await self.settle()
+        await self.wait_for_passes()
 
     async def trigger(self, loop: str) -> dict[str, Any]:
         """Run a loop now, as ``nodeagent trigger LOOP --wait`` does."""
@@ -126,7 +126,7 @@ class Daemon:
         CALLER.set(Caller("member", is_root=False))
         return ControlService(self.context)
 
-    async def settle(self) -> None:
+    async def wait_for_passes(self) -> None:
         """Wait until every loop of the agent in force has finished a pass, or is paused."""
         async with asyncio.timeout(30):
             while not self._settled():  # noqa: ASYNC110 - the log has no event to wait for
@@ -213,7 +213,7 @@ class Place:
                 tasks.create_task(serve_agents(context))
                 try:
                     if settled:
-                        await made.settle()
+                        await made.wait_for_passes()
                     yield made
                 finally:
                     context.stop.set()

@@ -206,7 +206,7 @@ class Collector:
             return None
         low = self._policy.images.low_threshold_percent
         try:
-            after = await self._settle(progress, current.snapshot.image_filesystem.path, stop)
+            after = await self._measure_after_collection(progress, current.snapshot.image_filesystem.path, stop)
             if not any(plan.wanted_bytes for plan in current.plans) or not _missing_bytes(after, low):
                 return None
             snapshot = await self._observer.observe(Scope.IMAGES)
@@ -225,14 +225,14 @@ class Collector:
         after = None
         if before is not None and not self._dry_run:
             try:
-                after = await self._settle(progress, before.path, stop)
+                after = await self._measure_after_collection(progress, before.path, stop)
             except NodeAgentError as error:
                 progress.warnings.append(f"cannot measure the image filesystem after the pass: {error}")
         end = progress.end or self._end(progress, after)
         duration_s = self._clock.monotonic_s() - started_s
         return progress.report(end, duration_s=duration_s, dry_run=self._dry_run, after=after)
 
-    async def _settle(self, progress: PassProgress, path: str, stop: asyncio.Event) -> FsObservation:
+    async def _measure_after_collection(self, progress: PassProgress, path: str, stop: asyncio.Event) -> FsObservation:
         """Measure a filesystem once it shows the freed bytes, or after a bounded wait.
 
         containerd sometimes collects in the background, and XFS frees inodes and blocks with a delay; a pass that

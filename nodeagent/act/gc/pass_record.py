@@ -25,8 +25,8 @@ class PassStart:
 
     Attributes:
         planned: number of planned removals.
-        predicted_bytes: bytes that they are predicted to free, without unknown ones.
-        pending_bytes: unreferenced bytes that the runtime collects first.
+        predicted_bytes: predicted bytes of these removals, without unknown ones.
+        pending_bytes: unreferenced bytes, collected first by the runtime.
     """
 
     pass_id: str
@@ -48,7 +48,7 @@ class PassRecorder(Protocol):
 
 
 class NoRecorder:
-    """Records nothing."""
+    """Recorder without effect."""
 
     async def begin_round(self, progress: PassProgress, current: Preview) -> None:
         """Do nothing."""

@@ -1,4 +1,4 @@
-"""The preview of an eviction: the pod that would be evicted now, or with simulated signals."""
+"""Preview of an eviction, now or with simulated signals."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def parse_simulated(texts: Sequence[str]) -> dict[Signal, Amount]:
 
 
 async def preview_eviction(agent: Agent, simulate: Sequence[str]) -> EvictionPreview:
-    """Return the pod that would be evicted, the eviction order and the reasons.
+    """Return the pod to evict, the eviction order and the reasons.
 
     Args:
         agent: of the node.
-        simulate: readings to suppose, each ``SIGNAL=AMOUNT``.
+        simulate: assumed readings, each ``SIGNAL=AMOUNT``.
 
     Raises:
         UsageError: a simulated amount is not valid, or its signal has no reading on this node.
@@ -83,7 +83,7 @@ async def preview_eviction(agent: Agent, simulate: Sequence[str]) -> EvictionPre
         await pod_reader.close()
     measured = await reader.read(layout)
     readings = replace(measured, observations=_simulated(measured.observations, amounts))
-    # A simulated amount has lasted: the grace period of a soft threshold is over.
+    # A simulated amount counts for longer than the grace period of a soft threshold.
     first_met_s = {each: -_LONG_AGO_S for each in layout.thresholds if each.signal in amounts}
     outstanding, unread = await asyncio.to_thread(_outstanding, settings)
     state = EvictionState(first_met_s=first_met_s, outstanding=outstanding)

@@ -20,7 +20,7 @@ _MAX_SIMILAR: Final = 3
 
 
 async def preview_collection(agent: Agent, scope: Scope) -> Preview:
-    """Return the plans of a pass that starts now.
+    """Return the plans of a pass starting now.
 
     Raises:
         NodeAgentError: the node cannot be observed.
@@ -35,7 +35,7 @@ async def list_leaks(agent: Agent, minimum_age_s: float, *, rooted: bool) -> Pre
     Args:
         agent: of the node.
         minimum_age_s: age in seconds below which an item is kept.
-        rooted: whether items that only containerd.io/gc.root refers to are included.
+        rooted: whether to include items referenced only by containerd.io/gc.root.
 
     Raises:
         NodeAgentError: references cannot be read from the runtime.

@@ -69,7 +69,7 @@ async def list_containers(agent: Agent) -> lists.Containers:
 
 
 async def list_pods(agent: Agent) -> lists.Pods:
-    """Return every pod that the runtime lists, by namespace, name and UID.
+    """Return every pod of the runtime, by namespace, name and UID.
 
     Raises:
         NodeAgentError: the node cannot be observed.

@@ -1,4 +1,4 @@
-"""Documents of graceful shutdown: the timeline of one that begins now, and the state of its protection."""
+"""Documents of graceful shutdown: the timeline of a shutdown starting now, and the state of the inhibitor lock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _READ_WITHIN_S: Final = 5.0
 
 
 async def rehearse_shutdown(agent: Agent) -> ShutdownPlan:
-    """Return the timeline of a shutdown that begins now; no pod is stopped.
+    """Return the timeline of a shutdown starting now; no pod is stopped.
 
     Raises:
         RuntimeUnavailableError: the runtime does not answer.
@@ -41,7 +41,7 @@ async def rehearse_shutdown(agent: Agent) -> ShutdownPlan:
     delay = await asyncio.to_thread(read_delay)
     budget = shutdown_budget(settings.shutdown.phases, delay_limit(facts, delay))
     delegated = budget.delegated_because
-    # the time of the stop hook is known only to systemd during a shutdown; the phases as configured are shown
+    # only systemd has the time limit of the stop hook during a shutdown; the configured phases are shown
     shown_budget = shutdown_budget(settings.shutdown.phases, UNLIMITED) if delegated else budget
     plan = plan_shutdown(shown_budget, await _pods(agent))
     warnings = [*((delegated,) if delegated else budget.notes), *delay.warnings]
@@ -98,7 +98,7 @@ def _status(settings: Settings, facts: LogindFacts | None, problem: str, limit: 
 
 async def query_logind() -> tuple[LogindFacts | None, str]:
     """Return logind's state, or ``None`` and the reason for a failed reading."""
-    from nodeagent.host.login1 import read_logind  # noqa: PLC0415 - the bus is not for every command
+    from nodeagent.host.login1 import read_logind  # noqa: PLC0415 - the bus client is imported only by this command
 
     try:
         return await read_logind(deadline_s=_READ_WITHIN_S), ""
@@ -127,7 +127,7 @@ def lock_held(facts: LogindFacts | None, problem: str) -> tuple[bool, str]:
 
 
 def delay_limit(facts: LogindFacts | None, delay: LogindDelay) -> DelayLimit:
-    """Return the limit that logind reports; without an answer that of its files."""
+    """Return the limit reported by logind; without an answer that of its files."""
     return DelayLimit.of_logind(None if facts is None else facts.limit_us, delay.delay_us, delay.set_by)
 
 

@@ -1,6 +1,6 @@
-"""The operations of the control API that read.
+"""The reading operations of the control API.
 
-Answers are the documents that commands print, made by the same functions.
+Responses are the documents printed by the commands, created by the same functions.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _DEFAULT_PASSES: Final = 100
 
 
 class Readings:
-    """The operations that need the right to read. The control server checks the access of the caller before.
+    """The operations with the access right to read. The control server checks the access of the caller before a call.
 
     At most one observation of the node runs for root, and one for all other users.
     """
 
     def __init__(self, context: DaemonContext) -> None:
-        """Prepare the operations of a daemon."""
+        """Prepare the operations without readings."""
         self._context = context
         self._reader: StatusReader | None = None
         self._reader_agent: Agent | None = None
@@ -73,7 +73,7 @@ class Readings:
         return encode_line(await pressure_document(self._status_reader(), self._context.eviction))
 
     async def plan(self, request: requests.PlanRequest) -> str:
-        """Return the plan of a pass that starts now; with a lifetime it can be saved and applied."""
+        """Return the plan of a pass starting now; with a lifetime it can be saved and applied."""
         scope = parse_scope(request.scope)
         lasts_s = check_number(request.lasts_seconds, _LONGEST_PLAN_S, "lasts_seconds")
         agent = require_agent(self._context)
@@ -177,12 +177,12 @@ class Readings:
         return await self._document(lambda agent: gc.list_leaks(agent, minimum_age_s, rooted=request.rooted))
 
     async def eviction_preview(self, request: requests.EvictionPreviewRequest) -> str:
-        """Return the eviction that would happen now, or with simulated readings."""
+        """Return the preview of an eviction, now or with simulated readings."""
         simulate = [each for each in check_text(request.simulate, "simulate").split(",") if each]
         return await self._document(lambda agent: eviction.preview_eviction(agent, simulate))
 
     async def shutdown_plan(self, _: requests.Empty) -> str:
-        """Return the timeline of a shutdown that begins now."""
+        """Return the timeline of a shutdown starting now."""
         return await self._document(shutdown.rehearse_shutdown)
 
     async def shutdown_status(self, request: requests.ShutdownStatusRequest) -> str:
@@ -199,14 +199,14 @@ class Readings:
 
     @property
     def _heavy(self) -> asyncio.Lock:
-        """Serialises the operations that observe the node; root does not wait for other users."""
+        """Serialises observations of the node; root does not wait for other users."""
         return self._heavy_locks[CALLER.get().is_root]
 
     async def _alone(self, work: Coroutine[object, object, T]) -> T:
         """Return the result of an observation, one at a time.
 
-        One that waits ends when its client disconnects. One that has begun is completed, and holds the lock until then:
-        each cancelled call to the runtime leaks about a kilobyte in the gRPC library.
+        A waiting observation ends when its client disconnects. A started one is completed, and holds the lock until
+        then: each cancelled call to the runtime leaks about a kilobyte in the gRPC library.
         """
         return await run_exclusively(self._heavy, work)
 

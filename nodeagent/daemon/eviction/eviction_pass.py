@@ -121,7 +121,7 @@ class EvictionPass:
             if step not in self._attempts.dry_run_steps and not await self._node_reclaim.run_step(step, plan.selected):
                 return plan
             self._reclaimed.add(step)
-            await self._settle(plan)
+            await self._wait_for_effect(plan)
             if self._actions.dry_run:
                 self._attempts.dry_run_steps.add(step)
 
@@ -215,7 +215,7 @@ class EvictionPass:
             cancelled = isinstance(error, asyncio.CancelledError)
             self._actions.history.abandon(record, "cancelled" if cancelled else "crashed")
             raise
-        after = await self._settle(plan, unrecorded_effect=result.outcome is EvictionOutcome.GONE)
+        after = await self._wait_for_effect(plan, unrecorded_effect=result.outcome is EvictionOutcome.GONE)
         logger = self._reporter.logger
         level = logger.error if result.outcome is EvictionOutcome.FAILED else logger.warning
         level(
@@ -274,7 +274,7 @@ class EvictionPass:
                     hurry.set()
                     break
 
-    async def _settle(self, plan: EvictionPlan, *, unrecorded_effect: bool = False) -> float | None:
+    async def _wait_for_effect(self, plan: EvictionPlan, *, unrecorded_effect: bool = False) -> float | None:
         """Wait up to ``VISIBLE_WITHIN_S`` for the effect of an action; return the amount available afterwards.
 
         An effect that takes longer remains outstanding for the next passes. A pod that ended by itself has an effect

@@ -24,7 +24,7 @@ from nodeagent.plan.eviction.effects import (
     Victim,
     confirm,
     restarted,
-    settle,
+    update_effects,
 )
 from nodeagent.plan.eviction.state import begin_eviction, drop_eviction, update_victim
 
@@ -176,7 +176,7 @@ class OutstandingEffects:
             self._end_cleanup(uid, self._cleanups.pop(uid), readings.at)
         state = self._context.eviction
         verified = {each.uid for each in state.victims if each.verified}
-        remaining, ended = settle(state.outstanding, readings.observations, readings.at, verified=verified)
+        remaining, ended = update_effects(state.outstanding, readings.observations, readings.at, verified=verified)
         now_s = readings.at.monotonic_s
         victims = tuple(each for each in state.victims if _is_tracked(each, now_s))
         self._context.eviction = replace(state, outstanding=remaining, victims=victims)

@@ -1,5 +1,5 @@
-"""Metrics and health over HTTP: ``/metrics``, ``/healthz`` and ``/readyz``.
+"""HTTP server of the daemon, and its metrics and health endpoint: ``/metrics``, ``/healthz`` and ``/readyz``.
 
-The server parses requests itself: an HTTP library costs more memory than the whole endpoint, and three fixed pages need
-no router.
+Framing is done by h11; routing and limits are the agent's own, since a web framework takes more memory than the whole
+endpoint.
 """

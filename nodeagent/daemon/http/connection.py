@@ -35,7 +35,7 @@ _LINGER_BYTES: Final = 1 << 20
 _PART_BYTES: Final = 1 << 16
 _FEW_CHUNKS: Final = 64
 _MEAN_CHUNK_BYTES: Final = 256
-"""Least mean size of the chunks of a body beyond the first ones: each chunk costs about 15 us of CPU time."""
+"""Least mean size of the chunks of a body beyond the first ones: each chunk takes about 15 us of CPU time."""
 _VARIABLE: Final = re.compile(r"\{(\w+)\}")
 
 

@@ -5,8 +5,8 @@ after RemoveContainer returned. Until then the effect is outstanding, and neithe
 same shortage. Each effect has a bound, as the kubelet waits at most 30 s for the clean-up of an evicted pod. After an
 eviction without effect on its filesystem, evictions pause there for another such period; node-level reclaim continues.
 
-Subtracting predicted amounts from the shortfall, and acting on the remainder, was rejected: a wrong prediction costs a
-pod, waiting costs seconds.
+Subtracting predicted amounts from the shortfall, and acting on the remainder, was rejected: a wrong prediction causes
+an eviction, a wait takes seconds.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ def restarted(effects: Iterable[OutstandingEffect], uid: str, now: Moment) -> tu
     )
 
 
-def settle(
+def update_effects(
     effects: Iterable[OutstandingEffect],
     observations: Iterable[Observation],
     now: Moment,

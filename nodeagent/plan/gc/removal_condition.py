@@ -1,4 +1,4 @@
-"""Conditions under which a kept item is removed, for display. They follow from the reasons of its verdict."""
+"""Conditions for the removal of kept items, for display, derived from the reasons of the verdict."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _OF_OTHERS: Final[Mapping[ReasonCode, str]] = {
 
 
 def condition_of(reason: Reason) -> str:
-    """Return the condition of the removal of a container, sandbox or log that is kept for this reason."""
+    """Return the condition of the removal of a container, sandbox or log kept for this reason."""
     return _OF_OTHERS.get(reason.code, "")
 
 
@@ -76,7 +76,7 @@ def image_condition(reasons: Sequence[Reason], policy: ImageGCPolicy, *, by_use:
     Args:
         reasons: all reasons to keep it, that of the decision first.
         policy: policy of the plan.
-        by_use: the usage at which the threshold removes it.
+        by_use: the usage of imagefs at its removal by threshold.
         users_removed: whether the next pass of container GC removes all its users.
     """
     codes = [each.code for each in reasons]
@@ -104,7 +104,7 @@ def image_condition(reasons: Sequence[Reason], policy: ImageGCPolicy, *, by_use:
 
 
 def eligible_at(reasons: Sequence[Reason]) -> datetime | None:
-    """Return the time from which no reason keeps the image; ``None`` if time alone does not decide that."""
+    """Return the time at which the last reason to keep the image ends; ``None`` if it does not depend on time alone."""
     if any(each.code in _NEVER or (each.code in _ONCE and each.code not in _AT) for each in reasons):
         return None
     times = [each.details.get(_AT.get(each.code, "eligible_at")) for each in reasons]

@@ -196,7 +196,7 @@ def required_delay_s(phases: Sequence[Phase]) -> int:
 def _notes(shares: Sequence[PhaseBudget], requested_ms: int, granted_ms: int, limit: DelayLimit) -> list[str]:
     notes = []
     if shares and limit.limit_us is None:
-        notes.append(f"cannot read the limit of {limit.waiter}; the phases may be cut short")
+        notes.append(f"cannot read the limit of {limit.waiter}; the phases may be shortened")
     elif limit.limit_ms is not None and granted_ms < requested_ms:
         notes.append(
             f"the phases add up to {_format_ms(requested_ms)}, but {limit.waiter} waits only "

@@ -1,4 +1,4 @@
-"""Writes to the history: their order, and a disk that does not answer."""
+"""Writes to the history: order, and a hanging disk."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Clock:
 
 
 class SlowHistory(History):
-    """A history whose writes wait until they are released, and are noted."""
+    """A history with recorded writes that wait for their release."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -97,7 +97,7 @@ async def test_begin_that_ends_late_is_written_before_the_end_of_the_pass(tmp_pa
     assert [name for name, _ in history.notes] == ["begin", "add"]
 
 
-async def test_disk_that_does_not_answer_is_reported_and_delays_no_further_pass(tmp_path: Path) -> None:
+async def test_hanging_disk_is_reported_and_delays_no_further_pass(tmp_path: Path) -> None:
     history, clock = SlowHistory(tmp_path), Clock()
     writer = HistoryWriter(history, KEEP, clock)
     await writer.begin(BEGUN, within_s=0.0)
@@ -105,7 +105,7 @@ async def test_disk_that_does_not_answer_is_reported_and_delays_no_further_pass(
     assert writer.problem == ""
     clock.at_s = 5.1
     assert "a write has not ended after 5 s" in writer.problem
-    async with asyncio.timeout(4):  # below the time that each write would be waited for
+    async with asyncio.timeout(4):  # below the time limit of each write
         await writer.finish(BEGUN)
         await writer.begin(replace(BEGUN, id="two"))
         await writer.extend("two", [PLANNED])
@@ -117,7 +117,7 @@ async def test_disk_that_does_not_answer_is_reported_and_delays_no_further_pass(
     assert [name for name, _ in history.notes] == ["begin", "add", "begin", "extend", "add"]
 
 
-async def test_writes_that_wait_for_the_disk_are_bounded_and_dropped_ones_are_reported(tmp_path: Path) -> None:
+async def test_queued_writes_are_bounded_and_dropped_ones_are_reported(tmp_path: Path) -> None:
     history = SlowHistory(tmp_path)
     writer = HistoryWriter(history, KEEP, Clock())
     await writer.begin(BEGUN, within_s=0.0)
@@ -133,7 +133,7 @@ async def test_writes_that_wait_for_the_disk_are_bounded_and_dropped_ones_are_re
     await writer.finish(BEGUN)
 
 
-async def test_bug_in_the_history_is_reported_and_does_not_fail_the_pass(tmp_path: Path) -> None:
+async def test_unexpected_error_of_the_history_is_reported_and_does_not_fail_the_pass(tmp_path: Path) -> None:
     class Broken(History):
         def begin(self, past: PastPass) -> None:
             raise KeyError(past.id)

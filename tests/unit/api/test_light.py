@@ -1,4 +1,4 @@
-"""Documents as views of their JSON, against the types of the documents."""
+"""Views of JSON documents, compared with the document types."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def _kinds_by_field() -> dict[str, set[str]]:
     return found
 
 
-def test_times_are_the_fields_that_are_times_in_every_document() -> None:
+def test_time_fields_are_those_of_the_document_types() -> None:
     times = {name: kinds - {"NoneType"} for name, kinds in _kinds_by_field().items() if "DateTimeType" in kinds}
     assert times == {name: {"DateTimeType"} for name in TIMES}
 
 
-def test_mappings_are_the_fields_with_free_keys() -> None:
+def test_mapping_fields_are_those_of_the_document_types() -> None:
     kinds = _kinds_by_field()
     assert {name for name in kinds if "DictType" in kinds[name]} == MAPPINGS | {"pods"}
     assert all("StructType" not in kinds[name] for name in MAPPINGS)  # pods: an object in one document, read by key
@@ -78,11 +78,11 @@ def test_missing_field_is_an_error_of_the_document() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": "nodeagent/images/v2"}', "[" * 100_000, b"\xff"])
-def test_other_text_is_an_error_of_the_document(text: Any) -> None:
+def test_text_of_another_schema_is_an_error_of_the_document(text: Any) -> None:
     with pytest.raises(DocumentError, match="cannot decode document nodeagent/images/v1"):
         parse_document(text, SchemaId.IMAGES)
 
 
-def test_document_is_read_as_json_has_it() -> None:
+def test_document_is_read_unchanged() -> None:
     values = {"schema": "nodeagent/images/v1", "images": []}
     assert parse_document(json.dumps(values), SchemaId.IMAGES) == values

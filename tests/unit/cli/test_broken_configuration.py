@@ -1,4 +1,4 @@
-"""Commands that the daemon answers, beside a configuration file that became invalid."""
+"""Commands answered by the daemon, with a configuration file that became invalid."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def node_and_source(
         ("top --once", 0, ""),
     ],
 )
-async def test_control_command_is_answered_by_the_daemon(  # which reads the file again only for a reload
+async def test_control_command_is_answered_by_the_daemon(  # the daemon reads the file only for a reload
     node_and_source: tuple[Node, tuple[str, ...]],
     capsys: pytest.CaptureFixture[str],
     words: str,

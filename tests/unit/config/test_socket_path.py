@@ -1,4 +1,4 @@
-"""The path of the control socket, of configurations with and without faults."""
+"""The path of the control socket in configurations with and without faults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SET = '[control]\nsocket = "/run/a.sock"\n'
 
 @pytest.fixture
 def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The default configuration file, not written yet."""
+    """Path of the default configuration file, not created yet."""
     monkeypatch.setattr(socket_path, "CONFIG_FILE", str(tmp_path / "default.toml"))
     return tmp_path / "default.toml"
 
@@ -30,7 +30,7 @@ def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ["", SET, '[control]\nsocket = ""\n', '# socket = "/run/b.sock"\n', 'control.socket = "/run/c.sock"\n'],
     ids=["unset", "set", "disabled", "commented", "dotted"],
 )
-def test_path_of_a_valid_file_is_that_of_the_daemon(tmp_path: Path, text: str) -> None:
+def test_path_of_a_valid_file_equals_the_path_of_the_daemon(tmp_path: Path, text: str) -> None:
     config = tmp_path / "config.toml"
     config.write_text(text)
     assert read_socket_path(str(config), {}) == (load(config, environment={}).config.control.socket or None)
@@ -49,7 +49,7 @@ def test_path_of_a_valid_file_is_that_of_the_daemon(tmp_path: Path, text: str) -
     ],
     ids=["before", "after", "same-table", "twice", "header", "unknown-key", "nested"],
 )
-def test_one_bad_line_does_not_hide_the_path(tmp_path: Path, text: str) -> None:
+def test_path_is_read_from_a_file_with_one_invalid_line(tmp_path: Path, text: str) -> None:
     config = tmp_path / "config.toml"
     config.write_text(text)
     assert read_socket_path(str(config), {}) == "/run/a.sock"
@@ -59,7 +59,7 @@ def test_one_bad_line_does_not_hide_the_path(tmp_path: Path, text: str) -> None:
     "text",
     ["[[[\n", "[control]\nsocket = 5\n", '[control]\nsocket = "relative"\n', 'control = "socket"\n', 'socket = "/x"\n'],
 )
-def test_file_without_a_usable_path_has_the_default(tmp_path: Path, text: str) -> None:
+def test_file_without_a_valid_path_results_in_the_default(tmp_path: Path, text: str) -> None:
     config = tmp_path / "config.toml"
     config.write_text(text)
     assert read_socket_path(str(config), {}) == CONTROL_SOCKET
@@ -78,7 +78,7 @@ def test_drop_in_overrides_the_file_and_the_variable_overrides_both(tmp_path: Pa
     assert read_socket_path(str(config), {VARIABLE: ""}) is None
 
 
-def test_default_file_that_is_missing_or_unreadable_has_the_default(default: Path) -> None:
+def test_missing_or_unreadable_default_file_results_in_the_default(default: Path) -> None:
     assert read_socket_path(None, {}) == CONTROL_SOCKET
     default.mkdir()
     assert read_socket_path(None, {}) == CONTROL_SOCKET
@@ -87,7 +87,7 @@ def test_default_file_that_is_missing_or_unreadable_has_the_default(default: Pat
     assert read_socket_path(None, {}) == "/run/a.sock"
 
 
-def test_given_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
+def test_missing_given_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.toml: cannot read file: No such file"):
         read_socket_path(str(tmp_path / "none.toml"), {})
 

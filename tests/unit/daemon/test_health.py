@@ -139,7 +139,7 @@ async def test_daemon_without_a_runtime_is_not_ready_before_the_first_call() -> 
                 assert not_ready(made.context)
                 await asyncio.sleep(0)
             await here.server.start()
-            await made.settle()
+            await made.wait_for_passes()
             assert not_ready(made.context) == ()
 
 

@@ -1,4 +1,4 @@
-"""The daemon and its history: events of passes, passes of killed processes, and a history that cannot be written."""
+"""The daemon and its history: events of passes, passes of killed processes, and an unwritable history."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def state_of(here: Place) -> Path:
     return here.load().state_directory
 
 
-def leave_unfinished(here: Place, *, by_this_process: bool = False) -> None:
-    """Leave the record of a pass that ended after the first of its two removals."""
+def record_unfinished(here: Place, *, by_this_process: bool = False) -> None:
+    """Record a pass interrupted after the first of its two removals."""
     started_at = here.sim.now - timedelta(minutes=5)
     actions = (replace(ACTION, outcome="done"), replace(ACTION, item_id="sha256:2"))
     past = PastPass(
@@ -48,7 +48,7 @@ async def test_start_of_a_pass_is_logged_before_its_removals_and_a_pass_without_
 
 async def test_pass_of_a_killed_daemon_is_logged_as_interrupted_at_the_next_start_once() -> None:
     async with place(dry_run=False) as here:
-        leave_unfinished(here)
+        record_unfinished(here)
         async with here.daemon() as made:
             (logged,) = made.logged("pass_interrupted")
             assert (logged["pass_id"], logged["removed"], logged["unknown"]) == ("killed", 1, 1)
@@ -65,20 +65,20 @@ async def test_pass_of_a_killed_daemon_is_logged_as_interrupted_at_the_next_star
 
 async def test_pass_of_a_killed_command_is_logged_after_the_next_pass_of_the_daemon() -> None:
     async with place(dry_run=False) as here, here.daemon() as made:
-        leave_unfinished(here)
+        record_unfinished(here)
         await made.trigger("images")
         assert [each["pass_id"] for each in made.logged("pass_interrupted")] == ["killed"]
 
 
 async def test_pass_of_a_running_process_is_not_logged_as_interrupted() -> None:
     async with place(dry_run=False) as here:
-        leave_unfinished(here, by_this_process=True)
+        record_unfinished(here, by_this_process=True)
         async with here.daemon() as made:
             assert made.logged("pass_interrupted") == []
         assert "running" in {each.result for each in History(state_of(here)).read()}
 
 
-async def test_history_that_cannot_be_written_makes_the_daemon_not_ready_until_it_can() -> None:
+async def test_daemon_is_not_ready_with_an_unwritable_history() -> None:
     async with place(dry_run=False) as here:
         blocked = state_of(here) / FILE_NAME
         blocked.mkdir(parents=True)
@@ -102,7 +102,7 @@ async def test_cancelled_pass_is_recorded_as_interrupted(monkeypatch: pytest.Mon
         for method in ("RemoveContainer",):
             here.server.faults.delay(method, None, times=99)
         async with here.daemon(settled=False) as made, asyncio.timeout(30):
-            while not made.logged("pass_started"):  # noqa: ASYNC110 - the log has no event to wait on
+            while not made.logged("pass_started"):  # noqa: ASYNC110 - the log has no event to wait for
                 await asyncio.sleep(0.001)
         (found,) = [each for each in History(state_of(here)).read() if each.scope == "containers"]
     assert found.result == "interrupted"

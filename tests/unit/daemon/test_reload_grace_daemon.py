@@ -135,7 +135,7 @@ async def test_switch_by_a_drop_in_file_waits() -> None:
         drop_in.parent.mkdir()
         drop_in.write_text("dry_run = false\n")
         assert (await made.reload()).changes == ("dry_run: true -> false",)
-        await made.settle()
+        await made.wait_for_passes()
         await made.advance(59)
         assert made.place.removed == []
 
@@ -151,7 +151,7 @@ async def test_switch_with_an_unknown_effect_waits() -> None:
         assert made.logged("reload_grace_started")[0]["effect"].startswith("no items; effect unknown: ")
         await made.place.server.start()
         made.place.sim.clock.advance(59)
-        await made.settle()
+        await made.wait_for_passes()
         assert made.place.removed == []
 
 

@@ -160,7 +160,7 @@ async def send_concurrently(steps: list[str]) -> None:
         await asyncio.gather(*running, return_exceptions=True)
         await resume(made.context, by="root", is_root=True)
         await made.reload()
-        await made.settle()
+        await made.wait_for_passes()
         assert made.place.removed == []
         await made.advance(61)
         assert made.place.removed, "no removal after the period"

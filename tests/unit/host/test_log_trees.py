@@ -36,7 +36,7 @@ def read(root: Path) -> LogTree:
     return tree
 
 
-def date_back(root: Path) -> None:
+def set_old_times(root: Path) -> None:
     """Set all modification times below a log root to 1970; status change times cannot be set."""
     for directory, _, files in os.walk(root):
         for each in (*files, "."):
@@ -44,7 +44,7 @@ def date_back(root: Path) -> None:
 
 
 def test_newest_change_is_that_of_a_container_log_three_levels_deep(root: Path) -> None:
-    date_back(root)
+    set_old_times(root)
     future = datetime(2100, 1, 1, tzinfo=UTC).timestamp()
     os.utime(root / NAME / "web" / "0.log", (future, future))
     assert read(root).changed_at == datetime(2100, 1, 1, tzinfo=UTC)
@@ -52,7 +52,7 @@ def test_newest_change_is_that_of_a_container_log_three_levels_deep(root: Path) 
 
 def test_status_change_counts_as_a_change(root: Path) -> None:
     before = datetime.now(UTC) - timedelta(seconds=1)
-    date_back(root)
+    set_old_times(root)
     assert read(root).changed_at > before
 
 
@@ -91,13 +91,13 @@ def test_open_file_is_detected_in_another_process(root: Path) -> None:
     assert read(root).openers is LogOpeners.NONE
 
 
-def test_writer_outweighs_readers_of_other_files(root: Path) -> None:
+def test_writer_has_precedence_over_readers_of_other_files(root: Path) -> None:
     with (root / NAME / "web" / "0.log.20260101-000000.gz").open(), (root / NAME / "web" / "0.log").open("a"):
         assert read(root).openers is LogOpeners.WRITERS
 
 
 @pytest.mark.real
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to drop capabilities")
+@pytest.mark.skipif(os.geteuid() != 0, reason="dropping capabilities requires root")
 @pytest.mark.parametrize(
     ("owner", "expected"), [(0, "writers "), (65534, "unknown ")], ids=["own file", "file of another user"]
 )
@@ -115,7 +115,7 @@ def test_writer_is_detected_with_the_capabilities_of_the_unit_in_own_files_only(
     python = [sys.executable, "-c", script, str(root), NAME]
     log = root / NAME / "web" / "0.log"
     os.chown(log, owner, owner)
-    with log.open("a"):  # by this process, which has every capability, as containerd has
+    with log.open("a"):  # opened by this process, which has every capability, like containerd
         done = subprocess.run(
             ["setpriv", f"--bounding-set=-all,{kept}", "--inh-caps=-all", *python],
             capture_output=True,
@@ -150,7 +150,7 @@ def test_reading_is_incomplete_below_the_deepest_level(root: Path) -> None:
 
 
 def test_symlink_is_not_followed(root: Path, tmp_path: Path) -> None:
-    date_back(root)
+    set_old_times(root)
     (tmp_path / "new").mkdir()
     future = datetime(2100, 1, 1, tzinfo=UTC).timestamp()
     (root / NAME / "link").symlink_to(tmp_path / "new")
@@ -168,7 +168,7 @@ def test_fifo_and_socket_in_a_tree_do_not_block_the_reading(root: Path) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.skipif(os.geteuid() != 0, reason="bind mounts need root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="bind mounts require root")
 def test_reading_of_a_tree_with_a_mount_is_incomplete(root: Path, tmp_path: Path) -> None:
     mounted = root / NAME / "zz"
     mounted.mkdir()

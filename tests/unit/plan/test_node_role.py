@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeagent.model import KubeletProcess, KubeletTraces, Role, RoleBasis, RoleMemory
-from nodeagent.plan.node_role import ABSENT_S, decide_role, settle_role
+from nodeagent.plan.node_role import ABSENT_S, apply_hysteresis, decide_role
 
 BESIDE, STANDALONE = Role.BESIDE_KUBELET, Role.STANDALONE
 NONE = KubeletTraces()
@@ -112,7 +112,7 @@ def play(*readings: tuple[float, KubeletTraces], configured: Role | None = None)
     """Return the role after each reading at its second."""
     memory, roles = RoleMemory(), []
     for now_s, traces in readings:
-        decision, memory = settle_role(decide_role(traces, configured), traces, memory, now_s)
+        decision, memory = apply_hysteresis(decide_role(traces, configured), traces, memory, now_s)
         roles.append((decision.role, decision.basis))
     return roles
 
@@ -144,10 +144,10 @@ def test_unreadable_traces_start_no_hysteresis() -> None:
 def test_configured_standalone_is_delayed_by_a_running_kubelet_and_not_by_files() -> None:
     roles = play((0, PROCESS), (1, FILES), (1 + ABSENT_S, FILES), configured=STANDALONE)
     assert [role for role, _ in roles] == [BESIDE, BESIDE, STANDALONE]
-    decision, _ = settle_role(
+    decision, _ = apply_hysteresis(
         decide_role(FILES, STANDALONE),
         FILES,
-        settle_role(decide_role(PROCESS, STANDALONE), PROCESS, RoleMemory(), 0)[1],
+        apply_hysteresis(decide_role(PROCESS, STANDALONE), PROCESS, RoleMemory(), 0)[1],
         1,
     )
     assert 'role = "standalone" is configured' in decision.warning
@@ -161,7 +161,7 @@ def test_standalone_never_follows_within_the_hysteresis_of_a_running_kubelet(
     memory, now_s, live_s = RoleMemory(), 0.0, None
     for step_s, traces in steps:
         now_s += step_s
-        decision, memory = settle_role(decide_role(traces, configured), traces, memory, now_s)
+        decision, memory = apply_hysteresis(decide_role(traces, configured), traces, memory, now_s)
         if traces.processes or traces.ports:
             live_s = now_s
         if decision.role is STANDALONE and live_s is not None:

@@ -1,4 +1,4 @@
-"""Unfinished passes: planned removals before the first of them, outcomes, and the end of the process in between."""
+"""Unfinished passes: planned removals before the first of them, outcomes, and the end of the process between them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def open_history(directory: Path) -> History:
 
 
 def reader(directory: Path, *, running: bool = True) -> History:
-    """Return the history as another process reads it, with the writer of unfinished passes running or not."""
+    """Return the history read by another process, with a running or ended writer of unfinished passes."""
     return History(directory, is_running=lambda _: running)
 
 
@@ -164,7 +164,7 @@ def test_pass_of_another_process_with_a_similar_identity_is_closed(tmp_path: Pat
     assert [each.id for each in open_history(tmp_path).close_interrupted()] == ["one"]
 
 
-def test_process_that_cannot_be_read_counts_as_running(tmp_path: Path) -> None:
+def test_unreadable_process_counts_as_running(tmp_path: Path) -> None:
     (tmp_path / f"proc/{SELF.pid}").mkdir(parents=True)
     (tmp_path / f"proc/{SELF.pid}/stat").mkdir()
     assert is_running(SELF, tmp_path)
@@ -211,7 +211,7 @@ def restore_older(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [delete, overwrite, restore_older])
 @pytest.mark.parametrize("late", ["update", "extend", "begin", "add"])
-def test_pass_is_recorded_completely_although_the_file_is_lost_during_it(
+def test_pass_is_recorded_completely_after_a_loss_of_the_file(
     tmp_path: Path, damage: Callable[[Path], None], late: str
 ) -> None:
     history = open_history(tmp_path)
@@ -233,9 +233,9 @@ def test_pass_is_recorded_completely_although_the_file_is_lost_during_it(
     assert outcomes(reader(tmp_path).read()[-1]) == expected
 
 
-def test_file_that_cannot_be_written_is_reported_and_the_pass_is_recorded_once_it_can(tmp_path: Path) -> None:
+def test_unwritable_file_is_reported_and_the_pass_is_recorded_once_it_is_writable(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    state.write_text("a file where the directory should be")
+    state.write_text("a file in place of the directory")
     history = open_history(state)
     history.begin(begun())
     assert "cannot write history" in history.problem
@@ -276,7 +276,7 @@ def test_running_pass_is_kept_by_every_limit(tmp_path: Path) -> None:
 
 def test_interrupted_pass_without_removals_is_kept_and_shown(tmp_path: Path) -> None:
     history = open_history(tmp_path)
-    collects = replace(begun(), actions=())  # only the runtime's own garbage collection
+    collects = replace(begun(), actions=())  # a pass with only the runtime's own garbage collection
     History(tmp_path, writer=replace(SELF, boot_id="an earlier boot")).begin(collects)
     assert len(history.close_interrupted()) == 1
     history.add(finished(begun("later", at=T0 + timedelta(days=2))), KEEP)

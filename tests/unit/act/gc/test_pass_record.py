@@ -51,7 +51,7 @@ class Recorded:
         return self.read()
 
     def read(self, *, running: bool = True) -> PastPass:
-        """Return the record as another process reads it."""
+        """Return the record read by another process."""
         (found,) = History(self.directory, is_running=lambda _: running).read()
         return found
 
@@ -129,9 +129,9 @@ async def test_pass_with_nothing_to_do_and_dry_run_write_nothing_before_their_en
     assert not (tmp_path / "state").exists()
 
 
-async def test_history_that_cannot_be_written_stops_no_removal(rig: Opener, tmp_path: Path) -> None:
+async def test_unwritable_history_stops_no_removal(rig: Opener, tmp_path: Path) -> None:
     async with rig() as made:
-        (tmp_path / "state").write_text("a file where the directory should be")
+        (tmp_path / "state").write_text("a file in place of the directory")
         recorded = Recorded(tmp_path / "state", made)
         preview = await made.collector.preview(Scope.IMAGES)
         report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), recorder=recorded.recorder)

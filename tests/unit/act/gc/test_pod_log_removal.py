@@ -1,4 +1,4 @@
-"""Removal of log directories of pods that the runtime does not list: only unchanged, closed and fully read ones."""
+"""Removal of log directories of unlisted pods: only unchanged, closed and completely read directories."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ NO_AGE = replace(POLICY, logs=PodLogPolicy(minimum_age_s=0.0, period_s=60.0))
 
 
 def write_log(rig: Rig) -> Path:
-    """Write the log of a pod that the runtime does not list; return it."""
+    """Write the log of an unlisted pod; return it."""
     log = rig.logs / "pods" / NAME / "web" / "0.log"
     log.parent.mkdir(parents=True)
     log.write_text("line\n")
     return log
 
 
-def date_back(log: Path) -> None:
+def set_old_times(log: Path) -> None:
     for path in (log, log.parent, log.parent.parent):
         os.utime(path, (path.stat().st_mtime - OLD_S,) * 2)
 
@@ -64,10 +64,10 @@ async def remove(rig: Rig, after_preview: Callable[[], object] = lambda: None) -
 
 
 async def test_log_appended_now_keeps_its_directory_with_old_times(rig: Opener) -> None:
-    """The times of the two upper levels are two hours old, as those of a log appended for two hours."""
+    """The times of the two upper levels are two hours old, as with a log that was appended for two hours."""
     async with rig() as made:
         log = write_log(made)
-        date_back(log)
+        set_old_times(log)
         with log.open("a") as lines:
             lines.write("now\n")
         decision = await decide(made)

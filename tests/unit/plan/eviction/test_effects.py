@@ -22,8 +22,8 @@ from nodeagent.plan.eviction.effects import (
     effect_of_reclaim,
     effects_of_eviction,
     restarted,
-    settle,
     shortage_of,
+    update_effects,
     withholding,
 )
 from nodeagent.plan.eviction.reclaim import ReclaimAction, ReclaimStep
@@ -71,7 +71,9 @@ def effect(**fields: Any) -> OutstandingEffect:
 
 
 def ends(one: OutstandingEffect, available_mib: float, seconds: float) -> EffectEnd | None:
-    remaining, ended = settle([one], [read("imagefs.available", available_mib)], at(seconds), verified={"uid-web"})
+    remaining, ended = update_effects(
+        [one], [read("imagefs.available", available_mib)], at(seconds), verified={"uid-web"}
+    )
     assert len(remaining) + len(ended) == 1 or ended[0].end is EffectEnd.MISSING
     return ended[0].end if ended else None
 
@@ -204,16 +206,16 @@ def test_effect_ends_when_measured_or_at_its_bound(
 
 
 def test_missing_effect_of_an_eviction_withholds_pods_for_another_bound() -> None:
-    remaining, (ended,) = settle([effect()], [], at(31), verified={"uid-web"})
+    remaining, (ended,) = update_effects([effect()], [], at(31), verified={"uid-web"})
     assert (ended.end, ended.waited_s) == (EffectEnd.MISSING, 31)
     assert remaining == (effect(ineffective=True, until_s=START_S + 31 + FREED_WITHIN_S),)
-    assert settle(remaining, [], at(60), verified={"uid-web"}) == (remaining, ())
-    assert settle(remaining, [], at(61), verified={"uid-web"}) == ((), ())
+    assert update_effects(remaining, [], at(60), verified={"uid-web"}) == (remaining, ())
+    assert update_effects(remaining, [], at(61), verified={"uid-web"}) == ((), ())
 
 
 @pytest.mark.parametrize("fields", [{"uid": ""}, {"uid": "uid-other"}, {"shortage": Shortage.MEMORY}])
 def test_missing_effect_of_reclaim_memory_or_an_unverified_eviction_ends_at_its_bound(fields: dict[str, Any]) -> None:
-    remaining, ended = settle([effect(**fields)], [], at(31), verified={"uid-web"})
+    remaining, ended = update_effects([effect(**fields)], [], at(31), verified={"uid-web"})
     assert (remaining, [each.end for each in ended]) == ((), [EffectEnd.MISSING])
 
 
@@ -362,11 +364,11 @@ def test_every_effect_ends_within_two_bounds(found: list[OutstandingEffect], ste
     remaining, seconds = tuple(found), 0.0
     for step in steps:
         seconds += step
-        remaining, _ = settle(remaining, [], at(seconds), verified={"uid-web"})
+        remaining, _ = update_effects(remaining, [], at(seconds), verified={"uid-web"})
     assert all(each.until_s > at(seconds).monotonic_s for each in remaining) or not steps
     for _ in range(2):
         seconds += FREED_WITHIN_S
-        remaining, _ = settle(remaining, [], at(seconds), verified={"uid-web"})
+        remaining, _ = update_effects(remaining, [], at(seconds), verified={"uid-web"})
     assert remaining == ()
 
 

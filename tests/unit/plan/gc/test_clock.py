@@ -1,4 +1,4 @@
-"""Plans after a jump of the wall clock: nothing is removed by age within the grace period."""
+"""Plans after a jump of the wall clock: no removal by age within the grace period."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ POLICY = GCPolicy(images=ImageGCPolicy(high_threshold_percent=100, maximum_unuse
 
 
 def old_items(clock: ClockTrust) -> NodeSnapshot:
-    """Return a node with an item of each kind that is removed because of its age."""
+    """Return a node with an item of each kind to remove by age."""
     return snapshot(
         (image("i"), used(2 * DAY_S, seen_s=3 * DAY_S)),
         clock=clock,

@@ -49,7 +49,7 @@ def test_difference_has_the_setting_and_both_values_as_in_the_configuration() ->
     )
 
 
-def test_values_that_are_equal_once_rounded_are_shown_exactly() -> None:
+def test_values_with_equal_rounding_are_shown_exactly() -> None:
     one, other = (
         replace(POLICY, images=replace(POLICY.images, minimum_age_s=86_400.0 + seconds)) for seconds in (1.0, 2.0)
     )

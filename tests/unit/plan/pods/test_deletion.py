@@ -168,7 +168,9 @@ DEAD = {"containers": (container("c"),), "sandboxes": (sandbox(),)}
         ),
     ],
 )
-def test_pod_is_deleted_only_without_activity_or_doubt(fields: dict[str, Any], deleted: bool, how: str) -> None:
+def test_pod_is_deleted_only_without_activity_and_with_complete_facts(
+    fields: dict[str, Any], deleted: bool, how: str
+) -> None:
     status = check_pods(snapshot(**(DEAD | fields)), GRACE_S)["uid-web"]
     assert status.deleted is deleted
     assert how in status.how
