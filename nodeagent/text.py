@@ -123,8 +123,8 @@ class Cut(Enum):
     Attributes:
         END: its end.
         MIDDLE: its middle.
-        PATH: leading components that end with a slash, as many as necessary; also the middle of the last component if
-            that alone does not fit.
+        PATH: leading components that end with a slash, or a part of them where much would be left out; the middle of
+            the last component where that alone does not fit.
     """
 
     PATH = "path"
@@ -140,14 +140,18 @@ def fit(text: str, cells: int, cut: Cut = Cut.END) -> str:
     if cut is Cut.END:
         return _head(text, kept) + ELLIPSIS
     if cut is Cut.PATH:
-        *leading, last = text.split("/")
-        fitting = (
-            ELLIPSIS + "".join(f"/{each}" for each in (*leading[1:], last)[start:]) for start in range(len(leading))
-        )
-        found = next((each for each in fitting if display_width(each) <= cells), None)
-        return found or fit(last, cells, Cut.MIDDLE)
+        return _fit_path(text, cells)
     head = kept // 2
     return _head(text, head) + ELLIPSIS + _tail(text, kept - head)
+
+
+def _fit_path(text: str, cells: int) -> str:
+    *leading, last = text.split("/")
+    for start in range(1, len(leading) + 1):
+        shown = ELLIPSIS + "".join(f"/{each}" for each in (*leading[start:], last))
+        if (width := display_width(shown)) <= cells:
+            return shown if width > cells * 2 // 3 else ELLIPSIS + _tail(text, cells - 1)
+    return fit(last, cells, Cut.MIDDLE)
 
 
 def _head(text: str, cells: int) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from nodeagent.text import display_width, escape
@@ -99,9 +100,8 @@ def bar(share: float, cells: int) -> str:
 
 
 def filled_cells(share: float, cells: int) -> int:
-    """Return the filled cells of a bar; a share above 0 fills at least one."""
-    full = min(cells, max(0, round(cells * share)))
-    return 1 if share > 0 and full == 0 else full
+    """Return the filled cells of a bar."""
+    return min(cells, max(0, round(cells * share)))
 
 
 class Display(NamedTuple):
@@ -123,6 +123,18 @@ class Display(NamedTuple):
     def write_fitted(self, lines: Iterable[Line]) -> None:
         """Write lines unchanged, such as those of a table."""
         self._write("".join(f"{line.styled() if self.colour else line.text}\n" for line in lines))
+
+    @contextmanager
+    def screen(self) -> Iterator[None]:
+        """Use the terminal's second screen, without a cursor, until the end; nothing where the output is none."""
+        if self.columns is None:
+            yield
+            return
+        self._write("\x1b[?1049h\x1b[?25l")
+        try:
+            yield
+        finally:
+            self._write("\x1b[?25h\x1b[?1049l")
 
     def repaint(self, lines: Iterable[Line]) -> None:
         """Write lines over the previous ones, as many as the terminal has rows."""

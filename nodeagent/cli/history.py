@@ -2,112 +2,159 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from nodeagent.api.codec import encode
-from nodeagent.api.eviction import RecordedEviction
-from nodeagent.api.history import History
+from nodeagent.api.light import raw, view
 from nodeagent.cli import values
-from nodeagent.cli.control_client import daemon_for_user
-from nodeagent.cli.session import load_settings
-from nodeagent.cli.shutdown import stop_headline
+from nodeagent.cli.display import Line, standard_output
+from nodeagent.cli.list_request import ListRequest
+from nodeagent.cli.list_views import NODE_STOPS, PASSES, removed_items
+from nodeagent.cli.reading import ask
+from nodeagent.cli.source import Source
+from nodeagent.cli.table import Heading, Table
 from nodeagent.clock import SystemClock
 from nodeagent.errors import UsageError
-from nodeagent.host.process_identity import is_running
-from nodeagent.store import history as store
+from nodeagent.text import Cut
 from nodeagent.units import format_bytes, format_duration, parse_duration_s
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import datetime
     from pathlib import Path
 
-    from rich.console import Console
+    from nodeagent.api.eviction import RecordedEviction
+    from nodeagent.api.history import History, NodeStop, PastPass
+    from nodeagent.cli.listing import ListOptions
 
-    from nodeagent.api.history import PastPass
+
+class HistoryRequest(NamedTuple):
+    """The passes to print.
+
+    Attributes:
+        pass_id: id of one pass, or its beginning; empty for all.
+        since: greatest age; empty for no limit.
+        image: part of the name or id of an image that the passes have an action on; empty for all.
+        limit: number of passes.
+        idle: whether passes without actions are listed too.
+        details: whether a table has the actions of each pass.
+    """
+
+    pass_id: str
+    since: str
+    image: str
+    limit: int
+    idle: bool
+    details: bool
 
 
 _MINIMUM_SINCE_S: Final = 1e-6
 """A request of 0 s means no limit."""
-_MAX_LIMIT: Final = 2**32 - 1
+EVERY_PASS: Final = 2**32 - 1
 """Maximum of the field ``limit``, an unsigned integer of 32 bits."""
 
 
-def show_history(
-    config: Path | None, *, since: str, image: str, limit: int, idle: bool, form: str, direct: bool
-) -> None:
+def show_history(config: Path | None, request: HistoryRequest, listing: ListOptions, *, direct: bool) -> None:
     """Print passes, newest first; those in the state directory with ``direct`` or without a daemon.
 
     Raises:
-        UsageError: ``since`` is not a duration.
+        UsageError: ``since`` is not a duration, an option of the list is invalid, or no pass has the id.
         StoreError: the history cannot be read.
     """
+    listed = ListRequest.of(PASSES, listing)
     try:
-        ago = timedelta(seconds=parse_duration_s(since)) if since else None
+        ago = timedelta(seconds=parse_duration_s(request.since)) if request.since else None
     except (ValueError, OverflowError) as error:
         raise UsageError(f"--since: {error}") from error
-    with daemon_for_user(config, {}, root_too=not direct) as agent:
-        if agent is not None:
-            seconds = max(_MINIMUM_SINCE_S, ago.total_seconds()) if ago is not None else 0.0
-            request = {"seconds": seconds, "image": image, "limit": min(limit, _MAX_LIMIT), "quiet": idle}
-            _print(agent.call("History", History, request), form, "the agent's history")
-            return
-    settings = load_settings(config, {})
-    oldest = SystemClock().now() - ago if ago is not None else None
-    records = store.History(settings.state_directory, is_running=is_running)
-    passes = records.read(since=oldest, image=image, limit=limit, quiet=idle)
-    stops = () if image else records.read_stops(since=oldest, limit=limit)
-    _print(History.of(passes, stops), form, str(settings.state_directory))
-
-
-def _print(history: History, form: str, source: str) -> None:
-    if form != "table":
-        sys.stdout.write(encode(history, form))
+    now = SystemClock().now()
+    seconds = 0.0 if ago is None else max(_MINIMUM_SINCE_S, ago.total_seconds())
+    limit = min(request.limit, EVERY_PASS)
+    fields = {"seconds": seconds, "image": request.image, "limit": limit, "quiet": request.idle}
+    document, source = ask("History", fields, Source(config, {}, direct)), "the agent's history"
+    if document is None:
+        document, source = _read_store(config, request, None if ago is None else now - ago)
+    if request.pass_id:
+        passes = [each for each in document["passes"] if each["id"].startswith(request.pass_id)]
+        if not passes:
+            raise UsageError(f"no pass {request.pass_id} in {source}; 'nodeagent history --all' lists every pass")
+        document = {**document, "passes": passes, "node_stops": []}
+    if listing.is_table and (request.pass_id or request.details):
+        _print_details(view(document), source, listing)
         return
-    from nodeagent.cli import render  # noqa: PLC0415 - imported only for tables
+    listed.print(document, empty=f"no passes in {source}", now=now)
+    if listing.is_table and document["node_stops"] and not listing.filters:
+        if document["passes"]:
+            standard_output().write([Line()])
+        ListRequest.of(NODE_STOPS, listing._replace(sort_by="")).print(document, empty="", now=now)
 
-    console = render.make_console()
-    for stop in history.node_stops:
-        console.print(f"{stop_headline(stop)}; see nodeagent shutdown status", markup=False)
+
+def _read_store(config: Path | None, request: HistoryRequest, oldest: datetime | None) -> tuple[dict[str, Any], str]:
+    """Return the document of the history in the state directory, and that directory."""
+    from nodeagent.api.history import History as Document  # noqa: PLC0415 - not with a daemon
+    from nodeagent.cli.local_reading import as_json  # noqa: PLC0415
+    from nodeagent.cli.session import load_settings  # noqa: PLC0415
+    from nodeagent.host.process_identity import is_running  # noqa: PLC0415
+    from nodeagent.store.history import History as Store  # noqa: PLC0415
+
+    directory = load_settings(config, {}).state_directory
+    records = Store(directory, is_running=is_running)
+    passes = records.read(since=oldest, image=request.image, limit=request.limit, quiet=request.idle)
+    stops = () if request.image else records.read_stops(since=oldest, limit=request.limit)
+    return as_json(Document.of(passes, stops)), str(directory)
+
+
+def _print_details(history: History, source: str, listing: ListOptions) -> None:
+    display = standard_output()
+    columns = display.columns if listing.truncate else None
+    lines = [Line(f"{stop_headline(stop)}; see nodeagent shutdown status") for stop in history.node_stops]
     if not history.passes:
-        console.print(f"no passes in {source}")
-        return
+        lines.append(Line(f"no passes in {source}"))
     for past in history.passes:
-        console.print(_headline(past), style="bold", markup=False)
-        if past.end_detail:
-            console.print(f"  {past.end}: {past.end_detail}", style="yellow", markup=False)
-        if not past.actions:
-            continue
-        table = render.table("outcome", "kind", "name", "frees", "reason", right=("frees",), wrap=("name", "reason"))
+        lines += _pass_lines(past, columns, wide=listing.form == "wide")
+    display.write(lines)
+
+
+def _pass_lines(past: PastPass, columns: int | None, *, wide: bool) -> Iterator[Line]:
+    """Yield a pass with its actions and the ranking of an eviction; ``wide`` adds the sentences of reasons."""
+    yield Line(_headline(past), "bold")
+    if past.end_detail:
+        yield Line(f"  {past.end}: {past.end_detail}", "yellow")
+    if past.actions:
+        name = Heading("NAME", cut=Cut.PATH, name=True, at_least=16)
+        message = [Heading("MESSAGE", cut=Cut.END, at_least=24)] if wide else []
+        table = Table("OUTCOME", "KIND", name, Heading("FREES", right=True), "REASON", *message)
         for each in past.actions:
-            sentence = each.reason.sentence
-            table.add_row(
-                each.outcome,
-                each.kind,
-                values.short_reference(each.name),
-                values.size(each.frees_bytes) if each.frees_bytes is not None else "",
-                f"{sentence}; {each.detail}" if each.detail else sentence,
-                style="red" if each.outcome == "failed" else "",
-            )
-        console.print(table)
-        if isinstance(past.eviction, dict):
-            _print_ranking(console, RecordedEviction.of(past.eviction))
+            frees = "" if each.frees_bytes is None else values.size_cell(each.frees_bytes)
+            cells = (each.outcome, each.kind, values.short_reference(each.name), frees, each.reason.code)
+            style = "red" if each.outcome == "failed" else ""
+            table.add(*cells, *([each.reason.sentence] if wide else []), style=style)
+        yield from table.lines(columns)
+    for each in past.actions:
+        if each.detail:
+            yield Line(f"  {each.outcome}: {values.short_reference(each.name)}: {each.detail}", "yellow")
+    eviction = raw(past).get("eviction")
+    if eviction is not None:
+        from nodeagent.api.eviction import RecordedEviction  # noqa: PLC0415 - only for an eviction
+
+        yield from _ranking_lines(RecordedEviction.of(eviction), columns)
 
 
-def _print_ranking(console: Console, eviction: RecordedEviction) -> None:
-    """Print the readings and the ranking of an eviction decision."""
-    from nodeagent.cli import render  # noqa: PLC0415 - imported only for tables
-
+def _ranking_lines(eviction: RecordedEviction, columns: int | None) -> Iterator[Line]:
+    """Yield the readings and the ranking of an eviction decision."""
     threshold = eviction.threshold
     if threshold is not None:
-        console.print(
+        yield Line(
             f"  {threshold.threshold}: {_quantity(eviction.available_before)} available of "
-            f"{_quantity(threshold.capacity)}, {_quantity(eviction.available_after)} afterwards",
-            markup=False,
+            f"{_quantity(threshold.capacity)}, {_quantity(eviction.available_after)} afterwards"
         )
-    table = render.table("rank", "pod", "uses", "requests", "priority", "", right=("uses", "requests", "priority"))
+    table = Table(
+        Heading("RANK", right=True),
+        Heading("POD", cut=Cut.MIDDLE, name=True, at_least=16),
+        *(Heading(title, right=True) for title in ("USES", "REQUESTS", "PRIORITY")),
+        "REASON",
+    )
     for each in eviction.ranking:
-        table.add_row(
+        table.add(
             str(each.rank),
             each.name,
             "?" if each.usage is None else f"{each.usage:,}",
@@ -115,7 +162,12 @@ def _print_ranking(console: Console, eviction: RecordedEviction) -> None:
             str(each.priority),
             each.reason,
         )
-    console.print(table)
+    yield from table.lines(columns)
+
+
+def stop_headline(stop: NodeStop) -> str:
+    """Return a node stop in one line."""
+    return f"{values.time_cell(stop.started_at)}  node stop, {stop.kind}: {stop.end}, {len(stop.pods)} pods"
 
 
 def _quantity(value: float | None) -> str:
@@ -123,9 +175,8 @@ def _quantity(value: float | None) -> str:
 
 
 def _headline(past: PastPass) -> str:
-    when = past.started_at.isoformat(timespec="seconds").replace("+00:00", "Z")
-    removed = past.removed
-    words = [f"{when}  {past.trigger}, {past.scope}: {past.end}"]
+    removed = removed_items(past)
+    words = [f"{past.id}  {past.trigger}, {past.scope}: {past.end}"]
     if past.dry_run:
         words.append("dry run")
     words.append(f"{removed} of {len(past.actions)} removed in {format_duration(past.duration_s)}")

@@ -11,19 +11,25 @@ from typing import TYPE_CHECKING
 from nodeagent import model
 from nodeagent.api.codec import encode
 from nodeagent.api.holds import Hold, HoldList
-from nodeagent.cli.control_client import daemon_for_user, daemon_of
+from nodeagent.cli.control_client import daemon_of
+from nodeagent.cli.list_request import ListRequest
+from nodeagent.cli.list_views import HOLDS
 from nodeagent.cli.output import say
+from nodeagent.cli.reading import ask
 from nodeagent.cli.session import load_settings
+from nodeagent.cli.source import Source
 from nodeagent.clock import SystemClock
 from nodeagent.errors import UsageError
 from nodeagent.model import ALL_IMAGES, LONGEST_HOLD_S
 from nodeagent.plan.gc.image_protection import parse_rule
 from nodeagent.store import HoldFile
 from nodeagent.text import encodable
-from nodeagent.units import format_duration, format_time, parse_duration_s
+from nodeagent.units import format_time, parse_duration_s
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from nodeagent.cli.listing import ListOptions
 
 
 def add(config: Path | None, *, image: str | None, every: bool, duration: str, why: str, form: str) -> None:
@@ -64,31 +70,21 @@ def add(config: Path | None, *, image: str | None, every: bool, duration: str, w
     _print_placed(Hold.of(placed, now), form)
 
 
-def show(config: Path | None, form: str, *, direct: bool) -> None:
+def show(config: Path | None, options: ListOptions, *, direct: bool) -> None:
     """Print all holds in force; those in the state directory with ``direct`` or without a daemon.
 
     Raises:
+        UsageError: an option is invalid.
         StoreError: the holds cannot be read.
     """
+    request = ListRequest.of(HOLDS, options)
     now = SystemClock().now()
-    with daemon_for_user(config, {}, root_too=not direct) as agent:
-        if agent is not None:
-            document = agent.call("Holds", HoldList)
-        else:
-            document = HoldList.of(HoldFile(load_settings(config, {}).state_directory).read(), now)
-    if form != "table":
-        sys.stdout.write(encode(document, form))
-        return
-    from nodeagent.cli import render  # noqa: PLC0415 - only for tables
+    document = ask("Holds", {}, Source(config, {}, direct))
+    if document is None:
+        from nodeagent.cli.local_reading import as_json  # noqa: PLC0415 - not with a daemon
 
-    if not document.holds:
-        render.make_console().print("no holds")
-        return
-    table = render.table("hold", "images", "by", "expires in", "reason", wrap=("images", "reason"))
-    for each in document.holds:
-        left = format_duration((each.until - now).total_seconds())
-        table.add_row(each.id, each.target, each.by, left, each.why)
-    render.make_console().print(table)
+        document = as_json(HoldList.of(HoldFile(load_settings(config, {}).state_directory).read(), now))
+    request.print(document, empty="no holds", now=now)
 
 
 def remove(config: Path | None, hold_id: str) -> None:

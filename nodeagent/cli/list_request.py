@@ -12,7 +12,7 @@ from nodeagent.cli.display import standard_output
 from nodeagent.cli.listing import ListOptions, ListView, Scope
 from nodeagent.cli.output import say, warn
 from nodeagent.cli.reading import print_document
-from nodeagent.cli.table import Row, table_lines
+from nodeagent.cli.table import EMPTY, Row, table_lines
 from nodeagent.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ R = TypeVar("R")
 
 _LONGEST_VALUE: Final = 1024
 """The compilation of a wildcard takes time quadratic in its length."""
-NONE: Final = "-"
-"""Shown for an empty value."""
 
 
 class Condition(NamedTuple):
@@ -64,12 +62,13 @@ class ListRequest(NamedTuple, Generic[R]):
             raise UsageError(f"--sort-by {options.sort_by}: unknown key; keys: {', '.join(view.sort_keys)}")
         return cls(view, options, tuple(_condition(view, each) for each in options.filters))
 
-    def print(self, document: dict[str, Any], *, empty: str) -> None:
+    def print(self, document: dict[str, Any], *, empty: str, now: datetime | None = None) -> None:
         """Print a document in the requested form.
 
         Args:
             document: with the rows, as its JSON object.
             empty: message on standard error if the table has no rows.
+            now: time that ages count to; that of the document if ``None``.
         """
         options, own = self.options, self.view
         fields = view(document)
@@ -80,10 +79,10 @@ class ListRequest(NamedTuple, Generic[R]):
         elif options.form in ("json", "yaml"):
             print_document({**document, own.rows: [raw(row) for row in rows]}, options.form)
         else:
-            for warning in fields.warnings:
+            for warning in document.get("warnings", ()):
                 warn(f"warning: {warning}")
             if rows:
-                self._print_table(rows, fields.observed_at, standard_output())
+                self._print_table(rows, fields.observed_at if now is None else now, standard_output())
             else:
                 warn(empty)
 
@@ -124,7 +123,7 @@ class ListRequest(NamedTuple, Generic[R]):
             short = column.brief if brief else None
             shown = [column.show(row, now) if short is None else short(row) for row in rows]
             headings.append(column.heading)
-            columns.append([cell or NONE for cell in shown])
+            columns.append([cell or EMPTY for cell in shown])
         lines = [Row(cells, self.view.style(row)) for row, cells in zip(rows, zip(*columns, strict=True), strict=True)]
         width = display.columns if brief else None
         display.write_fitted(table_lines(headings, lines, width, headers=options.headers))

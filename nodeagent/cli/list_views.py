@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.cli.listing import ListView, Scope, count, flag, identifier, since, size, text
-from nodeagent.cli.values import short_reference
+from nodeagent.cli.listing import ListView, Scope, count, duration, flag, identifier, since, size, text
+from nodeagent.cli.values import short_reference, time_cell
 from nodeagent.text import Cut
 
 if TYPE_CHECKING:
+    from nodeagent.api.history import NodeStop, PastPass
+    from nodeagent.api.holds import HoldFields
     from nodeagent.api.lists import Container, Image, Pod
 
 
@@ -141,4 +143,79 @@ PODS: Final[ListView[Pod]] = ListView(
     id=lambda row: row.uid,
     name=lambda row: f"{row.namespace}/{row.name}",
     style=lambda row: "red" if row.gone else "",
+)
+
+
+def _target(row: HoldFields) -> str:
+    return row.image or "all images"
+
+
+HOLDS: Final[ListView[HoldFields]] = ListView(
+    "holds",
+    (
+        text("id", "HOLD", lambda row: row.id),
+        text(
+            "image",
+            "IMAGE",
+            _target,
+            cut=Cut.PATH,
+            name=True,
+            at_least=_NAME_CELLS,
+            brief=lambda row: short_reference(_target(row)),
+        ),
+        text("by", "BY", lambda row: row.by, cut=Cut.END),
+        duration("expires", "EXPIRES IN", lambda row: row.seconds_left),
+        since("placed", "AGE", lambda row: row.placed_at),
+        text("why", "REASON", lambda row: row.why, cut=Cut.END, at_least=_SENTENCE),
+    ),
+    id=lambda row: row.id,
+    name=_target,
+)
+
+
+def removed_items(row: PastPass) -> int:
+    """Return the number of items of a pass that no longer exist."""
+    return sum(each.outcome in ("done", "gone") for each in row.actions)
+
+
+def _removed(row: PastPass) -> str:
+    return f"{removed_items(row)}/{len(row.actions)}"
+
+
+def _usage(row: PastPass) -> str:
+    before, after = row.imagefs_percent_before, row.imagefs_percent_after
+    return "" if before is None or after is None else f"{before}%-{after}%"
+
+
+PASSES: Final[ListView[PastPass]] = ListView(
+    "passes",
+    (
+        text("id", "PASS", lambda row: row.id, name=True, cut=Cut.MIDDLE),
+        since("started", "AGE", lambda row: row.started_at, scope=Scope.WIDE),
+        text("trigger", "TRIGGER", lambda row: row.trigger),
+        text("scope", "SCOPE", lambda row: row.scope),
+        text("result", "RESULT", lambda row: "dry-run" if row.dry_run else row.end),
+        text("removed", "REMOVED", _removed),
+        size("freed", "FREED", lambda row: row.freed_bytes if removed_items(row) else None, missing=""),
+        size("predicted", "PREDICTED", lambda row: row.predicted_bytes, scope=Scope.WIDE),
+        duration("duration", "DURATION", lambda row: row.duration_s, scope=Scope.WIDE),
+        text("imagefs", "IMAGEFS", _usage, scope=Scope.WIDE),
+        text("message", "MESSAGE", lambda row: row.end_detail, scope=Scope.WIDE, cut=Cut.END, at_least=_SENTENCE),
+    ),
+    id=lambda row: row.id,
+    name=lambda row: row.id,
+    style=lambda row: "red" if row.end in ("runtime-lost", "refused") else "",
+)
+
+NODE_STOPS: Final[ListView[NodeStop]] = ListView(
+    "node_stops",
+    (
+        text("started", "NODE STOP", lambda row: time_cell(row.started_at), name=True),
+        text("kind", "KIND", lambda row: row.kind),
+        text("result", "RESULT", lambda row: row.end),
+        count("pods", "PODS", lambda row: len(row.pods)),
+    ),
+    id=lambda row: row.id,
+    name=lambda row: row.id,
+    style=lambda row: "" if row.end == "complete" else "red",
 )

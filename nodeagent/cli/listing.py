@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from nodeagent.cli.table import SHORTEST, Heading
 from nodeagent.cli.values import age, short_id, size_cell
+from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -100,9 +101,15 @@ def size(
     *,
     scope: Scope = Scope.TABLE,
     mark: Callable[[R], str] = lambda _: "",
+    missing: str = "?",
 ) -> Column[R]:
-    """Return a column of sizes in bytes, with a mark of the row before them."""
-    return Column(key, Heading(title, right=True), value, lambda row, _: f"{mark(row)}{size_cell(value(row))}", scope)
+    """Return a column of sizes in bytes, with a mark of the row before them; ``missing`` is shown for ``None``."""
+
+    def show(row: R, _: datetime) -> str:
+        size_bytes = value(row)
+        return missing if size_bytes is None else f"{mark(row)}{size_cell(size_bytes)}"
+
+    return Column(key, Heading(title, right=True), value, show, scope)
 
 
 def count(key: str, title: str, value: Callable[[R], int | None], *, scope: Scope = Scope.TABLE) -> Column[R]:
@@ -125,6 +132,11 @@ def since(
         return missing if moment is None else age(moment, now)
 
     return Column(key, Heading(title), value, show, scope)
+
+
+def duration(key: str, title: str, value: Callable[[R], float], *, scope: Scope = Scope.TABLE) -> Column[R]:
+    """Return a column of durations in seconds."""
+    return Column(key, Heading(title), value, lambda row, _: format_duration(value(row)), scope)
 
 
 class ListView(NamedTuple, Generic[R]):

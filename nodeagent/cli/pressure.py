@@ -6,26 +6,26 @@ import asyncio
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from nodeagent.api.codec import encode
 from nodeagent.api.pressure import Pressure
 from nodeagent.cli.control_client import daemon_for_user
+from nodeagent.cli.display import Line, bar
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.session import load_settings, open_for_command, run_async
+from nodeagent.cli.signal_values import is_stall, short_amount, used_share
+from nodeagent.cli.table import Heading, Table
+from nodeagent.cli.watch import print_document, watching
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, UsageError
 from nodeagent.observe.eviction_signals import EvictionSignalReader
 from nodeagent.plan.eviction.grammar import parse_thresholds
-from nodeagent.plan.eviction.signals import MEANINGS, Unit
 from nodeagent.plan.eviction.state import EvictionState
-from nodeagent.units import format_bytes
+from nodeagent.text import Cut
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
-
-    from rich.console import Console
 
     from nodeagent.api.pressure import Signal
     from nodeagent.cli.control_client import ControlConnection
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from nodeagent.config.settings import Settings
     from nodeagent.model.pressure import MemorySource
     from nodeagent.observe.eviction_signals import SignalLayout, SignalReadings
+
+_BAR: Final = 20
+_SHORT_BAR: Final = 6
+_WIDE: Final = 100
 
 
 def show(
@@ -78,13 +82,14 @@ def show(
 
 def _follow(agent: ControlConnection, form: str, watch_s: float | None) -> bool:
     """Print the daemon's readings; return whether a threshold was met at the last one."""
-    screen = _Screen(form)
-    while True:
-        pressure = agent.call("Pressure", Pressure)
-        screen.show(pressure, again=watch_s is not None)
-        if watch_s is None:
-            return pressure.threshold_met
-        time.sleep(watch_s)
+    again = watch_s is not None
+    with watching(form, again=again):
+        while True:
+            pressure = agent.call("Pressure", Pressure)
+            print_document(pressure, form, pressure_view, again=again)
+            if watch_s is None:
+                return pressure.threshold_met
+            time.sleep(watch_s)
 
 
 async def _show(settings: Settings, chosen: EvictionSettings, form: str, watch_s: float | None) -> bool:
@@ -94,37 +99,18 @@ async def _show(settings: Settings, chosen: EvictionSettings, form: str, watch_s
     layout, problem = await _read_layout(settings, reader)
     earlier: SignalReadings | None = None
     state = EvictionState()
-    screen = _Screen(form)
-    while True:
-        found = await reader.evaluate(layout, state)
-        state = found.evaluation.state
-        warnings = (*((problem,) if problem else ()), *found.warnings)
-        screen.show(Pressure.of(layout, found.readings, found.evaluation, warnings, earlier), again=watch_s is not None)
-        if watch_s is None:
-            return bool(found.evaluation.met)
-        earlier = found.readings
-        await asyncio.sleep(watch_s)
-
-
-class _Screen:
-    """Prints readings."""
-
-    def __init__(self, form: str) -> None:
-        self._form = form
-        self._console: Console | None = None
-
-    def show(self, pressure: Pressure, *, again: bool) -> None:
-        """Print one reading; with ``again`` over the previous one, on a terminal."""
-        if self._form != "table":
-            sys.stdout.write(encode(pressure, self._form))
-            sys.stdout.flush()
-            return
-        from nodeagent.cli.render import make_console  # noqa: PLC0415 - only for tables
-
-        self._console = self._console or make_console()
-        if again and self._console.is_terminal:
-            self._console.clear()
-        _print(self._console, pressure)
+    again = watch_s is not None
+    with watching(form, again=again):
+        while True:
+            found = await reader.evaluate(layout, state)
+            state = found.evaluation.state
+            warnings = (*((problem,) if problem else ()), *found.warnings)
+            pressure = Pressure.of(layout, found.readings, found.evaluation, warnings, earlier)
+            print_document(pressure, form, pressure_view, again=again)
+            if watch_s is None:
+                return bool(found.evaluation.met)
+            earlier = found.readings
+            await asyncio.sleep(watch_s)
 
 
 async def _read_layout(settings: Settings, reader: EvictionSignalReader) -> tuple[SignalLayout, str]:
@@ -136,62 +122,52 @@ async def _read_layout(settings: Settings, reader: EvictionSignalReader) -> tupl
         return await reader.nodefs_layout(), f"image filesystem unknown: {error}"
 
 
-def _print(console: Console, pressure: Pressure) -> None:
-    from nodeagent.cli import render  # noqa: PLC0415
-    from nodeagent.cli.terminal import Text  # noqa: PLC0415 - only for tables
+def pressure_view(pressure: Pressure, columns: int | None) -> Iterator[Line]:
+    """Yield every signal with its nearest threshold, the conditions and the warnings.
 
-    table = render.table(
-        "signal",
-        "available",
-        "capacity",
-        "",
-        "threshold",
-        "distance",
-        "trend",
-        "state",
-        right=("available", "capacity", "distance", "trend"),
+    The bar and the percentage are the used share, or the stalled share of time. DISTANCE is to the threshold, negative
+    once it is exceeded. TREND is there from the second reading on.
+    """
+    trend = any(each.change_per_s is not None for each in pressure.signals)
+    table = Table(
+        Heading("SIGNAL", cut=Cut.MIDDLE, name=True, at_least=22),
+        "USED",
+        *(Heading(title, right=True) for title in ("AVAILABLE", "THRESHOLD", "DISTANCE")),
+        *(Heading(title, right=True) for title in ("TREND",) if trend),
+        "STATE",
     )
+    cells_of_bar = _BAR if columns is None or columns >= _WIDE else _SHORT_BAR
     for each in pressure.signals:
-        unit = MEANINGS[each.signal].unit
-        limits = [(one, one.value) for one in each.thresholds if one.value is not None]
-        exceeded = any(one.met for one, _ in limits)
-        share = each.available / each.capacity if each.capacity else 0.0
-        bar = "█" * round(20 * min(1.0, share))
-        nearest = min((abs(one.distance) for one in each.thresholds if one.distance is not None), default=None)
-        table.add_row(
-            each.signal.value,
-            _amount(each.available, unit),
-            _amount(each.capacity, unit),
-            Text(f"{bar:░<20}", style="red" if exceeded else "green"),
-            ", ".join(f"{one.text} ({_amount(value, unit)})" for one, value in limits),
-            "" if nearest is None else f"{'-' if exceeded else ''}{_amount(nearest, unit)}",
-            _trend(each, unit),
-            "exceeded" if exceeded else "ok" if each.thresholds else "",
-            style="bold red" if exceeded else "",
-        )
-    console.print(table)
-    conditions = pressure.conditions
-    console.print(", ".join(conditions) or "no pressure", style="bold red" if conditions else "green")
+        known = [one for one in each.thresholds if one.distance is not None]
+        nearest = min(known, key=lambda one: one.distance or 0.0, default=None)
+        exceeded = any(one.met for one in each.thresholds)
+        share = used_share(each)
+        used = f"{bar(share, cells_of_bar)} {share:>4.0%}"
+        cells = [each.signal.value, used, short_amount(each, each.available)]
+        if nearest is None or nearest.value is None or nearest.distance is None:
+            cells += ["", ""]
+        else:
+            sign = "-" if nearest.distance < 0 else ""
+            cells += [
+                f"{'>' if is_stall(each) else '<'}{short_amount(each, nearest.value)}",
+                f"{sign}{short_amount(each, abs(nearest.distance))}",
+            ]
+        cells += [_trend(each)] if trend else []
+        cells.append("exceeded" if exceeded else "ok" if each.thresholds else "")
+        table.add(*cells, style="bold red" if exceeded else "")
+    yield from table.lines(columns)
+    conditions = ", ".join(pressure.conditions)
+    yield Line(conditions or "no pressure", "bold red" if conditions else "green")
     for warning in pressure.warnings:
-        console.print(f"warning: {warning}", style="yellow", markup=False)
+        yield Line(f"warning: {warning}", "yellow")
 
 
-def _trend(signal: Signal, unit: Unit) -> str:
+def _trend(signal: Signal) -> str:
     change = signal.change_per_s
     if change is None:
         return ""
-    if unit is Unit.STALL_PERCENT:
+    if is_stall(signal):
         return f"{change:+.1f}%/s" if abs(change) >= 0.05 else "steady"
     if abs(change) < signal.capacity / 100_000:
         return "steady"
-    return f"{'-' if change < 0 else '+'}{_amount(abs(change), unit)}/s"
-
-
-def _amount(value: float, unit: Unit) -> str:
-    match unit:
-        case Unit.BYTES:
-            return format_bytes(int(value))
-        case Unit.STALL_PERCENT:
-            return f"{value:g}%"
-        case _:
-            return f"{int(value):,}"
+    return f"{'-' if change < 0 else '+'}{short_amount(signal, abs(change))}/s"

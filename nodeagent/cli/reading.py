@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from nodeagent.api.client import ANSWER_WITHIN_S, ControlClient, DaemonAbsentError
 from nodeagent.api.light import parse_document
 from nodeagent.api.operations import OPERATIONS
-from nodeagent.cli.control_client import checked, find_socket, is_client
+from nodeagent.cli import control_client
+from nodeagent.cli.control_client import checked, is_client
 from nodeagent.text import to_json
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def ask(
         raise ValueError(f"{operation} has no typed document")
     if not is_client(source.config, source.overrides, root_too=not source.direct):
         return None
-    path = find_socket(None)
+    path = control_client.find_socket(None)
     if path is None:
         return None
     try:

@@ -12,6 +12,7 @@ from nodeagent.api.history import NodeStop
 from nodeagent.api.shutdown import Inhibitor, Phase, ShutdownStatus
 from nodeagent.api.shutdown import ShutdownPlan as ShutdownPlanDocument
 from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.history import stop_headline
 from nodeagent.cli.session import load_settings, run_async
 from nodeagent.errors import InhibitorError, StoreError
 from nodeagent.host.logind_config import LogindDelay, read_delay
@@ -212,12 +213,6 @@ def _limit_text(delay: LogindDelay, facts: LogindFacts | None) -> str:
         configured = "no limit" if configured_s is None else format_duration(configured_s)
         text += f" (configured: {configured}; reload logind to apply its files)"
     return text
-
-
-def stop_headline(stop: NodeStop) -> str:
-    """Return a node stop in one line."""
-    when = stop.started_at.isoformat(timespec="seconds").replace("+00:00", "Z")
-    return f"{when}  node stop, {stop.kind}: {stop.end}, {len(stop.pods)} pods"
 
 
 def _print_plan(plan: ShutdownPlan, off: str, limit: str, warnings: Sequence[str], *, at_signal: bool) -> None:

@@ -10,6 +10,8 @@ from nodeagent.text import Cut, display_width, escape, fit
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+EMPTY: Final = "-"
+"""Shown for an empty value."""
 _GAP: Final = "  "
 SHORTEST: Final = 10
 """Cells that a column keeps if its values are cut, unless it declares another number."""
@@ -63,6 +65,23 @@ def table_lines(
         text = _joined(headings, values, widths)
         lines.append(Line(text if columns is None else fit(text, columns), style))
     return lines
+
+
+class Table:
+    """A table that is filled row by row."""
+
+    def __init__(self, *headings: Heading | str) -> None:
+        """Begin without rows; a text is the title of a column that is aligned left and never cut."""
+        self._headings = [Heading(each) if isinstance(each, str) else each for each in headings]
+        self._rows: list[Row] = []
+
+    def add(self, *cells: str, style: str = "") -> None:
+        """Add a row; an empty cell is shown as a dash."""
+        self._rows.append(Row([cell or EMPTY for cell in cells], style))
+
+    def lines(self, columns: int | None) -> list[Line]:
+        """Return the lines, as ``table_lines``."""
+        return table_lines(self._headings, self._rows, columns)
 
 
 def _narrowed(headings: Sequence[Heading], widths: Sequence[int], columns: int) -> list[int]:

@@ -44,3 +44,8 @@ def ago(moment: datetime | None, now: datetime) -> str:
 def age(moment: datetime, now: datetime) -> str:
     """Return the time since a moment, such as ``3d4h``; 0 for a moment in the future."""
     return format_duration(max(0.0, float(round((now - moment).total_seconds()))))
+
+
+def time_cell(moment: datetime) -> str:
+    """Return an aware UTC time in seconds as one word, such as ``2026-03-01T12:00:00Z``."""
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")

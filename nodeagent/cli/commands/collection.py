@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from nodeagent.cli.exit_codes import EPILOG
+from nodeagent.cli.list_views import HOLDS
+from nodeagent.cli.listing import ListOptions
 from nodeagent.cli.options import (
     CONTAINER_GC,
     IMAGE_GC,
@@ -22,6 +24,7 @@ from nodeagent.cli.options import (
     Overrides,
     YesOption,
     at_endpoint,
+    with_list_options,
     with_setting_options,
 )
 
@@ -216,11 +219,12 @@ def hold_add(
 
 
 @hold_app.command("list")
-def hold_list(config: ConfigOption = None, output: OutputOption = Output.TABLE, direct: DirectOption = False) -> None:
+@with_list_options(HOLDS)
+def hold_list(config: ConfigOption = None, direct: DirectOption = False, *, listing: ListOptions) -> None:
     """List the active holds."""
     from nodeagent.cli.hold import show  # noqa: PLC0415
 
-    show(config, output.value, direct=direct)
+    show(config, listing, direct=direct)
 
 
 @hold_app.command("remove", epilog=EPILOG)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from nodeagent.cli.list_views import CONTAINERS, IMAGES, PODS
+from nodeagent.cli.list_views import CONTAINERS, IMAGES, PASSES, PODS
 from nodeagent.cli.listing import ListOptions
 from nodeagent.cli.options import (
     ConfigOption,
@@ -172,7 +172,9 @@ def explain(
     show(config, at_endpoint(endpoint), item, output.value)
 
 
+@with_list_options(PASSES)
 def history(
+    pass_id: Annotated[str, typer.Argument(metavar="[PASS]", help="Id of a pass, or its beginning: its details")] = "",
     config: ConfigOption = None,
     since: Annotated[str, typer.Option("--since", metavar="DURATION", help="Oldest pass, such as 24h")] = "",
     image: Annotated[
@@ -181,16 +183,21 @@ def history(
     ] = "",
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="List at most N passes")] = 20,
     idle: Annotated[bool, typer.Option("--all", "-a", help="List passes without removals too")] = False,
-    output: OutputOption = Output.TABLE,
+    details: Annotated[bool, typer.Option("--details", "-d", help="List the removals of each pass")] = False,
     direct: DirectOption = False,
+    *,
+    listing: ListOptions,
 ) -> None:
     """List past passes, newest first.
 
-    Each removal is listed with its reason, its outcome and the bytes freed.
+    Details are each removal with its reason, its outcome and the bytes freed. REMOVED is of the planned removals, FREED
+    is measured.
     """
-    from nodeagent.cli.history import show_history  # noqa: PLC0415
+    from nodeagent.cli.history import EVERY_PASS, HistoryRequest, show_history  # noqa: PLC0415
 
-    show_history(config, since=since, image=image, limit=limit, idle=idle, form=output.value, direct=direct)
+    if pass_id:
+        limit, idle = EVERY_PASS, True
+    show_history(config, HistoryRequest(pass_id, since, image, limit, idle, details), listing, direct=direct)
 
 
 def status(

@@ -124,6 +124,7 @@ READ_ONLY = [
     "top",
     "config show --effective",
     "history",
+    "history --details",
     "hold list",
 ]
 
@@ -234,7 +235,7 @@ def test_plans_with_hostile_names_are_saved_compared_and_applied(
         run(capfd, "hold", "list", *config),
         run(capfd, "apply", one, "--dry-run", *config),
         run(capfd, "apply", one, "--yes", *config),
-        run(capfd, "history", "--all", *config),
+        run(capfd, "history", "--all", "--details", *config),
         run(capfd, "history", "--all", "--output", "json", *config),
         run(capfd, "explain", f"registry.example/unused/{NAMES[3]}:{NAMES[3]}", *config),
         run(capfd, "gc", "all", "--dry-run", "--kept", *config),
@@ -261,7 +262,7 @@ def test_pass_with_hostile_names_is_executed_and_recorded(
     progress = CURSOR.sub("", ended.err).replace("\r", "") if colours else ended.err
     assert_harmless(STYLE.sub("", ended.out), STYLE.sub("", progress))
     monkeypatch.delenv("FORCE_COLOR", raising=False)
-    recorded = run(capfd, "history", *config)
+    recorded = run(capfd, "history", "--details", *config)
     assert recorded.code == 0
     assert_harmless(recorded.out, recorded.err)
     assert all(each in recorded.out for each in SHOWN[:2])

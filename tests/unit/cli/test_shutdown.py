@@ -186,7 +186,8 @@ async def test_history_lists_stops_of_the_node(node: Node) -> None:
     History(node.directory / "state").add_stop(stop, Retention(timedelta(days=1), 1 << 20), datetime.now(UTC))
     shown = json.loads((await node.run("-o", "json", of="history")).out)
     assert [(each["kind"], each["end"]) for each in shown["node_stops"]] == [("unclean", "unknown")]
-    assert "node stop, unclean: unknown, 0 pods" in (await node.run(of="history")).out
+    assert (await node.run(of="history")).out.splitlines()[1].split()[1:] == ["unclean", "unknown", "0"]
+    assert "node stop, unclean: unknown, 0 pods" in (await node.run("--details", of="history")).out
 
 
 async def test_stop_hook_stops_no_pod_while_the_node_runs(node: Node) -> None:

@@ -1,0 +1,218 @@
+"""The screens of ``nodeagent status`` and ``nodeagent top``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.cli.display import Line
+from nodeagent.cli.signal_values import amount, is_stall, used_share
+from nodeagent.cli.table import Heading, Table
+from nodeagent.cli.values import ago, size_cell
+from nodeagent.text import Cut
+from nodeagent.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from nodeagent.api.pods import Fact
+    from nodeagent.api.status import Status, Top
+
+_BAR: Final = 30
+_SHORT_BAR: Final = 16
+_WIDE: Final = 120
+_LABEL: Final = 16
+_PASSES: Final = 5
+_PODS: Final = 40
+_STYLES: Final[Mapping[str, str]] = {"disabled": "dim", "paused": "yellow", "running": "cyan", "waiting": ""}
+_BAD_RESULTS: Final = ("crashed", "failed", "runtime-unavailable")
+
+
+def status_view(status: Status, columns: int | None) -> Iterator[Line]:
+    """Yield the status document as one screen, ``columns`` wide."""
+    yield from _head(status)
+    yield Line()
+    yield from gauges(status, columns)
+    if status.loops:
+        yield Line()
+        yield from _loop_table(status).lines(columns)
+        for loop in status.loops:
+            if loop.why or loop.detail:
+                bad = loop.stuck or loop.result in _BAD_RESULTS
+                yield Line(f"{loop.name}: {loop.why or loop.detail}", "red" if bad else "dim")
+    if status.last_passes:
+        yield Line()
+        yield from _pass_table(status).lines(columns)
+    for hold in status.holds:
+        left = format_duration(hold.seconds_left)
+        yield Line(f"hold {hold.id} on {hold.target}, expires in {left}: {hold.why}", "cyan")
+    for warning in status.warnings:
+        yield Line(f"warning: {warning}", "yellow")
+
+
+def _loop_table(status: Status) -> Table:
+    table = Table(
+        "LOOP", "STATE", "LAST RUN", "RESULT", "NEXT", Heading("RUNS", right=True), Heading("FAILED", right=True)
+    )
+    for loop in status.loops:
+        bad = loop.stuck or loop.result in _BAD_RESULTS
+        table.add(
+            loop.name,
+            "STUCK" if loop.stuck else loop.activity,
+            ago(loop.ended_at, status.observed_at),
+            loop.result,
+            "" if loop.due_in_s is None else f"in {format_duration(loop.due_in_s)}",
+            str(loop.runs),
+            str(loop.failures),
+            style="bold red" if bad else _STYLES.get(loop.activity, ""),
+        )
+    return table
+
+
+def _pass_table(status: Status) -> Table:
+    table = Table("LAST PASSES", "TRIGGER", "SCOPE", "RESULT", "REMOVED", Heading("FREED", right=True))
+    for past in status.last_passes[:_PASSES]:
+        table.add(
+            ago(past.started_at, status.observed_at),
+            past.trigger,
+            past.scope,
+            "dry-run" if past.dry_run else past.end,
+            f"{past.removed}/{past.planned}",
+            "" if past.freed_bytes is None else size_cell(max(0, past.freed_bytes)),
+        )
+    return table
+
+
+def top_view(status: Top, columns: int | None) -> Iterator[Line]:
+    """Yield the signals and the pods in eviction order, ``columns`` wide."""
+    yield from _head(status)[:1]
+    yield from gauges(status, columns)
+    yield Line()
+    yield Line("pods in eviction order for memory.available", "dim")
+    wide = columns is None or columns >= _WIDE
+    numbers = [Heading(title, right=True) for title in ("MEMORY", "REQUEST", "DISK", "PRIORITY")]
+    pod = Heading("POD", cut=Cut.MIDDLE, name=True, at_least=16)
+    more_columns = (Heading("PIDS", right=True), Heading("QOS")) if wide else ()
+    table = Table(Heading("#", right=True), pod, *numbers, *more_columns, "REASON")
+    pods = status.pods
+    for each in pods.pods[:_PODS]:
+        facts, protection = each.facts, each.kept_because
+        table.add(
+            str(each.rank),
+            f"{each.namespace}/{each.name}",
+            size_cell(each.memory_bytes),
+            size_cell(each.memory_request_bytes),
+            size_cell(each.disk_bytes),
+            _fact(facts.priority),
+            *(["?" if each.pids is None else str(each.pids), _fact(facts.qos)] if wide else []),
+            "evictable" if protection is None else protection.code.value,
+            style="" if protection is None else "dim",
+        )
+    yield from table.lines(columns)
+    more = len(pods.pods) - _PODS
+    if more > 0:
+        yield Line(f"and {more} more pods", "dim")
+    for warning in (*status.warnings, *pods.warnings):
+        yield Line(f"warning: {warning}", "yellow")
+
+
+def _state(status: Status) -> Line:
+    """Return the state of the agent in one line."""
+    agent, paused, waiting = status.agent, status.paused, status.waiting
+    first = Line(f"nodeagent {agent.version}  ", "bold")
+    if not agent.running:
+        first.append("not running", "bold red")
+    elif not agent.ready:
+        first.append(f"not ready: {'; '.join(agent.problems)}", "bold red")
+    elif paused is not None:
+        left = "" if paused.seconds_left is None else f" ({format_duration(paused.seconds_left)} left)"
+        first.append(f"paused{left} by {paused.who}: {paused.why}", "bold yellow")
+    elif waiting is not None:
+        left = format_duration(waiting.seconds_left)
+        first.append(f"waiting ({left} left): dry run during reload_grace", "bold yellow")
+    else:
+        first.append("running", "bold green")
+    if agent.running:
+        uptime = format_duration(round(agent.uptime_s(status.observed_at)))
+        first.append(f" (pid {agent.pid}, up {uptime})")
+    if waiting is not None and paused is not None:
+        first.append(f"  then dry run for {format_duration(waiting.period_s)} (reload_grace)", "yellow")
+    elif agent.dry_run and waiting is None:
+        first.append("  dry run: nothing is removed", "yellow")
+    return first
+
+
+def _head(status: Status) -> list[Line]:
+    agent, runtime = status.agent, status.runtime
+    lines = [_state(status)]
+    if runtime.up:
+        role = f"{agent.role} ({agent.role_because})"
+        lines.append(Line(f"{runtime.name} {runtime.version} at {runtime.endpoint}, {role}", "dim"))
+    else:
+        lines.append(Line(f"runtime unavailable: {runtime.problem}", "bold red"))
+    if agent.config_problem:
+        faults = f"configuration file not in force: {agent.config_problem}".splitlines()
+        lines += [Line(each, "bold red") for each in faults]
+    lines += _image_use(status)
+    stop = status.shutdown
+    if stop.off_because:
+        lines.append(Line(f"graceful shutdown disabled: {stop.off_because}", "dim"))
+    elif stop.lock_held is not None:
+        held = "inhibitor lock held" if stop.lock_held else "inhibitor lock not held"
+        lines.append(Line(f"graceful shutdown: {held}", "dim" if stop.lock_held else "bold red"))
+    return lines
+
+
+def _image_use(status: Status) -> list[Line]:
+    """Return the observation time of image use as a line; no line if no image is removed by age."""
+    use = status.image_use
+    if use.maximum_unused_age_s is None:
+        return []
+    if use.observed_since is None:
+        return [Line("image use: not observed; no image is removed by age", "yellow")]
+    observed_s = (status.observed_at - use.observed_since).total_seconds()
+    line = Line(f"image use: observed for {format_duration(max(0.0, round(observed_s)))}", "dim")
+    if observed_s <= use.maximum_unused_age_s:
+        maximum = format_duration(use.maximum_unused_age_s)
+        line.append(f"; no image is removed by age before {maximum}", "yellow")
+    return [line]
+
+
+def gauges(status: Status, columns: int | None) -> Iterator[Line]:
+    """Yield bars of filesystems, memory, process ids, stalls and every exceeded signal; then the conditions.
+
+    A bar is filled by the used or stalled share. A narrow terminal has shorter bars and no paths.
+    """
+    wide = columns is None or columns >= _WIDE
+    cells = _BAR if wide else _SHORT_BAR
+    for each in status.filesystems:
+        reading = each.reading
+        if reading is None:
+            yield Line(f"{each.name} {each.path}: {each.problem}", "bold red")
+            continue
+        used, high = reading.used_percent, each.high_percent
+        used_bytes = reading.capacity_bytes - reading.available_bytes
+        line = Line(f"{each.name:<{_LABEL}} ").append_bar(used / 100, cells, bad=high is not None and used >= high)
+        line.append(f" {used:>3}%", "bold")
+        line.append(f" {format_bytes(used_bytes)} of {format_bytes(reading.capacity_bytes)}")
+        if high is not None:
+            line.append(f" (high {high}%, low {each.low_percent}%)", "dim")
+        yield line.append(f" {each.path}", "dim") if wide else line
+    for signal in status.signals:
+        met = [one for one in signal.thresholds if one.met]
+        name = signal.signal.value
+        stalls = is_stall(signal)
+        if not met and (signal.available < 1 if stalls else name not in ("memory.available", "pid.available")):
+            continue
+        share = used_share(signal)
+        line = Line(f"{name:<{_LABEL}} ").append_bar(share, cells, bad=bool(met)).append(f" {share:>4.0%}", "bold")
+        if stalls:
+            line.append(" stalled")
+        else:
+            line.append(f" {amount(signal, signal.available)} available of {amount(signal, signal.capacity)}")
+        yield line.append("".join(f"  exceeded: {one.text}" for one in met), "bold red")
+    found = ", ".join(status.conditions)
+    yield Line(found or "no pressure", "bold red" if found else "green")
+
+
+def _fact(fact: Fact) -> str:
+    return "?" if fact.value is None else str(fact.value)

@@ -1,0 +1,121 @@
+"""Tables: one line per row, aligned, cut only to the width of a terminal."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeagent.cli.display import Line, bar
+from nodeagent.cli.table import Heading, Row, Table, table_lines
+from nodeagent.text import Cut, display_width, escape, fit
+
+ANYTHING = st.text(st.characters(), max_size=40)
+NAME = Heading("NAME", cut=Cut.MIDDLE, name=True, at_least=16)
+REFERENCE = "123456789012.dkr.ecr.eu-central-1.amazonaws.com/platform/payments-api:2026.02.20-1200-20ab34cd"
+
+
+def shown(headings: list[Heading], rows: list[Row], columns: int | None, *, headers: bool = True) -> list[str]:
+    return [line.text for line in table_lines(headings, rows, columns, headers=headers)]
+
+
+@pytest.mark.parametrize(
+    ("text", "width"),
+    [
+        ("web-0", 5),
+        ("你好", 4),
+        ("\uff57\uff45\uff42", 6),
+        ("한국", 4),
+        ("\u1112\u1161\u11ab", 2),
+        ("e\u0301", 1),
+        ("😀", 2),
+        (escape("\u202e\x1b"), 10),
+        ("", 0),
+    ],
+)
+def test_width_is_that_of_a_terminal(text: str, width: int) -> None:
+    assert display_width(text) == width
+
+
+@pytest.mark.parametrize(
+    ("text", "cells", "cut", "fitted"),
+    [
+        ("payments", 8, Cut.END, "payments"),
+        ("payments", 5, Cut.END, "paym…"),
+        ("payments", 5, Cut.MIDDLE, "pa…ts"),
+        ("payments", 1, Cut.END, "…"),
+        ("你好你好", 4, Cut.END, "你…"),
+        ("你好你好", 4, Cut.MIDDLE, "…好"),
+        ("ee\u0301e\u0301", 2, Cut.MIDDLE, "…e\u0301"),
+        (REFERENCE, 46, Cut.PATH, "…/payments-api:2026.02.20-1200-20ab34cd"),
+        (REFERENCE, 30, Cut.PATH, "payments-api:2…0-1200-20ab34cd"),
+        ("registry.example/very-long-repository-name/a:1", 30, Cut.PATH, "…very-long-repository-name/a:1"),
+    ],
+)
+def test_text_is_cut_as_documented(text: str, cells: int, cut: Cut, fitted: str) -> None:
+    assert fit(text, cells, cut) == fitted
+
+
+@given(ANYTHING.map(escape), st.integers(1, 30), st.sampled_from(Cut))
+def test_fitted_text_is_never_wider_and_text_that_fits_is_unchanged(text: str, cells: int, cut: Cut) -> None:
+    fitted = fit(text, cells, cut)
+    assert display_width(fitted) <= cells
+    assert (fitted == text) is (display_width(text) <= cells)
+
+
+@given(st.lists(st.tuples(ANYTHING, ANYTHING, ANYTHING), max_size=5), st.one_of(st.none(), st.integers(20, 120)))
+def test_any_text_has_one_line_per_row_without_control_characters(
+    rows: list[tuple[str, str, str]], columns: int | None
+) -> None:
+    headings = [NAME, Heading("SIZE", right=True), Heading("REASON", cut=Cut.END)]
+    lines = shown(headings, [Row(each) for each in rows], columns)
+    assert len(lines) == 1 + len(rows)
+    assert [escape(line) for line in lines] == lines
+    assert columns is None or all(display_width(line) <= columns for line in lines)
+
+
+@given(st.lists(st.text(st.characters(), min_size=1, max_size=40), min_size=1, max_size=5))
+def test_last_column_begins_at_the_same_cell_in_every_row(names: list[str]) -> None:
+    lines = shown([NAME, Heading("LAST")], [Row((name, "#last")) for name in names], None)
+    start = display_width(lines[0].removesuffix("LAST"))
+    assert {display_width(line.removesuffix("#last")) for line in lines[1:]} == {start}
+
+
+def test_pipe_has_full_values_and_terminal_an_ellipsis_in_the_name_last() -> None:
+    headings = [NAME, Heading("REASON", cut=Cut.END, at_least=10), Heading("STATE")]
+    rows = [Row(("n" * 40, "r" * 30, "running"))]
+    assert shown(headings, rows, None)[1] == f"{'n' * 40}  {'r' * 30}  running"
+    assert shown(headings, rows, 70)[1] == f"{'n' * 40}  {'r' * 18}…  running"
+    narrow = shown(headings, rows, 50)[1]
+    assert (len(narrow), narrow[-19:]) == (50, "rrrrrrrrr…  running")
+    assert narrow.count("n") == 28 + 3  # those of "running" too
+
+
+def test_line_is_cut_at_the_end_where_no_column_can_be_narrower() -> None:
+    headings = [NAME, Heading("CODE"), Heading("STATE")]
+    lines = shown(headings, [Row(("n" * 40, "c" * 20, "running"))], 40)
+    assert [len(line) for line in lines] == [40, 40]
+    assert lines[1].endswith("…")
+
+
+def test_headings_can_be_omitted_and_empty_cells_are_dashes() -> None:
+    table = Table("NAME", Heading("SIZE", right=True))
+    table.add("web", "")
+    assert [line.text for line in table.lines(None)] == ["NAME  SIZE", "web      -"]
+    assert shown([NAME], [Row(("web",))], None, headers=False) == ["web"]
+    assert shown([NAME], [], None) == ["NAME"]
+
+
+@pytest.mark.parametrize(("share", "filled"), [(0.0, 0), (0.5, 5), (1.0, 10), (1.7, 10), (-1.0, 0)])
+def test_bar_is_filled_from_the_left_by_the_used_share(share: float, filled: int) -> None:
+    assert bar(share, 10) == "█" * filled + "░" * (10 - filled)
+
+
+@given(ANYTHING, st.integers(20, 60))
+def test_wrapped_line_is_broken_between_words_only(text: str, columns: int) -> None:
+    line = Line("warning: ").append(text, "red")
+    parts = list(line.wrapped(columns))
+    words = [word for part in parts for word in part.text.split(" ") if word]
+    assert words == [word for word in line.text.split(" ") if word]
+    longest = max(map(display_width, words))
+    assert all(display_width(part.text) <= max(columns, longest + 2) for part in parts)
