@@ -107,7 +107,7 @@ def _json_escaped(character: str) -> str:
 
 
 def display_width(text: str) -> int:
-    """Return the cells that escaped text occupies on a terminal.
+    """Return the width of escaped text on a terminal, in cells.
 
     Wide and fullwidth characters occupy two cells, combining marks and the trailing letters of a Hangul syllable none.
     Source: Unicode, East_Asian_Width (UAX 11).
@@ -118,7 +118,7 @@ def display_width(text: str) -> int:
 
 
 class Cut(Enum):
-    """The part of a text that is replaced by an ellipsis where it does not fit.
+    """The part of a too long text to replace by an ellipsis.
 
     Attributes:
         END: its end.
@@ -133,7 +133,7 @@ class Cut(Enum):
 
 
 def fit(text: str, cells: int, cut: Cut = Cut.END) -> str:
-    """Return escaped text that occupies at most ``cells`` cells (at least 1); an ellipsis replaces the rest."""
+    """Return escaped text of at most ``cells`` cells (at least 1); an ellipsis replaces the rest."""
     if display_width(text) <= cells:
         return text
     kept = cells - 1

@@ -115,8 +115,9 @@ class Agent:
     ) -> PassReport:
         """Carry out the plans of a preview under the node's pass lock and record the pass in the history.
 
-        Its removals are recorded before the first of them. ``on_start`` is called then, but not without removals and
-        not in a dry run. ``plan_id`` is the id of a saved plan; without it the id is computed from the preview.
+        Its removals are recorded before the first of them. ``on_start`` is called before the first removal, unless
+        there are no removals or the pass is a dry run. ``plan_id`` is the id of a saved plan; without it the id is
+        computed from the preview.
 
         Raises:
             PassBusyError: another process has the lock.

@@ -33,7 +33,7 @@ _UNRESERVED: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTU
 
 
 class DaemonUnavailableError(NodeAgentError):
-    """The daemon does not answer on the control socket."""
+    """No answer of the daemon on the control socket."""
 
 
 class DaemonAbsentError(DaemonUnavailableError):
@@ -154,7 +154,7 @@ def encode_request(operation: Operation, fields: Mapping[str, object]) -> tuple[
 
 
 def _quote(value: object) -> str:
-    """Return a value with every character percent-encoded that a URL does not take."""
+    """Return a value with all characters invalid in a URL percent-encoded."""
     return "".join(chr(each) if each in _UNRESERVED else f"%{each:02X}" for each in str(value).encode())
 
 

@@ -25,14 +25,14 @@ class SharedImage(Part, frozen=True, kw_only=True):
 
 
 class OtherReferences(Part, frozen=True, kw_only=True):
-    """The bytes of an image's layers with references of a kind other than listed images, such as ``container``."""
+    """The bytes of an image's layers with one kind of reference other than listed images, such as ``container``."""
 
     kind: str
     bytes: int
 
 
 class Sharing(Part, frozen=True, kw_only=True):
-    """The layers of an image that have further references: other images, and ``with_others``."""
+    """The layers of an image with further references: other images, and ``with_others``."""
 
     unique_bytes: int
     shared_bytes: int
@@ -66,7 +66,7 @@ class Explained(Decision, frozen=True, kw_only=True):
         when: condition of its removal, as text.
         eligible_at: time from which it can be removed; ``None`` if time alone does not decide.
         position: place in the removal order, from 1; ``None`` for other items than images.
-        frees_alone_bytes: bytes that the removal of only this image frees; ``frees_bytes`` are those within the plan,
+        frees_alone_bytes: bytes freed by the removal of only this image; ``frees_bytes`` are those within the plan,
             after ``removals_before`` other removals.
     """
 

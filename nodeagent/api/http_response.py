@@ -27,7 +27,7 @@ class TruncatedResponseError(Exception):
 
 
 class HttpResponse:
-    """A response whose head was read.
+    """A response after the reading of its head.
 
     Attributes:
         status: status code.

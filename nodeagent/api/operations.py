@@ -62,10 +62,10 @@ OPERATIONS: Final = {
     ),
     "Leaks": Operation("GET", "/v1/leaks", Access.READ, "Unreferenced blobs and snapshots", SchemaId.PREVIEW),
     "EvictionPreview": Operation(
-        "GET", "/v1/eviction", Access.READ, "Eviction that is due, or simulated", SchemaId.EVICTION_PREVIEW
+        "GET", "/v1/eviction", Access.READ, "Preview of the due or a simulated eviction", SchemaId.EVICTION_PREVIEW
     ),
     "ShutdownPlan": Operation(
-        "GET", "/v1/shutdown-plan", Access.READ, "Timeline of a shutdown that begins now", SchemaId.SHUTDOWN
+        "GET", "/v1/shutdown-plan", Access.READ, "Timeline of a shutdown starting now", SchemaId.SHUTDOWN
     ),
     "ShutdownStatus": Operation(
         "GET", "/v1/shutdown", Access.READ, "Inhibitor lock and past node stops", SchemaId.SHUTDOWN_STATUS

@@ -61,7 +61,7 @@ class LeaksRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         minimum_age_seconds: age below which an item is kept.
-        rooted: items that only containerd.io/gc.root refers to as well.
+        rooted: whether to include items referenced only by containerd.io/gc.root.
     """
 
     minimum_age_seconds: float = 0.0
@@ -87,7 +87,7 @@ class AddHoldRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         image: an image, a pattern or a digest; empty for all images.
         seconds: duration.
         why: shown with the hold.
-        by: user that root acts for, such as the one behind sudo; only root may name one.
+        by: user represented by root, such as the user of sudo; only root may set it.
     """
 
     image: str = ""

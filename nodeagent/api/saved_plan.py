@@ -86,7 +86,7 @@ class ComparedPlan(Part, frozen=True, kw_only=True):
 
 
 class DifferingSetting(Part, frozen=True, kw_only=True):
-    """A setting that differs; of a list, ``before`` and ``after`` have the entries that the other lacks."""
+    """A different setting; of a list, ``before`` and ``after`` have the entries missing in the other."""
 
     setting: str
     before: str

@@ -95,7 +95,7 @@ def install(
     check_form(prefix)
     top = root or Path("/")
     if root is None:
-        _need_root("install")
+        _require_root("install")
         _refuse_packaged()
         check_sources()
     previous = Manifest() if packaged else _admitted(prefix, top)
@@ -167,7 +167,7 @@ def uninstall(prefix: Path, *, purge: bool, root: Path | None) -> None:
     check_place(prefix, top)
     place = below(top, prefix)
     if root is None:
-        _need_root("uninstall")
+        _require_root("uninstall")
         _refuse_packaged()
         check_owner(place.parent.resolve() / place.name)
     installed = is_installation(place)
@@ -180,7 +180,7 @@ def uninstall(prefix: Path, *, purge: bool, root: Path | None) -> None:
     booted = root is None and is_booted_with_systemd()
     unit = steps.get(BY_HAND.units / UNIT)
     if booted and (installed if unit is None else unit.change is Change.REMOVED):
-        _try("systemctl", "disable", "--now", UNIT)
+        _run_optional("systemctl", "disable", "--now", UNIT)
     changes: list[tuple[Change, str]] = []
     try:  # reported last, since a closed standard output must not interrupt the installation
         changes += [_remove_file(path, step, top) for path, step in steps.items()]
@@ -269,10 +269,10 @@ def _state_elsewhere(top: Path) -> Path | None:
 
 def _update_system_after_removal(*, booted: bool, purge: bool) -> None:
     if purge and _has_group():
-        _try("groupdel", "nodeagent")
+        _run_optional("groupdel", "nodeagent")
     if booted:
-        _try("systemctl", "daemon-reload")
-    _try("journalctl", "--update-catalog")
+        _run_optional("systemctl", "daemon-reload")
+    _run_optional("journalctl", "--update-catalog")
 
 
 def _remove_environment(environment: Path, *, installed: bool) -> list[tuple[Change, str]]:
@@ -315,21 +315,21 @@ def _configure(top: Path) -> Change:
 
 def _update_system(prefix: Path, *, enable: bool) -> None:
     """Apply the placed files to the system and restart a running agent."""
-    _try("systemd-sysusers", "nodeagent.conf")
-    _try("systemd-tmpfiles", "--create", "nodeagent.conf")
-    _try("journalctl", "--update-catalog")
+    _run_optional("systemd-sysusers", "nodeagent.conf")
+    _run_optional("systemd-tmpfiles", "--create", "nodeagent.conf")
+    _run_optional("journalctl", "--update-catalog")
     if not is_booted_with_systemd():
         if enable:
-            _try("systemctl", "enable", UNIT)
+            _run_optional("systemctl", "enable", UNIT)
         _notice(f"systemd is not running; start the agent with: {prefix}/bin/nodeagent run")
         return
-    _try("systemctl", "daemon-reload")
+    _run_optional("systemctl", "daemon-reload")
     check = run(str(prefix / "bin/nodeagent"), "config", "check")
     if check is None or check.returncode:
         faults = check.stderr.strip() if check is not None else "no answer"
         raise InstallError(f"agent not restarted: configuration invalid:\n{faults}")
     if not enable:
-        _try("systemctl", "try-restart", UNIT)
+        _run_optional("systemctl", "try-restart", UNIT)
         if (state := run("systemctl", "is-active", UNIT)) is None or state.stdout.strip() != "active":
             _notice("agent not running; start it with: systemctl enable --now nodeagent")
         return
@@ -345,7 +345,7 @@ def _has_group() -> bool:
     return completed is not None and completed.returncode == 0
 
 
-def _need_root(command: str) -> None:
+def _require_root(command: str) -> None:
     if os.geteuid() != 0:
         raise UsageError(f"{command} needs root; without it add --root DIR")
 
@@ -355,7 +355,7 @@ def _refuse_packaged() -> None:
         raise InstallError("the agent is installed as a Debian package; upgrade or remove it with apt")
 
 
-def _try(*words: str) -> None:
+def _run_optional(*words: str) -> None:
     """Run a command; a failure is only reported."""
     completed = run(*words)
     if completed is None:

@@ -257,7 +257,7 @@ def _passes(agent: Agent, logger: FilteringBoundLogger, trigger: str, context: D
             preview, trigger=trigger, stop=stop, on_start=partial(log_start, logger), on_result=report_result
         )
         agent.log_health(logger)
-        await agent.log_interrupted(logger)  # a command that was killed
+        await agent.log_interrupted(logger)  # such as the pass of a killed command
         await log_breakdown(agent, report, logger)
         return preview, report
 

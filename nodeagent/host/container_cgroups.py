@@ -1,4 +1,4 @@
-"""Running containers by their cgroups, a source that is independent of the runtime's lists.
+"""Running containers by their cgroups, a source independent of the runtime's lists.
 
 Runtimes name the cgroup of a container by its id: ``cri-containerd-ID.scope``, ``crio-ID.scope``, or the id alone below
 a parent such as ``kubepods`` or ``k8s.io``. Other runtimes on the node use other prefixes and parents, so only cgroups
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
 
 MAX_DIRECTORIES: Final = 100_000
-"""Largest number of cgroups that are read."""
+"""Maximum number of cgroups to read."""
 
 MAX_S: Final = 5.0
-"""Longest time to read the names of the cgroups."""
+"""Time limit for reading the names of the cgroups."""
 
 _V1_HIERARCHIES: Final = ("pids", "memory", "systemd")
 _ID: Final = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
@@ -29,14 +29,14 @@ _MAX_DEPTH: Final = 12
 
 
 def find_running(known: Collection[str], clock: Clock, root: Path = Path("/")) -> tuple[frozenset[str], bool]:
-    """Return the ids of containers and sandboxes that have processes, and whether any known id has a cgroup.
+    """Return the ids of containers and sandboxes with processes, and whether any known id has a cgroup.
 
-    Without a cgroup of a known id nothing is returned, as with containers in virtual machines or in another cgroup
+    Without a cgroup of a known id the result is empty, as with containers in virtual machines or in another cgroup
     namespace. An incomplete reading only lacks ids.
 
     Args:
-        known: ids that the runtime lists.
-        clock: bounds the reading.
+        known: ids listed by the runtime.
+        clock: for the deadline.
         root: parent of ``sys``.
 
     Source: kernel cgroup-v2.rst, ``cgroup.events``; cgroup-v1, ``cgroup.procs``.

@@ -145,7 +145,7 @@ def _exists(path: str, unreadable: list[str]) -> bool:
 
 
 def read_error(error: OSError) -> str:
-    """Return the text for a file that cannot be read."""
+    """Return the error text of an unreadable file."""
     return f"cannot read {error.filename}: {error.strerror or error}"
 
 

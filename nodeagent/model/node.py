@@ -37,8 +37,8 @@ class NodeSnapshot:
 
     Attributes:
         observed_at: time of the observation by the wall clock, aware UTC.
-        clock: trust in that clock. All times of the snapshot are by it: a time that contradicts it is replaced by the
-            first observation of the item.
+        clock: trust in that clock. All times of the snapshot are by it: a contradictory time is replaced by the first
+            observation of the item.
         images: as listed, one entry per image id.
         image_usage: image id to its recorded use; an image without an entry counts as first detected now.
         image_use_observed_since: begin of the observation of image use without a gap; ``None`` without observation:

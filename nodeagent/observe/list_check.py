@@ -1,9 +1,9 @@
 """Reading of the runtime's lists with cross-checks.
 
 A suspicion is confirmed or resolved by evidence from outside the lists: a second listing, for objects that changed
-between two calls; the status of the object in question, since a list is wrong if it lacks an object whose status the
-runtime reports; the records of containerd; and the kernel's cgroups. A mismatch that the evidence explains, such as the
-forced removal of an image in use, is remembered, so that it costs no second listing in every pass.
+between two calls; the status of the object in question, since a list is wrong if it lacks an object with a reported
+status; the records of containerd; and the kernel's cgroups. An explained mismatch, such as the forced removal of an
+image in use, is recorded, so that it does not cause a second listing in every pass.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ CONFIRM_S: Final = 1.0
 """Time between a suspicious listing and the second one."""
 
 MAX_STATUS_CALLS: Final = 200
-"""Largest number of vanished objects whose status is read; of more, evenly distributed ones."""
+"""Maximum number of status calls for vanished objects, evenly distributed over them."""
 
 _CONCURRENCY: Final = 16
-_ABSENT: Final = re.compile("not found|no such", re.IGNORECASE)  # of runtimes that answer UNKNOWN instead of NOT_FOUND
+_ABSENT: Final = re.compile(
+    "not found|no such", re.IGNORECASE
+)  # error texts of runtimes that return UNKNOWN instead of NOT_FOUND
 KIND_LABEL: Final = "io.cri-containerd.kind"
 """Label of the containerd records of CRI's containers and sandboxes."""
 
@@ -65,7 +67,7 @@ class FindRunning(Protocol):
     """Finds running containers by the kernel; blocking."""
 
     def __call__(self, known: Collection[str], /) -> tuple[frozenset[str], bool]:
-        """Return the ids of running containers, and whether the kernel shows the known ones."""
+        """Return the ids of running containers, and whether the known ones are visible to the kernel."""
 
 
 class ListStored(Protocol):
@@ -130,12 +132,14 @@ class ListCheck:
     async def read(self, *, with_images: bool) -> CheckedLists:
         """Return the lists and their contradictions.
 
-        Images are listed before containers, so that a container that is created meanwhile counts as a user.
+        Images are listed before containers, so that a container created between both counts as a user.
 
         Raises:
             NodeAgentError: a list cannot be read.
         """
-        known = self._known  # of a reading that ended before this one started, since a younger one has newer objects
+        known = (
+            self._known
+        )  # the ids of a reading that ended before this one started, since a later reading has newer objects
         lists, stored = await self._list(with_images=with_images)
         suspicions = self._unexplained(lists)
         if suspicions:
@@ -154,7 +158,7 @@ class ListCheck:
         stored = await self._list_stored()
         listed = {each.id for each in containers} | {each.id for each in sandboxes}
         existing, running_known = await asyncio.to_thread(self._find_running, listed)
-        if stored is not None:  # records of other clients are users of images too, but no objects of CRI
+        if stored is not None:  # records of other clients are users of images, but not objects of CRI
             existing -= {each.id for each in stored if KIND_LABEL not in each.labels}
             existing |= {each.id for each in stored if KIND_LABEL in each.labels}
         elif not running_known and self._known is None:
@@ -162,7 +166,7 @@ class ListCheck:
         return RuntimeLists(images, containers, sandboxes, existing, running_known or stored is not None), stored
 
     async def _with_stats(self) -> frozenset[str]:
-        """Return the ids of containers with stats, a list of its own in the runtime."""
+        """Return the ids of containers with statistics, which are a separate list in the runtime."""
         try:
             return frozenset(each.container_id for each in await self._runtime.list_container_stats())
         except RuntimeRequestError:
@@ -174,7 +178,7 @@ class ListCheck:
     async def _confirm(
         self, lists: RuntimeLists, suspicions: Sequence[Suspicion], *, has_records: bool
     ) -> list[ListContradiction]:
-        """Return the suspicions that the status of the object does not explain, one of each effect."""
+        """Return the suspicions not explained by the status of the object, one of each effect."""
         explained: set[tuple[SuspicionKind, str]] = set()
         contradictions: dict[bool, ListContradiction] = {}
         for each in suspicions:
@@ -193,7 +197,7 @@ class ListCheck:
         """Return the evidence against the lists; ``None`` if the mismatch is real.
 
         A running container that CRI does not report is ignored only if containerd's records lack it too: with CRI alone
-        it may be the container of another client, which uses an image.
+        it may be the container of another client, and a user of an image.
         """
         if suspicion.kind is SuspicionKind.SANDBOX_UNLISTED:
             return await self._evidence(self._runtime.sandbox_status(suspicion.id))
@@ -236,14 +240,14 @@ class ListCheck:
             *(self._evidence(self._runtime.sandbox_status(each)) for each in sandboxes),
         )
         names = [f"container {each[:12]}" for each in containers] + [f"sandbox {each[:12]}" for each in sandboxes]
-        found = [f"{name} is not listed any more{text}" for name, text in zip(names, evidence, strict=True) if text]
+        found = [f"{name} is no longer listed{text}" for name, text in zip(names, evidence, strict=True) if text]
         if not found:
             return []
         more = f" ({len(found)} such objects)" if len(found) > 1 else ""
         return [ListContradiction(f"{found[0]}{more}")]
 
     def _remember(self, missing: _Ids | None, lists: RuntimeLists, *, with_images: bool) -> None:
-        """Remember the listed ids, and those of a contradictory reading's predecessor, to be checked again."""
+        """Store the listed ids, and those of the reading before a contradictory one, for the next check."""
         self._known = _union(missing, _ids(lists))
         if self._explained:
             present = {(each.kind, each.id) for each in find_suspicions(lists)}
@@ -255,7 +259,7 @@ class ListCheck:
 
 
 def _sample(ids: frozenset[str]) -> list[str]:
-    """Return at most ``MAX_STATUS_CALLS`` of some ids, evenly distributed in their order."""
+    """Return at most ``MAX_STATUS_CALLS`` of the ids, evenly distributed in their order."""
     ordered = sorted(ids)
     step = max(1, -(-len(ordered) // MAX_STATUS_CALLS))
     return ordered[::step]

@@ -70,7 +70,7 @@ class ObserverSettings:
         imagefs_path: overrides the mount point in ``ImageFsInfo``; empty for no override.
         pod_log_root: directory of the pod logs.
         container_log_root: directory of the links to container logs.
-        confirm_s: time before lists that contradict each other are read again.
+        confirm_s: time before a second reading of contradictory lists.
     """
 
     imagefs_path: str

@@ -78,7 +78,7 @@ class ReasonCode(StrEnum):
     LIMIT_IMAGES_PER_PASS = "limit-images-per-pass"
     LIMIT_BYTES_PER_PASS = "limit-bytes-per-pass"
     FILESYSTEM_UNREADABLE = "filesystem-unreadable"
-    # all items: kept, as no age is certain
+    # all items: kept, since ages are uncertain
     CLOCK_UNTRUSTED = "clock-untrusted"
     # images and others: an attempt failed earlier in this pass
     FAILED_EARLIER = "failed-earlier"

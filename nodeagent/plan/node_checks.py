@@ -274,7 +274,7 @@ def check_agent(unavailable: str, not_ready: Iterable[str], pid: int | None) -> 
 
 
 def denied(check: str, evidence: str) -> Finding:
-    """Return the finding of a check that this user has no permission for: its object may be in order."""
+    """Return the finding of a check without permission, which is no problem of the node."""
     return Finding(check, Verdict.WARNING, evidence, "run as root: sudo nodeagent doctor")
 
 

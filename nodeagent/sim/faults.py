@@ -128,7 +128,7 @@ class Faults:
         self._alterations[method] = change
 
     def altered(self, call: Call, response: object) -> object:
-        """Return the response of a call, replaced if a rule says so."""
+        """Return the response of a call, replaced according to the rules."""
         change = self._alterations.get(call.method)
         return response if change is None or not isinstance(response, Message) else change(response)
 

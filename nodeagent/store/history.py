@@ -1,9 +1,9 @@
 """History of passes and node stops, for operators.
 
-It is a database of its own beside that of image usage: it grows, is pruned, and no decision depends on it. A pass is
+It is a separate database beside that of image usage: it grows, is pruned, and no decision depends on it. A pass is
 written before its first removal and again when it has finished; see ``write_ahead``. While the file cannot be written,
-the latest passes wait in memory and are written with the next pass. A record that can never be written is dropped and
-reported, so that it does not block the others.
+the latest passes are kept in memory and written with the next pass. An unwritable record is dropped and reported, so
+that it does not block the others.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ class History:
     """History of this node. Its methods block and may be called from any thread.
 
     Writing never raises: a failure is reported in ``problem``, and the record is written with a later one. Reading
-    takes no lock, so that a write that does not end blocks no reader.
+    acquires no lock, so that a hanging write blocks no reader.
 
     Attributes:
         problem: reason that records are not on disk; empty otherwise.
-        dropped: number of records that were dropped because they could not be written.
+        dropped: number of dropped unwritable records.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class History:
 
         Args:
             directory: the state directory.
-            writer: this process, needed to begin a pass.
+            writer: this process, required to begin a pass.
             is_running: returns whether the writer of an unfinished pass still runs; an unfinished pass of an ended
                 process is read as interrupted. Without it all unfinished passes are read as running.
         """
@@ -173,8 +173,8 @@ class History:
     def close_interrupted(self) -> tuple[InterruptedPass, ...]:
         """Record the unfinished passes of ended processes as interrupted; return them.
 
-        Passes of running processes are unchanged. A pass that is wrongly taken for interrupted, such as one in another
-        PID namespace, is corrected by its own last record.
+        Passes of running processes are unchanged. A pass wrongly recorded as interrupted, such as one in another PID
+        namespace, is corrected by its own last record.
         """
         with self._lock:
             ended = self._ended()
@@ -205,7 +205,7 @@ class History:
                 self._connection.close()
 
     def drop(self, record: str, cause: str) -> None:
-        """Count and report a record that is not written."""
+        """Count and report a dropped record."""
         self.dropped += 1
         self._notices.append(f"{self._path}: {record} cannot be recorded and was dropped: {cause}")
 
@@ -232,7 +232,7 @@ class History:
             return tuple(write_ahead.as_found(each, writers, self._is_running) for each in found)
 
     def count(self, *, limit: int) -> tuple[CountedPass, ...]:
-        """Return passes with the number of their removals, newest first, without those that had nothing to do.
+        """Return passes with the number of their removals, newest first, without passes with nothing to do.
 
         Raises:
             StoreError: the file exists but cannot be read.
@@ -267,7 +267,7 @@ class History:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection | None]:
-        """Yield a connection inside a read transaction; ``None`` without a file or with one that has no tables yet."""
+        """Yield a connection inside a read transaction; ``None`` without a file, or for a file without tables."""
         try:
             if not self._path.exists():
                 yield None
@@ -280,7 +280,7 @@ class History:
             raise StoreError(f"cannot read history {self._path}: {error}") from error
 
     def _ended(self) -> list[str]:
-        """Return the ids of unfinished passes whose process has ended; none if the file cannot be read."""
+        """Return the ids of unfinished passes of ended processes; none if the file cannot be read."""
         try:
             with self._reading() as connection:
                 writers = {} if connection is None else write_ahead.read_writers(connection)
@@ -328,12 +328,12 @@ class History:
             raise StoreError(f"cannot quarantine the corrupt file ({error}): {why}") from failure
 
     def _enqueue(self, past: PastPass) -> None:
-        """Add a finished pass to those that wait to be written; the oldest are dropped above the limits of memory."""
+        """Queue a finished pass for writing; the oldest are dropped above the limits of memory."""
         waiting, actions = self._waiting, len(past.actions) + sum(len(each.actions) for each in self._waiting)
         while waiting and (len(waiting) >= _MAX_WAITING or actions > _MAX_WAITING_ACTIONS):
             dropped = waiting.popleft()
             actions -= len(dropped.actions)
-            self.drop(f"pass {dropped.id}", "too many passes wait to be written")
+            self.drop(f"pass {dropped.id}", "too many passes wait for writing")
         waiting.append(past)
 
     @contextmanager

@@ -126,7 +126,7 @@ class CountedPass:
 
     Attributes:
         past: the pass; its actions and the document of an eviction are empty.
-        removed: number of items that no longer exist.
+        removed: number of removed items.
         planned: number of planned removals.
     """
 
@@ -152,7 +152,9 @@ class Retention:
 
 def insert_pass(connection: sqlite3.Connection, past: PastPass) -> None:
     """Write a pass, replacing an earlier record of it."""
-    connection.execute("DELETE FROM passes WHERE id = ?", storable(past.id))  # with its rows in all other tables
+    connection.execute(
+        "DELETE FROM passes WHERE id = ?", storable(past.id)
+    )  # also deletes its rows in all other tables
     connection.execute(
         "INSERT INTO passes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         storable(
@@ -216,7 +218,7 @@ def prune_passes(
         retention: the limits.
         now: current wall time.
         clock_trusted: whether ages by the wall clock are valid; otherwise no pass is deleted by age.
-        running: ids of passes of this process that have not finished; they are kept.
+        running: ids of unfinished passes of this process, which are kept.
     """
     kept = json.dumps(list(running))
     finished = "id NOT IN (SELECT value FROM json_each(:kept))"
@@ -298,7 +300,7 @@ def _with_actions(
 
 
 def count_passes(connection: sqlite3.Connection, limit: int) -> list[CountedPass]:
-    """Return passes with the number of their actions, newest first, without the quiet ones."""
+    """Return passes with the number of their actions, newest first, without quiet passes."""
     found = [_past_pass(row) for row in _select_passes(connection, None, "", limit, quiet=False)]
     counts: dict[str, tuple[int, int]] = {
         pass_id: (removed, planned)
@@ -312,7 +314,7 @@ def count_passes(connection: sqlite3.Connection, limit: int) -> list[CountedPass
 
 
 def has_passes(connection: sqlite3.Connection) -> bool:
-    """Return whether the file has the tables; false for one whose writer was killed while it created the file."""
+    """Return whether the file has the tables; false after a kill of the writer during its creation."""
     return _has_table(connection, "passes") and _has_table(connection, "actions")
 
 

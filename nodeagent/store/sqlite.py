@@ -34,7 +34,7 @@ def connect(path: Path, migrations: Migrations, additions: Sequence[str] = ()) -
         path: the file; its directory is created too.
         migrations: statements for each schema version.
         additions: statements that create tables and indexes unless they exist. Older versions of the agent ignore
-            these, so they need no schema version, with which an older version would refuse the file.
+            these, so that they require no new schema version, which older versions would refuse.
 
     Raises:
         StoreError: a newer version of the agent wrote it.
@@ -57,7 +57,7 @@ def connect(path: Path, migrations: Migrations, additions: Sequence[str] = ()) -
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
-    """Return a read-only connection to an existing file; ``sqlite3`` raises for one that cannot be opened."""
+    """Return a read-only connection to an existing file; ``sqlite3`` raises its errors."""
     uri = f"{path.absolute().as_uri()}?mode=ro"
     return sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
 
@@ -113,7 +113,7 @@ def is_of_file(error: Exception) -> bool:
 def storable(*values: object) -> tuple[object, ...]:
     """Return values that SQLite can store: integers capped at 64 bits, texts that are not UTF-8 as their bytes.
 
-    ``stored_text`` reverses the latter, so names of files are kept to the byte.
+    ``stored_text`` reverses the latter, so that names of files are stored exactly.
     """
     return tuple(
         _storable_text(each)

@@ -1,4 +1,4 @@
-"""Fuzzing of the inputs that other users and programs control.
+"""Fuzzing of inputs controlled by other users and programs.
 
 Targets: the HTTP server, requests and documents of the control API, saved plans, the hold file, list filters. A target
 accepts every input or rejects it with the documented error. ``make fuzz MINUTES=30`` runs the campaign: coverage-guided

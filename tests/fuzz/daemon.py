@@ -1,7 +1,8 @@
 """Fuzzes the control socket of a daemon on a simulated node: ``python -m tests.fuzz.daemon SECONDS SEED RESULT``.
 
 Unlike the ``http`` target, bytes arrive in pieces, from several connections, and requests are carried out. The daemon
-must answer a plain request within a second all the time, its memory must stay bounded, and its log must report no bug.
+must answer a plain request within a second at any time, its memory must remain bounded, and its log must report no
+internal error.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _PROBE_EVERY: Final = 20
 _OPEN: Final = 8
 """Unfinished connections at a time, besides the current one."""
 _SLOW_PROBES: Final = 3
-"""Consecutive slow answers that count as a stall: other processes share the machine."""
+"""Number of consecutive slow answers that count as a stall, since other processes share the machine."""
 _START_WITHIN_S: Final = 60
 
 
@@ -115,7 +116,7 @@ def fuzz(seconds: float, seed: int, result: Path) -> None:
 
 
 def _send(path: Path, data: bytes, random: Random, unfinished: list[socket.socket]) -> None:
-    """Send a request in one to three pieces; read its answer, or leave the connection as it is."""
+    """Send a request in one to three pieces; read the response, or abandon the connection."""
     client = socket.socket(socket.AF_UNIX)
     client.settimeout(random.choice((0.01, 0.05, 0.2)))  # longer operations are abandoned
     with suppress(OSError):
@@ -136,7 +137,7 @@ def _send(path: Path, data: bytes, random: Random, unfinished: list[socket.socke
 
 
 def _probe(path: Path) -> float:
-    """Return the seconds that the status takes."""
+    """Return the duration of a status request in seconds."""
     start_s = time.monotonic()
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(30)

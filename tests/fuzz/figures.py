@@ -1,4 +1,4 @@
-"""Figures of a fuzzing run, and the limits that they must not exceed."""
+"""Figures of a fuzzing run, and their limits."""
 
 from __future__ import annotations
 

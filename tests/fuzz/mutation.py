@@ -1,4 +1,4 @@
-"""Mutations of seed inputs. The same seed number gives the same inputs."""
+"""Mutations of seed inputs. Equal seed numbers result in equal inputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _VALUES: Final[tuple[Any, ...]] = (
 
 
 def mutations(seeds: Sequence[bytes], random: Random) -> Iterator[bytes]:
-    """Yield the seeds, then mutations of them without end."""
+    """Yield the seeds, then an infinite sequence of their mutations."""
     yield from seeds
     pool = list(seeds)
     while True:

@@ -1,4 +1,4 @@
-"""Fuzz targets: each accepts an input, or rejects it with the documented error; anything else is a defect."""
+"""Fuzz targets: each accepts an input, or rejects it with the documented error; any other result is a defect."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ _CONTINUE: Final = b"HTTP/1.1 100 \r\n\r\n"
 
 
 class DefectError(AssertionError):
-    """A target accepted an input and then contradicted itself."""
+    """An inconsistent result of a target."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One input that others control.
+    """One input controlled by other users.
 
     Attributes:
         run: processes an input and returns whether it was accepted; raises for a defect only.
-        seeds: valid inputs, from which the others are made.
+        seeds: valid inputs, the source of the mutations.
     """
 
     run: Callable[[bytes], bool]
@@ -68,7 +68,7 @@ class Target:
 
 
 class _Pipe:
-    """The writing side of a connection whose client reads everything at once."""
+    """The writing side of a connection with a client that reads all output at once."""
 
     def __init__(self) -> None:
         self.sent = bytearray()
@@ -124,7 +124,7 @@ def _service() -> Service:
 
 
 async def http(data: bytes) -> bool:
-    """Send bytes to the HTTP server, and check that what it sends is one complete HTTP response, or none."""
+    """Send bytes to the HTTP server, and check that its output is one complete HTTP response, or empty."""
     sent = await _exchange(data)
     if not sent:
         return False
@@ -206,7 +206,7 @@ def _kinds() -> tuple[type[Document], ...]:
 
 
 def document(data: bytes) -> bool:
-    """Decode a document, its class by the first byte; one that is accepted has an encoding that decodes to the same."""
+    """Decode a document, with its class by the first byte; check the round trip of an accepted document."""
     kind = _kinds()[(data[:1] or b"\0")[0] % len(_kinds())]
     try:
         found = decode(data[1:], kind)
@@ -221,7 +221,7 @@ def document(data: bytes) -> bool:
 
 
 def _example(schema: dict[str, Any], definitions: dict[str, Any], depth: int = 0) -> Any:  # noqa: PLR0911 - by type
-    """Return a value that a JSON schema allows."""
+    """Return a valid value of a JSON schema."""
     if "$ref" in schema:
         return _example(definitions[schema["$ref"].rpartition("/")[2]], definitions, depth + 1)
     if "const" in schema:
@@ -313,7 +313,7 @@ def _plan_seed() -> bytes:
 
 
 def hold_file(directory: Path, data: bytes) -> bool:
-    """Read a hold file in a directory and add a hold to it; an unreadable one remains as it is."""
+    """Read a hold file in a directory and add a hold to it; an unreadable file must remain unchanged."""
     path, file, hold = directory / "holds.json", HoldFile(directory), Hold("", "r/a:1", "why", "me", NOW, NOW)
     path.write_bytes(data)
     try:

@@ -1,8 +1,8 @@
 """Fuzzes one target for a time: ``python -m tests.fuzz.worker TARGET SECONDS SEED RESULT``.
 
 Inputs are guided by coverage where atheris is installed, and mutations of the seeds otherwise. The figures are written
-to a JSON file once a second, since the engine ends the process in its own way. A defect ends the process with an error,
-and its input is kept beside the figures.
+to a JSON file once a second, since the engine ends the process without a callback. A defect ends the process with an
+error, and its input is kept beside the figures.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ class Watch:
         if figures.inputs < _WARM_UP:
             self._first_mib = figures.rss_mib
         figures.rss_growth_mib = round(figures.rss_mib - (self._first_mib or figures.rss_mib), 1)
-        if figures.engine == "mutation" and figures.rss_growth_mib > GROWTH_MIB:  # others keep their inputs in memory
+        if (
+            figures.engine == "mutation" and figures.rss_growth_mib > GROWTH_MIB
+        ):  # other engines keep their inputs in memory
             self._fail(data, f"memory grew by {figures.rss_growth_mib} MiB")
             raise MemoryError(figures.defect)
 
@@ -107,7 +109,7 @@ def fuzz(name: str, seconds: float, seed: int, result: Path) -> None:
 
 
 def _corpus(seeds: tuple[bytes, ...], seed: int, result: Path) -> Path:
-    """Return a directory of initial inputs: seeds, and changes of their JSON, which the engine sees as mere bytes."""
+    """Return a directory of initial inputs: seeds, and changes of their JSON, which are plain bytes for the engine."""
     corpus = result.with_suffix(".corpus")
     corpus.mkdir()
     for number, data in enumerate(islice(mutations(seeds, Random(seed)), len(seeds) + _INITIAL_MUTATIONS)):
@@ -116,7 +118,7 @@ def _corpus(seeds: tuple[bytes, ...], seed: int, result: Path) -> Path:
 
 
 def _guide(engine: Any, watch: Watch, corpus: Path, seconds: float, seed: int) -> None:
-    """Let atheris choose the inputs; it ends the process."""
+    """Run atheris, which chooses the inputs and ends the process."""
     options = (
         *(f"-max_total_time={seconds:.0f}", f"-seed={seed}", f"-max_len={MOST_BYTES}", f"-timeout={_ENGINE_TIMEOUT_S}"),
         *("-rss_limit_mb=1024", f"-artifact_prefix={corpus.with_suffix('')}-", "-verbosity=0"),

@@ -407,7 +407,7 @@ def test_switch_to_active_removes_nothing_before_the_end_of_the_grace_period(wor
 
 
 def test_log_that_is_written_or_open_keeps_the_directory_of_an_unlisted_pod(worn: WornNode) -> None:
-    """containerd writes container logs three levels deep; the upper levels look two hours old."""
+    """containerd writes container logs three levels deep; the times of the upper levels are two hours old."""
     configure(worn, 'log_minimum_age = "0s"', 'log_minimum_age = "2s"')
     assert worn.running is not None
     assert worn.running.log_file is not None

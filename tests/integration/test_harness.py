@@ -169,14 +169,14 @@ def test_equal_descriptions_give_equal_archives(tmp_path: Path) -> None:
     assert first.path.read_bytes() == second.path.read_bytes()
 
 
-class OnPurposeError(Exception):
+class SimulatedError(Exception):
     """Simulated failure of a test within the daemon's context."""
 
 
 @pytest.mark.parametrize("end", ["in order", "crashed", "frozen", "shim killed", "test failed"])
 def test_all_resources_are_removed_at_the_end(containerd_version: Version, end: str) -> None:
     daemon = Containerd(containerd_version, imagefs=LoopFs(64))
-    with contextlib.suppress(OnPurposeError), daemon:
+    with contextlib.suppress(SimulatedError), daemon:
         pods = daemon.pods()
         daemon.import_images(images.write_oci(daemon.base / "app.tar", images.image("harness.test/app:v1")))
         sandbox = pods.run_sandbox("doomed")
@@ -194,7 +194,7 @@ def test_all_resources_are_removed_at_the_end(containerd_version: Version, end: 
             case "shim killed":
                 os.kill(daemon.shims()[0], signal.SIGKILL)
             case "test failed":
-                raise OnPurposeError
+                raise SimulatedError
     assert reclaim.leftovers(daemon.base) == []
     assert not [pid for pid in running if reclaim.alive(pid)]
     assert not [socket for socket in sockets if socket.exists()]

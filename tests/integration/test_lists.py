@@ -1,4 +1,4 @@
-"""Cross-checks of the lists of a real containerd: changes of the node raise no alarm, hidden containers do."""
+"""Cross-checks of the lists of a real containerd: hidden containers are contradictions, changes of the node are not."""
 
 from __future__ import annotations
 

@@ -162,15 +162,15 @@ def test_node_boots_after_a_power_cut_and_powers_off_by_its_button(disk: Disk) -
         assert "System is powering down." in [entry.message for entry in node.journal()]
 
 
-class OnPurposeError(Exception):
+class SimulatedError(Exception):
     """Simulated failure of a test within the node's context."""
 
 
 @pytest.mark.long
 def test_all_resources_of_a_failed_test_are_removed(disk: Disk) -> None:
-    with contextlib.suppress(OnPurposeError), vm.Node.boot(disk, memory_mib=512, cpus=1) as node:
+    with contextlib.suppress(SimulatedError), vm.Node.boot(disk, memory_mib=512, cpus=1) as node:
         machines = _machines(node.base)
-        raise OnPurposeError
+        raise SimulatedError
     assert len(machines) == 1
     assert not [pid for pid in machines if reclaim.alive(pid)]
     assert reclaim.leftovers(node.base) == []

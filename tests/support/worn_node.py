@@ -53,7 +53,7 @@ class WornNode:
 
     @property
     def minimum_age(self) -> str:
-        """Minimum age between that of the fresh image and that of all others, at present."""
+        """Current minimum age setting, above the age of the fresh image and below that of all others."""
         return f"{time.monotonic() - (self.aged_at + self.fresh_at) / 2:.2f}s"
 
     @property

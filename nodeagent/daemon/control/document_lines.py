@@ -72,7 +72,7 @@ class DocumentLines:
             self._first.cancel()
             await asyncio.wait({self._first})
             if not self._first.cancelled():
-                self._first.exception()  # read here: nobody waits for it, and asyncio logs an unread one
+                self._first.exception()  # retrieved here, since asyncio logs an exception that no caller has retrieved
         await self._documents.aclose()
 
     async def _next(self) -> str | None:

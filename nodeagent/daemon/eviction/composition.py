@@ -190,7 +190,7 @@ class AgentEvictionHistory:
         self._writer = agent.history_writer if agent.record else None
 
     async def begin(self, record: EvictionRecord) -> None:
-        """Record a chosen eviction; a slow disk does not delay it for long."""
+        """Record a chosen eviction; the delay by a slow disk is bounded."""
         if self._writer is not None:
             await self._writer.begin(past_eviction(record), _BEGUN_WITHIN_S)
 

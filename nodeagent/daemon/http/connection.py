@@ -181,7 +181,9 @@ class HttpConnection:
             head = await self._next_event()
         if not isinstance(head, h11.Request):
             return None
-        self._without_body = head.method == b"HEAD"  # before any refusal: h11 rejects a body of its response
+        self._without_body = (
+            head.method == b"HEAD"
+        )  # set before any refusal, since h11 rejects a response body after HEAD
         if head.http_version not in _VERSIONS:
             raise RefusedRequestError(problem(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "HTTP/1.1 only"))
         request = _request(head, self._peer)

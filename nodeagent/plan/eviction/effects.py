@@ -3,7 +3,8 @@
 An action counts when its effect was measured, not when its call returned: containerd removes snapshots asynchronously,
 after RemoveContainer returned. Until then the effect is outstanding, and neither a pod nor an image is removed for the
 same shortage. Each effect has a bound, as the kubelet waits at most 30 s for the clean-up of an evicted pod. After an
-eviction without effect on its filesystem, evictions pause there for another such period; node-level reclaim continues.
+eviction without effect on its filesystem, evictions for this filesystem pause for the same period; node-level reclaim
+continues.
 
 Subtracting predicted amounts from the shortfall, and acting on the remainder, was rejected: a wrong prediction causes
 an eviction, a wait takes seconds.

@@ -1,6 +1,6 @@
-"""Cross-checks of the runtime's lists, and the plan while they contradict each other.
+"""Cross-checks of the runtime's lists, and plans with contradictory lists.
 
-A list that lacks entries makes used images look unused and active pods look deleted. A suspicion is not a contradiction
+With an incomplete list, used images appear unused and active pods deleted. A suspicion is not a contradiction
 yet: lists are read one after the other while the node changes. The observer lists again and reads the status of the
 objects in question (``observe.list_check``).
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.decision import Plan
 
 EMPTY_PODS_MIN: Final = 2
-"""Number of ready sandboxes without containers from which they are suspicious, if they are half of all ready ones."""
+"""Minimum number of ready sandboxes without containers for a suspicion, if they are half of all ready ones."""
 
 
 class SuspicionKind(StrEnum):
@@ -103,7 +103,7 @@ def _without_sandbox(lists: RuntimeLists) -> Iterator[Suspicion]:
 
 
 def _without_image(lists: RuntimeLists) -> Iterator[Suspicion]:
-    """Yield the containers of which no image reference resolves to a listed image, one for each image."""
+    """Yield the containers without a reference to a listed image, one for each image."""
     if lists.images is None:
         return
     ids = {bare_id(image.id) for image in lists.images}
@@ -128,9 +128,9 @@ def _objects_unlisted(lists: RuntimeLists) -> Iterator[Suspicion]:
 
 
 def _pods_without_containers(lists: RuntimeLists) -> Iterator[Suspicion]:
-    """Yield a suspicion if too many ready sandboxes have no container, where running ones cannot be verified.
+    """Yield a suspicion if too many ready sandboxes have no container, unless running containers can be verified.
 
-    A single one is usual, as while an image cannot be pulled.
+    Single ones are usual, such as during a failing image pull.
     """
     if lists.running_known:
         return
@@ -143,7 +143,7 @@ def _pods_without_containers(lists: RuntimeLists) -> Iterator[Suspicion]:
 
 
 def withheld(plan: Plan, contradictions: Sequence[ListContradiction], *, by_images: bool = False) -> Plan:
-    """Return the plan, without removals while the lists that it depends on contradict each other.
+    """Return the plan, without removals if its lists contradict each other.
 
     Args:
         plan: the plan from these lists.
@@ -164,6 +164,6 @@ def withheld(plan: Plan, contradictions: Sequence[ListContradiction], *, by_imag
 
 
 def persistent(first: Collection[Suspicion], second: Sequence[Suspicion]) -> tuple[Suspicion, ...]:
-    """Return the suspicions of a second listing that the first one had too, by kind and id."""
+    """Return the suspicions of both listings, by kind and id."""
     known = {(each.kind, each.id) for each in first}
     return tuple(each for each in second if (each.kind, each.id) in known)

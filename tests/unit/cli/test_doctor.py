@@ -95,7 +95,7 @@ def test_failed_check_does_not_prevent_the_others(node_settings: Settings, tmp_p
 
 
 @contextmanager
-def as_stranger() -> Iterator[None]:
+def as_other_user() -> Iterator[None]:
     os.seteuid(65534)
     try:
         yield
@@ -104,7 +104,7 @@ def as_stranger() -> Iterator[None]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can drop to another user")
-def test_missing_permission_is_reported_as_such_and_not_as_a_problem(node_settings: Settings, tmp_path: Path) -> None:
+def test_missing_permission_is_not_reported_as_a_problem_of_the_node(node_settings: Settings, tmp_path: Path) -> None:
     for name in ("none.sock", "control.sock"):
         with socket.socket(socket.AF_UNIX) as unanswered:
             unanswered.bind(str(tmp_path / name))
@@ -112,7 +112,7 @@ def test_missing_permission_is_reported_as_such_and_not_as_a_problem(node_settin
     (node_settings.state_directory / "holds.json").write_text("{}")
     tmp_path.chmod(0o755)
     node_settings = replace(node_settings, control=ControlSettings(tmp_path / "control.sock"))
-    with as_stranger():
+    with as_other_user():
         findings = {each.check: each for each in checks.run_checks(node_settings, tmp_path, is_root=False)}
     for name in ("runtime", "state-directory", "stores", "holds", "history", "agent"):
         finding = findings[name]

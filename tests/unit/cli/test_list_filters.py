@@ -10,7 +10,7 @@ from nodeagent.cli.listing import ListOptions
 from nodeagent.errors import UsageError
 
 
-def test_filter_longer_than_an_image_reference_can_be_is_refused() -> None:
+def test_filter_above_the_maximum_length_is_refused() -> None:
     ListRequest.of(IMAGES, ListOptions(filters=(f"name={'[' * 1024}",)))
     with pytest.raises(UsageError, match="longer than 1024 characters"):
         ListRequest.of(IMAGES, ListOptions(filters=(f"name={'[' * 1025}",)))

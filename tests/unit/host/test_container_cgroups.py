@@ -68,7 +68,7 @@ def test_container_of_another_runtime_is_ignored(tmp_path: Path, other: str) -> 
     assert find_running({A}, CLOCK, tmp_path) == (frozenset({A}), True)
 
 
-def test_nothing_is_known_without_a_cgroup_of_a_listed_container(tmp_path: Path) -> None:
+def test_result_is_empty_without_a_cgroup_of_a_listed_container(tmp_path: Path) -> None:
     assert find_running({A}, CLOCK, tmp_path) == (frozenset(), False)
     cgroup(tmp_path, f"k8s.io/{B}")
     assert find_running({A}, CLOCK, tmp_path) == (frozenset(), False)

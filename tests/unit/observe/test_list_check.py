@@ -1,4 +1,4 @@
-"""Checked reading of lists: detectable gaps are contradictions, changes of the node are not."""
+"""Checked reading of lists: gaps are contradictions, changes of the node are not."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def read(check: ListCheck) -> CheckedLists:
 
 
 def removed_images(checked: CheckedLists) -> set[str]:
-    """Return the images removed by a plan that removes every unused one."""
+    """Return the images removed by a plan for all unused images."""
     listed = checked.lists
     node: NodeSnapshot = snapshot(
         *((each, used()) for each in listed.images or ()),
@@ -120,7 +120,7 @@ def test_image_of_a_running_container_missing_in_the_first_reading_is_never_remo
     runtime = Runtime()
     runtime.kernel = True
     runtime.hidden = hidden
-    all_hidden = len(hidden) == 2 * PODS  # no listed object to compare cgroups with
+    all_hidden = len(hidden) == 2 * PODS  # without a listed object, cgroups cannot be compared
     checked = read(runtime.check())
     assert bool(checked.contradictions) == (bool(hidden) and not all_hidden)
     assert all_hidden or removed_images(checked) == (set() if hidden else {"i6", "i7"})
@@ -154,7 +154,7 @@ def test_removal_of_any_objects_is_no_contradiction(removed: set[str], *, kernel
 
 
 @given(hidden=st.sets(st.sampled_from([f"i{n}" for n in range(PODS + 2)])))
-def test_missing_images_keep_images_only(hidden: set[str]) -> None:
+def test_incomplete_image_list_keeps_only_images(hidden: set[str]) -> None:
     runtime = Runtime()
     runtime.hidden = hidden
     checked = read(runtime.check())
@@ -171,7 +171,7 @@ def test_missing_images_keep_images_only(hidden: set[str]) -> None:
         (RuntimeRequestError("ContainerStatus", "c1", "UNKNOWN", "No such container: c1"), False),
     ],
 )
-def test_failed_status_of_a_vanished_container_is_a_contradiction_unless_it_says_absent(
+def test_failed_status_of_a_vanished_container_is_a_contradiction_unless_it_is_not_found(
     error: RuntimeRequestError, *, contradicts: bool
 ) -> None:
     runtime = Runtime()
@@ -193,7 +193,7 @@ def test_status_calls_for_vanished_objects_are_bounded() -> None:
 
 
 async def test_concurrent_readings_do_not_contradict_each_other() -> None:
-    """The older reading lacks a container that a younger, faster one lists."""
+    """The older reading lacks a container of a later, faster reading."""
     runtime = Runtime()
     check = runtime.check()
     await check.read(with_images=True)

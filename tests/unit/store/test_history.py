@@ -177,7 +177,7 @@ def test_corrupt_history_that_cannot_be_renamed_is_reported(tmp_path: Path, monk
 NOT_UTF_8 = b"ns\xff_pod_uid".decode(errors="surrogateescape")
 
 
-def test_name_that_is_not_utf_8_is_recorded_to_the_byte_and_found(tmp_path: Path) -> None:
+def test_name_that_is_not_utf_8_is_recorded_exactly_and_found(tmp_path: Path) -> None:
     history = History(tmp_path)
     history.add(past("one", NOT_UTF_8), KEEP)
     history.add(past("two", "a", at=T0 + timedelta(hours=1)), KEEP)
@@ -256,7 +256,7 @@ def test_any_text_and_number_is_recorded(text: str, number: int) -> None:
 
 
 def stored(text: str) -> bytes:
-    """Return the bytes of a file name; surrogates that no file name has are escaped."""
+    """Return the bytes of a file name; impossible surrogates are escaped."""
     raw = raw_bytes(text)
     return encodable(text).encode() if raw is None else raw
 
@@ -327,7 +327,7 @@ def log_only(path: Path) -> None:
 
 
 @pytest.mark.parametrize("killed", [empty, without_tables, first_tables, log_only])
-def test_file_of_a_writer_killed_while_it_created_the_file_has_no_passes(
+def test_file_of_a_writer_killed_during_its_creation_has_no_passes(
     tmp_path: Path, killed: Callable[[Path], None]
 ) -> None:
     killed(tmp_path / FILE_NAME)
@@ -337,7 +337,7 @@ def test_file_of_a_writer_killed_while_it_created_the_file_has_no_passes(
 
 
 @pytest.mark.parametrize("killed", [empty, without_tables, log_only])
-def test_history_is_continued_in_a_file_of_a_writer_killed_while_it_created_the_file(
+def test_history_is_continued_in_a_file_of_a_writer_killed_during_its_creation(
     tmp_path: Path, killed: Callable[[Path], None]
 ) -> None:
     killed(tmp_path / FILE_NAME)

@@ -71,7 +71,7 @@ def test_id_of_a_removed_or_expired_hold_is_not_used_again(tmp_path: Path) -> No
     assert file.read() == file.read()[-1:]
 
 
-def test_ids_continue_after_the_highest_in_a_file_without_counter(tmp_path: Path) -> None:
+def test_ids_continue_after_the_highest_id_in_a_file_without_counter(tmp_path: Path) -> None:
     file = HoldFile(tmp_path)
     file.add(hold())
     document = json.loads((tmp_path / "holds.json").read_text())

@@ -1,4 +1,4 @@
-"""Passes on a runtime whose lists are incomplete, over its socket: nothing that depends on them is removed."""
+"""Passes on a runtime with incomplete lists: no item that depends on them is removed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHANGING = ("RemoveImage", "RemoveContainer", "StopPodSandbox", "RemovePodSandbo
 
 
 def some_containers(keep: Callable[[int, int], bool]) -> Callable[[Message], Message]:
-    """Return a change that keeps the containers for whose index and count ``keep`` is true."""
+    """Return a change of the list that keeps the containers selected by ``keep``, by index and count."""
 
     def change(response: Message) -> Message:
         listed = list(cast("api.ListContainersResponse", response).containers)
@@ -101,7 +101,7 @@ async def test_half_a_sandbox_list_removes_nothing(rig: Opener, *, containerd_ap
         assert_nothing_changed(made, await run(made))
 
 
-async def test_lists_that_lack_other_halves_in_turn_remove_nothing(rig: Opener) -> None:
+async def test_alternating_half_lists_remove_nothing(rig: Opener) -> None:
     async with rig(containerd_api=False) as made:
         turns = iter(range(1000))
 
@@ -142,7 +142,7 @@ async def test_drained_node_is_collected_in_the_next_pass(rig: Opener, *, contai
         assert preview.removals
 
 
-async def test_forced_removal_of_an_image_in_use_is_no_contradiction_and_costs_one_second_listing(rig: Opener) -> None:
+async def test_forced_removal_of_an_image_in_use_causes_one_second_listing_and_no_contradiction(rig: Opener) -> None:
     async with rig(containerd_api=False) as made:
         used = next(each.image_id for each in made.node.containers.values() if each.running)
         made.node.remove_image(used)
@@ -154,7 +154,7 @@ async def test_forced_removal_of_an_image_in_use_is_no_contradiction_and_costs_o
         assert listings == [2, 1, 1]
 
 
-async def test_status_that_cannot_be_read_keeps_everything(rig: Opener) -> None:
+async def test_unreadable_status_keeps_all_items(rig: Opener) -> None:
     async with rig(containerd_api=False) as made:
         await made.collector.preview(Scope.ALL)
         made.server.faults.alter("ListContainers", ALL_BUT_ONE)

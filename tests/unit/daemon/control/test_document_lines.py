@@ -1,4 +1,4 @@
-"""Streams of documents whose client disconnects."""
+"""Streams of documents with a disconnecting client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cross-checks of the runtime's lists, and plans while they contradict each other."""
+"""Cross-checks of the runtime's lists, and plans with contradictory lists."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ EMPTY = {"containers": (), "existing": frozenset()}
         pytest.param(
             {"containers": (running("c1"),), "existing": frozenset(), "running_known": False},
             [],
-            id="one pod of two without containers, as while its image cannot be pulled",
+            id="one pod of two without containers, as during a failing image pull",
         ),
         pytest.param(
             EMPTY | {"sandboxes": (sandbox("web"), sandbox("db")), "running_known": False}, [], id="no ready sandbox"

@@ -106,7 +106,7 @@ def test_sandbox_image_is_never_removable_although_its_sandboxes_can_end() -> No
     assert found.when == "never while it is the sandbox image"
 
 
-def test_image_of_dead_containers_that_are_removed_next_states_that() -> None:
+def test_image_of_dead_containers_states_their_planned_removal() -> None:
     dead = [
         container(f"dead{attempt}", pod="job", created_s=9000 - attempt, attempt=attempt, image_ref="a")
         for attempt in (1, 0, 2)
@@ -121,7 +121,7 @@ def test_image_of_dead_containers_that_are_removed_next_states_that() -> None:
     plans = plans_by_loop(observed, policy)
     (found,) = explain(observed, policy, plans, "r.example/a:1")
     assert found.decision.reason.code is ReasonCode.IN_USE_BY_CONTAINER
-    assert found.also == (), "the planned removal of the containers gives no second verdict"
+    assert found.also == (), "the planned removal of the containers causes no second verdict"
     assert found.when.startswith("once container GC has removed its dead containers; then when imagefs is 85% full")
     assert found.users == tuple(
         f"container shop/job/app attempt {attempt} dead{attempt} (exited, removed by container GC)"
