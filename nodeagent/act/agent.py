@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
+    from nodeagent.act.gc.dry_run_changes import DryRunWatch
     from nodeagent.act.gc.outcomes import PassReport, Result
     from nodeagent.act.gc.pass_record import PassStart
     from nodeagent.clock import Clock
@@ -112,12 +113,13 @@ class Agent:
         on_start: Callable[[PassStart], None] = lambda _: None,
         on_result: Callable[[Result], None] = lambda _: None,
         plan_id: str = "",
+        dry_runs: DryRunWatch | None = None,
     ) -> PassReport:
         """Carry out the plans of a preview under the node's pass lock and record the pass in the history.
 
         Its removals are recorded before the first of them. ``on_start`` is called before the first removal, unless
         there are no removals or the pass is a dry run. ``plan_id`` is the id of a saved plan; without it the id is
-        computed from the preview.
+        computed from the preview. With ``dry_runs``, a dry run that changed nothing is recorded without its removals.
 
         Raises:
             PassBusyError: another process has the lock.
@@ -145,8 +147,11 @@ class Agent:
                     recorder=recorder,
                 )
             report = replace(report, warnings=(*report.warnings, warning)) if warning else report
+        recorded = report
+        if self.dry_run and dry_runs is not None and not dry_runs.compare(report) and report.results:
+            recorded = replace(report, results=(), end_detail=_unchanged(report, dry_runs.last.since))
         if self.record:
-            await self.history_writer.finish(past_pass(report, preview.snapshot, plan_id))
+            await self.history_writer.finish(past_pass(recorded, preview.snapshot, plan_id))
             report = replace(report, warnings=(*report.warnings, *self.history.take_notices()))
         return report
 
@@ -211,6 +216,11 @@ class Agent:
                 removed=each.removed,
                 unknown=each.unknown,
             )
+
+
+def _unchanged(report: PassReport, since: str) -> str:
+    unchanged = f"the same {len(report.results)} removals as in dry run {since}"
+    return f"{report.end_detail}; {unchanged}" if report.end_detail else unchanged
 
 
 @contextmanager

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
+    from nodeagent.act.gc.dry_run_changes import Changes
     from nodeagent.act.gc.outcomes import PassReport, Result
     from nodeagent.act.gc.pass_record import PassStart
     from nodeagent.act.gc.preview import Preview
@@ -211,6 +212,16 @@ def log_result(logger: FilteringBoundLogger, result: Result, *, dry_run: bool) -
         **({"detail": result.detail} if result.detail else {}),
         dry_run=dry_run,
     )
+
+
+def log_dry_run_changes(logger: FilteringBoundLogger, pass_id: str, changes: Changes) -> None:
+    """Log the removals that a dry run newly plans, and those that it no longer plans."""
+    for result in changes.planned:
+        log_result(logger, result, dry_run=True)
+    for each in changes.dropped:
+        logger.info(
+            "would_keep", pass_id=pass_id, kind=each.kind.value, id=each.id, name=each.name, why=each.why, dry_run=True
+        )
 
 
 def log_report(

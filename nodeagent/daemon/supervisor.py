@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nodeagent.act.agent import open_agent
+from nodeagent.act.gc.dry_run_changes import DryRunWatch
 from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.clock import SystemClock
 from nodeagent.daemon.context import DaemonContext
@@ -22,6 +23,7 @@ from nodeagent.daemon.loops import (
     Interval,
     Loop,
     RuntimeWatch,
+    log_dry_run_changes,
     log_report,
     log_result,
     log_start,
@@ -244,18 +246,27 @@ def _log_start(agent: Agent, logger: FilteringBoundLogger) -> None:
 
 
 def _passes(agent: Agent, logger: FilteringBoundLogger, trigger: str, context: DaemonContext | None = None) -> Pass:
-    """Return a function that runs one pass of an agent and logs its removals."""
+    """Return a function that runs one pass of an agent and logs its removals; of dry runs only the changes."""
+    dry_runs = DryRunWatch()
 
     async def run_pass(scope: Scope, stop: asyncio.Event) -> tuple[Preview, PassReport]:
         def report_result(result: Result) -> None:
-            log_result(logger, result, dry_run=agent.dry_run)
+            if not agent.dry_run:
+                log_result(logger, result, dry_run=False)
             if context is not None:
                 context.loop_statuses.beat(scope.value, SILENCE_S)
 
         preview = await agent.collector.preview(scope)
         report = await agent.run(
-            preview, trigger=trigger, stop=stop, on_start=partial(log_start, logger), on_result=report_result
+            preview,
+            trigger=trigger,
+            stop=stop,
+            on_start=partial(log_start, logger),
+            on_result=report_result,
+            dry_runs=dry_runs,
         )
+        if agent.dry_run:
+            log_dry_run_changes(logger, report.id, dry_runs.last)
         agent.log_health(logger)
         await agent.log_interrupted(logger)  # such as the pass of a killed command
         await log_breakdown(agent, report, logger)

@@ -53,6 +53,7 @@ EVENTS: Final[Mapping[str, Event]] = {
     "pass_warning": Event("352709c59552472ab95a413d3aae202d", "{warning}"),
     "removal": Event("cb3a7442a8ef4b44bfe7fa43578f0040", "{kind} {name}: {outcome}; {why}"),
     "would_remove": Event("e135145d59084d1495642ad74007d78f", "{kind} {name} would be removed: {why}"),
+    "would_keep": Event("17e883b2e7524dbeb0b515d19ca63e7f", "{kind} {name} would no longer be removed: {why}"),
     "imagefs_breakdown": Event(
         "3dbe3b6bfdb247038d7a545e837d49af",
         "image filesystem usage: {images_in_use_bytes} bytes in images in use",
