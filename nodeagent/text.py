@@ -28,7 +28,7 @@ _BEYOND_ASCII: Final = re.compile("[^\x20-\x7e\n]")
 _INVISIBLE: Final = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-"""Invisible characters that ``str.isprintable`` accepts. Source: Unicode, Default_Ignorable_Code_Point."""
+"""Invisible characters, printable according to ``str.isprintable``. Source: Unicode, Default_Ignorable_Code_Point."""
 _TRAILING_JAMO: Final = frozenset(map(chr, (*range(0x1160, 0x1200), *range(0xD7B0, 0xD800))))
 ELLIPSIS: Final = "\u2026"
 

@@ -100,7 +100,7 @@ def bar(share: float, cells: int) -> str:
 
 
 def filled_cells(share: float, cells: int) -> int:
-    """Return the filled cells of a bar."""
+    """Return the number of filled cells of a bar."""
     return min(cells, max(0, round(cells * share)))
 
 
@@ -126,7 +126,7 @@ class Display(NamedTuple):
 
     @contextmanager
     def screen(self) -> Iterator[None]:
-        """Use the terminal's second screen, without a cursor, until the end; nothing where the output is none."""
+        """Use the terminal's second screen, without a cursor, until the end; without a terminal, change nothing."""
         if self.columns is None:
             yield
             return

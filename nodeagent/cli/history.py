@@ -34,9 +34,9 @@ class HistoryRequest(NamedTuple):
     Attributes:
         pass_id: id of one pass, or its beginning; empty for all.
         since: greatest age; empty for no limit.
-        image: part of the name or id of an image that the passes have an action on; empty for all.
+        image: part of the name or id of an image; passes without an action on it are omitted; empty for all.
         limit: number of passes.
-        idle: whether passes without actions are listed too.
+        idle: whether passes without actions are listed.
         details: whether a table has the actions of each pass.
     """
 

@@ -68,7 +68,7 @@ class ListRequest(NamedTuple, Generic[R]):
         Args:
             document: with the rows, as its JSON object.
             empty: message on standard error if the table has no rows.
-            now: time that ages count to; that of the document if ``None``.
+            now: end of ages; the document's time if ``None``.
         """
         options, own = self.options, self.view
         fields = view(document)

@@ -103,7 +103,7 @@ def size(
     mark: Callable[[R], str] = lambda _: "",
     missing: str = "?",
 ) -> Column[R]:
-    """Return a column of sizes in bytes, with a mark of the row before them; ``missing`` is shown for ``None``."""
+    """Return a column of sizes in bytes, preceded by a mark of the row; ``missing`` is shown for ``None``."""
 
     def show(row: R, _: datetime) -> str:
         size_bytes = value(row)

@@ -126,7 +126,7 @@ def pressure_view(pressure: Pressure, columns: int | None) -> Iterator[Line]:
     """Yield every signal with its nearest threshold, the conditions and the warnings.
 
     The bar and the percentage are the used share, or the stalled share of time. DISTANCE is to the threshold, negative
-    once it is exceeded. TREND is there from the second reading on.
+    once it is exceeded. TREND is shown from the second reading on.
     """
     trend = any(each.change_per_s is not None for each in pressure.signals)
     table = Table(

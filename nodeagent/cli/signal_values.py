@@ -1,4 +1,4 @@
-"""Values of eviction signals as text; bars of them are filled by the used or stalled share."""
+"""Values of eviction signals as text and as shares for bars."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def is_stall(signal: Signal) -> bool:
-    """Return whether a signal is the percent of time stalled; its thresholds are upper limits."""
+    """Return whether a signal is a stall percentage; its thresholds are upper limits."""
     return ".psi." in signal.signal
 
 
 def used_share(signal: Signal) -> float:
-    """Return the used share of a resource or the stalled share of time, from 0 to 1; 0 where it is unknown."""
+    """Return the used share of a resource or the stalled share of time, from 0 to 1; 0 if it is unknown."""
     share = signal.available / signal.capacity if signal.capacity else 1.0
     return min(1.0, max(0.0, signal.available / 100 if is_stall(signal) else 1.0 - share))
 

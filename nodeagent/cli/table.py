@@ -68,10 +68,10 @@ def table_lines(
 
 
 class Table:
-    """A table that is filled row by row."""
+    """A table under construction, row by row."""
 
     def __init__(self, *headings: Heading | str) -> None:
-        """Begin without rows; a text is the title of a column that is aligned left and never cut."""
+        """Create a table without rows; a text is the title of a column that is aligned left and never cut."""
         self._headings = [Heading(each) if isinstance(each, str) else each for each in headings]
         self._rows: list[Row] = []
 

@@ -1,4 +1,4 @@
-"""Documents with a screen of their own, printed once or again and again."""
+"""Documents with a screen of their own, printed once or repeatedly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ D = TypeVar("D", bound="Document")
 
 @contextmanager
 def watching(form: str, *, again: bool) -> Iterator[None]:
-    """Keep a terminal's second screen for a table that is printed again and again."""
+    """Use a terminal's second screen for a table that is printed repeatedly."""
     if not again or form != "table":
         yield
         return

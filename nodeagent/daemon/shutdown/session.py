@@ -265,7 +265,7 @@ class InhibitorSession:  # 12 attributes: its collaborators, and the shutdown in
         self._context.loop_statuses.ended(NAME, stop.end.value)
 
     async def _close_cancelled(self, previous: asyncio.Task[None] | None) -> None:
-        """Record the cancellation of a shutdown, also of one that an earlier run of the agent began."""
+        """Record the cancellation of a shutdown, including a shutdown recorded by an earlier run of the agent."""
         if previous is not None and not previous.done():
             await asyncio.wait({previous})
         in_progress, self._in_progress = self._in_progress, None

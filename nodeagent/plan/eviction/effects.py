@@ -205,7 +205,7 @@ def effects_of_eviction(
     return tuple(found)
 
 
-def effect_of_reclaim(  # noqa: PLR0913 - one for each attribute that differs
+def effect_of_reclaim(  # noqa: PLR0913 - one for each variable attribute
     step: ReclaimStep,
     status: ThresholdStatus,
     layout: FilesystemLayout,

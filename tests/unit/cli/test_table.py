@@ -88,7 +88,7 @@ def test_pipe_has_full_values_and_terminal_an_ellipsis_in_the_name_last() -> Non
     assert shown(headings, rows, 70)[1] == f"{'n' * 40}  {'r' * 18}…  running"
     narrow = shown(headings, rows, 50)[1]
     assert (len(narrow), narrow[-19:]) == (50, "rrrrrrrrr…  running")
-    assert narrow.count("n") == 28 + 3  # those of "running" too
+    assert narrow.count("n") == 28 + 3  # including the three of "running"
 
 
 def test_line_is_cut_at_the_end_where_no_column_can_be_narrower() -> None:
