@@ -13,8 +13,9 @@ from nodeagent.act.gc.collector import Collector
 from nodeagent.act.gc.log_removal import HostLogs
 from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.act.gc.remover_factory import RemoverFactory
-from nodeagent.cli import render
+from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.plan_view import preview_lines, report_lines
 from nodeagent.cli.session import run_async
 from nodeagent.model import ImageUseRecord, Role
 from nodeagent.observe.node_snapshot import Observer, ObserverSettings
@@ -49,25 +50,29 @@ def run_demo(*, show_kept: bool) -> ExitCode:
 
 
 async def _demo(*, show_kept: bool) -> ExitCode:
-    console = render.make_console()
-    console.print("nodeagent demo: a SIMULATED node (in-process CRI server); nothing on this machine is changed")
-    console.print()
+    display = standard_output()
+    columns, policy = display.columns, _POLICY.images
+    title = "nodeagent demo: a SIMULATED node (in-process CRI server); nothing on this machine is changed"
+    display.write([Line(title), Line()])
     async with _simulated() as collector:
-        console.rule("1. preview: nodeagent gc all --dry-run")
+        display.write([_rule("1. preview: nodeagent gc all --dry-run")])
         preview = await collector.preview(Scope.ALL)
-        console.print(render.preview_view(preview.snapshot, preview.plans, _POLICY.images, show_kept=show_kept))
-        console.rule("2. run: nodeagent gc all --yes")
+        display.write(preview_lines(preview.snapshot, preview.plans, policy, columns, show_kept=show_kept))
+        display.write([_rule("2. run: nodeagent gc all --yes")])
         report = await collector.run(preview, trigger="demo", stop=asyncio.Event())
-        console.print(render.report_view(report, _POLICY.images))
+        display.write(report_lines(report, policy, columns))
         removed = {result.decision.id for result in report.removed}
         same = removed == {decision.id for decision in preview.removals}
-        console.print(f"Removed exactly the previewed items: {'yes' if same else 'NO'}")
-        console.print()
-        console.rule("3. result: a second run removes nothing")
+        verdict = Line(f"Removed exactly the previewed items: {'yes' if same else 'NO'}")
+        display.write([verdict, Line(), _rule("3. result: a second run removes nothing")])
         second = await collector.preview(Scope.ALL)
-        console.print(render.preview_view(second.snapshot, second.plans, _POLICY.images, show_kept=show_kept))
+        display.write(preview_lines(second.snapshot, second.plans, policy, columns, show_kept=show_kept))
     succeeded = same and report.end is PassEnd.COMPLETE and not second.removals
     return ExitCode.DONE if succeeded else ExitCode.FAILED
+
+
+def _rule(title: str) -> Line:
+    return Line(f"--- {title} ---", "bold green")
 
 
 @asynccontextmanager

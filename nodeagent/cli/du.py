@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.api.codec import encode
 from nodeagent.api.gc import DiskUsage
-from nodeagent.cli import values
+from nodeagent.cli.display import Line, filled_cells, standard_output
+from nodeagent.cli.plan_view import usage_line
 from nodeagent.cli.session import load_settings, open_for_command, run_async
+from nodeagent.cli.table import Heading, Table
+from nodeagent.cli.values import short_reference, size_cell
 from nodeagent.errors import UsageError
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.plan.gc.storage_breakdown import Part
-from nodeagent.units import format_bytes, parse_duration_s
+from nodeagent.text import Cut
+from nodeagent.units import parse_duration_s
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
-
-    from rich.console import RenderableType
 
     from nodeagent.plan.gc.storage_breakdown import Breakdown
 
-_TITLES = {
+_BAR: Final = 80
+_TITLES: Final = {
     Part.IMAGES_IN_USE: "images in use",
     Part.IMAGES_UNUSED: "unused images",
     Part.HELD_OTHERWISE: "otherwise referenced (leases, namespaces)",
@@ -33,15 +36,15 @@ _TITLES = {
     Part.POD_VOLUMES: "pod volumes",
     Part.OTHER: "not container data",
 }
-_STYLES = {
+_STYLES: Final = {
     Part.IMAGES_IN_USE: "green",
     Part.IMAGES_UNUSED: "yellow",
     Part.HELD_OTHERWISE: "magenta",
     Part.NOT_HELD: "red",
     Part.WRITABLE_RUNNING: "cyan",
     Part.WRITABLE_DEAD: "blue",
-    Part.POD_LOGS: "bright_blue",
-    Part.POD_VOLUMES: "bright_magenta",
+    Part.POD_LOGS: "blue",
+    Part.POD_VOLUMES: "magenta",
     Part.OTHER: "white",
 }
 
@@ -68,42 +71,41 @@ def show(config: Path | None, overrides: Mapping[str, str | int], form: str, *, 
     if form != "table":
         sys.stdout.write(encode(DiskUsage.of(breakdown), form))
         return
-    from nodeagent.cli.render import make_console  # noqa: PLC0415 - only for tables
+    display = standard_output()
+    display.write(breakdown_lines(breakdown, display.columns, details=details))
 
-    make_console().print(breakdown_view(breakdown, details=details))
 
-
-def breakdown_view(value: Breakdown, *, details: bool) -> RenderableType:
-    """Return a breakdown as a bar and a table."""
-    from rich.console import Group  # noqa: PLC0415 - only for tables
-
-    from nodeagent.cli import render  # noqa: PLC0415
-    from nodeagent.cli.terminal import Text  # noqa: PLC0415
-
+def breakdown_lines(value: Breakdown, columns: int | None, *, details: bool) -> Iterator[Line]:
+    """Yield a breakdown as a bar of its shares and a table; ``details`` lists the largest members of every share."""
     capacity = value.filesystem.capacity_bytes
-    width, start = 80, 0
-    bar = Text()
-    total = 0
+    width, start, total = min(_BAR, columns or _BAR), 0, 0
+    shares = Line()
     for share in value.shares:
         total += share.size_bytes
-        end = min(width, round(width * total / capacity)) if capacity else 0
-        bar.append("█" * (end - start), style=_STYLES[share.part])
+        end = filled_cells(total / capacity, width) if capacity else 0
+        shares.append("\u2588" * (end - start), _STYLES[share.part])
         start = max(start, end)
-    bar.append("░" * (width - start), style="dim")
-    table = render.table("", "category", "size", "share", right=("size", "share"), wrap=("category",))
+    table = Table(
+        Heading("CATEGORY", cut=Cut.MIDDLE, name=True, at_least=16),
+        Heading("SIZE", right=True),
+        Heading("SHARE", right=True),
+    )
     for share in value.shares:
         if not share.size_bytes and share.part is not Part.OTHER:
             continue
-        mark = "" if share.exact else "≥ " if share.part is not Part.OTHER else ""
-        percent = f"{100 * share.size_bytes / capacity:.1f}%" if capacity else ""
-        table.add_row(
-            Text("█", style=_STYLES[share.part]), _TITLES[share.part], mark + format_bytes(share.size_bytes), percent
+        mark = "" if share.exact or share.part is Part.OTHER else "\u2265"
+        table.add(
+            _TITLES[share.part],
+            mark + size_cell(share.size_bytes),
+            f"{100 * share.size_bytes / capacity:.1f}%" if capacity else "",
+            style=_STYLES[share.part],
         )
-        shown = share.members[: 10 if details else 3] if details or share.part is Part.OTHER else ()
-        for name, size in shown:
-            table.add_row("", f"  {values.short_reference(name)}", format_bytes(size), "", style="dim")
-    table.add_row("", "free", format_bytes(value.filesystem.available_bytes), "")
-    lines: list[RenderableType] = [render.usage_line(value.filesystem), Text(), bar, table]
+        for name, size_bytes in share.members[: 10 if details else 3] if details or share.part is Part.OTHER else ():
+            table.add(f"  {short_reference(name)}", size_cell(size_bytes), "", style="dim")
+    table.add("free", size_cell(value.filesystem.available_bytes), "")
+    yield usage_line(value.filesystem, columns)
+    yield shares.append("\u2591" * (width - start), "dim")
+    yield Line()
+    yield from table.lines(columns)
     if not value.exact:
-        lines.append(Text("image sizes as reported by the runtime: shared layers are counted once per image", "yellow"))
-    return Group(*lines)
+        yield Line("image sizes as reported by the runtime: shared layers are counted once per image", "yellow")

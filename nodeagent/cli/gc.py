@@ -17,8 +17,10 @@ from nodeagent.api.codec import encode
 from nodeagent.api.gc import BreakdownFields, Report, decode_progress
 from nodeagent.api.status import Status
 from nodeagent.cli.control_client import daemon_for_user
+from nodeagent.cli.display import standard_output
 from nodeagent.cli.exit_codes import ExitCode, pass_exit_code
 from nodeagent.cli.output import say, warn
+from nodeagent.cli.plan_view import preview_lines, report_lines
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, StoreError, UsageError
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from nodeagent.act.gc.outcomes import PassReport
     from nodeagent.cli.control_client import ControlConnection
     from nodeagent.config.settings import Settings
+    from nodeagent.plan.gc.images import ImageGCPolicy
     from nodeagent.plan.gc.storage_breakdown import Breakdown
 
 _PLAN_LIFETIME_S: Final = 600.0
@@ -51,6 +54,11 @@ class Request:
     show_kept: bool
     overrides: Mapping[str, str | int] = field(default_factory=dict)
 
+    @property
+    def is_table(self) -> bool:
+        """Whether the output is for people; ``wide`` adds ids and the sentences of reasons."""
+        return self.output in ("table", "wide")
+
 
 def collect(request: Request) -> None:
     """Preview the removals and, unless it is a dry run or declined, remove.
@@ -59,7 +67,7 @@ def collect(request: Request) -> None:
         UsageError: neither ``--yes`` nor ``--dry-run`` is given, and there is no terminal for a confirmation.
         NodeAgentError: the node could not be observed.
     """
-    if not (request.dry_run or request.yes) and not (sys.stdin.isatty() and request.output == "table"):
+    if not (request.dry_run or request.yes) and not (sys.stdin.isatty() and request.is_table):
         raise UsageError(
             "nothing was removed: confirmation needs a terminal; add --yes to remove without confirmation, or "
             "--dry-run to list the removals"
@@ -107,7 +115,7 @@ def _apply_on_daemon(request: Request, agent: ControlConnection, saved: str | No
     for answer in agent.stream("Apply", decode_progress, apply):
         if isinstance(answer, Report):
             report = answer
-        elif request.output == "table":
+        elif request.is_table:
             say(f"{answer.outcome}: {answer.kind} {answer.name}: {answer.reason.sentence}")
     if report is None:
         raise NodeAgentError("the agent sent no report; see its log")
@@ -116,7 +124,7 @@ def _apply_on_daemon(request: Request, agent: ControlConnection, saved: str | No
 
 
 def _show_report_of_daemon(request: Request, report: Report) -> None:
-    if request.output != "table":
+    if not request.is_table:
         sys.stdout.write(encode(report, request.output))
         return
     removed = sum(each.outcome in (Outcome.DONE, Outcome.GONE) for each in report.results)
@@ -127,19 +135,31 @@ def _show_report_of_daemon(request: Request, report: Report) -> None:
         f"{'' if freed is None else f', measured {format_bytes(max(0, freed))}'}"
     )
     if isinstance(report.breakdown, BreakdownFields):
-        from nodeagent.cli import du, render  # noqa: PLC0415 - imported only after a missed target
+        from nodeagent.cli import du  # noqa: PLC0415 - imported only after a missed target
 
-        render.make_console().print(du.breakdown_view(report.breakdown.to_model(), details=False))
+        display = standard_output()
+        display.write(du.breakdown_lines(report.breakdown.to_model(), display.columns, details=False))
 
 
 def _show_preview_of_daemon(request: Request, document: documents.Preview, preview: Preview) -> None:
-    if request.output != "table":
+    if not request.is_table:
         sys.stdout.write(encode(document, request.output))
         return
-    from nodeagent.cli import render  # noqa: PLC0415 - only for tables
+    _print_preview(request, preview, None)
 
-    view = render.preview_view(preview.snapshot, preview.plans, None, show_kept=request.show_kept)
-    render.make_console().print(view)
+
+def _print_preview(request: Request, preview: Preview, policy: ImageGCPolicy | None) -> None:
+    display = standard_output()
+    display.write(
+        preview_lines(
+            preview.snapshot,
+            preview.plans,
+            policy,
+            display.columns,
+            show_kept=request.show_kept,
+            wide=request.output == "wide",
+        )
+    )
 
 
 async def _collect(request: Request, settings: Settings) -> ExitCode:
@@ -148,7 +168,7 @@ async def _collect(request: Request, settings: Settings) -> ExitCode:
         warn_of_pause(settings)
     async with open_for_command(settings, record=not dry_run, dry_run=dry_run) as agent:
         preview = await agent.collector.preview(Scope(request.scope))
-        if dry_run or request.output == "table":
+        if dry_run or request.is_table:
             show_preview(request, agent, preview)
         if dry_run:
             return predicted_exit_code(preview)
@@ -158,14 +178,14 @@ async def _collect(request: Request, settings: Settings) -> ExitCode:
         if preview.acts:
             rounds = MAX_ROUNDS if request.yes else 1  # a confirmation covers only the listed items
             report = await run_interruptibly(
-                agent, preview, trigger="command", rounds=rounds, progress=request.output == "table"
+                agent, preview, trigger="command", rounds=rounds, progress=request.is_table
             )
         else:  # also recorded without removals, because of the shortfall
             report = await agent.run(preview, trigger="command", stop=asyncio.Event())
         problems = (*agent.store.take_notices(), agent.store.health.problem)
         report = replace(report, warnings=(*report.warnings, *filter(None, problems)))
         breakdown = await agent.break_down_shortfall(report)
-    if request.output != "table" or report.end is not PassEnd.NOTHING_TO_DO:
+    if not request.is_table or report.end is not PassEnd.NOTHING_TO_DO:
         show_report(request, agent, report, breakdown)
     return exit_code(report)
 
@@ -224,29 +244,24 @@ def confirm_items(items: int) -> bool:
 
 def show_preview(request: Request, agent: Agent, preview: Preview) -> None:
     """Print the planned removals and the kept items."""
-    if request.output != "table":
+    if not request.is_table:
         document = documents.Preview.of(request.scope, preview.snapshot, preview.plans)
         sys.stdout.write(encode(document, request.output))
         return
-    from nodeagent.cli import render  # noqa: PLC0415 - only for tables
-
-    view = render.preview_view(
-        preview.snapshot, preview.plans, agent.settings.policy.images, show_kept=request.show_kept
-    )
-    render.make_console().print(view)
+    _print_preview(request, preview, agent.settings.policy.images)
 
 
 def show_report(request: Request, agent: Agent, report: PassReport, breakdown: Breakdown | None = None) -> None:
     """Print the results of a run, and after a shortfall the usage by category."""
-    if request.output != "table":
+    if not request.is_table:
         sys.stdout.write(encode(Report.of(report, breakdown=breakdown), request.output))
         return
-    from nodeagent.cli import du, render  # noqa: PLC0415 - only for tables
-
-    console = render.make_console()
-    console.print(render.report_view(report, agent.settings.policy.images))
+    display = standard_output()
+    display.write(report_lines(report, agent.settings.policy.images, display.columns))
     if breakdown is not None:
-        console.print(du.breakdown_view(breakdown, details=False))
+        from nodeagent.cli import du  # noqa: PLC0415 - only after a missed target
+
+        display.write(du.breakdown_lines(breakdown, display.columns, details=False))
 
 
 def exit_code(report: PassReport) -> ExitCode:

@@ -35,14 +35,12 @@ def collect_leaks(request: gc.Request, *, minimum_age: str, rooted: bool) -> Non
 async def _collect(request: gc.Request, settings: Settings, minimum_age_s: float, *, rooted: bool) -> ExitCode:
     async with open_for_command(settings, record=not request.dry_run, dry_run=request.dry_run) as agent:
         preview = await agent.find_leaks(minimum_age_s, rooted=rooted)
-        if request.dry_run or request.output == "table":
+        if request.dry_run or request.is_table:
             gc.show_preview(request, agent, preview)
         if request.dry_run:
             if preview.removals:
                 sys.stderr.write("nothing was deleted; add --yes to delete the items listed for removal\n")
             return gc.predicted_exit_code(preview)
-        report = await gc.run_interruptibly(
-            agent, preview, trigger="leaks", rounds=1, progress=request.output == "table"
-        )
+        report = await gc.run_interruptibly(agent, preview, trigger="leaks", rounds=1, progress=request.is_table)
         gc.show_report(request, agent, report)
         return gc.exit_code(report)

@@ -50,6 +50,15 @@ class Output(StrEnum):
     YAML = "yaml"
 
 
+class PlanOutput(StrEnum):
+    """The output formats of plans; ``wide`` adds ids and the sentences of reasons."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+
+
 class ListOutput(StrEnum):
     """The output formats of lists."""
 
@@ -71,6 +80,7 @@ EndpointOption = Annotated[
     typer.Option("--endpoint", metavar="unix:///PATH", help="Runtime socket [default: configured, else detected]"),
 ]
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Output format")]
+PlanOutputOption = Annotated[PlanOutput, typer.Option("--output", "-o", help="Output format")]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", "-n", help="List the removals and their reasons; remove nothing")
 ]

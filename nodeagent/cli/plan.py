@@ -13,11 +13,14 @@ from nodeagent.api.codec import encode
 from nodeagent.api.gc import Drift, Report
 from nodeagent.api.gc import Preview as PreviewDocument
 from nodeagent.api.saved_plan import Apply, PlanDiff, encode_saved_plan
-from nodeagent.cli import values
+from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.gc import confirm_removals, exit_code, predicted_exit_code, run_interruptibly
 from nodeagent.cli.output import warn
+from nodeagent.cli.plan_view import decision_lines, item_heading, report_lines
 from nodeagent.cli.session import load_settings, open_for_command, run_async
+from nodeagent.cli.table import Heading, Table
+from nodeagent.cli.values import short_reference
 from nodeagent.clock import SystemClock
 from nodeagent.errors import StoreError, UsageError
 from nodeagent.files import replace_file
@@ -26,6 +29,7 @@ from nodeagent.plan.gc.saved_plan import compare, parse_plan, refusal_of, unseal
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.plan.gc.strictness import stricter
 from nodeagent.store.plan_key import PlanKeyFile
+from nodeagent.text import Cut
 from nodeagent.units import format_time, parse_duration_s
 
 if TYPE_CHECKING:
@@ -216,53 +220,56 @@ def _show(
         )
         sys.stdout.write(encode(document, request.output))
         return
-    from nodeagent.cli import render  # noqa: PLC0415 - only for tables
-
-    console = render.make_console()
+    display = standard_output()
+    columns = display.columns
     if report is not None:
-        console.print(render.report_view(report, saved.policy.images))
+        display.write(report_lines(report, saved.policy.images, columns))
         return
-    console.print(
-        f"plan {saved.id.removeprefix('sha256:')[:12]} of {format_time(saved.made_at)}: "
-        f"{len(preview.removals)} of {len(saved.removals)} removals still possible"
-    )
+    lines = [
+        Line(
+            f"plan {saved.id.removeprefix('sha256:')[:12]} of {format_time(saved.made_at)}: "
+            f"{len(preview.removals)} of {len(saved.removals)} removals still possible"
+        )
+    ]
     possible = frozenset(each.id for each in preview.removals)
     for plan in preview.plans:
         chosen = [each for each in plan.removals if each.id in possible]
         if chosen:
-            console.print(render.decisions_table(plan, chosen, numbered=True))
+            lines += decision_lines(plan, chosen, columns, numbered=True)
     if drift:
-        table = render.table("kind", "name", "drift", wrap=("name", "drift"))
+        table = Table("KIND", item_heading(), "STATUS")
         for each in drift:
-            table.add_row(each.item.kind.value, values.short_reference(each.item.name), f"{each.why}", style="yellow")
-        console.print(table)
+            table.add(
+                each.item.kind.value, short_reference(each.item.name), "gone" if each.gone else "kept", style="yellow"
+            )
+        lines += table.lines(columns)
+        lines += [Line(f"{short_reference(each.item.name)}: {each.why}", "dim") for each in drift]
+    display.write(lines)
 
 
 def _print_differences(document: PlanDiff) -> None:
     """Print the different settings, the number of items per change of verdict, and the items."""
-    from nodeagent.cli import render  # noqa: PLC0415 - only for tables
-
-    console = render.make_console()
+    display = standard_output()
+    columns = display.columns
     if document.settings:
-        settings = render.table("setting", "before", "after", wrap=("before", "after"))
+        settings = Table("SETTING", Heading("BEFORE", cut=Cut.END), Heading("AFTER", cut=Cut.END))
         for setting in document.settings:
-            settings.add_row(setting.setting, setting.before, setting.after)
-        console.print(settings)
+            settings.add(setting.setting, setting.before, setting.after)
+        display.write([*settings.lines(columns), Line()])
     else:
-        console.print("no settings differ")
+        display.write([Line("no settings differ")])
     if not document.differences:
-        console.print("no decisions differ")
+        display.write([Line("no decisions differ")])
         return
     changes = Counter((_status(each.before), _status(each.after)) for each in document.differences)
-    counts = render.table("items", "before", "after", right=("items",))
+    counts = Table(Heading("ITEMS", right=True), "BEFORE", "AFTER")
     for (before, after), count in changes.most_common():
-        counts.add_row(str(count), before, after)
-    console.print(counts)
-    items = render.table("kind", "name", "before", "after", wrap=("name",))
+        counts.add(str(count), before, after)
+    items = Table("KIND", item_heading(), "BEFORE", "AFTER")
     for each in document.differences:
         kind = "" if each.kind is None else each.kind.value
-        items.add_row(kind, values.short_reference(each.name or ""), _status(each.before), _status(each.after))
-    console.print(items)
+        items.add(kind, short_reference(each.name or ""), _status(each.before), _status(each.after))
+    display.write([*counts.lines(columns), Line(), *items.lines(columns)])
 
 
 def _status(item: SavedItem | None) -> str:

@@ -51,8 +51,9 @@ def as_member(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
 async def test_status_shows_agent_runtime_signals_and_loops(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = await say(capsys, "status")
     assert code == 0
-    for words in ("running (pid ", "containerd 1.7", "memory.available", "no pressure", "images", "in 1m"):
+    for words in ("running (pid ", "containerd 1.7", "memory.available", "no pressure", "images"):
         assert words in out
+    assert re.search(r"in (1m|\d+s)", out)
 
 
 async def test_status_shows_the_length_of_image_use_observation(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
