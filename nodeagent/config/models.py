@@ -66,7 +66,7 @@ class HistorySection(Section):
     """Retention of the history."""
 
     maximum_age: Period = Field(
-        "30d", description="Maximum age of recorded passes; passes with nothing to do are deleted after a day."
+        "30d", description="Maximum age of recorded passes; one day for those of the daemon without removals."
     )
     maximum_size: Size = Field(
         "16Mi", description="Maximum size of the history database; the oldest passes are deleted first."

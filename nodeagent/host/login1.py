@@ -40,7 +40,7 @@ class LogindFacts:
 
 
 async def acquire_lock(bus: Bus, who: str, why: str) -> Descriptor:
-    """Acquire a delay lock against shutdowns; it is held for as long as the descriptor, or a copy of it, is open.
+    """Acquire a delay lock against shutdowns; it is held while the descriptor, or a copy of it, is open.
 
     Raises:
         BusCallError: logind refuses; ``IN_PROGRESS`` during a shutdown.

@@ -201,7 +201,7 @@ class ContainerdClient:
 
         Args:
             name: the image name.
-            sync: return only after a garbage collection. One such call after many others collects for all.
+            sync: return only after a garbage collection, which also covers all earlier deletions.
             target: delete only if the name has this target digest. containerd before 2.0 ignores it.
         """
         request = images_pb2.DeleteImageRequest(name=name, sync=sync)

@@ -218,8 +218,8 @@ class History:
             since: omit passes that started earlier.
             image: only passes and actions on images and pods with this text in their id or one of their names.
             limit: maximum number of passes.
-            quiet: include passes without removals; passes requested by a user are always included unless they had
-                nothing to do.
+            quiet: include passes without removals; passes requested by a user are always included unless no removal was
+                needed.
 
         Raises:
             StoreError: the file exists but cannot be read.
@@ -232,7 +232,7 @@ class History:
             return tuple(write_ahead.as_found(each, writers, self._is_running) for each in found)
 
     def count(self, *, limit: int) -> tuple[CountedPass, ...]:
-        """Return passes with the number of their removals, newest first, without passes with nothing to do.
+        """Return passes with the number of their removals, newest first, without passes of the daemon without removals.
 
         Raises:
             StoreError: the file exists but cannot be read.

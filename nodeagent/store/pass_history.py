@@ -40,7 +40,7 @@ _QUIET_PERIOD: Final = timedelta(days=1)
 _NOTEWORTHY: Final = (
     "(actions > 0 OR result = 'interrupted' OR (result <> 'nothing-to-do' AND trigger NOT IN ('interval', 'eviction')))"
 )
-"""Passes without removals that a user requested are kept and shown unless they had nothing to do. Passes of
+"""Passes without removals that a user requested are kept and shown unless none was needed. Passes of
 the daemon would fill the history: without removable items, each of them misses its target."""
 PASS_INDEXES: Final = (
     f"CREATE INDEX IF NOT EXISTS passes_quiet ON passes (started_us) WHERE NOT {_NOTEWORTHY}",
@@ -140,7 +140,7 @@ class Retention:
     """Limits of the history.
 
     Attributes:
-        maximum_age: passes that started earlier are dropped; passes with nothing to do, one a minute, after a day.
+        maximum_age: passes that started earlier are dropped; passes of the daemon without removals after a day.
         maximum_bytes: the oldest passes are dropped while the file is larger.
         maximum_records: the oldest passes, and the oldest node stops, are dropped while there are more; 0 for no limit.
     """

@@ -51,7 +51,7 @@ class DelayLimit:
 
     @classmethod
     def of_logind(cls, reported_us: int | None, configured_us: int, set_by: str) -> DelayLimit:
-        """Return the limit at logind's signal: the reported value; before its first answer that in its files."""
+        """Return the limit at logind's signal: the reported value; the configured one before its first answer."""
         return cls(configured_us if reported_us is None else reported_us, set_by)
 
     @classmethod

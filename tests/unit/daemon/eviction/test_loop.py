@@ -518,7 +518,7 @@ async def test_another_pod_is_evicted_after_a_verified_and_insufficient_effect()
     assert node.events("effect_measured")[0]["end"] == "confirmed"
 
 
-async def test_eviction_that_frees_nothing_pauses_evictions_and_not_reclaim() -> None:
+async def test_eviction_without_effect_pauses_evictions_but_not_reclaim() -> None:
     node = disk_node(cleanup=lambda: CleanupResult(confirmed=False, detail="busy"))
     loop = node.loop()
     await run_passes(node, loop, 29)
@@ -532,7 +532,7 @@ async def test_eviction_that_frees_nothing_pauses_evictions_and_not_reclaim() ->
     assert node.evicted == ["writer", "quiet-0"]
 
 
-async def test_eviction_predicted_to_free_nothing_withholds_pods_and_not_reclaim() -> None:
+async def test_eviction_with_a_prediction_of_zero_pauses_evictions_but_not_reclaim() -> None:
     node = disk_node(
         limits="nodefs.available<100Mi",
         pods=(pod("chatty", logs=disk(300), writable=disk(2)), pod("quiet", logs=disk(1))),
