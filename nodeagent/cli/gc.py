@@ -56,7 +56,7 @@ class Request:
 
     @property
     def is_table(self) -> bool:
-        """Whether the output is for people; ``wide`` adds ids and the sentences of reasons."""
+        """Whether the output is a table; ``wide`` adds ids and the sentences of reasons."""
         return self.output in ("table", "wide")
 
 

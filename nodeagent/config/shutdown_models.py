@@ -70,8 +70,8 @@ class ShutdownSection(Section):
         ),
     ] = Field(
         (),
-        description="Named phases; replaces all of the above. A phase with select also takes the selected pods from "
-        "earlier phases (network and storage last); min_priority is optional there.",
+        description="Named phases; replaces the periods and by_priority. A phase with select also takes the selected "
+        "pods from earlier phases (network and storage last); min_priority is optional there.",
     )
 
     restart_logind: Switch = Field(

@@ -179,16 +179,16 @@ def unseal(text: str, key: bytes | None) -> SavedPlan:
     _check_id(document)
     if mac is None:
         raise ValueError(
-            "the plan is not signed: the plan key was unavailable when it was made, or nodeagent 0.1 made it; make a "
-            "new plan"
+            "the plan is not signed: the plan key was unavailable at its creation, or it was created by nodeagent 0.1; "
+            "create a new plan"
         )
     if key is None:
-        raise ValueError("this node has no plan key, so none of its plans can be verified; make a new plan")
+        raise ValueError("this node has no plan key, so none of its plans can be verified; create a new plan")
     expected = _mac(document, key)
     if not isinstance(mac, str) or not hmac.compare_digest(mac.encode("utf-8", "replace"), expected.encode()):
         raise ValueError(
             "the signature does not match this node's plan key: the plan was changed, is from another node or "
-            "state directory, or the key was replaced since; make a new plan"
+            "state directory, or the key was replaced since; create a new plan"
         )
     return _decode(document)
 

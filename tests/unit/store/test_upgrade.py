@@ -118,7 +118,7 @@ def test_files_unknown_to_0_1_are_read_as_absent(state: Path) -> None:
 def test_saved_plan_of_0_1_is_shown_but_not_applied(state: Path) -> None:
     text = (state / "plan.json").read_text(encoding="utf-8")
     assert len(parse_plan(text).removals) == 30
-    with pytest.raises(ValueError, match=r"not signed: .*nodeagent 0\.1 made it; make a new plan"):
+    with pytest.raises(ValueError, match=r"not signed: .*by nodeagent 0\.1; create a new plan"):
         unseal(text, PlanKeyFile(state).read_or_create())
 
 

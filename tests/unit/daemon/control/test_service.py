@@ -587,7 +587,7 @@ async def test_plan_forged_by_a_member_is_refused_and_nothing_is_removed(kept: N
         case "of a guessed key":
             plan = signed(plan, bytes(32))
     code, why = await kept.refused("Apply", api.ApplyRequest(plan=json.dumps(plan)))
-    assert (code, "make a new plan; nothing was removed" in why) == (400, True), why
+    assert (code, "create a new plan; nothing was removed" in why) == (400, True), why
     assert set(kept.sim.containers) | set(kept.sim.images) == before
 
 

@@ -141,7 +141,7 @@ FORGERIES: dict[str, Callable[[dict[str, Any]], None]] = {
 def test_forged_plan_with_a_matching_id_is_rejected(name: str) -> None:
     text = forge(save(node()), FORGERIES[name])
     assert parse_plan(text).id, "valid but for its signature"
-    with pytest.raises(ValueError, match=r"the signature does not match this node's plan key.*make a new plan"):
+    with pytest.raises(ValueError, match=r"the signature does not match this node's plan key.*create a new plan"):
         unseal(text, KEY)
 
 
@@ -153,9 +153,9 @@ def test_plan_signed_with_another_key_is_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "key", "why"),
     [
-        pytest.param(save(node(), key=None), KEY, "the plan is not signed.*make a new plan", id="unsigned"),
+        pytest.param(save(node(), key=None), KEY, "the plan is not signed.*create a new plan", id="unsigned"),
         pytest.param(save(node(), key=None), None, "the plan is not signed", id="unsigned without a key"),
-        pytest.param(save(node()), None, "has no plan key.*make a new plan", id="no key"),
+        pytest.param(save(node()), None, "has no plan key.*create a new plan", id="no key"),
     ],
 )
 def test_plan_that_cannot_be_verified_is_refused(text: str, key: bytes | None, why: str) -> None:
