@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from nodeagent.api.codec import Part, Time
 from nodeagent.model import FsObservation, Role
-from nodeagent.plan.decision import ReasonCode
+from nodeagent.plan.decision import ReasonCode, sentence_of
 
 if TYPE_CHECKING:
     from nodeagent.model import NodeSnapshot
@@ -14,24 +14,28 @@ if TYPE_CHECKING:
 
 
 class Reason(Part, frozen=True, kw_only=True):
-    """A reason with its code, its sentence and its details.
+    """A reason with its code and its details.
 
     Attributes:
         details: keys carry their unit; values of ``_at`` keys are times.
     """
 
     code: ReasonCode
-    sentence: str
     details: dict[str, Any]
+
+    @property
+    def sentence(self) -> str:
+        """The reason as a sentence, from code and details."""
+        return sentence_of(self.code, self.details)
 
     @classmethod
     def of(cls, value: decision.Reason) -> Reason:
         """Return the document form of a reason."""
-        return cls(code=value.code, sentence=value.sentence, details=dict(value.details))
+        return cls(code=value.code, details=dict(value.details))
 
 
 class RecordedReason(Part, frozen=True, kw_only=True):
-    """A reason without details, as in saved plans and the history; unknown codes are accepted."""
+    """A reason as the history stores it: with a sentence, since it has no details; unknown codes are accepted."""
 
     code: str
     sentence: str

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from msgspec import UNSET, UnsetType
 
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from nodeagent.act.gc import outcomes
-
-_TIME_SUFFIX: Final = "_at"
 
 
 class Decision(Part, frozen=True, kw_only=True):
@@ -53,7 +50,7 @@ class Decision(Part, frozen=True, kw_only=True):
 
     def to_model(self) -> decision.Decision:
         """Return the planner's form of the decision."""
-        details = {key: _detail(key, each) for key, each in self.reason.details.items()}
+        details = {key: decision.decode_detail(key, each) for key, each in self.reason.details.items()}
         reason = decision.Reason(self.reason.code, details)
         encoded = self.id_base64
         item_id = b64decode(encoded).decode(errors="surrogateescape") if isinstance(encoded, str) else self.id
@@ -75,12 +72,6 @@ def decision_fields(value: decision.Decision) -> dict[str, Any]:
         "frees_bytes": value.frees_bytes,
         "frees_inodes": value.frees_inodes,
     }
-
-
-def _detail(key: str, value: Any) -> Any:  # noqa: ANN401 - of a document
-    if isinstance(value, list):
-        return tuple(map(str, value))
-    return datetime.fromisoformat(value) if key.endswith(_TIME_SUFFIX) and isinstance(value, str) else value
 
 
 class Plan(Part, frozen=True, kw_only=True):

@@ -22,6 +22,12 @@ def _verdict_style(row: Image | Container) -> str:
     return "red" if str(row.verdict) == "remove" else ""
 
 
+def _message(row: Image | Container) -> str:
+    from nodeagent.plan.decision import sentence_of  # noqa: PLC0415 - only for -o wide
+
+    return sentence_of(str(row.reason.code), row.reason.details)
+
+
 def _bound(row: Image) -> str:
     return "\u2264" if str(row.accounting) == "upper-bound" and row.frees_bytes is not None else ""
 
@@ -60,7 +66,7 @@ IMAGES: Final[ListView[Image]] = ListView(
         flag("pinned", "PINNED", lambda row: row.pinned, scope=Scope.WIDE),
         text("verdict", "VERDICT", lambda row: str(row.verdict)),
         text("reason", "REASON", lambda row: str(row.reason.code)),
-        text("message", "MESSAGE", lambda row: row.reason.sentence, scope=Scope.WIDE, cut=Cut.END, at_least=_SENTENCE),
+        text("message", "MESSAGE", _message, scope=Scope.WIDE, cut=Cut.END, at_least=_SENTENCE),
         text(
             "other-tags",
             "OTHER TAGS",
@@ -107,7 +113,7 @@ CONTAINERS: Final[ListView[Container]] = ListView(
             cut=Cut.PATH,
             brief=lambda row: short_reference(row.image),
         ),
-        text("message", "MESSAGE", lambda row: row.reason.sentence, scope=Scope.WIDE, cut=Cut.END, at_least=_SENTENCE),
+        text("message", "MESSAGE", _message, scope=Scope.WIDE, cut=Cut.END, at_least=_SENTENCE),
     ),
     id=lambda row: row.id,
     name=lambda row: f"{_pod(row)}/{row.name}" if row.pod_name else row.name,

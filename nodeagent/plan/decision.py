@@ -249,12 +249,17 @@ _SENTENCES: dict[ReasonCode, str] = {
 }
 
 
+_SHOWN: Final = 3
+"""Members of a list in a sentence; the details have all of them."""
+
+
 def _shown(key: str, value: Detail) -> str:
     """Format one detail for a sentence, by the unit suffix of its key."""
     if isinstance(value, datetime):
         return value.isoformat(timespec="seconds").replace("+00:00", "Z")
     if isinstance(value, tuple):
-        return ", ".join(value)
+        shown = ", ".join(value[:_SHOWN])
+        return shown if len(value) <= _SHOWN else f"{shown} and {len(value) - _SHOWN} more"
     if key.endswith("_bytes") and isinstance(value, int):
         return format_bytes(value)
     if key.endswith("_s") and isinstance(value, int | float):
@@ -280,6 +285,24 @@ class Reason(NamedTuple):
     def sentence(self) -> str:
         """The reason as a sentence, without a full stop."""
         return _SENTENCES[self.code].format_map({key: _shown(key, value) for key, value in self.details.items()})
+
+
+def decode_detail(key: str, value: object) -> Detail:
+    """Return a detail from its form in JSON."""
+    if isinstance(value, list):
+        return tuple(map(str, value))
+    if isinstance(value, str) and key.endswith("_at"):
+        return datetime.fromisoformat(value)
+    return value if isinstance(value, str | int | float | bool | datetime | tuple) else str(value)
+
+
+def sentence_of(code: str, details: Mapping[str, object]) -> str:
+    """Return the sentence of a reason from a document; of another version's unknown reason the code and the details."""
+    try:
+        return Reason(ReasonCode(code), {key: decode_detail(key, value) for key, value in details.items()}).sentence
+    except (ValueError, KeyError):
+        shown = ", ".join(f"{key}={value}" for key, value in details.items())
+        return f"{code} ({shown})" if shown else code
 
 
 class Decision(NamedTuple):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nodeagent.plan.decision import sentence_of
 from tests.support import images, reclaim
 
 if TYPE_CHECKING:
@@ -121,7 +122,11 @@ def node(containerd: Containerd, pods: Pods, tmp_path: Path) -> Node:
 
 
 def kept_reasons(report: dict[str, Any]) -> list[str]:
-    return [each["reason"]["sentence"] for plan in report["plans"] for each in plan["decisions"]]
+    return [
+        sentence_of(each["reason"]["code"], each["reason"]["details"])
+        for plan in report["plans"]
+        for each in plan["decisions"]
+    ]
 
 
 @pytest.mark.parametrize("role", ["auto", "standalone"])

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from nodeagent.model import Container, NodeSnapshot, Sandbox
 
-_NAMED = 3
 _MARKS = {
     ContainerState.RUNNING: "",
     ContainerState.CREATED: " (created)",
@@ -101,7 +100,7 @@ def images_in_use(snapshot: NodeSnapshot) -> frozenset[str]:
 
 
 def in_use_reason(image_id: str, users: ImageUsers) -> Reason:
-    """Return the reason for an image in use, naming up to three users; containers before sandboxes.
+    """Return the reason for an image in use, with the names of its users; containers before sandboxes.
 
     Raises:
         KeyError: the image is not in use.
@@ -109,19 +108,15 @@ def in_use_reason(image_id: str, users: ImageUsers) -> Reason:
     containers = users.containers.get(image_id)
     if containers:
         return _used_by_containers(containers)
-    names = sorted(sandbox_name(sandbox) for sandbox in users.sandboxes[image_id])
-    note = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return Reason(ReasonCode.IN_USE_BY_SANDBOX, {"count": len(names), "sandboxes": tuple(names[:_NAMED]), "note": note})
+    names = tuple(sorted(sandbox_name(sandbox) for sandbox in users.sandboxes[image_id]))
+    return Reason(ReasonCode.IN_USE_BY_SANDBOX, {"count": len(names), "sandboxes": names, "note": ""})
 
 
 def _used_by_containers(containers: Sequence[Container]) -> Reason:
-    running = [each for each in containers if each.state is _RUNNING]
-    first = sorted(running, key=_BY_ID)[:_NAMED]
-    if len(first) < _NAMED:
-        others = [each for each in containers if each.state is not _RUNNING]
-        first += sorted(others, key=_BY_ID)[: _NAMED - len(first)]
-    note = f" and {len(containers) - _NAMED} more" if len(containers) > _NAMED else ""
-    if not running and all(each.state in _DEAD for each in containers):
-        note += "; none is running: removable once they are removed"
-    names = tuple(container_name(each) + _MARKS[each.state] for each in first)
-    return Reason(ReasonCode.IN_USE_BY_CONTAINER, {"count": len(containers), "containers": names, "note": note})
+    """Return the reason with the names of containers, running ones first."""
+    running = sorted([each for each in containers if each.state is _RUNNING], key=_BY_ID)
+    others = sorted([each for each in containers if each.state is not _RUNNING], key=_BY_ID)
+    dead = not running and all(each.state in _DEAD for each in others)
+    note = "; none is running: removable once they are removed" if dead else ""
+    names = tuple([container_name(each) + _MARKS[each.state] for each in (*running, *others)])
+    return Reason(ReasonCode.IN_USE_BY_CONTAINER, {"count": len(names), "containers": names, "note": note})

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from nodeagent.plan.decision import ItemKind, Verdict
+from nodeagent.plan.decision import ItemKind, Verdict, sentence_of
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
 from nodeagent.plan.gc.planner import GCPolicy
 from nodeagent.plan.gc.scope import Scope
@@ -98,7 +98,7 @@ class Drift:
 
 class _Reason(Struct):
     code: str
-    sentence: str
+    details: dict[str, Any] = {}
 
 
 class _Decision(Struct):
@@ -117,7 +117,13 @@ class _Decision(Struct):
         if isinstance(encoded, str):
             item_id = b64decode(encoded, validate=True).decode(errors="surrogateescape")
         return SavedItem(
-            self.kind, item_id, self.name, self.verdict, self.reason.code, self.reason.sentence, self.frees_bytes
+            self.kind,
+            item_id,
+            self.name,
+            self.verdict,
+            self.reason.code,
+            sentence_of(self.reason.code, self.reason.details),
+            self.frees_bytes,
         )
 
 

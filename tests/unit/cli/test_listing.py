@@ -132,6 +132,7 @@ def test_filters_and_order_apply_to_documents(listed: Printed) -> None:
     parsed = json.loads(listed(form="json", **options))
     assert [each["repo_tags"] for each in parsed["images"]] == [["b"], ["a"]]
     assert yaml.safe_load(listed(form="yaml", **options)) == parsed
+    assert parsed["images"][0]["reason"] == {"code": "pinned", "details": {}}
     assert msgspec.json.decode(json.dumps(parsed), type=Images).images == (listed.images[1], listed.images[0])
 
 

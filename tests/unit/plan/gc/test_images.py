@@ -326,7 +326,7 @@ class TestInUse:
         plan = self.plan(containers=(container("c", image_ref="sha256:" + "0" * 64, image_name=""),))
         assert len(plan.removals) == 1
 
-    def test_reason_names_three_containers_with_their_states(self) -> None:
+    def test_sentence_names_three_containers_with_their_states_and_the_details_all(self) -> None:
         states = [ContainerState.EXITED, ContainerState.RUNNING, ContainerState.CREATED, ContainerState.UNKNOWN]
         users = tuple(
             container(f"c{n}", name=f"app{n}", state=state, image_name="app:1") for n, state in enumerate(states)
@@ -335,6 +335,7 @@ class TestInUse:
         assert decision.reason.sentence == (
             "in use by 4 container(s): shop/web/app1, shop/web/app0 (dead), shop/web/app2 (created) and 1 more"
         )
+        assert len(decision.reason.details["containers"]) == 4  # type: ignore[arg-type]
 
     def test_reason_states_that_only_dead_containers_use_the_image(self) -> None:
         (decision,) = self.plan(containers=(container("c", image_name="app:1"),)).decisions
