@@ -87,7 +87,7 @@ class AddHoldRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         image: an image, a pattern or a digest; empty for all images.
         seconds: duration.
         why: shown with the hold.
-        by: user represented by root, such as the user of sudo; only root may set it.
+        by: user represented by root, such as the user of sudo; refused from other users.
     """
 
     image: str = ""

@@ -79,13 +79,13 @@ def _refuse_for_others(context: DaemonContext, by: str) -> None:
     try:
         stored = PauseFile(context.settings.state_directory).read()
     except StoreError as error:
-        raise UsageError(f"cannot change the pause: its author is unknown: {error}; only root may do that") from error
+        raise UsageError(f"cannot change the pause: its author is unknown: {error}; requires root") from error
     if stored is not None and stored.until > context.clock.now():
         if stored.by != by:
             until = format_time(stored.until)
-            raise UsageError(f"cannot change the pause: placed by {stored.by} until {until}; only root may do that")
+            raise UsageError(f"cannot change the pause: placed by {stored.by} until {until}; requires root")
     elif context.pass_lock.pause_of(PausedBy.OPERATOR) is not None:
-        raise UsageError("cannot change the pause: its author is unknown; only root may do that")
+        raise UsageError("cannot change the pause: its author is unknown; requires root")
 
 
 def _reason(stored: StoredPause) -> str:

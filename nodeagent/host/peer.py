@@ -54,7 +54,7 @@ def is_stale_socket(path: str) -> bool:
 
 
 def group_number(name: str) -> int | None:
-    """Return the number of a group; ``None`` if no group has that name. It blocks where a directory service answers."""
+    """Return the number of a group; ``None`` if no group has that name. A directory service can block the call."""
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError:

@@ -178,7 +178,7 @@ class Collector:
         """Return a check that ends removals by threshold once the measured usage is low enough.
 
         Upper-bound sizes can also be far too small, since the runtime reports compressed content; then the measurement
-        after each removal decides. With exact accounting the plan is carried out to the last image.
+        after each removal decides. With exact accounting all planned removals are carried out.
         """
         observed = current.snapshot.image_filesystem
         if self._dry_run or observed is None:

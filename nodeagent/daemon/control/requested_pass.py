@@ -197,5 +197,5 @@ def _refuse_disabled(scope: Scope, settings: Settings) -> None:
         if disabled and scope in (of, Scope.ALL):
             raise UsageError(
                 f"cannot collect {of.value}: disabled by the configuration ({name}.enabled = false); nothing was "
-                "removed; only root may do that"
+                "removed; requires root"
             )

@@ -68,7 +68,7 @@ class ControlService(Readings):
         if removed is None:
             for each in await asyncio.to_thread(self._holds().read):
                 if each.id == hold_id:
-                    raise UsageError(f"cannot remove hold {hold_id}: placed by {each.by}; only root may do that")
+                    raise UsageError(f"cannot remove hold {hold_id}: placed by {each.by}; requires root")
             raise UsageError(f"no hold {request.id}; 'nodeagent hold list' lists all")
         return encode_line(Hold.of(removed, self._context.clock.now()))
 

@@ -122,7 +122,7 @@ def test_process_that_executes_a_kubelet_after_its_first_reading_is_found_in_the
     assert [each.pid for each in reader.read().processes] == [812]
 
 
-def test_process_that_executes_a_kubelet_long_after_its_start_is_found_when_all_are_read(root: Path) -> None:
+def test_late_exec_of_a_kubelet_is_found_by_the_next_complete_reading(root: Path) -> None:
     clock = Clock()
     reader = KubeletTraceReader(clock, root, uid=0)
     add_process(root, 812, "sh", ("sh", "-c", "wait-for-config; exec kubelet"))

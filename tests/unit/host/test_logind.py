@@ -106,7 +106,7 @@ async def test_signal_after_a_property_reading_is_not_overwritten_by_it(
 # --- a shutdown
 
 
-async def test_release_lets_logind_proceed(private_bus: PrivateBus, login1: Login1) -> None:
+async def test_release_ends_the_delay_of_logind(private_bus: PrivateBus, login1: Login1) -> None:
     async with agent_on(private_bus) as agent:
         await agent.expect(HELD)
         login1.request_shutdown()
@@ -231,7 +231,7 @@ async def test_lock_is_kept_over_a_restart_of_the_bus_during_a_shutdown(
         assert agent.reported.count(STARTED) == 1
 
 
-async def test_release_without_a_bus_lets_logind_proceed(private_bus: PrivateBus, login1: Login1) -> None:
+async def test_release_without_a_bus_ends_the_delay_of_logind(private_bus: PrivateBus, login1: Login1) -> None:
     async with agent_on(private_bus) as agent:
         await agent.expect(HELD)
         login1.request_shutdown()

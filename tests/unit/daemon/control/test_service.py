@@ -437,7 +437,7 @@ async def test_member_cannot_remove_the_hold_of_another_user(as_actor: Node, pla
     placed = await as_actor.ask("AddHold", api.AddHoldRequest(image="app:*", seconds=60, why="rollback"))
     as_actor.peer[0] = MEMBER
     code, why = await as_actor.refused("RemoveHold", api.RemoveHoldRequest(id=placed["id"]))
-    assert (code, f"placed by {placed_by.name}; only root" in why) == (400, True), why
+    assert (code, f"placed by {placed_by.name}; requires root" in why) == (400, True), why
     assert [each["id"] for each in (await as_actor.ask("Holds"))["holds"]] == [placed["id"]]
     as_actor.peer[0] = ROOT
     await as_actor.ask("RemoveHold", api.RemoveHoldRequest(id=placed["id"]))

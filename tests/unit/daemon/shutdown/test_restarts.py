@@ -179,7 +179,7 @@ async def test_running_pods_and_the_stop_of_the_agent_are_recorded(place: Place)
     assert (boot.activity, [each.name for each in boot.pods]) == (LastActivity.AGENT_STOPPED, ["web"])
 
 
-async def test_shutdown_cut_short_in_an_earlier_boot_is_reported(place: Place) -> None:
+async def test_incomplete_shutdown_of_an_earlier_boot_is_reported(place: Place) -> None:
     pods = (
         StoppedPod("uid-web", "shop", "web", "priority-0", outcome=PodOutcome.STOPPED, took_ms=1),
         StoppedPod("uid-dns", "shop", "dns", "priority-1000"),

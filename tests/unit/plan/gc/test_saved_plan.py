@@ -96,7 +96,7 @@ def test_saved_plan_round_trip_keeps_removals_policy_and_time() -> None:
         pytest.param(lambda text: text.replace('"remove"', '"keep"', 1), id="a verdict"),
         pytest.param(lambda text: text.replace("sha256:", "sha256:0", 1), id="the id"),
         pytest.param(lambda text: text.replace("plan/v1", "plan/v2"), id="a newer schema"),
-        pytest.param(lambda text: text[:-20], id="cut short"),
+        pytest.param(lambda text: text[:-20], id="truncated"),
         pytest.param(lambda _: "[]", id="not a plan"),
         pytest.param(lambda _: '{"schema": "nodeagent/preview/v1"}', id="another document"),
     ],
