@@ -44,7 +44,7 @@ class Column(NamedTuple, Generic[R]):
     Attributes:
         key: for ``--sort-by`` and ``--filter``.
         heading: title, alignment and shortening.
-        value: by which rows are sorted; ``None`` is sorted last.
+        value: sort value of a row; ``None`` is sorted last.
         show: the cell of a row, at the time of the document.
         scope: the tables with this column.
         texts: the texts compared with ``--filter``; ``None`` for a column without a filter.

@@ -297,7 +297,7 @@ def decode_detail(key: str, value: object) -> Detail:
 
 
 def sentence_of(code: str, details: Mapping[str, object]) -> str:
-    """Return the sentence of a reason from a document; of another version's unknown reason the code and the details."""
+    """Return the sentence of a reason from a document; for an unknown code, the code and the details."""
     try:
         return Reason(ReasonCode(code), {key: decode_detail(key, value) for key, value in details.items()}).sentence
     except (ValueError, KeyError):

@@ -129,7 +129,7 @@ class RuntimeConnection:
         """Call a method with a single response.
 
         Args:
-            method: name and message types of the call.
+            method: path and message types of the call.
             request: the request message.
             target: id or reference of the affected object, for the error text.
             deadline_s: overrides the configured and the default deadline.

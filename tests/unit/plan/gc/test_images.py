@@ -326,7 +326,7 @@ class TestInUse:
         plan = self.plan(containers=(container("c", image_ref="sha256:" + "0" * 64, image_name=""),))
         assert len(plan.removals) == 1
 
-    def test_sentence_names_three_containers_with_their_states_and_the_details_all(self) -> None:
+    def test_sentence_names_three_containers_with_states_and_details_name_all(self) -> None:
         states = [ContainerState.EXITED, ContainerState.RUNNING, ContainerState.CREATED, ContainerState.UNKNOWN]
         users = tuple(
             container(f"c{n}", name=f"app{n}", state=state, image_name="app:1") for n, state in enumerate(states)
