@@ -1,7 +1,7 @@
-"""The top-level help, rendered from the command tree when the package is made.
+"""The files that are derived from the command tree: the top-level help, and the grammar of ``quick_parser``.
 
-The text is in ``help.txt``, since the import of the command tree takes longer than printing. ``make docs`` renders it
-again; ``make check`` compares.
+To import the command tree takes longer than to print ``help.txt``, or to match a command line with ``grammar.json``.
+``make docs`` writes both; ``make check`` compares.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import Final
 
 import typer
 
+from nodeagent.cli import grammar
 from nodeagent.cli.main import app
+from nodeagent.cli.quick_parser import GRAMMAR
 
 HELP: Final = Path(__file__).with_name("help.txt")
 _WIDTH: Final = 78  # the parser's text width on a terminal with 80 columns
@@ -27,14 +29,15 @@ def rendered() -> str:
 
 
 def main() -> int:
-    """Write ``help.txt``; with ``--check`` only compare. Return the exit code."""
-    text = rendered()
-    if "--check" not in sys.argv[1:]:
-        HELP.write_text(text)
-    elif HELP.read_text() != text:
-        sys.stderr.write(f"{HELP} does not match the command tree: run make docs\n")
-        return 1
-    return 0
+    """Write ``help.txt`` and ``grammar.json``; with ``--check`` only compare. Return the exit code."""
+    code = 0
+    for file, text in ((HELP, rendered()), (Path(GRAMMAR), grammar.rendered())):
+        if "--check" not in sys.argv[1:]:
+            file.write_text(text)
+        elif not file.exists() or file.read_text() != text:
+            sys.stderr.write(f"{file} does not match the command tree: run make docs\n")
+            code = 1
+    return code
 
 
 if __name__ == "__main__":

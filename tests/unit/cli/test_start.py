@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from nodeagent.cli import help as help_text
-from nodeagent.cli import main as command_line
-from nodeagent.cli import start
 
 ROOT = Path(__file__).parents[3]
 FOR_TABLES = {"rich.console", "yaml"}  # the daemon blocks the import of rich, which counts as an import
@@ -74,18 +72,3 @@ def test_plain_status_does_not_import_the_parser() -> None:
         "start.main()",
     )
     assert modules & ({"typer"} | FOR_TABLES | FOR_FILES) == set()
-
-
-@pytest.mark.parametrize(("words", "form"), sorted(start.STATUS_FORMS.items()))
-def test_status_without_the_parser_equals_status_with_it(
-    words: tuple[str, ...], form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[object] = []
-    monkeypatch.setattr("sys.argv", ["nodeagent", *words])
-    monkeypatch.setattr(
-        "nodeagent.cli.status.show_status", lambda *arguments, **options: calls.append((arguments, options))
-    )
-    start.main()
-    with pytest.raises(SystemExit):
-        command_line.main()
-    assert calls == [((None, form), {"watch_s": None})] * 2
