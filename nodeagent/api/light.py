@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from nodeagent.api.document_error import DocumentError
 
 if TYPE_CHECKING:
+    from msgspec import UnsetType
+
     from nodeagent.schemas import SchemaId
+
+T = TypeVar("T")
 
 TIMES: Final = frozenset(
     {
@@ -25,6 +29,35 @@ TIMES: Final = frozenset(
 """Names of the fields that are times, in every document."""
 MAPPINGS: Final = frozenset({"details", "eviction", "settings"})
 """Names of the fields whose keys are data; the values of ``details`` and ``eviction`` are plain."""
+OPTIONAL: Final = frozenset(
+    {
+        *(
+            "available_after",
+            "available_before",
+            "available_bytes",
+            "breakdown",
+            "capacity",
+            "capacity_bytes",
+            "config",
+        ),
+        *("config_problem", "drift", "dry_run", "effect", "eviction", "grace", "id_base64", "image_use", "inodes"),
+        *("inodes_free", "maximum_unused_age_s", "not_ready_because", "observed_at", "observed_since", "paused", "pid"),
+        *(
+            "priority",
+            "problem",
+            "ranking",
+            "ready",
+            "reason",
+            "request",
+            "similar",
+            "started_at",
+            "threshold",
+            "usage",
+        ),
+        *("used_percent", "waiting", "warnings"),
+    }
+)
+"""Names of the fields that some document may lack; there they are ``None``."""
 _PLAIN: Final = frozenset({"details", "eviction"})
 
 
@@ -43,6 +76,8 @@ class Fields:
         for other in (name.removesuffix("_"), name.replace("_", "-")):  # the documents rename fields in the same way
             if other in values:
                 return _view(name, values[other])
+        if name in OPTIONAL:
+            return None
         raise DocumentError(f"cannot decode document {values.get('schema', '')}: no field {name}")
 
     def __getitem__(self, key: str) -> Any:  # noqa: ANN401 - as above
@@ -74,6 +109,11 @@ def parse_document(text: str | bytes, schema: SchemaId) -> dict[str, Any]:
 def view(values: dict[str, Any]) -> Any:  # noqa: ANN401 - to be declared as its document
     """Return a view of a JSON object."""
     return Fields(values)
+
+
+def given(value: T | UnsetType) -> T | None:
+    """Return a field of a view; ``None`` if the document lacks it."""
+    return cast("T | None", value)
 
 
 def _view(name: str, value: object) -> Any:  # noqa: ANN401 - as above

@@ -50,13 +50,14 @@ def _command(callback: Callable[..., Any]) -> dict[str, Any]:
         if get_origin(parameter.annotation) is not Annotated:
             continue  # the context of the parser
         kind, info = get_args(parameter.annotation)[:2]
+        default = parameter.default
+        if default is not inspect.Parameter.empty:
+            defaults[name] = default.value if isinstance(default, Enum) else default
         if isinstance(info, ArgumentInfo):
             arguments.append(name)
             continue
         if not isinstance(info, OptionInfo):
             raise TypeError(f"{name}: not an option")
-        default = parameter.default
-        defaults[name] = default.value if isinstance(default, Enum) else default
         found = _option(name, kind, info)
         if found is not None:  # the first declaration takes the place of the default
             declared = (info.default, *(info.param_decls or ()))

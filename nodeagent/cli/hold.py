@@ -1,4 +1,4 @@
-"""``nodeagent hold``: protect images from removal for a period."""
+"""``nodeagent hold add`` and ``remove``: protect images from removal for a period."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ from typing import TYPE_CHECKING
 
 from nodeagent import model
 from nodeagent.api.codec import encode
-from nodeagent.api.holds import Hold, HoldList
+from nodeagent.api.holds import Hold
 from nodeagent.cli.control_client import daemon_of
-from nodeagent.cli.list_request import ListRequest
-from nodeagent.cli.list_views import HOLDS
 from nodeagent.cli.output import say
-from nodeagent.cli.reading import ask
 from nodeagent.cli.session import load_settings
-from nodeagent.cli.source import Source
 from nodeagent.clock import SystemClock
 from nodeagent.errors import UsageError
 from nodeagent.model import ALL_IMAGES, LONGEST_HOLD_S
@@ -28,8 +24,6 @@ from nodeagent.units import format_time, parse_duration_s
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from nodeagent.cli.listing import ListOptions
 
 
 def add(config: Path | None, *, image: str | None, every: bool, duration: str, why: str, form: str) -> None:
@@ -68,23 +62,6 @@ def add(config: Path | None, *, image: str | None, every: bool, duration: str, w
     hold = model.Hold("", ALL_IMAGES if image is None else image, why, _user(), now, now + timedelta(seconds=seconds))
     placed = HoldFile(load_settings(config, {}).state_directory).add(hold)
     _print_placed(Hold.of(placed, now), form)
-
-
-def show(config: Path | None, options: ListOptions, *, direct: bool) -> None:
-    """Print all holds in force; those in the state directory with ``direct`` or without a daemon.
-
-    Raises:
-        UsageError: an option is invalid.
-        StoreError: the holds cannot be read.
-    """
-    request = ListRequest.of(HOLDS, options)
-    now = SystemClock().now()
-    document = ask("Holds", {}, Source(config, {}, direct))
-    if document is None:
-        from nodeagent.cli.local_reading import as_json  # noqa: PLC0415 - not with a daemon
-
-        document = as_json(HoldList.of(HoldFile(load_settings(config, {}).state_directory).read(), now))
-    request.print(document, empty="no holds", now=now)
 
 
 def remove(config: Path | None, hold_id: str) -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from nodeagent.cli.local_reading import as_json
 from nodeagent.cli.session import load_settings, open_for_command
 from nodeagent.daemon.status import StatusReader, pods_document, status_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+    from os import PathLike
 
     from nodeagent.act.agent import Agent
-    from nodeagent.api.pods import PodUsage
-    from nodeagent.api.status import Status
 
 
 class LocalStatus:
@@ -26,28 +26,28 @@ class LocalStatus:
         self._agent = agent
         self._reader = StatusReader(agent)
 
-    def status(self) -> Status:
+    def status(self) -> dict[str, Any]:
         """Return the status of the node."""
-        return self._runner.run(status_document(self._agent, self._reader, None))
+        return as_json(self._runner.run(status_document(self._agent, self._reader, None)))
 
-    def pods(self) -> PodUsage:
+    def pods(self) -> dict[str, Any]:
         """Return the pods with their usage.
 
         Raises:
             RuntimeUnavailableError: the runtime does not answer.
         """
-        return self._runner.run(pods_document(self._agent, self._reader))
+        return as_json(self._runner.run(pods_document(self._agent, self._reader)))
 
 
 @contextmanager
-def open_local_status(config: Path | None) -> Iterator[LocalStatus]:
+def open_local_status(config: str | PathLike[str] | None) -> Iterator[LocalStatus]:
     """Return a reader of the node.
 
     Raises:
         ConfigError: the configuration is invalid.
         RuntimeUnavailableError: no runtime is configured, and none is found.
     """
-    settings = load_settings(config, {})
+    settings = load_settings(None if config is None else Path(config), {})
     with asyncio.Runner() as runner:
         opened = open_for_command(settings, record=False)
         agent = runner.run(opened.__aenter__())

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Annotated, Final
+import os
+import sys
+from copy import copy
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 
 from nodeagent import __version__
 from nodeagent.cli.commands import collection, inspection, operations, termination
@@ -13,11 +17,14 @@ from nodeagent.cli.exit_codes import EPILOG, guarded
 from nodeagent.cli.options import CommandGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from typer.models import CommandInfo
+
+_PROGRAM: Final = "nodeagent"
 app = typer.Typer(
     cls=CommandGroup,
-    name="nodeagent",
+    name=_PROGRAM,
     help="Garbage collection, pod eviction and graceful shutdown for a container node.\n\nEvery removal can be "
     "previewed and has a reason.",
     epilog=EPILOG,
@@ -89,4 +96,44 @@ def main() -> None:
     """Run the command line; every expected error becomes one message and an exit code."""
     gc.set_threshold(50_000, 20, 20)  # snapshots are large, short-lived and free of cycles
     with guarded():
-        app()
+        tree = part_for(sys.argv[1:])
+        if not _print_help(tree, sys.argv):
+            tree()
+
+
+def part_for(words: Sequence[str]) -> typer.Typer:
+    """Return the command tree, or the part of it that a command line needs: most of its cost is per command.
+
+    The whole tree is needed for anything but a known command: its errors and completions name all commands, and
+    ``install`` writes a manual page for each.
+    """
+    name = words[0] if words else ""
+    if name == "install" or "_NODEAGENT_COMPLETE" in os.environ:
+        return app
+    part = copy(app)
+    part.registered_commands = [each for each in app.registered_commands if _name_of(each) == name]
+    part.registered_groups = [each for each in app.registered_groups if each.name == name]
+    return part if part.registered_commands or part.registered_groups else app
+
+
+def _name_of(command: CommandInfo) -> str:
+    return str(command.name or getattr(command.callback, "__name__", ""))
+
+
+def _print_help(tree: typer.Typer, words: Sequence[str]) -> bool:
+    """Print the help of a command if that is the whole request; return whether it was printed.
+
+    The parser prints the same; it prepares the conversion of every option before.
+    """
+    program, names, option = words[0], words[1:-1], words[-1]
+    if option not in ("-h", "--help") or program.rpartition("/")[2] != _PROGRAM or "_NODEAGENT_COMPLETE" in os.environ:
+        return False
+    command: Any = typer.main.get_command(tree)
+    context = typer.Context(command, info_name=_PROGRAM, **command.context_settings)
+    for name in names:
+        command = command.get_command(context, name) if isinstance(command, TyperGroup) else None
+        if command is None:
+            return False
+        context = typer.Context(command, info_name=name, parent=context, **command.context_settings)
+    typer.echo(command.get_help(context))
+    return True

@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.api.pressure import Pressure
 from nodeagent.cli.control_client import daemon_for_user
 from nodeagent.cli.display import Line, bar
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.session import load_settings, open_for_command, run_async
+from nodeagent.cli.reading import answer_of
 from nodeagent.cli.signal_values import is_stall, short_amount, used_share
 from nodeagent.cli.table import Heading, Table
 from nodeagent.cli.watch import print_document, watching
-from nodeagent.clock import SystemClock
-from nodeagent.errors import NodeAgentError, UsageError
-from nodeagent.observe.eviction_signals import EvictionSignalReader
-from nodeagent.plan.eviction.grammar import parse_thresholds
-from nodeagent.plan.eviction.state import EvictionState
 from nodeagent.text import Cut
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from nodeagent.api.pressure import Signal
+    from nodeagent.api.pressure import Pressure, Signal
     from nodeagent.cli.control_client import ControlConnection
-    from nodeagent.config.eviction import EvictionSettings
-    from nodeagent.config.settings import Settings
-    from nodeagent.model.pressure import MemorySource
-    from nodeagent.observe.eviction_signals import SignalLayout, SignalReadings
 
 _BAR: Final = 20
 _SHORT_BAR: Final = 6
@@ -45,7 +33,7 @@ def show(
     form: str,
     *,
     hard: str,
-    memory_source: MemorySource | None,
+    memory_source: str,
     watch_s: float | None,
     direct: bool,
 ) -> None:
@@ -56,7 +44,7 @@ def show(
         overrides: options of the command that change settings.
         form: ``table``, ``json`` or ``yaml``.
         hard: replaces the configured thresholds; empty keeps them.
-        memory_source: replaces the configured formula; ``None`` keeps it.
+        memory_source: replaces the configured formula; empty keeps it.
         watch_s: refresh interval in seconds; ``None`` prints once.
         direct: whether the node is read even if a daemon is running.
 
@@ -68,15 +56,9 @@ def show(
     with daemon_for_user(config, fields, root_too=not direct, refusal_matters=False) as agent:
         if agent is not None:
             sys.exit(ExitCode.FAILED if _follow(agent, form, watch_s) else ExitCode.DONE)
-    settings = load_settings(config, overrides)
-    chosen = settings.eviction
-    try:
-        chosen = replace(chosen, thresholds=parse_thresholds(hard=hard)) if hard else chosen
-    except ValueError as error:
-        raise UsageError(f"--hard: {error}") from error
-    if memory_source is not None:
-        chosen = replace(chosen, memory_source=memory_source)
-    met = run_async(_show(settings, chosen, form, watch_s))
+    from nodeagent.cli.local_pressure import Request, show_readings  # noqa: PLC0415 - not with a daemon
+
+    met = show_readings(Request(config, overrides, hard, memory_source), form, watch_s, pressure_view)
     sys.exit(ExitCode.FAILED if met else ExitCode.DONE)
 
 
@@ -85,41 +67,11 @@ def _follow(agent: ControlConnection, form: str, watch_s: float | None) -> bool:
     again = watch_s is not None
     with watching(form, again=again):
         while True:
-            pressure = agent.call("Pressure", Pressure)
+            pressure = answer_of(agent, "Pressure")
             print_document(pressure, form, pressure_view, again=again)
             if watch_s is None:
-                return pressure.threshold_met
+                return any(each["met"] for signal in pressure["signals"] for each in signal["thresholds"])
             time.sleep(watch_s)
-
-
-async def _show(settings: Settings, chosen: EvictionSettings, form: str, watch_s: float | None) -> bool:
-    """Read and print, repeatedly with ``watch_s``; return whether a threshold was met at the last reading."""
-    clock = SystemClock()
-    reader = EvictionSignalReader(chosen, clock)
-    layout, problem = await _read_layout(settings, reader)
-    earlier: SignalReadings | None = None
-    state = EvictionState()
-    again = watch_s is not None
-    with watching(form, again=again):
-        while True:
-            found = await reader.evaluate(layout, state)
-            state = found.evaluation.state
-            warnings = (*((problem,) if problem else ()), *found.warnings)
-            pressure = Pressure.of(layout, found.readings, found.evaluation, warnings, earlier)
-            print_document(pressure, form, pressure_view, again=again)
-            if watch_s is None:
-                return bool(found.evaluation.met)
-            earlier = found.readings
-            await asyncio.sleep(watch_s)
-
-
-async def _read_layout(settings: Settings, reader: EvictionSignalReader) -> tuple[SignalLayout, str]:
-    """Return the layout, and a warning if no runtime reports it."""
-    try:
-        async with open_for_command(settings, record=False) as agent:
-            return await reader.read_layout_or_nodefs(agent.cri, settings.imagefs_path)
-    except NodeAgentError as error:
-        return await reader.nodefs_layout(), f"image filesystem unknown: {error}"
 
 
 def pressure_view(pressure: Pressure, columns: int | None) -> Iterator[Line]:
@@ -143,7 +95,7 @@ def pressure_view(pressure: Pressure, columns: int | None) -> Iterator[Line]:
         exceeded = any(one.met for one in each.thresholds)
         share = used_share(each)
         used = f"{bar(share, cells_of_bar)} {share:>4.0%}"
-        cells = [each.signal.value, used, short_amount(each, each.available)]
+        cells = [str(each.signal), used, short_amount(each, each.available)]
         if nearest is None or nearest.value is None or nearest.distance is None:
             cells += ["", ""]
         else:

@@ -92,23 +92,31 @@ def _top(values: Mapping[str, Any]) -> None:
 
 
 def _history(values: Mapping[str, Any]) -> None:
-    from nodeagent.cli.history import show_history  # noqa: PLC0415
+    from nodeagent.cli.history import EVERY_PASS, HistoryRequest, show_history  # noqa: PLC0415
 
-    show_history(
-        None,
-        since=values["since"],
-        image=values["image"],
-        limit=values["limit"],
-        idle=values["idle"],
-        form=values["output"],
-        direct=values["direct"],
-    )
+    limit, idle = (EVERY_PASS, True) if values["pass_id"] else (values["limit"], values["idle"])
+    request = HistoryRequest(values["pass_id"], values["since"], values["image"], limit, idle, values["details"])
+    show_history(None, request, _listing(values), direct=values["direct"])
 
 
 def _hold_list(values: Mapping[str, Any]) -> None:
-    from nodeagent.cli.hold import show  # noqa: PLC0415
+    from nodeagent.cli.hold_list import show  # noqa: PLC0415
 
-    show(None, values["output"], direct=values["direct"])
+    show(None, _listing(values), direct=values["direct"])
+
+
+def _pressure(values: Mapping[str, Any]) -> None:
+    from nodeagent.cli.pressure import show  # noqa: PLC0415
+
+    show(
+        None,
+        {},
+        values["output"],
+        hard=values["hard"],
+        memory_source=values["memory"] or "",
+        watch_s=values["every"] if values["watch"] else None,
+        direct=values["direct"],
+    )
 
 
 def _pause(values: Mapping[str, Any]) -> None:
@@ -130,6 +138,7 @@ COMMANDS: Final[Mapping[str, Callable[[Mapping[str, Any]], None]]] = {
     "images": _images,
     "pause": _pause,
     "pods": _pods,
+    "pressure": _pressure,
     "resume": _resume,
     "status": _status,
     "top": _top,

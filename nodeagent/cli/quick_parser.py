@@ -60,7 +60,8 @@ def match(words: Sequence[str], grammar: Mapping[str, Any]) -> tuple[str, dict[s
         if value is None or (key in given and parameter["kind"] != _LIST):
             return None
         given[key] = [*given.get(key, ()), value] if parameter["kind"] == _LIST else value
-    return None if arguments else (name, {**command["defaults"], **given})
+    values = {**command["defaults"], **given}
+    return None if any(each not in values for each in arguments) else (name, values)
 
 
 def _value(parameter: Mapping[str, Any], text: str) -> object:

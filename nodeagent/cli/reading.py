@@ -20,6 +20,7 @@ from nodeagent.text import to_json
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from nodeagent.cli.control_client import ControlConnection
     from nodeagent.cli.source import ReadNode, Source
 
 
@@ -55,9 +56,6 @@ def ask(
     Raises:
         NodeAgentError: the daemon refuses or fails the request.
     """
-    schema = OPERATIONS[operation].schema
-    if schema is None:
-        raise ValueError(f"{operation} has no typed document")
     if not is_client(source.config, source.overrides, root_too=not source.direct):
         return None
     path = control_client.find_socket(None)
@@ -67,6 +65,22 @@ def ask(
         text = ControlClient(path).call(operation, fields, within_s=within_s)
     except DaemonAbsentError:
         return None
+    return _parsed(operation, text)
+
+
+def answer_of(agent: ControlConnection, operation: str, fields: Mapping[str, object] | None = None) -> dict[str, Any]:
+    """Return the document that a connected daemon answers an operation with, as its JSON object.
+
+    Raises:
+        NodeAgentError: the daemon refuses or fails the request.
+    """
+    return _parsed(operation, agent.call_text(operation, fields))
+
+
+def _parsed(operation: str, text: str) -> dict[str, Any]:
+    schema = OPERATIONS[operation].schema
+    if schema is None:
+        raise ValueError(f"{operation} has no typed document")
     return checked(text, lambda each: parse_document(each, schema))
 
 

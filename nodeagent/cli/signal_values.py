@@ -43,5 +43,5 @@ def short_amount(signal: Signal, value: float) -> str:
 
 
 def _is_count(signal: Signal) -> bool:
-    name = signal.signal.value
+    name = str(signal.signal)
     return name.startswith("pid") or name.endswith("inodesFree")

@@ -8,29 +8,27 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, TypeVar
-
-from msgspec import structs
+from typing import TYPE_CHECKING, Any
 
 from nodeagent.api.client import DaemonAbsentError
-from nodeagent.api.pods import PodUsage
-from nodeagent.api.status import Status, Top
 from nodeagent.cli.control_client import connected
 from nodeagent.cli.exit_codes import ExitCode
+from nodeagent.cli.reading import answer_of
 from nodeagent.cli.status_view import status_view, top_view
 from nodeagent.cli.watch import print_document, watching
+from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
+    from os import PathLike
 
     from nodeagent.cli.control_client import ControlConnection
     from nodeagent.cli.display import Line
 
-S = TypeVar("S", bound=Status)
+    Read = Callable[[], dict[str, Any]]
 
 
-def show_status(config: Path | None, form: str, *, watch_s: float | None) -> None:
+def show_status(config: str | PathLike[str] | None, form: str, *, watch_s: float | None) -> None:
     """Print the status of the node and the daemon; exit code 1 unless a daemon is running and ready.
 
     Raises:
@@ -39,10 +37,10 @@ def show_status(config: Path | None, form: str, *, watch_s: float | None) -> Non
     """
     with _status_source(config) as read:
         status = _show(read, form, watch_s, status_view)
-    sys.exit(ExitCode.DONE if status.agent.ready is True else ExitCode.FAILED)
+    sys.exit(ExitCode.DONE if status["agent"].get("ready") is True else ExitCode.FAILED)
 
 
-def show_top(config: Path | None, form: str, *, watch_s: float | None) -> None:
+def show_top(config: str | PathLike[str] | None, form: str, *, watch_s: float | None) -> None:
     """Print the node's signals and its pods, repeatedly on a terminal.
 
     Raises:
@@ -54,11 +52,11 @@ def show_top(config: Path | None, form: str, *, watch_s: float | None) -> None:
 
 
 @contextmanager
-def _status_source(config: Path | None) -> Iterator[Callable[[], Status]]:
+def _status_source(config: str | PathLike[str] | None) -> Iterator[Read]:
     """Return a function that reads the status: from the daemon, or from the node without a daemon."""
     with _connected_or_none(config) as (agent, problem):
         if agent is not None:
-            yield lambda: agent.call("Status", Status)
+            yield lambda: answer_of(agent, "Status")
             return
         from nodeagent.cli.local_status import open_local_status  # noqa: PLC0415 - only without a daemon
 
@@ -67,20 +65,20 @@ def _status_source(config: Path | None) -> Iterator[Callable[[], Status]]:
 
 
 @contextmanager
-def _top_source(config: Path | None) -> Iterator[Callable[[], Top]]:
+def _top_source(config: str | PathLike[str] | None) -> Iterator[Read]:
     """Return a function that reads the status with the pods, as ``_status_source``."""
     with _connected_or_none(config) as (agent, problem):
         if agent is not None:
-            yield lambda: Top.of(agent.call("Status", Status), agent.call("Pods", PodUsage))
+            yield lambda: _top(answer_of(agent, "Status"), answer_of(agent, "Pods"))
             return
         from nodeagent.cli.local_status import open_local_status  # noqa: PLC0415 - only without a daemon
 
         with open_local_status(config) as local:
-            yield lambda: Top.of(_with_warning(local.status(), problem), local.pods())
+            yield lambda: _top(_with_warning(local.status(), problem), local.pods())
 
 
 @contextmanager
-def _connected_or_none(config: Path | None) -> Iterator[tuple[ControlConnection | None, str]]:
+def _connected_or_none(config: str | PathLike[str] | None) -> Iterator[tuple[ControlConnection | None, str]]:
     """Return a connection to the daemon; ``None`` and the cause without a daemon."""
     agent, problem = None, ""
     with ExitStack() as stack:
@@ -91,13 +89,18 @@ def _connected_or_none(config: Path | None) -> Iterator[tuple[ControlConnection 
         yield agent, problem
 
 
-def _with_warning(status: Status, warning: str) -> Status:
-    return structs.replace(status, warnings=(warning, *status.warnings))
+def _top(status: dict[str, Any], pods: dict[str, Any]) -> dict[str, Any]:
+    """Return the document of a status with the usage of the pods."""
+    return {**status, "schema": SchemaId.TOP.value, "pods": pods}
+
+
+def _with_warning(status: dict[str, Any], warning: str) -> dict[str, Any]:
+    return {**status, "warnings": [warning, *status["warnings"]]}
 
 
 def _show(
-    read: Callable[[], S], form: str, watch_s: float | None, view: Callable[[S, int | None], Iterable[Line]]
-) -> S:
+    read: Read, form: str, watch_s: float | None, view: Callable[[Any, int | None], Iterable[Line]]
+) -> dict[str, Any]:
     """Print a status, repeatedly with ``watch_s``; return the last."""
     again = watch_s is not None
     with watching(form, again=again):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.api.light import given
 from nodeagent.cli.display import Line
 from nodeagent.cli.signal_values import amount, is_stall, used_share
 from nodeagent.cli.table import Heading, Table
@@ -14,7 +15,7 @@ from nodeagent.units import format_bytes, format_duration
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from nodeagent.api.pods import Fact
+    from nodeagent.api.pods import Fact, RankedPodUsage
     from nodeagent.api.status import Status, Top
 
 _BAR: Final = 30
@@ -101,10 +102,10 @@ def top_view(status: Top, columns: int | None) -> Iterator[Line]:
             f"{each.namespace}/{each.name}",
             size_cell(each.memory_bytes),
             size_cell(each.memory_request_bytes),
-            size_cell(each.disk_bytes),
+            size_cell(_disk_bytes(each)),
             _fact(facts.priority),
             *(["?" if each.pids is None else str(each.pids), _fact(facts.qos)] if wide else []),
-            "evictable" if protection is None else protection.code.value,
+            "evictable" if protection is None else str(protection.code),
             style="" if protection is None else "dim",
         )
     yield from table.lines(columns)
@@ -122,7 +123,7 @@ def _state(status: Status) -> Line:
     if not agent.running:
         first.append("not running", "bold red")
     elif not agent.ready:
-        first.append(f"not ready: {'; '.join(agent.problems)}", "bold red")
+        first.append(f"not ready: {'; '.join(given(agent.not_ready_because) or ())}", "bold red")
     elif paused is not None:
         left = "" if paused.seconds_left is None else f" ({format_duration(paused.seconds_left)} left)"
         first.append(f"paused{left} by {paused.who}: {paused.why}", "bold yellow")
@@ -132,8 +133,9 @@ def _state(status: Status) -> Line:
     else:
         first.append("running", "bold green")
     if agent.running:
-        uptime = format_duration(round(agent.uptime_s(status.observed_at)))
-        first.append(f" (pid {agent.pid}, up {uptime})")
+        started_at = given(agent.started_at) or status.observed_at
+        up_s = (status.observed_at - started_at).total_seconds()
+        first.append(f" (pid {agent.pid}, up {format_duration(max(0, round(up_s)))})")
     if waiting is not None and paused is not None:
         first.append(f"  then dry run for {format_duration(waiting.period_s)} (reload_grace)", "yellow")
     elif agent.dry_run and waiting is None:
@@ -185,21 +187,21 @@ def gauges(status: Status, columns: int | None) -> Iterator[Line]:
     wide = columns is None or columns >= _WIDE
     cells = _BAR if wide else _SHORT_BAR
     for each in status.filesystems:
-        reading = each.reading
-        if reading is None:
+        used, high = given(each.used_percent), each.high_percent
+        capacity_bytes, available_bytes = given(each.capacity_bytes), given(each.available_bytes)
+        if used is None or capacity_bytes is None or available_bytes is None:
             yield Line(f"{each.name} {each.path}: {each.problem}", "bold red")
             continue
-        used, high = reading.used_percent, each.high_percent
-        used_bytes = reading.capacity_bytes - reading.available_bytes
+        used_bytes = capacity_bytes - available_bytes
         line = Line(f"{each.name:<{_LABEL}} ").append_bar(used / 100, cells, bad=high is not None and used >= high)
         line.append(f" {used:>3}%", "bold")
-        line.append(f" {format_bytes(used_bytes)} of {format_bytes(reading.capacity_bytes)}")
+        line.append(f" {format_bytes(used_bytes)} of {format_bytes(capacity_bytes)}")
         if high is not None:
             line.append(f" (high {high}%, low {each.low_percent}%)", "dim")
         yield line.append(f" {each.path}", "dim") if wide else line
     for signal in status.signals:
         met = [one for one in signal.thresholds if one.met]
-        name = signal.signal.value
+        name = str(signal.signal)
         stalls = is_stall(signal)
         if not met and (signal.available < 1 if stalls else name not in ("memory.available", "pid.available")):
             continue
@@ -212,6 +214,12 @@ def gauges(status: Status, columns: int | None) -> Iterator[Line]:
         yield line.append("".join(f"  exceeded: {one.text}" for one in met), "bold red")
     found = ", ".join(status.conditions)
     yield Line(found or "no pressure", "bold red" if found else "green")
+
+
+def _disk_bytes(pod: RankedPodUsage) -> int | None:
+    """Return the known disk usage of a pod; ``None`` if all of it is unknown."""
+    parts = [each for each in (pod.writable_bytes, pod.logs_bytes, pod.volumes_bytes) if each is not None]
+    return sum(parts) if parts else None
 
 
 def _fact(fact: Fact) -> str:

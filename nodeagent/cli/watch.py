@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from nodeagent.api.codec import encode
+from nodeagent.api import light
+from nodeagent.cli import reading
 from nodeagent.cli.display import standard_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from nodeagent.api.codec import Document
     from nodeagent.cli.display import Line
-
-D = TypeVar("D", bound="Document")
 
 
 @contextmanager
@@ -29,13 +27,20 @@ def watching(form: str, *, again: bool) -> Iterator[None]:
 
 
 def print_document(
-    document: D, form: str, view: Callable[[D, int | None], Iterable[Line]], *, again: bool = False
+    document: dict[str, Any], form: str, view: Callable[[Any, int | None], Iterable[Line]], *, again: bool = False
 ) -> None:
-    """Print a document: as the lines of ``view`` for the form ``table``, with ``again`` over the previous ones."""
+    """Print the JSON object of a document.
+
+    Args:
+        document: with the fields that ``view`` shows.
+        form: ``table``, ``json`` or ``yaml``.
+        view: returns the lines for the form ``table``, at a number of columns.
+        again: whether a table is printed over the previous one.
+    """
     if form != "table":
-        sys.stdout.write(encode(document, form))
+        reading.print_document(document, form)
         sys.stdout.flush()
         return
     display = standard_output()
     write = display.repaint if again and display.columns is not None else display.write
-    write(view(document, display.columns))
+    write(view(light.view(document), display.columns))

@@ -224,7 +224,7 @@ def hold_add(
 @with_list_options(HOLDS)
 def hold_list(config: ConfigOption = None, direct: DirectOption = False, *, listing: ListOptions) -> None:
     """List the active holds."""
-    from nodeagent.cli.hold import show  # noqa: PLC0415
+    from nodeagent.cli.hold_list import show  # noqa: PLC0415
 
     show(config, listing, direct=direct)
 

@@ -121,14 +121,13 @@ def pressure(
     as 'memory.available<100Mi,nodefs.available<10%'.
     """
     from nodeagent.cli.pressure import show  # noqa: PLC0415
-    from nodeagent.model.pressure import MemorySource  # noqa: PLC0415
 
     show(
         config,
         at_endpoint(endpoint),
         output.value,
         hard=hard,
-        memory_source=None if memory is None else MemorySource(memory.value),
+        memory_source="" if memory is None else memory.value,
         watch_s=every if watch else None,
         direct=direct,
     )

@@ -69,6 +69,7 @@ def test_field_is_read_in_the_type_of_its_document() -> None:
     assert seen.details == values["details"]
     assert seen.settings["a"].value == "1"
     assert seen.pods["uid-1"].name == "web"
+    assert seen.warnings is None
     assert raw(seen) is values
 
 

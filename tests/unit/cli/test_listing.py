@@ -59,7 +59,7 @@ class Printed:
 
 def image(name: str, *more: str, size: int | None = 1, used_s: float | None = None, removed: bool = False) -> Image:
     return Image(
-        id=f"sha256:{name.encode().hex():0>64}"[:71],
+        id=f"sha256:{name.encode(errors='surrogatepass').hex():0>64}"[:71],
         repo_tags=(name, *more),
         repo_digests=(),
         size_bytes=size,

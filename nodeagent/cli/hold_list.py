@@ -1,0 +1,39 @@
+"""``nodeagent hold list``: the holds in force."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nodeagent.cli.list_request import ListRequest
+from nodeagent.cli.list_views import HOLDS
+from nodeagent.cli.reading import ask
+from nodeagent.cli.source import Source
+from nodeagent.clock import SystemClock
+
+if TYPE_CHECKING:
+    from datetime import datetime
+    from pathlib import Path
+
+    from nodeagent.cli.listing import ListOptions
+
+
+def show(config: Path | None, options: ListOptions, *, direct: bool) -> None:
+    """Print all holds in force; those in the state directory with ``direct`` or without a daemon.
+
+    Raises:
+        UsageError: an option is invalid.
+        StoreError: the holds cannot be read.
+    """
+    request = ListRequest.of(HOLDS, options)
+    now = SystemClock().now()
+    document = ask("Holds", {}, Source(config, {}, direct))
+    request.print(_read_file(config, now) if document is None else document, empty="no holds", now=now)
+
+
+def _read_file(config: Path | None, now: datetime) -> dict[str, Any]:
+    from nodeagent.api.holds import HoldList  # noqa: PLC0415 - not with a daemon
+    from nodeagent.cli.local_reading import as_json  # noqa: PLC0415
+    from nodeagent.cli.session import load_settings  # noqa: PLC0415
+    from nodeagent.store import HoldFile  # noqa: PLC0415
+
+    return as_json(HoldList.of(HoldFile(load_settings(config, {}).state_directory).read(), now))

@@ -1,0 +1,91 @@
+"""Readings of the eviction signals by the command itself, without a daemon."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from nodeagent.api.pressure import Pressure
+from nodeagent.cli.local_reading import as_json
+from nodeagent.cli.session import load_settings, open_for_command, run_async
+from nodeagent.cli.watch import print_document, watching
+from nodeagent.clock import SystemClock
+from nodeagent.errors import NodeAgentError, UsageError
+from nodeagent.model.pressure import MemorySource
+from nodeagent.observe.eviction_signals import EvictionSignalReader
+from nodeagent.plan.eviction.grammar import parse_thresholds
+from nodeagent.plan.eviction.state import EvictionState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from nodeagent.cli.display import Line
+    from nodeagent.config.eviction import EvictionSettings
+    from nodeagent.config.settings import Settings
+    from nodeagent.observe.eviction_signals import SignalLayout, SignalReadings
+
+    View = Callable[[Any, int | None], Iterable[Line]]
+
+
+class Request(NamedTuple):
+    """The readings to show.
+
+    Attributes:
+        config: configuration file.
+        overrides: options of the command that change settings.
+        hard: replaces the configured thresholds; empty keeps them.
+        memory_source: replaces the configured formula; empty keeps it.
+    """
+
+    config: Path | None
+    overrides: Mapping[str, str | int]
+    hard: str
+    memory_source: str
+
+
+def show_readings(request: Request, form: str, watch_s: float | None, view: View) -> bool:
+    """Read and print, repeatedly with ``watch_s``; return whether a threshold was met at the last reading.
+
+    Raises:
+        UsageError: the thresholds cannot be parsed.
+    """
+    settings = load_settings(request.config, request.overrides)
+    chosen = settings.eviction
+    try:
+        chosen = replace(chosen, thresholds=parse_thresholds(hard=request.hard)) if request.hard else chosen
+    except ValueError as error:
+        raise UsageError(f"--hard: {error}") from error
+    if request.memory_source:
+        chosen = replace(chosen, memory_source=MemorySource(request.memory_source))
+    return run_async(_show(settings, chosen, form, watch_s, view))
+
+
+async def _show(settings: Settings, chosen: EvictionSettings, form: str, watch_s: float | None, view: View) -> bool:
+    clock = SystemClock()
+    reader = EvictionSignalReader(chosen, clock)
+    layout, problem = await _read_layout(settings, reader)
+    earlier: SignalReadings | None = None
+    state = EvictionState()
+    again = watch_s is not None
+    with watching(form, again=again):
+        while True:
+            found = await reader.evaluate(layout, state)
+            state = found.evaluation.state
+            warnings = (*((problem,) if problem else ()), *found.warnings)
+            document = Pressure.of(layout, found.readings, found.evaluation, warnings, earlier)
+            print_document(as_json(document), form, view, again=again)
+            if watch_s is None:
+                return bool(found.evaluation.met)
+            earlier = found.readings
+            await asyncio.sleep(watch_s)
+
+
+async def _read_layout(settings: Settings, reader: EvictionSignalReader) -> tuple[SignalLayout, str]:
+    """Return the layout, and a warning if no runtime reports it."""
+    try:
+        async with open_for_command(settings, record=False) as agent:
+            return await reader.read_layout_or_nodefs(agent.cri, settings.imagefs_path)
+    except NodeAgentError as error:
+        return await reader.nodefs_layout(), f"image filesystem unknown: {error}"
