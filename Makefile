@@ -74,7 +74,7 @@ protos: ## generate nodeagent/_proto from protos/
 	@.ci/setup protos
 	$(BIN)/python -I protos/generate.py
 
-docs: ## write the configuration reference into the README, and the top-level help
+docs: ## write the configuration reference into the README, the top-level help and the completion
 	@.ci/setup run
 	$(BIN)/python -I -m nodeagent.config.embed README.md
 	$(BIN)/python -I -m nodeagent.cli.help

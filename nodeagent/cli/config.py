@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import stat
 import sys
 from typing import TYPE_CHECKING, Final
@@ -15,7 +16,7 @@ from nodeagent.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 _MODE: Final = 0o644
@@ -41,14 +42,28 @@ def check(path: Path | None) -> None:
                 )
 
 
-def show(path: Path | None, form: str, *, sources: bool) -> None:
+def show(path: Path | None, form: str, *, sources: bool, key: str = "") -> None:
     """Print the configuration in force; with ``sources`` also the source of each value.
 
-    Without ``sources`` the form ``table`` prints TOML.
+    Without ``sources`` the form ``table`` prints TOML. With ``key`` only the value of one setting is printed.
+
+    Raises:
+        UsageError: no setting has this key.
     """
     from nodeagent.config.toml_writer import sourced_toml, to_toml, toml_value  # noqa: PLC0415
 
     loaded = load(path)
+    if key:
+        found = effective(loaded)
+        if key not in found:
+            raise UsageError(_unknown_key(key, found))
+        value, source = found[key]
+        if form in ("json", "yaml"):
+            settings = {key: Setting(value=toml_value(value), source=source)}
+            sys.stdout.write(encode(EffectiveConfig(settings=settings), form))
+        else:
+            say(f"{key} = {toml_value(value)}{f'  # {source}' if sources else ''}")
+        return
     if sources:
         if form == "toml":
             sys.stdout.write(sourced_toml(effective(loaded)))
@@ -161,8 +176,28 @@ def default(*, dry_run: bool) -> None:
     sys.stdout.write(to_toml(Config(dry_run=dry_run), commented=True))
 
 
-def reference() -> None:
-    """Print the reference of all settings as Markdown."""
-    from nodeagent.config.toml_writer import reference as make_reference  # noqa: PLC0415
+def reference(key: str = "") -> None:
+    """Print the reference of all settings as Markdown; with ``key`` the description of one setting.
 
-    sys.stdout.write(make_reference())
+    Raises:
+        UsageError: no setting has this key.
+    """
+    from nodeagent.config.models import Config  # noqa: PLC0415
+    from nodeagent.config.toml_writer import reference as make_reference  # noqa: PLC0415
+    from nodeagent.config.toml_writer import settings_of  # noqa: PLC0415
+
+    if not key:
+        sys.stdout.write(make_reference())
+        return
+    known = {f"{each.section}.{each.name}" if each.section else each.name: each for each in settings_of(Config())}
+    if key not in known:
+        raise UsageError(_unknown_key(key, known))
+    found = known[key]
+    for line in (key, f"  {found.description}", f"  form     {found.form}", f"  default  {found.value}"):
+        say(line)
+
+
+def _unknown_key(key: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(key, [*known], n=1)
+    hint = f"did you mean {near[0]}?" if near else "'nodeagent config reference' lists all"
+    return f"no setting {key}; {hint}"

@@ -1,7 +1,7 @@
-"""The files that are derived from the command tree: the top-level help, and the grammar of ``quick_parser``.
+"""The files derived from the command tree: top-level help, and grammars of ``quick_parser`` and ``completion``.
 
-To import the command tree takes longer than to print ``help.txt``, or to match a command line with ``grammar.json``.
-``make docs`` writes both; ``make check`` compares.
+To import the command tree takes longer than to print ``help.txt``, to match a command line with ``grammar.json``, or to
+complete one with ``completion.json``. ``make docs`` writes them; ``make check`` compares.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Final
 
 import typer
 
-from nodeagent.cli import grammar
+from nodeagent.cli import completion_grammar, grammar
+from nodeagent.cli.completion_grammar import COMPLETION
 from nodeagent.cli.main import app
 from nodeagent.cli.quick_parser import GRAMMAR
 
@@ -29,9 +30,13 @@ def rendered() -> str:
 
 
 def main() -> int:
-    """Write ``help.txt`` and ``grammar.json``; with ``--check`` only compare. Return the exit code."""
+    """Write the files; with ``--check`` only compare. Return the exit code."""
     code = 0
-    for file, text in ((HELP, rendered()), (Path(GRAMMAR), grammar.rendered())):
+    for file, text in (
+        (HELP, rendered()),
+        (Path(GRAMMAR), grammar.rendered()),
+        (COMPLETION, completion_grammar.rendered()),
+    ):
         if "--check" not in sys.argv[1:]:
             file.write_text(text)
         elif not file.exists() or file.read_text() != text:

@@ -29,6 +29,7 @@ app = typer.Typer(
     "previewed and has a reason.",
     epilog=EPILOG,
     no_args_is_help=True,
+    add_completion=False,  # the command completion replaces it
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
@@ -71,6 +72,7 @@ _OPERATE: Final[tuple[Callable[..., None], ...]] = (
     operations.uninstall,
     inspection.version,
     operations.api,
+    operations.completion,
 )
 
 for _command in _INSPECT:

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup, TyperOption
 
 from nodeagent import __version__
+from nodeagent.cli.examples import EXAMPLES
 from nodeagent.config.models import Config
 from nodeagent.config.toml_writer import settings_of
 
@@ -89,6 +90,7 @@ def _page(context: typer.Context) -> str:
     for each in subcommands:
         lines += [f".SS {_word(each.command_path)}", *_paragraphs(each.command.help or ""), *_parameters(each)]
     lines += _exit_status(context)
+    lines += _examples([context, *subcommands])
     lines += [".SH SEE ALSO", _references([(PROGRAM, 1), (_SETTINGS_PAGE, 5)])]
     return "\n".join(lines) + "\n"
 
@@ -124,13 +126,22 @@ def _parameters(context: typer.Context) -> list[str]:
 
 
 def _exit_status(context: typer.Context) -> list[str]:
-    epilog = (context.command.epilog or "").removeprefix("Exit codes: ").rstrip(".")
+    epilog = (context.command.epilog or "").partition("Exit codes: ")[2].rstrip(".")
     if not epilog:
         return []
     lines = [".SH EXIT STATUS"]
     for code, meaning in re.findall(r"(\d+) (.+?)(?=, \d+ |$)", epilog):
         lines += [".TP", f".B {code}", _text(meaning)]
     return lines
+
+
+def _examples(contexts: Iterable[typer.Context]) -> list[str]:
+    """Return the examples of these commands."""
+    lines: list[str] = []
+    for context in contexts:
+        for title, command in EXAMPLES.get(" ".join(context.command_path.split()[1:]), ()):
+            lines += [".TP", _text(title), f".B {_word(command)}"]
+    return [".SH EXAMPLES", *lines] if lines else []
 
 
 def _settings_page() -> str:

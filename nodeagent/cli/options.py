@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
+from nodeagent.cli.examples import example_text
 from nodeagent.cli.listing import ListOptions, ListView
 
 Overrides = Mapping[str, str | int]
@@ -22,13 +23,19 @@ Overrides = Mapping[str, str | int]
 
 
 class CommandGroup(TyperGroup):
-    """A group that lists each command with the first line of its help, without the full stop of the docstring."""
+    """A group that lists each command with the first line of its help, without the full stop of the docstring.
+
+    The examples of a command precede its epilog.
+    """
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - types of a module private to typer
         """Return a command by name; ``None`` if there is none."""
         command = super().get_command(ctx, cmd_name)
         if command is not None and command.help and command.short_help is None:
             command.short_help = command.help.partition("\n")[0].removesuffix(".")
+        examples = example_text(" ".join((*ctx.command_path.split()[1:], cmd_name)))
+        if command is not None and examples and not (command.epilog or "").startswith(examples):
+            command.epilog = f"{examples}\n\n{command.epilog or ''}".rstrip()
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - types of a module private to typer

@@ -18,6 +18,11 @@ def main() -> None:
         from nodeagent.daemon.unix_signals import block_signals  # noqa: PLC0415 - only for the daemon
 
         block_signals()
+    elif words[:1] == ["__complete"]:
+        from nodeagent.cli.completion import main as complete  # noqa: PLC0415 - without the parser
+
+        complete(words[1:])
+        return
     elif _answered(words):
         return
     else:

@@ -128,6 +128,10 @@ def is_page(layout: Layout, path: Path) -> bool:
     return path.parent in {layout.manual / "man1", layout.manual / "man5"} and bool(_PAGE.fullmatch(path.name))
 
 
+_COMPLETION: Final = r"^# \w+ completion of nodeagent$|_NODEAGENT_COMPLETE"
+"""Present and former completion scripts."""
+
+
 def is_recognised(layout: Layout, path: Path, prefix: Path, root: Path) -> bool:
     """Return whether a file has the content common to all its versions; units and links count for their prefix only."""
     place = below(root, path)
@@ -150,9 +154,9 @@ def _signature(layout: Layout, path: Path, prefix: Path) -> str:
         layout.catalog: r"^Defined-By: nodeagent$",
         layout.shared / _MONITORING[0]: r"^  - name: nodeagent$",
         layout.shared / _MONITORING[1]: r'^  "uid": "nodeagent",$',
-        layout.bash: "_NODEAGENT_COMPLETE",
-        layout.zsh: "_NODEAGENT_COMPLETE",
-        layout.fish: "_NODEAGENT_COMPLETE",
+        layout.bash: _COMPLETION,
+        layout.zsh: _COMPLETION,
+        layout.fish: _COMPLETION,
     }.get(path, r'^\.TH \S+ [15] "" "nodeagent [0-9]' if is_page(layout, path) else r"(?!)")
 
 

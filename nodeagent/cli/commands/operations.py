@@ -59,6 +59,26 @@ def api() -> None:
     sys.stdout.write(encode(openapi()))
 
 
+class Shell(StrEnum):
+    """The shells with completion."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+def completion(shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh or fish")]) -> None:
+    """Print the completion script of a shell.
+
+    Image names, ids and pods are completed from the running daemon. 'nodeagent install' installs the scripts.
+    """
+    import sys  # noqa: PLC0415 - not for every command
+
+    from nodeagent.cli.completion_scripts import SCRIPTS  # noqa: PLC0415
+
+    sys.stdout.write(SCRIPTS[shell.value])
+
+
 def trigger(
     loop: Annotated[str, typer.Argument(metavar="LOOP", help="containers, images or eviction")],
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of the run and print its result")] = False,
@@ -172,8 +192,12 @@ class ConfigOutput(StrEnum):
     YAML = "yaml"
 
 
+KeyArgument = Annotated[str, typer.Argument(metavar="[KEY]", help="Only this setting, such as image_gc.interval")]
+
+
 @config_app.command("show")
 def config_show(
+    key: KeyArgument = "",
     config: ConfigOption = None,
     effective: Annotated[
         bool, typer.Option("--effective", help="Show the source of each value: file, variable, default")
@@ -183,7 +207,7 @@ def config_show(
     """Show the configuration in force, defaults included."""
     from nodeagent.cli.config import show  # noqa: PLC0415
 
-    show(config, output.value, sources=effective)
+    show(config, output.value, sources=effective, key=key)
 
 
 @config_app.command("import", epilog=EPILOG)
@@ -226,8 +250,8 @@ def config_default(
 
 
 @config_app.command("reference")
-def config_reference() -> None:
+def config_reference(key: KeyArgument = "") -> None:
     """Print the form, default and effect of every setting."""
     from nodeagent.cli.config import reference  # noqa: PLC0415
 
-    reference()
+    reference(key)

@@ -1,0 +1,116 @@
+"""The commands, options and settings that ``completion`` offers, rendered from the command tree.
+
+They are in ``completion.json``, which ``help`` writes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import types
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Union, get_args, get_origin
+
+import typer
+from typer.core import TyperGroup, TyperOption
+
+from nodeagent.cli.list_views import CONTAINERS, HOLDS, IMAGES, PASSES, PODS
+from nodeagent.cli.main import app
+from nodeagent.config.models import Config
+from nodeagent.config.toml_writer import settings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodeagent.cli.listing import ListView
+
+COMPLETION: Final = Path(__file__).with_name("completion.json")
+_LOOPS: Final = ["containers", "images", "eviction"]
+_VALUES: Final[Mapping[tuple[str, str], Any]] = {
+    ("explain", "item"): "item",
+    ("history", "pass_id"): "pass",
+    ("history", "image"): "image",
+    ("hold add", "image"): "image",
+    ("hold remove", "hold_id"): "hold",
+    ("trigger", "loop"): _LOOPS,
+    ("config show", "key"): "setting",
+    ("config reference", "key"): "setting",
+    ("completion", "shell"): ["bash", "zsh", "fish"],
+}
+"""Values by command and parameter, other than choices and files."""
+_VIEWS: Final[Mapping[str, ListView[Any]]] = {
+    "images": IMAGES,
+    "containers": CONTAINERS,
+    "pods": PODS,
+    "history": PASSES,
+    "hold list": HOLDS,
+}
+
+
+def rendered() -> str:
+    """Return the grammar as JSON."""
+    command = typer.main.get_command(app)
+    context = typer.Context(command, info_name="nodeagent", **command.context_settings)
+    settings = [f"{each.section}.{each.name}" if each.section else each.name for each in settings_of(Config())]
+    return json.dumps({**_command(context), "settings": settings}, indent=1, sort_keys=True) + "\n"
+
+
+def _command(context: typer.Context) -> dict[str, Any]:
+    path = " ".join(context.command_path.split()[1:])
+    found: dict[str, Any] = {"help": (context.command.short_help or "").strip(), "options": {}}
+    arguments, kinds = [], _kinds(context.command)
+    for parameter in context.command.get_params(context):
+        if getattr(parameter, "hidden", False):
+            continue
+        name = str(parameter.name)
+        value = _value(path, name, kinds.get(name, bool))
+        if not isinstance(parameter, TyperOption) and name != "help":
+            arguments.append(value)
+            continue
+        option: dict[str, Any] = {"help": (getattr(parameter, "help", "") or "").partition(" [default")[0]}
+        if value is not None:
+            option["value"] = value
+        if name == "config":
+            option["config"] = True
+        found["options"] |= dict.fromkeys(parameter.opts, option)
+    if arguments:
+        found["arguments"] = arguments
+    if isinstance(context.command, TyperGroup):
+        commands = {name: context.command.get_command(context, name) for name in context.command.list_commands(context)}
+        found["commands"] = {
+            name: _command(typer.Context(each, info_name=name, parent=context))
+            for name, each in commands.items()
+            if each is not None and not each.hidden
+        }
+    return found
+
+
+def _value(path: str, name: str, kind: object) -> Any:  # noqa: ANN401 - JSON
+    """Return the values of a parameter: a list, or the name of a kind; ``None`` for a flag."""
+    view = _VIEWS.get(path)
+    if view is not None and name == "sort_by":
+        return [prefix + key for prefix in ("", "-") for key in view.sort_keys]
+    if view is not None and name == "filters":
+        return [f"{key}=" for key in view.filter_keys]
+    if (path, name) in _VALUES:
+        return _VALUES[path, name]
+    if kind is bool:
+        return None
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return [each.value for each in kind]
+    return "file" if kind is Path else []
+
+
+def _kinds(command: Any) -> dict[str, object]:  # noqa: ANN401 - a type private to typer
+    """Return the declared type of each parameter, without ``None``."""
+    if command.callback is None:
+        return {}
+    found: dict[str, object] = {}
+    for name, parameter in inspect.signature(command.callback).parameters.items():
+        kind = parameter.annotation
+        kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+        if get_origin(kind) in (Union, types.UnionType):
+            kind = next(each for each in get_args(kind) if each is not type(None))
+        found[name] = kind
+    return found

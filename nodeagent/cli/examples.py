@@ -1,0 +1,194 @@
+"""Examples of every command, for its help and its manual page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+EXAMPLES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
+    "status": (
+        ("Show the node, the loops and the last passes", "nodeagent status"),
+        ("Wait until the agent is running and ready", "until nodeagent status >/dev/null; do sleep 1; done"),
+    ),
+    "images": (
+        ("List all images with verdict and reason", "nodeagent images"),
+        ("List the removable images, largest first", "nodeagent images --filter verdict=remove --sort-by -size"),
+        ("Show images by shared layers", "nodeagent images --tree"),
+    ),
+    "containers": (
+        ("List all containers with verdict and reason", "nodeagent containers"),
+        (
+            "List the dead containers of a namespace",
+            "nodeagent containers --filter namespace=shop --filter state=exited",
+        ),
+    ),
+    "pods": (
+        ("List the pods that the runtime has", "nodeagent pods"),
+        ("Print names only, one per line", "nodeagent pods -o name"),
+    ),
+    "explain": (
+        ("Explain why an image is kept or removed", "nodeagent explain docker.io/library/nginx:1.25"),
+        ("Explain the containers, sandboxes and logs of a pod", "nodeagent explain shop/redis-0"),
+        ("Explain a container by the beginning of its id", "nodeagent explain 9ca87484038f"),
+    ),
+    "history": (
+        ("List the passes of the last day", "nodeagent history --since 24h"),
+        ("Show who removed an image, and why", "nodeagent history --image registry.example.com/shop --details"),
+        ("Show one pass with its removals", "nodeagent history 20261122T012412Z-8e871c"),
+    ),
+    "du": (
+        ("Show the usage of the image filesystem by category", "nodeagent du"),
+        ("List the largest members of each category", "nodeagent du --details"),
+    ),
+    "top": (
+        ("Watch the pods in eviction order", "nodeagent top"),
+        ("Print the readings once, as JSON", "nodeagent top --once -o json"),
+    ),
+    "events": (
+        ("Follow the events of the daemon", "nodeagent events"),
+        ("Follow the removals as JSON lines", "nodeagent events -o json | grep '\"removal\"'"),
+    ),
+    "pressure": (
+        ("Show signals against eviction thresholds", "nodeagent pressure"),
+        ("Watch distance and trend", "nodeagent pressure --watch"),
+    ),
+    "gc images": (
+        ("Preview the next pass of image GC", "nodeagent gc images --dry-run"),
+        ("Remove unused images until imagefs is 60% full", "nodeagent gc images --high 61 --low 60"),
+        ("Remove images that were unused for a month", "nodeagent gc images --maximum-unused-age 30d --yes"),
+    ),
+    "gc containers": (
+        ("Preview the removal of dead containers", "nodeagent gc containers --dry-run"),
+        ("Keep no dead container of a running pod", "nodeagent gc containers --max-per-pod-container 0"),
+    ),
+    "gc all": (
+        ("Preview containers, sandboxes, logs and images", "nodeagent gc all --dry-run"),
+        ("Remove without confirmation, as in a script", "nodeagent gc all --yes -o json"),
+    ),
+    "gc leaks": (
+        ("List unreferenced blobs and snapshots", "nodeagent gc leaks"),
+        ("Delete those older than a week", "nodeagent gc leaks --minimum-age 7d --yes"),
+    ),
+    "plan": (
+        ("Save a plan for the next two hours", "nodeagent plan --out plan.json --expires 2h"),
+        ("Save a plan for images only, and review the removals", "nodeagent plan --scope images | jq .decisions"),
+    ),
+    "plan diff": (
+        ("Compare two saved plans", "nodeagent plan diff monday.json tuesday.json"),
+        ("Fail if the decisions differ", "nodeagent plan diff a.json b.json >/dev/null || echo changed"),
+    ),
+    "apply": (
+        ("Preview a saved plan on the node as it is now", "nodeagent apply plan.json --dry-run"),
+        ("Apply a saved plan without confirmation", "nodeagent apply plan.json --yes"),
+    ),
+    "hold add": (
+        ("Keep an image for two hours", "nodeagent hold add nginx:1.25 --for 2h --why debugging"),
+        ("Keep every image during a maintenance", "nodeagent hold add --all --for 30m"),
+        ("Keep a repository", "nodeagent hold add 'registry.example.com/shop/*' --for 1d"),
+    ),
+    "hold list": (
+        ("List the holds in force", "nodeagent hold list"),
+        ("List them without the daemon", "nodeagent hold list --direct"),
+    ),
+    "hold remove": (
+        ("Remove a hold before its end", "nodeagent hold remove 3"),
+        ("Remove all holds", "nodeagent hold list -q | xargs -n1 nodeagent hold remove"),
+    ),
+    "evict": (
+        ("Preview the eviction that is due now", "nodeagent evict --dry-run"),
+        ("Preview an eviction under memory pressure", "nodeagent evict --simulate memory.available=50Mi"),
+        ("Preview an eviction on a full disk", "nodeagent evict --simulate nodefs.available=5%"),
+    ),
+    "shutdown": (
+        ("Show the phases of a graceful shutdown", "nodeagent shutdown --dry-run"),
+        ("Print them as JSON", "nodeagent shutdown --dry-run -o json"),
+    ),
+    "shutdown status": (
+        ("Show inhibitor lock, limit and past stops", "nodeagent shutdown status"),
+        ("Check in a script that the shutdown is delayed", "nodeagent shutdown status >/dev/null || echo not delayed"),
+    ),
+    "doctor": (
+        ("Check the node", "sudo nodeagent doctor"),
+        ("Fail on warnings too, as in a provisioning script", "sudo nodeagent doctor --strict"),
+        ("Raise logind's limit for graceful shutdown", "sudo nodeagent doctor --fix-logind"),
+    ),
+    "run": (
+        ("Run the daemon, as the unit does", "nodeagent run"),
+        ("Log removals only", "nodeagent run --dry-run"),
+        ("Run one pass of every loop and exit", "nodeagent run --once"),
+    ),
+    "pause": (
+        ("Pause removal and eviction for an hour", "nodeagent pause --for 1h --why 'disk migration'"),
+        ("Pause for the default of 30 minutes", "nodeagent pause"),
+    ),
+    "resume": (
+        ("End the pause", "nodeagent resume"),
+        ("End the pause and run image GC", "nodeagent resume && nodeagent trigger images"),
+    ),
+    "trigger": (
+        ("Run image GC now", "nodeagent trigger images"),
+        ("Run container GC and wait for its result", "nodeagent trigger containers --wait"),
+    ),
+    "reload": (
+        ("Preview changes and effect of a reload", "nodeagent reload --dry-run"),
+        ("Reload the configuration", "nodeagent reload"),
+    ),
+    "install": (
+        ("Install the agent with its unit, not started", "sudo nodeagent install"),
+        ("Install or upgrade it, and start it", "sudo nodeagent install --enable"),
+        ("Place the files in an image that is built", "nodeagent install --root /mnt/image"),
+    ),
+    "uninstall": (
+        ("Remove the agent, keep configuration and state", "sudo nodeagent uninstall"),
+        ("Remove configuration and state too", "sudo nodeagent uninstall --purge"),
+    ),
+    "version": (
+        ("Show the versions of agent and runtime", "nodeagent version"),
+        ("Print the version of the runtime", "nodeagent version -o json | jq -r .runtime.version"),
+    ),
+    "api": (
+        ("Print the OpenAPI document", "nodeagent api"),
+        ("List the paths of the API", "nodeagent api | jq -r '.paths | keys[]'"),
+    ),
+    "demo": (
+        ("Run a collection on a simulated node", "nodeagent demo"),
+        ("List the kept items too", "nodeagent demo --kept"),
+    ),
+    "completion": (
+        ("Enable completion in this bash", "source <(nodeagent completion bash)"),
+        ("Install it for fish", "nodeagent completion fish > ~/.config/fish/completions/nodeagent.fish"),
+    ),
+    "config check": (
+        ("Check the configuration in force", "nodeagent config check"),
+        ("Check a file before it is installed", "nodeagent config check --config new.toml"),
+    ),
+    "config show": (
+        ("Show the configuration in force", "nodeagent config show"),
+        ("Show the source of each value", "nodeagent config show --effective"),
+        ("Show one setting", "nodeagent config show image_gc.high_threshold_percent"),
+    ),
+    "config import": (
+        (
+            "Convert the kubelet's configuration",
+            "nodeagent config import /var/lib/kubelet/config.yaml --out /etc/nodeagent/config.toml",
+        ),
+        ("Show the result only", "nodeagent config import /var/lib/kubelet/config.yaml"),
+    ),
+    "config default": (
+        ("Print a file with all defaults", "nodeagent config default"),
+        ("Write a first file that removes nothing", "nodeagent config default --dry-run > config.toml"),
+    ),
+    "config reference": (
+        ("Print all settings", "nodeagent config reference"),
+        ("Print one setting", "nodeagent config reference image_gc.minimum_age"),
+    ),
+}
+"""By command: title and command line of each example."""
+
+
+def example_text(command: str) -> str:
+    """Return the examples of a command as text that help does not wrap; empty for a group."""
+    blocks = [f"  # {title}\n  {line}" for title, line in EXAMPLES.get(command, ())]
+    return "\b\nExamples:\n" + "\n".join(blocks) if blocks else ""
