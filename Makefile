@@ -10,7 +10,7 @@ FROM_HERE := import sys; sys.version_info >= (3, 11) or sys.exit("nodeagent: nee
 FROM_HERE += sys.path.insert(0, sys.argv.pop(1));
 BOOTSTRAP := cd / && $(PYTHON) -I -c '$(FROM_HERE) from nodeagent.host.bootstrap import main; main()' "$(CURDIR)"
 
-.PHONY: help demo test check unit integration campaign-eviction fuzz test-matrix test-node bench protos docs install uninstall deb format clean
+.PHONY: help demo test check unit integration campaign-eviction campaign-kill fuzz test-matrix test-node bench protos docs install uninstall deb format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -54,6 +54,10 @@ fuzz: ## fuzz the control API, documents and filters for MINUTES (30), guided by
 	@.ci/setup dev
 	@$(BIN)/python -I -m pip install --quiet --disable-pip-version-check --group fuzz || echo "fuzz: without atheris"
 	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),30)
+
+campaign-kill: ## as root: passes killed by SIGKILL on a real containerd, RUNS times (200)
+	@.ci/setup dev real
+	NODEAGENT_TEST_RUNS=$(or $(RUNS),200) $(BIN)/python -m pytest tests/integration/test_kill.py -m campaign
 
 test-matrix: ## the integration tests on containerd 1.6 (this machine's), 1.7 and 2.1
 	@.ci/setup dev real
