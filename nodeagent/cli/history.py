@@ -79,13 +79,19 @@ def show_history(config: Path | None, request: HistoryRequest, listing: ListOpti
             raise UsageError(f"no pass {request.pass_id} in {source}; 'nodeagent history --all' lists every pass")
         document = {**document, "passes": passes, "node_stops": []}
     if listing.is_table and (request.pass_id or request.details):
-        _print_details(view(document), source, listing)
+        _print_details(view(document), _empty(request, source), listing)
         return
-    listed.print(document, empty=f"no passes in {source}", now=now)
+    listed.print(document, empty=_empty(request, source), now=now)
     if listing.is_table and document["node_stops"] and not listing.filters:
         if document["passes"]:
             standard_output().write([Line()])
         ListRequest.of(NODE_STOPS, listing._replace(sort_by="")).print(document, empty="", now=now)
+
+
+def _empty(request: HistoryRequest, source: str) -> str:
+    """Return the text for a history without passes."""
+    limited = request.since or request.image or request.pass_id
+    return f"no passes in {source}" if limited else f"no passes yet in {source}"
 
 
 def _read_store(config: Path | None, request: HistoryRequest, oldest: datetime | None) -> tuple[dict[str, Any], str]:
@@ -103,12 +109,12 @@ def _read_store(config: Path | None, request: HistoryRequest, oldest: datetime |
     return as_json(Document.of(passes, stops)), str(directory)
 
 
-def _print_details(history: History, source: str, listing: ListOptions) -> None:
+def _print_details(history: History, empty: str, listing: ListOptions) -> None:
     display = standard_output()
     columns = display.columns if listing.truncate else None
     lines = [Line(f"{stop_headline(stop)}; see nodeagent shutdown status") for stop in history.node_stops]
     if not history.passes:
-        lines.append(Line(f"no passes in {source}"))
+        lines.append(Line(empty))
     for past in history.passes:
         lines += _pass_lines(past, columns, wide=listing.form == "wide")
     display.write(lines)
@@ -126,12 +132,16 @@ def _pass_lines(past: PastPass, columns: int | None, *, wide: bool) -> Iterator[
         for each in past.actions:
             frees = "" if each.frees_bytes is None else values.size_cell(each.frees_bytes)
             cells = (each.outcome, each.kind, values.short_reference(each.name), frees, each.reason.code)
-            style = "red" if each.outcome == "failed" else ""
+            style = "red" if each.outcome in ("failed", "unknown") else ""
             table.add(*cells, *([each.reason.sentence] if wide else []), style=style)
         yield from table.lines(columns)
+    details: dict[tuple[str, str], list[str]] = {}
     for each in past.actions:
         if each.detail:
-            yield Line(f"  {each.outcome}: {values.short_reference(each.name)}: {each.detail}", "yellow")
+            details.setdefault((each.outcome, each.detail), []).append(values.short_reference(each.name))
+    for (outcome, detail), names in details.items():
+        of = names[0] if len(names) == 1 else f"{len(names)} items"
+        yield Line(f"  {outcome}: {of}: {detail}", "yellow")
     eviction = raw(past).get("eviction")
     if eviction is not None:
         from nodeagent.api.eviction import RecordedEviction  # noqa: PLC0415 - only for an eviction

@@ -210,7 +210,7 @@ PASSES: Final[ListView[PastPass]] = ListView(
     ),
     id=lambda row: row.id,
     name=lambda row: row.id,
-    style=lambda row: "red" if row.end in ("runtime-lost", "refused") else "",
+    style=lambda row: "red" if row.end in ("runtime-lost", "refused", "interrupted") else "",
 )
 
 NODE_STOPS: Final[ListView[NodeStop]] = ListView(

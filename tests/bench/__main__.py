@@ -3,7 +3,16 @@
 import os
 import sys
 
-from tests.bench import bench_agent, bench_bulk, bench_layers, bench_planner, bench_pods, bench_shutdown, bench_wake
+from tests.bench import (
+    bench_agent,
+    bench_bulk,
+    bench_history,
+    bench_layers,
+    bench_planner,
+    bench_pods,
+    bench_shutdown,
+    bench_wake,
+)
 
 sys.argv = sys.argv[:1]
 print("planners", flush=True)
@@ -26,6 +35,11 @@ except SystemExit as ended:
 print("\nwake to decision", flush=True)
 try:
     bench_wake.main()
+except SystemExit as ended:
+    print(f"exit {ended.code}")
+print("\nhistory", flush=True)
+try:
+    bench_history.main()
 except SystemExit as ended:
     print(f"exit {ended.code}")
 print("\nagent", flush=True)

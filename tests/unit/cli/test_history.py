@@ -1,0 +1,103 @@
+"""``nodeagent history`` and ``nodeagent explain`` of passes that were killed, and of files that a kill left."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.host.process_identity import own_process
+from nodeagent.store.history import FILE_NAME, History, PastAction, PastPass
+from tests.support.command import nodeagent
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PLANNED = PastAction("image", "sha256:1", "r/a:1", ("r/a:1",), "planned", "", "all-unused", "unused", 7, 0.0)
+UNKNOWN = "outcome unknown, killed before the result was recorded"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "config.toml"
+    path.write_text(f'[state]\ndirectory = "{tmp_path}/state"\n[control]\nsocket = ""\n')
+    (tmp_path / "state").mkdir()
+    return str(path)
+
+
+def leave_unfinished(directory: Path, *, running: bool = False) -> None:
+    actions = (replace(PLANNED, outcome="done"), *(replace(PLANNED, item_id=f"sha256:{n}") for n in range(2, 5)))
+    started_at = datetime.now(UTC) - timedelta(minutes=5)
+    past = PastPass(
+        "killed", started_at, 1.0, "interval", "images", "", False, "running", "", 0, None, 91, None, actions
+    )
+    writer = own_process() if running else replace(own_process(), boot_id="an earlier boot")
+    History(directory, writer=writer).begin(past)
+
+
+def test_killed_pass_is_listed_as_interrupted_with_its_unknown_removals(tmp_path: Path, config: str) -> None:
+    leave_unfinished(tmp_path / "state")
+    (row,) = nodeagent("history", "--config", config).stdout.splitlines()[1:]
+    assert row.split() == ["killed", "interval", "images", "interrupted", "1/4", "-"]
+    shown = nodeagent("history", "--details", "--config", config).stdout
+    assert "interrupted: killed before the pass finished" in shown
+    assert f"  unknown: 3 items: {UNKNOWN}" in shown
+    (past,) = json.loads(nodeagent("history", "-o", "json", "--config", config).stdout)["passes"]
+    assert (past["end"], past["end_detail"]) == ("interrupted", "killed before the pass finished")
+    assert [(each["outcome"], each["detail"]) for each in past["actions"]] == [
+        ("done", ""),
+        *[("unknown", UNKNOWN)] * 3,
+    ]
+
+
+def test_pass_of_a_running_process_is_listed_as_running(tmp_path: Path, config: str) -> None:
+    leave_unfinished(tmp_path / "state", running=True)
+    (past,) = json.loads(nodeagent("history", "-o", "json", "--config", config).stdout)["passes"]
+    assert past["end"] == "running"
+    assert {each["outcome"] for each in past["actions"]} == {"done", "planned"}
+
+
+@pytest.mark.parametrize("content", ["none", "empty", "no tables"])
+def test_history_after_an_early_kill_has_no_passes_yet(tmp_path: Path, config: str, content: str) -> None:
+    path = tmp_path / "state" / FILE_NAME
+    if content == "empty":
+        path.touch()
+    elif content == "no tables":
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+    ended = nodeagent("history", "--config", config)
+    assert (ended.returncode, ended.stdout + ended.stderr) == (0, f"no passes yet in {tmp_path}/state\n")
+    ended = nodeagent("history", "--since", "1h", "--config", config)
+    assert (ended.returncode, ended.stdout + ended.stderr) == (0, f"no passes in {tmp_path}/state\n")
+
+
+def test_number_of_queries_does_not_depend_on_the_number_of_passes(
+    tmp_path: Path, config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statements: list[str] = []
+    connect = sqlite3.connect
+
+    def tracing(*arguments: object, **options: object) -> sqlite3.Connection:
+        connection: sqlite3.Connection = connect(*arguments, **options)  # type: ignore[call-overload]
+        connection.set_trace_callback(statements.append)
+        return connection
+
+    counts = []
+    for number in (1, 50):
+        for each in range(number):
+            removed = replace(PLANNED, item_id=f"sha256:{each}")
+            past = PastPass(f"p{each}", datetime.now(UTC), 1.0, "once", "images", "", False, "complete", "", 0, 0, 1, 1)
+            History(tmp_path / "state", writer=own_process()).begin(replace(past, actions=(removed,)))
+        statements.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(sqlite3, "connect", tracing)
+            found = json.loads(nodeagent("history", "--limit", "1000", "-o", "json", "--config", config).stdout)
+        assert len(found["passes"]) == number
+        counts.append(len(statements))
+    assert counts[0] == counts[1] > 0
+    assert not [each for each in statements if "quick_check" in each or "integrity_check" in each]
