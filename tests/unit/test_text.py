@@ -77,6 +77,24 @@ def test_json_is_printable_and_parsed_to_the_same_value(value: object) -> None:
         assert json.loads(text) == _encodable(value)
 
 
+VALUES = st.recursive(
+    ANYTHING | st.integers() | st.floats() | st.none(),
+    lambda each: st.lists(each, max_size=3) | st.dictionaries(ANYTHING, each, max_size=3),
+)
+
+
+@given(VALUES)
+def test_large_document_is_indented_like_a_small_one(value: object) -> None:
+    small = to_json(value, indent=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nodeagent.text._MAX_INDENTED_LENGTH", -1)
+        large = to_json(value, indent=2)
+    if "NaN" in small or "Infinity" in small:
+        assert escape_lines(large) == large
+    else:
+        assert large == small
+
+
 def _encodable(value: object) -> object:
     if isinstance(value, list):
         return [_encodable(each) for each in value]
