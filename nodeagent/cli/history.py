@@ -15,7 +15,7 @@ from nodeagent.cli.source import Source
 from nodeagent.cli.table import Heading, Table
 from nodeagent.clock import SystemClock
 from nodeagent.errors import UsageError
-from nodeagent.text import Cut
+from nodeagent.text import Cut, escape, fit
 from nodeagent.units import format_bytes, format_duration, parse_duration_s
 
 if TYPE_CHECKING:
@@ -126,9 +126,9 @@ def _pass_lines(past: PastPass, columns: int | None, *, wide: bool) -> Iterator[
     if past.end_detail:
         yield Line(f"  {past.end}: {past.end_detail}", "yellow")
     if past.actions:
-        name = Heading("NAME", cut=Cut.PATH, name=True, at_least=16)
+        heading = Heading("NAME", cut=Cut.PATH, name=True, at_least=16)
         message = [Heading("MESSAGE", cut=Cut.END, at_least=24)] if wide else []
-        table = Table("OUTCOME", "KIND", name, Heading("FREES", right=True), "REASON", *message)
+        table = Table("OUTCOME", "KIND", heading, Heading("FREES", right=True), "REASON", *message)
         for each in past.actions:
             frees = "" if each.frees_bytes is None else values.size_cell(each.frees_bytes)
             cells = (each.outcome, each.kind, values.short_reference(each.name), frees, each.reason.code)
@@ -140,7 +140,8 @@ def _pass_lines(past: PastPass, columns: int | None, *, wide: bool) -> Iterator[
         if each.detail:
             details.setdefault((each.outcome, each.detail), []).append(values.short_reference(each.name))
     for (outcome, detail), names in details.items():
-        of = names[0] if len(names) == 1 else f"{len(names)} items"
+        name = escape(names[0]) if columns is None else fit(escape(names[0]), columns * 2 // 3, Cut.PATH)
+        of = name if len(names) == 1 else f"{len(names)} items"
         yield Line(f"  {outcome}: {of}: {detail}", "yellow")
     eviction = raw(past).get("eviction")
     if eviction is not None:

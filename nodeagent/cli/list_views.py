@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 _NAME_CELLS: Final = 16
-_SENTENCE: Final = 24
+_SENTENCE: Final = 40
 
 
 def _verdict_style(row: Image | Container) -> str:
@@ -62,7 +62,7 @@ IMAGES: Final[ListView[Image]] = ListView(
         size("size", "SIZE", lambda row: row.size_bytes),
         size("frees", "FREES", lambda row: row.frees_bytes, mark=_bound, scope=Scope.WIDE),
         since("last-used", "LAST USED", lambda row: row.last_used, missing="never"),
-        since("first-detected", "FIRST DETECTED", lambda row: row.first_detected, scope=Scope.WIDE),
+        since("first-detected", "DETECTED", lambda row: row.first_detected, scope=Scope.WIDE),
         flag("pinned", "PINNED", lambda row: row.pinned, scope=Scope.WIDE),
         text("verdict", "VERDICT", lambda row: str(row.verdict)),
         text("reason", "REASON", lambda row: str(row.reason.code)),
@@ -171,8 +171,8 @@ HOLDS: Final[ListView[HoldFields]] = ListView(
         ),
         text("by", "BY", lambda row: row.by, cut=Cut.END),
         duration("expires", "EXPIRES IN", lambda row: row.seconds_left),
-        since("placed", "AGE", lambda row: row.placed_at),
-        text("why", "REASON", lambda row: row.why, cut=Cut.END, at_least=_SENTENCE),
+        since("placed", "AGE", lambda row: row.placed_at, scope=Scope.WIDE),
+        text("why", "REASON", lambda row: row.why, cut=Cut.END, at_least=24),
     ),
     id=lambda row: row.id,
     name=_target,

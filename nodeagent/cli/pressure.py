@@ -78,40 +78,40 @@ def pressure_view(pressure: Pressure, columns: int | None) -> Iterator[Line]:
     """Yield every signal with its nearest threshold, the conditions and the warnings.
 
     The bar and the percentage are the used share, or the stalled share of time. DISTANCE is to the threshold, negative
-    once it is exceeded. TREND is shown from the second reading on.
+    once it is exceeded. TREND is shown from the second reading on, on a narrow terminal instead of THRESHOLD.
     """
+    wide = columns is None or columns >= _WIDE
     trend = any(each.change_per_s is not None for each in pressure.signals)
-    table = Table(
-        Heading("SIGNAL", cut=Cut.MIDDLE, name=True, at_least=22),
-        "USED",
-        *(Heading(title, right=True) for title in ("AVAILABLE", "THRESHOLD", "DISTANCE")),
-        *(Heading(title, right=True) for title in ("TREND",) if trend),
-        "STATE",
-    )
-    cells_of_bar = _BAR if columns is None or columns >= _WIDE else _SHORT_BAR
+    numbers = ["AVAILABLE", *(["THRESHOLD"] if wide or not trend else []), "DISTANCE", *(["TREND"] if trend else [])]
+    signal = Heading("SIGNAL", cut=Cut.MIDDLE, name=True, at_least=22)
+    table = Table(signal, "USED", *(Heading(title, right=True) for title in numbers), "STATE")
     for each in pressure.signals:
-        known = [one for one in each.thresholds if one.distance is not None]
-        nearest = min(known, key=lambda one: one.distance or 0.0, default=None)
         exceeded = any(one.met for one in each.thresholds)
-        share = used_share(each)
-        used = f"{bar(share, cells_of_bar)} {share:>4.0%}"
-        cells = [str(each.signal), used, short_amount(each, each.available)]
-        if nearest is None or nearest.value is None or nearest.distance is None:
-            cells += ["", ""]
-        else:
-            sign = "-" if nearest.distance < 0 else ""
-            cells += [
-                f"{'>' if is_stall(each) else '<'}{short_amount(each, nearest.value)}",
-                f"{sign}{short_amount(each, abs(nearest.distance))}",
-            ]
-        cells += [_trend(each)] if trend else []
-        cells.append("exceeded" if exceeded else "ok" if each.thresholds else "")
-        table.add(*cells, style="bold red" if exceeded else "")
+        values = _numbers(each)
+        table.add(
+            str(each.signal),
+            f"{bar(used_share(each), _BAR if wide else _SHORT_BAR)} {used_share(each):>4.0%}",
+            *(values[title] for title in numbers),
+            "exceeded" if exceeded else "ok" if each.thresholds else "",
+            style="bold red" if exceeded else "",
+        )
     yield from table.lines(columns)
     conditions = ", ".join(pressure.conditions)
     yield Line(conditions or "no pressure", "bold red" if conditions else "green")
     for warning in pressure.warnings:
         yield Line(f"warning: {warning}", "yellow")
+
+
+def _numbers(signal: Signal) -> dict[str, str]:
+    """Return the cells of a signal by the titles of their columns."""
+    known = [one for one in signal.thresholds if one.value is not None and one.distance is not None]
+    cells = {"AVAILABLE": short_amount(signal, signal.available), "THRESHOLD": "", "DISTANCE": ""}
+    if known:
+        nearest = min(known, key=lambda one: one.distance or 0.0)
+        distance = nearest.distance or 0.0
+        cells["THRESHOLD"] = f"{'>' if is_stall(signal) else '<'}{short_amount(signal, nearest.value or 0.0)}"
+        cells["DISTANCE"] = f"{'-' if distance < 0 else ''}{short_amount(signal, abs(distance))}"
+    return {**cells, "TREND": _trend(signal)}
 
 
 def _trend(signal: Signal) -> str:

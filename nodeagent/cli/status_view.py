@@ -9,7 +9,7 @@ from nodeagent.cli.display import Line
 from nodeagent.cli.signal_values import amount, is_stall, used_share
 from nodeagent.cli.table import Heading, Table
 from nodeagent.cli.values import ago, size_cell
-from nodeagent.text import Cut
+from nodeagent.text import Cut, escape, fit
 from nodeagent.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ def status_view(status: Status, columns: int | None) -> Iterator[Line]:
         yield from _pass_table(status).lines(columns)
     for hold in status.holds:
         left = format_duration(hold.seconds_left)
-        yield Line(f"hold {hold.id} on {hold.target}, expires in {left}: {hold.why}", "cyan")
+        target = escape(hold.image or "all images")
+        target = target if columns is None else fit(target, columns // 2, Cut.PATH)
+        yield Line(f"hold {hold.id} on {target}, expires in {left}: {hold.why}", "cyan")
     for warning in status.warnings:
         yield Line(f"warning: {warning}", "yellow")
 

@@ -153,9 +153,24 @@ class Node:
         return [each for each in lines if each["event"] == event]
 
 
+def _small_node(root: Path) -> SimNode:
+    sim = SimNode()
+    sim.root_path = str(root)
+    sim.add_image(IMAGE, layers=[Layer("base", 1 << 20)])
+    sandbox = sim.add_pod("web")
+    for number in range(2):
+        sim.add_container(sandbox, "app", IMAGE, state=ContainerState.EXITED, age_s=3600 + number)
+    return sim
+
+
 @asynccontextmanager
 async def serving(
-    tmp_path: Path, *, max_per_pod_container: int = 0, simulated_peers: bool = True, head: str = ""
+    tmp_path: Path,
+    *,
+    max_per_pod_container: int = 0,
+    simulated_peers: bool = True,
+    head: str = "",
+    sim: SimNode | None = None,
 ) -> AsyncIterator[Node]:
     """Serve the control API; its socket is removed at the end.
 
@@ -164,6 +179,7 @@ async def serving(
         max_per_pod_container: number of dead containers to keep of each container; the node has two.
         simulated_peers: whether the caller is ``Node.peer``, not the peer reported by the kernel.
         head: first lines of the configuration.
+        sim: node with the items of a test; a node with two dead containers of one pod by default.
     """
     directory = Path(tempfile.mkdtemp(dir=tmp_path.parent if simulated_peers else None, prefix="c"))
     config = tmp_path / "config.toml"
@@ -180,12 +196,7 @@ async def serving(
     made = checked(Origin(config))
     made = replace(made, control=replace(made.control, group=GROUP_NAME))
     context = DaemonContext(made, logger, clock, LoopStatuses(clock), PassLock(clock))
-    sim = SimNode()
-    sim.root_path = str(tmp_path)
-    sim.add_image(IMAGE, layers=[Layer("base", 1 << 20)])
-    sandbox = sim.add_pod("web")
-    for number in range(2):
-        sim.add_container(sandbox, "app", IMAGE, state=ContainerState.EXITED, age_s=3600 + number)
+    sim = _small_node(tmp_path) if sim is None else sim
     node = Node(context, sim, directory / "control.sock", stream, config)
     group = GROUP if simulated_peers else MEMBERS_GROUP
 

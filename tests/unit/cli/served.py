@@ -1,0 +1,61 @@
+"""A simulated node with its daemon, served by another thread: commands run in the thread of the test."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from unittest import mock
+
+from nodeagent.sim.filesystem import SimFilesystem
+from tests.unit.control_node import Node, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from nodeagent.sim.node import SimNode
+
+
+@contextmanager
+def served_in_thread(tmp_path: Path, sim: SimNode) -> Iterator[Node]:
+    """Yield the node while its runtime and its control API are served; its filesystem is the simulated one."""
+    ready = threading.Event()
+    served: list[Node] = []
+    loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+    failures: list[BaseException] = []
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        async with serving(tmp_path, sim=sim) as node:
+            served.append(node)
+            loops.append((asyncio.get_running_loop(), stop))
+            ready.set()
+            await stop.wait()
+
+    def run() -> None:
+        try:
+            asyncio.run(serve())
+        except BaseException as error:  # noqa: BLE001 - raised in the thread of the test
+            failures.append(error)
+        finally:
+            ready.set()
+
+    read = SimFilesystem(sim).read_filesystem
+    with (
+        mock.patch("nodeagent.act.agent.read_filesystem", read),
+        mock.patch("nodeagent.daemon.status.read_filesystem", read),
+    ):
+        thread = threading.Thread(target=run)
+        thread.start()
+        ready.wait()
+        try:
+            if served:
+                yield served[0]
+        finally:
+            for loop, stop in loops:
+                loop.call_soon_threadsafe(stop.set)
+            thread.join()
+    if failures:
+        raise failures[0]

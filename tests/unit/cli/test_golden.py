@@ -1,0 +1,219 @@
+"""Outputs of commands on terminals of 80, 120 and 200 columns and in a pipe, against stored ones.
+
+``NODEAGENT_TEST_UPDATE_GOLDEN=1`` writes the stored outputs anew; the difference is to be read before it is committed.
+The outputs are those of a node with the names of a production cluster, without colour.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from nodeagent.api.light import view
+from nodeagent.cli import control_client
+from nodeagent.cli.pressure import pressure_view
+from nodeagent.cli.status_view import status_view, top_view
+from nodeagent.store.history import History, PastAction, PastPass, Retention
+from nodeagent.text import display_width, escape
+from tests.support.crowded import TAGGED, crowded_node
+from tests.support.terminal import Shown, in_pipe, on_terminal
+from tests.unit.cli.served import served_in_thread
+from tests.unit.control_node import MEMBER, ROOT, STRANGER, Node
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from nodeagent.cli.display import Line
+
+GOLDEN: Final = Path(__file__).parents[2] / "data" / "golden"
+WIDTHS: Final = (80, 120, 200, None)
+LISTS: Final = {
+    "images": 7,
+    "images-wide": 7,
+    "containers": 8,
+    "containers-wide": 8,
+    "pods": 4,
+    "hold list": 3,
+}
+"""Commands by the number of lines: a heading, and one per object."""
+COMMANDS: Final = {
+    **{name: (*name.removesuffix("-wide").split(), *(["-o", "wide"] if "wide" in name else [])) for name in LISTS},
+    "images-name": ("images", "-o", "name"),
+    "images-quiet": ("images", "-q"),
+    "images-removed": ("images", "--filter", "verdict!=remove", "--filter", "name=*payments*", "--sort-by", "-size"),
+    "containers-dead": ("containers", "--filter", "state=exited", "--no-headers"),
+    "history": ("history", "--all"),
+    "history-wide": ("history", "--all", "-o", "wide"),
+    "history-details": ("history", "--limit", "2", "--details"),
+    "gc all": ("gc", "all", "--dry-run"),
+    "gc images": ("gc", "images", "--dry-run", "--kept", "--high", "2", "--low", "1", "--minimum-age", "0s"),
+    "gc images-wide": ("gc", "images", "--dry-run", "--high", "2", "--low", "1", "--minimum-age", "0s", "-o", "wide"),
+}
+VOLATILE: Final[tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]] = (
+    (re.compile(r"unix:///\S+/cri\.sock"), "unix:///run/containerd/containerd.sock"),
+    (re.compile(r"until \d{4}-\d\d-\d\dT[0-9:]+Z"), "until 2026-03-04T12:00:00Z"),
+    (re.compile(r"last activity \S+ ago"), "last activity 20m ago"),
+    (re.compile(r"(?<= )\d{1,2}s +(?=keep|remove)"), lambda found: "0s".ljust(len(found[0]))),
+    (re.compile(r"/tmp/g\S+"), "/var/lib/containerd"),
+)
+"""Text of the machine and the time of the test, replaced."""
+
+
+RETENTION: Final = Retention(timedelta(days=3650), 1 << 24)
+PASS: Final = PastPass(
+    id="",
+    started_at=datetime.now(UTC) - timedelta(days=3, minutes=30),
+    duration_s=12.5,
+    trigger="interval",
+    scope="images",
+    plan_id="",
+    dry_run=False,
+    result="complete",
+    detail="",
+    predicted_bytes=5 << 30,
+    freed_bytes=5_300_000_000,
+    percent_before=91,
+    percent_after=79,
+    actions=tuple(
+        PastAction(
+            "image",
+            f"sha256:{number:064x}",
+            f"{TAGGED}:2026.01.{number:02}-1200-{number:02}ab34cd",
+            (),
+            "failed" if number == 3 else "done",
+            "image is in use by a container created since" if number == 3 else "",
+            "least-recently-used",
+            "least recently used; imagefs is 91% full, target 80%",
+            number << 28,
+            0.2,
+        )
+        for number in range(1, 5)
+    ),
+)
+PASSES: Final = (
+    PASS,
+    replace(PASS, trigger="eviction", scope="pods", actions=(), result="nothing-to-do", freed_bytes=None),
+    replace(
+        PASS,
+        scope="containers",
+        dry_run=True,
+        freed_bytes=None,
+        actions=tuple(replace(each, outcome="dry-run") for each in PASS.actions),
+    ),
+    replace(PASS, result="shortfall", detail="21.4 GiB short of the low threshold: 12 in-use-by-container, 3 pinned"),
+)
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    with (
+        tempfile.TemporaryDirectory(prefix="g", dir="/tmp") as name,  # a path of the same length in every run
+        served_in_thread(Path(name), crowded_node(Path(name))) as served,
+    ):
+        directory = Path(name) / "state"
+        for number, past in enumerate(PASSES):
+            History(directory).add(replace(past, id=f"20260301T12000{number}Z-0a1b2c"), RETENTION)
+        for image, why in ((f"{TAGGED}:*", "rollback of the settlement migration until Thursday"), ("--all", "audit")):
+            assert (
+                in_pipe("hold", "add", image, "--for", "3d59m", "--why", why, "--config", str(served.config)).code == 0
+            )
+        yield served
+
+
+@pytest.fixture(autouse=True)
+def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+def shown(columns: int | None, *arguments: str) -> Shown:
+    return in_pipe(*arguments) if columns is None else on_terminal(columns, *arguments)
+
+
+def compare(name: str, columns: int | None, text: str) -> None:
+    """Compare an output with the stored one."""
+    for pattern, replacement in VOLATILE:
+        text = pattern.sub(replacement, text)
+    path = GOLDEN / f"{name.replace(' ', '-')}-{columns or 'pipe'}.txt"
+    if os.environ.get("NODEAGENT_TEST_UPDATE_GOLDEN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text(), f"{path} differs; NODEAGENT_TEST_UPDATE_GOLDEN=1 writes it anew"
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_output_is_the_stored_one(node: Node, name: str, columns: int | None) -> None:
+    ended = shown(columns, *COMMANDS[name], "--config", str(node.config))
+    assert (ended.code in (0, 3), ended.err) == (True, "")
+    lines = ended.out.splitlines()
+    assert [escape(line) for line in lines] == lines
+    assert columns is None or name == "images-name" or max(map(display_width, lines)) <= columns
+    if name in LISTS:
+        assert len(lines) == LISTS[name]
+    compare(name, columns, ended.out)
+
+
+@pytest.mark.parametrize("name", sorted(LISTS))
+def test_member_and_root_get_the_same_output_from_the_daemon_as_root_from_the_node(
+    node: Node, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_client, "find_socket", lambda _: str(node.path))
+    for peer, uid in ((ROOT, 0), (MEMBER, 4711)):
+        node.peer[0] = peer
+        monkeypatch.setattr("os.geteuid", lambda uid=uid: uid)
+        ended = shown(80, *COMMANDS[name])
+        assert (ended.code, ended.err) == (0, "")
+        compare(name, 80, ended.out)
+
+
+@pytest.mark.parametrize("name", [*sorted(LISTS), "history", "gc all"])
+def test_stranger_gets_one_line_on_standard_error(node: Node, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_client, "find_socket", lambda _: str(node.path))
+    monkeypatch.setattr("os.geteuid", lambda: 4712)
+    node.peer[0] = STRANGER
+    ended = shown(80, *COMMANDS[name])
+    assert (ended.code, ended.out, ended.err.count("\n")) == (1, "", 1)
+    compare(f"stranger-{name}", None, ended.err)
+
+
+def test_every_reference_is_found_in_a_pipe(node: Node) -> None:
+    lines = in_pipe("images", "--config", str(node.config)).out.splitlines()
+    for day in range(1, 21):
+        reference = f"{TAGGED}:2026.02.{day:02}-1200-{day:02}ab34cd"
+        assert len([line for line in lines if reference in line]) == 1
+
+
+def test_colours_are_on_a_terminal_only(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "xterm")
+    arguments = ("containers", "--config", str(node.config))
+    coloured = on_terminal(120, *arguments).out
+    assert "\x1b[31m" in coloured
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == (GOLDEN / "containers-120.txt").read_text()
+    assert "\x1b" not in in_pipe(*arguments).out
+
+
+DOCUMENTS: Final = GOLDEN.with_name("documents")
+SCREENS: Final[dict[str, Callable[..., Iterable[Line]]]] = {
+    "status": status_view,
+    "top": top_view,
+    "pressure": pressure_view,
+}
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+@pytest.mark.parametrize("name", SCREENS)
+def test_screen_of_a_document_is_the_stored_one(name: str, columns: int | None) -> None:
+    lines = SCREENS[name](view(json.loads((DOCUMENTS / f"{name}.json").read_text())), columns)
+    parts = [part.text for line in lines for part in (line.wrapped(columns) if columns else [line])]
+    assert columns is None or max(map(display_width, parts)) <= columns
+    compare(name, columns, "\n".join((*parts, "")))
