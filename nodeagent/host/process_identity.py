@@ -34,12 +34,23 @@ def is_running(process: ProcessIdentity, root: Path = _ROOT) -> bool:
     try:
         state, started_ticks = _read_stat(root, process.pid)
     except (FileNotFoundError, ProcessLookupError):
-        return False
+        return _exists(process.pid)
     except OSError:
         return True
     if state in _ENDED:
         return False
     return not (process.started_ticks and started_ticks) or process.started_ticks == started_ticks
+
+
+def _exists(pid: int) -> bool:
+    """Return whether a process exists, also one that is hidden in ``/proc``. Source: proc(5), ``hidepid``; kill(2)."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _read_stat(root: Path, pid: int) -> tuple[str, int]:

@@ -171,6 +171,11 @@ def test_unreadable_process_counts_as_running(tmp_path: Path) -> None:
     assert own_process(tmp_path).started_ticks == 0
 
 
+def test_process_hidden_in_proc_counts_as_running(tmp_path: Path) -> None:
+    assert is_running(SELF, tmp_path)
+    assert not is_running(replace(SELF, pid=2**22 + 1), tmp_path)
+
+
 def test_zombie_counts_as_ended() -> None:
     pid = os.fork()
     if not pid:
