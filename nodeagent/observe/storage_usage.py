@@ -80,8 +80,9 @@ def _walk(measured: MeasuredUsage, filesystem: FsObservation, pod_log_root: Path
         measured.unreferenced,
         measured.writable_bytes,
         _to_walk(logs) if logs is not None else None,
-        tuple(map(_to_walk, volumes)),
+        tuple(_to_walk(part) for tree in volumes for part in tree.without_large_files()),
         tuple(map(_to_walk, largest)),
+        tuple(Walk(path, size_bytes) for size_bytes, path in logs.files) if logs is not None else (),
     )
 
 

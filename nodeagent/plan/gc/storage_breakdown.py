@@ -52,8 +52,9 @@ class MeasuredUsage:
         unreferenced: unreferenced blobs and snapshots.
         writable_bytes: container id to the size of its writable layer.
         logs: the pod log root; ``None`` if on another filesystem.
-        volumes: pod volume directories on this filesystem.
-        largest: the largest other directories on this filesystem.
+        volumes: pod volume directories on this filesystem, and large files in them.
+        largest: the largest other directories and files on this filesystem.
+        log_files: the largest files in the pod log root.
     """
 
     unreferenced: Sequence[UnreferencedPiece] = ()
@@ -61,6 +62,7 @@ class MeasuredUsage:
     logs: Walk | None = None
     volumes: Sequence[Walk] = ()
     largest: Sequence[Walk] = ()
+    log_files: Sequence[Walk] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,8 @@ def break_down(snapshot: NodeSnapshot, filesystem: FsObservation, measured: Meas
     shares.append(Share(Part.NOT_HELD, unreferenced_bytes, _largest(members)))
     shares += _writable_shares(snapshot, measured.writable_bytes or {})
     if measured.logs is not None:
-        shares.append(Share(Part.POD_LOGS, measured.logs.size_bytes, exact=measured.logs.complete))
+        files = _largest((each.path, each.size_bytes) for each in measured.log_files)
+        shares.append(Share(Part.POD_LOGS, measured.logs.size_bytes, files, exact=measured.logs.complete))
     if measured.volumes:
         shares.append(_of_walks(Part.POD_VOLUMES, measured.volumes))
     used_bytes = filesystem.capacity_bytes - filesystem.available_bytes

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodeagent.host.disk_usage import TreeReader, mount_point
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    import pytest
 
 
 def reader(path: Path, seconds: float = 60) -> TreeReader:
@@ -71,3 +72,54 @@ def test_directory_is_replaced_by_a_subdirectory_with_most_of_its_size(tmp_path:
 def test_mount_point_of_a_path_is_found(tmp_path: Path) -> None:
     assert mount_point("/") == "/"
     assert os.path.ismount(mount_point(str(tmp_path)))
+
+
+def test_single_large_files_are_returned_beside_the_rest_of_their_directory(tmp_path: Path) -> None:
+    fill(tmp_path / "core.1234", 4 << 20)
+    fill(tmp_path / "opt/dump", 8 << 20)
+    fill(tmp_path / "opt/other", 2 << 20)
+    fill(tmp_path / "srv/many/a", 1_500_000)
+    for number in range(9):
+        fill(tmp_path / f"srv/many/{number}", 1_000_000)
+    found = reader(tmp_path).largest(str(tmp_path), (), 10)
+    names = [each.path.removeprefix(f"{tmp_path}/") for each in found]
+    assert names == ["srv/many", "opt/dump", "core.1234", "opt"]
+    assert found[3].size_bytes < 3 << 20, "the file is not counted twice"
+
+
+def test_number_of_files_is_bounded_and_largest_come_first(tmp_path: Path) -> None:
+    for number in range(6):
+        fill(tmp_path / f"d/{number}", (1 << 20) * (number + 1))
+    tree = reader(tmp_path).measure(str(tmp_path / "d"))
+    assert [path.rpartition("/")[2] for _, path in tree.files] == ["5", "4", "3"]
+
+
+def test_directory_that_becomes_a_symlink_during_the_walk_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path / "outside/big", 2_000_000)
+    (tmp_path / "tree/sub").mkdir(parents=True)
+    opening = os.open
+
+    def swap(path: str, flags: int, *, dir_fd: int | None = None) -> int:
+        if path == "sub":
+            (tmp_path / "tree/sub").rmdir()
+            (tmp_path / "tree/sub").symlink_to(tmp_path / "outside")
+        return opening(path, flags, dir_fd=dir_fd)
+
+    monkeypatch.setattr("nodeagent.host.disk_usage.os.open", swap)
+    tree = reader(tmp_path).measure(str(tmp_path / "tree"))
+    assert (tree.size_bytes < 100_000, tree.complete) == (True, False)
+
+
+def test_tree_deeper_than_the_limit_is_incomplete_and_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    top = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(300):
+        os.mkdir("d", dir_fd=top)
+        below = os.open("d", os.O_RDONLY, dir_fd=top)
+        os.close(top)
+        top = below
+    os.close(top)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    assert not reader(tmp_path).measure(str(tmp_path)).complete
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
