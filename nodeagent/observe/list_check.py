@@ -59,7 +59,7 @@ class RuntimeReader(Protocol):
     async def image_status(self, reference: str) -> Image | None:
         """Return one image; ``None`` if it does not exist."""
 
-    async def list_container_stats(self) -> tuple[ContainerUsage, ...]:
+    async def list_container_stats(self, only: Collection[str] | None = None, /) -> tuple[ContainerUsage, ...]:
         """Return the usage of running containers."""
 
 

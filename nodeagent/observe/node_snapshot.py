@@ -22,6 +22,7 @@ from nodeagent.errors import (
 )
 from nodeagent.host import podlogs
 from nodeagent.model import ContainerState, NodeSnapshot
+from nodeagent.observe.dead_layers import DeadLayers
 from nodeagent.observe.list_check import CONFIRM_S, ListCheck
 from nodeagent.observe.log_trees import LogTreeReadings
 from nodeagent.plan.gc.image_users import images_in_use
@@ -139,8 +140,10 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
         self._read_role = read_role
         self._booted_at = booted_at
         self._log_trees = LogTreeReadings(settings.pod_log_root, clock)
+        self._dead_layers = DeadLayers(cri)
         self._details: dict[str, Container] = {}
         self._sandbox_details: dict[str, Sandbox] = {}
+        self._filled_sandboxes: dict[str, tuple[Sandbox, Sandbox]] = {}
         self._slots = asyncio.Semaphore(_CONCURRENCY)
         self._lists = ListCheck(cri, find_running, self._list_stored, confirm_s=settings.confirm_s)
         self.list_problem = ""
@@ -174,7 +177,7 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
         sandboxes, unread = await self._with_sandbox_images(lists.sandboxes, stored or (), scope)
         containers = await self._with_details(lists.containers, sandboxes, info, scope)
         containers += unlisted_containers(stored or (), containers, sandboxes)
-        writable = await self._writable_bytes(containers, scope, warnings)
+        writable = await self._dead_layers.read(containers, warnings) if scope is not Scope.IMAGES else {}
         directories = await self._log_trees.read(directories, sandboxes)
         role = await self._read_role()  # read last, since a kubelet may have started during the observation
         snapshot = NodeSnapshot(
@@ -237,13 +240,17 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
                     unread.add(sandbox_id)
 
         await asyncio.gather(*(read(sandbox_id) for sandbox_id in sorted(listed - known.keys())))
-        filled = tuple(
-            replace(sandbox, image=known[sandbox.id].image, log_directory=known[sandbox.id].log_directory)
-            if sandbox.id in known
-            else sandbox
-            for sandbox in sandboxes
-        )
-        return filled, frozenset(unread)
+        before, filled = self._filled_sandboxes, {}
+        for sandbox in sandboxes:
+            details = known.get(sandbox.id)
+            earlier = before.get(sandbox.id)
+            if earlier is not None and earlier[0] is sandbox:  # unchanged since the previous listing
+                filled[sandbox.id] = earlier
+            elif details is not None:
+                complete = replace(sandbox, image=details.image, log_directory=details.log_directory)
+                filled[sandbox.id] = sandbox, complete
+        self._filled_sandboxes = filled
+        return tuple(filled.get(each.id, (each, each))[1] for each in sandboxes), frozenset(unread)
 
     async def _list_stored(self) -> tuple[StoredContainer, ...] | None:
         """Return containerd's own records of containers; ``None`` on other runtimes."""
@@ -286,27 +293,6 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
 
         await asyncio.gather(*(read(container.id) for container in containers if must_read(container)))
         return tuple(_merged(container, known.get(container.id)) for container in containers)
-
-    async def _writable_bytes(
-        self, containers: Sequence[Container], scope: Scope, warnings: list[str]
-    ) -> dict[str, int]:
-        """Return the size of the writable layers of dead containers, where reported.
-
-        Source: CRI ``ContainerStats.writable_layer``; containerd omits containers that are not running.
-        """
-        dead = {each.id for each in containers if each.state is not ContainerState.RUNNING}
-        if scope is Scope.IMAGES or not dead:
-            return {}
-        try:
-            stats = await self._cri.list_container_stats()
-        except RuntimeRequestError as error:
-            warnings.append(f"size of writable layers unknown: {error}")
-            return {}
-        return {
-            each.container_id: each.writable_bytes
-            for each in stats
-            if each.container_id in dead and each.writable_bytes is not None
-        }
 
     async def _with_images(
         self, snapshot: NodeSnapshot, status: RuntimeStatus, warnings: list[str], observed_s: float

@@ -36,10 +36,13 @@ Response = TypeVar("Response", bound=Message)
 READ_DEADLINE_S = 10.0
 KNOWN_SOCKETS = ("run/containerd/containerd.sock", "run/k3s/containerd/containerd.sock", "run/crio/crio.sock")
 
+MAX_ANSWER_BYTES = 256 << 20
+"""Largest message of the runtime; the list of 20,000 containers with 4 KiB of labels each has 90 MiB."""
+
 # By default grpc sends the percent-encoded path as authority, which some servers reject.
 _OPTIONS = (
     ("grpc.default_authority", "localhost"),
-    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 2000),

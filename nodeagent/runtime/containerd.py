@@ -34,6 +34,7 @@ from nodeagent.runtime.containerd_records import (
     decode_snapshot,
     decode_stored_image,
 )
+from nodeagent.runtime.long_lists import LongList
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -140,6 +141,13 @@ _CONTAINERS = Method(
     "containers.List",
     _LIST_S,
 )
+_CONTAINERS_STREAMED = Method(
+    _SERVICES + "containers.v1.Containers/ListStream",
+    containers_pb2.ListContainersRequest,
+    containers_pb2.ListContainersResponse,
+    "containers.ListStream",
+    _LIST_S,
+)
 _LEASES = Method(_SERVICES + "leases.v1.Leases/List", leases_pb2.ListRequest, leases_pb2.ListResponse, "leases.List")
 _LEASE_RESOURCES = Method(
     _SERVICES + "leases.v1.Leases/ListResources",
@@ -175,6 +183,7 @@ class ContainerdClient:
     def __init__(self, connection: RuntimeConnection, namespace: str = NAMESPACE) -> None:
         self._connection = connection
         self.namespace = namespace
+        self._containers = LongList(connection, _CONTAINERS, _CONTAINERS_STREAMED)
 
     async def list_namespaces(self) -> tuple[str, ...]:
         """Return the names of all namespaces."""
@@ -313,13 +322,13 @@ class ContainerdClient:
 
     async def list_containers(self) -> tuple[StoredContainer, ...]:
         """Return every container record, including records of sandboxes."""
-        got = await self._connection.unary(
-            _CONTAINERS, containers_pb2.ListContainersRequest(), metadata=self._metadata()
-        )
-        return tuple(
-            StoredContainer(each.id, each.image, each.snapshotter, each.snapshot_key, dict(each.labels))
-            for each in got.containers
-        )
+        found: list[StoredContainer] = []
+        async for part in self._containers.read(containers_pb2.ListContainersRequest(), metadata=self._metadata()):
+            found += [
+                StoredContainer(each.id, each.image, each.snapshotter, each.snapshot_key, dict(each.labels))
+                for each in part.containers
+            ]
+        return tuple(found)
 
     async def list_leases(self) -> tuple[Lease, ...]:
         """Return every lease, including expired ones."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent._proto.runtime.v1 import api_pb2 as api
 from nodeagent.errors import RuntimeNotFoundError
-from nodeagent.model import RuntimeInfo
+from nodeagent.model import Container, Image, RuntimeInfo, Sandbox
 from nodeagent.runtime.connection import Method
 from nodeagent.runtime.cri_messages import (
     ImageFsInfo,
@@ -16,27 +16,37 @@ from nodeagent.runtime.cri_messages import (
     decode_container_usage,
     decode_filesystem,
     decode_image,
-    decode_images,
-    decode_sandbox,
+    decode_listed_sandbox,
     decode_sandbox_details,
     decode_status,
+    merge_images,
 )
+from nodeagent.runtime.long_lists import DecodeCache, LongList
 
 if TYPE_CHECKING:
-    from nodeagent.model import Container, Image, Sandbox
+    from collections.abc import Collection
+
     from nodeagent.runtime.connection import RuntimeConnection
     from nodeagent.runtime.cri_messages import ContainerDetails, ContainerUsage, RuntimeStatus, SandboxDetails
 
 _RUNTIME = "/runtime.v1.RuntimeService/"
 _IMAGE = "/runtime.v1.ImageService/"
 _STATS_S = 30.0
+_LIST_S = 30.0
 _CHANGE_S = 120.0
 _STOP_MARGIN_S = 30.0
 
 _VERSION = Method(_RUNTIME + "Version", api.VersionRequest, api.VersionResponse, "Version")
 _STATUS = Method(_RUNTIME + "Status", api.StatusRequest, api.StatusResponse, "Status")
 _LIST_SANDBOXES = Method(
-    _RUNTIME + "ListPodSandbox", api.ListPodSandboxRequest, api.ListPodSandboxResponse, "ListPodSandbox"
+    _RUNTIME + "ListPodSandbox", api.ListPodSandboxRequest, api.ListPodSandboxResponse, "ListPodSandbox", _LIST_S
+)
+_STREAM_SANDBOXES = Method(
+    _RUNTIME + "StreamPodSandboxes",
+    api.ListPodSandboxRequest,
+    api.ListPodSandboxResponse,
+    "StreamPodSandboxes",
+    _LIST_S,
 )
 _SANDBOX_STATUS = Method(
     _RUNTIME + "PodSandboxStatus", api.PodSandboxStatusRequest, api.PodSandboxStatusResponse, "PodSandboxStatus"
@@ -58,7 +68,10 @@ _REMOVE_SANDBOX = Method(
     changes=True,
 )
 _LIST_CONTAINERS = Method(
-    _RUNTIME + "ListContainers", api.ListContainersRequest, api.ListContainersResponse, "ListContainers"
+    _RUNTIME + "ListContainers", api.ListContainersRequest, api.ListContainersResponse, "ListContainers", _LIST_S
+)
+_STREAM_CONTAINERS = Method(
+    _RUNTIME + "StreamContainers", api.ListContainersRequest, api.ListContainersResponse, "StreamContainers", _LIST_S
 )
 _CONTAINER_STATUS = Method(
     _RUNTIME + "ContainerStatus", api.ContainerStatusRequest, api.ContainerStatusResponse, "ContainerStatus"
@@ -86,7 +99,8 @@ _CONTAINER_STATS = Method(
     "ListContainerStats",
     _STATS_S,
 )
-_LIST_IMAGES = Method(_IMAGE + "ListImages", api.ListImagesRequest, api.ListImagesResponse, "ListImages")
+_LIST_IMAGES = Method(_IMAGE + "ListImages", api.ListImagesRequest, api.ListImagesResponse, "ListImages", _LIST_S)
+_STREAM_IMAGES = Method(_IMAGE + "StreamImages", api.ListImagesRequest, api.ListImagesResponse, "StreamImages", _LIST_S)
 _IMAGE_STATUS = Method(_IMAGE + "ImageStatus", api.ImageStatusRequest, api.ImageStatusResponse, "ImageStatus")
 _FS_INFO = Method(_IMAGE + "ImageFsInfo", api.ImageFsInfoRequest, api.ImageFsInfoResponse, "ImageFsInfo")
 _REMOVE_IMAGE = Method(
@@ -102,6 +116,12 @@ class CriClient:
 
     def __init__(self, connection: RuntimeConnection) -> None:
         self._connection = connection
+        self._images = LongList(connection, _LIST_IMAGES, _STREAM_IMAGES)
+        self._sandboxes = LongList(connection, _LIST_SANDBOXES, _STREAM_SANDBOXES)
+        self._containers = LongList(connection, _LIST_CONTAINERS, _STREAM_CONTAINERS)
+        self._decoded_images = DecodeCache(decode_image)
+        self._decoded_sandboxes = DecodeCache(decode_listed_sandbox)
+        self._decoded_containers = DecodeCache(decode_container)
 
     async def version(self) -> RuntimeInfo:
         """Return the runtime's name and version. Source: CRI ``VersionResponse``."""
@@ -114,8 +134,10 @@ class CriClient:
 
     async def list_images(self) -> tuple[Image, ...]:
         """Return all images in the runtime's order, one per id."""
-        got = await self._connection.unary(_LIST_IMAGES, api.ListImagesRequest())
-        return decode_images(got.images)
+        decode, found = self._decoded_images.start(), list[Image]()
+        async for part in self._images.read(api.ListImagesRequest()):
+            found += decode(part.images)
+        return merge_images(found)
 
     async def image_status(self, reference: str) -> Image | None:
         """Return the image of a reference or id; ``None`` if absent."""
@@ -144,8 +166,10 @@ class CriClient:
 
     async def list_sandboxes(self) -> tuple[Sandbox, ...]:
         """Return all sandboxes in the runtime's order, without their own images."""
-        got = await self._connection.unary(_LIST_SANDBOXES, api.ListPodSandboxRequest())
-        return tuple(map(decode_sandbox, got.items))
+        decode, found = self._decoded_sandboxes.start(), list[Sandbox]()
+        async for part in self._sandboxes.read(api.ListPodSandboxRequest()):
+            found += decode(part.items)
+        return tuple(found)
 
     async def sandbox_status(self, sandbox_id: str) -> Sandbox:
         """Return one sandbox with its own image and log directory where reported."""
@@ -174,8 +198,10 @@ class CriClient:
 
     async def list_containers(self) -> tuple[Container, ...]:
         """Return all containers in any state, in the runtime's order, without the fields of their status."""
-        got = await self._connection.unary(_LIST_CONTAINERS, api.ListContainersRequest())
-        return tuple(map(decode_container, got.containers))
+        decode, found = self._decoded_containers.start(), list[Container]()
+        async for part in self._containers.read(api.ListContainersRequest()):
+            found += decode(part.containers)
+        return tuple(found)
 
     async def container_status(self, container_id: str) -> Container:
         """Return one container with its finish time, log path and mounted images.
@@ -228,7 +254,10 @@ class CriClient:
         except RuntimeNotFoundError:
             return
 
-    async def list_container_stats(self) -> tuple[ContainerUsage, ...]:
-        """Return the usage of containers; some runtimes omit containers that are not running."""
+    async def list_container_stats(self, only: Collection[str] | None = None) -> tuple[ContainerUsage, ...]:
+        """Return the usage of containers; some runtimes omit containers that are not running.
+
+        ``only`` restricts the result to these ids; ``None`` for all.
+        """
         got = await self._connection.unary(_CONTAINER_STATS, api.ListContainerStatsRequest())
-        return tuple(map(decode_container_usage, got.stats))
+        return tuple(decode_container_usage(each) for each in got.stats if only is None or each.attributes.id in only)

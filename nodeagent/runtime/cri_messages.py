@@ -135,11 +135,10 @@ def decode_status(message: api.StatusResponse) -> RuntimeStatus:
     )
 
 
-def decode_images(messages: Iterable[api.Image]) -> tuple[Image, ...]:
+def merge_images(listed: Iterable[Image]) -> tuple[Image, ...]:
     """Return the images in the runtime's order, one per id; names of repeated entries are merged."""
     images: dict[str, Image] = {}
-    for message in messages:
-        image = decode_image(message)
+    for image in listed:
         known = images.get(image.id)
         images[image.id] = image if known is None else _merge(known, image)
     return tuple(images.values())
@@ -181,6 +180,11 @@ def decode_sandbox(message: api.PodSandbox | api.PodSandboxStatus) -> Sandbox:
         annotations=dict(message.annotations),
         runtime_handler=message.runtime_handler,
     )
+
+
+def decode_listed_sandbox(message: api.PodSandbox) -> Sandbox:
+    """Return a sandbox of the list."""
+    return decode_sandbox(message)
 
 
 def decode_sandbox_details(message: api.PodSandboxStatusResponse) -> SandboxDetails:

@@ -16,6 +16,7 @@ from nodeagent._proto.containerd.services.leases.v1 import leases_pb2
 from nodeagent._proto.containerd.services.namespaces.v1 import namespaces_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent._proto.containerd.types import descriptor_pb2
+from nodeagent.sim.cri import in_parts
 from nodeagent.sim.messages import nanoseconds
 from nodeagent.sim.store import (
     NAMESPACE,
@@ -84,7 +85,10 @@ class ContainerdServices:
                 "AddResource": self.add_resource,
                 "ListResources": self.list_resources,
             },
-            "containerd.services.containers.v1.Containers": {"List": self.list_containers},
+            "containerd.services.containers.v1.Containers": {
+                "List": self.list_containers,
+                "ListStream": in_parts(self.list_containers, containers_pb2.ListContainersResponse, "containers"),
+            },
         }
 
     def list_namespaces(

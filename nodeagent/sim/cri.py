@@ -10,12 +10,17 @@ from nodeagent.sim.messages import Memo, Messages, nanoseconds
 from nodeagent.sim.store import SNAPSHOTTER, RefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from datetime import datetime
+
+    from google.protobuf.message import Message
 
     from nodeagent.sim.node import SimNode
     from nodeagent.sim.profiles import Profile
     from nodeagent.sim.workload import SimContainer, SimImage, SimSandbox
+
+PART_ITEMS: Final = 5000
+"""Items in a part of a streamed list. Source: containerd ``defaultStreamBatchSize``."""
 
 _RUNTIME_TYPE: Final = "io.containerd.runc.v2"
 
@@ -283,9 +288,13 @@ class ImageService:
         self._node.remove_image(image_id)
 
 
-def runtime_methods(service: RuntimeService) -> dict[str, Callable[..., object]]:
+def runtime_methods(service: RuntimeService, *, streams: bool) -> dict[str, Callable[..., object]]:
     """Return the methods of the runtime service by RPC name."""
-    return {
+    streamed: dict[str, Callable[..., object]] = {
+        "StreamPodSandboxes": in_parts(service.list_sandboxes, api.ListPodSandboxResponse, "items"),
+        "StreamContainers": in_parts(service.list_containers, api.ListContainersResponse, "containers"),
+    }
+    return (streamed if streams else {}) | {
         "Version": service.version,
         "Status": service.status,
         "ListPodSandbox": service.list_sandboxes,
@@ -300,14 +309,30 @@ def runtime_methods(service: RuntimeService) -> dict[str, Callable[..., object]]
     }
 
 
-def image_methods(service: ImageService) -> dict[str, Callable[..., object]]:
+def image_methods(service: ImageService, *, streams: bool) -> dict[str, Callable[..., object]]:
     """Return the methods of the image service by RPC name."""
-    return {
+    streamed: dict[str, Callable[..., object]] = {
+        "StreamImages": in_parts(service.list_images, api.ListImagesResponse, "images")
+    }
+    return (streamed if streams else {}) | {
         "ListImages": service.list_images,
         "ImageStatus": service.image_status,
         "ImageFsInfo": service.fs_info,
         "RemoveImage": service.remove_image,
     }
+
+
+def in_parts(
+    listed: Callable[..., Message], part: Callable[..., Message], field: str
+) -> Callable[..., Iterator[Message]]:
+    """Return a method that streams the items of a list method, ``PART_ITEMS`` in each part."""
+
+    def stream(*arguments: object) -> Iterator[Message]:
+        items = getattr(listed(*arguments), field)
+        for start in range(0, len(items), PART_ITEMS):
+            yield part(**{field: items[start : start + PART_ITEMS]})
+
+    return stream
 
 
 def _no_container(container_id: str) -> RefusedError:

@@ -28,6 +28,7 @@ class Profile:
         checks_delete_target: whether ``Images.Delete`` compares the target digest; containerd 2.0 and later.
         stops_missing: whether stopping a missing container or sandbox succeeds.
         sandbox_leases: whether each sandbox has an empty lease.
+        streams_lists: whether CRI also streams its lists (KEP-5825).
         containerd_api: whether the socket also serves containerd's own services.
         bare_ids: whether image ids have no ``sha256:`` prefix.
         refuses_used_images: whether the removal of an image in use fails.
@@ -45,6 +46,7 @@ class Profile:
     checks_delete_target: bool = False
     stops_missing: bool = True
     sandbox_leases: bool = False
+    streams_lists: bool = False
     containerd_api: bool = True
     bare_ids: bool = False
     refuses_used_images: bool = False

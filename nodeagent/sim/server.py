@@ -152,8 +152,10 @@ class SimServer:
         runtime = RuntimeService(self.node, self.profile, messages)
         runtime.list_containers(api_pb2.ListContainersRequest())  # called in advance, to fill the message cache
         services = {
-            f"{_CRI_PACKAGE}.RuntimeService": runtime_methods(runtime),
-            f"{_CRI_PACKAGE}.ImageService": image_methods(ImageService(self.node, self.profile, messages)),
+            f"{_CRI_PACKAGE}.RuntimeService": runtime_methods(runtime, streams=self.profile.streams_lists),
+            f"{_CRI_PACKAGE}.ImageService": image_methods(
+                ImageService(self.node, self.profile, messages), streams=self.profile.streams_lists
+            ),
         }
         if self._containerd_api:
             services |= ContainerdServices(self.node, self.profile).methods()
@@ -192,7 +194,7 @@ class SimServer:
             async with _refusals(context):
                 await self.faults.enter(call)
                 async for item in _each(run(request, context)):
-                    yield item
+                    yield self.faults.altered(call, item)
                 await self.faults.leave(call)
 
         return streamed if method.server_streaming else unary

@@ -7,6 +7,7 @@ from tests.bench import (
     bench_agent,
     bench_bulk,
     bench_history,
+    bench_large,
     bench_layers,
     bench_planner,
     bench_pods,
@@ -40,6 +41,11 @@ except SystemExit as ended:
 print("\nhistory", flush=True)
 try:
     bench_history.main()
+except SystemExit as ended:
+    print(f"exit {ended.code}")
+print("\nlarge node", flush=True)
+try:
+    bench_large.main([])
 except SystemExit as ended:
     print(f"exit {ended.code}")
 print("\nagent", flush=True)

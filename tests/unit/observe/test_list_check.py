@@ -65,7 +65,7 @@ class Runtime:
     async def image_status(self, reference: str) -> Image | None:
         return self.images.get(reference)
 
-    async def list_container_stats(self) -> tuple[ContainerUsage, ...]:
+    async def list_container_stats(self, _only: Collection[str] | None = None, /) -> tuple[ContainerUsage, ...]:
         return ()
 
     def find_running(self, known: Collection[str]) -> tuple[frozenset[str], bool]:

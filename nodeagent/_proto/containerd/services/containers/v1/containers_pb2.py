@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\nCnodeagent/_proto/containerd/services/containers/v1/containers.proto\x12!containerd.services.containers.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xbb\x02\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12H\n\x06labels\x18\x02 \x03(\x0b\x32\x38.containerd.services.containers.v1.Container.LabelsEntry\x12\r\n\x05image\x18\x03 \x01(\t\x12\x13\n\x0bsnapshotter\x18\x06 \x01(\t\x12\x14\n\x0csnapshot_key\x18\x07 \x01(\t\x12.\n\ncreated_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nupdated_at\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07sandbox\x18\x0b \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"(\n\x15ListContainersRequest\x12\x0f\n\x07\x66ilters\x18\x01 \x03(\t\"Z\n\x16ListContainersResponse\x12@\n\ncontainers\x18\x01 \x03(\x0b\x32,.containerd.services.containers.v1.Container2\x89\x01\n\nContainers\x12{\n\x04List\x12\x38.containerd.services.containers.v1.ListContainersRequest\x1a\x39.containerd.services.containers.v1.ListContainersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\nCnodeagent/_proto/containerd/services/containers/v1/containers.proto\x12!containerd.services.containers.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xbb\x02\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12H\n\x06labels\x18\x02 \x03(\x0b\x32\x38.containerd.services.containers.v1.Container.LabelsEntry\x12\r\n\x05image\x18\x03 \x01(\t\x12\x13\n\x0bsnapshotter\x18\x06 \x01(\t\x12\x14\n\x0csnapshot_key\x18\x07 \x01(\t\x12.\n\ncreated_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nupdated_at\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07sandbox\x18\x0b \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"(\n\x15ListContainersRequest\x12\x0f\n\x07\x66ilters\x18\x01 \x03(\t\"Z\n\x16ListContainersResponse\x12@\n\ncontainers\x18\x01 \x03(\x0b\x32,.containerd.services.containers.v1.Container2\x8f\x02\n\nContainers\x12{\n\x04List\x12\x38.containerd.services.containers.v1.ListContainersRequest\x1a\x39.containerd.services.containers.v1.ListContainersResponse\x12\x83\x01\n\nListStream\x12\x38.containerd.services.containers.v1.ListContainersRequest\x1a\x39.containerd.services.containers.v1.ListContainersResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,5 +43,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTCONTAINERSRESPONSE']._serialized_start=499
   _globals['_LISTCONTAINERSRESPONSE']._serialized_end=589
   _globals['_CONTAINERS']._serialized_start=592
-  _globals['_CONTAINERS']._serialized_end=729
+  _globals['_CONTAINERS']._serialized_end=863
 # @@protoc_insertion_point(module_scope)

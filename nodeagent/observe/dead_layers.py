@@ -1,0 +1,57 @@
+"""Size of the writable layers of dead containers, as reported by CRI."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from nodeagent.errors import RuntimeRequestError
+from nodeagent.model import ContainerState
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from nodeagent.model import Container
+    from nodeagent.runtime.cri_messages import ContainerUsage
+
+
+class StatsReader(Protocol):
+    """Lists the usage of containers."""
+
+    async def list_container_stats(self, only: Collection[str] | None = None, /) -> tuple[ContainerUsage, ...]:
+        """Return the usage of these containers. Raises RuntimeRequestError if the call fails."""
+
+
+class DeadLayers:
+    """Sizes of writable layers, read once per exited container, whose layer does not change.
+
+    The usage of all containers is expensive for the runtime, and most of it is of running ones. A size that is not
+    reported is read twice: containerd has none in the first seconds, and later omits containers that are not running.
+    """
+
+    def __init__(self, runtime: StatsReader) -> None:
+        self._runtime = runtime
+        self._settled: dict[str, int | None] = {}
+        self._read_once: frozenset[str] = frozenset()
+
+    async def read(self, containers: Iterable[Container], warnings: list[str]) -> dict[str, int]:
+        """Return the sizes by id, where known; add a warning if they cannot be read.
+
+        Source: CRI ``ContainerStats.writable_layer``.
+        """
+        dead = {each.id: each.state for each in containers if each.state is not ContainerState.RUNNING}
+        settled = {each: size_bytes for each, size_bytes in self._settled.items() if each in dead}
+        sizes = {each: size_bytes for each, size_bytes in settled.items() if size_bytes is not None}
+        missing = dead.keys() - settled.keys()
+        if missing:
+            try:
+                stats = await self._runtime.list_container_stats(missing)
+            except RuntimeRequestError as error:
+                warnings.append(f"size of writable layers unknown: {error}")
+                return sizes
+            found = {each.container_id: each.writable_bytes for each in stats if each.writable_bytes is not None}
+            sizes |= found
+            for each in missing:
+                if dead[each] is ContainerState.EXITED and (each in found or each in self._read_once):
+                    settled[each] = found.get(each)
+        self._settled, self._read_once = settled, frozenset(missing)
+        return sizes

@@ -1,0 +1,140 @@
+"""Lists of large nodes: streamed where an answer is too large for one message, and decoded once per unchanged item.
+
+A runtime limits the size of a message (containerd and CRI-O to 16 MiB unless configured), and newer ones stream their
+lists in parts. A part has the fields of the answer in one message, so both use the same message types. The answer in
+one message is preferred while it is small: some runtimes stream one item per message, which takes longer.
+
+Source: CRI ``StreamContainers``, ``StreamPodSandboxes``, ``StreamImages`` (KEP-5825); containerd
+``Containers.ListStream``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from google.protobuf.message import Message
+
+from nodeagent.errors import RuntimeRequestError, RuntimeUnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterable
+
+    from nodeagent.runtime.connection import Metadata, Method, RuntimeConnection
+
+Request = TypeVar("Request", bound=Message)
+Response = TypeVar("Response", bound=Message)
+Item = TypeVar("Item", bound=Message)
+Value = TypeVar("Value")
+
+STREAM_FROM_BYTES: Final = 8 << 20
+"""Size of an answer from which the next listing is streamed where the runtime offers that."""
+
+CACHED_FROM_ITEMS: Final = 1000
+"""Number of items from which the decoded values are kept for the next listing."""
+
+_TOO_LARGE: Final = "RESOURCE_EXHAUSTED"
+
+
+class LongList(Generic[Request, Response]):
+    """One list of a runtime, in one message or streamed."""
+
+    def __init__(
+        self, connection: RuntimeConnection, single: Method[Request, Response], streamed: Method[Request, Response]
+    ) -> None:
+        """Take the method that answers in one message, and the one that streams the same answer."""
+        self._connection = connection
+        self._single = single
+        self._streamed = streamed
+        self._is_large = False
+        self._offers_stream = True
+
+    async def read(self, request: Request, *, metadata: Metadata | None = None) -> AsyncGenerator[Response, None]:
+        """Yield the parts of the answer; after an error the parts so far are no list.
+
+        Raises:
+            RuntimeUnavailableError: no connection to the runtime.
+            RuntimeRequestError: the call failed; RESOURCE_EXHAUSTED if the answer exceeds the limit of a message, and
+                the runtime does not stream it.
+        """
+        if self._is_large and self._offers_stream:
+            try:
+                async for part in self._parts(request, metadata):
+                    yield part
+            except _NotOfferedError:
+                self._offers_stream = False
+            else:
+                return
+        try:
+            answer = await self._connection.unary(self._single, request, metadata=metadata)
+        except RuntimeRequestError as error:
+            if error.status != _TOO_LARGE or not self._offers_stream:
+                raise
+            too_large = error
+        else:
+            self._is_large = self._offers_stream and answer.ByteSize() >= STREAM_FROM_BYTES
+            yield answer
+            return
+        self._is_large = True
+        try:
+            async for part in self._parts(request, metadata):
+                yield part
+        except _NotOfferedError:
+            self._offers_stream = False
+            raise too_large from None
+
+    async def _parts(self, request: Request, metadata: Metadata | None) -> AsyncGenerator[Response, None]:
+        """Yield the parts of a streamed answer. Raises _NotOfferedError before the first part."""
+        is_first = True
+        stream = self._connection.stream(self._streamed, request, metadata=metadata)
+        try:
+            async with aclosing(stream) as parts:
+                async for part in parts:
+                    is_first = False
+                    yield part
+        except RuntimeUnsupportedError as error:
+            if is_first:
+                raise _NotOfferedError from error
+            raise
+
+
+class _NotOfferedError(Exception):
+    """The runtime does not stream this list."""
+
+
+class DecodeCache(Generic[Item, Value]):
+    """Decoded values of the previous listing, by the content of the message.
+
+    Most objects of a large node are unchanged between two listings. Values are immutable.
+    """
+
+    def __init__(self, decode: Callable[[Item], Value]) -> None:
+        """Take the decoder of one item."""
+        self._decode = decode
+        self._known: dict[bytes, Value] = {}
+
+    def start(self) -> Callable[[Iterable[Item]], list[Value]]:
+        """Return the decoder of one listing, called for each of its parts.
+
+        Its values replace those of the previous listing with the last part decoded so far.
+        """
+        previous, known = self._known, {}
+        count = 0
+
+        def decode_part(items: Iterable[Item]) -> list[Value]:
+            nonlocal count
+            values = []
+            for item in items:
+                # deterministic, since the order of map entries may differ between two answers
+                key = hashlib.blake2b(item.SerializeToString(deterministic=True), digest_size=16).digest()
+                value = previous.get(key)
+                if value is None:
+                    value = self._decode(item)
+                known[key] = value
+                values.append(value)
+            count += len(values)
+            self._known = known if count >= CACHED_FROM_ITEMS else {}
+            return values
+
+        return decode_part

@@ -1,0 +1,74 @@
+"""Sizes of writable layers: the usage of all containers is listed only for new dead ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.errors import RuntimeRequestError
+from nodeagent.model import ContainerState
+from nodeagent.observe.dead_layers import DeadLayers
+from nodeagent.runtime.cri_messages import ContainerUsage
+from tests.unit.builders import container
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+
+class Runtime:
+    """Reports these sizes and counts the listings."""
+
+    def __init__(self, sizes: dict[str, int | None]) -> None:
+        self.sizes = sizes
+        self.listings = 0
+        self.error: RuntimeRequestError | None = None
+
+    async def list_container_stats(self, only: Collection[str] | None = None, /) -> tuple[ContainerUsage, ...]:
+        self.listings += 1
+        if self.error is not None:
+            raise self.error
+        return tuple(ContainerUsage(each, size) for each, size in self.sizes.items() if only is None or each in only)
+
+
+async def test_size_of_an_exited_container_is_read_once() -> None:
+    runtime = Runtime({"a": 5, "b": 0})
+    layers = DeadLayers(runtime)
+    for _ in range(3):
+        assert await layers.read([container("a"), container("b")], []) == {"a": 5, "b": 0}
+    assert runtime.listings == 1
+    runtime.sizes["c"] = 7
+    assert await layers.read([container("b"), container("c")], []) == {"b": 0, "c": 7}
+    assert runtime.listings == 2
+
+
+async def test_size_that_is_not_reported_is_read_twice() -> None:
+    runtime = Runtime({"a": None})
+    layers = DeadLayers(runtime)
+    for expected in (1, 2, 2):
+        assert await layers.read([container("a")], []) == {}
+        assert runtime.listings == expected
+
+
+@pytest.mark.parametrize("state", [ContainerState.CREATED, ContainerState.UNKNOWN])
+async def test_size_of_a_container_that_may_change_is_read_every_time(state: ContainerState) -> None:
+    runtime = Runtime({"a": 5})
+    layers = DeadLayers(runtime)
+    for _ in range(2):
+        assert await layers.read([container("a", state=state)], []) == {"a": 5}
+    assert runtime.listings == 2
+
+
+async def test_running_containers_need_no_listing() -> None:
+    runtime = Runtime({"a": 5})
+    assert await DeadLayers(runtime).read([container("a", state=ContainerState.RUNNING)], []) == {}
+    assert runtime.listings == 0
+
+
+async def test_failed_listing_is_a_warning_and_known_sizes_remain() -> None:
+    runtime, warnings = Runtime({"a": 5}), list[str]()
+    layers = DeadLayers(runtime)
+    await layers.read([container("a")], warnings)
+    runtime.error = RuntimeRequestError("ListContainerStats", "", "UNKNOWN", "simulated")
+    assert await layers.read([container("a"), container("b")], warnings) == {"a": 5}
+    assert warnings == ["size of writable layers unknown: ListContainerStats failed: UNKNOWN: simulated"]

@@ -1,0 +1,158 @@
+"""Lists of large nodes over a socket: above the limit of one message, streamed, and decoded once per unchanged item."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from nodeagent._proto.runtime.v1 import api_pb2 as api
+from nodeagent.errors import RuntimeRequestError, RuntimeUnavailableError
+from nodeagent.runtime import long_lists
+from nodeagent.runtime.connection import MAX_ANSWER_BYTES, RuntimeConnection
+from nodeagent.runtime.containerd import ContainerdClient
+from nodeagent.runtime.cri import CriClient
+from nodeagent.sim import cri as simulated
+from nodeagent.sim.profiles import PROFILES
+from nodeagent.sim.scenario import scale_node
+from nodeagent.sim.server import SimServer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from google.protobuf.message import Message
+
+    from nodeagent.sim.node import SimNode
+
+CONTAINERS = 60
+LISTS = ("ListContainers", "ListPodSandbox", "ListImages")
+STREAMS = ("StreamContainers", "StreamPodSandboxes", "StreamImages")
+
+
+@asynccontextmanager
+async def served(
+    directory: Path, *, streams: bool, node: SimNode | None = None
+) -> AsyncIterator[tuple[SimServer, CriClient, RuntimeConnection]]:
+    profile = replace(PROFILES["2.1"], streams_lists=streams)
+    node = node or scale_node(12, 3, CONTAINERS)
+    async with SimServer(node, directory / "s", profile=profile) as server, RuntimeConnection(server.endpoint) as made:
+        yield server, CriClient(made), made
+
+
+async def read_all(cri: CriClient) -> tuple[object, ...]:
+    return await cri.list_containers(), await cri.list_sandboxes(), await cri.list_images()
+
+
+def counts(server: SimServer, methods: tuple[str, ...]) -> list[int]:
+    return [server.faults.count(method) for method in methods]
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Treat every answer as large, and stream in several parts."""
+    monkeypatch.setattr(long_lists, "STREAM_FROM_BYTES", 1)
+    monkeypatch.setattr(simulated, "PART_ITEMS", 7)
+
+
+async def test_small_lists_are_read_in_one_message(tmp_path: Path) -> None:
+    async with served(tmp_path, streams=True) as (server, cri, _):
+        for _ in range(2):
+            await read_all(cri)
+        assert (counts(server, LISTS), counts(server, STREAMS)) == ([2, 2, 2], [0, 0, 0])
+
+
+@pytest.mark.usefixtures("large")
+async def test_large_lists_are_streamed_where_the_runtime_offers_it(tmp_path: Path) -> None:
+    async with served(tmp_path, streams=True) as (server, cri, _):
+        whole = await read_all(cri)
+        assert [await read_all(cri) for _ in range(2)] == [whole, whole]
+        assert (counts(server, LISTS), counts(server, STREAMS)) == ([1, 1, 1], [2, 2, 2])
+
+
+@pytest.mark.usefixtures("large")
+async def test_large_lists_are_read_in_one_message_where_the_runtime_does_not_stream(tmp_path: Path) -> None:
+    async with served(tmp_path, streams=False) as (server, cri, _):
+        whole = await read_all(cri)
+        assert [await read_all(cri) for _ in range(2)] == [whole, whole]
+        assert counts(server, LISTS) == [3, 3, 3]
+
+
+async def test_list_above_the_limit_of_the_runtime_is_streamed_at_once_and_from_then_on(tmp_path: Path) -> None:
+    async with served(tmp_path, streams=True) as (server, cri, _):
+        whole = await cri.list_containers()
+        server.faults.fail("ListContainers", status="RESOURCE_EXHAUSTED", detail="message larger than max", times=None)
+        assert [await cri.list_containers() for _ in range(3)] == [whole] * 3
+        assert (server.faults.count("ListContainers"), server.faults.count("StreamContainers")) == (2, 3)
+
+
+async def test_list_above_the_limit_of_a_runtime_without_streams_is_an_error(tmp_path: Path) -> None:
+    async with served(tmp_path, streams=False) as (server, cri, _):
+        server.faults.fail("ListContainers", status="RESOURCE_EXHAUSTED", detail="message larger than max", times=None)
+        for _ in range(2):
+            with pytest.raises(RuntimeRequestError, match="RESOURCE_EXHAUSTED: message larger than max"):
+                await cri.list_containers()
+
+
+async def test_containerd_records_above_the_limit_are_streamed(tmp_path: Path) -> None:
+    async with served(tmp_path, streams=False) as (server, _, connection):
+        client = ContainerdClient(connection)
+        whole = await client.list_containers()
+        server.faults.fail("Containers.List", status="RESOURCE_EXHAUSTED", detail="too large", times=None)
+        assert await client.list_containers() == whole
+        assert server.faults.count("Containers.ListStream") == 1
+
+
+@pytest.mark.usefixtures("large")
+async def test_interrupted_stream_is_no_list(tmp_path: Path) -> None:
+    async with served(tmp_path, streams=True) as (server, cri, _):
+        await cri.list_containers()
+        parts = iter(range(100))
+
+        def end_in_the_third_part(part: Message) -> Message:
+            if next(parts) == 2:
+                raise ConnectionResetError
+            return part
+
+        server.faults.alter("StreamContainers", end_in_the_third_part)
+        with pytest.raises((RuntimeRequestError, RuntimeUnavailableError)):
+            await cri.list_containers()
+
+
+async def test_answer_above_64_mib_is_read(tmp_path: Path) -> None:
+    padding = "x" * 4096
+
+    def pad(response: Message) -> Message:
+        padded = api.ListContainersResponse()
+        padded.CopyFrom(cast("api.ListContainersResponse", response))
+        for each in padded.containers:
+            each.annotations["example.com/padding"] = padding * 300
+        return padded
+
+    async with served(tmp_path, streams=False) as (server, cri, _):
+        whole = await cri.list_containers()
+        server.faults.alter("ListContainers", pad)
+        padded = await cri.list_containers()
+        assert [each.id for each in padded] == [each.id for each in whole]
+        size_bytes = sum(len(each.annotations["example.com/padding"]) for each in padded)
+        assert 64 << 20 < size_bytes < MAX_ANSWER_BYTES
+
+
+async def test_unchanged_items_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_lists, "CACHED_FROM_ITEMS", 10)
+    async with served(tmp_path, streams=False) as (server, cri, _):
+        before = {each.id: each for each in await cri.list_containers()}
+        changed = next(each for each in server.node.containers.values() if each.running)
+        server.node.stop_container(changed.id)
+        after = {each.id: each for each in await cri.list_containers()}
+        assert {each for each in after if after[each] is not before[each]} == {changed.id}
+        assert after[changed.id] != before[changed.id]
+
+
+async def test_small_lists_keep_nothing(tmp_path: Path) -> None:
+    async with served(tmp_path, streams=False) as (_, cri, _):
+        before, after = await cri.list_containers(), await cri.list_containers()
+        assert before == after
+        assert not any(first is second for first, second in zip(before, after, strict=True))
