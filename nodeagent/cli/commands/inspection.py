@@ -190,7 +190,7 @@ def history(
     """List past passes, newest first.
 
     Details are each removal with its reason, its outcome and the bytes freed. REMOVED is of the planned removals, FREED
-    is measured.
+    is measured. A pass that was killed is interrupted; removals without a recorded outcome are unknown.
     """
     from nodeagent.cli.history import EVERY_PASS, HistoryRequest, show_history  # noqa: PLC0415
 
