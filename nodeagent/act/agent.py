@@ -17,6 +17,7 @@ from nodeagent.act.gc.log_removal import HostLogs
 from nodeagent.act.gc.outcomes import PassEnd
 from nodeagent.act.gc.pass_record import HistoryRecorder
 from nodeagent.act.gc.preview import Preview
+from nodeagent.act.gc.removal_recovery import RemovalRecovery
 from nodeagent.act.gc.remover_factory import RemoverFactory
 from nodeagent.act.history_writer import HistoryWriter
 from nodeagent.clock import SystemClock
@@ -82,6 +83,7 @@ class Agent:
     history_writer: HistoryWriter
     observer: Observer
     collector: Collector
+    recovery: RemovalRecovery
     roles: RoleWatch
     record: bool
     dry_run: bool
@@ -187,6 +189,8 @@ class Agent:
 
     def log_health(self, logger: FilteringBoundLogger) -> None:
         """Log the health of the state database, the history and the runtime's lists, once per change."""
+        for notice in self.recovery.take_notices():
+            logger.warning("image_removal_recovered", notice=notice)
         for notice in (*self.store.take_notices(), *self.history.take_notices()):
             logger.warning("store_notice", notice=notice)
         problem = self.store.health.problem or self.history_writer.problem
@@ -280,7 +284,9 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
             HoldFile(settings.state_directory).read,
             observer.find_unreferenced,
             bulk=settings.bulk_removal,
+            settle_s=settings.settle_s,
         )
+        recovery = RemovalRecovery(storage, settings.state_directory / "pass.lock")
         collector = Collector(
             observer,
             removers,
@@ -288,11 +294,14 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
             clock=clock,
             read_filesystem=read,
             collect_garbage=storage.collect_garbage,
+            recover=recovery.run,
             dry_run=dry_run,
         )
         history = History(settings.state_directory, writer=own_process(), is_running=is_running)
         writer = HistoryWriter(history, configured_retention(settings), clock)
-        yield Agent(settings, clock, cri, storage, store, history, writer, observer, collector, roles, record, dry_run)
+        yield Agent(
+            settings, clock, cri, storage, store, history, writer, observer, collector, recovery, roles, record, dry_run
+        )
 
 
 def _storage_backend(settings: Settings, connection: RuntimeConnection, clock: Clock, store: Store) -> StorageBackend:

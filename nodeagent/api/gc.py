@@ -278,6 +278,7 @@ class Report(Document, frozen=True, kw_only=True, tag=SchemaId.REPORT.value):
     dry_run: bool
     started_at: Time
     duration_s: Number
+    settled_s: Number
     end: PassEnd
     end_detail: str
     predicted_bytes: int
@@ -307,6 +308,7 @@ class Report(Document, frozen=True, kw_only=True, tag=SchemaId.REPORT.value):
             dry_run=value.dry_run,
             started_at=value.started_at,
             duration_s=round(value.duration_s, 4),
+            settled_s=round(value.settled_s, 4),
             end=value.end,
             end_detail=value.end_detail,
             predicted_bytes=value.predicted_bytes,

@@ -164,7 +164,8 @@ def report_lines(report: PassReport, policy: ImageGCPolicy, columns: int | None)
                 yield Line(f"{result.outcome.value}: {item_name(result.decision, columns)}: {result.detail}")
     counted = Counter(result.decision.kind for result in report.removed)
     removed = ", ".join(kind.counted(count) for kind, count in counted.items()) or "nothing"
-    line = Line(f"Removed {removed} in {format_duration(report.duration_s)}", "bold")
+    settled = f" ({format_duration(report.settled_s)} waiting for container creations)" if report.settled_s else ""
+    line = Line(f"Removed {removed} in {format_duration(report.duration_s)}{settled}", "bold")
     if report.freed_bytes is not None and counted:
         line.append(f"; predicted {format_bytes(report.predicted_bytes)}, measured {format_bytes(report.freed_bytes)}")
     yield line

@@ -39,8 +39,13 @@ class ImageGCSection(Section):
     minimum_gain: Size = Field("0", description="Images that would free less than this are skipped. 0 disables.")
     removal: Literal["auto", "cri"] = Field(
         "auto",
-        description="Removal method. auto: containerd's image service where available, with one garbage collection at "
-        "the end of the pass (many times faster); cri: one RemoveImage call per image.",
+        description="Removal method. auto: in transactions on containerd's image service where available, which "
+        "restore images that containers are being created from; cri: one RemoveImage call per image, unprotected.",
+    )
+    settle: Duration = Field(
+        "1s",
+        description="Maximum wait of a removal for container creations in progress, once per transaction of up to 200 "
+        "images; 0.3s below an eviction threshold. Shorter waits restore more images, or miss a slow creation.",
     )
     max_images_per_pass: Count = Field(0, description="Maximum number of images removed per pass. 0: no limit.")
     max_bytes_per_pass: Size = Field("0", description="Approximate maximum of bytes freed per pass. 0: no limit.")

@@ -48,6 +48,7 @@ class Settings:
         timeout_s: deadline of CRI calls that read.
         removal_timeout_s: deadline of CRI calls that stop or remove.
         bulk_removal: whether images can be removed through containerd's image service.
+        settle_s: maximum wait of a removal for container creations in progress.
         imagefs_path: path on the image filesystem; empty for the mount point reported by the runtime.
         pod_log_root: root directory of pod logs.
         container_log_root: directory of the symbolic links to container logs.
@@ -78,6 +79,7 @@ class Settings:
     timeout_s: float
     removal_timeout_s: float
     bulk_removal: bool
+    settle_s: float
     imagefs_path: str
     pod_log_root: Path
     container_log_root: Path

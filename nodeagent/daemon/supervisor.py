@@ -180,6 +180,9 @@ async def _serve_one_agent(context: DaemonContext) -> None:
     ) as agent:
         _log_start(agent, context.logger)
         await agent.log_interrupted(context.logger)
+        if not dry_run:
+            await agent.recovery.run()
+            agent.log_health(context.logger)
         await _wait_for_effect(context, agent)
         if context.stop.is_set() or context.renew.is_set():
             return

@@ -57,7 +57,7 @@ class ImageRecord:
 
     Attributes:
         names: every name of the image (tags, digests, the config digest); it is removed with the last of them.
-        pulled_at: latest creation or update of these names; ``None`` if unknown.
+        pulled_at: latest pull, which is the creation or the change of the target of a name; ``None`` if unknown.
         complete: whether every blob and snapshot that it references exists.
     """
 

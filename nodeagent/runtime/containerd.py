@@ -19,7 +19,7 @@ from nodeagent._proto.containerd.services.leases.v1 import leases_pb2
 from nodeagent._proto.containerd.services.namespaces.v1 import namespaces_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent._proto.containerd.types.descriptor_pb2 import Descriptor
-from nodeagent.errors import RuntimeNotFoundError, RuntimeUnsupportedError
+from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeUnsupportedError
 from nodeagent.runtime.connection import Method
 from nodeagent.runtime.containerd_records import (
     Blob,
@@ -31,6 +31,7 @@ from nodeagent.runtime.containerd_records import (
     StoredContainer,
     StoredImage,
     decode_blob,
+    decode_lease_record,
     decode_snapshot,
     decode_stored_image,
 )
@@ -64,6 +65,13 @@ _IMAGES = Method(
 )
 _GET_IMAGE = Method(
     _SERVICES + "images.v1.Images/Get", images_pb2.GetImageRequest, images_pb2.GetImageResponse, "images.Get"
+)
+_CREATE_IMAGE = Method(
+    _SERVICES + "images.v1.Images/Create",
+    images_pb2.CreateImageRequest,
+    images_pb2.CreateImageResponse,
+    "images.Create",
+    changes=True,
 )
 _DELETE_IMAGE = Method(
     _SERVICES + "images.v1.Images/Delete",
@@ -195,6 +203,30 @@ class ContainerdClient:
         got = await self._connection.unary(_IMAGES, images_pb2.ListImagesRequest(), metadata=self._metadata(namespace))
         return tuple(map(decode_stored_image, got.images))
 
+    async def list_image_records(self) -> tuple[tuple[StoredImage, bytes], ...]:
+        """Return every image name, each with its complete record as an encoded message."""
+        got = await self._connection.unary(_IMAGES, images_pb2.ListImagesRequest(), metadata=self._metadata())
+        return tuple((decode_stored_image(each), each.SerializeToString()) for each in got.images)
+
+    async def create_image(self, encoded: bytes) -> bool:
+        """Create an image name from its encoded record; return false if the name exists, with any target.
+
+        The new record has the target and the labels of ``encoded`` and a creation time of its own.
+        """
+        image = images_pb2.Image.FromString(encoded)
+        try:
+            await self._connection.unary(
+                _CREATE_IMAGE,
+                images_pb2.CreateImageRequest(image=image),
+                target=image.name,
+                metadata=self._metadata(),
+            )
+        except RuntimeRequestError as error:
+            if error.status == "ALREADY_EXISTS":
+                return False
+            raise
+        return True
+
     async def get_image(self, name: str) -> StoredImage | None:
         """Return one image name; ``None`` if absent."""
         try:
@@ -289,6 +321,12 @@ class ContainerdClient:
                 snapshots[key] = snapshot if snapshot is not None and same else decode_snapshot(info)
         return snapshots
 
+    async def list_writable_snapshots(self, snapshotter: str) -> tuple[Snapshot, ...]:
+        """Return the snapshots that are not committed: those of containers, and of layers being unpacked."""
+        request = snapshots_pb2.ListSnapshotsRequest(snapshotter=snapshotter, filters=["kind==active", "kind==view"])
+        stream = self._connection.stream(_SNAPSHOTS, request, target=snapshotter, metadata=self._metadata())
+        return tuple([decode_snapshot(info) async for batch in stream for info in batch.info])
+
     async def snapshot_usage(self, snapshotter: str, key: str) -> SnapshotUsage:
         """Return a snapshot's disk usage: recorded if committed, measured by this call if active."""
         request = snapshots_pb2.UsageRequest(snapshotter=snapshotter, key=key)
@@ -333,7 +371,7 @@ class ContainerdClient:
     async def list_leases(self) -> tuple[Lease, ...]:
         """Return every lease, including expired ones."""
         got = await self._connection.unary(_LEASES, leases_pb2.ListRequest(), metadata=self._metadata())
-        return tuple(Lease(each.id, dict(each.labels)) for each in got.leases)
+        return tuple(map(decode_lease_record, got.leases))
 
     async def list_lease_resources(self, lease_id: str) -> tuple[LeasedResource, ...]:
         """Return the resources of a lease; none if the lease is absent."""

@@ -8,6 +8,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from nodeagent._proto.containerd.services.images.v1 import images_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp
 
     from nodeagent._proto.containerd.services.content.v1 import content_pb2
-    from nodeagent._proto.containerd.services.images.v1 import images_pb2
+    from nodeagent._proto.containerd.services.leases.v1 import leases_pb2
 
 GC_LABELS = "containerd.io/gc."
 
@@ -50,6 +51,9 @@ class Stamp(NamedTuple):
     def at(self) -> datetime | None:
         """The time; ``None`` for Go's zero time and for a missing one."""
         return _EPOCH + timedelta(seconds=self.seconds, microseconds=self.nanos // 1000) if self.seconds > 0 else None
+
+
+_NEVER = Stamp(0, 0)
 
 
 class StoredImage(NamedTuple):
@@ -117,6 +121,7 @@ class Lease:
 
     id: str
     labels: Mapping[str, str]
+    created: Stamp = _NEVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +154,20 @@ def decode_stored_image(message: images_pb2.Image) -> StoredImage:
         _stamp(message.created_at),
         _stamp(message.updated_at),
     )
+
+
+def decode_encoded_image(encoded: bytes) -> StoredImage:
+    """Return one image name from its message.
+
+    Raises:
+        DecodeError: not a message of an image name.
+    """
+    return decode_stored_image(images_pb2.Image.FromString(encoded))
+
+
+def decode_lease_record(message: leases_pb2.Lease) -> Lease:
+    """Return one lease."""
+    return Lease(message.id, dict(message.labels), _stamp(message.created_at))
 
 
 def decode_blob(message: content_pb2.Info) -> Blob:

@@ -43,11 +43,11 @@ CONTENT = "content"
 IMAGES = "images"
 CONTAINERS = "containers"
 SNAPSHOTS = "snapshots/"
+EXPIRE = "containerd.io/gc.expire"
 
 _GC = GC_LABELS
 _BACK_REF = "containerd.io/gc.bref."
 _ROOT = "containerd.io/gc.root"
-_EXPIRE = "containerd.io/gc.expire"
 _FLAT = "containerd.io/gc.flat"
 _LAYER_REF = "containerd.io/gc.ref.content.l."
 _PLATFORM_REF = "containerd.io/gc.ref.content.m."
@@ -291,7 +291,7 @@ def _snapshotters(kinds: Iterable[str]) -> list[str]:
 
 def _expired(lease: Lease, now: datetime) -> bool:
     """Return whether a lease expired; one with an invalid expiry time has not, as in containerd."""
-    text = lease.labels.get(_EXPIRE)
+    text = lease.labels.get(EXPIRE)
     if text is None:
         return False
     try:

@@ -13,21 +13,39 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError, RuntimeUnsupportedError
+from nodeagent.runtime.creations import Creations
+from nodeagent.runtime.image_leases import ImageLeases
 from nodeagent.runtime.metadata_graph import run_bounded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from nodeagent.clock import Clock
     from nodeagent.model import Image, StorageGraph, UnreferencedPiece
     from nodeagent.runtime.containerd import ContainerdClient
     from nodeagent.runtime.containerd_records import StoredContainer, StoredImage
-    from nodeagent.runtime.storage_graph import LayerCache
+    from nodeagent.runtime.storage_graph import ImageExtent, LayerCache
 
 _DISABLED = "runtime.containerd_api is off"
+
+
+@dataclass(frozen=True, slots=True)
+class RemovalRecords:
+    """Records for image removals that can be undone until they are decided.
+
+    Attributes:
+        leases: opens, restores and releases removals.
+        creations: reads the container creations in progress.
+        extents: returns the extent of images, by id and from their names, as of the last storage graph.
+    """
+
+    leases: ImageLeases
+    creations: Creations
+    extents: Callable[[Mapping[str, Sequence[StoredImage]]], dict[str, ImageExtent]]
 
 
 class StorageBackend(Protocol):
@@ -87,6 +105,10 @@ class StorageBackend(Protocol):
 
     async def remove_orphaned_directories(self, snapshotter: str) -> None:
         """Remove the directories of snapshots whose removal failed earlier; without effect for CRI alone."""
+
+    @property
+    def removals(self) -> RemovalRecords | None:
+        """Records for image removals that can be undone; ``None`` for CRI alone."""
 
 
 class CriOnlyStorage:
@@ -148,6 +170,10 @@ class CriOnlyStorage:
     async def remove_orphaned_directories(self, snapshotter: str) -> None:
         """Do nothing, since CRI has no access to snapshots."""
 
+    @property
+    def removals(self) -> None:
+        """Return ``None``: RemoveImage cannot be undone."""
+
 
 class ContainerdStorage:
     """containerd's own services, on the socket that also serves CRI."""
@@ -160,6 +186,7 @@ class ContainerdStorage:
         self._clock = clock
         self._make_cache = make_cache
         self._cache: LayerCache | None = None
+        self._removals = RemovalRecords(ImageLeases(client, clock), Creations(client, clock), self._extents)
 
     async def build_graph(self, images: Sequence[Image], *, snapshotter: str | None, path: str) -> StorageGraph:
         """Return the storage graph of ``images``."""
@@ -225,3 +252,11 @@ class ContainerdStorage:
     async def remove_orphaned_directories(self, snapshotter: str) -> None:
         """Remove the directories of snapshots whose removal failed earlier."""
         await self._client.remove_orphaned_directories(snapshotter, self._clock)
+
+    @property
+    def removals(self) -> RemovalRecords:
+        """Return the records for image removals."""
+        return self._removals
+
+    def _extents(self, names: Mapping[str, Sequence[StoredImage]]) -> dict[str, ImageExtent]:
+        return self._cache.extents(names) if self._cache is not None else {}

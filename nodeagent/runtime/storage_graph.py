@@ -13,16 +13,17 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from nodeagent.clock import SystemClock
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError, RuntimeTimeoutError
 from nodeagent.model import ImageRecord, PieceKind, ReferenceKind, StorageGraph, StoredPiece, UnreferencedPiece
-from nodeagent.runtime.containerd_records import SnapshotKind, SnapshotUsage, Stamp
+from nodeagent.runtime.containerd_records import LeasedResource, SnapshotKind, SnapshotUsage, Stamp
 from nodeagent.runtime.metadata_graph import (
     CONTENT,
     IMAGES,
     SNAPSHOTS,
+    Inventory,
     Node,
     read_inventory,
     run_bounded,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from nodeagent.model import Image
     from nodeagent.runtime.containerd import ContainerdClient
     from nodeagent.runtime.containerd_records import Snapshot, StoredImage
-    from nodeagent.runtime.metadata_graph import Inventory, Stored
+    from nodeagent.runtime.metadata_graph import Stored
 
 # Directories of a snapshot that its usage does not include: its own, and overlay's work directory.
 _UNCOUNTED_DIRECTORIES = dict.fromkeys(("overlayfs", "fuse-overlayfs", "stargz", "soci", "nydus"), 2)
@@ -110,6 +111,18 @@ class _Layout:
     whole: bool
 
 
+class ImageExtent(NamedTuple):
+    """Pieces of an image that matter for its removal.
+
+    Attributes:
+        tops: the topmost snapshots, on which the writable snapshots of its containers are prepared.
+        further: pieces referenced by its names but not, over any labels, by the target of one.
+    """
+
+    tops: frozenset[Node]
+    further: tuple[LeasedResource, ...]
+
+
 class SnapshotUsageStore(Protocol):
     """Persists the usage of committed snapshots. Its methods block and never raise."""
 
@@ -138,6 +151,7 @@ class LayerCache:
         self._usage: dict[Node, tuple[Stamp, SnapshotUsage]] = {}
         self._layout: _Layout | None = None
         self._usage_store = usage_store
+        self._targets: dict[str, tuple[str, Stamp]] = {}
         self._stored: frozenset[Node] | None = None
 
     async def build(
@@ -215,6 +229,23 @@ class LayerCache:
                 )
         return tuple(found)
 
+    def extents(self, names: Mapping[str, Sequence[StoredImage]]) -> dict[str, ImageExtent]:
+        """Return the extent of images by id, from the last graph; an image that it lacks has no entry.
+
+        Args:
+            names: the current names of each image.
+        """
+        layout = self._layout
+        if layout is None:
+            return {}
+        inventory = Inventory(layout.stored)
+        known = {each.name: each.target for each in layout.stored_images}
+        return {
+            image_id: _extent(inventory, own)
+            for image_id, own in names.items()
+            if all(known.get(each.name) == each.target for each in own)
+        }
+
     async def _read(self, client: ContainerdClient, snapshotter: str | None) -> Inventory:
         known = self._layout.stored if self._layout else None
         return await read_inventory(client, snapshotter, now=self._clock.now(), known=known)
@@ -243,7 +274,7 @@ class LayerCache:
         sized = {image_id: each for image_id, each in resolved.items() if _all_sized(each.nodes, usage)}
         nodes = dict.fromkeys(node for each in sized.values() for node in each.nodes)
         index = {node: position for position, node in enumerate(nodes)}
-        times = {image.name: max(image.created, image.updated) for image in inventory.images}
+        times = self._pull_times(inventory.images)
         graph = StorageGraph(
             pieces=tuple(self._piece(node, inventory, usage) for node in nodes),
             by_image={image_id: tuple(index[node] for node in each.nodes) for image_id, each in sized.items()},
@@ -262,6 +293,18 @@ class LayerCache:
             frozenset(name for each in sized.values() for name in each.names),
             whole=len(sized) == len(resolved),
         )
+
+    def _pull_times(self, names: Iterable[StoredImage]) -> dict[str, Stamp]:
+        """Return the latest pull by name: its creation, or the update that changed its target since an earlier build.
+
+        An update alone is no pull: the edit of a label updates a name, too.
+        """
+        times: dict[str, tuple[str, Stamp]] = {}
+        for each in names:
+            target, at = self._targets.get(each.name, (each.target, each.created))
+            times[each.name] = each.target, max(each.created, at if target == each.target else each.updated)
+        self._targets = times
+        return {name: at for name, (_, at) in times.items()}
 
     async def _read_usage(
         self, client: ContainerdClient, inventory: Inventory, nodes: Iterable[Node]
@@ -324,6 +367,18 @@ def _is_valid(layout: _Layout, inventory: Inventory, images: Sequence[Image]) ->
         and layout.snapshotter == inventory.snapshotter
         and layout.stored_images == inventory.images
         and layout.images == tuple(images)
+    )
+
+
+def _extent(inventory: Inventory, names: Sequence[StoredImage]) -> ImageExtent:
+    existing = inventory.stored.existing
+    pieces = [node for node in inventory.referenced_by_images(names) if node in existing]
+    leased = inventory.closure(dict.fromkeys(Node(CONTENT, each.target) for each in names))
+    snapshots = {node for node in pieces if node.kind != CONTENT}
+    parents = {parent for node in snapshots for parent in inventory.stored.edges.get(node, ())}
+    return ImageExtent(
+        frozenset(snapshots - parents),
+        tuple(LeasedResource(node.id, node.kind) for node in pieces if node not in leased),
     )
 
 

@@ -16,6 +16,7 @@ from nodeagent._proto.containerd.services.leases.v1 import leases_pb2
 from nodeagent._proto.containerd.services.namespaces.v1 import namespaces_pb2
 from nodeagent._proto.containerd.services.snapshots.v1 import snapshots_pb2
 from nodeagent._proto.containerd.types import descriptor_pb2
+from nodeagent.sim.content import Descriptor
 from nodeagent.sim.cri import in_parts
 from nodeagent.sim.messages import nanoseconds
 from nodeagent.sim.store import (
@@ -63,6 +64,7 @@ class ContainerdServices:
             "containerd.services.images.v1.Images": {
                 "Get": self.get_image,
                 "List": self.list_images,
+                "Create": self.create_image,
                 "Delete": self.delete_image,
             },
             "containerd.services.content.v1.Content": {
@@ -113,6 +115,16 @@ class ContainerdServices:
             name for name in names if matches({"name": name.name, "target.digest": name.target.digest}, name.labels)
         ]
         return images_pb2.ListImagesResponse(images=map(_image, matching))
+
+    def create_image(self, request: images_pb2.CreateImageRequest, namespace: str) -> images_pb2.CreateImageResponse:
+        """Create an image name; its creation time is now."""
+        asked = request.image
+        if namespace != NAMESPACE or asked.name in self._store.names:
+            raise RefusedError("ALREADY_EXISTS", f'image "{asked.name}": already exists')
+        target = Descriptor(asked.target.digest, asked.target.size, asked.target.media_type)
+        name = ImageName(asked.name, target, self._node.now, self._node.now, dict(asked.labels))
+        self._node.set_name(name)
+        return images_pb2.CreateImageResponse(image=_image(name))
 
     def delete_image(self, request: images_pb2.DeleteImageRequest, namespace: str) -> Empty:
         """Delete one image name; with ``sync``, return after a garbage collection."""

@@ -98,6 +98,7 @@ class SimNode:
         self._seed = seed
         self._id_count = 0
         self._image_of_target: dict[str, SimImage] = {}
+        self._nameless: dict[str, SimImage] = {}
         self._names_of: dict[str, dict[str, None]] = {}
         self._containers_of: dict[str, dict[str, None]] = {}
 
@@ -564,7 +565,7 @@ class SimNode:
             image = self._image_of_target.get(before.target.digest)
             if image is not None:
                 self._delete_name(image.id, name.name)
-        image = self._image_of_target.get(name.target.digest)
+        image = self._image_of_target.get(name.target.digest) or self._revived(name.target.digest)
         if image is not None:
             self._names_of.setdefault(image.id, {})[name.name] = None
             self._update_names(image.id)
@@ -578,6 +579,15 @@ class SimNode:
             return
         removed = self.images.pop(image_id)
         del self._names_of[image_id], self._image_of_target[removed.target_digest]
+        self._nameless[removed.target_digest] = removed
+
+    def _revived(self, target_digest: str) -> SimImage | None:
+        """Return an image whose names were deleted, if its content was not collected since."""
+        image = self._nameless.pop(target_digest, None)
+        if image is None or any(each not in self.store.blobs for each in (target_digest, image.id)):
+            return None
+        self.images[image.id] = self._image_of_target[target_digest] = image
+        return image
 
     def _update_names(self, image_id: str) -> None:
         """Update the tags and digests in the record of an image."""

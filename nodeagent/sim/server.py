@@ -232,6 +232,8 @@ def _target(request: Message) -> str:
     for field in _TARGET_FIELDS:
         if field in known:
             value = getattr(request, field)
+            if isinstance(value, images_pb2.Image):
+                return value.name
             return value.image if isinstance(value, api_pb2.ImageSpec) else str(value)
     return ""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from nodeagent.act.gc.executor import DryRunRemover, Interrupted, carry_out
 from nodeagent.act.gc.outcomes import Outcome, PassEnd, Result
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from nodeagent.plan.gc.saved_plan import Drift, SavedPlan
 
 MAX_ROUNDS = 5
+EVICTION_TRIGGER = "eviction"
+"""Trigger of passes below an eviction threshold, which wait less for container creations in progress."""
+
 _ON_IMAGEFS = frozenset({ItemKind.IMAGE, ItemKind.BLOB, ItemKind.SNAPSHOT})
 SETTLE_WITHIN_S = 10.0
 SETTLE_STEP_S = 0.1
@@ -51,15 +54,29 @@ class Observer(Protocol):
         """Return the current state of the node, limited to ``scope``."""
 
 
+@runtime_checkable
+class Settling(Protocol):
+    """A remover that waits for container creations in progress."""
+
+    @property
+    def settled_s(self) -> float:
+        """Duration of the waits so far, in seconds."""
+
+
 class MakeRemovers(Protocol):
     """Creates the removers of a round."""
 
-    def __call__(self, snapshot: NodeSnapshot, policy: GCPolicy) -> Mapping[ItemKind, Remover | BatchRemover]:
+    def __call__(
+        self, snapshot: NodeSnapshot, policy: GCPolicy, *, hurried: bool = False
+    ) -> Mapping[ItemKind, Remover | BatchRemover]:
         """Return the remover of each kind of item, for a plan made from this snapshot and policy."""
 
 
-def dry_run_removers(_snapshot: NodeSnapshot, _policy: GCPolicy) -> Mapping[ItemKind, Remover | BatchRemover]:
+def dry_run_removers(
+    _snapshot: NodeSnapshot, _policy: GCPolicy, *, hurried: bool = False
+) -> Mapping[ItemKind, Remover | BatchRemover]:
     """Return the dry-run remover for every kind of item."""
+    del hurried
     return dict.fromkeys(ItemKind, DryRunRemover())
 
 
@@ -75,12 +92,15 @@ class Collector:
         clock: Clock,
         read_filesystem: Callable[[str], FsObservation],
         collect_garbage: Callable[[], Awaitable[None]],
+        recover: Callable[[], Awaitable[None]] | None = None,
         dry_run: bool = False,
     ) -> None:
         """Create a collector; with ``dry_run`` its passes only report the planned removals.
 
         ``collect_garbage`` runs the runtime's own garbage collection; called only for plans with pending bytes.
+        ``recover`` completes interrupted removals; called before each plan, except in a dry run.
         """
+        self._recover = recover if not dry_run else None
         self._dry_run = dry_run
         self._collect_garbage = collect_garbage
         self._observer = observer
@@ -91,6 +111,8 @@ class Collector:
 
     async def preview(self, scope: Scope, only: frozenset[str] | None = None) -> Preview:
         """Observe and plan without removals; ``only`` restricts the removals, by id."""
+        if self._recover is not None:
+            await self._recover()
         snapshot = await self._observer.observe(scope)
         return Preview(scope, snapshot, plans_for(scope, snapshot, self._policy, only))
 
@@ -99,6 +121,8 @@ class Collector:
 
         ``current`` is the policy in force; this collector's policy must be the stricter of it and the saved one.
         """
+        if self._recover is not None:
+            await self._recover()
         snapshot = await self._observer.observe(saved.scope)
         in_force, plans = plans_for_saved(saved, snapshot, current)
         return Preview(saved.scope, snapshot, plans), find_drift(saved, (*in_force, *plans))
@@ -137,10 +161,11 @@ class Collector:
                 await recorder.begin_round(progress, current)
             if not await self._collected(progress, current):
                 break
+            removers = self._make_removers(current.snapshot, self._policy, hurried=trigger == EVICTION_TRIGGER)
             try:
                 results = await carry_out(
                     current.removals,
-                    self._make_removers(current.snapshot, self._policy),
+                    removers,
                     clock=self._clock,
                     stop=stop,
                     enough=self._enough(current),
@@ -152,6 +177,8 @@ class Collector:
                 if interrupted.lost:
                     progress.end = PassEnd.RUNTIME_LOST, interrupted.lost
                 break
+            finally:
+                progress.settled_s += sum(each.settled_s for each in removers.values() if isinstance(each, Settling))
             progress.results.extend(results)
             progress.rounds += 1
             current = await self._next_round(progress, current, results, max_rounds, stop)

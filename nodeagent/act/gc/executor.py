@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.decision import Decision, ItemKind
 
 BATCH: Final = 8
-"""Maximum number of items per call of a batch remover; a stop request is effective after the call."""
+"""Number of items per call of a batch remover that handles a stop request between calls only."""
 
 
 class Remover(Protocol):
@@ -35,8 +35,16 @@ class Remover(Protocol):
 class BatchRemover(Protocol):
     """Removes several items per call; the work is complete only after :meth:`finish`."""
 
-    async def remove_many(self, decisions: Sequence[Decision]) -> Sequence[Result | NodeAgentError]:
+    @property
+    def batch_size(self) -> int:
+        """Maximum number of items per call."""
+
+    async def remove_many(
+        self, decisions: Sequence[Decision], stop: asyncio.Event
+    ) -> Sequence[Result | NodeAgentError]:
         """Remove the items of ``decisions`` that are unchanged; return the result or error of each, in order.
+
+        When ``stop`` is set, it begins no further item; the results of the remaining items are ``not-attempted``.
 
         Raises:
             RuntimeUnavailableError: the runtime is unavailable; the pass ends.
@@ -115,7 +123,7 @@ async def carry_out(  # noqa: PLR0913 - the collaborators of one pass
         started_s = clock.monotonic_s()
         try:
             if isinstance(remover, BatchRemover):
-                ended = await remover.remove_many(batch)
+                ended = await remover.remove_many(batch, stop)
             else:
                 ended = [await _remove_one(remover, batch[0])]
         except RuntimeUnavailableError as error:
@@ -131,7 +139,14 @@ async def carry_out(  # noqa: PLR0913 - the collaborators of one pass
             result = each if isinstance(each, Result) else Result(decision, Outcome.FAILED, str(each))
             record(replace(result, duration_s=duration_s))
         position += len(batch)
-    return tuple(await _finish(results, removers))
+    return _unless_stopped(await _finish(results, removers), stop)
+
+
+def _unless_stopped(results: Sequence[Result], stop: asyncio.Event) -> tuple[Result, ...]:
+    """Return the results unless a stop request prevented some removals of the last batch."""
+    if stop.is_set() and any(each.outcome is Outcome.NOT_ATTEMPTED for each in results):
+        raise Interrupted(tuple(results), "")
+    return tuple(results)
 
 
 async def _remove_one(remover: Remover, decision: Decision) -> Result | NodeAgentError:
@@ -146,12 +161,13 @@ async def _remove_one(remover: Remover, decision: Decision) -> Result | NodeAgen
 def _next_batch(
     decisions: Sequence[Decision], position: int, removers: Mapping[ItemKind, Remover | BatchRemover]
 ) -> Sequence[Decision]:
-    """Return the next decisions of one kind: up to ``BATCH`` for a batch remover, else one."""
+    """Return the next decisions of one kind: a batch for a batch remover, else one."""
     kind = decisions[position].kind
-    if not isinstance(removers[kind], BatchRemover):
+    remover = removers[kind]
+    if not isinstance(remover, BatchRemover):
         return decisions[position : position + 1]
     end = position + 1
-    while end < len(decisions) and end < position + BATCH and decisions[end].kind is kind:
+    while end < len(decisions) and end < position + remover.batch_size and decisions[end].kind is kind:
         end += 1
     return decisions[position:end]
 

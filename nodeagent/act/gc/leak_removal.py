@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nodeagent.act.gc.executor import BATCH
 from nodeagent.act.gc.outcomes import Outcome, Result
 from nodeagent.errors import NodeAgentError, RuntimeUnavailableError
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.gc.leaks import piece_name
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Awaitable, Callable, Sequence
 
     from nodeagent.model import UnreferencedPiece
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 class LeakRemover:
     """Deletes unreferenced pieces in batches; before each batch all references are read again."""
 
+    batch_size = BATCH
+
     def __init__(
         self, find_unreferenced: Callable[[], Awaitable[tuple[UnreferencedPiece, ...]]], storage: StorageBackend
     ) -> None:
@@ -27,12 +31,15 @@ class LeakRemover:
         self._storage = storage
         self._deleted = False
 
-    async def remove_many(self, decisions: Sequence[Decision]) -> list[Result | NodeAgentError]:
+    async def remove_many(self, decisions: Sequence[Decision], stop: asyncio.Event) -> list[Result | NodeAgentError]:
         """Delete the pieces that are still unreferenced, in the plan's order: a snapshot after its children.
+
+        A stop request takes effect after the batch.
 
         Raises:
             RuntimeUnavailableError: the runtime is unavailable.
         """
+        del stop
         unreferenced = {piece_name(each): each for each in await self._find_unreferenced()}
         results: list[Result | NodeAgentError] = []
         for decision in decisions:

@@ -62,6 +62,7 @@ class PassReport:
         before: the image filesystem in the first plan's snapshot.
         after: the image filesystem after the last removal; ``None`` in a dry run.
         collected_bytes: size of the unreferenced content collected by the runtime on request.
+        settled_s: part of ``duration_s`` spent waiting for container creations in progress.
         end_detail: the cause of an incomplete pass, as a sentence; empty if complete.
     """
 
@@ -79,6 +80,7 @@ class PassReport:
     after: FsObservation | None = None
     warnings: tuple[str, ...] = field(default=())
     collected_bytes: int = 0
+    settled_s: float = 0.0
 
     @property
     def removed(self) -> tuple[Result, ...]:

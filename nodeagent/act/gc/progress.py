@@ -23,7 +23,7 @@ def new_pass_id(started_at: datetime) -> str:
     return f"{started_at:%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
 
 
-class PassProgress:  # 11 attributes: every part of the final report
+class PassProgress:  # 12 attributes: every part of the final report
     """Plans, results and warnings of a pass so far."""
 
     def __init__(self, started_at: datetime, preview: Preview, trigger: str) -> None:
@@ -33,6 +33,7 @@ class PassProgress:  # 11 attributes: every part of the final report
         self.trigger = trigger
         self.rounds = 0
         self.collected_bytes = 0
+        self.settled_s = 0.0
         self.plans: list[Plan] = []
         self.results: list[Result] = []
         self.warnings: list[str] = []
@@ -81,4 +82,5 @@ class PassProgress:  # 11 attributes: every part of the final report
             after=after,
             warnings=tuple(self.warnings),
             collected_bytes=self.collected_bytes,
+            settled_s=self.settled_s,
         )

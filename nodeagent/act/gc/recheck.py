@@ -53,6 +53,10 @@ class RuntimeReader:
         names += await self._storage.get_image_names(name for name in image.references if name not in known)
         return (image if image.pinned else replace(image, pinned=any(map(is_pinned, names)))), names
 
+    async def listed_images(self) -> dict[str, Image]:
+        """Return the images that CRI lists, by id."""
+        return {image.id: image for image in await self._cri.list_images()}
+
     async def image_ids(self) -> frozenset[str]:
         """Return the id of every image listed by CRI."""
         return frozenset(image.id for image in await self._cri.list_images())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nodeagent.act.gc.bulk_removal import BulkImageRemover
+from nodeagent.act.gc.image_transaction import TransactionalImageRemover
 from nodeagent.act.gc.leak_removal import LeakRemover
 from nodeagent.act.gc.recheck import RuntimeReader
 from nodeagent.act.gc.removers import (
@@ -15,6 +15,7 @@ from nodeagent.act.gc.removers import (
     PodLogRemover,
     SandboxRemover,
 )
+from nodeagent.act.gc.settling import DEFAULT_SETTLE_S, HURRIED_SETTLE_S
 from nodeagent.host import podlogs
 from nodeagent.plan.decision import ItemKind
 from nodeagent.runtime.features import mounts_images
@@ -43,7 +44,8 @@ class RemoverFactory:
         clock: for the age of plans and logs.
         read_holds: reads the current holds; blocking.
         find_unreferenced: reads the unreferenced blobs and snapshots.
-        bulk: whether images are removed by name, with one garbage collection, where the storage backend allows it.
+        bulk: whether images are removed by name, in transactions, where the storage backend allows it.
+        settle_s: maximum wait for container creations in progress per transaction.
     """
 
     cri: CriClient
@@ -53,8 +55,11 @@ class RemoverFactory:
     read_holds: Callable[[], tuple[Hold, ...]]
     find_unreferenced: Callable[[], Awaitable[tuple[UnreferencedPiece, ...]]]
     bulk: bool
+    settle_s: float = DEFAULT_SETTLE_S
 
-    def __call__(self, snapshot: NodeSnapshot, policy: GCPolicy) -> Mapping[ItemKind, Remover | BatchRemover]:
+    def __call__(
+        self, snapshot: NodeSnapshot, policy: GCPolicy, *, hurried: bool = False
+    ) -> Mapping[ItemKind, Remover | BatchRemover]:
         """Return the remover of each kind of item."""
         # A missing storage graph means unreadable records during the observation; the guards then use CRI as well.
         storage = self.storage if snapshot.storage is not None else CriOnlyStorage()
@@ -63,16 +68,19 @@ class RemoverFactory:
         return {
             ItemKind.BLOB: leaks,
             ItemKind.SNAPSHOT: leaks,
-            ItemKind.IMAGE: self._image_remover(reader, snapshot, policy),
+            ItemKind.IMAGE: self._image_remover(reader, snapshot, policy, hurried=hurried),
             ItemKind.CONTAINER: ContainerRemover(reader, self.cri, self.logs),
             ItemKind.SANDBOX: SandboxRemover(reader, self.cri),
             ItemKind.POD_LOG_DIRECTORY: PodLogRemover(reader, self.logs, policy.logs, snapshot, clock=self.clock),
             ItemKind.CONTAINER_LOG_LINK: LogLinkRemover(reader, self.logs, podlogs.link_container_id),
         }
 
-    def _image_remover(self, reader: RuntimeReader, snapshot: NodeSnapshot, policy: GCPolicy) -> Remover:
-        if self.bulk and snapshot.storage is not None:
-            return BulkImageRemover(
+    def _image_remover(
+        self, reader: RuntimeReader, snapshot: NodeSnapshot, policy: GCPolicy, *, hurried: bool
+    ) -> Remover | BatchRemover:
+        records = self.storage.removals if self.bulk and snapshot.storage is not None else None
+        if records is not None:
+            return TransactionalImageRemover(
                 reader,
                 self.cri,
                 policy.images,
@@ -80,5 +88,7 @@ class RemoverFactory:
                 clock=self.clock,
                 read_holds=self.read_holds,
                 names=self.storage,
+                records=records,
+                settle_s=min(self.settle_s, HURRIED_SETTLE_S) if hurried else self.settle_s,
             )
         return ImageRemover(reader, self.cri, policy.images, snapshot, clock=self.clock, read_holds=self.read_holds)

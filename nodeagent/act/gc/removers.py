@@ -19,7 +19,7 @@ from nodeagent.plan.gc.pod_logs import keep_tree
 from nodeagent.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
     from nodeagent.clock import Clock
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from nodeagent.plan.decision import Decision
     from nodeagent.plan.gc.images import ImageGCPolicy
     from nodeagent.plan.gc.pod_logs import PodLogPolicy
+    from nodeagent.runtime.containerd_records import StoredImage
 
 
 LONGEST_UNOBSERVED_S: Final = 600.0
@@ -38,6 +39,9 @@ class FreshReader(Protocol):
 
     async def image(self, image_id: str) -> Image | None:
         """Return the current image; ``None`` if it is removed."""
+
+    async def image_and_names(self, image_id: str) -> tuple[Image | None, tuple[StoredImage, ...]]:
+        """Return the current image and its stored names, each with its target; no names with CRI alone."""
 
     async def users(self) -> tuple[tuple[Container, ...], tuple[Sandbox, ...]]:
         """Return all containers with their mounted images, and all sandboxes with their own images."""
@@ -116,12 +120,13 @@ class ImageRemover:
 
     async def remove(self, decision: Decision) -> Result:
         """Remove the image unless it is already removed, in use or kept by another rule."""
-        image = await self._reader.image(decision.id)
+        image, names = await self._reader.image_and_names(decision.id)
         if image is None:
             return Result(decision, Outcome.GONE, "already removed")
         kept = await self._keep_reasons({image.id: image}, [decision])
-        if kept:
-            return Result(decision, Outcome.CHANGED, f"kept: {kept[image.id]}")
+        reason = kept.get(image.id) or changed_since(self._template.observed_at, names)
+        if reason:
+            return Result(decision, Outcome.CHANGED, f"kept: {reason}")
         return await self._delete(image, decision)
 
     async def _delete(self, image: Image, decision: Decision) -> Result:
@@ -310,6 +315,18 @@ class LogLinkRemover:
             if removed
             else Result(decision, Outcome.CHANGED, "kept: its target exists again")
         )
+
+
+def changed_since(observed_at: datetime, names: Iterable[StoredImage]) -> str:
+    """Return the reason to keep an image with these names if one of them changed after ``observed_at``; else empty.
+
+    The plan's usage of the image is then out of date: a pull is followed by the creation of a container.
+    """
+    for each in names:
+        stamps = [stamp.at for stamp in (each.created, each.updated) if stamp.at is not None]
+        if stamps and max(stamps) > observed_at:
+            return "pulled, tagged or labelled since the plan"
+    return ""
 
 
 def pod_activity(uid: str, sandbox_id: str, containers: tuple[Container, ...], sandboxes: tuple[Sandbox, ...]) -> str:

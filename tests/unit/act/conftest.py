@@ -10,6 +10,7 @@ import pytest
 
 from nodeagent.act.gc.collector import Collector
 from nodeagent.act.gc.log_removal import HostLogs
+from nodeagent.act.gc.removal_recovery import RemovalRecovery
 from nodeagent.act.gc.remover_factory import RemoverFactory
 from nodeagent.model import ImageUseRecord, Role
 from nodeagent.observe.node_snapshot import Observer, ObserverSettings
@@ -47,6 +48,8 @@ class Rig(NamedTuple):
     observer: Observer
     collector: Collector
     logs: Path
+    storage: ContainerdStorage
+    recovery: RemovalRecovery
 
 
 @pytest.fixture
@@ -62,6 +65,7 @@ def rig(tmp_path: Path) -> Opener:
         deadlines: Mapping[str, float] | None = None,
         bulk: bool = False,
         containerd_api: bool | None = None,
+        settle_s: float = 0.0,
         read_holds: Callable[[], tuple[Hold, ...]] = tuple,
     ) -> AsyncIterator[Rig]:
         scenario = example_node()
@@ -103,7 +107,10 @@ def rig(tmp_path: Path) -> Opener:
                 find_running=lambda _known: (frozenset(), False),
             )
             logs = HostLogs(settings.pod_log_root, settings.container_log_root, node.clock)
-            removers = RemoverFactory(cri, storage, logs, node.clock, read_holds, observer.find_unreferenced, bulk=bulk)
+            removers = RemoverFactory(
+                cri, storage, logs, node.clock, read_holds, observer.find_unreferenced, bulk=bulk, settle_s=settle_s
+            )
+            recovery = RemovalRecovery(storage, tmp_path / "pass.lock")
             collector = Collector(
                 observer,
                 removers,
@@ -111,8 +118,9 @@ def rig(tmp_path: Path) -> Opener:
                 clock=node.clock,
                 read_filesystem=read,
                 collect_garbage=storage.collect_garbage,
+                recover=recovery.run,
                 dry_run=dry_run,
             )
-            yield Rig(node, server, observer, collector, tmp_path)
+            yield Rig(node, server, observer, collector, tmp_path, storage, recovery)
 
     return opened

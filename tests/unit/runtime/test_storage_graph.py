@@ -55,7 +55,7 @@ async def test_each_image_has_its_blobs_and_its_chain_of_snapshots(client: Conta
     assert records_with_references(graph) == {}
     assert graph.records[A.id].names == ("a:1", "sha256:a")
     assert graph.records[A.id].complete
-    assert graph.records[A.id].pulled_at == datetime(2023, 11, 14, 22, 14, 20, tzinfo=UTC)
+    assert graph.records[A.id].pulled_at == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(

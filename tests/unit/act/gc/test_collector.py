@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.act.gc import collector as collect
-from nodeagent.act.gc.executor import BATCH
 from nodeagent.act.gc.outcomes import Outcome, PassEnd
 from nodeagent.errors import StoreError
 from nodeagent.model import Hold
@@ -204,33 +203,41 @@ async def test_bulk_removal_keeps_an_image_in_use_since_the_plan(rig: Opener) ->
         assert made.node.resolve_image(victim.name) == victim.id
 
 
-async def test_failed_name_deletion_falls_back_to_cri(rig: Opener) -> None:
+async def test_failed_name_deletion_restores_the_image_and_removes_the_others(
+    rig: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect, "SETTLE_WITHIN_S", 0.0)
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
-        made.server.faults.fail("Images.Delete", None, times=1, status="INTERNAL", detail="busy")
-        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
-        assert {each.decision.id for each in report.removed} == {each.id for each in preview.removals}
-        assert made.server.faults.count("RemoveImage") >= 1
+        victim = preview.removals[0]
+        names = set(made.node.names_of(victim.id))
+        made.server.faults.fail("Images.Delete", victim.id, times=1, status="INTERNAL", detail="busy")
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
+        assert outcomes(report) == {
+            each.id: Outcome.FAILED if each is victim else Outcome.DONE for each in preview.removals
+        }
+        assert set(made.node.names_of(victim.id)) == names
+        assert made.node.store.leases == {}
 
 
-async def test_failed_collection_is_reported_as_unconfirmed(rig: Opener) -> None:
+async def test_images_are_removed_through_cri_if_no_lease_can_be_created(rig: Opener) -> None:
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
-        made.server.faults.fail("Leases.Create", None, times=9, status="INTERNAL", detail="busy")
+        made.server.faults.fail("Leases.Create", None, times=9, status="INTERNAL", detail="no space left on device")
         report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
         assert {each.outcome for each in report.results} == {Outcome.DONE}
-        assert all("not confirmed" in each.detail for each in report.results)
+        assert made.server.faults.count("RemoveImage") == len(preview.removals)
 
 
-async def test_stopped_bulk_removal_still_collects_garbage(rig: Opener) -> None:
+async def test_stop_during_a_transaction_completes_it_for_the_images_begun(rig: Opener) -> None:
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
         stop = asyncio.Event()
-        assert len(preview.removals) > BATCH
-        report = await made.collector.run(preview, trigger="test", stop=stop, on_result=lambda _: stop.set())
+        made.server.faults.after("Images.Delete", stop.set, target=preview.removals[0].id)
+        report = await made.collector.run(preview, trigger="test", stop=stop)
+        found = [each.outcome for each in report.results]
         assert report.end is PassEnd.CANCELLED
-        expected = [Outcome.DONE] * BATCH + [Outcome.NOT_ATTEMPTED] * (len(preview.removals) - BATCH)
-        assert [each.outcome for each in report.results] == expected
+        assert set(found) == {Outcome.DONE, Outcome.NOT_ATTEMPTED}
         assert made.server.faults.count("Leases.Delete") == 1
         assert report.freed_bytes == report.predicted_bytes
 
@@ -266,16 +273,13 @@ async def test_holds_that_cannot_be_read_keep_every_image(rig: Opener) -> None:
         assert any("holds cannot be read" in warning for warning in plan.warnings)
 
 
-async def test_unreadable_image_use_fails_bulk_items_and_not_the_pass(
-    rig: Opener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(collect, "SETTLE_WITHIN_S", 0.0)  # the failed images share layers with the others
+async def test_unreadable_image_use_fails_the_images_and_deletes_no_name(rig: Opener) -> None:
     async with rig(bulk=True) as made:
         preview = await made.collector.preview(Scope.IMAGES)
-        made.server.faults.fail("ListPodSandbox", None, times=1, status="INTERNAL", detail="busy")
+        made.server.faults.fail("ListPodSandbox", None, times=2, status="INTERNAL", detail="busy")
         report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
-        assert [each.outcome for each in report.results[:BATCH]] == [Outcome.FAILED] * BATCH
-        assert {each.outcome for each in report.results[BATCH:]} == {Outcome.DONE}
+        assert {each.outcome for each in report.results} == {Outcome.FAILED}
+        assert made.server.faults.count("Images.Delete") == 0
 
 
 async def test_bulk_removal_keeps_an_image_named_again(rig: Opener, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.gc.executor import BATCH
 from nodeagent.act.gc.history_record import past_pass
 from nodeagent.act.gc.outcomes import Outcome
 from nodeagent.act.gc.pass_record import HistoryRecorder
@@ -78,19 +77,18 @@ async def test_all_planned_removals_are_on_disk_before_the_first(rig: Opener, tm
 
 
 async def test_outcomes_are_on_disk_before_the_pass_ends(rig: Opener, tmp_path: Path) -> None:
-    async with rig(bulk=True) as made:
+    async with rig() as made:
         recorded = Recorded(tmp_path / "state", made)
         preview = await made.collector.preview(Scope.IMAGES)
-        assert len(preview.removals) > BATCH
-        made.server.faults.fail("ImageStatus", preview.removals[BATCH + 1].id, times=99, status="UNAVAILABLE")
+        assert len(preview.removals) > 3
+        made.server.faults.fail("ImageStatus", preview.removals[2].id, times=99, status="UNAVAILABLE")
         with suppress(NodeAgentError):
             await made.collector.run(preview, trigger="test", stop=asyncio.Event(), recorder=recorded.recorder)
         await recorded.writer.extend("no such pass", [])  # after the queued outcomes
     found = recorded.read(running=False)
     assert found.result == "interrupted"
-    assert [each.outcome for each in found.actions[:BATCH]] == ["done"] * BATCH
-    assert {each.outcome for each in found.actions[BATCH : 2 * BATCH]} == {"failed"}
-    assert {each.outcome for each in found.actions[2 * BATCH :]} <= {"unknown"}
+    assert [each.outcome for each in found.actions[:3]] == ["done", "done", "failed"]
+    assert {each.outcome for each in found.actions[3:]} <= {"unknown"}
 
 
 async def test_removals_of_a_further_round_are_recorded_before_them(rig: Opener, tmp_path: Path) -> None:

@@ -155,6 +155,48 @@ class ListImagesResponse(_message.Message):
 Global___ListImagesResponse: _TypeAlias = ListImagesResponse  # noqa: Y015
 
 @_typing.final
+class CreateImageRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IMAGE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def image(self) -> Global___Image:
+        """ALREADY_EXISTS if its name exists, with any target"""
+
+    def __init__(
+        self,
+        *,
+        image: Global___Image | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["image", b"image"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateImageRequest: _TypeAlias = CreateImageRequest  # noqa: Y015
+
+@_typing.final
+class CreateImageResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IMAGE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def image(self) -> Global___Image: ...
+    def __init__(
+        self,
+        *,
+        image: Global___Image | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["image", b"image"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateImageResponse: _TypeAlias = CreateImageResponse  # noqa: Y015
+
+@_typing.final
 class DeleteImageRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

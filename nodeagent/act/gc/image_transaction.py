@@ -1,0 +1,405 @@
+"""Image removal as a transaction on containerd: names are deleted, and restored if the image turns out to be used.
+
+CreateContainer calls in progress appear in no list, so no check before a removal can see them. Here the content of the
+images is leased, their names are deleted, and the check comes afterwards: from then on no creation can begin. Images in
+use by then get their names back; for the others the release of the lease is the removal, with one garbage collection
+for all. See :mod:`nodeagent.runtime.image_leases` for the log of a transaction and
+:mod:`nodeagent.act.gc.removal_recovery` for an interrupted one.
+
+Every CRI RemoveImage runs a garbage collection of its own, and each collection walks all of containerd's metadata.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
+from nodeagent.act.gc.outcomes import Outcome, Result
+from nodeagent.act.gc.removers import FreshReader, ImageRemover, changed_since
+from nodeagent.act.gc.settling import DEFAULT_SETTLE_S, Settled, settle
+from nodeagent.errors import NodeAgentError, RuntimeRequestError, RuntimeTimeoutError, RuntimeUnavailableError
+from nodeagent.runtime.containerd_facts import is_pinned
+from nodeagent.runtime.image_leases import MAX_LABELS_BYTES, ImageName
+from nodeagent.runtime.metadata_graph import SNAPSHOTS, run_bounded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+
+    from nodeagent.act.gc.removers import RuntimeActions
+    from nodeagent.clock import Clock
+    from nodeagent.model import Hold, Image, NodeSnapshot
+    from nodeagent.plan.decision import Decision
+    from nodeagent.plan.gc.images import ImageGCPolicy
+    from nodeagent.runtime.containerd_records import StoredImage
+    from nodeagent.runtime.image_leases import Restored
+    from nodeagent.runtime.storage_backend import RemovalRecords
+    from nodeagent.runtime.storage_graph import ImageExtent
+
+T = TypeVar("T")
+
+BATCH: Final = 200
+"""Maximum number of images per transaction."""
+
+WINDOW: Final = timedelta(hours=24)
+"""Lifetime of the lease of an interrupted transaction, as for containerd's own operations."""
+
+_LISTED_WITHIN_S: Final = 20.0  # containerd 2's CRI service processes hundreds of deletions with seconds of delay
+_FIRST_WAIT_S: Final = 0.02
+_LAST_WAIT_S: Final = 1.0
+
+
+class NameActions(Protocol):
+    """Changes to image names, provided by the storage backend. Source: containerd ``images.v1.Images``."""
+
+    async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:
+        """Delete a name with that target digest; return whether it existed."""
+
+    async def get_image_names(self, names: Sequence[str]) -> tuple[StoredImage, ...]:
+        """Return the existing ones of these image names."""
+
+
+class TransactionReader(FreshReader, Protocol):
+    """Readings for transactions."""
+
+    async def listed_images(self) -> Mapping[str, Image]:
+        """Return the images that CRI lists, by id."""
+
+    async def image_ids(self) -> frozenset[str]:
+        """Return the id of every image that CRI lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """An image to remove, with its names before the transaction."""
+
+    decision: Decision
+    image: Image
+    names: tuple[ImageName, ...]
+
+    @property
+    def stored(self) -> tuple[StoredImage, ...]:
+        return tuple(each.stored for each in self.names)
+
+
+@dataclass(slots=True)
+class _Transaction:
+    """State of a transaction.
+
+    Attributes:
+        deleted: candidates whose names are deleted, by image id.
+        keep: image id to the reason of candidates whose deletion began and is undone.
+    """
+
+    lease_id: str
+    extents: Mapping[str, ImageExtent]
+    deleted: dict[str, _Candidate] = field(default_factory=dict)
+    keep: dict[str, str] = field(default_factory=dict)
+    results: dict[str, Result | NodeAgentError] = field(default_factory=dict)
+
+
+class TransactionalImageRemover(ImageRemover):
+    """Removes images by their names, many per transaction, each behind the guard of :class:`ImageRemover`.
+
+    Without a lease, or if CRI still lists removed images, the remaining images are removed through CRI, one by one.
+
+    Attributes:
+        batch_size: maximum number of images per call of :meth:`remove_many`.
+        settled_s: time waited for creations in progress so far, in seconds.
+    """
+
+    batch_size = BATCH
+
+    def __init__(  # noqa: PLR0913 - the guard's arguments and the image service
+        self,
+        reader: TransactionReader,
+        actions: RuntimeActions,
+        policy: ImageGCPolicy,
+        template: NodeSnapshot,
+        *,
+        clock: Clock,
+        read_holds: Callable[[], tuple[Hold, ...]],
+        names: NameActions,
+        records: RemovalRecords,
+        settle_s: float = DEFAULT_SETTLE_S,
+    ) -> None:
+        """Compose the remover; see :class:`ImageRemover` for the guard's arguments.
+
+        ``names`` deletes names, ``records`` has the leases and the creations in progress; ``settle_s`` is the maximum
+        wait for these, once per transaction.
+        """
+        super().__init__(reader, actions, policy, template, clock=clock, read_holds=read_holds)
+        self._transaction_reader = reader
+        self._names = names
+        self._records = records
+        self._settle_s = settle_s
+        self._clock = clock
+        self._unconfirmed: list[Result] = []
+        self._works = True
+        self.settled_s = 0.0
+
+    async def remove_many(self, decisions: Sequence[Decision], stop: asyncio.Event) -> list[Result | NodeAgentError]:
+        """Remove several images in one transaction; skip images that are by now removed, in use or otherwise kept.
+
+        Args:
+            decisions: the removals.
+            stop: when set, no further image is begun; the transaction is completed for the others.
+
+        Returns:
+            The result of each image, or the error of its removal, in order.
+
+        Raises:
+            RuntimeUnavailableError: the runtime is unavailable; an open transaction is restored by the next pass.
+        """
+        if not self._works:
+            return await self._through_cri(decisions, stop)
+        chosen = await _catch(self._candidates(decisions))
+        if isinstance(chosen, NodeAgentError):  # once more: it would fail the whole batch
+            chosen = await _catch(self._candidates(decisions))
+        if isinstance(chosen, NodeAgentError):
+            return [chosen] * len(decisions)
+        results, candidates = chosen
+        if candidates:
+            results |= await self._transact(candidates, stop)
+        return [results[each.id] for each in decisions]
+
+    async def _candidates(
+        self, decisions: Sequence[Decision]
+    ) -> tuple[dict[str, Result | NodeAgentError], list[_Candidate]]:
+        """Return the results of images that are not removed, and the others with their names."""
+        listed, stored = await asyncio.gather(
+            self._transaction_reader.listed_images(), self._records.leases.list_names()
+        )
+        names = _names_by_image([listed[each.id] for each in decisions if each.id in listed], stored)
+        images = {
+            image_id: replace(listed[image_id], pinned=listed[image_id].pinned or any(is_pinned(n.stored) for n in own))
+            for image_id, own in names.items()
+        }
+        kept = await self._keep_reasons(images, decisions) if images else {}
+        results: dict[str, Result | NodeAgentError] = {}
+        candidates: list[_Candidate] = []
+        recorded_bytes = 0
+        for decision in decisions:
+            image = images.get(decision.id)
+            if image is None:
+                results[decision.id] = Result(decision, Outcome.GONE, "already removed")
+                continue
+            own = names[image.id]
+            recorded_bytes += sum(len(each.encoded) for each in own) * 4 // 3
+            reason = kept.get(image.id) or changed_since(self._template.observed_at, (each.stored for each in own))
+            if reason:
+                results[decision.id] = Result(decision, Outcome.CHANGED, f"kept: {reason}")
+            elif not any(each.is_id for each in own) or recorded_bytes > MAX_LABELS_BYTES:
+                results[decision.id] = await _catch(self.remove(decision))  # not as CRI stores images, or too large
+            else:
+                candidates.append(_Candidate(decision, image, own))
+        return results, candidates
+
+    async def _transact(
+        self, candidates: Sequence[_Candidate], stop: asyncio.Event
+    ) -> dict[str, Result | NodeAgentError]:
+        extents = self._records.extents({each.image.id: each.stored for each in candidates})
+        names = [name for each in candidates for name in each.names]
+        further = dict.fromkeys(piece for each in extents.values() for piece in each.further)
+        try:
+            lease_id = await self._records.leases.open(names, further, window=WINDOW)
+        except RuntimeUnavailableError:
+            raise
+        except RuntimeRequestError:  # such as a full disk: nothing was deleted yet
+            self._works = False
+            decisions = [each.decision for each in candidates]
+            removed = await self._through_cri(decisions, stop)
+            return {decision.id: each for decision, each in zip(decisions, removed, strict=True)}
+        transaction = _Transaction(lease_id, extents)
+        await run_bounded(lambda each: self._delete_names(transaction, each, stop), candidates)
+        if transaction.deleted:
+            transaction.keep |= await self._used(transaction)
+        await self._restore(transaction)
+        await self._release(transaction)
+        return transaction.results
+
+    async def _delete_names(self, transaction: _Transaction, candidate: _Candidate, stop: asyncio.Event) -> None:
+        """Delete an image's names, its id last: until then CRI can create containers from it.
+
+        They are read again first, since the names of the whole batch were read earlier: containerd before 2.0 would
+        delete a name that was moved to another image meanwhile.
+        """
+        decision, image_id = candidate.decision, candidate.image.id
+        if stop.is_set():
+            transaction.results[decision.id] = Result(decision, Outcome.NOT_ATTEMPTED, "pass stopped")
+            return
+        try:
+            current = await self._names.get_image_names([each.name for each in candidate.stored])
+            if set(map(_identity, current)) != set(map(_identity, candidate.stored)):
+                detail = "kept: pulled, tagged or untagged during the pass"
+                transaction.results[decision.id] = Result(decision, Outcome.CHANGED, detail)
+                return
+            transaction.deleted[image_id] = candidate
+            await asyncio.gather(*(self._delete_name(each) for each in candidate.names if not each.is_id))
+            await asyncio.gather(*(self._delete_name(each) for each in candidate.names if each.is_id))
+        except RuntimeUnavailableError:
+            raise
+        except NodeAgentError as error:
+            if image_id in transaction.deleted:
+                transaction.keep[image_id] = str(error)
+            transaction.results[decision.id] = error
+
+    async def _delete_name(self, name: ImageName) -> None:
+        await self._names.delete_image(name.stored.name, sync=False, target=name.stored.target)
+
+    async def _used(self, transaction: _Transaction) -> dict[str, str]:
+        """Return the reasons to keep deleted images after a wait for creations in progress; all if unreadable."""
+        deleted = transaction.deleted
+        try:
+            settled = await settle(self._records.creations, self._clock, self._settle_s)
+            self.settled_s += settled.duration_s
+            return await self._users_now(transaction, settled)
+        except RuntimeUnavailableError:
+            raise
+        except NodeAgentError as error:
+            return dict.fromkeys(deleted, f"image use unreadable: {error}")
+
+    async def _users_now(self, transaction: _Transaction, settled: Settled) -> dict[str, str]:
+        deleted = transaction.deleted
+        if settled.unprepared:
+            return dict.fromkeys(deleted, "a container creation in progress has no snapshot yet")
+        tops = {image_id: transaction.extents[image_id].tops for image_id in deleted if image_id in transaction.extents}
+        snapshotters = {node.kind.removeprefix(SNAPSHOTS) for each in tops.values() for node in each}
+        # Snapshots before containers: a creation that proceeds meanwhile is then seen as one or the other.
+        prepared = await self._records.creations.prepared(snapshotters)
+        kept, named = await asyncio.gather(
+            self._keep_reasons(
+                {image_id: each.image for image_id, each in deleted.items()},
+                [each.decision for each in deleted.values()],
+            ),
+            self._records.leases.list_names(),
+        )
+        targets = {stored.target for stored, _ in named.values()}
+        for image_id, candidate in deleted.items():
+            snapshot = next((prepared[node] for node in tops.get(image_id, ()) if node in prepared), None)
+            if snapshot is not None:
+                kept.setdefault(image_id, f"container {snapshot[:12]} is being created from it")
+            elif not tops.get(image_id) and settled.others:
+                kept.setdefault(image_id, "not unpacked, and the runtime has operations in progress")
+            elif any(each.name in named or each.target in targets for each in candidate.stored):
+                kept.setdefault(image_id, "pulled or tagged during its removal")
+        return kept
+
+    async def _restore(self, transaction: _Transaction) -> None:
+        """Restore the names of kept images, before the lease is released.
+
+        Raises:
+            NodeAgentError: a name could not be restored; the lease remains, and the next pass restores from it.
+        """
+        kept = [transaction.deleted[image_id] for image_id in transaction.keep]
+        restored = await self._records.leases.restore(name for each in kept for name in each.names)
+        for candidate in kept:
+            image_id, decision = candidate.image.id, candidate.decision
+            detail = f"kept: {transaction.keep[image_id]}; {_restored_text(restored[image_id])}"
+            transaction.results.setdefault(decision.id, Result(decision, Outcome.CHANGED, detail))
+
+    async def _release(self, transaction: _Transaction) -> None:
+        """Delete the lease, which decides the removal, and wait for the garbage collection."""
+        removed = [each for image_id, each in transaction.deleted.items() if image_id not in transaction.keep]
+        try:
+            await self._records.leases.release(transaction.lease_id, sync=bool(removed))
+        except RuntimeTimeoutError:
+            if any(each.lease_id == transaction.lease_id for each in await self._records.leases.list_open()):
+                raise
+        for candidate in removed:
+            result = Result(candidate.decision, Outcome.DONE)
+            transaction.results[candidate.decision.id] = result
+            self._unconfirmed.append(result)
+
+    async def _through_cri(self, decisions: Sequence[Decision], stop: asyncio.Event) -> list[Result | NodeAgentError]:
+        return [
+            Result(each, Outcome.NOT_ATTEMPTED, "pass stopped") if stop.is_set() else await _catch(self.remove(each))
+            for each in decisions
+        ]
+
+    async def finish(self) -> tuple[Result, ...]:
+        """Verify that CRI no longer lists the removed images.
+
+        Returns:
+            The results of images that CRI still listed, after their removal through CRI.
+        """
+        unconfirmed, self._unconfirmed = self._unconfirmed, []
+        if not unconfirmed:
+            return ()
+        listed = await self._still_listed({result.decision.id for result in unconfirmed})
+        if not listed:
+            return ()
+        self._works = False
+        return tuple([await self._remove_listed(each) for each in unconfirmed if each.decision.id in listed])
+
+    async def _still_listed(self, deleted: set[str]) -> frozenset[str]:
+        """Return the ids that CRI still lists after a bounded wait, or lists again.
+
+        containerd's CRI service processes deletions from events, so it lists images for a while. There is no wait for
+        images that have a name again.
+        """
+        listed = deleted & await self._transaction_reader.image_ids()
+        named = {each.name for each in await self._names.get_image_names(sorted(listed))}
+        stale, waited_s, wait_s = listed - named, 0.0, _FIRST_WAIT_S
+        while stale and waited_s < _LISTED_WITHIN_S:
+            await asyncio.sleep(wait_s)
+            waited_s, wait_s = waited_s + wait_s, min(2 * wait_s, _LAST_WAIT_S)
+            stale &= await self._transaction_reader.image_ids()
+        return frozenset(stale | named)
+
+    async def _remove_listed(self, result: Result) -> Result:
+        """Return the result of an image that CRI still lists: kept if pulled again, else removed through CRI."""
+        try:
+            image, names = await self._reader.image_and_names(result.decision.id)
+            if image is None:
+                return result
+            if names:
+                return replace(result, outcome=Outcome.CHANGED, detail="kept: named again during the removal")
+            removed = await self.remove(result.decision)
+        except RuntimeUnavailableError:
+            raise
+        except NodeAgentError as error:
+            return replace(result, outcome=Outcome.FAILED, detail=str(error))
+        detail = removed.detail or "still listed by CRI after its names were deleted; removed through CRI"
+        return replace(removed, detail=detail, duration_s=result.duration_s)
+
+
+def _names_by_image(
+    images: Collection[Image], stored: Mapping[str, tuple[StoredImage, bytes]]
+) -> dict[str, tuple[ImageName, ...]]:
+    """Return every name of each image, including names that CRI cannot parse: those with the target of another one.
+
+    A remaining name would keep the content.
+    """
+    by_target: dict[str, list[tuple[StoredImage, bytes]]] = {}
+    for each in stored.values():
+        by_target.setdefault(each[0].target, []).append(each)
+    found = {}
+    for image in images:
+        targets = {stored[name][0].target for name in (*image.references, image.id) if name in stored}
+        own = [each for target in sorted(targets) for each in by_target[target]]
+        found[image.id] = tuple(ImageName(image.id, name, encoded) for name, encoded in own)
+    return found
+
+
+def _identity(name: StoredImage) -> tuple[object, ...]:
+    return name.name, name.target, name.created, name.updated
+
+
+def _restored_text(restored: Restored) -> str:
+    if restored.lost:
+        return f"cannot restore {', '.join(restored.lost[:3])}: content is missing"
+    if restored.taken:
+        return f"names restored, except {', '.join(restored.taken[:3])}, which refers to another image now"
+    return "names restored"
+
+
+async def _catch(work: Coroutine[object, object, T]) -> T | NodeAgentError:
+    """Return the result of ``work``, or its error unless the runtime is unavailable."""
+    try:
+        return await work
+    except RuntimeUnavailableError:
+        raise
+    except NodeAgentError as error:
+        return error

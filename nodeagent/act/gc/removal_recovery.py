@@ -1,0 +1,65 @@
+"""Completion of image removals that were interrupted: by a kill, a lost runtime, a full disk.
+
+A lease that exists means that the removal was not decided, so the names are restored; see
+:mod:`nodeagent.runtime.image_leases`. Restored images can be removed by a later pass, with a check.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnsupportedError
+from nodeagent.host.lock import process_lock
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nodeagent.runtime.image_leases import ImageLeases, OpenRemoval
+    from nodeagent.runtime.storage_backend import StorageBackend
+
+
+class RemovalRecovery:
+    """Restores the images of interrupted removals; at the start of the daemon and before each pass."""
+
+    def __init__(self, storage: StorageBackend, lock_path: Path) -> None:
+        """Restore on ``storage``, under the lock of the node's passes."""
+        self._storage = storage
+        self._lock_path = lock_path
+        self._notices: list[str] = []
+
+    def take_notices(self) -> tuple[str, ...]:
+        """Return the notices for operators since the last call."""
+        notices, self._notices = tuple(self._notices), []
+        return notices
+
+    async def run(self) -> None:
+        """Restore the names of every interrupted removal; a failure is a notice, and the next run retries.
+
+        While another pass runs, on this node's lock, its removal is in progress, not interrupted.
+        """
+        records = self._storage.removals
+        if records is None:
+            return
+        try:
+            if not await records.leases.list_open():
+                return
+            with process_lock(self._lock_path):
+                for each in await records.leases.list_open():
+                    self._notices.append(await self._restore(records.leases, each))
+        except (PassBusyError, RuntimeUnsupportedError):
+            return
+        except NodeAgentError as error:
+            self._notices.append(f"cannot restore the images of an interrupted removal: {error}; retried before a pass")
+
+    @staticmethod
+    async def _restore(leases: ImageLeases, removal: OpenRemoval) -> str:
+        results = (await leases.restore(removal.names)).values()
+        created = [name for each in results for name in each.created]
+        lost = [name for each in results for name in each.lost]
+        if removal.damaged:  # the content remains until the lease expires
+            return f"removal {removal.lease_id} was interrupted and its record is damaged; lease kept until it expires"
+        await leases.release(removal.lease_id, sync=False)
+        text = (
+            f"removal {removal.lease_id} was interrupted: {len(created)} of {len(removal.names)} image names restored"
+        )
+        return f"{text}; content is missing for {', '.join(lost[:5])}" if lost else text

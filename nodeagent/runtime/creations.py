@@ -1,0 +1,86 @@
+"""Container creations in progress, which appear in no list of containers.
+
+CreateContainer reads the image record, creates a lease with a random id and an expiry of 24 hours, prepares a writable
+snapshot on the top layer of the image in that lease, writes the container record, and deletes the lease. Each of these
+is visible in containerd's own services before the container is.
+
+Source: containerd ``container_create.go`` (CRI), ``client.NewContainer``, ``lease.go`` (``WithLease``).
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from nodeagent.runtime.image_leases import KIND_LABEL
+from nodeagent.runtime.metadata_graph import EXPIRE, SNAPSHOTS, Node, run_bounded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nodeagent.clock import Clock
+    from nodeagent.runtime.containerd import ContainerdClient
+    from nodeagent.runtime.containerd_records import Stamp
+
+LONGEST_CREATION: Final = timedelta(minutes=2)
+"""Age beyond which a lease or a snapshot is a leftover of a failed creation: the kubelet's default request timeout."""
+
+_SANDBOX_LEASE: Final = re.compile(r"[0-9a-f]{64}")  # containerd 2 creates an empty lease per sandbox, under its id
+_UNPACKING: Final = "extract-"
+
+
+class CreationLeases(NamedTuple):
+    """Recent leases of other clients: creations, pulls and imports in progress.
+
+    Attributes:
+        recent: their ids.
+        empty: ids of leases without any resource yet: of creations whose snapshot is not prepared, and of pulls and
+            imports that have just begun.
+    """
+
+    recent: frozenset[str]
+    empty: frozenset[str]
+
+
+class Creations:
+    """Reads the creations in progress. Every method raises the errors of ``RuntimeConnection.unary``."""
+
+    def __init__(self, client: ContainerdClient, clock: Clock) -> None:
+        """Use containerd in the namespace of the client; the clock is for the age of leases and snapshots."""
+        self._client = client
+        self._clock = clock
+
+    async def leases(self) -> CreationLeases:
+        """Return the recent leases of other clients."""
+        recent = [
+            each
+            for each in await self._client.list_leases()
+            if EXPIRE in each.labels
+            and KIND_LABEL not in each.labels
+            and not _SANDBOX_LEASE.fullmatch(each.id)
+            and self._is_recent(each.created)
+        ]
+        resources = await run_bounded(self._client.list_lease_resources, [each.id for each in recent])
+        empty = {lease.id for lease, held in zip(recent, resources, strict=True) if not held}
+        if empty:  # a lease without resources may have been deleted between the two calls
+            empty &= {each.id for each in await self._client.list_leases()}
+        return CreationLeases(frozenset(each.id for each in recent), frozenset(empty))
+
+    async def prepared(self, snapshotters: Iterable[str]) -> dict[Node, str]:
+        """Return the layers below writable snapshots without a container record, each with the key of the snapshot."""
+        found: dict[Node, str] = {}
+        for name in snapshotters:
+            snapshots = [
+                each
+                for each in await self._client.list_writable_snapshots(name)
+                if each.parent and not each.key.startswith(_UNPACKING) and self._is_recent(each.created)
+            ]
+            # Read after the snapshots: a creation is then visible as one or the other.
+            recorded = {each.snapshot_key for each in await self._client.list_containers()} if snapshots else set()
+            found |= {Node(SNAPSHOTS + name, each.parent): each.key for each in snapshots if each.key not in recorded}
+        return found
+
+    def _is_recent(self, created: Stamp) -> bool:
+        """Return whether this was created lately; an unknown time counts as recent."""
+        return created.at is None or created.at > self._clock.now() - LONGEST_CREATION

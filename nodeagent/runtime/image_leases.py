@@ -1,0 +1,205 @@
+"""Leases that keep the content of images while their names are deleted, so that the deletion can be undone.
+
+A lease on the target of an image keeps everything that the collector reaches from it by ``containerd.io/gc.ref``
+labels: manifests, config, layers and unpacked snapshots. The labels of the lease record every name with its target and
+labels, so the lease is the log of the removal as well: it exists before the first name is deleted, and its deletion is
+the decision to remove. containerd writes both in one transaction of its own database. After any interruption, a lease
+that exists means that the removal was not decided, and its names are restored from it.
+
+Rejected: a log in the agent's state directory. It cannot be written together with the lease, it is lost with the
+directory, and it cannot be written when the disk is full, which is when images are removed. Rejected: a lease on each
+blob and snapshot, since every added resource is a transaction on the disk.
+
+Source: containerd ``docs/garbage-collection.md`` (leases, ``gc.expire``); ``metadata/images.go`` (``Create``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import secrets
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from nodeagent.runtime.containerd_records import LeasedResource, decode_encoded_image
+from nodeagent.runtime.metadata_graph import CONTENT, EXPIRE, run_bounded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from datetime import timedelta
+
+    from nodeagent.clock import Clock
+    from nodeagent.runtime.containerd import ContainerdClient
+    from nodeagent.runtime.containerd_records import Lease, StoredImage
+
+KIND_LABEL: Final = "nodeagent/image-removal"
+MAX_LABELS_BYTES: Final = 4 << 20
+"""Maximum size of the recorded names; containerd accepts requests of 16 MiB by default."""
+
+_NAME_LABEL: Final = "nodeagent/name."
+_CHUNK: Final = 3500  # containerd accepts 4096 bytes of key and value
+_PENDING: Final = "pending"
+
+
+class ImageName(NamedTuple):
+    """One name of an image, exactly as containerd stores it.
+
+    Attributes:
+        image_id: CRI's id of the image.
+        stored: the name with its target and labels.
+        encoded: the complete record as a message, including fields unknown to the agent.
+    """
+
+    image_id: str
+    stored: StoredImage
+    encoded: bytes
+
+    @property
+    def is_id(self) -> bool:
+        """Whether this is the id under which CRI stores the image."""
+        return self.stored.name == self.image_id
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRemoval:
+    """A removal without decision: its lease exists.
+
+    Attributes:
+        names: the recorded names.
+        expires_at: time after which containerd deletes the lease; ``None`` if the label is missing or malformed.
+        damaged: whether some labels could not be decoded.
+    """
+
+    lease_id: str
+    names: tuple[ImageName, ...]
+    expires_at: datetime | None
+    damaged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """Result of restoring the names of one image.
+
+    Attributes:
+        created: names that were absent and exist again.
+        taken: names that exist with another target, because of a pull or a tag; they are kept as they are.
+        lost: names whose target no longer exists.
+    """
+
+    created: tuple[str, ...] = ()
+    taken: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+
+
+class ImageLeases:
+    """Opens, restores and releases image removals. Every method raises the errors of ``RuntimeConnection.unary``."""
+
+    def __init__(self, client: ContainerdClient, clock: Clock) -> None:
+        """Use containerd in the namespace of the client; the clock is for the expiry of leases."""
+        self._client = client
+        self._clock = clock
+
+    async def list_names(self) -> dict[str, tuple[StoredImage, bytes]]:
+        """Return every image name with its encoded record."""
+        return {stored.name: (stored, encoded) for stored, encoded in await self._client.list_image_records()}
+
+    async def open(
+        self, names: Sequence[ImageName], further: Iterable[LeasedResource] = (), *, window: timedelta
+    ) -> str:
+        """Create a lease that keeps the content of images and records their names; return its id.
+
+        Args:
+            names: the names that will be deleted.
+            further: pieces of the images that no label references from a target.
+            window: time after which containerd deletes the lease by itself.
+        """
+        lease_id = f"nodeagent-removal-{secrets.token_hex(8)}"
+        expires = (self._clock.now() + window).isoformat(timespec="seconds").replace("+00:00", "Z")
+        await self._client.create_lease(lease_id, {EXPIRE: expires, **encode_names(names)})
+        targets = dict.fromkeys(LeasedResource(each.stored.target, CONTENT) for each in names)
+        try:
+            await run_bounded(
+                lambda resource: self._client.add_lease_resource(lease_id, resource), [*targets, *further]
+            )
+        except BaseException:
+            await asyncio.shield(self._client.delete_lease(lease_id, sync=False))
+            raise
+        return lease_id
+
+    async def list_open(self) -> tuple[OpenRemoval, ...]:
+        """Return the removals without decision, of this process and of others."""
+        return tuple(decode_lease(each) for each in await self._client.list_leases() if KIND_LABEL in each.labels)
+
+    async def restore(self, names: Iterable[ImageName]) -> dict[str, Restored]:
+        """Create the absent ones of these names, with the recorded target and labels; return the result by image id.
+
+        The id is created first: CRI creates a missing id by itself at the event of another name, with labels of its
+        own. A name that exists is never changed: a pull or a tag in the meantime wins.
+        """
+        by_image: dict[str, list[ImageName]] = {}
+        for each in names:
+            by_image.setdefault(each.image_id, []).append(each)
+        results = await run_bounded(self._restore_image, list(by_image.values()))
+        return dict(zip(by_image, results, strict=True))
+
+    async def _restore_image(self, names: Sequence[ImageName]) -> Restored:
+        created, taken, lost = [], [], []
+        for each in sorted(names, key=lambda name: (not name.is_id, name.stored.name)):
+            existing = await self._client.get_image(each.stored.name)
+            if existing is None and await self._client.get_blob(each.stored.target) is None:
+                lost.append(each.stored.name)
+                continue
+            if existing is None and await self._client.create_image(each.encoded):
+                created.append(each.stored.name)
+                continue
+            existing = existing or await self._client.get_image(each.stored.name)
+            if existing is None or existing.target != each.stored.target:
+                taken.append(each.stored.name)
+        return Restored(tuple(created), tuple(taken), tuple(lost))
+
+    async def release(self, lease_id: str, *, sync: bool) -> None:
+        """Delete a lease; success if absent. With ``sync``, return after the garbage collection that it causes."""
+        await self._client.delete_lease(lease_id, sync=sync)
+
+
+def encode_names(names: Iterable[ImageName]) -> dict[str, str]:
+    """Return the labels that record names; each is short enough for containerd."""
+    labels = {KIND_LABEL: _PENDING}
+    for number, each in enumerate(names):
+        text = f"{each.image_id} {base64.b64encode(each.encoded).decode()}"
+        for start in range(0, len(text), _CHUNK):
+            labels[f"{_NAME_LABEL}{number:05}.{start:08}"] = text[start : start + _CHUNK]
+    return labels
+
+
+def decode_lease(lease: Lease) -> OpenRemoval:
+    """Return the removal of a lease with ``KIND_LABEL``; names that cannot be decoded are omitted."""
+    names, damaged = [], False
+    for text in _joined(lease.labels):
+        image_id, _, encoded = text.partition(" ")
+        try:
+            record = base64.b64decode(encoded, validate=True)
+            names.append(ImageName(image_id, decode_encoded_image(record), record))
+        except (binascii.Error, DecodeError, ValueError):
+            damaged = True
+    return OpenRemoval(lease.id, tuple(names), _expiry(lease.labels.get(EXPIRE, "")), damaged)
+
+
+def _joined(labels: Mapping[str, str]) -> Iterator[str]:
+    """Return the text of each recorded name."""
+    chunks = sorted(each for each in labels if each.startswith(_NAME_LABEL))
+    for _, parts in groupby(chunks, key=lambda label: label.rpartition(".")[0]):
+        yield "".join(labels[part] for part in parts)
+
+
+def _expiry(text: str) -> datetime | None:
+    try:
+        expiry = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return expiry if expiry.tzinfo else expiry.replace(tzinfo=UTC)

@@ -1,0 +1,79 @@
+"""Image removals against concurrent creations, imports and tags on a real containerd.
+
+``NODEAGENT_TEST_RUNS`` is the number of rounds of the tests with the ``campaign`` mark; see ``make campaign-removal``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.act.agent import open_agent
+from nodeagent.act.gc import collector
+from nodeagent.cli.session import load_settings
+from nodeagent.plan.gc.scope import Scope
+from tests.support import races
+from tests.support.containerd import LoopFs
+from tests.support.races import RaceField
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from tests.integration.conftest import ContainerdFactory
+    from tests.support.images import Built
+    from tests.support.pods import Pods
+
+pytestmark = pytest.mark.real
+
+ROUNDS = int(os.environ.get("NODEAGENT_TEST_RUNS", "8"))
+
+
+@pytest.fixture
+def field(containerd_factory: ContainerdFactory) -> RaceField:
+    return RaceField(containerd_factory(imagefs=LoopFs(700, "ext4")))
+
+
+def by_agent(config: Path) -> Callable[[Pods, Sequence[Built]], int]:
+    """Return a removal by one pass of the agent."""
+
+    async def collect() -> int:
+        async with open_agent(load_settings(config, {}), record=True, dry_run=False) as agent:
+            preview = await agent.collector.preview(Scope.IMAGES)
+            report = await agent.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
+            return len(report.removed)
+
+    return lambda _pods, _images: asyncio.run(collect())
+
+
+@pytest.fixture
+def _measured_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip the wait for freed bytes, which never become available: the images are imported again meanwhile."""
+    monkeypatch.setattr(collector, "SETTLE_WITHIN_S", 0.0)
+
+
+@pytest.mark.campaign
+@pytest.mark.usefixtures("_measured_at_once")
+def test_no_container_loses_its_image_record_by_a_pass(field: RaceField) -> None:
+    removal = by_agent(field.configure())
+    for _ in range(ROUNDS):
+        field.run_round(removal)
+    print(field.counts)
+    assert not field.counts.lost
+    assert not field.counts.broken
+    assert not field.counts.incomplete
+
+
+@pytest.mark.parametrize("removal", [races.remove_as_kubelet, races.remove_at_once], ids=["kubelet", "at-once"])
+def test_removals_without_transaction_lose_image_records(
+    field: RaceField, removal: Callable[[Pods, Sequence[Built]], int]
+) -> None:
+    for _ in range(40):
+        field.run_round(removal)
+        if field.counts.lost:
+            break
+    print(field.counts)
+    assert field.counts.lost

@@ -1,0 +1,258 @@
+"""Races of an image removal with other clients: creations, imports and tags of the images that are being removed.
+
+A round imports the images, starts a removal, and at random instants during it creates containers from random images,
+imports them again or tags them. At the end of the round every container must have its image record: the runtime can
+then restart it without a registry. The removal is a parameter, so that the same round also shows the races of bare
+RemoveImage calls and of the kubelet's logic.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import grpc
+
+from tests.support import images, reclaim
+from tests.support.containerd import ContainerdError
+from tests.support.images import File, Image, Layer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from tests.support.containerd import Containerd
+    from tests.support.images import Archive, Built
+    from tests.support.pods import Pods, Sandbox
+
+    Removal = Callable[[Pods, Sequence[Built]], int]
+
+REPOSITORY = "registry.test/raced"
+_CLIENTS = 4
+_ABSENT = ("failed to resolve image", "failed to get image from containerd")
+_PER_SANDBOX = 60
+
+
+@dataclass(slots=True)
+class Counts:
+    """Counts over rounds.
+
+    Attributes:
+        opportunities: creations, imports and tags.
+        created: successful creations.
+        absent: creations that found no image record, as after any removal.
+        broken: creations that failed after they had found the record, by error.
+        lost: containers without an image record at the end of the round.
+        incomplete: image names at the end of a round whose content is missing.
+        removed: images reported as removed.
+        removal_s: total duration of the removals.
+    """
+
+    opportunities: int = 0
+    created: int = 0
+    absent: int = 0
+    broken: Counter[str] = field(default_factory=Counter)
+    lost: list[str] = field(default_factory=list)
+    incomplete: list[str] = field(default_factory=list)
+    removed: int = 0
+    removal_s: float = 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.opportunities} opportunities, {self.created} containers created, {self.absent} found no record, "
+            f"{self.broken.total()} failed later, {self.removed} images removed in {self.removal_s:.1f} s, "
+            f"{len(self.lost)} containers without image record, {len(self.incomplete)} incomplete images"
+        )
+
+
+class RaceField:
+    """A daemon with images that are removed and used at the same time, round by round."""
+
+    def __init__(self, containerd: Containerd, *, count: int = 24, seed: int = 0) -> None:
+        """Write the archives; ``seed`` determines the random choices, not their timing."""
+        self._containerd = containerd
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+        self._numbers = iter(range(1 << 30))
+        described = [_image(number) for number in range(count)]
+        directory = containerd.base
+        self.archive = images.write_oci(directory / "raced.tar", *described)
+        self._single: dict[str, Archive] = {
+            each.tags[0]: images.write_oci(directory / f"raced-{number}.tar", each)
+            for number, each in enumerate(described)
+        }
+        self._sandbox: Sandbox | None = None
+        self._in_sandbox = 0
+        self._span_s = 1.0
+        self.counts = Counts()
+
+    def configure(self, extra: str = "") -> Path:
+        """Write an agent configuration that removes every unused image, and return its path."""
+        path = self._containerd.base / "nodeagent.toml"
+        path.write_text(
+            f'role = "standalone"\n[runtime]\nendpoint = "unix://{self._containerd.socket}"\n'
+            f'[state]\ndirectory = "{self._containerd.base}/agent-state"\n'
+            f'[image_gc]\nhigh_threshold_percent = 1\nlow_threshold_percent = 0\nminimum_age = "0s"\n{extra}'
+        )
+        return path
+
+    def run_round(self, removal: Removal, *, uses: int = 40) -> None:
+        """Run one round: ``uses`` random uses of the images during ``removal``, which returns the images removed."""
+        with self._containerd.pods() as pods:
+            sandbox = self._prepare(pods)
+            started, threads = threading.Event(), list[Future[None]]()
+            with ThreadPoolExecutor(_CLIENTS) as pool:
+                instants = sorted(self._random.uniform(-0.05, self._span_s * 1.1) for _ in range(uses))
+                plans = [(at, self._random.random(), self._random.choice(self.archive.images)) for at in instants]
+                threads += [
+                    pool.submit(self._use, pods, sandbox, started, plans[part::_CLIENTS]) for part in range(_CLIENTS)
+                ]
+                started.set()
+                time.sleep(0.05)  # the first uses start before the removal
+                began = time.perf_counter()
+                removed = removal(pods, self.archive.images)
+                self._span_s = time.perf_counter() - began
+                for each in threads:
+                    each.result()
+            self.counts.removed += removed
+            self.counts.removal_s += self._span_s
+            self.settle(pods)
+            self._check(pods)
+            self._clear(pods)
+
+    def settle(self, pods: Pods) -> None:
+        """Wait until CRI's image list agrees with containerd's image names."""
+
+        def agrees() -> bool:
+            named = self._names()
+            listed = pods.list_images()
+            references = {name for image in listed for name in (*image.tags, *image.digests)}
+            ids = {image.id for image in listed}
+            return references == {name for name in named if not _is_id(name)} and ids >= set(filter(_is_id, named))
+
+        reclaim.poll("CRI's image list agrees with containerd's", agrees, timeout_s=30)
+
+    def _names(self) -> list[str]:
+        return [line.split()[0] for line in self._containerd.ctr("images", "ls").splitlines()[1:]]
+
+    def _prepare(self, pods: Pods) -> Sandbox:
+        present = set(self._names())
+        if any(built.config_digest not in present for built in self.archive.images):
+            self._containerd.import_images(self.archive)
+        if self._sandbox is None or self._in_sandbox > _PER_SANDBOX:
+            if self._sandbox is not None:
+                pods.remove_sandbox(self._sandbox)
+            self._sandbox, self._in_sandbox = pods.run_sandbox(f"raced-{next(self._numbers)}"), 0
+            pods.made.clear()  # it survives this client
+        return self._sandbox
+
+    def _use(
+        self, pods: Pods, sandbox: Sandbox, started: threading.Event, plans: list[tuple[float, float, Built]]
+    ) -> None:
+        """Use images at their instants, in seconds from the start of the removal."""
+        started.wait()
+        began = time.perf_counter() + 0.05
+        for at, kind, built in plans:
+            time.sleep(max(0.0, began + at - time.perf_counter()))
+            if kind < 0.8:
+                self._create(pods, sandbox, built, start=kind < 0.1)
+            elif kind < 0.9:
+                self._import(built)
+            else:
+                self._tag(built)
+            with self._lock:
+                self.counts.opportunities += 1
+
+    def _create(self, pods: Pods, sandbox: Sandbox, built: Built, *, start: bool) -> None:
+        with self._lock:
+            name = f"c{next(self._numbers)}"
+            self._in_sandbox += 1
+            image = self._random.choice([built.tags[0], built.config_digest])
+        try:
+            container = pods.create_container(sandbox, name, image, log_path="")
+            if start:
+                pods.start(container)
+        except grpc.RpcError as error:
+            detail = str(error)
+            with self._lock:
+                if any(text in detail for text in _ABSENT):
+                    self.counts.absent += 1
+                else:
+                    self.counts.broken[detail] += 1
+            return
+        with self._lock:
+            self.counts.created += 1
+
+    def _import(self, built: Built) -> None:
+        try:
+            self._containerd.ctr("images", "import", str(self._single[built.tags[0]].path))
+        except ContainerdError as error:
+            # Its image was removed before it was unpacked, or its name was created between its Update and its Create.
+            if "not found" not in str(error) and "already exists" not in str(error):
+                raise
+
+    def _tag(self, built: Built) -> None:
+        with self._lock:
+            alias = f"{REPOSITORY}/alias:{next(self._numbers)}"
+        try:
+            self._containerd.ctr("images", "tag", built.tags[0], alias)
+        except ContainerdError as error:
+            if "not found" not in str(error):
+                raise
+
+    def _check(self, pods: Pods) -> None:
+        # The runtime creates containers by the name that is the image's id; CRI lists an image by its other names too.
+        named = set(self._names())
+        self.counts.lost += [
+            f"{each.name}: {each.image_ref}" for each in pods.list_containers() if each.image_ref not in named
+        ]
+        for line in self._containerd.ctr("images", "check").splitlines()[1:]:
+            if "complete" not in line.split() and REPOSITORY in line:
+                self.counts.incomplete.append(line)
+
+    def _clear(self, pods: Pods) -> None:
+        """Remove the containers and the aliases of the round, so that all images are unused again."""
+        for each in pods.list_containers():
+            pods.call("StopContainer", {"container_id": each.id, "timeout": 0})
+            pods.call("RemoveContainer", {"container_id": each.id})
+        aliases = [name for name in self._names() if name.startswith(f"{REPOSITORY}/alias:")]
+        if aliases:
+            self._containerd.ctr("images", "rm", *aliases)
+
+
+def remove_one_by_one(pods: Pods, built: Sequence[Built]) -> int:
+    """Remove images with one RemoveImage call after the other, without any check."""
+    for each in built:
+        pods.remove_image(each.config_digest)
+    return len(built)
+
+
+def remove_at_once(pods: Pods, built: Sequence[Built]) -> int:
+    """Remove images with concurrent RemoveImage calls, without any check."""
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda each: pods.remove_image(each.config_digest), built))
+    return len(built)
+
+
+def remove_as_kubelet(pods: Pods, built: Sequence[Built]) -> int:
+    """Remove images as the kubelet does: list the users once, then remove the unused images one after the other.
+
+    Source: kubelet image manager, ``detectImages`` and ``freeSpace``.
+    """
+    used = {each.image_ref for each in pods.list_containers()}
+    unused = [each for each in built if each.config_digest not in used]
+    return remove_one_by_one(pods, unused)
+
+
+def _is_id(name: str) -> bool:
+    return name.startswith("sha256:")
+
+
+def _image(number: int) -> Image:
+    layers = [Layer((File(f"data/{number}-{step}", 4_000 + step),)) for step in range(2)]
+    return images.image(f"{REPOSITORY}/app{number}:v1", layers=layers)

@@ -1,0 +1,207 @@
+"""Image removal in transactions on a simulated containerd, with crashes at every step."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nodeagent.act.gc import collector as collect
+from nodeagent.act.gc.outcomes import Outcome, PassReport
+from nodeagent.errors import NodeAgentError
+from nodeagent.host.lock import process_lock
+from nodeagent.plan.gc.scope import Scope
+from nodeagent.sim.store import Lease, RefusedError, Snapshot, SnapshotKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.unit.act.conftest import Opener, Rig
+
+CHANGES = ("Leases.Create", "Leases.AddResource", "Images.Delete", "Images.Create", "Leases.Delete")
+STEPS = (*CHANGES, "ListContainers", "Snapshots.List", "Leases.List", "Images.List", "Images.Get")
+RECENT = {"containerd.io/gc.expire": "2099-01-01T00:00:00Z"}
+
+
+async def remove_all(made: Rig) -> PassReport:
+    preview = await made.collector.preview(Scope.IMAGES)
+    return await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
+
+
+def outcomes(report: PassReport) -> dict[str, Outcome]:
+    return {each.decision.id: each.outcome for each in report.results}
+
+
+def begin_creation(made: Rig, image_id: str) -> Callable[[], None]:
+    """Return an action that prepares the snapshot of a new container, whose record is not written yet."""
+
+    def prepare() -> None:
+        store = made.node.store
+        store.add_lease(Lease("1234-abcd", made.node.now, dict(RECENT), [("c" * 64, "snapshots/overlayfs")]))
+        parent = next(image for image in known.values() if image.id == image_id).chain_id
+        store.put_snapshot(Snapshot("c" * 64, parent, SnapshotKind.ACTIVE, 1, 1, made.node.now))
+
+    known = dict(made.node.images)
+    return prepare
+
+
+async def test_image_of_a_container_being_created_gets_all_names_back(rig: Opener) -> None:
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        victim = preview.removals[0]
+        before = {name: made.node.store.names[name] for name in made.node.names_of(victim.id)}
+        # Prepared after the names were deleted, by a creation that had read the image record before.
+        made.server.faults.before("Snapshots.List", begin_creation(made, victim.id))
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
+        assert outcomes(report)[victim.id] is Outcome.CHANGED
+        after = {name: made.node.store.names[name] for name in made.node.names_of(victim.id)}
+        assert after.keys() == before.keys()
+        assert all(
+            (after[name].target, after[name].labels) == (before[name].target, before[name].labels) for name in before
+        )
+        assert made.server.faults.targets("Images.Create")[0] == victim.id
+        assert set(made.node.store.leases) == {"1234-abcd"}
+
+
+async def test_creation_without_snapshot_at_the_end_of_the_wait_keeps_the_batch(rig: Opener) -> None:
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        before = set(made.node.store.names)
+        made.node.store.add_lease(Lease("1234-abcd", made.node.now, dict(RECENT)))
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
+        assert set(outcomes(report).values()) == {Outcome.CHANGED}
+        assert set(made.node.store.names) == before
+
+
+@pytest.mark.parametrize(
+    ("lease_id", "age"),
+    [("5" * 64, timedelta()), ("1234-abcd", timedelta(minutes=5))],
+    ids=["of-a-sandbox", "of-a-failed-creation"],
+)
+async def test_empty_lease_that_is_no_creation_keeps_no_image(rig: Opener, lease_id: str, age: timedelta) -> None:
+    async with rig(bulk=True) as made:
+        made.node.store.add_lease(Lease(lease_id, made.node.now - age, dict(RECENT)))
+        report = await remove_all(made)
+        assert set(outcomes(report).values()) == {Outcome.DONE}
+
+
+async def test_pull_during_the_removal_keeps_the_image_and_its_new_name_record(rig: Opener) -> None:
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        victim = preview.removals[0]
+        names = set(made.node.names_of(victim.id))
+        tag = next(name for name in names if "@" not in name and name != victim.id)
+        old = made.node.store.names[tag]
+
+        def pull() -> None:
+            made.node.advance(1)
+            made.node.set_name(replace(old, created_at=made.node.now, labels={"pulled": "again"}))
+
+        made.server.faults.after("Images.Delete", pull, target=victim.id)
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
+        assert outcomes(report)[victim.id] is Outcome.CHANGED
+        assert set(made.node.names_of(victim.id)) == names
+        assert made.node.store.names[tag].labels == {"pulled": "again"}
+
+
+async def test_image_pulled_again_since_the_plan_is_kept(rig: Opener) -> None:
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        victim = preview.removals[0]
+        made.node.advance(60)
+        old = made.node.store.names[victim.id]
+        made.node.set_name(replace(old, updated_at=made.node.now))
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
+        assert outcomes(report)[victim.id] is Outcome.CHANGED
+        assert made.server.faults.count("Images.Delete", victim.id) == 0
+
+
+async def test_interrupted_removal_of_this_moment_is_left_to_the_pass_that_holds_the_lock(
+    rig: Opener, tmp_path: Path
+) -> None:
+    async with rig(bulk=True) as made:
+        made.server.faults.fail("Leases.Delete", times=1, status="UNAVAILABLE")
+        await remove_all(made)
+        with process_lock(tmp_path / "pass.lock"):
+            await made.recovery.run()
+            assert made.node.store.leases
+        await made.recovery.run()
+        assert not made.node.store.leases
+
+
+def whole(made: Rig, names: dict[str, set[str]]) -> tuple[set[str], set[str]]:
+    """Return the ids of the present and the removed images; fail for one in between."""
+    present = {image_id for image_id, own in names.items() if own & set(made.node.store.names)}
+    for image_id in present:
+        assert names[image_id] <= set(made.node.store.names)
+        assert image_id in made.node.images
+        chain_id = made.node.images[image_id].chain_id
+        assert not chain_id or chain_id in made.node.store.snapshots
+    return present, names.keys() - present
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(
+    first=st.tuples(st.sampled_from(CHANGES), st.integers(0, 40), st.booleans()),
+    second=st.none() | st.tuples(st.sampled_from(CHANGES), st.integers(0, 40), st.booleans()),
+    used=st.none() | st.integers(0, 20),
+    restarted=st.booleans(),
+)
+async def test_crash_at_any_step_leaves_every_image_whole_or_removed_and_no_lease(  # noqa: PLR0917
+    rig: Opener,
+    monkeypatch: pytest.MonkeyPatch,
+    first: tuple[str, int, bool],
+    second: tuple[str, int, bool] | None,
+    used: int | None,
+    restarted: bool,
+) -> None:
+    monkeypatch.setattr(collect, "SETTLE_WITHIN_S", 0.0)
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        names = {each.id: set(made.node.names_of(each.id)) for each in preview.removals}
+        in_use = preview.removals[used % len(preview.removals)].id if used is not None else ""
+        if in_use:
+            start = partial(made.node.start_container, in_use)
+            made.server.faults.before("Images.Delete", start, target=in_use, times=1)
+        crash(made, first)
+        with suppress(NodeAgentError):
+            await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
+        decided = not made.node.store.leases
+        for next_crash in (second, None):
+            made.server.faults.clear()
+            if restarted:  # containerd collects garbage at its start
+                made.node.collect_garbage()
+            if next_crash is not None:
+                crash(made, next_crash)
+            await made.recovery.run()
+        made.node.collect_garbage()
+        present, removed = whole(made, names)
+        assert not made.node.store.leases
+        assert in_use in present or not in_use
+        assert decided or not removed
+
+
+def crash(made: Rig, at: tuple[str, int, bool]) -> None:
+    """End the runtime's responses at the n-th call of a method, before or after its effect, for all later calls."""
+    method, number, after = at
+    seen = iter(range(1 << 30))
+
+    def count() -> None:
+        if next(seen) == number:
+            for each in STEPS:
+                made.server.faults.fail(each, times=None, status="UNAVAILABLE", detail="crashed")
+            if after:
+                raise RefusedError("UNAVAILABLE", "crashed")
+
+    hook = made.server.faults.after if after else made.server.faults.before
+    hook(method, count, times=None)
