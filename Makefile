@@ -59,6 +59,11 @@ campaign-kill: ## as root: passes killed by SIGKILL on a real containerd, RUNS t
 	@.ci/setup dev real
 	NODEAGENT_TEST_RUNS=$(or $(RUNS),200) $(BIN)/python -m pytest tests/integration/test_kill.py -m campaign
 
+campaign-removal: ## as root: image removals against concurrent use, kills and restarts on a real containerd, RUNS rounds (100)
+	@.ci/setup dev real
+	NODEAGENT_TEST_RUNS=$(or $(RUNS),100) $(BIN)/python -m pytest -s -m campaign \
+		tests/integration/test_removal_races.py tests/integration/test_removal_interruptions.py
+
 test-matrix: ## the integration tests on containerd 1.6 (this machine's), 1.7 and 2.1
 	@.ci/setup dev real
 	@for version in host 1.7 2.1; do \

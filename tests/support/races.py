@@ -129,7 +129,7 @@ class RaceField:
         """Wait until CRI's image list agrees with containerd's image names."""
 
         def agrees() -> bool:
-            named = self._names()
+            named = self.names()
             listed = pods.list_images()
             references = {name for image in listed for name in (*image.tags, *image.digests)}
             ids = {image.id for image in listed}
@@ -137,13 +137,34 @@ class RaceField:
 
         reclaim.poll("CRI's image list agrees with containerd's", agrees, timeout_s=30)
 
-    def _names(self) -> list[str]:
+    def names(self) -> list[str]:
+        """Return containerd's image names."""
         return [line.split()[0] for line in self._containerd.ctr("images", "ls").splitlines()[1:]]
 
-    def _prepare(self, pods: Pods) -> Sandbox:
-        present = set(self._names())
+    def import_missing(self) -> None:
+        """Import the images again unless all of them are present."""
+        present = set(self.names())
         if any(built.config_digest not in present for built in self.archive.images):
             self._containerd.import_images(self.archive)
+
+    def incomplete(self) -> list[str]:
+        """Return the image names whose content is missing."""
+        lines = self._containerd.ctr("images", "check").splitlines()[1:]
+        return [line for line in lines if "complete" not in line.split() and REPOSITORY in line]
+
+    def partial(self) -> dict[str, set[str]]:
+        """Return the present names of images of which some, not all, are present."""
+        present = set(self.names())
+        found = {}
+        for built in self.archive.images:
+            digest = f"{images.repository(built.tags[0])}@{built.digest}"
+            own = {*built.tags, digest, built.config_digest}
+            if own & present and not own <= present:
+                found[built.tags[0]] = own & present
+        return found
+
+    def _prepare(self, pods: Pods) -> Sandbox:
+        self.import_missing()
         if self._sandbox is None or self._in_sandbox > _PER_SANDBOX:
             if self._sandbox is not None:
                 pods.remove_sandbox(self._sandbox)
@@ -207,20 +228,18 @@ class RaceField:
 
     def _check(self, pods: Pods) -> None:
         # The runtime creates containers by the name that is the image's id; CRI lists an image by its other names too.
-        named = set(self._names())
+        named = set(self.names())
         self.counts.lost += [
             f"{each.name}: {each.image_ref}" for each in pods.list_containers() if each.image_ref not in named
         ]
-        for line in self._containerd.ctr("images", "check").splitlines()[1:]:
-            if "complete" not in line.split() and REPOSITORY in line:
-                self.counts.incomplete.append(line)
+        self.counts.incomplete += self.incomplete()
 
     def _clear(self, pods: Pods) -> None:
         """Remove the containers and the aliases of the round, so that all images are unused again."""
         for each in pods.list_containers():
             pods.call("StopContainer", {"container_id": each.id, "timeout": 0})
             pods.call("RemoveContainer", {"container_id": each.id})
-        aliases = [name for name in self._names() if name.startswith(f"{REPOSITORY}/alias:")]
+        aliases = [name for name in self.names() if name.startswith(f"{REPOSITORY}/alias:")]
         if aliases:
             self._containerd.ctr("images", "rm", *aliases)
 

@@ -1,0 +1,120 @@
+"""Image removals that are interrupted: by SIGKILL of the agent, and by restarts of containerd.
+
+``NODEAGENT_TEST_RUNS`` is the number of interruptions of the tests with the ``campaign`` mark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.act.agent import open_agent
+from nodeagent.act.gc import collector
+from nodeagent.cli.session import load_settings
+from nodeagent.errors import NodeAgentError
+from nodeagent.plan.gc.scope import Scope
+from tests.support.containerd import LoopFs
+from tests.support.races import RaceField
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.integration.conftest import ContainerdFactory
+    from tests.support.containerd import Containerd
+
+pytestmark = pytest.mark.real
+
+RUNS = int(os.environ.get("NODEAGENT_TEST_RUNS", "4"))
+
+
+def leases(containerd: Containerd) -> list[str]:
+    return [line for line in containerd.ctr("leases", "ls").splitlines() if "nodeagent" in line]
+
+
+def recover(config: Path) -> None:
+    """Restore interrupted removals as the daemon does at its start."""
+
+    async def run() -> None:
+        async with open_agent(load_settings(config, {}), record=True, dry_run=False) as agent:
+            await agent.recovery.run()
+
+    asyncio.run(run())
+
+
+def collect(config: Path) -> None:
+    """Run a pass over the images; an unavailable runtime ends it."""
+
+    async def run() -> None:
+        async with open_agent(load_settings(config, {}), record=True, dry_run=False) as agent:
+            preview = await agent.collector.preview(Scope.IMAGES)
+            await agent.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
+
+    try:
+        asyncio.run(run())
+    except NodeAgentError:
+        return
+
+
+def check(containerd: Containerd, field: RaceField) -> None:
+    assert leases(containerd) == []
+    assert field.partial() == {}
+    assert field.incomplete() == []
+
+
+@pytest.mark.campaign
+def test_agent_killed_during_a_removal_leaves_every_image_whole_or_removed(
+    containerd_factory: ContainerdFactory,
+) -> None:
+    containerd = containerd_factory(imagefs=LoopFs(700, "ext4"))
+    field = RaceField(containerd)
+    config = field.configure()
+    chosen = random.Random(0)
+    command = [sys.executable, "-m", "nodeagent", "gc", "images", "--yes", "--config", str(config)]
+    span_s = 0.0
+    interrupted = 0
+    for number in range(RUNS + 1):
+        field.import_missing()
+        began = time.perf_counter()
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as agent:
+            if number:
+                time.sleep(chosen.uniform(span_s * 0.3, span_s * 0.95))
+                agent.kill()
+            agent.wait()
+        if not number:
+            span_s = time.perf_counter() - began
+        interrupted += bool(leases(containerd))
+        recover(config)
+        check(containerd, field)
+    print(f"{RUNS} kills, {interrupted} with an open removal")
+
+
+@pytest.mark.campaign
+def test_restart_of_containerd_during_a_removal_leaves_every_image_whole_or_removed(
+    containerd_factory: ContainerdFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector, "SETTLE_WITHIN_S", 0.0)
+    containerd = containerd_factory(imagefs=LoopFs(700, "ext4"))
+    field = RaceField(containerd)
+    config = field.configure()
+    chosen = random.Random(0)
+    interrupted = 0
+    for number in range(RUNS):
+        field.import_missing()
+        agent = threading.Thread(target=collect, args=(config,))
+        agent.start()
+        time.sleep(chosen.uniform(0.1, 1.5))
+        (containerd.kill if number % 2 else containerd.stop)()
+        containerd.start()
+        agent.join()
+        interrupted += bool(leases(containerd))
+        recover(config)
+        check(containerd, field)
+    print(f"{RUNS} restarts, {interrupted} with an open removal")
