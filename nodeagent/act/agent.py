@@ -166,6 +166,7 @@ class Agent:
         preview = await self.collector.preview(Scope.IMAGES)
         found = await self.observer.find_unreferenced()
         plan = plan_leaks(found, self.clock.now(), minimum_age_s=minimum_age_s, rooted=rooted)
+        plan = replace(plan, warnings=(*plan.warnings, *await self.recovery.describe()))
         return Preview(Scope.LEAKS, preview.snapshot, (plan,))
 
     async def break_down(self, snapshot: NodeSnapshot, *, within_s: float, walk: bool = True) -> Breakdown:

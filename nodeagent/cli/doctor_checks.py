@@ -34,6 +34,7 @@ from nodeagent.plan.node_checks import (
     check_clock,
     check_control_group,
     check_delay,
+    check_image_removal,
     check_image_use,
     check_kubelet,
     check_lock,
@@ -165,6 +166,9 @@ async def _query_runtime(settings: Settings) -> list[Finding]:
         image = names.get(status.sandbox_image or "")
         findings.append(check_sandbox_image(status.sandbox_image, image is not None, bool(image and image.pinned)))
         findings.append(_accounting_finding(agent, snapshot))
+        reads_records = snapshot.storage is not None and agent.storage.removals is not None
+        transactional = reads_records and agent.settings.bulk_removal
+        findings.append(check_image_removal(transactional=transactional, configured=reads_records))
         findings.append(check_snapshotter(status.snapshotter))
         findings.append(_filesystem_finding(snapshot))
         findings.append(_split_finding(agent, snapshot, await agent.cri.image_fs_info()))

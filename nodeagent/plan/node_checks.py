@@ -110,6 +110,23 @@ def check_lock(held: bool, because: str, *, off: str) -> Finding:  # noqa: FBT00
     return Finding("inhibitor", Verdict.WARNING, because, "start the daemon: systemctl start nodeagent")
 
 
+def check_image_removal(*, transactional: bool, configured: bool) -> Finding:
+    """Check whether an image that a container is being created from can be restored during its removal."""
+    if transactional:
+        return Finding(
+            "image-removal", Verdict.OK, "in transactions: images of container creations in progress are kept"
+        )
+    return Finding(
+        "image-removal",
+        Verdict.WARNING,
+        "through CRI: a container creation within the RemoveImage call can lose its image record; a restart of the "
+        "container then requires a pull",
+        'set image_gc.removal = "auto"'
+        if configured
+        else "none with a runtime other than containerd, or without its API",
+    )
+
+
 def check_sandbox_image(name: str | None, listed: bool, pinned: bool) -> Finding:  # noqa: FBT001 - readings
     """Check the sandbox image, which every pod needs: present, and pinned against other collectors."""
     if name is None:

@@ -327,6 +327,12 @@ class ContainerdClient:
         stream = self._connection.stream(_SNAPSHOTS, request, target=snapshotter, metadata=self._metadata())
         return tuple([decode_snapshot(info) async for batch in stream for info in batch.info])
 
+    async def has_snapshot(self, snapshotter: str, key: str) -> bool:
+        """Return whether a snapshot exists."""
+        request = snapshots_pb2.ListSnapshotsRequest(snapshotter=snapshotter, filters=[f'name=="{key}"'])
+        stream = self._connection.stream(_SNAPSHOTS, request, target=key, metadata=self._metadata())
+        return any([info.name == key async for batch in stream for info in batch.info])
+
     async def snapshot_usage(self, snapshotter: str, key: str) -> SnapshotUsage:
         """Return a snapshot's disk usage: recorded if committed, measured by this call if active."""
         request = snapshots_pb2.UsageRequest(snapshotter=snapshotter, key=key)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeRequestError, RuntimeUnsupportedError
 from nodeagent.runtime.creations import Creations
 from nodeagent.runtime.image_leases import ImageLeases
-from nodeagent.runtime.metadata_graph import run_bounded
+from nodeagent.runtime.metadata_graph import DEFAULT_SNAPSHOTTER, run_bounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -87,6 +87,9 @@ class StorageBackend(Protocol):
     async def read_writable_bytes(self) -> dict[str, int]:
         """Return container id to the size of its writable layer, sandboxes included; empty for CRI alone."""
 
+    async def has_writable_layer(self, container_id: str) -> bool:
+        """Return whether the writable layer of a container or sandbox exists; false for CRI alone."""
+
     async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:
         """Delete an image name with that target digest; return whether it existed."""
 
@@ -150,6 +153,10 @@ class CriOnlyStorage:
     async def read_writable_bytes(self) -> dict[str, int]:
         """Return an empty mapping."""
         return {}
+
+    async def has_writable_layer(self, container_id: str) -> bool:
+        """Return false."""
+        return False
 
     async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:
         """Raise NodeAgentError, since CRI removes images, not names."""
@@ -232,6 +239,12 @@ class ContainerdStorage:
 
         sizes = await run_bounded(usage, stored)
         return {each.id: size for each, size in zip(stored, sizes, strict=True)}
+
+    async def has_writable_layer(self, container_id: str) -> bool:
+        """Return whether a snapshotter has the snapshot of a container or sandbox."""
+        names = self._cache.snapshotters if self._cache is not None else (DEFAULT_SNAPSHOTTER,)
+        found = await asyncio.gather(*(self._client.has_snapshot(name, container_id) for name in names))
+        return any(found)
 
     async def delete_image(self, name: str, *, sync: bool, target: str = "") -> bool:
         """Delete an image name with that target digest; return whether it existed."""

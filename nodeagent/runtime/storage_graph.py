@@ -21,6 +21,7 @@ from nodeagent.model import ImageRecord, PieceKind, ReferenceKind, StorageGraph,
 from nodeagent.runtime.containerd_records import LeasedResource, SnapshotKind, SnapshotUsage, Stamp
 from nodeagent.runtime.metadata_graph import (
     CONTENT,
+    DEFAULT_SNAPSHOTTER,
     IMAGES,
     SNAPSHOTS,
     Inventory,
@@ -228,6 +229,11 @@ class LayerCache:
                     UnreferencedPiece(piece, name, snapshot.created.at, rooted=node in rooted, parent=snapshot.parent)
                 )
         return tuple(found)
+
+    @property
+    def snapshotters(self) -> tuple[str, ...]:
+        """Return the snapshotters of the last graph, or the default one."""
+        return tuple(self._layout.stored.snapshots) if self._layout is not None else (DEFAULT_SNAPSHOTTER,)
 
     def extents(self, names: Mapping[str, Sequence[StoredImage]]) -> dict[str, ImageExtent]:
         """Return the extent of images by id, from the last graph; an image that it lacks has no entry.

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nodeagent.errors import RuntimeNotFoundError
+from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError
 from nodeagent.runtime.containerd_facts import is_pinned, unlisted_containers
 
 if TYPE_CHECKING:
@@ -27,8 +27,18 @@ class RuntimeReader:
     plan's snapshot; they are read for ids missing in the snapshot.
     """
 
-    def __init__(self, cri: CriClient, storage: StorageBackend, snapshot: NodeSnapshot, *, mounts_images: bool) -> None:
+    def __init__(
+        self,
+        cri: CriClient,
+        storage: StorageBackend,
+        snapshot: NodeSnapshot,
+        *,
+        mounts_images: bool,
+        layers: StorageBackend,
+    ) -> None:
+        """Compose the reader; ``layers`` reads writable layers, also for a snapshot without storage records."""
         self._cri = cri
+        self._layers = layers
         self._storage = storage
         self._mounts_images = mounts_images
         self._sandbox_images = {each.id: each.image for each in snapshot.sandboxes if each.image}
@@ -94,6 +104,21 @@ class RuntimeReader:
                     continue
                 self._sandbox_images[sandbox.id] = status.image
         return tuple(replace(each, image=self._sandbox_images.get(each.id, "")) for each in listed)
+
+    async def sandbox_listed(self, sandbox_id: str) -> bool:
+        """Return whether the runtime has a sandbox."""
+        try:
+            await self._cri.sandbox_status(sandbox_id)
+        except RuntimeNotFoundError:
+            return False
+        return True
+
+    async def has_writable_layer(self, container_id: str) -> bool:
+        """Return whether the writable layer of a container or sandbox exists; false if that cannot be read."""
+        try:
+            return await self._layers.has_writable_layer(container_id)
+        except RuntimeRequestError:
+            return False
 
     async def container(self, container_id: str) -> Container | None:
         """Return one container with its details; ``None`` if it is removed."""

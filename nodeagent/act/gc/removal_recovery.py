@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnsupportedError
 from nodeagent.host.lock import process_lock
+from nodeagent.units import format_time
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +32,20 @@ class RemovalRecovery:
         """Return the notices for operators since the last call."""
         notices, self._notices = tuple(self._notices), []
         return notices
+
+    async def describe(self) -> tuple[str, ...]:
+        """Return a sentence for each removal without decision; empty if they cannot be read."""
+        records = self._storage.removals
+        try:
+            found = await records.leases.list_open() if records is not None else ()
+        except NodeAgentError:
+            return ()
+        return tuple(
+            f"lease {each.lease_id} keeps the content of {len({name.image_id for name in each.names})} images whose "
+            f"removal is in progress or was interrupted; the next pass restores them"
+            + (f"; containerd deletes it after {format_time(each.expires_at)}" if each.expires_at else "")
+            for each in found
+        )
 
     async def run(self) -> None:
         """Restore the names of every interrupted removal; a failure is a notice, and the next run retries.

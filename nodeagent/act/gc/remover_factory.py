@@ -63,7 +63,9 @@ class RemoverFactory:
         """Return the remover of each kind of item."""
         # A missing storage graph means unreadable records during the observation; the guards then use CRI as well.
         storage = self.storage if snapshot.storage is not None else CriOnlyStorage()
-        reader = RuntimeReader(self.cri, storage, snapshot, mounts_images=mounts_images(snapshot.runtime))
+        reader = RuntimeReader(
+            self.cri, storage, snapshot, mounts_images=mounts_images(snapshot.runtime), layers=self.storage
+        )
         leaks = LeakRemover(self.find_unreferenced, self.storage)
         return {
             ItemKind.BLOB: leaks,

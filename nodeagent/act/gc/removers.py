@@ -49,6 +49,12 @@ class FreshReader(Protocol):
     async def container(self, container_id: str) -> Container | None:
         """Return one container with its details; ``None`` if it is removed."""
 
+    async def sandbox_listed(self, sandbox_id: str) -> bool:
+        """Return whether the runtime has a sandbox."""
+
+    async def has_writable_layer(self, container_id: str) -> bool:
+        """Return whether the writable layer of a container or sandbox exists; false if that cannot be read."""
+
 
 class RuntimeActions(Protocol):
     """Calls that change the runtime. Source: CRI ``ImageService`` and ``RuntimeService``."""
@@ -187,21 +193,24 @@ class ContainerRemover:
     async def remove(self, decision: Decision) -> Result:
         """Remove the container unless it is running or its pod is active again."""
         container = await self._reader.container(decision.id)
+        if container is not None and decision.reason.code is ReasonCode.POD_DELETED:
+            active = await self._pod_activity(container)
+            if active:
+                return Result(decision, Outcome.CHANGED, f"kept: {active}")
+            container = await self._reader.container(decision.id)  # immediately before: it may have been started
         if container is None:
             return Result(decision, Outcome.GONE, "already removed")
         if container.state in (ContainerState.RUNNING, ContainerState.UNKNOWN):
             return Result(decision, Outcome.CHANGED, f"kept: container is {container.state.value}")
-        if decision.reason.code is ReasonCode.POD_DELETED:
-            active = await self._pod_activity(container)
-            if active:
-                return Result(decision, Outcome.CHANGED, f"kept: {active}")
         try:
             await self._actions.remove_container(decision.id)
         except RuntimeTimeoutError:
             if await self._reader.container(decision.id) is not None:
                 raise
-        detail = await self._remove_logs(container)
-        return Result(decision, Outcome.DONE, detail, freed_bytes=decision.frees_bytes)
+        if await self._reader.container(decision.id) is not None:
+            return Result(decision, Outcome.FAILED, "the runtime reported its removal and still has it; logs kept")
+        leftovers = [await self._remove_logs(container), await _leftover_layer(self._reader, decision.id)]
+        return Result(decision, Outcome.DONE, "; ".join(filter(None, leftovers)), freed_bytes=decision.frees_bytes)
 
     async def _pod_activity(self, container: Container) -> str:
         containers, sandboxes = await self._reader.users()
@@ -243,8 +252,14 @@ class SandboxRemover:
             if active:
                 return Result(decision, Outcome.CHANGED, f"kept: {active}")
         await self._actions.stop_sandbox(decision.id)
-        await self._actions.remove_sandbox(decision.id)
-        return Result(decision, Outcome.DONE)
+        try:
+            await self._actions.remove_sandbox(decision.id)
+        except RuntimeTimeoutError:
+            if await self._reader.sandbox_listed(decision.id):
+                raise
+        if await self._reader.sandbox_listed(decision.id):
+            return Result(decision, Outcome.FAILED, "the runtime reported its removal and still has it")
+        return Result(decision, Outcome.DONE, await _leftover_layer(self._reader, decision.id))
 
 
 class PodLogRemover:
@@ -315,6 +330,12 @@ class LogLinkRemover:
             if removed
             else Result(decision, Outcome.CHANGED, "kept: its target exists again")
         )
+
+
+async def _leftover_layer(reader: FreshReader, container_id: str) -> str:
+    """Return the text for a writable layer that remains after a removal; empty if it is removed."""
+    remains = await reader.has_writable_layer(container_id)
+    return f"snapshot {container_id[:12]} remains; see nodeagent gc leaks" if remains else ""
 
 
 def changed_since(observed_at: datetime, names: Iterable[StoredImage]) -> str:

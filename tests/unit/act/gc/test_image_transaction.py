@@ -205,3 +205,13 @@ def crash(made: Rig, at: tuple[str, int, bool]) -> None:
 
     hook = made.server.faults.after if after else made.server.faults.before
     hook(method, count, times=None)
+
+
+async def test_open_removal_is_listed_with_its_expiry(rig: Opener) -> None:
+    async with rig(bulk=True) as made:
+        made.server.faults.fail("Leases.Delete", times=1, status="UNAVAILABLE")
+        await remove_all(made)
+        (text,) = await made.recovery.describe()
+        (lease,) = made.node.store.leases
+        assert lease in text
+        assert "containerd deletes it after" in text

@@ -1,0 +1,70 @@
+"""Effects and leftovers of container and sandbox removals on a simulated node."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from nodeagent.act.gc.outcomes import Outcome
+from nodeagent.model import ContainerState
+from nodeagent.plan.decision import ItemKind
+from nodeagent.plan.gc.scope import Scope
+
+if TYPE_CHECKING:
+    from nodeagent.act.gc.outcomes import PassReport, Result
+    from tests.unit.act.conftest import Opener
+
+
+def result_of(report: PassReport, item_id: str) -> Result:
+    return next(each for each in report.results if each.decision.id == item_id)
+
+
+async def test_container_and_sandbox_that_remain_after_a_reported_removal_are_failed(rig: Opener) -> None:
+    async with rig() as made:
+        preview = await made.collector.preview(Scope.CONTAINERS)
+        for kind, method in ((ItemKind.CONTAINER, "RemoveContainer"), (ItemKind.SANDBOX, "RemovePodSandbox")):
+            decision = next(each for each in preview.removals if each.kind is kind)
+            records = made.node.containers if kind is ItemKind.CONTAINER else made.node.sandboxes
+            record = records[decision.id]
+            made.server.faults.after(
+                method,
+                lambda records=records, record=record: records.update({record.id: record}),  # type: ignore[misc]
+                target=decision.id,
+            )
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
+        failed = {each.decision.kind: each for each in report.failed}
+        assert failed.keys() == {ItemKind.CONTAINER, ItemKind.SANDBOX}
+        assert {each.detail.partition("; ")[0] for each in failed.values()} == {
+            "the runtime reported its removal and still has it"
+        }
+
+
+async def test_snapshot_left_by_a_container_removal_is_reported(rig: Opener) -> None:
+    async with rig() as made:
+        preview = await made.collector.preview(Scope.CONTAINERS)
+        victim = next(each for each in preview.removals if each.kind is ItemKind.CONTAINER)
+        snapshot = made.node.store.snapshots[victim.id]
+        made.server.faults.after("RemoveContainer", lambda: made.node.store.put_snapshot(snapshot), target=victim.id)
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
+        result = result_of(report, victim.id)
+        assert (result.outcome, "snapshot" in result.detail) == (Outcome.DONE, True)
+
+
+async def test_container_started_after_the_check_of_its_pod_is_kept(rig: Opener) -> None:
+    async with rig() as made:
+        preview = await made.collector.preview(Scope.CONTAINERS)
+        victim = next(
+            each
+            for each in preview.removals
+            if each.kind is ItemKind.CONTAINER and each.reason.code.value == "pod-deleted"
+        )
+
+        def start() -> None:
+            known = made.node.containers[victim.id]
+            made.node.containers[victim.id] = replace(known, state=ContainerState.RUNNING)
+
+        made.server.faults.after("ListPodSandbox", start)
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
+        assert result_of(report, victim.id).outcome is Outcome.CHANGED
+        assert victim.id in made.node.containers
