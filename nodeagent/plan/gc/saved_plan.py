@@ -40,6 +40,8 @@ _T = TypeVar("_T")
 _Time = Annotated[datetime, Meta(tz=True)]
 _SKEW: Final = timedelta(minutes=5)
 """Tolerated difference of clocks between saving and applying."""
+_ADDED_SETTINGS: Final = frozenset({"logs.period_s"})
+"""Settings that plans of version 0.1 lack; their default applies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +270,8 @@ def decode_policy(document: Mapping[str, Any]) -> GCPolicy:
 
     Raises:
         ValueError: a setting is missing, unknown or of the wrong type. A missing one is refused instead of defaulted,
-            since a default may be less strict than the saved setting.
+            since a default may be less strict than the saved setting; except for settings that no plan of an earlier
+            version has.
     """
     plain = {name: section for name, section in document.items() if name != "images"}
     images = _convert(document.get("images"), dict[str, Any])
@@ -277,7 +280,8 @@ def decode_policy(document: Mapping[str, Any]) -> GCPolicy:
     policy = _convert({**plain, "images": without_rules}, GCPolicy)
     rules = ProtectionPolicy(tuple(map(parse_rule, protection.rules)), protection.keep_last_n_tags_per_repository)
     policy = replace(policy, images=replace(policy.images, protection=rules))
-    odd = _keys(document) ^ _keys(encode_policy(policy))
+    present, expected = _keys(document), _keys(encode_policy(policy))
+    odd = (present ^ expected) - (_ADDED_SETTINGS - present)
     if odd:
         raise ValueError(f"policy: missing or unknown: {', '.join(sorted(odd))}")
     return policy
