@@ -196,15 +196,21 @@ def test_member_reads_hostile_names_escaped_through_the_agent(
 @pytest.mark.parametrize("form", ["table", "json"])
 def test_events_show_hostile_names_escaped(daemon: Path, form: str, capfd: pytest.CaptureFixture[str]) -> None:
     config, out = str(daemon / "config.toml"), daemon / f"events-{form}"
+    options = ("--config", config)
 
     def removal_followed() -> bool:
-        assert run(capfd, "trigger", "containers", "--wait", "--config", config).code == 0
-        return SHOWN[0] in out.read_text().replace("\\\\", "\\")
+        """Make successive dry runs differ: only changes are in the event stream."""
+        pattern = "registry.example/unused/*"
+        hold = json.loads(run(capfd, "hold", "add", pattern, "-o", "json", *options).out)
+        assert run(capfd, "trigger", "images", "--wait", *options).code == 0
+        assert run(capfd, "hold", "remove", hold["id"], *options).code == 0
+        assert run(capfd, "trigger", "images", "--wait", *options).code == 0
+        return out.read_text().count("registry.example/unused/") >= len(NAMES)
 
     words = [sys.executable, "-m", "nodeagent", "events", "-o", form, "--config", config]
     with out.open("wb") as stream, subprocess.Popen(words, cwd=ROOT, stdout=stream) as follower:
         try:
-            poll("a removal is in the event stream", removal_followed, timeout_s=60)
+            poll("the changed removals are in the event stream", removal_followed, timeout_s=60)
         finally:
             follower.terminate()
     assert_harmless(out.read_text())
