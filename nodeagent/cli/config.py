@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.api.codec import encode
 from nodeagent.api.config import EffectiveConfig, Setting
+from nodeagent.cli.display import standard_output
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import say, warn
+from nodeagent.cli.table import Heading, Table
 from nodeagent.config.loading import DEFAULT_PATH, effective, load
 from nodeagent.errors import ConfigError, UsageError
+from nodeagent.text import Cut
 
 if TYPE_CHECKING:
     import os
@@ -82,12 +85,11 @@ def show(path: Path | None, form: str, *, sources: bool, key: str = "") -> None:
 
 
 def _print_sources(values: Mapping[str, tuple[str, str]]) -> None:
-    from nodeagent.cli import render  # noqa: PLC0415 - only for tables
-
-    table = render.table("setting", "value", "set by", wrap=("value",))
+    display = standard_output()
+    table = Table(Heading("SETTING", name=True), Heading("VALUE", cut=Cut.END), "SET BY")
     for key, (value, source) in values.items():
-        table.add_row(key, value, source, style="dim" if source == "default" else "")
-    render.make_console().print(table)
+        table.add(key, value, source, style="dim" if source == "default" else "")
+    display.write_fitted(table.lines(display.columns))
 
 
 def import_kubelet(file: Path, *, config: Path | None = None, out: Path | None = None, force: bool = False) -> None:

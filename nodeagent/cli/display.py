@@ -34,7 +34,17 @@ _DIM_AND_COLOURS: Final[Mapping[str, str]] = {
 _WORD: Final = re.compile(r" *[^ ]+")
 _INDENT: Final = "  "
 _FULL, _EMPTY = "\u2588", "\u2591"
-_REPLACEMENTS: Final = {"\u2026": "~", _FULL: "#", _EMPTY: ".", "\u2264": "<", "\u2265": ">", "\u2192": ">"}
+_REPLACEMENTS: Final = {
+    "\u2026": "~",
+    _FULL: "#",
+    _EMPTY: ".",
+    "\u2264": "<",
+    "\u2265": ">",
+    "\u2192": ">",
+    **dict.fromkeys("\u2514\u251c", "+"),
+    "\u2500": "-",
+    "\u2502": "|",
+}
 """Replacements of the same width for a locale without these characters."""
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.api.codec import encode
 from nodeagent.api.eviction import EvictionPreview
+from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.session import load_settings, open_for_command, run_async
+from nodeagent.cli.table import Heading, Table
 from nodeagent.errors import StoreError, UsageError
 from nodeagent.host.node import boot_id
 from nodeagent.model.pressure import Signal
@@ -21,16 +23,17 @@ from nodeagent.plan.eviction.planner import plan_eviction
 from nodeagent.plan.eviction.signals import MEANINGS
 from nodeagent.plan.eviction.state import EvictionState
 from nodeagent.store.evictions import EvictionFile
+from nodeagent.text import Cut
 from nodeagent.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from nodeagent.act.agent import Agent
     from nodeagent.config.settings import Settings
     from nodeagent.model.pods import PodInventory
-    from nodeagent.model.pressure import Observation, PodFacts
+    from nodeagent.model.pressure import Fact, Observation, PodFacts
     from nodeagent.observe.eviction_signals import SignalLayout
     from nodeagent.plan.eviction.effects import OutstandingEffect
     from nodeagent.plan.eviction.planner import EvictionPlan
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
     from nodeagent.plan.eviction.thresholds import Amount
 
 _LONG_AGO_S = 10.0 * 365 * 86_400
+
+_WIDE: Final = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,8 @@ def preview(config: Path | None, overrides: Mapping[str, str | int], form: str, 
     if form != "table":
         sys.stdout.write(encode(_document(dry_run, simulate), form))
         return
-    _print(dry_run, simulate)
+    display = standard_output()
+    display.write(_lines(dry_run, simulate, display.columns))
 
 
 def _parse_simulated(texts: Sequence[str]) -> dict[Signal, Amount]:
@@ -195,59 +201,62 @@ def _document(dry_run: _DryRun, simulate: Sequence[str]) -> EvictionPreview:
     )
 
 
-def _print(dry_run: _DryRun, simulate: Sequence[str]) -> None:
-    from nodeagent.cli import render  # noqa: PLC0415 - imported only for tables
-
-    console = render.make_console()
+def _lines(dry_run: _DryRun, simulate: Sequence[str], columns: int | None) -> Iterator[Line]:
     plan = dry_run.then
     if simulate:
-        console.print(f"simulated: {', '.join(simulate)}", style="bold", markup=False)
+        yield Line(f"simulated: {', '.join(simulate)}", "bold")
     if plan.selected is None:
         limit = next((each for each in plan.plan.decisions if each.verdict is Verdict.REMOVE), None)
         if limit is None and plan.withheld is not None:
-            console.print(f"withheld: {plan.withheld.sentence}", style="bold yellow", markup=False)
+            yield Line(f"withheld: {plan.withheld.sentence}", "bold yellow")
         elif limit is None:
             sentence = plan.plan.decisions[0].reason.sentence if plan.plan.decisions else "no pods on this node"
-            console.print(f"no pod would be evicted: {sentence}", style="green", markup=False)
+            yield Line(f"no pod would be evicted: {sentence}", "green")
     else:
-        console.print(f"threshold exceeded: {plan.selected.threshold.text}", style="bold red", markup=False)
+        yield Line(f"threshold exceeded: {plan.selected.threshold.text}", "bold red")
         for step in dry_run.first.reclaim:
-            console.print(f"  first {step.text}", markup=False)
+            yield Line(f"  first {step.text}")
     if plan.victim is not None:
         grace = format_duration(plan.victim.grace_s) if plan.victim.grace_s else "none (SIGKILL)"
         name = f"{plan.victim.pod.namespace}/{plan.victim.pod.name}"
         prefix = "then, if the shortage persists: " if dry_run.first.reclaim else ""
-        console.print(f"{prefix}evict {name}; grace period: {grace}", style="bold", markup=False)
-    _print_pods(plan, dry_run.pods.facts)
+        yield Line(f"{prefix}evict {name}; grace period: {grace}", "bold")
+        yield from (Line(each.reason.sentence) for each in plan.plan.decisions if each.verdict is Verdict.REMOVE)
+    if plan.plan.decisions:
+        yield from _pod_table(plan, dry_run.pods.facts, sources=columns is None or columns >= _WIDE).lines(columns)
     for warning in (*plan.plan.warnings, *dry_run.warnings):
-        console.print(f"warning: {warning}", style="yellow", markup=False)
+        yield Line(f"warning: {warning}", "yellow")
     if dry_run.off:
-        console.print(f"eviction disabled on this node: {dry_run.off}", style="yellow", markup=False)
+        yield Line(f"eviction disabled on this node: {dry_run.off}", "yellow")
 
 
-def _print_pods(plan: EvictionPlan, facts: Sequence[PodFacts]) -> None:
-    from nodeagent.cli import render  # noqa: PLC0415
-
-    if not plan.plan.decisions:
-        return
+def _pod_table(plan: EvictionPlan, facts: Sequence[PodFacts], *, sources: bool) -> Table:
+    """Return the pods in eviction order; with ``sources`` also those of their facts, and the QoS class."""
     by_uid = {each.pod.uid: each for each in plan.ranking}
     pods = {each.uid: each for each in facts}
-    table = render.table(
-        "", "pod", "uses", "requests", "priority", "QoS", "reason", right=("uses", "requests"), wrap=("pod", "reason")
-    )
+    numbers = (Heading("USES", right=True), Heading("REQUESTS", right=True))
+    qos = (Heading("QOS"),) if sources else ()
+    pod_heading = Heading("POD", cut=Cut.MIDDLE, name=True, at_least=16)
+    table = Table(Heading("RANK", right=True), pod_heading, *numbers, "PRIORITY", *qos, "REASON")
     for decision in plan.plan.decisions:
         pod, ranked = pods[decision.id], by_uid.get(decision.id)
-        table.add_row(
+        table.add(
             "evict" if decision.verdict is Verdict.REMOVE else str(ranked.rank) if ranked is not None else "",
             decision.name,
-            _usage_text(ranked, pod),
-            _request_text(ranked, pod),
-            f"{pod.priority.value} ({pod.priority.source})" if pod.priority.value is not None else "?",
-            f"{pod.qos.value} ({pod.qos.source})" if pod.qos.value is not None else "?",
-            decision.reason.sentence,
+            _usage_text(ranked, pod).replace(" ", ""),
+            _request_text(ranked, pod).replace(" ", ""),
+            _fact_text(pod.priority, sources=sources),
+            *((_fact_text(pod.qos, sources=sources),) if sources else ()),
+            decision.reason.code.value,
             style="bold red" if decision.verdict is Verdict.REMOVE else "",
         )
-    render.make_console().print(table)
+    return table
+
+
+def _fact_text(fact: Fact[Any], *, sources: bool) -> str:
+    if fact.value is None:
+        return "?"
+    return f"{fact.value} ({fact.source})" if sources else str(fact.value)
 
 
 def _usage_text(ranked: RankedPod | None, pod: PodFacts) -> str:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.api.light import view
+from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.list_request import ListRequest
 from nodeagent.cli.list_views import CONTAINERS, IMAGES, PODS
 from nodeagent.cli.listing import ListOptions
 from nodeagent.cli.reading import print_document, read
+from nodeagent.cli.values import short_reference
 from nodeagent.errors import UsageError
+from nodeagent.text import Cut, escape, fit
 from nodeagent.units import format_bytes
 
 if TYPE_CHECKING:
-    from rich.tree import Tree as RichTree
+    from collections.abc import Iterator, Sequence
 
     from nodeagent.act.agent import Agent
     from nodeagent.api import lists
     from nodeagent.cli.source import Source
+
+_SHORTEST_NAME: Final = 16
+_INNER: Final = ("\u251c\u2500\u2500", "\u2502   ")
+_LAST: Final = ("\u2514\u2500\u2500", "    ")
 
 
 def list_images(source: Source, options: ListOptions) -> None:
@@ -44,35 +51,27 @@ def image_tree(source: Source, options: ListOptions) -> None:
     if form != "table":
         print_document(document, form)
         return
-    from rich.tree import Tree  # noqa: PLC0415 - only for tables
-
-    from nodeagent.cli.render import make_console  # noqa: PLC0415
-    from nodeagent.cli.terminal import Text  # noqa: PLC0415
-
+    display = standard_output()
+    columns = display.columns if options.truncate else None
     tree: lists.ImageTree = view(document)
-    shown = Tree("images by shared layers", guide_style="dim")
-    for stack in tree.image_tree:
+    display.write_fitted([Line("images by shared layers"), *_branches(tree.image_tree, columns)])
+
+
+def _branches(stacks: Sequence[lists.LayerStack], columns: int | None, indent: str = "") -> Iterator[Line]:
+    """Yield one line per stack of layers, each followed by the stacks that derive from it."""
+    for number, stack in enumerate(stacks, 1):
+        corner, side = _LAST if number == len(stacks) else _INNER
+        guide = f"{indent}{corner} "
         if stack.layers:
-            _add_stack(shown, stack)
+            many = f", in {stack.images_in_all} images" if stack.images_in_all > 1 else ""
+            content = f"  +{format_bytes(stack.bytes)}, {stack.layers} layer{'s' if stack.layers != 1 else ''}{many}"
         else:
-            label = Text(f"{', '.join(stack.images)}  ")
-            label.append("no layers unpacked", style="dim")
-            shown.add(label)
-    make_console().print(shown)
-
-
-def _add_stack(branch: RichTree, stack: lists.LayerStack) -> None:
-    from nodeagent.cli.terminal import Text  # noqa: PLC0415
-    from nodeagent.cli.values import short_reference  # noqa: PLC0415 - imported only for tables
-
-    names = ", ".join(map(short_reference, stack.images))
-    many = f", in {stack.images_in_all} images" if stack.images_in_all > 1 else ""
-    layers = f"{stack.layers} layer{'s' if stack.layers != 1 else ''}"
-    label = Text(names) if names else Text("shared layers", style="italic")
-    label.append(f"  +{format_bytes(stack.bytes)}, {layers}{many}", style="dim")
-    node = branch.add(label)
-    for each in stack.derived:
-        _add_stack(node, each)
+            content = "  no layers unpacked"
+        names = escape(", ".join(stack.images if columns is None else map(short_reference, stack.images)))
+        if columns is not None:
+            names = fit(names, max(_SHORTEST_NAME, columns - len(guide) - len(content)), Cut.PATH)
+        yield Line(guide, "dim").append(names or "shared layers").append(content, "dim")
+        yield from _branches(stack.derived, columns, f"{indent}{side}")
 
 
 def list_containers(source: Source, options: ListOptions) -> None:

@@ -11,18 +11,19 @@ from nodeagent.api.codec import encode
 from nodeagent.api.history import NodeStop
 from nodeagent.api.shutdown import Inhibitor, Phase, ShutdownStatus
 from nodeagent.api.shutdown import ShutdownPlan as ShutdownPlanDocument
+from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.history import stop_headline
 from nodeagent.cli.session import load_settings, run_async
+from nodeagent.cli.table import Heading, Table
 from nodeagent.errors import InhibitorError, StoreError
 from nodeagent.host.logind_config import LogindDelay, read_delay
+from nodeagent.text import Cut
 from nodeagent.units import USEC_INFINITY, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
-
-    from rich.console import Console
 
     from nodeagent.act.shutdown.executor import RunningPod
     from nodeagent.config.settings import Settings
@@ -216,50 +217,50 @@ def _limit_text(delay: LogindDelay, facts: LogindFacts | None) -> str:
 
 
 def _print_plan(plan: ShutdownPlan, off: str, limit: str, warnings: Sequence[str], *, at_signal: bool) -> None:
-    from nodeagent.cli import render  # noqa: PLC0415 - rich is loaded for tables only
-
-    console = render.make_console()
+    display = standard_output()
+    lines: list[Line] = []
     if off:
-        console.print(f"disabled: {off}; plan if it were enabled", style="yellow", markup=False)
+        lines.append(Line(f"disabled: {off}; plan if it were enabled", "yellow"))
     requested, granted = (format_duration(each / 1000) for each in (plan.budget.requested_ms, plan.budget.granted_ms))
     share = f"{granted} granted" if at_signal else "delegated to the unit's stop hook"
-    console.print(f"logind limit {limit}; phases: {requested} requested, {share}", markup=False)
+    lines.append(Line(f"logind limit {limit}; phases: {requested} requested, {share}"))
     for phase in plan.phases:
         when = f"from {phase.starts_ms / 1000:g} s to {phase.budget.deadline_ms / 1000:g} s at most"
         title = f"{phase.budget.phase.name}: {len(phase.stops)} pods, {when}"
-        console.print(title, style="bold", markup=False)
+        lines.append(Line(title, "bold"))
         if not phase.stops:
             continue
-        table = render.table("pod", "priority", "grace", "reason", right=("priority", "grace"), wrap=("reason",))
+        table = Table(
+            _pod_heading(), Heading("PRIORITY", right=True), Heading("GRACE", right=True), _text_heading("REASON")
+        )
         for each in phase.stops:
-            table.add_row(
+            table.add(
                 f"{each.pod.namespace}/{each.pod.name}",
                 "" if each.pod.priority is None else str(each.pod.priority),
                 f"{each.grace_ms / 1000:g} s{' (capped)' if each.capped else ''}",
                 each.placement.why,
             )
-        console.print(table)
-    console.print(f"all pods stopped after {plan.ends_ms / 1000:g} s at most", style="bold")
-    _print_warnings(console, warnings)
+        lines += table.lines(display.columns)
+    lines.append(Line(f"all pods stopped after {plan.ends_ms / 1000:g} s at most", "bold"))
+    display.write([*lines, *_warning_lines(warnings)])
 
 
 def _print_status(status: ShutdownStatus, limit: str) -> None:
-    from nodeagent.cli import render  # noqa: PLC0415 - rich is loaded for tables only
-
-    console = render.make_console()
+    display = standard_output()
+    lines: list[Line] = []
     if status.off_because:
-        console.print(f"disabled: {status.off_because}", style="yellow", markup=False)
+        lines.append(Line(f"disabled: {status.off_because}", "yellow"))
     inhibitor = status.inhibitor
-    console.print(f"inhibitor lock: {'held' if inhibitor.held else 'not held'}: {inhibitor.because}", markup=False)
-    console.print(f"delay limit: {limit}", markup=False)
-    _print_warnings(console, status.warnings)
+    lines.append(Line(f"inhibitor lock: {'held' if inhibitor.held else 'not held'}: {inhibitor.because}"))
+    lines.append(Line(f"delay limit: {limit}"))
+    lines += _warning_lines(status.warnings)
     if not status.stops:
-        console.print("no node stops recorded")
+        lines.append(Line("no node stops recorded"))
     for stop in status.stops:
-        console.print(stop_headline(stop), style="bold" if stop.end == "complete" else "bold red", markup=False)
-        table = render.table("pod", "phase", "outcome", "took", "detail", right=("took",), wrap=("detail",))
+        lines.append(Line(stop_headline(stop), "bold" if stop.end == "complete" else "bold red"))
+        table = Table(_pod_heading(), "PHASE", "OUTCOME", Heading("TOOK", right=True), _text_heading("DETAIL"))
         for pod in stop.pods:
-            table.add_row(
+            table.add(
                 f"{pod.namespace}/{pod.name}",
                 pod.phase,
                 pod.outcome or "was running",
@@ -267,9 +268,17 @@ def _print_status(status: ShutdownStatus, limit: str) -> None:
                 pod.detail,
             )
         if stop.pods:
-            console.print(table)
+            lines += table.lines(display.columns)
+    display.write(lines)
 
 
-def _print_warnings(console: Console, warnings: Sequence[str]) -> None:
-    for warning in warnings:
-        console.print(f"warning: {warning}", style="yellow", markup=False)
+def _pod_heading() -> Heading:
+    return Heading("POD", cut=Cut.MIDDLE, name=True, at_least=16)
+
+
+def _text_heading(title: str) -> Heading:
+    return Heading(title, cut=Cut.END, at_least=16)
+
+
+def _warning_lines(warnings: Sequence[str]) -> list[Line]:
+    return [Line(f"warning: {warning}", "yellow") for warning in warnings]

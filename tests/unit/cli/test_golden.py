@@ -46,6 +46,7 @@ LISTS: Final = {
 """Commands by the number of lines: a heading, and one per object."""
 COMMANDS: Final = {
     **{name: (*name.removesuffix("-wide").split(), *(["-o", "wide"] if "wide" in name else [])) for name in LISTS},
+    "images-tree": ("images", "--tree"),
     "images-name": ("images", "-o", "name"),
     "images-quiet": ("images", "-q"),
     "images-removed": ("images", "--filter", "verdict!=remove", "--filter", "name=*payments*", "--sort-by", "-size"),
