@@ -379,6 +379,10 @@ def test_daemon_in_a_dry_run_removes_nothing(worn: WornNode, tmp_path: Path) -> 
         reclaim.poll(
             "containers, too", lambda: any(e["kind"] == "container" for e in events(log, "would_remove")), timeout_s=30
         )
+        passes = len(events(log, "pass_finished"))
+        reclaim.poll("further passes", lambda: len(events(log, "pass_finished")) > passes + 4, timeout_s=60)
+    planned = [(each["id"], each["reason"]) for each in events(log, "would_remove")]
+    assert len(planned) == len(set(planned)), "a planned removal is logged once, not in every pass"
     assert (tags(worn), {each.id for each in worn.pods.list_containers()}) == before
 
 
