@@ -1,92 +1,66 @@
-"""Cross-checks of the lists of a real containerd: hidden containers are contradictions, changes of the node are not."""
+"""Lists on a real containerd: one line per object on a terminal, full references in a pipe."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
+import json
 from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.act.agent import open_agent
-from nodeagent.act.gc.outcomes import PassEnd
-from nodeagent.cli.session import load_settings
-from nodeagent.plan.gc.scope import Scope
-from nodeagent.runtime.cri import CriClient
-from tests.support.containerd import LoopFs
-from tests.support.worn_node import USED_DEAD, USED_RUNNING, WornNode, wear
+from nodeagent.text import display_width
+from tests.support import images
+from tests.support.terminal import in_pipe, on_terminal
 
 if TYPE_CHECKING:
-    from nodeagent.model import Container
+    from pathlib import Path
+
     from tests.integration.conftest import ContainerdFactory
 
 pytestmark = pytest.mark.real
 
-CRI_ALONE = {"runtime.containerd_api": "off"}
-READINGS = 15
+REPOSITORY = "123456789012.dkr.ecr.eu-central-1.amazonaws.com/platform/payments/payments-api"
+TAGS = tuple(f"{REPOSITORY}:2026.02.{day:02}-1200-{day:02}ab34cd" for day in range(1, 21))
+CONTAINERS = 7
 
 
 @pytest.fixture
-def worn(containerd_factory: ContainerdFactory) -> WornNode:
-    return wear(containerd_factory(imagefs=LoopFs(420, "ext4")))
+def config(containerd_factory: ContainerdFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the configuration for a containerd with an image of twenty tags and seven containers."""
+    made = containerd_factory()
+    made.import_images(images.write_oci(made.base / "app.tar", images.image(TAGS[0])))
+    for tag in TAGS[1:]:
+        made.ctr("images", "tag", TAGS[0], tag)
+    with made.pods() as pods:
+        for number in range(CONTAINERS):
+            name = f"payments-api-7d9f8b6c5d-x2x9{number}"
+            labels = {"io.kubernetes.pod.name": name, "io.kubernetes.pod.namespace": "payments-production"}
+            sandbox = pods.run_sandbox(
+                name, namespace="payments-production", log_directory=made.log_root / name, labels=labels
+            )
+            container = pods.create_container(
+                sandbox, "payments-api", TAGS[0], ["sh", "-c", "exit 0"], log_path="0.log"
+            )
+            pods.start(container)
+            pods.wait_exited(container)
+    path = made.base / "config.toml.agent"
+    path.write_text(
+        f'role = "standalone"\n[runtime]\nendpoint = "unix://{made.socket}"\n[state]\ndirectory = "{made.base}/state"\n'
+        f'[container_gc]\npod_log_root = "{made.log_root}"\ncontainer_log_root = "{made.base}/links"\n'
+    )
+    monkeypatch.setenv("NO_COLOR", "1")
+    return path
 
 
-def test_churn_of_pods_and_a_forced_image_removal_are_no_contradiction(worn: WornNode) -> None:
-    stop = threading.Event()
-    made: list[object] = []
-
-    def churn() -> None:
-        while not stop.is_set():
-            sandbox = worn.pods.run_sandbox(f"churn-{len(made)}", namespace="shop")
-            worn.pods.run_container(sandbox, "main", USED_DEAD)
-            worn.pods.remove_sandbox(sandbox)
-            made.append(sandbox)
-
-    async def observe() -> None:
-        for sources in (CRI_ALONE, {}):
-            settings = load_settings(worn.config, {"image_gc.minimum_age": worn.minimum_age, **sources})
-            async with open_agent(settings, record=False, dry_run=True) as agent:
-                for number in range(READINGS):
-                    snapshot = await agent.observer.observe((Scope.CONTAINERS, Scope.ALL)[number % 2])
-                    assert snapshot.contradictions == ()
-
-    worn.pods.remove_image(USED_RUNNING)  # containerd removes the image of a running container
-    thread = threading.Thread(target=churn)
-    thread.start()
-    try:
-        asyncio.run(observe())
-    finally:
-        stop.set()
-        thread.join()
-    assert len(made) > 2
-
-
-@pytest.mark.parametrize("sources", [CRI_ALONE, {}], ids=["CRI alone", "containerd"])
-def test_running_container_missing_in_the_first_list_is_found_by_its_cgroup_and_nothing_is_removed(
-    worn: WornNode, monkeypatch: pytest.MonkeyPatch, sources: dict[str, str]
-) -> None:
-    assert worn.running is not None
-    hidden = worn.running.id
-    before = sorted(each.id for each in worn.pods.list_images())
-    listed = CriClient.list_containers
-
-    async def incomplete(client: CriClient) -> tuple[Container, ...]:
-        return tuple(each for each in await listed(client) if each.id != hidden)
-
-    monkeypatch.setattr(CriClient, "list_containers", incomplete)
-
-    async def run() -> None:
-        settings = load_settings(worn.config, {"image_gc.minimum_age": worn.minimum_age, **sources})
-        async with open_agent(settings, record=False, dry_run=False) as agent:
-            preview = await agent.collector.preview(Scope.ALL)
-            (contradiction,) = preview.snapshot.contradictions
-            assert contradiction.detail.startswith(f"container {hidden[:12]} is not listed")
-            report = await agent.run(preview, trigger="test", stop=asyncio.Event())
-            assert (report.end, report.results) == (PassEnd.REFUSED, ())
-            monkeypatch.undo()
-            preview = await agent.collector.preview(Scope.ALL)
-            assert preview.snapshot.contradictions == ()
-            assert preview.removals
-
-    asyncio.run(run())
-    assert sorted(each.id for each in worn.pods.list_images()) == before
+def test_lists_have_one_line_per_object_and_every_reference_is_found_in_a_pipe(config: Path) -> None:
+    count = len(json.loads(in_pipe("images", "-o", "json", "--config", str(config)).out)["images"])
+    for command, objects in (("containers", CONTAINERS), ("pods", CONTAINERS), ("images", count)):
+        for form in ("table", "wide"):
+            for columns in (80, 120, 200):
+                lines = on_terminal(columns, command, "-o", form, "--config", str(config)).out.splitlines()
+                assert len(lines) == 1 + objects, (command, form, columns, lines)
+                assert max(map(display_width, lines)) <= columns
+        assert len(in_pipe(command, "--no-headers", "--config", str(config)).out.splitlines()) == objects
+    listed = in_pipe("images", "--config", str(config)).out.splitlines()
+    for tag in TAGS:
+        assert len([line for line in listed if tag in line]) == 1
+        assert in_pipe("images", "--filter", f"name={tag}", "-q", "--config", str(config)).out.count("\n") == 1

@@ -16,14 +16,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
+import yaml
 
+import nodeagent.api.control
+import nodeagent.api.diagnostics
+import nodeagent.api.eviction
+import nodeagent.api.explain
+import nodeagent.api.gc
+import nodeagent.api.history
+import nodeagent.api.holds
+import nodeagent.api.lists
+import nodeagent.api.shutdown
+import nodeagent.api.status  # noqa: F401 - each declares documents
+from nodeagent.api.codec import Document, decode, encode
 from nodeagent.api.light import view
 from nodeagent.cli import control_client
 from nodeagent.cli.pressure import pressure_view
 from nodeagent.cli.status_view import status_view, top_view
 from nodeagent.store.history import History, PastAction, PastPass, Retention
 from nodeagent.text import display_width, escape
-from tests.support.crowded import TAGGED, crowded_node
+from tests.support.crowded import PROXY, TAGGED, crowded_node
 from tests.support.terminal import Shown, in_pipe, on_terminal
 from tests.unit.cli.served import served_in_thread
 from tests.unit.control_node import MEMBER, ROOT, STRANGER, Node
@@ -191,6 +203,37 @@ def test_every_reference_is_found_in_a_pipe(node: Node) -> None:
     for day in range(1, 21):
         reference = f"{TAGGED}:2026.02.{day:02}-1200-{day:02}ab34cd"
         assert len([line for line in lines if reference in line]) == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("images", "images --tree", "images --filter verdict=keep --sort-by -size", "containers", "pods", "hold list"),
+        *(
+            "history --all",
+            "history 20260301T120003Z",
+            "gc all --dry-run",
+            "gc leaks --dry-run",
+            "status",
+            "top --once",
+        ),
+        *("pressure", "evict --dry-run", "shutdown --dry-run", "version", f"explain {PROXY}"),
+    ],
+)
+def test_json_has_exactly_the_fields_of_its_published_schema(node: Node, command: str) -> None:
+    ended = in_pipe(*command.split(), "-o", "json", "--config", str(node.config))
+    printed = json.loads(ended.out)
+    (kind,) = [each for each in documents(Document) if each.__struct_config__.tag == printed["schema"]]
+    assert json.loads(encode(decode(ended.out, kind))) == printed
+    assert '"sentence"' not in ended.out or command.startswith("history"), "the history stores no details"
+    in_yaml = in_pipe(*command.split(), "-o", "yaml", "--config", str(node.config)).out
+    assert yaml.safe_load(in_yaml)["schema"] == printed["schema"]
+
+
+def documents(kind: type[Document]) -> Iterator[type[Document]]:
+    """Yield every class of documents."""
+    for each in kind.__subclasses__():
+        yield from (each, *documents(each))
 
 
 def test_colours_are_on_a_terminal_only(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
