@@ -21,7 +21,7 @@ from nodeagent.errors import (
     StoreError,
 )
 from nodeagent.host import podlogs
-from nodeagent.model import ContainerState, NodeSnapshot
+from nodeagent.model import ContainerState, ImageUseRecord, NodeSnapshot
 from nodeagent.observe.dead_layers import DeadLayers
 from nodeagent.observe.list_check import CONFIRM_S, ListCheck
 from nodeagent.observe.log_trees import LogTreeReadings
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
         FsObservation,
         Hold,
         Image,
-        ImageUseRecord,
         PodLogDirectory,
         Role,
         RuntimeInfo,
@@ -61,6 +60,7 @@ T = TypeVar("T")
 
 _CONCURRENCY = 16
 _STATVFS_DEADLINE_S = 10.0
+_NOT_OBSERVED = ImageUseRecord({}, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +305,9 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
             snapshot = replace(snapshot, images=with_pins(snapshot.images, names, storage))
         pulled = {image.id: _pulled_at(storage, image.id) for image in snapshot.images}
         in_use = images_in_use(snapshot)
-        use = await asyncio.to_thread(self._record_image_use, pulled, in_use, snapshot.observed_at, observed_s)
+        use = _NOT_OBSERVED  # contradictory lists would record used images as unused, and unlisted ones as removed
+        if not snapshot.contradictions:
+            use = await asyncio.to_thread(self._record_image_use, pulled, in_use, snapshot.observed_at, observed_s)
         holds: tuple[Hold, ...] = ()
         holds_error = ""
         try:

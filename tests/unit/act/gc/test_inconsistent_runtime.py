@@ -162,3 +162,20 @@ async def test_unreadable_status_keeps_all_items(rig: Opener) -> None:
         report = await run(made)
         assert_nothing_changed(made, report)
         assert "its status cannot be read" in report.end_detail
+
+
+async def test_contradictory_lists_are_no_observation_of_image_use(rig: Opener) -> None:
+    async with rig(containerd_api=False) as made:
+        before = (await made.collector.preview(Scope.ALL)).snapshot.image_usage
+        used = {image_id: usage for image_id, usage in before.items() if usage.last_used is not None}
+        assert used
+        made.server.faults.alter("ListContainers", NONE)
+        made.server.faults.alter("ListImages", half_of_images)
+        made.node.advance(60)
+        contradictory = (await made.collector.preview(Scope.ALL)).snapshot
+        assert (contradictory.image_usage, contradictory.image_use_observed_since) == ({}, None)
+        made.server.faults.clear()
+        after = (await made.collector.preview(Scope.ALL)).snapshot.image_usage
+        assert {image_id: usage.first_detected for image_id, usage in after.items()} == {
+            image_id: usage.first_detected for image_id, usage in before.items()
+        }
