@@ -22,7 +22,7 @@ class StatsReader(Protocol):
 
 
 class DeadLayers:
-    """Sizes of writable layers, read once per exited container, whose layer does not change.
+    """Sizes of writable layers, read once per container and state, since only a running one changes its layer.
 
     The usage of all containers is expensive for the runtime, and most of it is of running ones. A size that is not
     reported is read twice: containerd has none in the first seconds, and later omits containers that are not running.
@@ -30,7 +30,7 @@ class DeadLayers:
 
     def __init__(self, runtime: StatsReader) -> None:
         self._runtime = runtime
-        self._settled: dict[str, int | None] = {}
+        self._settled: dict[tuple[str, ContainerState], int | None] = {}
         self._read_once: frozenset[str] = frozenset()
 
     async def read(self, containers: Iterable[Container], warnings: list[str]) -> dict[str, int]:
@@ -39,9 +39,11 @@ class DeadLayers:
         Source: CRI ``ContainerStats.writable_layer``.
         """
         dead = {each.id: each.state for each in containers if each.state is not ContainerState.RUNNING}
-        settled = {each: size_bytes for each, size_bytes in self._settled.items() if each in dead}
-        sizes = {each: size_bytes for each, size_bytes in settled.items() if size_bytes is not None}
-        missing = dead.keys() - settled.keys()
+        settled = {key: size_bytes for key, size_bytes in self._settled.items() if dead.get(key[0]) is key[1]}
+        sizes = {
+            container_id: size_bytes for (container_id, _), size_bytes in settled.items() if size_bytes is not None
+        }
+        missing = {container_id for container_id, state in dead.items() if (container_id, state) not in settled}
         if missing:
             try:
                 stats = await self._runtime.list_container_stats(missing)
@@ -51,7 +53,7 @@ class DeadLayers:
             found = {each.container_id: each.writable_bytes for each in stats if each.writable_bytes is not None}
             sizes |= found
             for each in missing:
-                if dead[each] is ContainerState.EXITED and (each in found or each in self._read_once):
-                    settled[each] = found.get(each)
+                if dead[each] is not ContainerState.UNKNOWN and (each in found or each in self._read_once):
+                    settled[each, dead[each]] = found.get(each)
         self._settled, self._read_once = settled, frozenset(missing)
         return sizes

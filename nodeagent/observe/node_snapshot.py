@@ -196,7 +196,7 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
             contradictions=contradictions,
         )
         if scope is not Scope.CONTAINERS:
-            snapshot = await self._with_images(snapshot, status, warnings, now_s)
+            snapshot = await self._with_images(snapshot, stored, status, warnings, now_s)
         return replace(snapshot, warnings=tuple(warnings))
 
     def _list_logs(
@@ -295,11 +295,16 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
         return tuple(_merged(container, known.get(container.id)) for container in containers)
 
     async def _with_images(
-        self, snapshot: NodeSnapshot, status: RuntimeStatus, warnings: list[str], observed_s: float
+        self,
+        snapshot: NodeSnapshot,
+        stored: tuple[StoredContainer, ...] | None,
+        status: RuntimeStatus,
+        warnings: list[str],
+        observed_s: float,
     ) -> NodeSnapshot:
         """Return the snapshot with the storage graph, the usage of images, the holds and the image filesystem."""
         observed, error = await self._image_filesystem()
-        storage = await self._build_graph(snapshot.images, status, observed.path if observed else "/", warnings)
+        storage = await self._build_graph(snapshot.images, stored, status, observed.path if observed else "/", warnings)
         if storage is not None:
             names = await self._storage.list_image_names()
             snapshot = replace(snapshot, images=with_pins(snapshot.images, names, storage))
@@ -326,10 +331,15 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
         )
 
     async def _build_graph(
-        self, images: Sequence[Image], status: RuntimeStatus, path: str, warnings: list[str]
+        self,
+        images: Sequence[Image],
+        stored: tuple[StoredContainer, ...] | None,
+        status: RuntimeStatus,
+        path: str,
+        warnings: list[str],
     ) -> StorageGraph | None:
         try:
-            return await self._storage.build_graph(images, snapshotter=status.snapshotter, path=path)
+            return await self._storage.build_graph(images, snapshotter=status.snapshotter, path=path, containers=stored)
         except NodeAgentError as error:
             warnings.append(f"sizes are upper bounds: containerd's own services failed: {error}")
             return None

@@ -197,7 +197,12 @@ class Inventory:
 
 
 async def read_inventory(
-    client: ContainerdClient, snapshotter: str | None, *, now: datetime, known: Stored | None = None
+    client: ContainerdClient,
+    snapshotter: str | None,
+    *,
+    now: datetime,
+    known: Stored | None = None,
+    containers: tuple[StoredContainer, ...] | None = None,
 ) -> Inventory:
     """Read a namespace with at most :data:`MAX_CALLS` calls at a time.
 
@@ -206,11 +211,16 @@ async def read_inventory(
         snapshotter: the configured one; ``None`` selects the one used by most images.
         now: leases that expired before are omitted.
         known: an earlier reading; this object is returned if unchanged.
+        containers: the container records, if just listed.
     """
-    images, blobs, containers, leases, ingests, namespaces = await asyncio.gather(
+
+    async def list_containers() -> tuple[StoredContainer, ...]:
+        return await client.list_containers() if containers is None else containers
+
+    images, blobs, stored_containers, leases, ingests, namespaces = await asyncio.gather(
         client.list_images(),
         client.list_content(known.blobs if known else None),
-        client.list_containers(),
+        list_containers(),
         client.list_leases(),
         client.list_ingests(),
         client.list_namespaces(),
@@ -218,14 +228,14 @@ async def read_inventory(
     valid = [lease for lease in leases if not _expired(lease, now)]
     resources = await run_bounded(client.list_lease_resources, [lease.id for lease in valid])
     kinds = [resource.type for each in resources for resource in each]
-    used = Counter(_snapshotters(kinds)) + Counter(each.snapshotter for each in containers if each.snapshotter)
+    used = Counter(_snapshotters(kinds)) + Counter(each.snapshotter for each in stored_containers if each.snapshotter)
     foreign = await run_bounded(client.list_digests, [name for name in namespaces if name != client.namespace])
     stored = await _read_stored(client, blobs, {*used, snapshotter or ""} - {""}, required=snapshotter, known=known)
     used += stored.snapshotters
     return Inventory(
         stored,
         images=images,
-        containers=containers,
+        containers=stored_containers,
         leases=tuple(zip(valid, resources, strict=True)),
         expected=frozenset(ingest.expected for ingest in ingests if ingest.expected),
         foreign=frozenset().union(*foreign),

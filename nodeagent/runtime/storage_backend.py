@@ -59,13 +59,21 @@ class StorageBackend(Protocol):
     def enabled(self) -> bool:
         """Whether the runtime's own services are used; false for CRI alone."""
 
-    async def build_graph(self, images: Sequence[Image], *, snapshotter: str | None, path: str) -> StorageGraph | None:
+    async def build_graph(
+        self,
+        images: Sequence[Image],
+        *,
+        snapshotter: str | None,
+        path: str,
+        containers: tuple[StoredContainer, ...] | None = None,
+    ) -> StorageGraph | None:
         """Return the storage graph of ``images``; ``None`` if the backend has no records.
 
         Args:
             images: as listed by CRI, read before this call.
             snapshotter: the configured one; ``None`` selects the one used by most images.
             path: a path on the image filesystem, whose type determines allocation sizes.
+            containers: the container records, if just listed.
         """
 
     async def find_unreferenced(self, *, snapshotter: str | None, path: str) -> tuple[UnreferencedPiece, ...]:
@@ -125,6 +133,7 @@ class CriOnlyStorage:
         *,
         snapshotter: str | None,
         path: str,
+        containers: tuple[StoredContainer, ...] | None = None,
     ) -> StorageGraph | None:
         """Return ``None``, since CRI has no records of layers."""
         return None
@@ -195,9 +204,16 @@ class ContainerdStorage:
         self._cache: LayerCache | None = None
         self._removals = RemovalRecords(ImageLeases(client, clock), Creations(client, clock), self._extents)
 
-    async def build_graph(self, images: Sequence[Image], *, snapshotter: str | None, path: str) -> StorageGraph:
+    async def build_graph(
+        self,
+        images: Sequence[Image],
+        *,
+        snapshotter: str | None,
+        path: str,
+        containers: tuple[StoredContainer, ...] | None = None,
+    ) -> StorageGraph:
         """Return the storage graph of ``images``."""
-        return await self._cache_for(path).build(self._client, images, snapshotter=snapshotter)
+        return await self._cache_for(path).build(self._client, images, snapshotter=snapshotter, containers=containers)
 
     async def find_unreferenced(self, *, snapshotter: str | None, path: str) -> tuple[UnreferencedPiece, ...]:
         """Return the unreferenced blobs and snapshots.

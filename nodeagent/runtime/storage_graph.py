@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
     from nodeagent.model import Image
     from nodeagent.runtime.containerd import ContainerdClient
-    from nodeagent.runtime.containerd_records import Snapshot, StoredImage
+    from nodeagent.runtime.containerd_records import Snapshot, StoredContainer, StoredImage
     from nodeagent.runtime.metadata_graph import Stored
 
 # Directories of a snapshot that its usage does not include: its own, and overlay's work directory.
@@ -156,7 +156,12 @@ class LayerCache:
         self._stored: frozenset[Node] | None = None
 
     async def build(
-        self, client: ContainerdClient, images: Sequence[Image], *, snapshotter: str | None = None
+        self,
+        client: ContainerdClient,
+        images: Sequence[Image],
+        *,
+        snapshotter: str | None = None,
+        containers: tuple[StoredContainer, ...] | None = None,
     ) -> StorageGraph:
         """Return the storage graph of ``images``.
 
@@ -167,13 +172,14 @@ class LayerCache:
             client: containerd, in CRI's namespace.
             images: as listed by CRI, read before this call.
             snapshotter: the configured one; ``None`` selects the one used by most images.
+            containers: the container records, if just listed; with many containers their list is the longest call.
 
         Raises:
             RuntimeUnavailableError: no connection.
             RuntimeRequestError: a listing failed; without it the graph would be wrong.
         """
         await self._load_usage()
-        inventory = await self._read(client, snapshotter)
+        inventory = await self._read(client, snapshotter, containers)
         layout = self._layout
         if layout is None or not _is_valid(layout, inventory, images):
             layout = self._layout = await self._lay_out(client, inventory, tuple(images))
@@ -252,9 +258,14 @@ class LayerCache:
             if all(known.get(each.name) == each.target for each in own)
         }
 
-    async def _read(self, client: ContainerdClient, snapshotter: str | None) -> Inventory:
+    async def _read(
+        self,
+        client: ContainerdClient,
+        snapshotter: str | None,
+        containers: tuple[StoredContainer, ...] | None = None,
+    ) -> Inventory:
         known = self._layout.stored if self._layout else None
-        return await read_inventory(client, snapshotter, now=self._clock.now(), known=known)
+        return await read_inventory(client, snapshotter, now=self._clock.now(), known=known, containers=containers)
 
     async def _load_usage(self) -> None:
         if self._usage_store is not None and self._stored is None:
