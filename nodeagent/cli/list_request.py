@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from nodeagent.api.light import raw, view
-from nodeagent.cli.display import standard_output
+from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.listing import ListOptions, ListView, Scope
-from nodeagent.cli.output import say, warn
+from nodeagent.cli.output import warn
 from nodeagent.cli.reading import print_document
 from nodeagent.cli.table import EMPTY, Row, table_lines
 from nodeagent.errors import UsageError
@@ -74,8 +74,8 @@ class ListRequest(NamedTuple, Generic[R]):
         fields = view(document)
         rows = self._selected(getattr(fields, own.rows))
         if options.quiet or options.form == "name":
-            for row in rows:
-                say(own.id(row) if options.quiet else own.name(row))
+            text_of = own.id if options.quiet else own.name
+            standard_output().write_fitted([Line(text_of(row)) for row in rows])
         elif options.form in ("json", "yaml"):
             print_document({**document, own.rows: [raw(row) for row in rows]}, options.form)
         else:

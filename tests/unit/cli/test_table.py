@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.cli.display import Line, bar
+from nodeagent.cli.display import Display, Line, bar
 from nodeagent.cli.table import Heading, Row, Table, table_lines
 from nodeagent.text import Cut, display_width, escape, fit
 
@@ -119,3 +121,20 @@ def test_wrapped_line_is_broken_between_words_only(text: str, columns: int) -> N
     assert words == [word for word in line.text.split(" ") if word]
     longest = max(map(display_width, words))
     assert all(display_width(part.text) <= max(columns, longest + 2) for part in parts)
+
+
+def test_characters_that_the_encoding_lacks_are_replaced_by_ones_of_the_same_width(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
+    monkeypatch.setattr("sys.stdout", out)
+    Display().write([Line("…/app ").append_bar(0.5, 4), Line("umläut")])
+    assert out.buffer.getvalue().decode() == "~/app ##..\numl\\xe4ut\n"
+
+
+def test_second_screen_is_left_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    monkeypatch.setattr("sys.stdout.write", written.append, raising=False)
+    with pytest.raises(KeyboardInterrupt), Display(columns=80).screen():
+        raise KeyboardInterrupt
+    assert written == ["\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"]
