@@ -17,16 +17,19 @@ KEPT = f"{REGISTRY}/kept/app:1"
 MINIMUM_MIB = 1500
 
 
-def fill(containerd: Containerd, going: int, staying: int = 0) -> None:
-    """Import images of ten layers, and ``KEPT``, which shares all its layers with some of them."""
+def fill(containerd: Containerd, going: int, staying: int = 0, *, shared: int = 4, own: int = 5) -> None:
+    """Import images, and ``KEPT``, which shares all its layers with some of them.
+
+    Each image has a busybox layer, ``shared`` layers common to an eighth of the images, and ``own`` layers.
+    """
     bases = [
-        (images.busybox_layer(), *(_layer(f"base{number}-{step}", 8, 9_000) for step in range(4)))
+        (images.busybox_layer(), *(_layer(f"base{number}-{step}", 8, 9_000) for step in range(shared)))
         for number in range(8)
     ]
     made = [
         Image(
             (f"{REGISTRY}/{'going' if number < going else 'staying'}/app{number}:v1",),
-            (*bases[number % 8], *(_layer(f"app{number}-{step}", 3, 9_000) for step in range(5))),
+            (*bases[number % 8], *(_layer(f"app{number}-{step}", 3, 9_000) for step in range(own))),
         )
         for number in range(going + staying)
     ]

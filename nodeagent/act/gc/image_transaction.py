@@ -222,16 +222,18 @@ class TransactionalImageRemover(ImageRemover):
     async def _delete_names(self, transaction: _Transaction, candidate: _Candidate, stop: asyncio.Event) -> None:
         """Delete an image's names, its id last: until then CRI can create containers from it.
 
-        They are read again first, since the names of the whole batch were read earlier: containerd before 2.0 would
-        delete a name that was moved to another image meanwhile.
+        Its tags are read again first, since the names of the whole batch were read earlier: containerd before 2.0
+        would delete a tag that was moved to another image meanwhile. Digests and ids are not moved.
         """
         decision, image_id = candidate.decision, candidate.image.id
         if stop.is_set():
             transaction.results[decision.id] = Result(decision, Outcome.NOT_ATTEMPTED, "pass stopped")
             return
         try:
-            current = await self._names.get_image_names([each.name for each in candidate.stored])
-            if set(map(_identity, current)) != set(map(_identity, candidate.stored)):
+            tags = [each for each in candidate.stored if "@" not in each.name and each.name != image_id]
+            tags = tags or list(candidate.stored)
+            current = await self._names.get_image_names([each.name for each in tags])
+            if set(map(_identity, current)) != set(map(_identity, tags)):
                 detail = "kept: pulled, tagged or untagged during the pass"
                 transaction.results[decision.id] = Result(decision, Outcome.CHANGED, detail)
                 return
