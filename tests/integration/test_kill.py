@@ -204,7 +204,7 @@ def test_history_accounts_for_every_removal_of_a_killed_pass_and_the_next_pass_i
     mode = MODES[run % len(MODES)]
     removal = "cri" if mode.endswith("-cri") else "auto"
     node.litter()
-    before, earlier = node.settled(), node.history()
+    before, earlier = node.items(), node.history()
     if mode.startswith("time"):
         node.kill_by_time(removal)
     else:
@@ -224,7 +224,7 @@ def test_history_accounts_for_every_removal_of_a_killed_pass_and_the_next_pass_i
     check_integrity(node.state)
     logged = [each["pass_id"] for each in log if each["event"] == "pass_interrupted"]
     assert logged == [each.id for each in interrupted]
-    final = node.settled()
+    final = node.items()
     assert not [item for item in final if item in unknown]
     tags = {tag for each in node.pods.list_images() for tag in each.tags}
     assert KEPT in tags
