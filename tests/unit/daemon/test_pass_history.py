@@ -96,15 +96,21 @@ async def test_daemon_is_not_ready_with_an_unwritable_history() -> None:
         assert History(state_of(here)).read()
 
 
+def containers_pass(here: Place) -> PastPass:
+    (found,) = [each for each in History(state_of(here)).read() if each.scope == "containers"]
+    return found
+
+
 async def test_cancelled_pass_is_recorded_as_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nodeagent.daemon.supervisor.STOP_WITHIN_S", 0.2)
     async with place(dry_run=False) as here:
-        for method in ("RemoveContainer",):
-            here.server.faults.delay(method, None, times=99)
+        here.server.faults.delay("RemoveContainer", None, times=99)
         async with here.daemon(settled=False) as made, asyncio.timeout(30):
             while not made.logged("pass_started"):  # noqa: ASYNC110 - the log has no event to wait for
                 await asyncio.sleep(0.001)
-        (found,) = [each for each in History(state_of(here)).read() if each.scope == "containers"]
+        async with asyncio.timeout(30):
+            while (found := containers_pass(here)).result == "running":  # noqa: ASYNC110 - it is written without a wait
+                await asyncio.sleep(0.001)
     assert found.result == "interrupted"
     assert found.detail == "cancelled before the pass finished"
     assert {each.outcome for each in found.actions} == {"unknown"}
