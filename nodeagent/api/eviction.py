@@ -249,6 +249,7 @@ class EvictionPreview(Document, frozen=True, kw_only=True, tag=SchemaId.EVICTION
         simulated: readings given on the command line.
         reclaim_first: node-level reclaim before ``plan``.
         pods: facts by pod UID.
+        pod_memory_bytes: working set by pod UID; ``None`` where it is unknown.
     """
 
     simulated: tuple[str, ...]
@@ -259,6 +260,7 @@ class EvictionPreview(Document, frozen=True, kw_only=True, tag=SchemaId.EVICTION
     reclaim_first: tuple[str, ...]
     plan: EvictionPlan
     pods: dict[str, PodFacts]
+    pod_memory_bytes: dict[str, int | None]
     warnings: tuple[str, ...]
 
     @classmethod
@@ -274,6 +276,7 @@ class EvictionPreview(Document, frozen=True, kw_only=True, tag=SchemaId.EVICTION
         warnings: Iterable[str],
     ) -> EvictionPreview:
         """Return the document of a preview: ``first`` with its reclaim, ``then`` after insufficient reclaim."""
+        facts = tuple(pods)
         return cls(
             simulated=tuple(simulated),
             daemon_evicts=not disabled_because,
@@ -282,6 +285,7 @@ class EvictionPreview(Document, frozen=True, kw_only=True, tag=SchemaId.EVICTION
             conditions=tuple(each.condition.value for each in evaluation.conditions if each.active),
             reclaim_first=tuple(step.text for step in first.reclaim),
             plan=EvictionPlan.of(then),
-            pods={each.uid: PodFacts.of(each) for each in pods},
+            pods={each.uid: PodFacts.of(each) for each in facts},
+            pod_memory_bytes={each.uid: each.usage.memory_bytes if each.usage is not None else None for each in facts},
             warnings=tuple(warnings),
         )

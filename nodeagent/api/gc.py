@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from nodeagent.act.gc import outcomes
+    from nodeagent.plan.gc.images import ImageGCPolicy
 
 
 class Decision(Part, frozen=True, kw_only=True):
@@ -124,7 +125,12 @@ class Plan(Part, frozen=True, kw_only=True):
 
 
 class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
-    """Preview of a pass."""
+    """Preview of a pass.
+
+    Attributes:
+        imagefs_problem: cause of a missing reading of the image filesystem; empty normally.
+        high_percent: usage at which image removal starts; ``None`` if it is not known. Same for ``low_percent``.
+    """
 
     scope: str
     dry_run: bool
@@ -133,10 +139,19 @@ class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
     imagefs: Filesystem | None
     warnings: tuple[str, ...]
     plans: tuple[Plan, ...]
+    imagefs_problem: str = ""
+    high_percent: int | None = None
+    low_percent: int | None = None
 
     @classmethod
-    def of(cls, scope: str, snapshot: NodeSnapshot, plans: Iterable[decision.Plan]) -> Preview:
-        """Return the document of plans made from a snapshot."""
+    def of(
+        cls,
+        scope: str,
+        snapshot: NodeSnapshot,
+        plans: Iterable[decision.Plan],
+        policy: ImageGCPolicy | None = None,
+    ) -> Preview:
+        """Return the document of plans made from a snapshot, with the thresholds of a policy."""
         return cls(
             scope=scope,
             dry_run=True,
@@ -145,6 +160,9 @@ class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
             imagefs=Filesystem.of_optional(snapshot.image_filesystem),
             warnings=snapshot.warnings,
             plans=tuple(map(Plan.of, plans)),
+            imagefs_problem=snapshot.image_filesystem_error,
+            high_percent=None if policy is None else policy.high_threshold_percent,
+            low_percent=None if policy is None else policy.low_threshold_percent,
         )
 
     def snapshot(self) -> NodeSnapshot:
@@ -155,6 +173,7 @@ class Preview(Document, frozen=True, kw_only=True, tag=SchemaId.PREVIEW.value):
             RuntimeInfo(runtime.name, runtime.version, runtime.api_version, runtime.endpoint),
             runtime.role,
             image_filesystem=None if self.imagefs is None else self.imagefs.to_model(),
+            image_filesystem_error=self.imagefs_problem,
             warnings=self.warnings,
         )
 

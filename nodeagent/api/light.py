@@ -27,8 +27,8 @@ TIMES: Final = frozenset(
     }
 )
 """Names of the fields that are times, in every document."""
-MAPPINGS: Final = frozenset({"details", "eviction", "settings"})
-"""Names of the fields whose keys are data; the values of ``details`` and ``eviction`` are plain."""
+MAPPINGS: Final = frozenset({"details", "eviction", "pod_memory_bytes", "settings"})
+"""Names of the fields whose keys are data; the values are plain, except those of ``settings``."""
 OPTIONAL: Final = frozenset(
     {
         *(
@@ -40,7 +40,20 @@ OPTIONAL: Final = frozenset(
             "capacity_bytes",
             "config",
         ),
-        *("config_problem", "drift", "dry_run", "effect", "eviction", "grace", "id_base64", "image_use", "inodes"),
+        *(
+            "high_percent",
+            "imagefs_problem",
+            "low_percent",
+            "config_problem",
+            "drift",
+            "dry_run",
+            "effect",
+            "eviction",
+            "grace",
+            "id_base64",
+            "image_use",
+            "inodes",
+        ),
         *("inodes_free", "maximum_unused_age_s", "not_ready_because", "observed_at", "observed_since", "paused", "pid"),
         *(
             "priority",
@@ -58,7 +71,7 @@ OPTIONAL: Final = frozenset(
     }
 )
 """Names of the fields that some document may lack; there they are ``None``."""
-_PLAIN: Final = frozenset({"details", "eviction"})
+_PLAIN: Final = frozenset({"details", "eviction", "pod_memory_bytes"})
 
 
 class Fields:

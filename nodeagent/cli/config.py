@@ -5,15 +5,19 @@ from __future__ import annotations
 import difflib
 import stat
 import sys
-from typing import TYPE_CHECKING, Final
+import tomllib
+from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.api.codec import encode
-from nodeagent.api.config import EffectiveConfig, Setting
+from nodeagent.api.config import EffectiveConfig
 from nodeagent.cli.display import standard_output
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.output import say, warn
+from nodeagent.cli.reading import ask, typed
+from nodeagent.cli.source import Source
 from nodeagent.cli.table import Heading, Table
 from nodeagent.config.loading import DEFAULT_PATH, effective, load
+from nodeagent.config.settings import DEFAULT_SOURCE
 from nodeagent.errors import ConfigError, UsageError
 from nodeagent.text import Cut
 
@@ -45,50 +49,81 @@ def check(path: Path | None) -> None:
                 )
 
 
-def show(path: Path | None, form: str, *, sources: bool, key: str = "") -> None:
+def show(path: Path | None, form: str, *, sources: bool, key: str = "", direct: bool = False) -> None:
     """Print the configuration in force; with ``sources`` also the source of each value.
 
-    Without ``sources`` the form ``table`` prints TOML. With ``key`` only the value of one setting is printed.
+    It is that of the running daemon, or what the files set with ``direct``, with ``path`` and without a daemon. Without
+    ``sources`` the form ``table`` prints TOML. With ``key`` only the value of one setting is printed.
 
     Raises:
         UsageError: no setting has this key.
     """
-    from nodeagent.config.toml_writer import sourced_toml, to_toml, toml_value  # noqa: PLC0415
-
-    loaded = load(path)
+    document = ask("Config", {}, Source(path, {}, direct))
+    found = typed(document, EffectiveConfig) if document is not None else _of_files(path)
     if key:
-        found = effective(loaded)
-        if key not in found:
-            raise UsageError(_unknown_key(key, found))
-        value, source = found[key]
-        if form in ("json", "yaml"):
-            settings = {key: Setting(value=toml_value(value), source=source)}
-            sys.stdout.write(encode(EffectiveConfig(settings=settings), form))
-        else:
-            say(f"{key} = {toml_value(value)}{f'  # {source}' if sources else ''}")
-        return
-    if sources:
-        if form == "toml":
-            sys.stdout.write(sourced_toml(effective(loaded)))
-            return
-        values = {key: (toml_value(value), source) for key, (value, source) in effective(loaded).items()}
-        if form == "table":
-            _print_sources(values)
-            return
-        settings = {key: Setting(value=value, source=source) for key, (value, source) in values.items()}
-        sys.stdout.write(encode(EffectiveConfig(settings=settings), form))
-        return
-    if form in ("table", "toml"):
-        sys.stdout.write(to_toml(loaded.config, commented=False))
+        _print_setting(found, key, form, source=sources)
+    elif sources and form == "table":
+        _print_sources(found)
+    elif sources and form != "toml":
+        sys.stdout.write(encode(found, form))
     else:
-        sys.stdout.write(encode(loaded.config.model_dump(mode="json"), form))
+        _print_values(found, form, sources=sources)
 
 
-def _print_sources(values: Mapping[str, tuple[str, str]]) -> None:
-    display = standard_output()
+def _of_files(path: Path | None) -> EffectiveConfig:
+    """Return the configuration of a file with its drop-ins, and of the environment."""
+    from nodeagent.config.toml_writer import toml_value  # noqa: PLC0415 - not with a daemon
+
+    pairs = effective(load(path)).items()
+    values = [(key, toml_value(value)) for key, (value, _) in pairs]
+    return EffectiveConfig.of(values, {key: source for key, (_, source) in pairs})
+
+
+def _print_setting(config: EffectiveConfig, key: str, form: str, *, source: bool) -> None:
+    if key not in config.settings:
+        raise UsageError(_unknown_key(key, config.settings))
+    setting = config.settings[key]
+    if form in ("json", "yaml"):
+        sys.stdout.write(encode(EffectiveConfig(settings={key: setting}), form))
+    else:
+        say(f"{key} = {setting.value}{f'  # {setting.source}' if source else ''}")
+
+
+def _print_values(config: EffectiveConfig, form: str, *, sources: bool) -> None:
+    """Print a configuration as TOML, with ``sources`` as comments, or without them as JSON or YAML."""
+    from nodeagent.config.models import Config  # noqa: PLC0415
+    from nodeagent.config.toml_writer import sourced_toml, to_toml  # noqa: PLC0415
+
+    values = {key: _parsed(each.value) for key, each in config.settings.items()}
+    if sources:
+        sys.stdout.write(sourced_toml({key: (values[key], each.source) for key, each in config.settings.items()}))
+        return
+    model = Config.model_validate(_nested(values))
+    if form in ("table", "toml"):
+        sys.stdout.write(to_toml(model, commented=False))
+    else:
+        sys.stdout.write(encode(model.model_dump(mode="json"), form))
+
+
+def _parsed(value: str) -> object:
+    """Return a TOML value."""
+    return tomllib.loads(f"value = {value}")["value"]
+
+
+def _nested(values: Mapping[str, object]) -> dict[str, Any]:
+    """Return values by dotted key as tables."""
+    document: dict[str, Any] = {}
+    for key, value in values.items():
+        section, _, name = key.rpartition(".")
+        (document.setdefault(section, {}) if section else document)[name] = value
+    return document
+
+
+def _print_sources(config: EffectiveConfig) -> None:
     table = Table(Heading("SETTING", name=True), Heading("VALUE", cut=Cut.END), "SET BY")
-    for key, (value, source) in values.items():
-        table.add(key, value, source, style="dim" if source == "default" else "")
+    for key, each in config.settings.items():
+        table.add(key, each.value, each.source, style="dim" if each.source == DEFAULT_SOURCE else "")
+    display = standard_output()
     display.write_fitted(table.lines(display.columns))
 
 

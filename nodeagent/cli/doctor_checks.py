@@ -6,10 +6,10 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.api.client import DaemonRefusedError, DaemonUnavailableError
+from nodeagent.api.node.shutdown import delay_limit, lock_held, off_because, query_logind
 from nodeagent.api.status import Status
 from nodeagent.cli.control_client import connect
 from nodeagent.cli.session import open_for_command, run_async
-from nodeagent.cli.shutdown import delay_limit, lock_held, off_because, query_logind
 from nodeagent.config.kubelet_import import read_kubelet
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.kubelet_files import KUBELET_ROOT
@@ -221,8 +221,12 @@ def _skew_s(snapshot: NodeSnapshot) -> float | None:
 # ---- shutdown, role and kubelet
 
 
+def _read_logind() -> tuple[LogindFacts | None, str]:
+    return run_async(query_logind())
+
+
 def shutdown_findings(
-    settings: Settings, root: Path, query: Callable[[], tuple[LogindFacts | None, str]] = query_logind
+    settings: Settings, root: Path, query: Callable[[], tuple[LogindFacts | None, str]] = _read_logind
 ) -> Iterator[Finding]:
     """Yield the findings on logind's delay limit and on the inhibitor lock; ``query`` reads the running logind."""
     off = off_because(settings)

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.api.codec import encode
+from nodeagent.api.client import ANSWER_WITHIN_S
 from nodeagent.api.gc import DiskUsage
 from nodeagent.cli.display import Line, filled_cells, standard_output
 from nodeagent.cli.plan_view import usage_line
-from nodeagent.cli.session import load_settings, open_for_command, run_async
+from nodeagent.cli.reading import print_document, read, typed
 from nodeagent.cli.table import Heading, Table
 from nodeagent.cli.values import short_reference, size_cell
 from nodeagent.errors import UsageError
-from nodeagent.plan.gc.scope import Scope
 from nodeagent.plan.gc.storage_breakdown import Part
 from nodeagent.text import Cut
 from nodeagent.units import parse_duration_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Iterator
 
+    from nodeagent.act.agent import Agent
+    from nodeagent.cli.source import Source
     from nodeagent.plan.gc.storage_breakdown import Breakdown
 
 _BAR: Final = 80
+_SHORTEST_S: Final = 1e-3
+"""A request of 0 s means the default."""
 _TITLES: Final = {
     Part.IMAGES_IN_USE: "images in use",
     Part.IMAGES_UNUSED: "unused images",
@@ -49,7 +50,7 @@ _STYLES: Final = {
 }
 
 
-def show(config: Path | None, overrides: Mapping[str, str | int], form: str, *, details: bool, timeout: str) -> None:
+def show(source: Source, form: str, *, details: bool, timeout: str) -> None:
     """Measure and print the usage of the image filesystem.
 
     Raises:
@@ -60,17 +61,19 @@ def show(config: Path | None, overrides: Mapping[str, str | int], form: str, *, 
         within_s = parse_duration_s(timeout)
     except ValueError as error:
         raise UsageError(f"--timeout: {error}") from error
-    settings = load_settings(config, overrides)
+    within_s = max(_SHORTEST_S, within_s)
 
-    async def measure() -> Breakdown:
-        async with open_for_command(settings, record=False) as agent:
-            preview = await agent.collector.preview(Scope.ALL)
-            return await agent.break_down(preview.snapshot, within_s=within_s)
+    async def measure(agent: Agent) -> DiskUsage:
+        from nodeagent.api.node.gc import measure_disk_usage  # noqa: PLC0415 - not with a daemon
 
-    breakdown = run_async(measure())
+        return await measure_disk_usage(agent, within_s)
+
+    fields = {"within_seconds": within_s}
+    document = read("DiskUsage", fields, source, measure, within_s=within_s + ANSWER_WITHIN_S)
     if form != "table":
-        sys.stdout.write(encode(DiskUsage.of(breakdown), form))
+        print_document(document, form)
         return
+    breakdown = typed(document, DiskUsage).to_model()
     display = standard_output()
     display.write(breakdown_lines(breakdown, display.columns, details=details))
 

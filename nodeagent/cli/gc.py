@@ -24,6 +24,7 @@ from nodeagent.cli.plan_view import preview_lines, report_lines
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, StoreError, UsageError
+from nodeagent.plan.gc.images import ImageGCPolicy
 from nodeagent.plan.gc.saved_plan import parse_plan
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.units import format_bytes, format_time
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from nodeagent.act.gc.outcomes import PassReport
     from nodeagent.cli.control_client import ControlConnection
     from nodeagent.config.settings import Settings
-    from nodeagent.plan.gc.images import ImageGCPolicy
     from nodeagent.plan.gc.storage_breakdown import Breakdown
 
 _PLAN_LIFETIME_S: Final = 600.0
@@ -53,6 +53,7 @@ class Request:
     output: str
     show_kept: bool
     overrides: Mapping[str, str | int] = field(default_factory=dict)
+    direct: bool = False
 
     @property
     def is_table(self) -> bool:
@@ -72,7 +73,8 @@ def collect(request: Request) -> None:
             "nothing was removed: confirmation needs a terminal; add --yes to remove without confirmation, or "
             "--dry-run to list the removals"
         )
-    with daemon_for_user(request.config, request.overrides) as agent:
+    root_too = request.dry_run and not request.direct
+    with daemon_for_user(request.config, request.overrides, root_too=root_too) as agent:
         if agent is not None:
             sys.exit(_collect_through_agent(request, agent))
     loaded = load_settings(request.config, request.overrides)
@@ -84,8 +86,7 @@ def _collect_through_agent(request: Request, agent: ControlConnection) -> ExitCo
     saved: str | None = None
     if not request.yes or request.dry_run:
         document = agent.call("Plan", documents.Preview, {"scope": request.scope})
-        preview = Preview(Scope(request.scope), document.snapshot(), tuple(each.to_model() for each in document.plans))
-        _show_preview_of_daemon(request, document, preview)
+        preview = show_document(request, document)
         predicted = predicted_exit_code(preview)
         if request.dry_run or (predicted is ExitCode.DONE and not preview.acts):
             return predicted
@@ -141,11 +142,19 @@ def _show_report_of_daemon(request: Request, report: Report) -> None:
         display.write(du.breakdown_lines(report.breakdown.to_model(), display.columns, details=False))
 
 
-def _show_preview_of_daemon(request: Request, document: documents.Preview, preview: Preview) -> None:
+def show_document(request: Request, document: documents.Preview) -> Preview:
+    """Print the document of a preview; return the preview."""
+    preview = Preview(Scope(request.scope), document.snapshot(), tuple(each.to_model() for each in document.plans))
     if not request.is_table:
         sys.stdout.write(encode(document, request.output))
-        return
-    _print_preview(request, preview, None)
+        return preview
+    thresholds = None
+    if document.high_percent is not None and document.low_percent is not None:
+        thresholds = ImageGCPolicy(
+            high_threshold_percent=document.high_percent, low_threshold_percent=document.low_percent
+        )
+    _print_preview(request, preview, thresholds)
+    return preview
 
 
 def _print_preview(request: Request, preview: Preview, policy: ImageGCPolicy | None) -> None:
@@ -245,7 +254,8 @@ def confirm_items(items: int) -> bool:
 def show_preview(request: Request, agent: Agent, preview: Preview) -> None:
     """Print the planned removals and the kept items."""
     if not request.is_table:
-        document = documents.Preview.of(request.scope, preview.snapshot, preview.plans)
+        policy = agent.settings.policy.images
+        document = documents.Preview.of(request.scope, preview.snapshot, preview.plans, policy)
         sys.stdout.write(encode(document, request.output))
         return
     _print_preview(request, preview, agent.settings.policy.images)

@@ -6,12 +6,16 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from nodeagent.api import gc as documents
 from nodeagent.cli import gc
+from nodeagent.cli.reading import ask, typed
 from nodeagent.cli.session import load_settings, open_for_command, run_async
+from nodeagent.cli.source import Source
 from nodeagent.errors import UsageError
 from nodeagent.units import parse_duration_s
 
 if TYPE_CHECKING:
+    from nodeagent.act.gc.preview import Preview
     from nodeagent.cli.exit_codes import ExitCode
     from nodeagent.config.settings import Settings
 
@@ -27,9 +31,21 @@ def collect_leaks(request: gc.Request, *, minimum_age: str, rooted: bool) -> Non
         minimum_age_s = parse_duration_s(minimum_age)
     except ValueError as error:
         raise UsageError(f"--minimum-age: {error}") from error
+    if request.dry_run or not request.yes:
+        fields = {"minimum_age_seconds": minimum_age_s, "rooted": rooted}
+        found = ask("Leaks", fields, Source(request.config, request.overrides, request.direct))
+        if found is not None:
+            sys.exit(_listed(gc.show_document(request, typed(found, documents.Preview))))
     settings = load_settings(request.config, request.overrides)
     request = replace(request, dry_run=request.dry_run or not request.yes or settings.dry_run)
     sys.exit(run_async(_collect(request, settings, minimum_age_s, rooted=rooted)))
+
+
+def _listed(preview: Preview) -> ExitCode:
+    """Print that the listed leaks still exist; return the exit code."""
+    if preview.removals:
+        sys.stderr.write("nothing was deleted; add --yes to delete the items listed for removal\n")
+    return gc.predicted_exit_code(preview)
 
 
 async def _collect(request: gc.Request, settings: Settings, minimum_age_s: float, *, rooted: bool) -> ExitCode:
@@ -38,9 +54,7 @@ async def _collect(request: gc.Request, settings: Settings, minimum_age_s: float
         if request.dry_run or request.is_table:
             gc.show_preview(request, agent, preview)
         if request.dry_run:
-            if preview.removals:
-                sys.stderr.write("nothing was deleted; add --yes to delete the items listed for removal\n")
-            return gc.predicted_exit_code(preview)
+            return _listed(preview)
         report = await gc.run_interruptibly(agent, preview, trigger="leaks", rounds=1, progress=request.is_table)
         gc.show_report(request, agent, report)
         return gc.exit_code(report)

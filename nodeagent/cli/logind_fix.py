@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from nodeagent.api.node.shutdown import off_because
 from nodeagent.cli.output import warn
-from nodeagent.cli.shutdown import off_because
 from nodeagent.errors import InhibitorError
 from nodeagent.host.logind_config import own_drop_in, read_delay, write_drop_in
 from nodeagent.host.processes import run

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeagent.cli.exit_codes import guarded
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from nodeagent.cli.listing import ListOptions
     from nodeagent.cli.source import Source
 
+_SETTINGS: Final = ("image_gc_", "container_gc_")
 _COMPLETION: Final = "_NODEAGENT_COMPLETE"
 PARSED_OPTIONS: Final = ("endpoint",)
 """Text options that are left to the parser nevertheless."""
@@ -36,8 +38,7 @@ def run(words: Sequence[str]) -> bool:
     name, values = found
     gc.set_threshold(50_000, 20, 20)  # as with the parser
     with guarded():
-        COMMANDS[name](values)
-    return True
+        return COMMANDS[name](values) is not False
 
 
 def _source(values: Mapping[str, Any]) -> Source:
@@ -119,6 +120,70 @@ def _pressure(values: Mapping[str, Any]) -> None:
     )
 
 
+def _explain(values: Mapping[str, Any]) -> None:
+    from nodeagent.cli.explain import show  # noqa: PLC0415
+
+    show(_source(values), values["item"], values["output"])
+
+
+def _du(values: Mapping[str, Any]) -> None:
+    from nodeagent.cli.du import show  # noqa: PLC0415
+
+    show(_source(values), values["output"], details=values["details"], timeout=values["timeout"])
+
+
+def _gc(scope: str, values: Mapping[str, Any]) -> bool:
+    if not values["dry_run"] or any(values[each] is not None for each in values if each.startswith(_SETTINGS)):
+        return False
+    from nodeagent.cli.gc import Request, collect  # noqa: PLC0415
+
+    direct = values["direct"]
+    collect(Request(scope, None, True, values["yes"], values["output"], values["kept"], {}, direct))
+    return True
+
+
+def _gc_leaks(values: Mapping[str, Any]) -> bool:
+    if values["yes"]:
+        return False
+    from nodeagent.cli.gc import Request  # noqa: PLC0415
+    from nodeagent.cli.leaks import collect_leaks  # noqa: PLC0415
+
+    dry_run, direct = values["dry_run"], values["direct"]
+    request = Request("leaks", None, dry_run, False, values["output"], values["kept"], {}, direct)
+    collect_leaks(request, minimum_age=values["minimum_age"], rooted=values["rooted"])
+    return True
+
+
+def _evict(values: Mapping[str, Any]) -> bool:
+    if not values["dry_run"] and not values["simulate"]:
+        return False
+    from nodeagent.cli.evict import preview  # noqa: PLC0415
+
+    preview(_source(values), values["output"], values["simulate"] or [])
+    return True
+
+
+def _shutdown(values: Mapping[str, Any]) -> bool:
+    if not values["dry_run"]:
+        return False
+    from nodeagent.cli.shutdown import rehearse  # noqa: PLC0415
+
+    rehearse(_source(values), values["output"])
+    return True
+
+
+def _version(values: Mapping[str, Any]) -> None:
+    from nodeagent.cli.version import show_version  # noqa: PLC0415
+
+    show_version(_source(values), values["output"])
+
+
+def _shutdown_status(values: Mapping[str, Any]) -> None:
+    from nodeagent.cli.shutdown import status  # noqa: PLC0415
+
+    status(_source(values), values["output"], limit=values["limit"])
+
+
 def _pause(values: Mapping[str, Any]) -> None:
     from nodeagent.cli.control import pause  # noqa: PLC0415
 
@@ -131,8 +196,15 @@ def _resume(_: Mapping[str, Any]) -> None:
     resume(None)
 
 
-COMMANDS: Final[Mapping[str, Callable[[Mapping[str, Any]], None]]] = {
+COMMANDS: Final[Mapping[str, Callable[[Mapping[str, Any]], bool | None]]] = {
     "containers": _containers,
+    "du": _du,
+    "evict": _evict,
+    "explain": _explain,
+    "gc all": partial(_gc, "all"),
+    "gc containers": partial(_gc, "containers"),
+    "gc images": partial(_gc, "images"),
+    "gc leaks": _gc_leaks,
     "history": _history,
     "hold list": _hold_list,
     "images": _images,
@@ -140,8 +212,11 @@ COMMANDS: Final[Mapping[str, Callable[[Mapping[str, Any]], None]]] = {
     "pods": _pods,
     "pressure": _pressure,
     "resume": _resume,
+    "shutdown": _shutdown,
+    "shutdown status": _shutdown_status,
     "status": _status,
     "top": _top,
+    "version": _version,
 }
-"""By the words of the command."""
+"""By the words of the command; ``False`` leaves the command line to the parser."""
 _FIRST_WORDS: Final = frozenset([each.partition(" ")[0] for each in COMMANDS])

@@ -7,8 +7,9 @@ the same document, which the command prints.
 
 from __future__ import annotations
 
+import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nodeagent.api.client import ANSWER_WITHIN_S, ControlClient, DaemonAbsentError
 from nodeagent.api.light import parse_document
@@ -20,8 +21,12 @@ from nodeagent.text import to_json
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from nodeagent.api.codec import Document
     from nodeagent.cli.control_client import ControlConnection
     from nodeagent.cli.source import ReadNode, Source
+
+
+D = TypeVar("D", bound="Document")
 
 
 def read(
@@ -94,6 +99,17 @@ def read_node(source: Source, local: ReadNode) -> dict[str, Any]:
     from nodeagent.cli.local_reading import read_document  # noqa: PLC0415 - not with a daemon
 
     return read_document(source, local)
+
+
+def typed(document: Mapping[str, Any], kind: type[D]) -> D:
+    """Return a document by its type, for a command that computes with it.
+
+    Raises:
+        NodeAgentError: the document is not of this version.
+    """
+    from nodeagent.api.codec import decode  # noqa: PLC0415 - slow to import
+
+    return checked(json.dumps(document), lambda text: decode(text, kind))
 
 
 def print_document(document: Mapping[str, Any], form: str) -> None:

@@ -26,7 +26,7 @@ async def preview_collection(agent: Agent, scope: Scope) -> Preview:
         NodeAgentError: the node cannot be observed.
     """
     preview = await agent.collector.preview(scope)
-    return Preview.of(scope.value, preview.snapshot, preview.plans)
+    return Preview.of(scope.value, preview.snapshot, preview.plans, agent.settings.policy.images)
 
 
 async def list_leaks(agent: Agent, minimum_age_s: float, *, rooted: bool) -> Preview:
@@ -41,7 +41,7 @@ async def list_leaks(agent: Agent, minimum_age_s: float, *, rooted: bool) -> Pre
         NodeAgentError: references cannot be read from the runtime.
     """
     preview = await agent.find_leaks(minimum_age_s, rooted=rooted)
-    return Preview.of(Scope.LEAKS.value, preview.snapshot, preview.plans)
+    return Preview.of(Scope.LEAKS.value, preview.snapshot, preview.plans, agent.settings.policy.images)
 
 
 async def explain_items(agent: Agent, name: str) -> Explanation:

@@ -56,6 +56,7 @@ def gc_images(
     yes: YesOption = False,
     output: PlanOutputOption = PlanOutput.TABLE,
     kept: KeptOption = False,
+    direct: DirectOption = False,
     *,
     overrides: Overrides,
 ) -> None:
@@ -65,7 +66,7 @@ def gc_images(
     """
     from nodeagent.cli.gc import Request, collect  # noqa: PLC0415
 
-    collect(Request("images", config, dry_run, yes, output.value, kept, at_endpoint(endpoint, overrides)))
+    collect(Request("images", config, dry_run, yes, output.value, kept, at_endpoint(endpoint, overrides), direct))
 
 
 @gc_app.command("containers", epilog=EPILOG)
@@ -77,13 +78,14 @@ def gc_containers(
     yes: YesOption = False,
     output: PlanOutputOption = PlanOutput.TABLE,
     kept: KeptOption = False,
+    direct: DirectOption = False,
     *,
     overrides: Overrides,
 ) -> None:
     """Remove dead containers, empty sandboxes, orphaned logs."""
     from nodeagent.cli.gc import Request, collect  # noqa: PLC0415
 
-    collect(Request("containers", config, dry_run, yes, output.value, kept, at_endpoint(endpoint, overrides)))
+    collect(Request("containers", config, dry_run, yes, output.value, kept, at_endpoint(endpoint, overrides), direct))
 
 
 @gc_app.command("all", epilog=EPILOG)
@@ -95,13 +97,14 @@ def gc_all(
     yes: YesOption = False,
     output: PlanOutputOption = PlanOutput.TABLE,
     kept: KeptOption = False,
+    direct: DirectOption = False,
     *,
     overrides: Overrides,
 ) -> None:
     """Remove dead containers, sandboxes, logs, unused images."""
     from nodeagent.cli.gc import Request, collect  # noqa: PLC0415
 
-    collect(Request("all", config, dry_run, yes, output.value, kept, at_endpoint(endpoint, overrides)))
+    collect(Request("all", config, dry_run, yes, output.value, kept, at_endpoint(endpoint, overrides), direct))
 
 
 @gc_app.command("leaks", epilog=EPILOG)
@@ -112,6 +115,7 @@ def gc_leaks(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete the listed leaks (default: only list)")] = False,
     output: PlanOutputOption = PlanOutput.TABLE,
     kept: KeptOption = False,
+    direct: DirectOption = False,
     minimum_age: Annotated[
         str, typer.Option("--minimum-age", metavar="DURATION", help="Keep items created more recently than this")
     ] = "24h",
@@ -126,7 +130,7 @@ def gc_leaks(
     from nodeagent.cli.gc import Request  # noqa: PLC0415
     from nodeagent.cli.leaks import collect_leaks  # noqa: PLC0415
 
-    request = Request("leaks", config, dry_run, yes, output.value, kept, at_endpoint(endpoint))
+    request = Request("leaks", config, dry_run, yes, output.value, kept, at_endpoint(endpoint), direct)
     collect_leaks(request, minimum_age=minimum_age, rooted=rooted)
 
 

@@ -51,14 +51,16 @@ def du(
         str, typer.Option("--timeout", metavar="DURATION", help="Deadline for measuring directories")
     ] = "20s",
     output: OutputOption = Output.TABLE,
+    direct: DirectOption = False,
 ) -> None:
     """Show the usage of the image filesystem by category.
 
     The categories are images in use, unused images, dead containers, logs, volumes, leaks, and other data.
     """
     from nodeagent.cli.du import show  # noqa: PLC0415
+    from nodeagent.cli.source import Source  # noqa: PLC0415
 
-    show(config, at_endpoint(endpoint), output.value, details=details, timeout=timeout)
+    show(Source(config, at_endpoint(endpoint), direct), output.value, details=details, timeout=timeout)
 
 
 @with_list_options(CONTAINERS)
@@ -160,6 +162,7 @@ def explain(
     config: ConfigOption = None,
     endpoint: EndpointOption = None,
     output: OutputOption = Output.TABLE,
+    direct: DirectOption = False,
 ) -> None:
     """Explain the verdict of an image, container or pod.
 
@@ -167,8 +170,9 @@ def explain(
     [NAMESPACE/]NAME. Past removals are listed too.
     """
     from nodeagent.cli.explain import show  # noqa: PLC0415
+    from nodeagent.cli.source import Source  # noqa: PLC0415
 
-    show(config, at_endpoint(endpoint), item, output.value)
+    show(Source(config, at_endpoint(endpoint), direct), item, output.value)
 
 
 @with_list_options(PASSES)
@@ -240,8 +244,14 @@ def events(config: ConfigOption = None, output: OutputOption = Output.TABLE) -> 
     follow_events(config, output.value)
 
 
-def version(config: ConfigOption = None, endpoint: EndpointOption = None, output: OutputOption = Output.TABLE) -> None:
+def version(
+    config: ConfigOption = None,
+    endpoint: EndpointOption = None,
+    output: OutputOption = Output.TABLE,
+    direct: DirectOption = False,
+) -> None:
     """Show the versions of the agent and the runtime."""
+    from nodeagent.cli.source import Source  # noqa: PLC0415
     from nodeagent.cli.version import show_version  # noqa: PLC0415
 
-    show_version(config, at_endpoint(endpoint), output.value)
+    show_version(Source(config, at_endpoint(endpoint), direct), output.value)

@@ -11,6 +11,7 @@ from nodeagent.cli.exit_codes import EPILOG
 from nodeagent.cli.options import (
     CommandGroup,
     ConfigOption,
+    DirectOption,
     EndpointOption,
     ForceOption,
     Output,
@@ -203,11 +204,12 @@ def config_show(
         bool, typer.Option("--effective", help="Show the source of each value: file, variable, default")
     ] = False,
     output: Annotated[ConfigOutput, typer.Option("--output", "-o", help="Output format")] = ConfigOutput.TABLE,
+    direct: DirectOption = False,
 ) -> None:
     """Show the configuration in force, defaults included."""
     from nodeagent.cli.config import show  # noqa: PLC0415
 
-    show(config, output.value, sources=effective, key=key)
+    show(config, output.value, sources=effective, key=key, direct=direct)
 
 
 @config_app.command("import", epilog=EPILOG)

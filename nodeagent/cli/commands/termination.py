@@ -4,7 +4,15 @@ from typing import Annotated
 
 import typer
 
-from nodeagent.cli.options import CommandGroup, ConfigOption, EndpointOption, Output, OutputOption, at_endpoint
+from nodeagent.cli.options import (
+    CommandGroup,
+    ConfigOption,
+    DirectOption,
+    EndpointOption,
+    Output,
+    OutputOption,
+    at_endpoint,
+)
 
 shutdown_app = typer.Typer(cls=CommandGroup, rich_markup_mode=None)
 
@@ -23,6 +31,7 @@ def evict(
         ),
     ] = None,
     output: OutputOption = Output.TABLE,
+    direct: DirectOption = False,
 ) -> None:
     """Preview an eviction: ranking, usage and protection.
 
@@ -30,11 +39,12 @@ def evict(
     memory.available=50Mi or nodefs.available=5%. This command evicts nothing; the daemon evicts by the same rules.
     """
     from nodeagent.cli.evict import preview  # noqa: PLC0415
+    from nodeagent.cli.source import Source  # noqa: PLC0415
     from nodeagent.errors import UsageError  # noqa: PLC0415
 
     if not dry_run and not simulate:
         raise UsageError("no pod is evicted by this command: add --dry-run, or --simulate SIGNAL=AMOUNT")
-    preview(config, at_endpoint(endpoint), output.value, simulate or [])
+    preview(Source(config, at_endpoint(endpoint), direct), output.value, simulate or [])
 
 
 @shutdown_app.callback(invoke_without_command=True)
@@ -44,6 +54,7 @@ def shutdown(
     endpoint: EndpointOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show the phases with their pods and times")] = False,
     output: OutputOption = Output.TABLE,
+    direct: DirectOption = False,
 ) -> None:
     """Preview the graceful shutdown of the node.
 
@@ -56,8 +67,9 @@ def shutdown(
     if not dry_run:
         raise UsageError("nothing is shut down by this command: add --dry-run for the timeline, or 'status'")
     from nodeagent.cli.shutdown import rehearse  # noqa: PLC0415
+    from nodeagent.cli.source import Source  # noqa: PLC0415
 
-    rehearse(config, at_endpoint(endpoint), output.value)
+    rehearse(Source(config, at_endpoint(endpoint), direct), output.value)
 
 
 @shutdown_app.command(
@@ -67,11 +79,13 @@ def shutdown_status(
     config: ConfigOption = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, help="List at most N past node stops")] = 5,
     output: OutputOption = Output.TABLE,
+    direct: DirectOption = False,
 ) -> None:
     """Show inhibitor lock, logind limit and past node stops."""
     from nodeagent.cli.shutdown import status  # noqa: PLC0415
+    from nodeagent.cli.source import Source  # noqa: PLC0415
 
-    status(config, output.value, limit=limit)
+    status(Source(config, {}, direct), output.value, limit=limit)
 
 
 @shutdown_app.command("at-stop", hidden=True)

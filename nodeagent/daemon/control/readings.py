@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from nodeagent import __version__
 from nodeagent.api.codec import encode_line, plain
-from nodeagent.api.config import EffectiveConfig
+from nodeagent.api.config import EffectiveConfig, Setting
 from nodeagent.api.diagnostics import Version
 from nodeagent.api.gc import Preview
 from nodeagent.api.history import History
@@ -79,7 +79,7 @@ class Readings:
         agent = require_agent(self._context)
         preview = await self._alone(agent.collector.preview(scope))
         if not lasts_s:
-            return encode_line(Preview.of(scope.value, preview.snapshot, preview.plans))
+            return encode_line(Preview.of(scope.value, preview.snapshot, preview.plans, agent.settings.policy.images))
         saved = encode_saved_plan(
             scope.value,
             preview.snapshot,
@@ -195,7 +195,10 @@ class Readings:
     async def config(self, _: requests.Empty) -> str:
         """Return the configuration in force."""
         settings = self._context.settings
-        return encode_line(EffectiveConfig.of(settings.values, dict(settings.sources)))
+        found = EffectiveConfig.of(settings.values, dict(settings.sources))
+        if settings.origin.dry_run:  # of the command line, beside the settings
+            found.settings["dry_run"] = Setting(value="true", source="command line")
+        return encode_line(found)
 
     @property
     def _heavy(self) -> asyncio.Lock:

@@ -1,0 +1,156 @@
+"""Commands that read: the daemon's answer, and the command's own reading with ``--direct``, print the same document."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nodeagent.api.client import ControlClient
+from nodeagent.api.operations import OPERATIONS
+from nodeagent.api.requests import AddHoldRequest
+from nodeagent.cli import control_client
+from nodeagent.errors import NodeAgentError
+from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
+from nodeagent.store.history import Retention
+from tests.unit.control_node import IMAGE, MEMBER, Node, say, serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+READING = {
+    "images": "Images",
+    "images --tree": "ImageLayers",
+    "containers": "Containers",
+    "pods": "PodList",
+    f"explain {IMAGE}": "Explain",
+    "du --timeout 5s": "DiskUsage",
+    "history": "History",
+    "hold list": "Holds",
+    "pressure": "Pressure",
+    "gc images --dry-run": "Plan",
+    "gc containers --dry-run": "Plan",
+    "gc all --dry-run": "Plan",
+    "gc leaks": "Leaks",
+    "evict --simulate memory.available=1Mi": "EvictionPreview",
+    "evict --dry-run": "EvictionPreview",
+    "shutdown --dry-run": "ShutdownPlan",
+    "shutdown status": "ShutdownStatus",
+    "config show --effective": "Config",
+    "version": "Version",
+}
+"""The operation that answers each reading command that has ``--direct``."""
+VOLATILE = re.compile(
+    r"_at$|^(id|available|available_bytes|inodes_free|used_percent|pod_memory_bytes|distance|change_per_s|held_s)$"
+    r"|^(observed_since|first_detected|last_used|seconds_left)$"
+)
+"""Readings and times that differ from one observation to the next."""
+
+
+@pytest.fixture
+async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
+    """A daemon with its configuration as the default one of commands, which run as root."""
+    async with serving(tmp_path) as made:
+        (Path(made.sim.root_path) / "io.containerd.snapshotter.v1.overlayfs").mkdir()
+        monkeypatch.setattr("nodeagent.config.loading.DEFAULT_PATH", made.config)
+        monkeypatch.setattr("nodeagent.config.socket_path.CONFIG_FILE", str(made.config))
+        monkeypatch.setattr("os.geteuid", lambda: 0)
+        agent, now = made.context.agent, made.context.clock.now()
+        assert agent is not None
+        stop = NodeStop("b" * 32, StopKind.UNCLEAN, now, end=StopEnd.UNKNOWN, pods=(StoppedPod("u", "default", "web"),))
+        agent.history.add_stop(stop, Retention(timedelta(days=30), 1 << 20), now)
+        await made.ask("AddHold", AddHoldRequest(image="other:*", seconds=3600, why="rollback"))
+        yield made
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The operations that the daemon was asked for."""
+    found: list[str] = []
+    call = ControlClient.call
+
+    def recorded(client: ControlClient, name: str, *arguments: Any, **options: Any) -> str:
+        found.append(name)
+        return call(client, name, *arguments, **options)
+
+    monkeypatch.setattr(ControlClient, "call", recorded)
+    return found
+
+
+def without_readings(value: Any) -> Any:
+    if isinstance(value, dict) and value.get("part") == "not-container-data":
+        return {}  # of the filesystem that the test shares with others
+    if isinstance(value, dict):
+        return {key: without_readings(each) for key, each in value.items() if not VOLATILE.search(key)}
+    return [without_readings(each) for each in value] if isinstance(value, list) else value
+
+
+def test_every_reading_operation_is_compared() -> None:
+    others = {"Status", "Pods", "Events", "PreviewReload"}  # of commands that are about the daemon
+    assert {name for name, each in OPERATIONS.items() if each.method == "GET"} - others == set(READING.values())
+
+
+@pytest.mark.parametrize("words", READING)
+async def test_document_of_the_daemon_equals_that_of_a_direct_reading(
+    node: Node, asked: list[str], capsys: pytest.CaptureFixture[str], words: str
+) -> None:
+    assert node.path.exists()
+    code, served, _ = await say(capsys, *words.split(), "-o", "json")
+    assert asked == [READING[words]]
+    del asked[:]
+    direct_code, direct, _ = await say(capsys, *words.split(), "-o", "json", "--direct")
+    assert asked == []
+    assert code == direct_code
+    assert without_readings(json.loads(served)) == without_readings(json.loads(direct))
+    assert json.loads(served)["schema"] == OPERATIONS[READING[words]].schema
+
+
+@pytest.mark.parametrize("words", [each for each in READING if "pressure" not in each and "evict" not in each])
+async def test_table_of_the_daemon_equals_that_of_a_direct_reading(
+    node: Node, capsys: pytest.CaptureFixture[str], words: str
+) -> None:
+    assert node.path.exists()
+    tables = [(await say(capsys, *words.split(), *source))[1] for source in ((), ("--direct",))]
+    assert all(tables)
+    shown = [
+        re.sub(r"\d+(\.\d+)?", "N", table).replace(str(node.config.parent / "state"), "the agent's history")
+        for table in tables
+    ]
+    assert shown[0] == shown[1]
+
+
+@pytest.mark.parametrize("words", READING)
+async def test_member_is_answered_by_the_daemon(
+    node: Node, asked: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    node.peer[0] = MEMBER
+    monkeypatch.setattr("os.geteuid", lambda: 4711)
+    code, out, err = await say(capsys, *words.split(), "-o", "json")
+    assert (asked, json.loads(out)["schema"]) == ([READING[words]], OPERATIONS[READING[words]].schema), (code, err)
+
+
+@pytest.mark.parametrize("words", READING)
+async def test_failed_request_is_an_error_not_a_direct_reading(
+    node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    def failed(*_: object, **__: object) -> str:
+        raise NodeAgentError("the daemon failed")
+
+    assert node.path.exists()
+    monkeypatch.setattr(ControlClient, "call", failed)
+    code, out, err = await say(capsys, *words.split(), "-o", "json")
+    assert (code, out, "the daemon failed" in err) == (1, "", True)
+
+
+@pytest.mark.parametrize("words", READING)
+async def test_node_is_read_where_no_daemon_is_listening(
+    node: Node, asked: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.setattr(control_client, "find_socket", lambda _: node.path.with_name("none"))
+    _, out, _ = await say(capsys, *words.split(), "-o", "json")
+    assert json.loads(out)["schema"] == OPERATIONS[READING[words]].schema
+    assert set(asked) <= {READING[words]}

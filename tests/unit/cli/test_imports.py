@@ -1,0 +1,102 @@
+"""Modules that a command imports with a daemon: their import is most of a command's time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.cli import quick
+from tests.unit.control_node import IMAGE, Node, serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+ROOT = Path(__file__).parents[3]
+ENTRY = """
+import sys
+before = set(sys.modules)
+sys.argv[0] = "nodeagent"
+from nodeagent.cli.start import main
+try:
+    main()
+finally:
+    sys.stderr.write("\\nmodules: " + " ".join(sorted(set(sys.modules) - before)))
+"""
+LIBRARIES = {
+    "pydantic",
+    "grpc",
+    "google.protobuf",
+    "structlog",
+    "rich",
+    "typer",
+    "dbus_fast",
+    "psutil",
+    "prometheus_client",
+}
+DOCUMENTS = {"msgspec", "h11", "yaml", "nodeagent.model", "nodeagent.api.codec"}
+STANDARD = {"asyncio", "dataclasses", "inspect", "sqlite3", "pathlib", "urllib.parse", "http.client", "subprocess"}
+PARSER = {"nodeagent.cli.main", "nodeagent.cli.options", "nodeagent.cli.commands"}
+THIN = LIBRARIES | DOCUMENTS | STANDARD | PARSER
+FORBIDDEN = {
+    "containers": THIN,
+    "du": LIBRARIES | PARSER,
+    "evict --dry-run": LIBRARIES | PARSER,
+    f"explain {IMAGE}": LIBRARIES | PARSER | {"msgspec", "asyncio"},
+    "gc all --dry-run": LIBRARIES | PARSER,
+    "gc containers --dry-run": LIBRARIES | PARSER,
+    "gc images --dry-run": LIBRARIES | PARSER,
+    "gc leaks": LIBRARIES | PARSER,
+    "history": THIN,
+    "hold list": THIN,
+    "images": THIN,
+    "images -o json --filter name=*app*": THIN,
+    "pause": LIBRARIES | PARSER | {"asyncio"},
+    "pods": THIN,
+    "pressure": THIN,
+    "resume": LIBRARIES | PARSER | {"asyncio"},
+    "shutdown --dry-run": THIN,
+    "shutdown status": THIN,
+    "status": THIN,
+    "top --once": THIN,
+    "version": THIN,
+}
+"""Modules that each command does not import."""
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    async with serving(tmp_path) as made:
+        made.path.parent.chmod(0o755)
+        (Path(made.sim.root_path) / "io.containerd.snapshotter.v1.overlayfs").mkdir()
+        yield made
+
+
+def test_every_command_without_the_parser_is_pinned() -> None:
+    assert all(any(f"{words} ".startswith(f"{name} ") for words in FORBIDDEN) for name in quick.COMMANDS)
+
+
+@pytest.mark.parametrize("words", FORBIDDEN)
+async def test_command_answered_by_the_daemon_does_not_import(node: Node, words: str) -> None:
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", ENTRY, *words.split()],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            cwd=ROOT,
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "NODEAGENT_CONTROL__SOCKET": str(node.path)},
+        )
+
+    ended = await asyncio.to_thread(run)
+    errors, _, names = ended.stderr.rpartition("\nmodules: ")
+    assert ended.returncode in (0, 1), errors
+    modules = set(names.split())
+    assert "nodeagent.cli.quick" in modules
+    assert modules & FORBIDDEN[words] == set()
