@@ -52,8 +52,8 @@ def check(path: Path | None) -> None:
 def show(path: Path | None, form: str, *, sources: bool, key: str = "", direct: bool = False) -> None:
     """Print the configuration in force; with ``sources`` also the source of each value.
 
-    It is that of the running daemon, or what the files set with ``direct``, with ``path`` and without a daemon. Without
-    ``sources`` the form ``table`` prints TOML. With ``key`` only the value of one setting is printed.
+    It is that of the running daemon; with ``direct``, with ``path`` and without a daemon it is that of the files.
+    Without ``sources`` the form ``table`` prints TOML. With ``key`` only the value of one setting is printed.
 
     Raises:
         UsageError: no setting has this key.
