@@ -35,3 +35,7 @@ A column in a list
 """
 
 __version__ = "0.1.0"
+
+__build_date__ = "2026-01-01"
+"""Date of this version (UTC), set with ``__version__``. No clock before it is plausible; a constant, so that builds are
+reproducible."""

@@ -25,9 +25,10 @@ from nodeagent.errors import NodeAgentError
 from nodeagent.host.container_cgroups import find_running
 from nodeagent.host.filesystems import filesystem_type, read_filesystem
 from nodeagent.host.lock import process_lock
-from nodeagent.host.node import boot_id, booted_at
+from nodeagent.host.node import boot_id
 from nodeagent.host.process_identity import is_running, own_process
 from nodeagent.model import Role
+from nodeagent.observe.clock_reading import read_clocks
 from nodeagent.observe.node_role import RoleWatch
 from nodeagent.observe.node_snapshot import Observer, ObserverSettings
 from nodeagent.observe.snapshot_usage import StoredSnapshotUsage
@@ -40,12 +41,11 @@ from nodeagent.runtime.containerd import ContainerdClient
 from nodeagent.runtime.cri import CriClient
 from nodeagent.runtime.storage_backend import ContainerdStorage, CriOnlyStorage
 from nodeagent.runtime.storage_graph import LayerCache, disk_format
-from nodeagent.store import ClockReading, HoldFile, Store, gap_limits
+from nodeagent.store import HoldFile, Store, gap_limits
 from nodeagent.store.history import History, configured_retention
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
-    from datetime import datetime
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from structlog.typing import FilteringBoundLogger
 
@@ -54,10 +54,11 @@ if TYPE_CHECKING:
     from nodeagent.act.gc.pass_record import PassStart
     from nodeagent.clock import Clock
     from nodeagent.config.settings import Settings
-    from nodeagent.model import FsObservation, ImageUseRecord, NodeSnapshot, RoleDecision
+    from nodeagent.model import FsObservation, NodeSnapshot, RoleDecision
     from nodeagent.plan.gc.storage_breakdown import Breakdown
     from nodeagent.runtime.connection import CallObserver, RuntimeConnection
     from nodeagent.runtime.storage_backend import StorageBackend
+    from nodeagent.store import ClockReading
 
 _BREAKDOWN_WITHIN_S: Final = 10.0
 
@@ -157,6 +158,10 @@ class Agent:
             report = replace(report, warnings=(*report.warnings, *self.history.take_notices()))
         return report
 
+    def read_clocks(self) -> ClockReading:
+        """Return a reading of the clocks of this node."""
+        return read_clocks(self.clock, boot_id())
+
     async def find_leaks(self, minimum_age_s: float, *, rooted: bool) -> Preview:
         """Return the plan for unreferenced blobs and snapshots, kept ones included.
 
@@ -165,7 +170,9 @@ class Agent:
         """
         preview = await self.collector.preview(Scope.IMAGES)
         found = await self.observer.find_unreferenced()
-        plan = plan_leaks(found, self.clock.now(), minimum_age_s=minimum_age_s, rooted=rooted)
+        at = self.read_clocks()
+        trust = await asyncio.to_thread(self.store.read_clock, at)
+        plan = plan_leaks(found, at.wall, minimum_age_s=minimum_age_s, rooted=rooted, clock=trust)
         plan = replace(plan, warnings=(*plan.warnings, *await self.recovery.describe()))
         return Preview(Scope.LEAKS, preview.snapshot, (plan,))
 
@@ -299,7 +306,11 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
             dry_run=dry_run,
         )
         history = History(settings.state_directory, writer=own_process(), is_running=is_running)
-        writer = HistoryWriter(history, configured_retention(settings), clock)
+
+        def clock_trusted() -> bool:
+            return store.is_wall_trusted(read_clocks(clock, boot_id()))
+
+        writer = HistoryWriter(history, configured_retention(settings), clock, clock_trusted)
         yield Agent(
             settings, clock, cri, storage, store, history, writer, observer, collector, recovery, roles, record, dry_run
         )
@@ -328,11 +339,6 @@ def _observer(  # noqa: PLR0913, PLR0917 - the sources of a snapshot
     async def read_role() -> Role:
         return (await roles.evaluate(settings.role)).role
 
-    def record_image_use(
-        listed: Mapping[str, datetime | None], in_use: Collection[str], now: datetime, monotonic_s: float
-    ) -> ImageUseRecord:
-        return store.observe(listed, in_use, ClockReading(boot_id(), monotonic_s, now))
-
     return Observer(
         cri,
         storage,
@@ -342,10 +348,10 @@ def _observer(  # noqa: PLR0913, PLR0917 - the sources of a snapshot
             container_log_root=settings.container_log_root,
         ),
         clock=clock,
+        read_boot_id=boot_id,
         read_filesystem=read,
-        record_image_use=record_image_use,
+        memory=store,
         read_holds=HoldFile(settings.state_directory).read,
         read_role=read_role,
-        booted_at=booted_at(),
         find_running=partial(find_running, clock=clock),
     )

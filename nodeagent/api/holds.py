@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self
 
 from nodeagent.api.codec import Document, Part, Time
-from nodeagent.model import ALL_IMAGES
+from nodeagent.model import ALL_IMAGES, TRUSTED
+from nodeagent.plan.gc.holds import holds_in_force, left_in_boot_s
 from nodeagent.schemas import SchemaId
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ class HoldFields(Part, frozen=True, kw_only=True):
 
     Attributes:
         image: reference, id, digest or pattern; ``None`` for all images.
-        seconds_left: seconds until its expiry, at the time of the document.
+        seconds_left: until it ends, at the time of the document; 0 for one that ends once the clock is trusted.
     """
 
     id: str
@@ -33,8 +34,11 @@ class HoldFields(Part, frozen=True, kw_only=True):
     seconds_left: int
 
     @classmethod
-    def of(cls, value: model.Hold, now: datetime) -> Self:
-        """Return the document form of a hold."""
+    def of(cls, value: model.Hold, now: datetime, clock: model.ClockTrust = TRUSTED) -> Self:
+        """Return the document form of a hold; ``now`` is the wall time of ``clock``."""
+        left_s = left_in_boot_s(value, clock)
+        if left_s is None:
+            left_s = (value.until - now).total_seconds()
         return cls(
             id=value.id,
             image=value.image or None,
@@ -43,7 +47,7 @@ class HoldFields(Part, frozen=True, kw_only=True):
             by=value.by,
             placed_at=value.placed_at,
             until=value.until,
-            seconds_left=max(0, round((value.until - now).total_seconds())),
+            seconds_left=max(0, round(left_s)),
         )
 
     @property
@@ -62,6 +66,6 @@ class HoldList(Document, frozen=True, kw_only=True, tag=SchemaId.HOLD_LIST.value
     holds: tuple[HoldFields, ...]
 
     @classmethod
-    def of(cls, holds: Iterable[model.Hold], now: datetime) -> HoldList:
-        """Return the document of the unexpired holds."""
-        return cls(holds=tuple(HoldFields.of(each, now) for each in holds if each.until > now))
+    def of(cls, holds: Iterable[model.Hold], now: datetime, clock: model.ClockTrust) -> HoldList:
+        """Return the document of the holds that have not ended."""
+        return cls(holds=tuple(HoldFields.of(each, now, clock) for each in holds_in_force(holds, clock, now)))

@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 TIMES: Final = frozenset(
     {
-        *("created_at", "eligible_at", "ended_at", "finished_at", "first_detected", "last_used", "made_at"),
-        *("observed_at", "observed_since", "placed_at", "started_at", "until"),
+        *("created_at", "eligible_at", "ended_at", "finished_at", "first_detected", "jumped_at", "last_used"),
+        *("made_at", "observed_at", "observed_since", "placed_at", "started_at", "until", "untrusted_until"),
     }
 )
 """Names of the fields that are times, in every document."""
@@ -38,6 +38,7 @@ OPTIONAL: Final = frozenset(
             "breakdown",
             "capacity",
             "capacity_bytes",
+            "clock",
             "config",
         ),
         *(
@@ -49,6 +50,7 @@ OPTIONAL: Final = frozenset(
             "dry_run",
             "effect",
             "eviction",
+            "gaps",
             "grace",
             "id_base64",
             "image_use",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType, ValidationError, convert, structs
 
+from nodeagent import model
 from nodeagent.api.codec import Document, Number, Part, Time
 from nodeagent.api.common import Filesystem
 from nodeagent.api.holds import HoldFields
@@ -130,11 +131,63 @@ class FilesystemStatus(Part, frozen=True, kw_only=True):
         return structs.replace(self, problem=problem)
 
 
+class ObservationGap(Part, frozen=True, kw_only=True):
+    """A gap after which the observation of image use began anew.
+
+    Attributes:
+        started_at: last detection before the gap; ``None`` if it is not recorded.
+        ended_at: first detection after it.
+    """
+
+    started_at: Time | None
+    ended_at: Time
+    cause: model.GapCause
+
+    @classmethod
+    def of(cls, value: model.ObservationGap) -> ObservationGap:
+        """Return the document form of a gap."""
+        return cls(started_at=value.started_at, ended_at=value.ended_at, cause=value.cause)
+
+
 class ImageUse(Part, frozen=True, kw_only=True):
-    """The observation of image use; ``None`` if it is not observed or removal by age is disabled."""
+    """The observation of image use; ``None`` if it is not observed or removal by age is disabled.
+
+    Attributes:
+        gaps: the latest gaps in the observation, newest first.
+    """
 
     observed_since: Time | None = None
     maximum_unused_age_s: Number | None = None
+    gaps: tuple[ObservationGap, ...] = ()
+
+
+class ClockStatus(Part, frozen=True, kw_only=True):
+    """Trust in the wall clock.
+
+    Attributes:
+        jumped_at: detection of the last jump in this boot; ``None`` without one.
+        jump_s: that jump, negative if the clock was set back.
+        untrusted_until: end of the grace period after it, in which nothing is removed by age; ``None`` outside of it.
+        problem: reason that the wall clock is implausible; empty normally.
+        detail: the last jump, for people; empty without one.
+    """
+
+    jumped_at: Time | None = None
+    jump_s: Number = 0.0
+    untrusted_until: Time | None = None
+    problem: str = ""
+    detail: str = ""
+
+    @classmethod
+    def of(cls, value: model.ClockTrust) -> ClockStatus:
+        """Return the document form of the trust in the wall clock."""
+        return cls(
+            jumped_at=value.jumped_at,
+            jump_s=value.jump_s,
+            untrusted_until=value.untrusted_until,
+            problem=value.problem,
+            detail=value.jump_text,
+        )
 
 
 class LoopStatus(Part, frozen=True, kw_only=True):
@@ -204,6 +257,7 @@ class Status(Document, frozen=True, kw_only=True, tag=SchemaId.STATUS.value):
         paused: the pause in force; ``None`` without one.
         waiting: the reload grace period; ``None`` outside of one.
         image_use: absent in the answer of an older daemon.
+        clock: absent in the answer of an older daemon.
     """
 
     observed_at: Time
@@ -215,6 +269,7 @@ class Status(Document, frozen=True, kw_only=True, tag=SchemaId.STATUS.value):
     conditions: tuple[str, ...]
     signals: tuple[Signal, ...]
     image_use: ImageUse = ImageUse()
+    clock: ClockStatus = ClockStatus()
     loops: tuple[LoopStatus, ...]
     last_passes: tuple[PassSummary, ...]
     shutdown: ShutdownStatus

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.exit_codes import ExitCode
 from nodeagent.cli.plan_view import preview_lines, report_lines
 from nodeagent.cli.session import run_async
-from nodeagent.model import ImageUseRecord, Role
+from nodeagent.model import Role
 from nodeagent.observe.node_snapshot import Observer, ObserverSettings
 from nodeagent.plan.gc.containers import ContainerGCPolicy
 from nodeagent.plan.gc.planner import GCPolicy
@@ -28,15 +27,13 @@ from nodeagent.runtime.cri import CriClient
 from nodeagent.runtime.storage_backend import ContainerdStorage
 from nodeagent.runtime.storage_graph import LayerCache
 from nodeagent.sim.filesystem import SimFilesystem
+from nodeagent.sim.memory import SimMemory
 from nodeagent.sim.scenario import example_node
 from nodeagent.sim.server import SimServer
-from nodeagent.store import merge_usage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Mapping
-    from datetime import datetime
+    from collections.abc import AsyncIterator
 
-    from nodeagent.model import ImageUsage
 
 _POLICY = GCPolicy(containers=ContainerGCPolicy(deleted_pod_grace_s=60.0))
 
@@ -79,15 +76,6 @@ def _rule(title: str) -> Line:
 async def _simulated() -> AsyncIterator[Collector]:
     scenario = example_node()
     node = scenario.node
-    usage: dict[str, ImageUsage] = {}
-
-    def record_image_use(
-        listed: Mapping[str, datetime | None], in_use: Collection[str], now: datetime, _monotonic_s: float
-    ) -> ImageUseRecord:
-        merged = merge_usage(usage, listed, in_use, now)
-        usage.clear()
-        usage.update(merged)
-        return ImageUseRecord(merged, node.now - timedelta(days=30))
 
     async def standalone() -> Role:
         return Role.STANDALONE
@@ -107,11 +95,11 @@ async def _simulated() -> AsyncIterator[Collector]:
                 storage,
                 settings=settings,
                 clock=node.clock,
+                read_boot_id=str,
                 read_filesystem=read,
-                record_image_use=record_image_use,
+                memory=SimMemory(),
                 read_holds=tuple,
                 read_role=standalone,
-                booted_at=node.now - timedelta(days=30),
                 find_running=lambda _known: (frozenset(), False),
             )
             logs = HostLogs(settings.pod_log_root, settings.container_log_root, node.clock)

@@ -25,17 +25,16 @@ from nodeagent.host.probes import (
     read_unit_exposure,
 )
 from nodeagent.observe.node_role import read_role
+from nodeagent.plan.clock_checks import check_clock, check_image_use
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.plan.node_checks import (
     Finding,
     Verdict,
     check_agent,
     check_cgroups,
-    check_clock,
     check_control_group,
     check_delay,
     check_image_removal,
-    check_image_use,
     check_kubelet,
     check_lock,
     check_refused,
@@ -173,8 +172,10 @@ async def _query_runtime(settings: Settings) -> list[Finding]:
         findings.append(_filesystem_finding(snapshot))
         findings.append(_split_finding(agent, snapshot, await agent.cri.image_fs_info()))
         maximum_s = agent.settings.policy.images.maximum_unused_age_s
-        findings.append(check_image_use(snapshot.image_use_observed_since, snapshot.observed_at, maximum_s))
-        findings.append(check_clock(_skew_s(snapshot), read_clock_synchronised()))
+        gaps = agent.store.gaps(agent.read_clocks())
+        since, now = snapshot.image_use_observed_since, snapshot.observed_at
+        findings.append(check_image_use(since, now, maximum_s, gaps))
+        findings.append(check_clock(_skew_s(snapshot), read_clock_synchronised(), snapshot.clock))
         return findings
 
 

@@ -17,6 +17,7 @@ from nodeagent.cli.session import load_settings
 from nodeagent.clock import SystemClock
 from nodeagent.errors import UsageError
 from nodeagent.model import ALL_IMAGES, LONGEST_HOLD_S
+from nodeagent.observe.clock_reading import read_clocks, stored_trust
 from nodeagent.plan.gc.image_protection import parse_rule
 from nodeagent.store import HoldFile
 from nodeagent.text import encodable
@@ -52,16 +53,19 @@ def add(config: Path | None, *, image: str | None, every: bool, duration: str, w
         raise UsageError(
             f"--for {duration}: must be more than 0 and at most 365d; protect.images protects images permanently"
         )
-    now = SystemClock().now()
     with daemon_of(config) as agent:
         if agent is not None:
             by = _user() if os.geteuid() == 0 else ""
             request = {"image": image or "", "seconds": seconds, "why": why, "by": by}
             _print_placed(agent.call("AddHold", Hold, request), form)
             return
-    hold = model.Hold("", ALL_IMAGES if image is None else image, why, _user(), now, now + timedelta(seconds=seconds))
-    placed = HoldFile(load_settings(config, {}).state_directory).add(hold)
-    _print_placed(Hold.of(placed, now), form)
+    directory = load_settings(config, {}).state_directory
+    at = read_clocks(SystemClock())
+    until = at.wall + timedelta(seconds=seconds)
+    named = ALL_IMAGES if image is None else image
+    hold = model.Hold("", named, why, _user(), at.wall, until, at.boot_id, at.boottime_s)
+    clock = stored_trust(directory, at)
+    _print_placed(Hold.of(HoldFile(directory).add(hold, clock), at.wall, clock), form)
 
 
 def remove(config: Path | None, hold_id: str) -> None:

@@ -11,7 +11,6 @@ from nodeagent.cli.source import Source
 from nodeagent.clock import SystemClock
 
 if TYPE_CHECKING:
-    from datetime import datetime
     from pathlib import Path
 
     from nodeagent.cli.listing import ListOptions
@@ -25,15 +24,18 @@ def show(config: Path | None, options: ListOptions, *, direct: bool) -> None:
         StoreError: the holds cannot be read.
     """
     request = ListRequest.of(HOLDS, options)
-    now = SystemClock().now()
     document = ask("Holds", {}, Source(config, {}, direct))
-    request.print(_read_file(config, now) if document is None else document, empty="no holds", now=now)
+    now = SystemClock().now()
+    request.print(_read_file(config) if document is None else document, empty="no holds", now=now)
 
 
-def _read_file(config: Path | None, now: datetime) -> dict[str, Any]:
+def _read_file(config: Path | None) -> dict[str, Any]:
     from nodeagent.api.holds import HoldList  # noqa: PLC0415 - not with a daemon
     from nodeagent.cli.local_reading import as_json  # noqa: PLC0415
     from nodeagent.cli.session import load_settings  # noqa: PLC0415
+    from nodeagent.observe.clock_reading import read_clocks, stored_trust  # noqa: PLC0415
     from nodeagent.store import HoldFile  # noqa: PLC0415
 
-    return as_json(HoldList.of(HoldFile(load_settings(config, {}).state_directory).read(), now))
+    directory = load_settings(config, {}).state_directory
+    at = read_clocks(SystemClock())
+    return as_json(HoldList.of(HoldFile(directory).read(), at.wall, stored_trust(directory, at)))

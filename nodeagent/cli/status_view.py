@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from nodeagent.api.light import given
 from nodeagent.cli.display import Line
 from nodeagent.cli.signal_values import amount, is_stall, used_share
 from nodeagent.cli.table import Heading, Table
 from nodeagent.cli.values import ago, size_cell
+from nodeagent.plan.gap_text import describe_gap
 from nodeagent.text import Cut, escape, fit
-from nodeagent.units import format_bytes, format_duration
+from nodeagent.units import format_bytes, format_duration, format_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from nodeagent.api.pods import Fact, RankedPodUsage
     from nodeagent.api.status import Status, Top
+
+T = TypeVar("T")
 
 _BAR: Final = 30
 _SHORT_BAR: Final = 16
@@ -167,18 +170,32 @@ def _head(status: Status) -> list[Line]:
 
 
 def _image_use(status: Status) -> list[Line]:
-    """Return the observation time of image use as a line; no line if no image is removed by age."""
-    use = status.image_use
-    if use.maximum_unused_age_s is None:
-        return []
-    if use.observed_since is None:
-        return [Line("image use: not observed; no image is removed by age", "yellow")]
-    observed_s = (status.observed_at - use.observed_since).total_seconds()
-    line = Line(f"image use: observed for {format_duration(max(0.0, round(observed_s)))}", "dim")
-    if observed_s <= use.maximum_unused_age_s:
-        maximum = format_duration(use.maximum_unused_age_s)
-        line.append(f"; no image is removed by age before {maximum}", "yellow")
-    return [line]
+    """Return the observation of image use and the trust in the clock; no line from an older daemon."""
+    use, clock = _or_none(status.image_use), _or_none(status.clock)
+    lines = []
+    if use is not None and use.observed_since is not None:
+        observed_s = (status.observed_at - use.observed_since).total_seconds()
+        since = f"{format_time(use.observed_since)} ({format_duration(max(0.0, round(observed_s)))})"
+        line = Line(f"image use: observed since {since}", "dim")
+        if use.maximum_unused_age_s is not None and observed_s <= use.maximum_unused_age_s:
+            maximum = format_duration(use.maximum_unused_age_s)
+            line.append(f"; no image is removed by age before {maximum}", "yellow")
+        for gap in (use.gaps or ())[:1]:
+            line.append(f"; {describe_gap(gap.started_at, gap.ended_at, gap.cause)}", "dim")
+        lines.append(line)
+    elif use is not None and use.maximum_unused_age_s is not None:
+        lines.append(Line("image use: not observed; no image is removed by age", "yellow"))
+    if clock is not None and clock.problem:
+        lines.append(Line(f"clock: {clock.problem}", "bold red"))
+    if clock is not None and clock.untrusted_until is not None:
+        until = format_time(clock.untrusted_until)
+        lines.append(Line(f"clock: {clock.detail}; nothing is removed by age before {until}", "bold yellow"))
+    return lines
+
+
+def _or_none(part: T) -> T | None:
+    """Return a part of the status, which is ``None`` in that of an older daemon although its type excludes that."""
+    return part
 
 
 def gauges(status: Status, columns: int | None) -> Iterator[Line]:

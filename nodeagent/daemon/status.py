@@ -14,9 +14,11 @@ from nodeagent.api.pods import PodUsage
 from nodeagent.api.pressure import Pressure, Signal
 from nodeagent.api.status import (
     AgentStatus,
+    ClockStatus,
     FilesystemStatus,
     ImageUse,
     LoopStatus,
+    ObservationGap,
     PassSummary,
     PauseStatus,
     RuntimeStatus,
@@ -27,14 +29,14 @@ from nodeagent.api.status import (
 from nodeagent.daemon.health import not_ready
 from nodeagent.errors import NodeAgentError, ObservationError, StoreError
 from nodeagent.host.filesystems import read_filesystem
-from nodeagent.host.node import boot_id
 from nodeagent.model import pressure as model
 from nodeagent.observe.eviction_signals import EvictionSignalReader
 from nodeagent.observe.pods import make_pod_reader
 from nodeagent.plan.eviction.protection import Protection
 from nodeagent.plan.eviction.ranking import rank_pods
 from nodeagent.plan.eviction.state import EvictionState
-from nodeagent.store import ClockReading, HoldFile
+from nodeagent.plan.gc.holds import holds_in_force
+from nodeagent.store import HoldFile
 
 if TYPE_CHECKING:
     from nodeagent.act.agent import Agent
@@ -146,10 +148,12 @@ async def status_document(agent: Agent, reader: StatusReader, context: DaemonCon
     role = await agent.evaluate_role()
     problems = [*role_warnings(agent.settings, role), *warnings, *_health_problems(agent)]
     holds: tuple[HoldFields, ...] = ()
-    now = agent.clock.now()
+    at = agent.read_clocks()
+    clock = agent.store.clock(at)
+    now = at.wall
     try:
         stored = await asyncio.to_thread(HoldFile(agent.settings.state_directory).read)
-        holds = tuple(HoldFields.of(each, now) for each in stored if each.until > now)
+        holds = tuple(HoldFields.of(each, now, clock) for each in holds_in_force(stored, clock, now))
     except StoreError as error:
         problems.append(str(error))
     last_passes = await asyncio.to_thread(_last_passes, agent, problems)
@@ -163,6 +167,7 @@ async def status_document(agent: Agent, reader: StatusReader, context: DaemonCon
         conditions=tuple(each.condition.value for each in evaluation.conditions if each.active),
         signals=tuple(Signal.of(each, evaluation, reader.earlier) for each in readings.observations),
         image_use=_image_use(agent),
+        clock=ClockStatus.of(clock),
         loops=_loops(context),
         last_passes=last_passes,
         shutdown=ShutdownStatus(
@@ -237,9 +242,12 @@ def _daemon(context: DaemonContext, *, dry_run: bool, role: str | None, role_bec
 
 
 def _image_use(agent: Agent) -> ImageUse:
-    clock, maximum_s = agent.clock, agent.settings.policy.images.maximum_unused_age_s
-    since = agent.store.observed_since(ClockReading(boot_id(), clock.monotonic_s(), clock.now()))
-    return ImageUse(observed_since=since, maximum_unused_age_s=maximum_s or None)
+    at, maximum_s = agent.read_clocks(), agent.settings.policy.images.maximum_unused_age_s
+    return ImageUse(
+        observed_since=agent.store.observed_since(at),
+        maximum_unused_age_s=maximum_s or None,
+        gaps=tuple(ObservationGap.of(each) for each in reversed(agent.store.gaps(at))),
+    )
 
 
 def _pause(context: DaemonContext | None) -> PauseStatus | None:

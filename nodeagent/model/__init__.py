@@ -7,7 +7,7 @@ They have no behaviour beyond naming their content. Mappings in them are never c
 from nodeagent.model.clock_trust import TRUSTED, ClockTrust
 from nodeagent.model.filesystem import FsObservation
 from nodeagent.model.hold import ALL_IMAGES, LONGEST_HOLD_S, Hold
-from nodeagent.model.image import Image, ImageUsage, ImageUseRecord
+from nodeagent.model.image import GapCause, Image, ImageUsage, ImageUseRecord, ObservationGap
 from nodeagent.model.kubelet_traces import KubeletProcess, KubeletTraces, Role, RoleBasis, RoleDecision, RoleMemory
 from nodeagent.model.list_contradiction import ListContradiction
 from nodeagent.model.logs import ContainerLogLink, LogOpeners, LogTree, PodLogDirectory
@@ -25,6 +25,7 @@ __all__ = [
     "ContainerLogLink",
     "ContainerState",
     "FsObservation",
+    "GapCause",
     "Hold",
     "Image",
     "ImageRecord",
@@ -36,6 +37,7 @@ __all__ = [
     "LogOpeners",
     "LogTree",
     "NodeSnapshot",
+    "ObservationGap",
     "PieceKind",
     "PodLogDirectory",
     "PodOutcome",

@@ -18,8 +18,9 @@ class ClockTrust:
     Attributes:
         boot_id: id of the boot; empty if unknown.
         boottime_s: CLOCK_BOOTTIME at the observation; ``None`` without a clock record.
-        jump_s: last jump of the wall clock in this boot, negative if it was set back; 0 without one.
-        jumped_at: detection of that jump, by the wall clock of this observation; ``None`` without one.
+        jump_s: last jump of the wall clock in this boot, negative if it was set back; 0 without one, and if the record
+            of earlier readings is lost.
+        jumped_at: detection of that jump or loss, by the wall clock of this observation; ``None`` without one.
         untrusted_until: end of the grace period after the last jump, by the wall clock of this observation; ``None``
             outside of it. Within it nothing is removed, ended or pruned because of its age.
         expiry_now: reference time for the expiry of wall times of other boots: never later than the
@@ -41,6 +42,8 @@ class ClockTrust:
         """The last jump, for display; empty without one."""
         if self.jumped_at is None:
             return ""
+        if not self.jump_s:
+            return "earlier clock readings lost with the state database"
         return f"wall clock set {'forward' if self.jump_s > 0 else 'back'} by {format_duration(abs(self.jump_s))}"
 
 

@@ -25,6 +25,8 @@ class Hold:
         by: the operator.
         placed_at: creation time, aware UTC.
         until: time of expiry, aware UTC.
+        boot_id: boot in which it was placed; empty if unknown.
+        placed_s: CLOCK_BOOTTIME at its creation; ``None`` if unknown.
     """
 
     id: str
@@ -33,3 +35,10 @@ class Hold:
     by: str
     placed_at: datetime
     until: datetime
+    boot_id: str = ""
+    placed_s: float | None = None
+
+    @property
+    def duration_s(self) -> float:
+        """Duration from its creation to its expiry."""
+        return (self.until - self.placed_at).total_seconds()

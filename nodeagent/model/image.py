@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING
+
+from nodeagent.model.clock_trust import TRUSTED, ClockTrust
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,12 +52,42 @@ class ImageUsage:
     """Recorded use of an image.
 
     Attributes:
-        first_detected: first detection on this node, or the pull where reported.
-        last_used: last observation of a container with a reference to it; ``None`` without one.
+        first_detected: first detection on this node, or the detection of a later pull.
+        last_used: last observation of a container that refers to it; ``None`` if there was none.
+        pulled_at: creation of its newest name in the runtime; ``None`` if not reported. Only for the order of images
+            with equal times: it may be by another clock.
+        present_since: start of the minimum age, which is the first detection or an earlier pull that no other fact
+            contradicts; ``None`` for the first detection.
     """
 
     first_detected: datetime
     last_used: datetime | None = None
+    pulled_at: datetime | None = field(default=None, compare=False)
+    present_since: datetime | None = field(default=None, compare=False)
+
+
+class GapCause(StrEnum):
+    """Cause of a gap in the observation of image use. The values are part of the JSON output."""
+
+    AGENT_DOWN = "agent-down"
+    REBOOT = "reboot"
+    STATE_LOST = "state-lost"
+    RUNTIME_UNAVAILABLE = "runtime-unavailable"
+    NO_PASS = "no-pass"
+
+
+@dataclass(frozen=True, slots=True)
+class ObservationGap:
+    """A gap after which the observation of image use began anew.
+
+    Attributes:
+        started_at: last detection before the gap; ``None`` if it is not recorded.
+        ended_at: first detection after it.
+    """
+
+    started_at: datetime | None
+    ended_at: datetime
+    cause: GapCause
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +98,9 @@ class ImageUseRecord:
         usage: one entry for each listed image, by image id.
         observed_since: begin of the observation of use without a gap, aware UTC by the wall clock of this detection;
             ``None`` without observation, such as with an unavailable state database.
+        clock: trust in that clock.
     """
 
     usage: Mapping[str, ImageUsage]
     observed_since: datetime | None
+    clock: ClockTrust = TRUSTED

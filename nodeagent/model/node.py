@@ -52,7 +52,7 @@ class NodeSnapshot:
         pod_log_directories: entries of the pod log root, listed before the sandboxes.
         dead_log_links: container log links without a target.
         live_pod_uids: UIDs in a pod list other than CRI's; ``None`` without such a list.
-        holds: operators' holds on images.
+        holds: operators' holds on images that are in force.
         holds_error: reason that the holds cannot be read; empty normally.
         booted_at: the boot of the node, by the wall clock of this observation; ``None`` if unknown.
         contradictions: contradictions between the lists; the affected kinds are kept.

@@ -10,21 +10,25 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeVar
 
 from nodeagent.errors import (
     NodeAgentError,
     ObservationError,
     RuntimeNotFoundError,
     RuntimeRequestError,
+    RuntimeUnavailableError,
     RuntimeUnsupportedError,
     StoreError,
 )
 from nodeagent.host import podlogs
-from nodeagent.model import ContainerState, ImageUseRecord, NodeSnapshot
+from nodeagent.model import ContainerState, GapCause, ImageUseRecord, NodeSnapshot
+from nodeagent.observe.clock_reading import read_clocks, with_valid_times
 from nodeagent.observe.dead_layers import DeadLayers
 from nodeagent.observe.list_check import CONFIRM_S, ListCheck
 from nodeagent.observe.log_trees import LogTreeReadings
+from nodeagent.plan.gc.holds import holds_in_force
 from nodeagent.plan.gc.image_users import images_in_use
 from nodeagent.plan.gc.scope import Scope
 from nodeagent.runtime.containerd_facts import unlisted_containers, with_pins
@@ -44,17 +48,18 @@ if TYPE_CHECKING:
         Hold,
         Image,
         PodLogDirectory,
-        Role,
         RuntimeInfo,
         Sandbox,
         StorageGraph,
         UnreferencedPiece,
     )
     from nodeagent.observe.list_check import FindRunning
+    from nodeagent.observe.snapshot_sources import HoldReader, NodeMemory, RoleReader
     from nodeagent.runtime.containerd_records import StoredContainer
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.cri_messages import RuntimeStatus
     from nodeagent.runtime.storage_backend import StorageBackend
+    from nodeagent.store import ClockReading
 
 T = TypeVar("T")
 
@@ -80,36 +85,6 @@ class ObserverSettings:
     confirm_s: float = CONFIRM_S
 
 
-class ImageUseRecorder(Protocol):
-    """Records the first detection and last use of images."""
-
-    def __call__(
-        self, listed: Mapping[str, datetime | None], in_use: Collection[str], now: datetime, monotonic_s: float, /
-    ) -> ImageUseRecord:
-        """Record one detection and return the usage of each listed image; blocking.
-
-        Args:
-            listed: image id to time of pull; ``None`` if unknown.
-            in_use: ids of the images in use.
-            now: wall clock, aware UTC.
-            monotonic_s: monotonic clock, read at the same time as ``now``.
-        """
-
-
-class HoldReader(Protocol):
-    """Reads operators' holds; blocking."""
-
-    def __call__(self) -> tuple[Hold, ...]:
-        """Return the holds. Raises StoreError if they cannot be read."""
-
-
-class RoleReader(Protocol):
-    """Reads the role of the agent on this node."""
-
-    async def __call__(self) -> Role:
-        """Return the current role."""
-
-
 class Observer:  # 13 attributes: the sources of the snapshot, and four caches
     """Reads a node from its runtime, its filesystems and the agent's state database.
 
@@ -123,22 +98,22 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
         *,
         settings: ObserverSettings,
         clock: Clock,
+        read_boot_id: Callable[[], str],
         read_filesystem: Callable[[str], FsObservation],
-        record_image_use: ImageUseRecorder,
+        memory: NodeMemory,
         read_holds: HoldReader,
         read_role: RoleReader,
-        booted_at: datetime | None,
         find_running: FindRunning,
     ) -> None:
         self._cri = cri
         self._storage = storage
         self._settings = settings
         self._clock = clock
+        self._read_boot_id = read_boot_id
         self._read_filesystem = read_filesystem
-        self._record_image_use = record_image_use
+        self._memory = memory
         self._read_holds = read_holds
         self._read_role = read_role
-        self._booted_at = booted_at
         self._log_trees = LogTreeReadings(settings.pod_log_root, clock)
         self._dead_layers = DeadLayers(cri)
         self._details: dict[str, Container] = {}
@@ -167,13 +142,20 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
             RuntimeUnavailableError: no connection to the runtime.
             NodeAgentError: a required reading failed.
         """
+        try:
+            return await self._observe(scope)
+        except RuntimeUnavailableError:
+            await asyncio.to_thread(self._memory.interrupt, GapCause.RUNTIME_UNAVAILABLE)
+            raise
+
+    async def _observe(self, scope: Scope) -> NodeSnapshot:
         warnings: list[str] = []
         directories, links = await asyncio.to_thread(self._list_logs, scope, warnings)
         info, status = await asyncio.gather(self._cri.version(), self._cri.status())
         lists, stored, contradictions = await self._lists.read(with_images=scope is not Scope.CONTAINERS)
         self.list_problem = "; ".join(each.detail for each in contradictions)
-        now_s = self._clock.monotonic_s()  # read first: a delay between both clocks shortens the observed period
-        now = self._clock.now()
+        at = read_clocks(self._clock, self._read_boot_id())
+        trust = await asyncio.to_thread(self._memory.read_clock, at)
         sandboxes, unread = await self._with_sandbox_images(lists.sandboxes, stored or (), scope)
         containers = await self._with_details(lists.containers, sandboxes, info, scope)
         containers += unlisted_containers(stored or (), containers, sandboxes)
@@ -181,7 +163,7 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
         directories = await self._log_trees.read(directories, sandboxes)
         role = await self._read_role()  # read last, since a kubelet may have started during the observation
         snapshot = NodeSnapshot(
-            observed_at=now,
+            observed_at=at.wall,
             runtime=info,
             role=role,
             images=lists.images or (),
@@ -192,11 +174,15 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
             writable_bytes=writable,
             pod_log_directories=directories,
             dead_log_links=links,
-            booted_at=self._booted_at,
+            booted_at=at.wall - timedelta(seconds=at.boottime_s),
             contradictions=contradictions,
+            clock=trust,
+        )
+        snapshot = await asyncio.to_thread(
+            with_valid_times, snapshot, at, self._memory.first_seen, logs=scope is not Scope.IMAGES
         )
         if scope is not Scope.CONTAINERS:
-            snapshot = await self._with_images(snapshot, stored, status, warnings, now_s)
+            snapshot = await self._with_images(snapshot, stored, status, warnings, at)
         return replace(snapshot, warnings=tuple(warnings))
 
     def _list_logs(
@@ -300,7 +286,7 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
         stored: tuple[StoredContainer, ...] | None,
         status: RuntimeStatus,
         warnings: list[str],
-        observed_s: float,
+        at: ClockReading,
     ) -> NodeSnapshot:
         """Return the snapshot with the storage graph, the usage of images, the holds and the image filesystem."""
         observed, error = await self._image_filesystem()
@@ -312,11 +298,12 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
         in_use = images_in_use(snapshot)
         use = _NOT_OBSERVED  # contradictory lists would record used images as unused, and unlisted ones as removed
         if not snapshot.contradictions:
-            use = await asyncio.to_thread(self._record_image_use, pulled, in_use, snapshot.observed_at, observed_s)
+            use = await asyncio.to_thread(self._memory.observe, pulled, in_use, at)
         holds: tuple[Hold, ...] = ()
         holds_error = ""
         try:
-            holds = await asyncio.to_thread(self._read_holds)
+            read = await asyncio.to_thread(self._read_holds)
+            holds = holds_in_force(read, snapshot.clock, snapshot.observed_at)
         except StoreError as unreadable:
             holds_error = str(unreadable)
         return replace(

@@ -7,17 +7,15 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from nodeagent.model import Role, RoleBasis
-from nodeagent.units import format_bytes, format_duration, format_time
+from nodeagent.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from datetime import datetime
 
     from nodeagent.model import RoleDecision
     from nodeagent.plan.shutdown.budget import ShutdownBudget
 
 _LITTLE_STATE_BYTES: Final = 64 << 20
-_MUCH_SKEW_S: Final = 5.0
 _LAZY_SNAPSHOTTERS: Final = frozenset({"stargz", "nydus", "soci", "overlaybd"})
 
 
@@ -228,50 +226,6 @@ def check_state(directory: str, problem: str, available_bytes: int | None, mode:
             f"chmod 0750 {directory}",
         )
     return Finding("state-directory", Verdict.OK, f"{directory} is writable")
-
-
-def check_clock(skew_s: float | None, synchronised: bool | None) -> Finding:  # noqa: FBT001 - readings
-    """Check the wall clock, on which the ages of images and containers depend.
-
-    Args:
-        skew_s: creation time of the newest container relative to now, in seconds; ``None`` without containers.
-        synchronised: whether the kernel counts the clock as synchronised; ``None`` if unknown.
-    """
-    if skew_s is not None and skew_s > _MUCH_SKEW_S:
-        return Finding(
-            "clock",
-            Verdict.WARNING,
-            f"a container was created {format_duration(skew_s)} in the future: the clock was set back",
-            "check the time service; no item is removed too early, since ages start at the first observation",
-        )
-    if synchronised is False:
-        return Finding("clock", Verdict.WARNING, "clock not synchronised (adjtimex)", "start a time service")
-    return Finding("clock", Verdict.OK, "synchronised" if synchronised else "no creation time in the future")
-
-
-def check_image_use(observed_since: datetime | None, now: datetime, maximum_s: float) -> Finding:
-    """Check whether image use has been observed for long enough to remove images by age.
-
-    Args:
-        observed_since: start of the observation without a gap; ``None`` with an unavailable state database.
-        now: the time of the check.
-        maximum_s: the maximum unused age; 0 if it is disabled.
-    """
-    if not maximum_s:
-        return Finding("image-use", Verdict.SKIPPED, "image_gc.maximum_unused_age = 0: no image is removed by age")
-    if observed_since is None:
-        return Finding(
-            "image-use",
-            Verdict.WARNING,
-            "not observed: state database is unavailable; no image is removed by age",
-            "see state-directory and stores",
-        )
-    observed_s = (now - observed_since).total_seconds()
-    observed = f"observed since {format_time(observed_since)} ({format_duration(observed_s)})"
-    if observed_s > maximum_s:
-        return Finding("image-use", Verdict.OK, observed)
-    maximum = format_duration(maximum_s)
-    return Finding("image-use", Verdict.OK, f"{observed}: no image is removed by age before {maximum}")
 
 
 def check_agent(unavailable: str, not_ready: Iterable[str], pid: int | None) -> Finding:

@@ -11,7 +11,7 @@ START: Final = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 class SimClock:
     """Wall clock and monotonic clock that change only by ``advance`` and ``set_wall_time``."""
 
-    def __init__(self, start: datetime = START, *, monotonic_s: float = 86400.0) -> None:
+    def __init__(self, start: datetime = START, *, monotonic_s: float = 30 * 86_400.0) -> None:
         """Start at an aware time; ``monotonic_s`` is the uptime of the machine at that time, in seconds."""
         self._now = start
         self._monotonic_s = monotonic_s

@@ -7,16 +7,18 @@ the whole state when the file is writable again. A corrupt database is quarantin
 Files of earlier versions are read; databases are migrated with the first write.
 """
 
-from nodeagent.store.clock_jumps import ClockReading
+from nodeagent.store.clock_record import ClockReading
 from nodeagent.store.database import SnapshotFigures, Store, StoreHealth
 from nodeagent.store.holds import HoldFile
 from nodeagent.store.image_usage import merge_usage
+from nodeagent.store.item_times import ItemKey
 from nodeagent.store.observation import GapLimits, gap_limits
 
 __all__ = [
     "ClockReading",
     "GapLimits",
     "HoldFile",
+    "ItemKey",
     "SnapshotFigures",
     "Store",
     "StoreHealth",

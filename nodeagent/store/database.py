@@ -1,54 +1,34 @@
-"""Database of image and snapshot usage, with a fallback to memory."""
+"""Database of image and snapshot usage, with a fallback to memory.
+
+All times in it are in node time (see ``clock_record``); its methods take and return times of the wall clock.
+"""
 
 from __future__ import annotations
 
-import math
 import sqlite3
 import threading
 from contextlib import closing, suppress
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from nodeagent.errors import StoreError
-from nodeagent.model import ImageUsage, ImageUseRecord
-from nodeagent.store.clock_jumps import ClockReading, find_jump, shifted
+from nodeagent.model import ClockTrust, GapCause, ImageUsage, ImageUseRecord, ObservationGap
+from nodeagent.store.clock_record import BUILD_DATE, TOLERANCE_S, ClockReading, ClockRecord, advance, later, trust
 from nodeagent.store.image_usage import merge_usage
-from nodeagent.store.observation import GapLimits, Observation, ObservationTracker
-from nodeagent.store.sqlite import (
-    BROKEN,
-    BUSY_TIMEOUT_S,
-    check,
-    check_version,
-    connect,
-    is_corrupt,
-    micros,
-    moment,
-    quarantine,
-)
+from nodeagent.store.item_times import FirstSeen, ItemKey, update_first_seen
+from nodeagent.store.observation import GapLimits, ObservationTracker
+from nodeagent.store.sqlite import BROKEN, BUSY_TIMEOUT_S, check, connect, is_corrupt, micros, quarantine
+from nodeagent.store.usage_file import MIGRATIONS, StoredUsage, read_usage, write_usage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
+    from datetime import datetime, timedelta
     from pathlib import Path
 
 FILE_NAME: Final = "nodeagent.db"
 _DEFAULT_GAPS: Final = GapLimits()
-_MIGRATIONS: Final = (
-    (
-        (
-            "CREATE TABLE image_usage (image_id TEXT PRIMARY KEY NOT NULL,"
-            " first_detected_us INTEGER NOT NULL, last_used_us INTEGER) WITHOUT ROWID"
-        ),
-        "CREATE TABLE meta (key TEXT PRIMARY KEY NOT NULL, value TEXT NOT NULL) WITHOUT ROWID",
-    ),
-    (
-        (
-            "CREATE TABLE snapshot_usage (snapshotter TEXT NOT NULL, key TEXT NOT NULL, created_s INTEGER NOT NULL,"
-            " created_ns INTEGER NOT NULL, size_bytes INTEGER NOT NULL, inodes INTEGER NOT NULL,"
-            " PRIMARY KEY (snapshotter, key)) WITHOUT ROWID"
-        ),
-    ),
-)
+_NO_STATES: Final[Mapping[ItemKey, int]] = MappingProxyType({})
 
 
 class SnapshotFigures(NamedTuple):
@@ -95,9 +75,12 @@ class Store:
         self._read_only = read_only
         self._lock = threading.Lock()
         self._usage: dict[str, ImageUsage] = {}
-        self._anchor: ClockReading | None = None  # reference of all stored wall times
+        self._clock: ClockRecord | None = None
+        self._is_lost = False
         self._tracker = ObservationTracker(gaps)
-        self._written: dict[str, ImageUsage] | None = None
+        self._first_seen: dict[ItemKey, FirstSeen] = {}
+        self._read_kinds: frozenset[tuple[str, str]] = frozenset()
+        self._written: StoredUsage | None = None
         self._loaded = False
         self._notices: list[str] = []
         self.health = StoreHealth()
@@ -111,28 +94,96 @@ class Store:
             return notices
 
     def usage(self) -> dict[str, ImageUsage]:
-        """Return the usage by image id."""
+        """Return the usage by image id, in node time."""
         with self._lock:
             return dict(self._usage)
 
-    def observe(
-        self, listed: Mapping[str, datetime | None], in_use: Collection[str], at: ClockReading
-    ) -> ImageUseRecord:
-        """Record a detection and return the usage of every listed image after it; see ``merge_usage``.
+    def read_clock(self, at: ClockReading) -> ClockTrust:
+        """Record a reading of the clocks and return the trust in its wall clock.
 
-        After a jump of the wall clock all stored times are shifted by it.
+        It is written at once after a jump or the first reading of a boot, otherwise with the next detection.
         """
         with self._lock:
             if not self._loaded:
                 self._load()
-            if self._tracker.current is not None and self._tracker.is_late(at):
-                return self._observe_late(listed, in_use, at, self._tracker.current)
-            self._follow_clock(at)
-            previous_at = self._tracker.extend(at)
-            self._usage = merge_usage(self._usage, listed, in_use, at.wall, previous_at=previous_at)
-            if self._loaded and not self._read_only:
+            record = self._advance(at)
+            written = self._written.clock if self._written is not None else None
+            if _is_new(record, written):
                 self._write()
-            return ImageUseRecord(dict(self._usage), self._observed_since(at))
+            return trust(record, at)
+
+    def first_seen(
+        self,
+        items: Mapping[ItemKey, datetime],
+        listed: Mapping[str, Collection[str]],
+        at: ClockReading,
+        states: Mapping[ItemKey, int] = _NO_STATES,
+    ) -> dict[ItemKey, datetime]:
+        """Return the items whose time contradicts the clock, with their first observation by the wall clock of ``at``.
+
+        The time of an item from before the boot that the first reading of its kind finds is valid unless the clock
+        jumped since; then the item counts from the boot.
+
+        Args:
+            items: the time of each item.
+            listed: ids of all items that exist, by kind; recorded items of these kinds that it lacks are forgotten.
+            at: the reading of the clocks at the observation.
+            states: number of the state of items that can change without a change of their time, such as a tree with one
+                file in the future; the first observation of another state counts.
+        """
+        with self._lock:
+            record = self._advance(at)
+            oldest = later(at.wall, record.valid_since_s - at.boottime_s)
+            contradictory = {
+                key: states.get(key, micros(stamp)) for key, stamp in items.items() if not oldest <= stamp <= at.wall
+            }
+            new_kinds = {kind for kind in listed if (at.boot_id, kind) not in self._read_kinds}
+            self._read_kinds = self._read_kinds.union((at.boot_id, kind) for kind in listed)
+            earlier = {key for key in contradictory if key[0] in new_kinds and BUILD_DATE <= items[key] < oldest}
+            before = self._first_seen
+            since_boot = frozenset() if record.jumped_s is not None else frozenset(earlier)
+            self._first_seen = update_first_seen(before, contradictory, listed, at, since_boot)
+            if self._first_seen != before:
+                self._write()
+            seen, jumped = self._first_seen, record.jumped_s is not None
+            return {
+                key: later(at.wall, min(0.0, seen[key][2] - at.boottime_s))
+                for key in contradictory
+                if jumped or seen[key][2] > 0 or not BUILD_DATE <= items[key] <= at.wall
+            }
+
+    def observe(
+        self, listed: Mapping[str, datetime | None], in_use: Collection[str], at: ClockReading
+    ) -> ImageUseRecord:
+        """Record a detection and return the usage of every listed image after it; see ``merge_usage``."""
+        with self._lock:
+            if not self._loaded:
+                self._load()
+            record = self._advance(at)
+            last, node_time = self._tracker.current, record.node_time(at.boottime_s)
+            if last is not None and self._tracker.is_late(at):
+                # It finished after a later one: only its images in use are new information.
+                usage = merge_usage(self._usage, listed, in_use, last.last_at, previous_at=last.last_at)
+                self._usage.update({key: usage[key] for key in self._usage.keys() & usage.keys() if key in in_use})
+                return self._use_record(usage, record, at)
+            previous_at = self._tracker.extend(at, node_time)
+            jumped_at = trust(record, at).jumped_at
+            self._usage = merge_usage(
+                self._usage,
+                listed,
+                in_use,
+                node_time,
+                previous_at=previous_at,
+                ahead=at.wall - node_time,
+                **({} if jumped_at is None else {"pulls_valid_since": jumped_at}),
+            )
+            self._write()
+            return self._use_record(self._usage, record, at)
+
+    def interrupt(self, cause: GapCause) -> None:
+        """Record the cause of a gap in the observation that begins now; a detection in time ends it."""
+        with self._lock:
+            self._tracker.interrupt(cause)
 
     def observed_since(self, at: ClockReading) -> datetime | None:
         """Return the start of the gapless observation of image use, by the wall clock of ``at``.
@@ -141,6 +192,26 @@ class Store:
         no lock, so that a hanging disk does not block the status.
         """
         return self._observed_since(at) if self._tracker.would_continue(at) else None
+
+    def gaps(self, at: ClockReading) -> tuple[ObservationGap, ...]:
+        """Return the latest gaps in the observation of image use, oldest first; takes no lock."""
+        record = self._clock
+        if record is None:
+            return ()
+        ahead = at.wall - advance(record, at).node_time(at.boottime_s)
+        return tuple(
+            replace(each, started_at=each.started_at and each.started_at + ahead, ended_at=each.ended_at + ahead)
+            for each in self._tracker.gaps
+        )
+
+    def clock(self, at: ClockReading) -> ClockTrust:
+        """Return the trust in the wall clock of ``at`` without recording the reading; takes no lock."""
+        return trust(advance(self._clock, at, is_lost=self._is_lost), at)
+
+    def is_wall_trusted(self, at: ClockReading) -> bool:
+        """Return whether ages by the wall clock of ``at`` are valid across boots; takes no lock."""
+        expiry_now = self.clock(at).expiry_now
+        return expiry_now is not None and (at.wall - expiry_now).total_seconds() <= TOLERANCE_S
 
     def snapshot_usage(self) -> dict[tuple[str, str], SnapshotFigures]:
         """Return the usage of committed snapshots by snapshotter and key; empty if it cannot be read."""
@@ -166,7 +237,7 @@ class Store:
         with self._lock:
             if self._read_only or not self._loaded:
                 return
-            with suppress(*BROKEN), closing(connect(self._path, _MIGRATIONS)) as connection:
+            with suppress(*BROKEN), closing(connect(self._path, MIGRATIONS)) as connection:
                 connection.execute("BEGIN IMMEDIATE")
                 connection.executemany("DELETE FROM snapshot_usage WHERE snapshotter = ? AND key = ?", removed)
                 connection.executemany(
@@ -175,28 +246,24 @@ class Store:
                 )
                 connection.execute("COMMIT")
 
-    def _observe_late(
-        self, listed: Mapping[str, datetime | None], in_use: Collection[str], at: ClockReading, last: Observation
-    ) -> ImageUseRecord:
-        """Record a detection that finished after a later one: only its images in use are new information."""
-        usage = merge_usage(self._usage, listed, in_use, last.last_at, previous_at=last.last_at)
-        self._usage.update({key: usage[key] for key in self._usage.keys() & usage.keys() if key in in_use})
-        jumped = find_jump(at, ClockReading(last.boot_id, last.last_s, last.last_at)) is not None
-        return ImageUseRecord(usage, None if jumped else self._observed_since(at))
+    def _advance(self, at: ClockReading) -> ClockRecord:
+        self._clock = advance(self._clock, at, is_lost=self._is_lost)
+        return self._clock
 
-    def _follow_clock(self, at: ClockReading) -> None:
-        jump = find_jump(self._anchor, at)
-        if jump is not None:
-            self._usage = shifted(self._usage, jump)
-            self._tracker.shift(jump)
-        if jump is not None or self._anchor is None or self._anchor.boot_id != at.boot_id:
-            self._anchor = at
+    def _use_record(self, usage: Mapping[str, ImageUsage], record: ClockRecord, at: ClockReading) -> ImageUseRecord:
+        """Return usage in node time as a record by the wall clock of ``at``."""
+        ahead = at.wall - record.node_time(at.boottime_s)
+        return ImageUseRecord(
+            {key: _moved(each, ahead) for key, each in usage.items()} if ahead else dict(usage),
+            self._observed_since(at),
+            trust(record, at),
+        )
 
     def _observed_since(self, at: ClockReading) -> datetime | None:
         observation = self._tracker.current
         if observation is None or not self._loaded or not self.health.persistent:
             return None
-        return at.wall - timedelta(seconds=at.boottime_s - observation.since_s)
+        return later(at.wall, observation.since_s - at.boottime_s)
 
     def _load(self) -> None:
         """Read the file and merge it with the state in memory, which is newer; a corrupt file is quarantined."""
@@ -207,22 +274,35 @@ class Store:
                 return
             with closing(self._open_for_reading()) as connection:
                 check(connection)
-                usage, anchor, observation = _read(connection)
+                stored = read_usage(connection)
         except sqlite3.DatabaseError as error:
             self._handle_error(error)
             return
         except (OSError, StoreError) as error:
             self._fail(str(error))
             return
-        self._written = usage
-        jump = find_jump(anchor, self._anchor) if self._anchor is not None else None
-        if jump is not None:  # the clock jumped while the file was unavailable
-            usage = shifted(usage, jump)
-        self._usage = {**usage, **{key: _combined(each, usage.get(key)) for key, each in self._usage.items()}}
-        self._anchor = self._anchor or anchor
-        self._tracker.restore(observation)
+        self._written = stored
+        self._merge(stored)
         self._loaded = True
         self.health = StoreHealth()
+
+    def _merge(self, stored: StoredUsage) -> None:
+        """Merge the content of the file with the state in memory, which begins with this process."""
+        if self._clock is not None and stored.clock is not None:
+            known = advance(stored.clock, self._clock.anchor)
+            ahead = known.node_zero - self._clock.node_zero
+            self._usage = {key: _moved(each, ahead) for key, each in self._usage.items()}
+            self._tracker.move(ahead)
+            self._clock = replace(
+                self._clock,
+                node_zero=known.node_zero,
+                known_node=later(self._clock.known_node, ahead.total_seconds()),
+            )
+        self._clock = self._clock or stored.clock
+        usage = stored.usage
+        self._usage = {**usage, **{key: _combined(each, usage.get(key)) for key, each in self._usage.items()}}
+        self._first_seen = {**stored.first_seen, **self._first_seen}
+        self._tracker.restore(stored.observation, stored.gaps)
 
     def _open_for_reading(self) -> sqlite3.Connection:
         """Return a read-only connection, which creates ``-wal`` and ``-shm`` files only to read a ``-wal``."""
@@ -242,30 +322,70 @@ class Store:
             return
         self._loaded = True
         self._written = None
+        self._lose()
         self._notices.append(notice)
         self.health = StoreHealth()
 
+    def _lose(self) -> None:
+        """Note that a file exists whose content is unknown."""
+        self._is_lost = True
+        self._tracker.interrupt(GapCause.STATE_LOST)
+
     def _fail(self, cause: str) -> None:
         self._written = None
+        if not self._loaded:
+            self._lose()
         self.health = StoreHealth(
             f"cannot use state database {self._path}: {cause}; continuing in memory, a restart would lose the usage "
             "of images"
         )
 
     def _write(self) -> None:
+        if self._read_only or not self._loaded:
+            return
+        now = StoredUsage(
+            dict(self._usage), self._clock, self._tracker.current, self._tracker.gaps, dict(self._first_seen)
+        )
         try:
-            with closing(connect(self._path, _MIGRATIONS)) as connection:
+            with closing(connect(self._path, MIGRATIONS)) as connection:
                 if self._written is None:
                     check(connection)
-                _write(connection, self._usage, self._written, _encoded(self._anchor, self._tracker.current))
+                write_usage(connection, now, self._written)
         except sqlite3.DatabaseError as error:
             self._handle_error(error)
             return
         except (OSError, StoreError) as error:
             self._fail(str(error))
             return
-        self._written = dict(self._usage)
+        self._written = now
         self.health = StoreHealth()
+
+
+def _is_new(record: ClockRecord, written: ClockRecord | None) -> bool:
+    """Return whether a record has a first reading of a boot, a jump or a calendar that is not written yet."""
+    if written is None:
+        return True
+    fields = (record.boot_id, record.node_zero, record.jumped_s, record.calendar_zero is None)
+    return fields != (written.boot_id, written.node_zero, written.jumped_s, written.calendar_zero is None)
+
+
+def _moved(usage: ImageUsage, by: timedelta) -> ImageUsage:
+    by_s = by.total_seconds()
+    return replace(
+        usage,
+        first_detected=later(usage.first_detected, by_s),
+        last_used=None if usage.last_used is None else later(usage.last_used, by_s),
+        present_since=None if usage.present_since is None else later(usage.present_since, by_s),
+    )
+
+
+def _combined(memory: ImageUsage, file: ImageUsage | None) -> ImageUsage:
+    """Return the merged usage of an image: the earlier detection and the later use."""
+    if file is None:
+        return memory
+    uses = [used for used in (memory.last_used, file.last_used) if used is not None]
+    first = min(memory.first_detected, file.first_detected)
+    return ImageUsage(first, max(uses, default=None), memory.pulled_at, file.present_since)
 
 
 def _exists(path: Path) -> bool:
@@ -279,111 +399,3 @@ def _exists(path: Path) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def _combined(memory: ImageUsage, file: ImageUsage | None) -> ImageUsage:
-    """Return the merged usage of an image: the earlier detection and the later use."""
-    if file is None:
-        return memory
-    uses = [used for used in (memory.last_used, file.last_used) if used is not None]
-    return ImageUsage(min(memory.first_detected, file.first_detected), max(uses, default=None))
-
-
-_Stored = tuple[dict[str, ImageUsage], ClockReading | None, Observation | None]
-
-
-def _read(connection: sqlite3.Connection) -> _Stored:
-    """Return the content of the file; empty for a file without tables.
-
-    Raises:
-        StoreError: a newer version of the agent wrote it.
-        sqlite3.DatabaseError: the file is corrupt, or contains impossible values.
-    """
-    if check_version(connection, len(_MIGRATIONS)) == 0:
-        return {}, None, None
-    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if not {"image_usage", "meta"} <= tables:
-        raise sqlite3.DatabaseError("malformed: tables are missing")
-    try:
-        return _read_tables(connection)
-    except (ValueError, OverflowError, TypeError) as error:
-        raise sqlite3.DatabaseError(f"malformed: {error}") from error
-
-
-def _read_tables(connection: sqlite3.Connection) -> _Stored:
-    rows = connection.execute("SELECT image_id, first_detected_us, last_used_us FROM image_usage")
-    usage = {
-        image_id: ImageUsage(moment(first), moment(used) if used is not None else None)
-        for image_id, first, used in rows
-    }
-    meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
-    anchor = None
-    if {"boot_id", "boottime_s", "wall_us"} <= meta.keys():
-        anchor = ClockReading(meta["boot_id"], float(meta["boottime_s"]), moment(int(meta["wall_us"])))
-    return usage, anchor, _decoded_observation(meta)
-
-
-_OBSERVATION_KEYS: Final = ("observed_boot_id", "observed_since_s", "observed_last_s", "observed_last_us")
-
-
-def _decoded_observation(meta: Mapping[str, str]) -> Observation | None:
-    """Return the stored observation; ``None`` in files of 0.1, which recorded none.
-
-    Raises:
-        ValueError: the values are impossible.
-    """
-    if any(key not in meta for key in _OBSERVATION_KEYS):
-        return None
-    boot_id, since, last, last_us = (meta[key] for key in _OBSERVATION_KEYS)
-    since_s, last_s = float(since), float(last)
-    if not (math.isfinite(last_s) and 0 <= since_s <= last_s):
-        raise ValueError(f"impossible observation from {since} s to {last} s")
-    return Observation(boot_id, since_s, last_s, moment(int(last_us)))
-
-
-def _encoded(anchor: ClockReading | None, observation: Observation | None) -> dict[str, str]:
-    """Return the rows of ``meta``; older versions do not delete unknown rows."""
-    values: dict[str, str] = {}
-    if anchor is not None:
-        values |= {
-            "boot_id": anchor.boot_id,
-            "boottime_s": str(anchor.boottime_s),
-            "wall_us": str(micros(anchor.wall)),
-        }
-    if observation is not None:
-        columns = (observation.boot_id, observation.since_s, observation.last_s, micros(observation.last_at))
-        values |= dict(zip(_OBSERVATION_KEYS, map(str, columns), strict=True))
-    return values
-
-
-def _write(
-    connection: sqlite3.Connection,
-    usage: Mapping[str, ImageUsage],
-    written: Mapping[str, ImageUsage] | None,
-    meta: Mapping[str, str],
-) -> None:
-    """Write the differences to ``written``; the whole state if that is ``None``."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        if written is None:
-            connection.execute("DELETE FROM image_usage")
-            written = {}
-        removed = [(image_id,) for image_id in written.keys() - usage.keys()]
-        connection.executemany("DELETE FROM image_usage WHERE image_id = ?", removed)
-        connection.executemany(
-            "INSERT INTO image_usage VALUES (?, ?, ?) ON CONFLICT (image_id) DO UPDATE SET"
-            " first_detected_us = excluded.first_detected_us, last_used_us = excluded.last_used_us",
-            [
-                (image_id, micros(each.first_detected), micros(each.last_used) if each.last_used else None)
-                for image_id, each in usage.items()
-                if written.get(image_id) != each
-            ],
-        )
-        connection.executemany(
-            "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", meta.items()
-        )
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise

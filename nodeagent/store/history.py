@@ -156,6 +156,8 @@ class History:
             def prune(connection: sqlite3.Connection) -> None:
                 running = self._unfinished.keys()
                 prune_passes(connection, retention, past.started_at, clock_trusted=clock_trusted, running=running)
+                if clock_trusted:
+                    node_stops.prune_stops(connection, past.started_at - retention.maximum_age, 0)
                 connection.execute("PRAGMA incremental_vacuum").fetchall()
 
             self._write(prune)

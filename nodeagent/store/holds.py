@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING, Final
 from nodeagent.errors import StoreError
 from nodeagent.files import replace_file
 from nodeagent.model import Hold
+from nodeagent.plan.gc.holds import has_ended
 from nodeagent.schemas import SchemaId
 from nodeagent.text import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from nodeagent.model import ClockTrust
 
 FILE_NAME: Final = "holds.json"
 _SCHEMA: Final = SchemaId.HOLDS_FILE.value
@@ -67,8 +70,12 @@ class HoldFile:
                 f"cannot read holds {self._path}: {error}; repair the file, or remove it to remove all holds"
             ) from error
 
-    def add(self, hold: Hold) -> Hold:
+    def add(self, hold: Hold, clock: ClockTrust) -> Hold:
         """Add a hold and return it with its id, an unused number; expired holds are dropped.
+
+        Args:
+            hold: the hold, placed now.
+            clock: trust in the wall clock that it was placed by.
 
         Raises:
             StoreError: the file cannot be read or written; nothing was changed.
@@ -76,7 +83,7 @@ class HoldFile:
 
         def change(file: _Contents) -> _Contents:
             number = file.last_id + 1
-            kept = (each for each in file.holds if each.until > hold.placed_at)
+            kept = (each for each in file.holds if not has_ended(each, clock, hold.placed_at))
             return _Contents((*kept, replace(hold, id=str(number))), number)
 
         return self._change(change)[-1]
@@ -125,7 +132,9 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _encode(file: _Contents) -> str:
     rows = [
-        {name: getattr(each, name) for name in _TEXTS} | {name: getattr(each, name).isoformat() for name in _TIMES}
+        {name: getattr(each, name) for name in _TEXTS}
+        | {name: getattr(each, name).isoformat() for name in _TIMES}
+        | {"boot_id": each.boot_id, "placed_s": each.placed_s}
         for each in file.holds
     ]
     return to_json({"schema": _SCHEMA, "last_id": file.last_id, "holds": rows}, indent=2) + "\n"
@@ -148,4 +157,8 @@ def _hold(row: object) -> Hold:
     times = [datetime.fromisoformat(row[name]) for name in _TIMES]
     if any(moment.tzinfo is None for moment in times):
         raise ValueError(f"hold {row['id']}: a time has no time zone")
-    return Hold(row["id"], row["image"], row["why"], row["by"], *times)
+    boot_id, placed_s = row.get("boot_id", ""), row.get("placed_s")  # absent in files of version 0.1
+    if not isinstance(boot_id, str) or not (placed_s is None or type(placed_s) in (int, float)):
+        raise ValueError(f"hold {row['id']}: boot_id or placed_s is of the wrong type")
+    placed_at, until = times
+    return Hold(row["id"], row["image"], row["why"], row["by"], placed_at, until, boot_id, placed_s)

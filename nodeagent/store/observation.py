@@ -1,8 +1,9 @@
 """Gapless observation of image use, the precondition for removal by age.
 
-Between two detections a container may have used an image unnoticed, so a long gap restarts the observation. Time is
-measured on the boot clock: a step of the wall clock cannot extend an observation. A reboot restarts it, since
-containers may have run before the agent.
+Between two detections a container may have used an image unnoticed, so a long gap restarts the observation; the latest
+gaps are recorded with their cause. Time is measured on the boot clock: a step of the wall clock cannot extend an
+observation. A reboot restarts it, since containers may have run before the agent, and the length of the gap would
+depend on the wall clock.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.store.clock_jumps import moved
+from nodeagent.model import GapCause, ObservationGap
 
 if TYPE_CHECKING:
-    from datetime import datetime
+    from datetime import datetime, timedelta
 
-    from nodeagent.store.clock_jumps import ClockJump, ClockReading
+    from nodeagent.store.clock_record import ClockReading
 
 LONGEST_GAP_S: Final = 600.0
 """Sufficient for an upgrade of the agent; longer with a long interval of passes."""
+
+KEPT_GAPS: Final = 10
+"""Number of recorded gaps; older ones are dropped."""
 
 _MISSED_PASSES: Final = 3
 
@@ -55,7 +59,7 @@ class Observation:
     Attributes:
         since_s: boot time of the first detection.
         last_s: boot time of the last detection.
-        last_at: wall time of the last detection.
+        last_at: node time of the last detection.
     """
 
     boot_id: str
@@ -68,55 +72,57 @@ class Observation:
         same_boot = bool(now.boot_id) and now.boot_id == self.boot_id
         return same_boot and 0 <= now.boottime_s - self.last_s <= longest_gap_s
 
-    def extended(self, now: ClockReading) -> Observation:
-        """Return the observation with one more detection."""
-        return replace(self, last_s=now.boottime_s, last_at=now.wall)
-
-    def moved(self, jump: ClockJump) -> Observation:
-        """Return the observation with its wall time shifted by the jump."""
-        return replace(self, last_at=moved(self.last_at, jump))
-
-
-def start_observation(now: ClockReading) -> Observation:
-    """Return an observation with ``now`` as its first detection."""
-    return Observation(now.boot_id, now.boottime_s, now.boottime_s, now.wall)
-
 
 class ObservationTracker:
-    """The current observation of one process. Not thread-safe, except for reading ``current``.
+    """The current observation of one process. Not thread-safe, except for reading ``current`` and ``gaps``.
 
     Attributes:
         current: the current observation; ``None`` before the first detection without a stored observation.
+        gaps: the latest gaps in node time, oldest first.
     """
 
-    def __init__(self, gaps: GapLimits) -> None:
-        self._gaps = gaps
+    def __init__(self, limits: GapLimits) -> None:
+        self._limits = limits
         self._detected = False
+        self._interruption: GapCause | None = None
         self.current: Observation | None = None
+        self.gaps: tuple[ObservationGap, ...] = ()
 
-    def restore(self, stored: Observation | None) -> None:
+    def restore(self, stored: Observation | None, gaps: tuple[ObservationGap, ...]) -> None:
         """Continue the stored observation of a former process unless this one has its own."""
         self.current = self.current or stored
+        self.gaps = (*gaps, *self.gaps)[-KEPT_GAPS:]
 
-    def shift(self, jump: ClockJump) -> None:
-        """Shift the wall time of the observation by a jump of the clock."""
+    def move(self, by: timedelta) -> None:
+        """Shift all node times."""
         if self.current is not None:
-            self.current = self.current.moved(jump)
+            self.current = replace(self.current, last_at=self.current.last_at + by)
+        self.gaps = tuple(
+            replace(each, started_at=each.started_at and each.started_at + by, ended_at=each.ended_at + by)
+            for each in self.gaps
+        )
+
+    def interrupt(self, cause: GapCause) -> None:
+        """Record the cause of a gap that begins now; a detection in time ends it."""
+        self._interruption = cause
 
     def is_late(self, at: ClockReading) -> bool:
         """Return whether a detection of this process at a later time was already added."""
         last = self.current
         return self._detected and last is not None and last.boot_id == at.boot_id and at.boottime_s < last.last_s
 
-    def extend(self, at: ClockReading) -> datetime | None:
+    def extend(self, at: ClockReading, node_time: datetime) -> datetime | None:
         """Add a detection; return the time of the previous one, ``None`` if the observation starts with this one."""
         before = self.current
         continued = before is not None and before.continues(at, self._longest_gap_s)
+        if not continued:
+            self._add_gap(at, node_time)
         self._detected = True
+        self._interruption = None
         if before is None or not continued:
-            self.current = start_observation(at)
+            self.current = Observation(at.boot_id, at.boottime_s, at.boottime_s, node_time)
             return None
-        self.current = before.extended(at)
+        self.current = replace(before, last_s=at.boottime_s, last_at=node_time)
         return before.last_at
 
     def would_continue(self, at: ClockReading) -> bool:
@@ -124,6 +130,19 @@ class ObservationTracker:
         current = self.current
         return current is not None and current.continues(at, self._longest_gap_s)
 
+    def _add_gap(self, at: ClockReading, node_time: datetime) -> None:
+        before = self.current
+        if before is None and self._interruption is None:  # the first detection of all
+            return
+        if before is not None and before.boot_id != at.boot_id:
+            cause = GapCause.REBOOT
+        elif self._interruption is not None:
+            cause = self._interruption
+        else:
+            cause = GapCause.NO_PASS if self._detected else GapCause.AGENT_DOWN
+        started_at = before.last_at if before is not None else None
+        self.gaps = (*self.gaps, ObservationGap(started_at, node_time, cause))[-KEPT_GAPS:]
+
     @property
     def _longest_gap_s(self) -> float:
-        return self._gaps.running_s if self._detected else self._gaps.restart_s
+        return self._limits.running_s if self._detected else self._limits.restart_s

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from nodeagent.store.clock_record import BUILD_DATE
 from nodeagent.store.sqlite import micros, moment, storable, stored_text
 from nodeagent.text import encodable, raw_bytes
 
@@ -213,6 +214,8 @@ def prune_passes(
 ) -> None:
     """Delete passes above the limits: by age, by number, then by the size of the used pages of the file.
 
+    A pass that started before the build date of the agent was recorded under a wrong clock, so that its age is unknown.
+
     Args:
         connection: inside a transaction, with foreign keys enabled.
         retention: the limits.
@@ -224,8 +227,8 @@ def prune_passes(
     finished = "id NOT IN (SELECT value FROM json_each(:kept))"
     if clock_trusted:
         connection.execute(
-            f"DELETE FROM passes WHERE started_us < :before AND {finished}",  # noqa: S608 - constants only
-            {"before": micros(now - retention.maximum_age), "kept": kept},
+            f"DELETE FROM passes WHERE started_us BETWEEN :plausible AND :before AND {finished}",  # noqa: S608 - constants only
+            {"before": micros(now - retention.maximum_age) - 1, "plausible": micros(BUILD_DATE), "kept": kept},
         )
         connection.execute(
             f"DELETE FROM passes WHERE NOT {_NOTEWORTHY} AND started_us < :before AND {finished}",  # noqa: S608

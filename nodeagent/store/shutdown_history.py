@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from nodeagent.model.node_stop import NodeStop, StopEnd, StopKind, StoppedPod
 from nodeagent.model.shutdown import PodOutcome
+from nodeagent.store.clock_record import BUILD_DATE
 from nodeagent.store.sqlite import micros, moment, storable, stored_text
 
 if TYPE_CHECKING:
@@ -68,9 +69,14 @@ def insert_stop(connection: sqlite3.Connection, stop: NodeStop) -> None:
 
 
 def prune_stops(connection: sqlite3.Connection, before: datetime | None, maximum: int) -> None:
-    """Delete the stops that began before a time and the oldest above a number; ``None`` and 0 for no limit."""
+    """Delete the stops that began before a time and the oldest above a number; ``None`` and 0 for no limit.
+
+    A stop that began before the build date of the agent was recorded under a wrong clock, so that its age is unknown.
+    """
     if before is not None:
-        connection.execute("DELETE FROM node_stops WHERE started_us < ?", (micros(before),))
+        connection.execute(
+            "DELETE FROM node_stops WHERE started_us >= ? AND started_us < ?", (micros(BUILD_DATE), micros(before))
+        )
     if maximum:
         connection.execute(
             "DELETE FROM node_stops WHERE id IN (SELECT id FROM node_stops ORDER BY started_us DESC LIMIT -1 OFFSET ?)",

@@ -30,7 +30,7 @@ from nodeagent.cli.listing import ListOptions
 from nodeagent.daemon.http.connection import Deadlines, HttpConnection, Router, Service
 from nodeagent.daemon.http.messages import JSON, RefusedRequestError, Request, Response, Route, problem
 from nodeagent.errors import StoreError, UsageError
-from nodeagent.model import Hold
+from nodeagent.model import TRUSTED, Hold
 from nodeagent.plan.gc.planner import GCPolicy
 from nodeagent.plan.gc.policy_difference import compare_policies
 from nodeagent.plan.gc.saved_plan import compare, encode_policy, find_drift, parse_plan, refusal_of, seal, unseal
@@ -320,13 +320,13 @@ def hold_file(directory: Path, data: bytes) -> bool:
         holds = file.read()
     except StoreError:
         with suppress(StoreError):
-            file.add(hold)
+            file.add(hold, TRUSTED)
             raise DefectError("a hold was added to an unreadable file") from None
         if path.read_bytes() != data:
             raise DefectError("an unreadable file was replaced") from None
         return False
     try:
-        placed = file.add(hold)
+        placed = file.add(hold, TRUSTED)
     except StoreError:  # a text that is not UTF-8 in another hold
         return False
     if placed.id in {each.id for each in holds} or placed not in file.read():

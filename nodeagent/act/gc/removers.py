@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Protocol
 
 from nodeagent.act.gc.outcomes import Outcome, Result
 from nodeagent.errors import NodeAgentError, RuntimeTimeoutError, StoreError
 from nodeagent.model import ContainerState, NodeSnapshot
 from nodeagent.plan.decision import ReasonCode, Verdict
+from nodeagent.plan.gc.holds import holds_in_force
 from nodeagent.plan.gc.images import plan_image_gc
 from nodeagent.plan.gc.pod_logs import keep_tree
 from nodeagent.units import format_duration
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from nodeagent.clock import Clock
-    from nodeagent.model import Container, Hold, Image, LogTree, Sandbox
+    from nodeagent.model import ClockTrust, Container, Hold, Image, LogTree, Sandbox
     from nodeagent.plan.decision import Decision
     from nodeagent.plan.gc.images import ImageGCPolicy
     from nodeagent.plan.gc.pod_logs import PodLogPolicy
@@ -153,18 +155,20 @@ class ImageRemover:
             return dict.fromkeys(images, str(error))
         containers, sandboxes = await self._reader.users()
         usage = self._template.image_usage
+        unobserved_s, clock = self._time_since_plan()
+        observed_at = self._template.observed_at + timedelta(seconds=unobserved_s)
         fresh = replace(
             self._template,
-            observed_at=max(self._clock.now(), self._template.observed_at),
+            observed_at=observed_at,
+            clock=clock,
             images=tuple(images.values()),
             containers=containers,
             sandboxes=sandboxes,
             image_usage={image_id: usage[image_id] for image_id in images if image_id in usage},
             storage=None,
-            holds=holds,
+            holds=holds_in_force(holds, clock, observed_at),
         )
         by_age = {each.id for each in decisions if each.reason.code is ReasonCode.UNUSED_TOO_LONG}
-        unobserved_s = (fresh.observed_at - self._template.observed_at).total_seconds()
         stale: dict[str, str] = {}
         if unobserved_s > LONGEST_UNOBSERVED_S:  # such as during a wait for confirmation
             reason = f"image use not observed for {format_duration(unobserved_s)} since the plan"
@@ -176,6 +180,14 @@ class ImageRemover:
             # removals by maximum age ignore the minimum age
             and not (verdict.reason.code is ReasonCode.TOO_YOUNG and verdict.id in by_age)
         }
+
+    def _time_since_plan(self) -> tuple[float, ClockTrust]:
+        """Return the seconds since the observation of the plan, on the boot clock, and the plan's clock now."""
+        clock = self._template.clock
+        if clock.boottime_s is None:
+            return max(0.0, (self._clock.now() - self._template.observed_at).total_seconds()), clock
+        now_s = max(clock.boottime_s, self._clock.monotonic_s())
+        return now_s - clock.boottime_s, replace(clock, boottime_s=now_s)
 
 
 class ContainerRemover:

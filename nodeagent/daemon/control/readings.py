@@ -28,6 +28,7 @@ from nodeagent.daemon.service_manager import preview_reload
 from nodeagent.daemon.status import StatusReader, pods_document, pressure_document, status_document, without_agent
 from nodeagent.errors import UsageError
 from nodeagent.host.node import node_identity
+from nodeagent.observe.clock_reading import read_clocks, stored_trust
 from nodeagent.schemas import SchemaId
 from nodeagent.store import HoldFile
 from nodeagent.telemetry.event_bus import Subscription
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from nodeagent.api import requests
     from nodeagent.api.codec import Document
     from nodeagent.daemon.context import DaemonContext
+    from nodeagent.model import ClockTrust
+    from nodeagent.store import ClockReading
 
 T = TypeVar("T")
 _LONGEST_PLAN_S: Final = 7 * 86_400.0
@@ -120,9 +123,9 @@ class Readings:
 
     async def holds(self, _: requests.Empty) -> str:
         """Return all holds in force."""
-        now = self._context.clock.now()
+        at, clock = await self._clock_trust()
         found = await asyncio.to_thread(self._holds().read)
-        return encode_line(HoldList.of(found, now))
+        return encode_line(HoldList.of(found, at.wall, clock))
 
     async def events(self, _: requests.Empty) -> AsyncIterator[str]:
         """Yield events as they occur."""
@@ -221,6 +224,14 @@ class Readings:
         if self._reader is None or self._reader_agent is not agent:
             self._reader, self._reader_agent = StatusReader(agent), agent
         return self._reader
+
+    async def _clock_trust(self) -> tuple[ClockReading, ClockTrust]:
+        """Return a reading of the clocks, with the trust in its wall clock."""
+        agent = self._context.agent
+        at = read_clocks(self._context.clock)
+        if agent is not None:
+            return at, agent.store.clock(at)
+        return at, await asyncio.to_thread(stored_trust, self._context.settings.state_directory, at)
 
     def _holds(self) -> HoldFile:
         return HoldFile(self._context.settings.state_directory)

@@ -55,10 +55,11 @@ class ControlService(Readings):
         caller, by = CALLER.get(), check_text(request.by, "by")
         if by and not caller.is_root:
             raise UsageError("by: only root places holds for other users")
-        now = self._context.clock.now()
-        hold = model.Hold("", image, why, by or caller.name, now, now + timedelta(seconds=seconds))
-        placed = await asyncio.to_thread(self._holds().add, hold)
-        return encode_line(Hold.of(placed, now))
+        at, clock = await self._clock_trust()
+        until = at.wall + timedelta(seconds=seconds)
+        hold = model.Hold("", image, why, by or caller.name, at.wall, until, at.boot_id, at.boottime_s)
+        placed = await asyncio.to_thread(self._holds().add, hold, clock)
+        return encode_line(Hold.of(placed, at.wall, clock))
 
     async def remove_hold(self, request: requests.RemoveHoldRequest) -> str:
         """Remove a hold; users other than root can remove only their own."""
@@ -70,7 +71,8 @@ class ControlService(Readings):
                 if each.id == hold_id:
                     raise UsageError(f"cannot remove hold {hold_id}: placed by {each.by}; requires root")
             raise UsageError(f"no hold {request.id}; 'nodeagent hold list' lists all")
-        return encode_line(Hold.of(removed, self._context.clock.now()))
+        at, clock = await self._clock_trust()
+        return encode_line(Hold.of(removed, at.wall, clock))
 
     async def pause(self, request: requests.PauseRequest) -> str:
         """Pause removals and evictions for a duration."""

@@ -124,7 +124,8 @@ class ShutdownRecorder:
         )
 
     def _add_to_history(self, stop: NodeStop) -> None:
-        self.history.add_stop(stop, self.retention, self.clock.now())
+        # The clock may be wrong; the next pass prunes by age.
+        self.history.add_stop(stop, self.retention, self.clock.now(), clock_trusted=False)
         for problem in (self.history.problem, *self.history.take_notices()):
             if problem:
                 self._log_problem(problem)

@@ -19,14 +19,18 @@ class ImageCandidate(NamedTuple):
     Attributes:
         last_used: ``datetime.min`` if never used, so such images sort first.
         first_detected: at most the time of observation.
+        pulled_at: ``datetime.min`` if not reported. Images detected together, such as by a new agent, differ in it.
+        present_since: start of the minimum age, at most the time of observation.
         position: index in the snapshot; makes candidates with the same id distinct.
     """
 
     last_used: datetime
     first_detected: datetime
+    pulled_at: datetime
     id: str
     position: int
     image: Image
+    present_since: datetime
 
 
 def order_of_use(snapshot: NodeSnapshot) -> tuple[str, ...]:
@@ -35,19 +39,22 @@ def order_of_use(snapshot: NodeSnapshot) -> tuple[str, ...]:
 
 
 def in_order_of_use(snapshot: NodeSnapshot) -> list[ImageCandidate]:
-    """Return the images least recently used first, never used before all others; ties by first detection, then by id.
+    """Return the images least recently used first, never used before all others.
 
-    An image without recorded use, or with a first detection in the future, counts as first detected now.
+    Ties are in the order of first detection, then of pull, then of id. An image without recorded use, or with a first
+    detection in the future, counts as first detected now.
     """
     now, usage_of = snapshot.observed_at, snapshot.image_usage
     candidates = []
     for position, image in enumerate(snapshot.images):
         usage = usage_of.get(image.id)
         if usage is None:
-            candidates.append(ImageCandidate(NEVER, now, image.id, position, image))
+            candidates.append(ImageCandidate(NEVER, now, NEVER, image.id, position, image, now))
         else:
             first = min(usage.first_detected, now)
-            candidates.append(ImageCandidate(usage.last_used or NEVER, first, image.id, position, image))
+            present, pulled = min(usage.present_since or first, now), usage.pulled_at or NEVER
+            used = usage.last_used or NEVER
+            candidates.append(ImageCandidate(used, first, pulled, image.id, position, image, present))
     candidates.sort()
     return candidates
 

@@ -129,8 +129,8 @@ class ProtectionPolicy:
     def _newest(self, images: Sequence[Image], usage: Mapping[str, ImageUsage]) -> dict[str, Reason]:
         """Return the newest images of each repository.
 
-        An image belongs to the repositories of all its tags and digests. Newest by first detection (the pull, where
-        reported), then by last use, then by id.
+        An image belongs to the repositories of all its tags and digests. Newest by first detection, then by pull,
+        then by last use, then by id.
         """
         keep = self.keep_last_n_tags_per_repository
         members: defaultdict[str, list[Image]] = defaultdict(list)
@@ -142,11 +142,11 @@ class ProtectionPolicy:
                     named.append(repository)
                     members[repository].append(image)
 
-        def age(image: Image) -> tuple[datetime, datetime, str]:
+        def age(image: Image) -> tuple[datetime, datetime, datetime, str]:
             known = usage.get(image.id)
             if known is None:
-                return _LATEST, _NEVER, image.id
-            return known.first_detected, known.last_used or _NEVER, image.id
+                return _LATEST, _NEVER, _NEVER, image.id
+            return known.first_detected, known.pulled_at or _NEVER, known.last_used or _NEVER, image.id
 
         found: dict[str, Reason] = {}
         for repository in sorted(members):

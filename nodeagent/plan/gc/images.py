@@ -51,7 +51,7 @@ class ImageGCPolicy:
     Attributes:
         high_threshold_percent: usage of the image filesystem that starts a collection; 100 disables the threshold.
         low_threshold_percent: usage at which a collection stops.
-        minimum_age_s: counted from first detection; an image of exactly this age is old enough.
+        minimum_age_s: counted from first detection or an earlier pull; an image of exactly this age is old enough.
         maximum_unused_age_s: an image unused for longer is removed at any usage, once use has been observed for
             longer than that; 0 disables this.
         minimum_gain_bytes: images known to free less are skipped by the threshold; 0 disables this.
@@ -236,7 +236,7 @@ class _ImagePlanner:
         reasons: dict[datetime, Reason] = {}
         old_enough = []
         for each in candidates:
-            first = each.first_detected
+            first = each.present_since
             if first <= newest:
                 old_enough.append(each)
                 continue
@@ -329,7 +329,7 @@ class _ImagePlanner:
         """Return the decision for each kept image, with its gain after the removals."""
         kept, gain = self._kept, self._ledger.gain
         decisions = []
-        for _, _, image_id, _, image in images:
+        for _, _, _, image_id, _, image, _ in images:
             reason = kept.get(image_id)
             if reason is None:
                 continue

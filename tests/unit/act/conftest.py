@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -12,7 +11,7 @@ from nodeagent.act.gc.collector import Collector
 from nodeagent.act.gc.log_removal import HostLogs
 from nodeagent.act.gc.removal_recovery import RemovalRecovery
 from nodeagent.act.gc.remover_factory import RemoverFactory
-from nodeagent.model import ImageUseRecord, Role
+from nodeagent.model import Role
 from nodeagent.observe.node_snapshot import Observer, ObserverSettings
 from nodeagent.plan.gc.containers import ContainerGCPolicy
 from nodeagent.plan.gc.planner import GCPolicy
@@ -22,17 +21,16 @@ from nodeagent.runtime.cri import CriClient
 from nodeagent.runtime.storage_backend import ContainerdStorage
 from nodeagent.runtime.storage_graph import LayerCache
 from nodeagent.sim.filesystem import SimFilesystem
+from nodeagent.sim.memory import SimMemory
 from nodeagent.sim.scenario import example_node
 from nodeagent.sim.server import SimServer
-from nodeagent.store import merge_usage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
     from contextlib import AbstractAsyncContextManager
-    from datetime import datetime
     from pathlib import Path
 
-    from nodeagent.model import Hold, ImageUsage
+    from nodeagent.model import Hold
     from nodeagent.sim.node import SimNode
 
     Opener = Callable[..., AbstractAsyncContextManager["Rig"]]
@@ -71,15 +69,6 @@ def rig(tmp_path: Path) -> Opener:
         scenario = example_node()
         node = scenario.node
         scenario.write_logs(tmp_path)
-        usage: dict[str, ImageUsage] = {}
-
-        def record_image_use(
-            listed: Mapping[str, datetime | None], in_use: Collection[str], now: datetime, _monotonic_s: float
-        ) -> ImageUseRecord:
-            merged = merge_usage(usage, listed, in_use, now)
-            usage.clear()
-            usage.update(merged)
-            return ImageUseRecord(merged, node.now - timedelta(days=30))
 
         async def standalone() -> Role:
             return Role.STANDALONE
@@ -99,11 +88,11 @@ def rig(tmp_path: Path) -> Opener:
                 storage,
                 settings=settings,
                 clock=node.clock,
+                read_boot_id=str,
                 read_filesystem=read,
-                record_image_use=record_image_use,
+                memory=SimMemory(),
                 read_holds=read_holds,
                 read_role=standalone,
-                booted_at=node.now - timedelta(days=30),
                 find_running=lambda _known: (frozenset(), False),
             )
             logs = HostLogs(settings.pod_log_root, settings.container_log_root, node.clock)

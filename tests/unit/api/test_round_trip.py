@@ -13,7 +13,7 @@ from nodeagent.api.codec import decode, encode
 from nodeagent.api.gc import DiskUsage, Preview
 from nodeagent.api.history import History
 from nodeagent.api.holds import HoldList
-from nodeagent.model import ContainerState, Hold
+from nodeagent.model import TRUSTED, ContainerState, Hold
 from nodeagent.plan.gc.images import ImageGCPolicy
 from nodeagent.plan.gc.planner import GCPolicy
 from nodeagent.plan.gc.scope import Scope
@@ -55,14 +55,14 @@ def test_history_round_trip_keeps_passes() -> None:
 
 def test_hold_list_round_trip_keeps_holds() -> None:
     hold = Hold("1", "", "all of them", "ann", NOW, NOW + timedelta(hours=1))
-    document = HoldList.of([hold], NOW)
+    document = HoldList.of([hold], NOW, TRUSTED)
     (decoded,) = decode(encode(document), HoldList).holds
     assert (decoded.id, decoded.target, decoded.until) == ("1", "all images", hold.until)
     assert decode(encode(document), HoldList) == document
 
 
 def test_ended_hold_is_not_listed() -> None:
-    assert HoldList.of([Hold("1", "", "", "ann", NOW - timedelta(hours=1), NOW)], NOW).holds == ()
+    assert HoldList.of([Hold("1", "", "", "ann", NOW - timedelta(hours=1), NOW)], NOW, TRUSTED).holds == ()
 
 
 @pytest.mark.parametrize("exact", [True, False])

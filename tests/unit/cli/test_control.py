@@ -59,13 +59,13 @@ async def test_status_shows_agent_runtime_signals_and_loops(capsys: pytest.Captu
 async def test_status_shows_the_length_of_image_use_observation(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     agent = node.context.agent
     assert agent is not None
-    assert "image use" not in (await say(capsys, "status"))[1]
+    assert "image use" not in (await say(capsys, "status"))[1]  # nothing was observed
     policy = replace(agent.settings.policy, images=ImageGCPolicy(maximum_unused_age_s=14 * 86_400))
     agent.settings = replace(agent.settings, policy=policy)
     assert "image use: not observed; no image is removed by age" in (await say(capsys, "status"))[1]
     await node.ask("Plan", api.PlanRequest(scope="images"))
     out = (await say(capsys, "status"))[1]
-    assert re.search(r"image use: observed for \d+s; no image is removed by age before 14d", out)
+    assert re.search(r"image use: observed since \S+ \(\d+m?s\);\s+no image is removed\s+by age before 14d", out)
 
 
 async def test_status_exits_with_1_while_the_agent_is_not_ready(node: Node, capsys: pytest.CaptureFixture[str]) -> None:

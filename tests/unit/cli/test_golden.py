@@ -73,8 +73,9 @@ COMMANDS: Final = {
 VOLATILE: Final[tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]] = (
     (re.compile(r"unix:///\S+/cri\.sock"), "unix:///run/containerd/containerd.sock"),
     (re.compile(r"until \d{4}-\d\d-\d\dT[0-9:]+Z"), "until 2026-03-04T12:00:00Z"),
+    (re.compile(r"observed since \S+ \(\S+\)"), "observed since 2026-03-04T12:00:00.000Z (1h)"),
     (re.compile(r"last activity \S+ ago"), "last activity 20m ago"),
-    (re.compile(r"(?<= )\d{1,2}s +(?=keep|remove)"), lambda found: "0s".ljust(len(found[0]))),
+    (re.compile(r"(?<= )\d{1,2}s +(?=keep|remove|true|false|\d{1,2}s )"), lambda found: "0s".ljust(len(found[0]))),
     (re.compile(r"/tmp/g\S+"), "/var/lib/containerd"),
 )
 """Text of the machine and the time of the test, replaced."""

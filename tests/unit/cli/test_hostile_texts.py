@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from nodeagent.cli import control_client
-from nodeagent.model import ALL_IMAGES, ContainerState, Hold
+from nodeagent.model import ALL_IMAGES, TRUSTED, ContainerState, Hold
 from nodeagent.sim.clock import SimClock
 from nodeagent.sim.content import Layer
 from nodeagent.sim.node import PAUSE, SimNode
@@ -101,7 +101,7 @@ def write_records(node: Node, text: str) -> None:
     directory = node.context.settings.state_directory
     History(directory).add(past, Retention(timedelta(days=30), 1 << 24))
     now = datetime.now(UTC)
-    HoldFile(directory).add(Hold("", ALL_IMAGES, text, text, now, now + timedelta(hours=2)))
+    HoldFile(directory).add(Hold("", ALL_IMAGES, text, text, now, now + timedelta(hours=2)), TRUSTED)
 
 
 def write_log_directory(pods: Path, text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from nodeagent.host.process_identity import is_running
-from nodeagent.model import Hold
+from nodeagent.model import TRUSTED, Hold
 from nodeagent.sim.content import Layer
 from nodeagent.store import HoldFile
 from nodeagent.store.history import History
@@ -47,7 +47,7 @@ async def test_item_that_is_kept_again_is_logged_with_the_reason() -> None:
         ]
         now = made.place.sim.now
         hold = Hold("", "registry.example/unused:v1", "debugging", "ann", now, now + timedelta(hours=1))
-        HoldFile(made.place.directory / "state").add(hold)
+        HoldFile(made.place.directory / "state").add(hold, TRUSTED)
         await made.trigger("images")
         (kept,) = made.logged("would_keep")
         assert (kept["name"], kept["why"].partition(" until")[0]) == ("registry.example/unused:v1", "held by ann")

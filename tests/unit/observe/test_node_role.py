@@ -294,7 +294,9 @@ async def collect(agent: Agent) -> list[str]:
 
 
 async def test_pass_beside_a_kubelet_keeps_a_finished_pod(watched: Watched, job: SimNode, tmp_path: Path) -> None:
-    async with open_agent(configured(tmp_path), record=False, dry_run=False, roles=watched.roles) as agent:
+    async with open_agent(
+        configured(tmp_path), record=False, dry_run=False, roles=watched.roles, clock=job.clock
+    ) as agent:
         first = await agent.collector.preview(Scope.CONTAINERS)
         assert {each.kind.value for each in first.removals} == {"container", "sandbox", "pod-log-directory"}
         watched.kubelet.set(KUBELET)
@@ -312,7 +314,9 @@ async def test_pass_beside_a_kubelet_keeps_a_finished_pod(watched: Watched, job:
 async def test_preview_made_before_the_start_of_a_kubelet_is_not_executed(
     watched: Watched, job: SimNode, tmp_path: Path
 ) -> None:
-    async with open_agent(configured(tmp_path), record=False, dry_run=False, roles=watched.roles) as agent:
+    async with open_agent(
+        configured(tmp_path), record=False, dry_run=False, roles=watched.roles, clock=job.clock
+    ) as agent:
         preview = await agent.collector.preview(Scope.CONTAINERS)
         assert preview.removals
         watched.kubelet.set(KUBELET)
@@ -332,7 +336,7 @@ async def test_pod_from_an_api_server_is_kept_although_no_kubelet_is_found(watch
     settings = configured(tmp_path)
     async with (
         SimServer(node, tmp_path / "cri.sock"),
-        open_agent(settings, record=False, dry_run=False, roles=watched.roles) as agent,
+        open_agent(settings, record=False, dry_run=False, roles=watched.roles, clock=node.clock) as agent,
     ):
         assert agent.role is STANDALONE
         assert await collect(agent) == ["container", "pod-log-directory", "sandbox"]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from nodeagent.model import ClockTrust, GapCause, ObservationGap
+from nodeagent.plan.clock_checks import check_clock, check_image_use
 from nodeagent.plan.node_checks import (
     Finding,
     Verdict,
     check_agent,
     check_cgroups,
-    check_clock,
     check_control_group,
     check_delay,
-    check_image_use,
     check_kubelet,
     check_lock,
     check_sandbox_image,
@@ -28,6 +30,8 @@ from tests.unit.builders import NOW, ago
 
 OK, WARNING, PROBLEM, SKIPPED = Verdict.OK, Verdict.WARNING, Verdict.PROBLEM, Verdict.SKIPPED
 PHASES = two_bands(30.0, 10.0)
+GAP = ObservationGap(ago(3660), ago(60), GapCause.AGENT_DOWN)
+JUMPED = ClockTrust(jump_s=86_400.0, jumped_at=ago(60), untrusted_until=ago(-60))
 
 
 def delay(limit_s: float | None, off: str = "") -> Finding:
@@ -87,10 +91,19 @@ def delay(limit_s: float | None, off: str = "") -> Finding:
         (check_control_group("ops", False), WARNING, "group ops not found"),
         (check_image_use(None, NOW, 0), SKIPPED, "no image is removed by age"),
         (check_image_use(None, NOW, 60), WARNING, "state database is unavailable"),
+        (check_image_use(ago(60), NOW, 0), SKIPPED, "no image is removed by age; observed since"),
+        (check_image_use(ago(60), NOW, 60, (GAP,)), OK, "last gap of 1h until 2026-03-01T11:59:00.000Z (agent-down)"),
         (check_image_use(ago(60), NOW, 60), OK, "(1m): no image is removed by age before 1m"),
         (check_image_use(ago(61), NOW, 60), OK, "observed since 2026-03-01T11:58:59.000Z (1m1s)"),
         (check_clock(None, True), OK, "synchronised"),
         (check_clock(-10, None), OK, "future"),
+        (
+            check_clock(None, True, JUMPED),
+            WARNING,
+            "set forward by 1d: nothing is removed by age before 2026-03-01T12:01",
+        ),
+        (check_clock(None, True, replace(JUMPED, untrusted_until=None)), OK, "set forward by 1d at 2026-03-01T11:59"),
+        (check_clock(None, None, ClockTrust(problem="before the build")), WARNING, "before the build"),
         (check_clock(60, True), WARNING, "1m in the future"),
         (check_clock(None, False), WARNING, "not synchronised"),
     ],

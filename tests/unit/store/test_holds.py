@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nodeagent.errors import StoreError
-from nodeagent.model import ALL_IMAGES, Hold
+from nodeagent.model import ALL_IMAGES, TRUSTED, Hold
+from nodeagent.plan.gc.holds import holds_in_force
 from nodeagent.plan.gc.images import ImageGCPolicy, plan_image_gc
 from nodeagent.store import HoldFile
 from tests.unit.builders import NOW, ago, codes, filesystem, image, removed, snapshot, used
@@ -27,8 +28,8 @@ def hold(text: str = "r/a:1", *, placed: datetime = T0, hours: float = 1) -> Hol
 def test_added_hold_is_read_by_the_next_process(tmp_path: Path) -> None:
     assert HoldFile(tmp_path / "none").read() == ()
     assert not (tmp_path / "none").exists()
-    first = HoldFile(tmp_path).add(hold())
-    second = HoldFile(tmp_path).add(hold(ALL_IMAGES, hours=9))
+    first = HoldFile(tmp_path).add(hold(), TRUSTED)
+    second = HoldFile(tmp_path).add(hold(ALL_IMAGES, hours=9), TRUSTED)
     assert (first.id, second.id) == ("1", "2")
     assert HoldFile(tmp_path).read() == (first, second)
     assert HoldFile(tmp_path).remove("1") == first
@@ -38,15 +39,15 @@ def test_added_hold_is_read_by_the_next_process(tmp_path: Path) -> None:
 
 def test_hold_is_added_beside_one_with_text_that_is_not_utf_8(tmp_path: Path) -> None:
     file = HoldFile(tmp_path)
-    file.add(hold())
+    file.add(hold(), TRUSTED)
     path = tmp_path / "holds.json"
     path.write_text(path.read_text().replace('"debugging"', '"\\udcff"'))
-    second = file.add(hold())
+    second = file.add(hold(), TRUSTED)
     assert [each.id for each in file.read()] == ["1", second.id]
 
 
 def test_hold_of_another_user_is_not_removed(tmp_path: Path) -> None:
-    placed = HoldFile(tmp_path).add(hold())
+    placed = HoldFile(tmp_path).add(hold(), TRUSTED)
     assert HoldFile(tmp_path).remove(placed.id, placed_by="another user") is None
     assert HoldFile(tmp_path).read() == (placed,)
     assert HoldFile(tmp_path).remove(placed.id, placed_by=placed.by) == placed
@@ -54,31 +55,31 @@ def test_hold_of_another_user_is_not_removed(tmp_path: Path) -> None:
 
 def test_expired_holds_are_dropped_with_the_next_hold(tmp_path: Path) -> None:
     file = HoldFile(tmp_path)
-    file.add(hold())
-    last = file.add(hold("r/b:1", placed=T0 + timedelta(hours=2)))
+    file.add(hold(), TRUSTED)
+    last = file.add(hold("r/b:1", placed=T0 + timedelta(hours=2)), TRUSTED)
     assert file.read() == (last,)
     assert last.id == "2"
 
 
 def test_id_of_a_removed_or_expired_hold_is_not_used_again(tmp_path: Path) -> None:
     file = HoldFile(tmp_path)
-    assert [file.add(hold()).id, file.add(hold()).id] == ["1", "2"]
+    assert [file.add(hold(), TRUSTED).id, file.add(hold(), TRUSTED).id] == ["1", "2"]
     for each in ("2", "1"):
         file.remove(each)
-    third = HoldFile(tmp_path).add(hold())
+    third = HoldFile(tmp_path).add(hold(), TRUSTED)
     assert (third.id, file.read()) == ("3", (third,))
-    assert HoldFile(tmp_path).add(hold(placed=T0 + timedelta(hours=2))).id == "4"
+    assert HoldFile(tmp_path).add(hold(placed=T0 + timedelta(hours=2)), TRUSTED).id == "4"
     assert file.read() == file.read()[-1:]
 
 
 def test_ids_continue_after_the_highest_id_in_a_file_without_counter(tmp_path: Path) -> None:
     file = HoldFile(tmp_path)
-    file.add(hold())
+    file.add(hold(), TRUSTED)
     document = json.loads((tmp_path / "holds.json").read_text())
     del document["last_id"]
     document["holds"][0]["id"] = "7"
     (tmp_path / "holds.json").write_text(json.dumps(document))
-    assert file.add(hold()).id == "8"
+    assert file.add(hold(), TRUSTED).id == "8"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_malformed_file_is_an_error_and_not_overwritten(tmp_path: Path, text: st
     with pytest.raises(StoreError, match="cannot read holds"):
         HoldFile(tmp_path).read()
     with pytest.raises(StoreError):
-        HoldFile(tmp_path).add(hold())
+        HoldFile(tmp_path).add(hold(), TRUSTED)
     assert (tmp_path / "holds.json").read_text() == text
 
 
@@ -138,7 +139,9 @@ def test_hold_keeps_matching_images_until_it_expires(text: str, kept: str) -> No
     for until, matching in ((ago(-60), kept), (NOW, "")):
         held = Hold("7", text, "why", "ann", ago(60), until)
         node = snapshot(
-            *((each, used(100)) for each in images.values()), image_filesystem=filesystem(99), holds=(held,)
+            *((each, used(100)) for each in images.values()),
+            image_filesystem=filesystem(99),
+            holds=holds_in_force([held], TRUSTED, NOW),
         )
         plan = plan_image_gc(node, ImageGCPolicy(low_threshold_percent=0))
         assert set(removed(plan)) == {images[name].id for name in "abc" if name not in matching}

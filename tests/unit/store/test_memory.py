@@ -15,7 +15,7 @@ import pytest
 
 from nodeagent.model import ImageUsage
 from nodeagent.store import ClockReading, SnapshotFigures, Store, merge_usage
-from nodeagent.store.clock_jumps import ClockJump, find_jump
+from nodeagent.store.clock_record import find_jump
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -37,16 +37,32 @@ def remember(
     ("known", "pulled", "used", "expected"),
     [
         (None, None, False, ImageUsage(T0)),
-        (None, T0 - HOUR, False, ImageUsage(T0 - HOUR)),
+        (None, T0 - HOUR, False, ImageUsage(T0)),
         (None, T0 + HOUR, False, ImageUsage(T0)),
         (None, None, True, ImageUsage(T0, T0)),
         (ImageUsage(T0 - HOUR), None, False, ImageUsage(T0 - HOUR)),
-        (ImageUsage(T0 - 2 * HOUR), T0 - HOUR, False, ImageUsage(T0 - HOUR)),
-        (ImageUsage(T0 - HOUR), T0 - 2 * HOUR, False, ImageUsage(T0 - HOUR)),
+        (ImageUsage(T0 - 2 * HOUR), T0 - HOUR, False, ImageUsage(T0 - 2 * HOUR)),
+        (ImageUsage(T0 - 2 * HOUR, None, T0 - 3 * HOUR), T0 - HOUR, False, ImageUsage(T0)),
+        (ImageUsage(T0 - HOUR, None, T0 - 2 * HOUR), T0 - 2 * HOUR, False, ImageUsage(T0 - HOUR)),
+        (ImageUsage(T0 - HOUR, None, T0 - 2 * HOUR), None, False, ImageUsage(T0 - HOUR)),
+        (ImageUsage(T0 - HOUR, None, T0 + 99 * HOUR), T0 - HOUR, False, ImageUsage(T0)),
         (ImageUsage(T0 - HOUR, T0 - HOUR), None, False, ImageUsage(T0 - HOUR, T0 - HOUR)),
         (ImageUsage(T0 + HOUR, T0 + HOUR), None, False, ImageUsage(T0, T0)),
     ],
-    ids=["new", "pulled before", "pulled later", "new in use", "kept", "pulled again", "old pull", "unused", "future"],
+    ids=[
+        "new",
+        "pulled before",
+        "pulled later",
+        "new in use",
+        "kept",
+        "pull unknown before",
+        "pulled again",
+        "old pull",
+        "pull unknown",
+        "pulled again after the clock was set back",
+        "unused",
+        "future",
+    ],
 )
 def test_usage_at_a_first_detection_follows_from_pull_and_use(
     known: ImageUsage | None, pulled: datetime | None, used: bool, expected: ImageUsage
@@ -61,7 +77,7 @@ def test_usage_at_a_first_detection_follows_from_pull_and_use(
     ("known", "pulled", "used", "expected"),
     [
         (None, None, False, ImageUsage(T0)),
-        (None, T0 - HOUR, False, ImageUsage(T0 - HOUR)),
+        (None, T0 - HOUR, False, ImageUsage(T0)),
         (None, T0 - 2 * HOUR, False, ImageUsage(T0)),
         (ImageUsage(T0 - 9 * HOUR, T0 - HOUR), None, False, ImageUsage(T0 - 9 * HOUR, T0 - TICK)),
         (ImageUsage(T0 - 9 * HOUR, T0 - HOUR - TICK), None, False, ImageUsage(T0 - 9 * HOUR, T0 - HOUR - TICK)),
@@ -196,15 +212,15 @@ def test_ages_are_unchanged_by_a_jump_of_the_clock_within_a_boot(tmp_path: Path)
 @pytest.mark.parametrize(
     ("now", "jump"),
     [
-        (ClockReading("boot", 160.0, T0 + timedelta(days=30, seconds=60)), ClockJump(30 * 86_400)),
-        (ClockReading("boot", 160.0, T0 - timedelta(days=30)), ClockJump(-30 * 86_400 - 60)),
+        (ClockReading("boot", 160.0, T0 + timedelta(days=30, seconds=60)), 30 * 86_400.0),
+        (ClockReading("boot", 160.0, T0 - timedelta(days=30)), -30 * 86_400.0 - 60),
         (ClockReading("boot", 160.0, T0 + timedelta(seconds=61)), None),
         (ClockReading("other boot", 1.0, T0 + timedelta(days=90)), None),
         (ClockReading("", 160.0, T0 + timedelta(days=90)), None),
     ],
     ids=["forward", "back", "within the tolerance", "another boot", "no boot id"],
 )
-def test_jump_is_the_difference_between_the_clocks(now: ClockReading, jump: ClockJump | None) -> None:
+def test_jump_is_the_difference_between_the_clocks(now: ClockReading, jump: float | None) -> None:
     assert find_jump(ClockReading("boot", 100.0, T0), now) == jump
 
 

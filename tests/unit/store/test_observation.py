@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from nodeagent.plan.gc.images import ImageGCPolicy, plan_image_gc
 from nodeagent.store import ClockReading, GapLimits, Store, gap_limits
-from nodeagent.store.clock_jumps import TOLERANCE_S
+from nodeagent.store.clock_record import GRACE_S, TOLERANCE_S
 from tests.unit.builders import container, image, snapshot
 
 if TYPE_CHECKING:
@@ -100,14 +100,13 @@ def test_step_of_the_wall_clock_does_not_extend_the_observation(tmp_path: Path, 
 def test_small_steps_of_the_wall_clock_do_not_add_up_to_an_age(tmp_path: Path) -> None:
     store, steps, step_s = Store(tmp_path), 100, 0.9
     store.observe({"a": None}, {"a"}, at(0))
-    wall_s = 0.0
     for number in range(1, steps + 1):
-        wall_s = number * (5 + step_s)
-        store.observe({"a": None}, (), at(5 * number, wall_s=wall_s))
-    used = store.usage()["a"].last_used
+        now = at(5 * number, wall_s=number * (5 + step_s))
+        record = store.observe({"a": None}, (), now)
+    used = record.usage["a"].last_used
     assert used is not None
-    age_s = (T0 + timedelta(seconds=wall_s) - used).total_seconds()
-    assert age_s == pytest.approx(5 * (steps - 1), abs=2 * TOLERANCE_S)
+    assert (now.wall - used).total_seconds() == pytest.approx(5 * (steps - 1), abs=0.001)
+    assert record.clock.untrusted_until is not None
 
 
 def test_status_reads_without_recording_a_detection(tmp_path: Path) -> None:
@@ -130,11 +129,13 @@ def test_detection_finished_after_a_later_one_is_merged(tmp_path: Path) -> None:
     assert observe_s(store, at(30)) == 30
 
 
-def test_detection_finished_after_a_step_of_the_wall_clock_is_not_observed(tmp_path: Path) -> None:
+def test_detection_finished_after_a_step_of_the_wall_clock_is_in_the_grace_period(tmp_path: Path) -> None:
     store = Store(tmp_path)
     observe_s(store, at(0))
     observe_s(store, at(20, wall_s=-3650 * DAY_S))
-    assert observe_s(store, at(10)) is None
+    late = store.observe({"a": None}, (), at(10))
+    assert late.observed_since == T0
+    assert late.clock.untrusted_until == at(20 + GRACE_S).wall
 
 
 def _write_meta(directory: Path, key: str, value: str) -> None:

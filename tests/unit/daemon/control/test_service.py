@@ -168,7 +168,7 @@ async def test_status_has_agent_runtime_loops_and_signals(node: Node) -> None:
     assert answer["runtime"]["name"] == "containerd"
     assert [each["name"] for each in answer["loops"]] == ["images"]
     assert {"memory.available", "pid.available"} <= {each["signal"] for each in answer["signals"]}
-    assert answer["image_use"] == {"observed_since": None, "maximum_unused_age_s": None}
+    assert answer["image_use"] == {"observed_since": None, "maximum_unused_age_s": None, "gaps": []}
     await node.ask("Plan", api.PlanRequest(scope="images"))
     assert (await node.ask("Status"))["image_use"]["observed_since"] is not None
 

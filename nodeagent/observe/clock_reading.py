@@ -1,0 +1,136 @@
+"""Readings of the clocks, and correction of times that contradict them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Protocol
+
+from nodeagent.host.node import boot_id as read_boot_id
+from nodeagent.model import ContainerState
+from nodeagent.store import ClockReading, Store
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from datetime import datetime
+    from pathlib import Path
+
+    from nodeagent.clock import Clock
+    from nodeagent.model import ClockTrust, NodeSnapshot
+    from nodeagent.store import ItemKey
+
+_ATTEMPTS: Final = 3
+_LONGEST_READING_S: Final = 0.1
+
+_CREATED, _FINISHED, _SANDBOX, _LOGS, _LINK = (
+    "container-created",
+    "container-finished",
+    "sandbox-created",
+    "pod-log-changed",
+    "log-link-created",
+)
+
+
+def read_clocks(clock: Clock, boot_id: str | None = None) -> ClockReading:
+    """Return a reading of both clocks; ``boot_id`` is read unless given.
+
+    Both are read again if they were read too far apart, since that would look like a jump of the wall clock.
+    """
+    boot_id = read_boot_id() if boot_id is None else boot_id
+    for _ in range(_ATTEMPTS):
+        boottime_s, wall = clock.monotonic_s(), clock.now()
+        if clock.monotonic_s() - boottime_s <= _LONGEST_READING_S:
+            break
+    return ClockReading(boot_id, boottime_s, wall)
+
+
+def stored_trust(state_directory: Path, at: ClockReading) -> ClockTrust:
+    """Return the trust in the wall clock by the clock record of a state directory, which is only read."""
+    return Store(state_directory, read_only=True).clock(at)
+
+
+class FirstSeenReader(Protocol):
+    """Returns the first observation of items whose time contradicts the clock; see ``Store.first_seen``."""
+
+    def __call__(
+        self,
+        items: Mapping[ItemKey, datetime],
+        listed: Mapping[str, Collection[str]],
+        at: ClockReading,
+        states: Mapping[ItemKey, int],
+        /,
+    ) -> Mapping[ItemKey, datetime]:
+        """Return the first observations by the wall clock of ``at``; blocking."""
+
+
+def with_valid_times(
+    snapshot: NodeSnapshot, at: ClockReading, read_first_seen: FirstSeenReader, *, logs: bool
+) -> NodeSnapshot:
+    """Return a snapshot in which every time that contradicts the clock is replaced by the item's first observation.
+
+    Only the times of items that are removed by age are considered: of containers that are not running, sandboxes that
+    are not ready, and logs.
+
+    Args:
+        snapshot: the snapshot.
+        at: the reading of the clocks at its observation.
+        read_first_seen: returns the first observations; blocking.
+        logs: whether logs were listed.
+    """
+    items: dict[ItemKey, datetime] = {}
+    states: dict[ItemKey, int] = {}
+    for container in snapshot.containers:
+        if container.state is ContainerState.RUNNING:
+            continue
+        if container.created_at is not None:
+            items[_CREATED, container.id] = container.created_at
+        if container.finished_at is not None:
+            items[_FINISHED, container.id] = container.finished_at
+    for sandbox in snapshot.sandboxes:
+        if not sandbox.ready and sandbox.created_at is not None:
+            items[_SANDBOX, sandbox.id] = sandbox.created_at
+    containers = {each.id for each in snapshot.containers}
+    listed = {_CREATED: containers, _FINISHED: containers, _SANDBOX: {each.id for each in snapshot.sandboxes}}
+    if logs:
+        trees = {each.name: each.tree for each in snapshot.pod_log_directories}
+        items |= {(_LOGS, name): tree.changed_at for name, tree in trees.items() if tree is not None}
+        states = {(_LOGS, name): _number(tree.digest) for name, tree in trees.items() if tree is not None}
+        items |= {(_LINK, each.name): each.modified_at for each in snapshot.dead_log_links}
+        listed[_LOGS] = {each.name for each in snapshot.pod_log_directories}
+        listed[_LINK] = {each.name for each in snapshot.dead_log_links}
+    seen = read_first_seen(items, listed, at, states)
+    return _replaced(snapshot, seen) if seen else snapshot
+
+
+def _number(digest: str) -> int:
+    """Return 60 bits of a hexadecimal digest, which fit in a column of SQLite."""
+    return int(digest[:15] or "0", 16)
+
+
+def _replaced(snapshot: NodeSnapshot, seen: Mapping[ItemKey, datetime]) -> NodeSnapshot:
+    return replace(
+        snapshot,
+        containers=tuple(
+            replace(
+                each,
+                created_at=seen.get((_CREATED, each.id), each.created_at),
+                finished_at=seen.get((_FINISHED, each.id), each.finished_at),
+            )
+            if (_CREATED, each.id) in seen or (_FINISHED, each.id) in seen
+            else each
+            for each in snapshot.containers
+        ),
+        sandboxes=tuple(
+            replace(each, created_at=seen[_SANDBOX, each.id]) if (_SANDBOX, each.id) in seen else each
+            for each in snapshot.sandboxes
+        ),
+        pod_log_directories=tuple(
+            replace(each, tree=replace(each.tree, changed_at=seen[_LOGS, each.name]))
+            if each.tree is not None and (_LOGS, each.name) in seen
+            else each
+            for each in snapshot.pod_log_directories
+        ),
+        dead_log_links=tuple(
+            replace(each, modified_at=seen[_LINK, each.name]) if (_LINK, each.name) in seen else each
+            for each in snapshot.dead_log_links
+        ),
+    )

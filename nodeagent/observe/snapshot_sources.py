@@ -1,0 +1,52 @@
+"""Sources of the node snapshot other than the runtime and the filesystems."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from datetime import datetime
+
+    from nodeagent.model import ClockTrust, GapCause, Hold, ImageUseRecord, Role
+    from nodeagent.observe.clock_reading import FirstSeenReader
+    from nodeagent.store import ClockReading
+
+
+class NodeMemory(Protocol):
+    """State kept between observations; its methods block. Implemented by ``Store``."""
+
+    @property
+    def first_seen(self) -> FirstSeenReader:
+        """Return the first observations of items whose time contradicts the clock."""
+
+    def read_clock(self, at: ClockReading) -> ClockTrust:
+        """Record a reading of the clocks and return the trust in its wall clock."""
+
+    def observe(
+        self, listed: Mapping[str, datetime | None], in_use: Collection[str], at: ClockReading
+    ) -> ImageUseRecord:
+        """Record one detection and return the usage of each listed image.
+
+        Args:
+            listed: image id to time of pull; ``None`` if unknown.
+            in_use: ids of the images in use.
+            at: the clocks at the detection.
+        """
+
+    def interrupt(self, cause: GapCause) -> None:
+        """Record the cause of a gap in the observation of image use that begins now."""
+
+
+class HoldReader(Protocol):
+    """Reads operators' holds; blocking."""
+
+    def __call__(self) -> tuple[Hold, ...]:
+        """Return the holds. Raises StoreError if they cannot be read."""
+
+
+class RoleReader(Protocol):
+    """Reads the role of the agent on this node."""
+
+    async def __call__(self) -> Role:
+        """Return the current role."""

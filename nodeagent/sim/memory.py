@@ -1,0 +1,55 @@
+"""State between observations of a simulated node, in memory: image use observed for 30 days, clocks never wrong."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from nodeagent.model import TRUSTED, ClockTrust, GapCause, ImageUsage, ImageUseRecord
+from nodeagent.store import ClockReading, merge_usage
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from datetime import datetime
+
+    from nodeagent.store import ItemKey
+
+_OBSERVED: Final = timedelta(days=30)
+
+
+class SimMemory:
+    """Implements ``NodeMemory``.
+
+    An image that was there at the first observation is first detected at its pull.
+    """
+
+    def __init__(self) -> None:
+        """Start without a detection."""
+        self._usage: dict[str, ImageUsage] | None = None
+
+    def first_seen(
+        self,
+        _items: Mapping[ItemKey, datetime],
+        _listed: Mapping[str, Collection[str]],
+        _at: ClockReading,
+        _states: Mapping[ItemKey, int],
+        /,
+    ) -> dict[ItemKey, datetime]:
+        """Return no item: no time is wrong."""
+        return {}
+
+    def read_clock(self, _at: ClockReading) -> ClockTrust:
+        """Return an unlimited trust."""
+        return TRUSTED
+
+    def observe(
+        self, listed: Mapping[str, datetime | None], in_use: Collection[str], at: ClockReading
+    ) -> ImageUseRecord:
+        """Record one detection and return the usage of each listed image."""
+        if self._usage is None:
+            self._usage = {key: ImageUsage(pulled, None, pulled) for key, pulled in listed.items() if pulled}
+        self._usage = merge_usage(self._usage, listed, in_use, at.wall)
+        return ImageUseRecord(dict(self._usage), at.wall - _OBSERVED)
+
+    def interrupt(self, cause: GapCause) -> None:
+        """Ignore a gap."""

@@ -1,0 +1,201 @@
+"""Record of both clocks: jumps of the wall clock, and the node time of stored times.
+
+Stored times are in node time. It advances with CLOCK_BOOTTIME and ignores every jump of the wall clock, so that ages
+within a boot are exact and a wrong wall clock changes no stored time. At the first reading of a boot it advances by the
+difference of the wall times, if both are plausible, and by the uptime otherwise. With a correct clock it is the wall
+time. A plausible wall time is not before the build date of the agent and not below the last recorded one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from nodeagent import __build_date__
+from nodeagent.model import ClockTrust
+from nodeagent.units import format_time
+
+TOLERANCE_S: Final = 2.0
+"""Total difference between wall time and boot time, in seconds, above which it counts as a jump.
+
+It is the maximum error of ages, and above the step of a leap second. Both clocks are slewed equally, so that only steps
+add up. Source: clock_gettime(2), adjtimex(2).
+"""
+
+GRACE_S: Final = 600.0
+"""Time after a jump in which nothing is removed, ended or pruned because of its age.
+
+Time services correct a wrong clock within it, often in more than one step.
+"""
+
+BUILD_DATE: Final = datetime.fromisoformat(__build_date__).replace(tzinfo=UTC)
+"""No plausible wall time is before it."""
+
+_EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
+_LATEST: Final = datetime.max.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class ClockReading:
+    """Reading of both clocks at one instant.
+
+    Attributes:
+        boot_id: id of the boot; empty if unknown.
+        boottime_s: seconds since boot, suspend included.
+        wall: wall time, aware UTC.
+    """
+
+    boot_id: str
+    boottime_s: float
+    wall: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ClockRecord:
+    """State of the clocks after one or more readings.
+
+    Attributes:
+        boot_id: boot of the readings; empty if unknown.
+        first_s: boot time of the first reading of the boot.
+        last_s: boot time of the last reading.
+        anchor: reading that later ones are compared with.
+        node_zero: node time at boot time 0.
+        jumped_s: boot time at the detection of the last jump; ``None`` without one.
+        jump_s: that jump, in seconds.
+        known_wall: last plausible wall time of any boot; ``None`` before the first.
+        known_node: node time at ``known_wall``.
+        calendar_zero: wall time at boot time 0 by the earliest wall clock of this boot that was steady for the grace
+            period; ``None`` before that.
+    """
+
+    boot_id: str
+    first_s: float
+    last_s: float
+    anchor: ClockReading
+    node_zero: datetime
+    jumped_s: float | None = None
+    jump_s: float = 0.0
+    known_wall: datetime | None = None
+    known_node: datetime = _EARLIEST
+    calendar_zero: datetime | None = None
+
+    def node_time(self, boottime_s: float) -> datetime:
+        """Return the node time at a boot time."""
+        return later(self.node_zero, boottime_s)
+
+    @property
+    def valid_since_s(self) -> float:
+        """Boot time since which the times that others write are by the current wall clock."""
+        return max(0.0, self.jumped_s or 0.0)
+
+    def is_current(self, reading: ClockReading) -> bool:
+        """Return whether a reading is of the same boot."""
+        return bool(reading.boot_id) and reading.boot_id == self.boot_id
+
+
+def find_jump(before: ClockReading | None, now: ClockReading) -> float | None:
+    """Return the jump of the wall clock in seconds; ``None`` without one, or between different boots.
+
+    Within one boot the two clocks must advance equally.
+    """
+    if before is None or not now.boot_id or before.boot_id != now.boot_id:
+        return None
+    elapsed_s = now.boottime_s - before.boottime_s
+    jump_s = (now.wall - before.wall).total_seconds() - elapsed_s
+    return jump_s if elapsed_s >= 0 and abs(jump_s) > TOLERANCE_S else None
+
+
+def advance(before: ClockRecord | None, reading: ClockReading, *, is_lost: bool = False) -> ClockRecord:
+    """Return the record after a reading. One that was taken before the last recorded one changes nothing.
+
+    ``is_lost`` is whether there was a record that cannot be read: jumps before the first reading are then unknown,
+    which counts as a jump.
+    """
+    if before is None or not before.is_current(reading):
+        record = _start_boot(before, reading)
+        if before is None and is_lost:
+            record = replace(record, jumped_s=reading.boottime_s)
+        return _settled(record, reading)
+    if reading.boottime_s < before.last_s:
+        return before
+    record = replace(before, last_s=reading.boottime_s)
+    jump_s = find_jump(before.anchor, reading)
+    if jump_s is not None:
+        record = replace(record, anchor=reading, jumped_s=reading.boottime_s, jump_s=jump_s)
+    return _settled(record, reading)
+
+
+def trust(record: ClockRecord, reading: ClockReading) -> ClockTrust:
+    """Return the trust in the wall clock at a reading."""
+    jumped_at = untrusted_until = expiry_now = None
+    if record.jumped_s is not None:
+        jumped_at = later(reading.wall, record.jumped_s - reading.boottime_s)
+        if reading.boottime_s - record.jumped_s < GRACE_S:
+            untrusted_until = later(jumped_at, GRACE_S)
+    plausible = reading.wall >= BUILD_DATE
+    if record.calendar_zero is not None and untrusted_until is None and plausible:
+        expiry_now = min(reading.wall, later(record.calendar_zero, reading.boottime_s))
+    return ClockTrust(
+        boot_id=reading.boot_id,
+        boottime_s=reading.boottime_s,
+        jump_s=record.jump_s,
+        jumped_at=jumped_at,
+        untrusted_until=untrusted_until,
+        expiry_now=expiry_now,
+        problem="" if plausible else f"wall clock {format_time(reading.wall)} is before the build of this agent",
+    )
+
+
+def later(moment: datetime, seconds: float) -> datetime:
+    """Return the time ``seconds`` after another, at the limits of the calendar if it is beyond them."""
+    try:
+        return moment + timedelta(seconds=seconds)
+    except OverflowError:
+        return _LATEST if seconds > 0 else _EARLIEST
+
+
+def _start_boot(before: ClockRecord | None, reading: ClockReading) -> ClockRecord:
+    """Return the record after the first reading of a boot; a wall time below the last recorded one is a jump."""
+    wall, at_s = reading.wall, reading.boottime_s
+    if before is None:
+        return ClockRecord(reading.boot_id, at_s, at_s, reading, later(wall, -at_s))
+    uptime_s = at_s if reading.boot_id and before.boot_id else 0.0
+    node = later(before.node_time(before.last_s), max(0.0, uptime_s))
+    jumped_s, jump_s = None, 0.0
+    if before.known_wall is not None:
+        since_s = (wall - before.known_wall).total_seconds()
+        if since_s < -TOLERANCE_S:
+            jumped_s, jump_s = at_s, since_s
+        elif wall >= BUILD_DATE:
+            node = max(node, later(before.known_node, since_s))
+    return ClockRecord(
+        reading.boot_id,
+        at_s,
+        at_s,
+        reading,
+        later(node, -at_s),
+        jumped_s,
+        jump_s,
+        before.known_wall,
+        before.known_node,
+    )
+
+
+def _settled(record: ClockRecord, reading: ClockReading) -> ClockRecord:
+    """Return the record with the wall time of a reading, if that is plausible and steady for the grace period.
+
+    The first plausible wall time of all is recorded at once. The calendar of a boot is never set forward: after a jump
+    forward it remains behind until the next boot, which only delays the end of holds.
+    """
+    if reading.wall < BUILD_DATE:
+        return record
+    steady_s = reading.boottime_s - max(record.first_s, record.jumped_s or 0.0)
+    if steady_s < GRACE_S and record.known_wall is not None:
+        return record
+    record = replace(record, known_wall=reading.wall, known_node=record.node_time(reading.boottime_s))
+    if steady_s < GRACE_S:
+        return record
+    zero = later(reading.wall, -reading.boottime_s)
+    calendar = zero if record.calendar_zero is None else min(zero, record.calendar_zero)
+    return replace(record, calendar_zero=calendar)

@@ -1,0 +1,265 @@
+"""Content of the database of image usage: schema, reading, writing."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from nodeagent.model import GapCause, ImageUsage, ObservationGap
+from nodeagent.store.clock_record import ClockReading, ClockRecord, later
+from nodeagent.store.observation import Observation
+from nodeagent.store.sqlite import check_version, micros, moment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    from nodeagent.store.item_times import FirstSeen, ItemKey
+
+MIGRATIONS: Final = (
+    (
+        (
+            "CREATE TABLE image_usage (image_id TEXT PRIMARY KEY NOT NULL,"
+            " first_detected_us INTEGER NOT NULL, last_used_us INTEGER) WITHOUT ROWID"
+        ),
+        "CREATE TABLE meta (key TEXT PRIMARY KEY NOT NULL, value TEXT NOT NULL) WITHOUT ROWID",
+    ),
+    (
+        (
+            "CREATE TABLE snapshot_usage (snapshotter TEXT NOT NULL, key TEXT NOT NULL, created_s INTEGER NOT NULL,"
+            " created_ns INTEGER NOT NULL, size_bytes INTEGER NOT NULL, inodes INTEGER NOT NULL,"
+            " PRIMARY KEY (snapshotter, key)) WITHOUT ROWID"
+        ),
+    ),
+    (
+        "ALTER TABLE image_usage ADD COLUMN pulled_us INTEGER",
+        "ALTER TABLE image_usage ADD COLUMN present_us INTEGER",
+        "CREATE TABLE observation_gaps (ended_us INTEGER NOT NULL, started_us INTEGER, cause TEXT NOT NULL)",
+        (
+            "CREATE TABLE item_times (kind TEXT NOT NULL, id BLOB NOT NULL, state INTEGER NOT NULL,"
+            " boot_id TEXT NOT NULL, seen_s REAL NOT NULL, PRIMARY KEY (kind, id)) WITHOUT ROWID"
+        ),
+    ),
+)
+_CLOCK: Final = "clock"
+_FORMER_CLOCK_KEYS: Final = ("boot_id", "boottime_s", "wall_us")
+_OBSERVATION_KEYS: Final = ("observed_boot_id", "observed_since_s", "observed_last_s", "observed_last_us")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredUsage:
+    """Content of the file, all times in node time.
+
+    Attributes:
+        clock: the clock record; ``None`` in files of 0.1, whose times are by the wall clock.
+        first_seen: first observations of items whose own time contradicts the clock.
+    """
+
+    usage: Mapping[str, ImageUsage] = field(default_factory=dict)
+    clock: ClockRecord | None = None
+    observation: Observation | None = None
+    gaps: tuple[ObservationGap, ...] = ()
+    first_seen: Mapping[ItemKey, FirstSeen] = field(default_factory=dict)
+
+
+def read_usage(connection: sqlite3.Connection) -> StoredUsage:
+    """Return the content of the file; empty for a file without tables.
+
+    Raises:
+        StoreError: a newer version of the agent wrote it.
+        sqlite3.DatabaseError: the file is corrupt, or contains values that no version writes.
+    """
+    version = check_version(connection, len(MIGRATIONS))
+    if version == 0:
+        return StoredUsage()
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if not {"image_usage", "meta"} <= tables:
+        raise sqlite3.DatabaseError("malformed: tables are missing")
+    try:
+        return _read_tables(connection, version)
+    except (ValueError, OverflowError, TypeError, KeyError) as error:
+        raise sqlite3.DatabaseError(f"malformed: {error}") from error
+
+
+def write_usage(connection: sqlite3.Connection, now: StoredUsage, written: StoredUsage | None) -> None:
+    """Write the differences to ``written``; everything if that is ``None``."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if written is None:
+            for table in ("image_usage", "observation_gaps", "item_times"):
+                connection.execute(f"DELETE FROM {table}")  # noqa: S608 - constants only
+            written = StoredUsage()
+        _write_images(connection, now.usage, written.usage)
+        _write_items(connection, now.first_seen, written.first_seen)
+        if now.gaps != written.gaps:
+            connection.execute("DELETE FROM observation_gaps")
+            connection.executemany(
+                "INSERT INTO observation_gaps VALUES (?, ?, ?)",
+                [(micros(each.ended_at), _micros(each.started_at), each.cause.value) for each in now.gaps],
+            )
+        connection.executemany(
+            "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+            _encoded(now.clock, now.observation).items(),
+        )
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _read_tables(connection: sqlite3.Connection, version: int) -> StoredUsage:
+    complete = version >= len(MIGRATIONS)
+    more = "pulled_us, present_us" if complete else "NULL, NULL"
+    rows = connection.execute(f"SELECT image_id, first_detected_us, last_used_us, {more} FROM image_usage")  # noqa: S608 - constants only
+    usage = {
+        image_id: ImageUsage(moment(first), _moment(used), _moment(pulled_us), _moment(present_us))
+        for image_id, first, used, pulled_us, present_us in rows
+    }
+    meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
+    gaps: tuple[ObservationGap, ...] = ()
+    items: dict[ItemKey, FirstSeen] = {}
+    if complete:
+        found = connection.execute("SELECT started_us, ended_us, cause FROM observation_gaps ORDER BY ended_us, rowid")
+        gaps = tuple(ObservationGap(_moment(start), moment(end), GapCause(cause)) for start, end, cause in found)
+        seen = connection.execute("SELECT kind, id, state, boot_id, seen_s FROM item_times")
+        items = {
+            (kind, _text(item)): (int(state), str(boot_id), _finite(seen_s))
+            for kind, item, state, boot_id, seen_s in seen
+        }
+    clock = _decoded_clock(meta[_CLOCK]) if _CLOCK in meta else _former_clock(meta)
+    return StoredUsage(usage, clock, _decoded_observation(meta), gaps, items)
+
+
+def _former_clock(meta: Mapping[str, str]) -> ClockRecord | None:
+    """Return the clock record of a file of 0.1, which moved its times with every jump; ``None`` without one."""
+    if any(key not in meta for key in _FORMER_CLOCK_KEYS):
+        return None
+    boot_id, boottime_s, wall_us = (meta[key] for key in _FORMER_CLOCK_KEYS)
+    anchor = ClockReading(boot_id, _finite(float(boottime_s)), moment(int(wall_us)))
+    zero = later(anchor.wall, -anchor.boottime_s)
+    return ClockRecord(
+        boot_id, anchor.boottime_s, anchor.boottime_s, anchor, zero, known_wall=anchor.wall, known_node=anchor.wall
+    )
+
+
+def _decoded_observation(meta: Mapping[str, str]) -> Observation | None:
+    """Return the stored observation; ``None`` in files of 0.1, which recorded none.
+
+    Raises:
+        ValueError: the values are impossible.
+    """
+    if any(key not in meta for key in _OBSERVATION_KEYS):
+        return None
+    boot_id, since, last, last_us = (meta[key] for key in _OBSERVATION_KEYS)
+    since_s, last_s = float(since), float(last)
+    if not (math.isfinite(last_s) and 0 <= since_s <= last_s):
+        raise ValueError(f"impossible observation from {since} s to {last} s")
+    return Observation(boot_id, since_s, last_s, moment(int(last_us)))
+
+
+def _encoded(clock: ClockRecord | None, observation: Observation | None) -> dict[str, str]:
+    """Return the rows of ``meta``."""
+    values: dict[str, str] = {}
+    if clock is not None:
+        values[_CLOCK] = _encoded_clock(clock)
+    if observation is not None:
+        columns = (observation.boot_id, observation.since_s, observation.last_s, micros(observation.last_at))
+        values |= dict(zip(_OBSERVATION_KEYS, map(str, columns), strict=True))
+    return values
+
+
+def _encoded_clock(record: ClockRecord) -> str:
+    document = {
+        "boot_id": record.boot_id,
+        "first_s": record.first_s,
+        "last_s": record.last_s,
+        "anchor_s": record.anchor.boottime_s,
+        "anchor_us": micros(record.anchor.wall),
+        "node_zero_us": micros(record.node_zero),
+        "jumped_s": record.jumped_s,
+        "jump_s": record.jump_s,
+        "known_wall_us": _micros(record.known_wall),
+        "known_node_us": micros(record.known_node),
+        "calendar_zero_us": _micros(record.calendar_zero),
+    }
+    return json.dumps(document)
+
+
+def _decoded_clock(text: str) -> ClockRecord:
+    values: dict[str, Any] = json.loads(text)
+    boot_id = values["boot_id"]
+    if not isinstance(boot_id, str):
+        raise TypeError(f"boot id is {boot_id!r}, not text")
+    jumped = values["jumped_s"]
+    return ClockRecord(
+        boot_id,
+        _finite(values["first_s"]),
+        _finite(values["last_s"]),
+        ClockReading(boot_id, _finite(values["anchor_s"]), moment(int(values["anchor_us"]))),
+        moment(int(values["node_zero_us"])),
+        None if jumped is None else _finite(jumped),
+        _finite(values["jump_s"]),
+        _moment(values["known_wall_us"]),
+        moment(int(values["known_node_us"])),
+        _moment(values["calendar_zero_us"]),
+    )
+
+
+def _write_images(
+    connection: sqlite3.Connection, usage: Mapping[str, ImageUsage], written: Mapping[str, ImageUsage]
+) -> None:
+    removed = [(image_id,) for image_id in written.keys() - usage.keys()]
+    connection.executemany("DELETE FROM image_usage WHERE image_id = ?", removed)
+    connection.executemany(
+        "INSERT INTO image_usage VALUES (?, ?, ?, ?, ?) ON CONFLICT (image_id) DO UPDATE SET"
+        " first_detected_us = excluded.first_detected_us, last_used_us = excluded.last_used_us,"
+        " pulled_us = excluded.pulled_us, present_us = excluded.present_us",
+        [
+            (image_id, *map(_micros, _columns(each)))
+            for image_id, each in usage.items()
+            if _columns(written.get(image_id)) != _columns(each)
+        ],
+    )
+
+
+def _columns(usage: ImageUsage | None) -> tuple[datetime | None, ...]:
+    return () if usage is None else (usage.first_detected, usage.last_used, usage.pulled_at, usage.present_since)
+
+
+def _write_items(
+    connection: sqlite3.Connection, items: Mapping[ItemKey, FirstSeen], written: Mapping[ItemKey, FirstSeen]
+) -> None:
+    removed = [(kind, _blob(item)) for kind, item in written.keys() - items.keys()]
+    connection.executemany("DELETE FROM item_times WHERE kind = ? AND id = ?", removed)
+    connection.executemany(
+        "INSERT OR REPLACE INTO item_times VALUES (?, ?, ?, ?, ?)",
+        [(key[0], _blob(key[1]), *seen) for key, seen in items.items() if written.get(key) != seen],
+    )
+
+
+def _blob(name: str) -> bytes:
+    """Return a name as bytes: names of files need not be UTF-8."""
+    return name.encode("utf-8", "surrogateescape")
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")
+
+
+def _finite(value: float) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"impossible time {value} s")
+    return number
+
+
+def _micros(at: datetime | None) -> int | None:
+    return None if at is None else micros(at)
+
+
+def _moment(since_epoch_us: int | None) -> datetime | None:
+    return None if since_epoch_us is None else moment(since_epoch_us)

@@ -1,0 +1,310 @@
+"""Garbage collection on a simulated node whose wall clock is wrong, jumps or is corrected."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.act.agent import open_agent
+from nodeagent.config.loading import load
+from nodeagent.config.policies import settings
+from nodeagent.plan.decision import Verdict
+from nodeagent.plan.gc.scope import Scope
+from nodeagent.sim.clock import SimClock
+from nodeagent.sim.content import Layer
+from nodeagent.sim.node import SimNode
+from nodeagent.sim.server import SimServer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from nodeagent.act.agent import Agent
+    from nodeagent.sim.workload import SimSandbox
+
+HOUR_S, DAY_S = 3600.0, 86_400.0
+TEN_YEARS_S = 3650 * DAY_S
+GRACE_S = 600.0
+EPOCH_BOOT = datetime(1970, 1, 1, 0, 0, 5, tzinfo=UTC)
+IMAGE = "registry.test/app:v1"
+
+
+class Clock(SimClock):
+    """Clocks of a machine: true time passes, the wall clock is as wrong as it is set."""
+
+    def __init__(self) -> None:
+        super().__init__(datetime.now(UTC), monotonic_s=10 * DAY_S)
+        self.true_now = self.now()
+        self.boot = "boot 0"
+
+    def advance(self, seconds: float) -> None:
+        super().advance(seconds)
+        self.true_now += timedelta(seconds=seconds)
+
+    def step(self, seconds: float) -> None:
+        """Step the wall clock, as a time service does."""
+        self.set_wall_time(self.now() + timedelta(seconds=seconds))
+
+    def correct(self) -> None:
+        self.set_wall_time(self.true_now)
+
+    def reboot(self, *, off_s: float = 60.0, wall: datetime | None = None) -> None:
+        """Boot with a wall clock that the hardware clock starts, by default correctly."""
+        self.true_now += timedelta(seconds=off_s)
+        self.boot = f"boot {int(self.boot[5:]) + 1}"
+        self._monotonic_s = 5.0
+        self.set_wall_time(wall or self.true_now)
+
+
+class Place:
+    """A node with its logs, and a state directory for successive agents."""
+
+    def __init__(self, directory: Path) -> None:
+        self.clock = Clock()
+        self.node = SimNode(clock=self.clock)
+        self.node.root_path = str(directory)
+        self.image = self.node.add_image(IMAGE, layers=[Layer("base", 1 << 20)], variant="app").id
+        self.directory = directory
+        self.state = directory / "state"
+        (directory / "pods").mkdir()
+        (directory / "containers").mkdir()
+
+    @asynccontextmanager
+    async def agent(self, **more: str | int) -> AsyncIterator[Agent]:
+        values: dict[str, str | int] = {
+            "runtime.endpoint": f"unix://{self.directory}/cri.sock",
+            "state.directory": str(self.state),
+            "role": "standalone",
+            "container_gc.pod_log_root": str(self.directory / "pods"),
+            "container_gc.container_log_root": str(self.directory / "containers"),
+            **more,
+        }
+        made = settings(load(None, values, {}).config)
+        async with open_agent(made, record=True, dry_run=False, clock=self.clock) as agent:
+            yield agent
+
+    def dead_pod(self, name: str) -> SimSandbox:
+        """Run a pod to its end now."""
+        sandbox = self.node.add_pod(name)
+        container = self.node.add_container(sandbox, "main", IMAGE)
+        self.node.stop_container(container.id)
+        self.node.stop_sandbox(sandbox.id)
+        return sandbox
+
+    def hold(self, seconds: float) -> None:
+        """Write a hold of another boot."""
+        now = self.clock.now()
+        row = {"id": "1", "image": IMAGE, "why": "", "by": "ann"}
+        times = {"placed_at": now.isoformat(), "until": (now + timedelta(seconds=seconds)).isoformat()}
+        self.state.mkdir(exist_ok=True)
+        (self.state / "holds.json").write_text(json.dumps({"schema": "nodeagent/holds/v1", "holds": [row | times]}))
+
+    async def run(self, agent: Agent, seconds: float = 0.0, *, every_s: float = 60.0) -> list[str]:
+        """Run the passes of a period, the first at its start and the last at its end; return the removed items."""
+        removed = await self.make_pass(agent)
+        while seconds > 0:
+            self.clock.advance(min(seconds, every_s))
+            seconds -= every_s
+            removed += await self.make_pass(agent)
+        return removed
+
+    @staticmethod
+    async def make_pass(agent: Agent) -> list[str]:
+        preview = await agent.collector.preview(Scope.ALL)
+        report = await agent.run(preview, trigger="interval", stop=asyncio.Event())
+        return [each.decision.kind.value for each in report.removed]
+
+
+@pytest.fixture
+async def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
+    made = Place(tmp_path)
+    monkeypatch.setattr("nodeagent.act.agent.boot_id", lambda: made.clock.boot)
+    async with SimServer(made.node, tmp_path / "cri.sock"):
+        yield made
+
+
+DEAD_POD = ["container", "sandbox"]
+
+
+async def test_dead_pod_is_removed_after_the_grace_period_with_a_correct_clock(place: Place) -> None:
+    place.dead_pod("job")
+    async with place.agent() as agent:
+        assert await place.run(agent, 240) == []
+        assert await place.run(agent, 60) == DEAD_POD
+
+
+@pytest.mark.parametrize("started_at_s", [0.0, 30.0], ids=["agent before the step", "agent after the step"])
+async def test_pod_from_before_the_reboot_is_kept_after_the_correction_of_a_clock_that_was_behind(
+    place: Place, started_at_s: float
+) -> None:
+    """Without a hardware clock, the wall clock continues at its last time, and NTP steps it forward."""
+    async with place.agent() as agent:
+        await place.run(agent, 1200)
+    place.dead_pod("job")
+    place.clock.reboot(off_s=20 * HOUR_S, wall=place.clock.now())
+    place.clock.advance(30)
+    if started_at_s:
+        place.clock.correct()
+    async with place.agent() as agent:
+        if not started_at_s:
+            assert await place.run(agent, 10) == []
+            place.clock.correct()
+            assert await place.run(agent, GRACE_S - 1, every_s=6) == []
+            assert await place.run(agent, 60) == DEAD_POD
+        else:
+            assert await place.run(agent, 264, every_s=6) == []  # the grace period counts from the boot
+            assert await place.run(agent, 60) == DEAD_POD
+
+
+@pytest.mark.parametrize("jump_s", [TEN_YEARS_S, 2 * HOUR_S, -TEN_YEARS_S, -2 * HOUR_S])
+async def test_items_seconds_old_are_kept_after_a_jump(place: Place, jump_s: float) -> None:
+    async with place.agent() as agent:
+        await place.run(agent, 60)
+        place.dead_pod("job")
+        place.node.add_pod("empty", ready=False)
+        (place.directory / "pods/default_other_uid-other").mkdir()
+        place.clock.advance(2)
+        place.clock.step(jump_s)
+        assert await place.run(agent, GRACE_S - 1) == []
+        removed = await place.run(agent, 2 * GRACE_S)
+        assert removed.count("container") == 1
+        assert removed.count("sandbox") == 2
+
+
+async def test_items_made_before_the_agent_saw_the_clock_are_kept_after_its_correction(place: Place) -> None:
+    """The boot is younger than the correction, so that no item can be from before it."""
+    place.clock.reboot(wall=EPOCH_BOOT)
+    place.dead_pod("job")
+    place.clock.advance(3)
+    place.clock.correct()
+    async with place.agent() as agent:
+        assert await place.run(agent, 299, every_s=13) == []
+        assert await place.run(agent, 60) == DEAD_POD
+
+
+async def test_items_made_in_a_transient_jump_are_kept_for_the_grace_period_and_removed_after_it(place: Place) -> None:
+    async with place.agent() as agent:
+        await place.run(agent, 60)
+        place.clock.step(TEN_YEARS_S)
+        place.dead_pod("job")
+        place.clock.advance(1)
+        place.clock.correct()
+        assert await place.run(agent, 299, every_s=13) == []
+        assert await place.run(agent, GRACE_S) == DEAD_POD
+
+
+@pytest.mark.parametrize("jump_s", [TEN_YEARS_S, -TEN_YEARS_S])
+async def test_agent_started_after_a_jump_keeps_items_made_before_it(place: Place, jump_s: float) -> None:
+    async with place.agent() as agent:
+        await place.run(agent, 60)
+    place.dead_pod("job")
+    place.clock.advance(1)
+    place.clock.step(jump_s)
+    async with place.agent() as agent:
+        assert await place.run(agent, GRACE_S - 1) == []
+    async with place.agent() as agent:
+        assert await place.run(agent, 60) == DEAD_POD
+
+
+async def test_use_of_images_is_kept_over_a_boot_in_1970(place: Place) -> None:
+    names = [f"registry.test/{name}:v1" for name in ("a", "b", "c")]
+    ids = [place.node.add_image(name, layers=[Layer(name, 8 << 20)], variant=name).id for name in names]
+
+    async def use(agent: Agent, name: str) -> None:
+        sandbox = place.node.add_pod("user")
+        container = place.node.add_container(sandbox, "main", name)
+        await place.run(agent)
+        place.node.stop_container(container.id)
+        place.node.remove_container(container.id)
+        place.node.stop_sandbox(sandbox.id)
+        place.node.remove_sandbox(sandbox.id)
+        await place.run(agent, 120)
+
+    options: dict[str, str | int] = {"image_gc.maximum_unused_age": "1d", "image_gc.high_threshold_percent": 100}
+    async with place.agent(**options) as agent:
+        await use(agent, names[1])
+        await use(agent, names[0])
+    place.clock.reboot(wall=EPOCH_BOOT)
+    async with place.agent(**options) as agent:
+        await use(agent, names[2])
+    place.clock.reboot()
+    async with place.agent(**options) as agent:
+        await place.run(agent, 700)
+        preview = await agent.collector.preview(Scope.IMAGES)
+        usage = preview.snapshot.image_usage
+        used = [usage[each].last_used for each in ids]
+        assert all(at is not None and at > place.clock.now() - timedelta(hours=1) for at in used)
+        assert sorted(range(3), key=lambda index: str(used[index])) == [1, 0, 2]
+        assert {each.verdict for each in preview.plans[0].decisions} == {Verdict.KEEP}
+
+
+async def observed(agent: Agent) -> dict[str, str]:
+    preview = await agent.collector.preview(Scope.IMAGES)
+    return {each.id: each.reason.code.value for each in preview.plans[0].decisions}
+
+
+@pytest.mark.parametrize("lasts_s", [5.0, 3 * HOUR_S], ids=["seconds", "hours"])
+async def test_transient_jump_forward_ends_no_hold_and_erases_no_history(place: Place, lasts_s: float) -> None:
+    place.dead_pod("job")
+    async with place.agent(**{"image_gc.high_threshold_percent": 100}) as agent:
+        place.hold(6 * HOUR_S)
+        await place.run(agent, 1200)
+        before = {each.id for each in agent.history.read(limit=1000) if each.actions}
+        assert before
+        place.clock.step(TEN_YEARS_S)
+        await place.run(agent, lasts_s)
+        assert (await observed(agent))[place.image] == "held"
+        place.clock.correct()
+        await place.run(agent, 1200)
+        assert (await observed(agent))[place.image] == "held"
+        assert {each.id for each in agent.history.read(limit=1000)} >= before
+        place.clock.advance(6 * HOUR_S)
+        assert (await observed(agent))[place.image] != "held"
+
+
+async def test_jump_at_the_start_of_an_agent_ends_no_hold(place: Place) -> None:
+    options = {"image_gc.high_threshold_percent": 100}
+    place.hold(2 * HOUR_S)
+    async with place.agent(**options) as agent:
+        await place.run(agent, 60)
+    place.clock.step(TEN_YEARS_S)
+    async with place.agent(**options) as agent:
+        await place.run(agent, 60)
+        place.clock.correct()
+        await place.run(agent, 60)
+        assert (await observed(agent))[place.image] == "held"
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["suspend", "leap second", "slew", "restart"],
+)
+async def test_regular_changes_of_the_clock_start_no_grace_period(place: Place, change: str) -> None:
+    async with place.agent() as agent:
+        await place.run(agent, 60)
+        place.dead_pod("job")
+        if change == "suspend":
+            place.clock.advance(200)
+        elif change == "leap second":
+            place.clock.step(-1)
+        elif change == "slew":
+            place.clock.advance(0.5)
+    async with place.agent() as agent:
+        preview = await agent.collector.preview(Scope.ALL)
+        assert preview.snapshot.clock.untrusted_until is None
+        assert sorted(await place.run(agent, 360)) == DEAD_POD
+
+
+async def test_dead_container_is_removed_after_a_reboot_with_a_correct_clock(place: Place) -> None:
+    async with place.agent() as agent:
+        await place.run(agent, 60)
+        place.dead_pod("job")
+    place.clock.reboot()
+    async with place.agent() as agent:
+        assert await place.run(agent, 290) == []
+        assert await place.run(agent, 60) == DEAD_POD
