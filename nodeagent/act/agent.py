@@ -294,7 +294,7 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
             bulk=settings.bulk_removal,
             settle_s=settings.settle_s,
         )
-        recovery = RemovalRecovery(storage, settings.state_directory / "pass.lock")
+        recovery = RemovalRecovery(storage, settings.state_directory / "pass.lock", clock)
         collector = Collector(
             observer,
             removers,

@@ -180,7 +180,10 @@ async def _serve_one_agent(context: DaemonContext) -> None:
     ) as agent:
         _log_start(agent, context.logger)
         await agent.log_interrupted(context.logger)
-        if not dry_run:
+        if dry_run:
+            for text in await agent.recovery.describe():
+                context.logger.warning("pass_warning", warning=text)
+        else:
             await agent.recovery.run()
             agent.log_health(context.logger)
         await _wait_for_effect(context, agent)

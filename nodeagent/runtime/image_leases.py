@@ -71,12 +71,14 @@ class OpenRemoval:
 
     Attributes:
         names: the recorded names.
+        opened_at: creation of the lease; ``None`` if unknown.
         expires_at: time after which containerd deletes the lease; ``None`` if the label is missing or malformed.
         damaged: whether some labels could not be decoded.
     """
 
     lease_id: str
     names: tuple[ImageName, ...]
+    opened_at: datetime | None
     expires_at: datetime | None
     damaged: bool = False
 
@@ -187,7 +189,7 @@ def decode_lease(lease: Lease) -> OpenRemoval:
             names.append(ImageName(image_id, decode_encoded_image(record), record))
         except (binascii.Error, DecodeError, ValueError):
             damaged = True
-    return OpenRemoval(lease.id, tuple(names), _expiry(lease.labels.get(EXPIRE, "")), damaged)
+    return OpenRemoval(lease.id, tuple(names), lease.created.at, _expiry(lease.labels.get(EXPIRE, "")), damaged)
 
 
 def _joined(labels: Mapping[str, str]) -> Iterator[str]:

@@ -12,6 +12,7 @@ Every CRI RemoveImage runs a garbage collection of its own, and each collection 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
@@ -45,6 +46,7 @@ BATCH: Final = 200
 WINDOW: Final = timedelta(hours=24)
 """Lifetime of the lease of an interrupted transaction, as for containerd's own operations."""
 
+_UNDO_WITHIN_S: Final = 5.0
 _LISTED_WITHIN_S: Final = 20.0  # containerd 2's CRI service processes hundreds of deletions with seconds of delay
 _FIRST_WAIT_S: Final = 0.02
 _LAST_WAIT_S: Final = 1.0
@@ -90,12 +92,14 @@ class _Transaction:
     Attributes:
         deleted: candidates whose names are deleted, by image id.
         keep: image id to the reason of candidates whose deletion began and is undone.
+        uncertain: whether a deletion timed out, so that it can still take effect.
     """
 
     lease_id: str
     extents: Mapping[str, ImageExtent]
     deleted: dict[str, _Candidate] = field(default_factory=dict)
     keep: dict[str, str] = field(default_factory=dict)
+    uncertain: bool = False
     results: dict[str, Result | NodeAgentError] = field(default_factory=dict)
 
 
@@ -212,12 +216,29 @@ class TransactionalImageRemover(ImageRemover):
             removed = await self._through_cri(decisions, stop)
             return {decision.id: each for decision, each in zip(decisions, removed, strict=True)}
         transaction = _Transaction(lease_id, extents)
-        await run_bounded(lambda each: self._delete_names(transaction, each, stop), candidates)
-        if transaction.deleted:
-            transaction.keep |= await self._used(transaction)
-        await self._restore(transaction)
+        try:
+            await run_bounded(lambda each: self._delete_names(transaction, each, stop), candidates)
+            if transaction.uncertain:
+                transaction.keep |= dict.fromkeys(transaction.deleted, "effect of a name deletion unknown")
+            elif transaction.deleted:
+                transaction.keep |= await self._used(transaction)
+            await self._restore(transaction)
+        except asyncio.CancelledError:
+            await self._undo(names)
+            raise
+        if transaction.uncertain:  # the lease remains: the next pass restores a name that is deleted late
+            return transaction.results
         await self._release(transaction)
         return transaction.results
+
+    async def _undo(self, names: Sequence[ImageName]) -> None:
+        """Restore all names, within a bounded time.
+
+        The lease remains: a cancelled deletion can still take effect, and the next pass restores its name again.
+        """
+        with suppress(NodeAgentError, TimeoutError):
+            async with asyncio.timeout(_UNDO_WITHIN_S):
+                await self._records.leases.restore(names)
 
     async def _delete_names(self, transaction: _Transaction, candidate: _Candidate, stop: asyncio.Event) -> None:
         """Delete an image's names, its id last: until then CRI can create containers from it.
@@ -243,6 +264,7 @@ class TransactionalImageRemover(ImageRemover):
         except RuntimeUnavailableError:
             raise
         except NodeAgentError as error:
+            transaction.uncertain = transaction.uncertain or isinstance(error, RuntimeTimeoutError)
             if image_id in transaction.deleted:
                 transaction.keep[image_id] = str(error)
             transaction.results[decision.id] = error

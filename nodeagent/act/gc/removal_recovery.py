@@ -6,7 +6,8 @@ A lease that exists means that the removal was not decided, so the names are res
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
 
 from nodeagent.errors import NodeAgentError, PassBusyError, RuntimeUnsupportedError
 from nodeagent.host.lock import process_lock
@@ -15,16 +16,21 @@ from nodeagent.units import format_time
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from nodeagent.clock import Clock
     from nodeagent.runtime.image_leases import ImageLeases, OpenRemoval
     from nodeagent.runtime.storage_backend import StorageBackend
+
+
+_LONGEST_REMOVAL: Final = timedelta(minutes=15)
 
 
 class RemovalRecovery:
     """Restores the images of interrupted removals; at the start of the daemon and before each pass."""
 
-    def __init__(self, storage: StorageBackend, lock_path: Path) -> None:
+    def __init__(self, storage: StorageBackend, lock_path: Path, clock: Clock) -> None:
         """Restore on ``storage``, under the lock of the node's passes."""
         self._storage = storage
+        self._clock = clock
         self._lock_path = lock_path
         self._notices: list[str] = []
 
@@ -58,13 +64,18 @@ class RemovalRecovery:
         try:
             if not await records.leases.list_open():
                 return
-            with process_lock(self._lock_path):
+            with process_lock(self._lock_path) as unlocked:
                 for each in await records.leases.list_open():
-                    self._notices.append(await self._restore(records.leases, each))
+                    if not (unlocked and self._is_recent(each)):
+                        self._notices.append(await self._restore(records.leases, each))
         except (PassBusyError, RuntimeUnsupportedError):
             return
         except NodeAgentError as error:
             self._notices.append(f"cannot restore the images of an interrupted removal: {error}; retried before a pass")
+
+    def _is_recent(self, removal: OpenRemoval) -> bool:
+        """Return whether a removal may be in progress in another process; needed only without the lock."""
+        return removal.opened_at is None or removal.opened_at > self._clock.now() - _LONGEST_REMOVAL
 
     @staticmethod
     async def _restore(leases: ImageLeases, removal: OpenRemoval) -> str:

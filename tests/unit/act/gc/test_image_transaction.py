@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from nodeagent.act.gc import collector as collect
 from nodeagent.act.gc.outcomes import Outcome, PassReport
+from nodeagent.act.gc.removal_recovery import RemovalRecovery
 from nodeagent.errors import NodeAgentError
 from nodeagent.host.lock import process_lock
 from nodeagent.plan.gc.scope import Scope
@@ -215,3 +216,50 @@ async def test_open_removal_is_listed_with_its_expiry(rig: Opener) -> None:
         (lease,) = made.node.store.leases
         assert lease in text
         assert "containerd deletes it after" in text
+
+
+async def test_cancelled_removal_restores_all_names_at_once(rig: Opener) -> None:
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        before = set(made.node.store.names)
+        last = preview.removals[-1].id
+        made.server.faults.delay("Images.Delete", target=last)
+        work = asyncio.ensure_future(made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1))
+        await made.server.faults.arrival("Images.Delete", last)
+        work.cancel()
+        with suppress(asyncio.CancelledError):
+            await work
+        assert set(made.node.store.names) == before
+        made.node.delete_image_name(last)  # the cancelled deletion takes effect late
+        made.node.collect_garbage()
+        await made.recovery.run()
+        assert set(made.node.store.names) == before
+        assert not made.node.store.leases
+
+
+async def test_deletion_that_timed_out_restores_the_batch_and_keeps_the_lease_until_the_next_pass(rig: Opener) -> None:
+    async with rig(bulk=True, deadlines={"images.Delete": 0.5}) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        before = set(made.node.store.names)
+        late = preview.removals[0].id
+        made.server.faults.delay("Images.Delete", target=late)
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
+        assert Outcome.DONE not in outcomes(report).values()
+        made.node.delete_image_name(late)
+        made.node.collect_garbage()
+        await made.recovery.run()
+        assert set(made.node.store.names) == before
+        assert not made.node.store.leases
+
+
+async def test_recent_removal_is_not_restored_without_the_lock(rig: Opener, tmp_path: Path) -> None:
+    async with rig(bulk=True) as made:
+        made.server.faults.fail("Leases.Delete", times=1, status="UNAVAILABLE")
+        await remove_all(made)
+        recovery = RemovalRecovery(made.storage, tmp_path / "occupied" / "pass.lock", made.node.clock)
+        (tmp_path / "occupied").write_text("")
+        await recovery.run()
+        assert made.node.store.leases
+        made.node.advance(3600)
+        await recovery.run()
+        assert not made.node.store.leases
