@@ -123,7 +123,7 @@ def display_width(text: str) -> int:
     Wide and fullwidth characters occupy two cells, combining marks and the trailing letters of a Hangul syllable none.
     Source: Unicode, East_Asian_Width (UAX 11).
     """
-    if text.isascii():
+    if text.replace(ELLIPSIS, ".").isascii():  # texts that were cut are many
         return len(text)
     return sum(map(_character_width, text))
 
@@ -166,6 +166,8 @@ def _fit_path(text: str, cells: int) -> str:
 
 
 def _head(text: str, cells: int) -> str:
+    if text.isascii():
+        return text[:cells]
     used = 0
     for position, character in enumerate(text):
         used += _character_width(character)
@@ -175,6 +177,8 @@ def _head(text: str, cells: int) -> str:
 
 
 def _tail(text: str, cells: int) -> str:
+    if text.isascii():
+        return text[max(0, len(text) - cells) :]
     start, used = len(text), 0
     for position in range(len(text) - 1, -1, -1):
         width = _character_width(text[position])

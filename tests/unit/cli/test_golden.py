@@ -143,6 +143,11 @@ def node() -> Iterator[Node]:
 
 
 @pytest.fixture(autouse=True)
+def _as_root(node: Node) -> None:
+    node.peer[0] = ROOT
+
+
+@pytest.fixture(autouse=True)
 def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -223,6 +228,7 @@ def test_every_reference_is_found_in_a_pipe(node: Node) -> None:
 )
 def test_json_has_exactly_the_fields_of_its_published_schema(node: Node, command: str) -> None:
     ended = in_pipe(*command.split(), "-o", "json", "--config", str(node.config))
+    assert ended.out, ended.err
     printed = json.loads(ended.out)
     (kind,) = [each for each in documents(Document) if each.__struct_config__.tag == printed["schema"]]
     assert json.loads(encode(decode(ended.out, kind))) == printed
