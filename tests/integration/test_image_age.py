@@ -40,14 +40,15 @@ INTERVAL_S = 300.0
 
 
 class AheadClock:
-    """Clocks of the machine, both advanced by the simulated time."""
+    """Clocks of the machine, both advanced by the simulated time, and the wall clock by its error."""
 
     def __init__(self) -> None:
         self._system = SystemClock()
         self.ahead_s = 0.0
+        self.wall_ahead_s = 0.0
 
     def now(self) -> datetime:
-        return self._system.now() + timedelta(seconds=self.ahead_s)
+        return self._system.now() + timedelta(seconds=self.ahead_s + self.wall_ahead_s)
 
     def monotonic_s(self) -> float:
         return self._system.monotonic_s() + self.ahead_s
@@ -109,8 +110,36 @@ def node(containerd_factory: ContainerdFactory) -> Iterator[Node]:
 def test_image_used_a_second_before_is_kept_with_a_fresh_state_directory(node: Node) -> None:
     node.use()
     decided = asyncio.run(node.make_pass())
-    assert (decided[JOB], decided[UNUSED]) == ("age-not-observed", "age-not-observed")
+    assert (decided[JOB], decided[UNUSED]) == ("threshold-disabled", "threshold-disabled")  # observed since now
     assert node.tags() == {JOB, UNUSED}
+
+
+def test_dead_pod_and_images_are_kept_after_a_jump_of_ten_years(node: Node) -> None:
+    """Real containers have the time of the machine; the wall clock of the agent jumps."""
+
+    async def passes(agent: Agent, seconds: float) -> set[str]:
+        removed: set[str] = set()
+        for _ in range(round(seconds / 60)):
+            preview = await agent.collector.preview(Scope.ALL)
+            report = await agent.run(preview, trigger="test", stop=asyncio.Event())
+            removed |= {each.decision.kind.value for each in report.removed}
+            node.clock.ahead_s += 60
+        return removed
+
+    async def scenario() -> None:
+        async with open_agent(load_settings(node.config, {}), record=True, dry_run=False, clock=node.clock) as agent:
+            await passes(agent, 120)
+            sandbox = node.pods.run_sandbox("dead", namespace="batch")
+            node.pods.wait_exited(node.pods.run_container(sandbox, "dead", JOB, ["sh", "-c", "echo done"]))
+            node.pods.stop_sandbox(sandbox)
+            node.clock.wall_ahead_s = 3650 * DAY_S
+            assert await passes(agent, 600) == set()
+            node.clock.wall_ahead_s = 0.0
+            assert await passes(agent, 600) == set()
+            assert await passes(agent, 600) == {"container", "sandbox"}
+            assert node.tags() == {JOB, UNUSED}
+
+    asyncio.run(scenario())
 
 
 def test_image_used_a_second_before_is_kept_by_a_command_with_a_short_age(node: Node) -> None:
