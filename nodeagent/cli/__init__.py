@@ -4,7 +4,10 @@
 whose options are declared in ``options``. The implementation of each command is a module here. Its imports are deferred
 until the command runs: the import of all of them takes longer than most commands.
 
-A user other than root reads and acts through the running agent (``control_client``); for root the
-commands use the planners of the daemon. Names of items are printed through ``output`` or ``terminal``, which escape
-them.
+A command that reads is answered by the running daemon (``reading``), otherwise it makes the same document from the node
+(``local_reading``); it prints the JSON of that document. Common command lines are matched without the parser
+(``quick``), since the import of the parser, of the types of the documents and of the clients of the runtime takes most
+of a command's time; ``tests/unit/cli/test_imports.py`` lists the modules that each command does without. A user other
+than root also acts through the daemon (``control_client``); for root the commands that act use the planners of the
+daemon. Names of items are printed through ``output`` or ``display``, which escape them.
 """

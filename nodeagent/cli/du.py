@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from nodeagent.api.client import ANSWER_WITHIN_S
 from nodeagent.api.gc import DiskUsage
 from nodeagent.cli.display import Line, filled_cells, standard_output
 from nodeagent.cli.plan_view import usage_line
-from nodeagent.cli.reading import print_document, read, typed
+from nodeagent.cli.reading import OBSERVED_WITHIN_S, print_document, read, typed
 from nodeagent.cli.table import Heading, Table
 from nodeagent.cli.values import short_reference, size_cell
 from nodeagent.errors import UsageError
@@ -69,7 +68,7 @@ def show(source: Source, form: str, *, details: bool, timeout: str) -> None:
         return await measure_disk_usage(agent, within_s)
 
     fields = {"within_seconds": within_s}
-    document = read("DiskUsage", fields, source, measure, within_s=within_s + ANSWER_WITHIN_S)
+    document = read("DiskUsage", fields, source, measure, within_s=within_s + OBSERVED_WITHIN_S)
     if form != "table":
         print_document(document, form)
         return

@@ -21,6 +21,7 @@ from nodeagent.cli.display import standard_output
 from nodeagent.cli.exit_codes import ExitCode, pass_exit_code
 from nodeagent.cli.output import say, warn
 from nodeagent.cli.plan_view import preview_lines, report_lines
+from nodeagent.cli.reading import OBSERVED_WITHIN_S
 from nodeagent.cli.session import load_settings, open_for_command, run_async
 from nodeagent.clock import SystemClock
 from nodeagent.errors import NodeAgentError, StoreError, UsageError
@@ -85,7 +86,8 @@ def _collect_through_agent(request: Request, agent: ControlConnection) -> ExitCo
     """Preview through the running agent and, unless it is a dry run or declined, request the removals."""
     saved: str | None = None
     if not request.yes or request.dry_run:
-        document = agent.call("Plan", documents.Preview, {"scope": request.scope})
+        fields = {"scope": request.scope}
+        document = agent.call("Plan", documents.Preview, fields, within_s=OBSERVED_WITHIN_S)
         preview = show_document(request, document)
         predicted = predicted_exit_code(preview)
         if request.dry_run or (predicted is ExitCode.DONE and not preview.acts):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from nodeagent.api.client import ANSWER_WITHIN_S, ControlClient, DaemonAbsentError
+from nodeagent.api.client import ControlClient, DaemonAbsentError
 from nodeagent.api.light import parse_document
 from nodeagent.api.operations import OPERATIONS
 from nodeagent.cli import control_client
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 
 D = TypeVar("D", bound="Document")
+OBSERVED_WITHIN_S: Final = 300.0
+"""Time limit of an answer that needs an observation of the node, and waits for those of other users."""
 
 
 def read(
@@ -35,7 +37,7 @@ def read(
     source: Source,
     local: ReadNode,
     *,
-    within_s: float = ANSWER_WITHIN_S,
+    within_s: float = OBSERVED_WITHIN_S,
 ) -> dict[str, Any]:
     """Return the document of an operation as its JSON object.
 
@@ -54,7 +56,7 @@ def read(
 
 
 def ask(
-    operation: str, fields: Mapping[str, object], source: Source, *, within_s: float = ANSWER_WITHIN_S
+    operation: str, fields: Mapping[str, object], source: Source, *, within_s: float = OBSERVED_WITHIN_S
 ) -> dict[str, Any] | None:
     """Return the daemon's document as its JSON object; ``None`` if the command reads the node directly.
 

@@ -12,6 +12,7 @@ from tests.bench import (
     bench_planner,
     bench_pods,
     bench_shutdown,
+    bench_start,
     bench_wake,
 )
 
@@ -50,6 +51,11 @@ except SystemExit as ended:
     print(f"exit {ended.code}")
 print("\nagent", flush=True)
 bench_agent.main()
+print("\nstart of commands", flush=True)
+try:
+    bench_start.main()
+except SystemExit as ended:
+    print(f"exit {ended.code}")
 print("\nbulk removal on a real containerd", flush=True)
 if os.geteuid() == 0:
     bench_bulk.main()
