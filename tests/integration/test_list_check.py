@@ -1,0 +1,92 @@
+"""Cross-checks of the lists of a real containerd: hidden containers are contradictions, changes of the node are not."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.act.agent import open_agent
+from nodeagent.act.gc.outcomes import PassEnd
+from nodeagent.cli.session import load_settings
+from nodeagent.plan.gc.scope import Scope
+from nodeagent.runtime.cri import CriClient
+from tests.support.containerd import LoopFs
+from tests.support.worn_node import USED_DEAD, USED_RUNNING, WornNode, wear
+
+if TYPE_CHECKING:
+    from nodeagent.model import Container
+    from tests.integration.conftest import ContainerdFactory
+
+pytestmark = pytest.mark.real
+
+CRI_ALONE = {"runtime.containerd_api": "off"}
+READINGS = 15
+
+
+@pytest.fixture
+def worn(containerd_factory: ContainerdFactory) -> WornNode:
+    return wear(containerd_factory(imagefs=LoopFs(420, "ext4")))
+
+
+def test_churn_of_pods_and_a_forced_image_removal_are_no_contradiction(worn: WornNode) -> None:
+    stop = threading.Event()
+    made: list[object] = []
+
+    def churn() -> None:
+        while not stop.is_set():
+            sandbox = worn.pods.run_sandbox(f"churn-{len(made)}", namespace="shop")
+            worn.pods.run_container(sandbox, "main", USED_DEAD)
+            worn.pods.remove_sandbox(sandbox)
+            made.append(sandbox)
+
+    async def observe() -> None:
+        for sources in (CRI_ALONE, {}):
+            settings = load_settings(worn.config, {"image_gc.minimum_age": worn.minimum_age, **sources})
+            async with open_agent(settings, record=False, dry_run=True) as agent:
+                for number in range(READINGS):
+                    snapshot = await agent.observer.observe((Scope.CONTAINERS, Scope.ALL)[number % 2])
+                    assert snapshot.contradictions == ()
+
+    worn.pods.remove_image(USED_RUNNING)  # containerd removes the image of a running container
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        asyncio.run(observe())
+    finally:
+        stop.set()
+        thread.join()
+    assert len(made) > 2
+
+
+@pytest.mark.parametrize("sources", [CRI_ALONE, {}], ids=["CRI alone", "containerd"])
+def test_running_container_missing_in_the_first_list_is_found_by_its_cgroup_and_nothing_is_removed(
+    worn: WornNode, monkeypatch: pytest.MonkeyPatch, sources: dict[str, str]
+) -> None:
+    assert worn.running is not None
+    hidden = worn.running.id
+    before = sorted(each.id for each in worn.pods.list_images())
+    listed = CriClient.list_containers
+
+    async def incomplete(client: CriClient) -> tuple[Container, ...]:
+        return tuple(each for each in await listed(client) if each.id != hidden)
+
+    monkeypatch.setattr(CriClient, "list_containers", incomplete)
+
+    async def run() -> None:
+        settings = load_settings(worn.config, {"image_gc.minimum_age": worn.minimum_age, **sources})
+        async with open_agent(settings, record=False, dry_run=False) as agent:
+            preview = await agent.collector.preview(Scope.ALL)
+            (contradiction,) = preview.snapshot.contradictions
+            assert contradiction.detail.startswith(f"container {hidden[:12]} is not listed")
+            report = await agent.run(preview, trigger="test", stop=asyncio.Event())
+            assert (report.end, report.results) == (PassEnd.REFUSED, ())
+            monkeypatch.undo()
+            preview = await agent.collector.preview(Scope.ALL)
+            assert preview.snapshot.contradictions == ()
+            assert preview.removals
+
+    asyncio.run(run())
+    assert sorted(each.id for each in worn.pods.list_images()) == before
