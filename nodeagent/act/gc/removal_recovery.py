@@ -6,6 +6,7 @@ A lease that exists means that the removal was not decided, so the names are res
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -22,13 +23,19 @@ if TYPE_CHECKING:
 
 
 _LONGEST_REMOVAL: Final = timedelta(minutes=15)
+_STABLE_S: Final = 3.0
+_MAX_ROUNDS: Final = 5
 
 
 class RemovalRecovery:
     """Restores the images of interrupted removals; at the start of the daemon and before each pass."""
 
-    def __init__(self, storage: StorageBackend, lock_path: Path, clock: Clock) -> None:
-        """Restore on ``storage``, under the lock of the node's passes."""
+    def __init__(self, storage: StorageBackend, lock_path: Path, clock: Clock, *, stable_s: float = _STABLE_S) -> None:
+        """Restore on ``storage``, under the lock of the node's passes.
+
+        ``stable_s`` is the time for which all names have to be present before a lease is released.
+        """
+        self._stable_s = stable_s
         self._storage = storage
         self._clock = clock
         self._lock_path = lock_path
@@ -77,14 +84,28 @@ class RemovalRecovery:
         """Return whether a removal may be in progress in another process; needed only without the lock."""
         return removal.opened_at is None or removal.opened_at > self._clock.now() - _LONGEST_REMOVAL
 
-    @staticmethod
-    async def _restore(leases: ImageLeases, removal: OpenRemoval) -> str:
-        results = (await leases.restore(removal.names)).values()
-        created = [name for each in results for name in each.created]
-        lost = [name for each in results for name in each.lost]
+    async def _restore(self, leases: ImageLeases, removal: OpenRemoval) -> str:
+        """Restore the names of a removal and release its lease; return a sentence.
+
+        Deletions that the interrupted process had sent can still take effect after its end. The lease is released only
+        once all names were present for ``stable_s`` seconds.
+        """
+        created: dict[str, None] = {}
+        for _ in range(_MAX_ROUNDS):
+            results = (await leases.restore(removal.names)).values()
+            created |= dict.fromkeys(name for each in results for name in each.created)
+            await asyncio.sleep(self._stable_s)
+            results = (await leases.restore(removal.names)).values()
+            again = [name for each in results for name in each.created]
+            created |= dict.fromkeys(again)
+            if not again:
+                break
+        else:
+            return f"removal {removal.lease_id} was interrupted: image names are deleted again; lease kept"
         if removal.damaged:  # the content remains until the lease expires
             return f"removal {removal.lease_id} was interrupted and its record is damaged; lease kept until it expires"
         await leases.release(removal.lease_id, sync=False)
+        lost = [name for each in results for name in each.lost]
         text = (
             f"removal {removal.lease_id} was interrupted: {len(created)} of {len(removal.names)} image names restored"
         )

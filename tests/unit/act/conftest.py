@@ -99,7 +99,7 @@ def rig(tmp_path: Path) -> Opener:
             removers = RemoverFactory(
                 cri, storage, logs, node.clock, read_holds, observer.find_unreferenced, bulk=bulk, settle_s=settle_s
             )
-            recovery = RemovalRecovery(storage, tmp_path / "pass.lock", node.clock)
+            recovery = RemovalRecovery(storage, tmp_path / "pass.lock", node.clock, stable_s=0.0)
             collector = Collector(
                 observer,
                 removers,

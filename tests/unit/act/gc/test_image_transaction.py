@@ -256,10 +256,26 @@ async def test_recent_removal_is_not_restored_without_the_lock(rig: Opener, tmp_
     async with rig(bulk=True) as made:
         made.server.faults.fail("Leases.Delete", times=1, status="UNAVAILABLE")
         await remove_all(made)
-        recovery = RemovalRecovery(made.storage, tmp_path / "occupied" / "pass.lock", made.node.clock)
+        recovery = RemovalRecovery(made.storage, tmp_path / "occupied" / "pass.lock", made.node.clock, stable_s=0.0)
         (tmp_path / "occupied").write_text("")
         await recovery.run()
         assert made.node.store.leases
         made.node.advance(3600)
         await recovery.run()
+        assert not made.node.store.leases
+
+
+async def test_name_deleted_late_by_the_interrupted_process_is_restored_before_the_lease_is_released(
+    rig: Opener,
+) -> None:
+    async with rig(bulk=True) as made:
+        before = set(made.node.store.names)
+        made.server.faults.fail("Leases.Delete", times=1, status="UNAVAILABLE")
+        report = await remove_all(made)
+        late = report.results[0].decision.id
+        delete = partial(made.node.delete_image_name, late)
+        made.server.faults.after("Images.Create", delete, target=late, times=1)
+        await made.recovery.run()
+        made.node.collect_garbage()
+        assert set(made.node.store.names) == before
         assert not made.node.store.leases
