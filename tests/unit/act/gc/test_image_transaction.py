@@ -279,3 +279,24 @@ async def test_name_deleted_late_by_the_interrupted_process_is_restored_before_t
         made.node.collect_garbage()
         assert set(made.node.store.names) == before
         assert not made.node.store.leases
+
+
+@pytest.mark.parametrize(
+    ("change", "is_pull"),
+    [({"labels": {"edited": "yes"}}, False), ({"created_at": None}, True)],
+    ids=["label-edit", "new-creation"],
+)
+async def test_first_detection_follows_a_pull_and_no_label_edit(
+    rig: Opener, change: dict[str, object], is_pull: bool
+) -> None:
+    async with rig() as made:
+        first = (await made.collector.preview(Scope.IMAGES)).snapshot.image_usage
+        image_id = next(iter(made.node.images))
+        made.node.advance(3600)
+        if is_pull:
+            change = {"created_at": made.node.now}
+        name = replace(made.node.store.names[image_id], updated_at=made.node.now, **change)  # type: ignore[arg-type]
+        made.node.set_name(name)
+        again = (await made.collector.preview(Scope.IMAGES)).snapshot.image_usage
+        expected = made.node.now if is_pull else first[image_id].first_detected
+        assert again[image_id].first_detected == expected
