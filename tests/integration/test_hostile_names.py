@@ -51,7 +51,7 @@ def node(containerd_factory: ContainerdFactory) -> Containerd:
     (made.base / "config.toml.agent").write_text(
         f'role = "standalone"\n[runtime]\nendpoint = "unix://{made.socket}"\n[state]\ndirectory = "{made.base}/state"\n'
         f'[container_gc]\npod_log_root = "{made.log_root}"\ncontainer_log_root = "{links}"\n'
-        'minimum_age = "0s"\nmax_per_pod_container = 0\n'
+        'minimum_age = "0s"\nlog_minimum_age = "0s"\nmax_per_pod_container = 0\n'
     )
     return made
 
