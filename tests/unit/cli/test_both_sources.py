@@ -46,7 +46,7 @@ READING = {
 """The operation that answers each reading command that has ``--direct``."""
 VOLATILE = re.compile(
     r"_at$|^(id|available|available_bytes|inodes_free|used_percent|pod_memory_bytes|distance|change_per_s|held_s)$"
-    r"|^(observed_since|first_detected|last_used|seconds_left)$"
+    r"|^(observed_since|first_detected|last_used|seconds_left|age_s|unused_s|observed_s)$"
 )
 """Readings and times that differ from one observation to the next."""
 
