@@ -160,7 +160,8 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
         containers = await self._with_details(lists.containers, sandboxes, info, scope)
         containers += unlisted_containers(stored or (), containers, sandboxes)
         writable = await self._dead_layers.read(containers, warnings) if scope is not Scope.IMAGES else {}
-        directories = await self._log_trees.read(directories, sandboxes)
+        if scope is not Scope.IMAGES:  # a reading without directories would forget the unchanged trees
+            directories = await self._log_trees.read(directories, sandboxes)
         role = await self._read_role()  # read last, since a kubelet may have started during the observation
         snapshot = NodeSnapshot(
             observed_at=at.wall,

@@ -131,6 +131,17 @@ async def test_unknown_openers_require_two_equal_readings_one_period_apart(
         assert await remove(made) == (Outcome.DONE, "")
 
 
+async def test_observation_of_images_keeps_the_readings_of_logs(rig: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_trees, "find_openers", lambda *_: (LogOpeners.UNKNOWN, "no file lease"))
+    async with rig(policy=NO_AGE) as made:
+        write_log(made)
+        assert (await decide(made)).reason.code == "log-openers-unknown"
+        made.node.clock.advance(30)
+        await made.collector.preview(Scope.IMAGES)
+        made.node.clock.advance(30)
+        assert (await decide(made)).reason.code == "pod-deleted"
+
+
 async def test_unreached_trees_are_incomplete(tmp_path: Path) -> None:
     class Slow(SystemClock):
         def __init__(self) -> None:
