@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.model import Hold
+    from nodeagent.observe.snapshot_sources import NodeMemory
     from nodeagent.sim.node import SimNode
 
     Opener = Callable[..., AbstractAsyncContextManager["Rig"]]
@@ -65,6 +66,7 @@ def rig(tmp_path: Path) -> Opener:
         containerd_api: bool | None = None,
         settle_s: float = 0.0,
         read_holds: Callable[[], tuple[Hold, ...]] = tuple,
+        memory: NodeMemory | None = None,
     ) -> AsyncIterator[Rig]:
         scenario = example_node()
         node = scenario.node
@@ -90,7 +92,7 @@ def rig(tmp_path: Path) -> Opener:
                 clock=node.clock,
                 read_boot_id=str,
                 read_filesystem=read,
-                memory=SimMemory(),
+                memory=memory or SimMemory(),
                 read_holds=read_holds,
                 read_role=standalone,
                 find_running=lambda _known: (frozenset(), False),

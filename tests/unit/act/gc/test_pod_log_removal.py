@@ -20,6 +20,7 @@ from nodeagent.observe.log_trees import LogTreeReadings
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.gc.pod_logs import PodLogPolicy
 from nodeagent.plan.gc.scope import Scope
+from nodeagent.store import Store
 from tests.unit.act.conftest import POLICY
 
 if TYPE_CHECKING:
@@ -140,6 +141,23 @@ async def test_observation_of_images_keeps_the_readings_of_logs(rig: Opener, mon
         await made.collector.preview(Scope.IMAGES)
         made.node.clock.advance(30)
         assert (await decide(made)).reason.code == "pod-deleted"
+
+
+async def test_unchanged_log_with_a_time_in_the_future_is_removed_at_the_minimum_age(
+    rig: Opener, tmp_path: Path
+) -> None:
+    async with rig(memory=Store(tmp_path / "state")) as made:
+        log = write_log(made)
+        future_s = made.node.now.timestamp() + 365 * 86_400
+        os.utime(log, (future_s, future_s))
+        assert (await decide(made)).reason.code == "modified-recently"
+        made.node.clock.advance(OLD_S)
+        outcome, detail = await remove(made, lambda: log.write_text("more\n"))
+        assert (outcome, detail[:14]) == (Outcome.CHANGED, "kept: changed ")
+        os.utime(log, (future_s, future_s))
+        assert (await decide(made)).reason.code == "modified-recently"
+        made.node.clock.advance(OLD_S)
+        assert await remove(made) == (Outcome.DONE, "")
 
 
 async def test_unreached_trees_are_incomplete(tmp_path: Path) -> None:
