@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from nodeagent.errors import ObservationError, RuntimeRequestError, RuntimeUnavailableError
 from nodeagent.runtime.containerd_records import LeasedResource, decode_encoded_image
 from nodeagent.runtime.metadata_graph import CONTENT, EXPIRE, run_bounded
 
@@ -119,17 +120,26 @@ class ImageLeases:
             names: the names that will be deleted.
             further: pieces of the images that no label references from a target.
             window: time after which containerd deletes the lease by itself.
+
+        Raises:
+            ObservationError: the lease could not be completed, nor deleted. Its names must not be deleted: the next
+                pass restores them.
         """
         lease_id = f"nodeagent-removal-{secrets.token_hex(8)}"
         expires = (self._clock.now() + window).isoformat(timespec="seconds").replace("+00:00", "Z")
-        await self._client.create_lease(lease_id, {EXPIRE: expires, **encode_names(names)})
         targets = dict.fromkeys(LeasedResource(each.stored.target, CONTENT) for each in names)
         try:
+            await self._client.create_lease(lease_id, {EXPIRE: expires, **encode_names(names)})
             await run_bounded(
                 lambda resource: self._client.add_lease_resource(lease_id, resource), [*targets, *further]
             )
-        except BaseException:
-            await asyncio.shield(self._client.delete_lease(lease_id, sync=False))
+        except RuntimeUnavailableError:
+            raise
+        except BaseException as error:
+            try:
+                await asyncio.shield(self._client.delete_lease(lease_id, sync=False))
+            except RuntimeRequestError as failure:
+                raise ObservationError(f"cannot lease the images ({error}), nor delete the lease: {failure}") from error
             raise
         return lease_id
 

@@ -26,7 +26,7 @@ from nodeagent.runtime.image_leases import MAX_LABELS_BYTES, ImageName
 from nodeagent.runtime.metadata_graph import SNAPSHOTS, run_bounded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 
     from nodeagent.act.gc.removers import RuntimeActions
     from nodeagent.clock import Clock
@@ -46,6 +46,7 @@ BATCH: Final = 200
 WINDOW: Final = timedelta(hours=24)
 """Lifetime of the lease of an interrupted transaction, as for containerd's own operations."""
 
+_LONG_WINDOW: Final = timedelta(days=36_500)
 _UNDO_WITHIN_S: Final = 5.0
 _LISTED_WITHIN_S: Final = 20.0  # containerd 2's CRI service processes hundreds of deletions with seconds of delay
 _FIRST_WAIT_S: Final = 0.02
@@ -181,6 +182,7 @@ class TransactionalImageRemover(ImageRemover):
             for image_id, own in names.items()
         }
         kept = await self._keep_reasons(images, decisions) if images else {}
+        owners = _owners_by_target(listed.values(), stored)
         results: dict[str, Result | NodeAgentError] = {}
         candidates: list[_Candidate] = []
         recorded_bytes = 0
@@ -191,7 +193,11 @@ class TransactionalImageRemover(ImageRemover):
                 continue
             own = names[image.id]
             recorded_bytes += sum(len(each.encoded) for each in own) * 4 // 3
-            reason = kept.get(image.id) or changed_since(self._template.observed_at, (each.stored for each in own))
+            reason = (
+                kept.get(image.id)
+                or changed_since(self._template.observed_at, (each.stored for each in own))
+                or _conflict(image.id, own, owners)
+            )
             if reason:
                 results[decision.id] = Result(decision, Outcome.CHANGED, f"kept: {reason}")
             elif not any(each.is_id for each in own) or recorded_bytes > MAX_LABELS_BYTES:
@@ -207,7 +213,7 @@ class TransactionalImageRemover(ImageRemover):
         names = [name for each in candidates for name in each.names]
         further = dict.fromkeys(piece for each in extents.values() for piece in each.further)
         try:
-            lease_id = await self._records.leases.open(names, further, window=WINDOW)
+            lease_id = await self._records.leases.open(names, further, window=self._window)
         except RuntimeUnavailableError:
             raise
         except RuntimeRequestError:  # such as a full disk: nothing was deleted yet
@@ -230,6 +236,12 @@ class TransactionalImageRemover(ImageRemover):
             return transaction.results
         await self._release(transaction)
         return transaction.results
+
+    @property
+    def _window(self) -> timedelta:
+        """The lifetime of a lease; it must not end early by a correction of an implausible wall clock."""
+        clock = self._template.clock
+        return WINDOW if not clock.problem and clock.untrusted_until is None else _LONG_WINDOW
 
     async def _undo(self, names: Sequence[ImageName]) -> None:
         """Restore all names, within a bounded time.
@@ -320,8 +332,11 @@ class TransactionalImageRemover(ImageRemover):
         restored = await self._records.leases.restore(name for each in kept for name in each.names)
         for candidate in kept:
             image_id, decision = candidate.image.id, candidate.decision
-            detail = f"kept: {transaction.keep[image_id]}; {_restored_text(restored[image_id])}"
-            transaction.results.setdefault(decision.id, Result(decision, Outcome.CHANGED, detail))
+            names = restored[image_id]
+            outcome = Outcome.FAILED if names.lost else Outcome.CHANGED
+            detail = f"kept: {transaction.keep[image_id]}; {_restored_text(names)}"
+            if names.lost or decision.id not in transaction.results:
+                transaction.results[decision.id] = Result(decision, outcome, detail)
 
     async def _release(self, transaction: _Transaction) -> None:
         """Delete the lease, which decides the removal, and wait for the garbage collection."""
@@ -405,6 +420,34 @@ def _names_by_image(
         own = [each for target in sorted(targets) for each in by_target[target]]
         found[image.id] = tuple(ImageName(image.id, name, encoded) for name, encoded in own)
     return found
+
+
+def _owners_by_target(
+    images: Iterable[Image], stored: Mapping[str, tuple[StoredImage, bytes]]
+) -> dict[str, frozenset[str]]:
+    """Return the ids of the images to which CRI attributes a name of each target."""
+    owners: dict[str, set[str]] = {}
+    for image in images:
+        for name in (*image.references, image.id):
+            if name in stored:
+                owners.setdefault(stored[name][0].target, set()).add(image.id)
+    for name, (record, _) in stored.items():
+        if name.startswith("sha256:"):  # an image that CRI stores, but does not list yet
+            owners.setdefault(record.target, set()).add(name)
+    return {target: frozenset(each) for target, each in owners.items()}
+
+
+def _conflict(image_id: str, own: Sequence[ImageName], owners: Mapping[str, frozenset[str]]) -> str:
+    """Return the reason to keep an image one of whose names belongs to another image by now; empty normally.
+
+    CRI processes the move of a tag with a delay and attributes it to the old image until then. The names of its new
+    target are those of the other image, which can be in use.
+    """
+    for each in own:
+        others = owners.get(each.stored.target, frozenset()) - {image_id}
+        if others:
+            return f"{each.stored.name} refers to image {min(others)[:19]} as well, or was moved to it"
+    return ""
 
 
 def _identity(name: StoredImage) -> tuple[object, ...]:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from nodeagent._proto.runtime.v1 import api_pb2
 from nodeagent.act.gc import collector as collect
 from nodeagent.act.gc.outcomes import Outcome, PassReport
 from nodeagent.act.gc.removal_recovery import RemovalRecovery
@@ -24,6 +25,8 @@ from nodeagent.sim.store import Lease, RefusedError, Snapshot, SnapshotKind
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from google.protobuf.message import Message
 
     from tests.unit.act.conftest import Opener, Rig
 
@@ -300,3 +303,50 @@ async def test_first_detection_follows_a_pull_and_no_label_edit(
         again = (await made.collector.preview(Scope.IMAGES)).snapshot.image_usage
         expected = made.node.now if is_pull else first[image_id].first_detected
         assert again[image_id].first_detected == expected
+
+
+async def test_tag_moved_to_a_used_image_but_listed_with_the_old_one_leaves_the_used_image_whole(rig: Opener) -> None:
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        old = preview.removals[0].id
+        used = next(each.id for each in preview.snapshot.images if made.node.users_of(each.id))
+        tag = next(name for name in made.node.names_of(old) if "@" not in name and name != old)
+        before = set(made.node.names_of(used))
+        made.node.set_name(replace(made.node.store.names[tag], target=made.node.store.names[used].target))
+
+        def listed_late(response: Message) -> Message:
+            assert isinstance(response, api_pb2.ListImagesResponse)
+            late = api_pb2.ListImagesResponse()
+            late.CopyFrom(response)
+            for image in late.images:
+                if image.id == used:
+                    image.repo_tags.remove(tag)
+                if image.id == old:
+                    image.repo_tags.append(tag)
+            return late
+
+        made.server.faults.alter("ListImages", listed_late)
+        made.node.advance(60)
+        report = await remove_all(made)
+        assert outcomes(report)[old] is Outcome.CHANGED
+        assert set(made.node.names_of(used)) == before | {tag}
+
+
+async def test_image_whose_content_vanished_during_the_removal_is_a_failure(rig: Opener) -> None:
+    async with rig(bulk=True) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        victim = preview.removals[0]
+        made.server.faults.before("Snapshots.List", begin_creation(made, victim.id))
+        made.server.faults.fail("Content.Info", status="NOT_FOUND", times=None)
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
+        assert outcomes(report)[victim.id] is Outcome.FAILED
+
+
+async def test_lease_that_cannot_be_completed_nor_deleted_removes_nothing(rig: Opener) -> None:
+    async with rig(bulk=True) as made:
+        before = set(made.node.store.names)
+        made.server.faults.fail("Leases.AddResource", times=None)
+        made.server.faults.fail("Leases.Delete", times=None)
+        report = await remove_all(made)
+        assert set(outcomes(report).values()) == {Outcome.FAILED}
+        assert set(made.node.store.names) == before
