@@ -195,7 +195,7 @@ class TransactionalImageRemover(ImageRemover):
             recorded_bytes += sum(len(each.encoded) for each in own) * 4 // 3
             reason = (
                 kept.get(image.id)
-                or changed_since(self._template.observed_at, (each.stored for each in own))
+                or changed_since(self._template.observed_at, (each.stored for each in own), self._clock.now())
                 or _conflict(image.id, own, owners)
             )
             if reason:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from nodeagent.runtime.containerd_records import StoredImage
 
 
+_CLOCK_TOLERANCE: Final = timedelta(minutes=1)
 LONGEST_UNOBSERVED_S: Final = 600.0
 """Maximum age of a plan for removals by age: use that began and ended since the plan was not observed."""
 
@@ -132,7 +133,7 @@ class ImageRemover:
         if image is None:
             return Result(decision, Outcome.GONE, "already removed")
         kept = await self._keep_reasons({image.id: image}, [decision])
-        reason = kept.get(image.id) or changed_since(self._template.observed_at, names)
+        reason = kept.get(image.id) or changed_since(self._template.observed_at, names, self._clock.now())
         if reason:
             return Result(decision, Outcome.CHANGED, f"kept: {reason}")
         return await self._delete(image, decision)
@@ -352,14 +353,16 @@ async def _leftover_layer(reader: FreshReader, container_id: str) -> str:
     return f"snapshot {container_id[:12]} remains; see nodeagent gc leaks" if remains else ""
 
 
-def changed_since(observed_at: datetime, names: Iterable[StoredImage]) -> str:
+def changed_since(observed_at: datetime, names: Iterable[StoredImage], now: datetime) -> str:
     """Return the reason to keep an image with these names if one of them changed after ``observed_at``; else empty.
 
-    The plan's usage of the image is then out of date: a pull is followed by the creation of a container.
+    The plan's usage of the image is then out of date: a pull is followed by the creation of a container. A time after
+    ``now`` is from before a correction of the wall clock.
     """
+    latest = now + _CLOCK_TOLERANCE
     for each in names:
         stamps = [stamp.at for stamp in (each.created, each.updated) if stamp.at is not None]
-        if stamps and max(stamps) > observed_at:
+        if any(observed_at < stamp <= latest for stamp in stamps):
             return "pulled, tagged or labelled since the plan"
     return ""
 
