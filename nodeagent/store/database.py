@@ -18,7 +18,7 @@ from nodeagent.store.clock_record import BUILD_DATE, TOLERANCE_S, ClockReading, 
 from nodeagent.store.image_usage import merge_usage
 from nodeagent.store.item_times import FirstSeen, ItemKey, update_first_seen
 from nodeagent.store.observation import GapLimits, ObservationTracker
-from nodeagent.store.sqlite import BROKEN, BUSY_TIMEOUT_S, check, connect, is_corrupt, micros, quarantine
+from nodeagent.store.sqlite import BROKEN, BUSY_TIMEOUT_S, check, connect, identity, is_corrupt, micros, quarantine
 from nodeagent.store.usage_file import MIGRATIONS, StoredUsage, read_usage, write_usage
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ class Store:
         self._first_seen: dict[ItemKey, FirstSeen] = {}
         self._read_kinds: frozenset[tuple[str, str]] = frozenset()
         self._written: StoredUsage | None = None
+        self._file: tuple[int, int] | None = None
         self._loaded = False
         self._notices: list[str] = []
         self.health = StoreHealth()
@@ -237,7 +238,7 @@ class Store:
         with self._lock:
             if self._read_only or not self._loaded:
                 return
-            with suppress(*BROKEN), closing(connect(self._path, MIGRATIONS)) as connection:
+            with suppress(*BROKEN), closing(self._open_for_writing()) as connection:
                 connection.execute("BEGIN IMMEDIATE")
                 connection.executemany("DELETE FROM snapshot_usage WHERE snapshotter = ? AND key = ?", removed)
                 connection.executemany(
@@ -268,7 +269,8 @@ class Store:
     def _load(self) -> None:
         """Read the file and merge it with the state in memory, which is newer; a corrupt file is quarantined."""
         try:
-            if not _exists(self._path):
+            file = identity(self._path)
+            if file is None:
                 self._loaded = True
                 self.health = StoreHealth()
                 return
@@ -281,7 +283,7 @@ class Store:
         except (OSError, StoreError) as error:
             self._fail(str(error))
             return
-        self._written = stored
+        self._written, self._file = stored, file
         self._merge(stored)
         self._loaded = True
         self.health = StoreHealth()
@@ -306,9 +308,21 @@ class Store:
 
     def _open_for_reading(self) -> sqlite3.Connection:
         """Return a read-only connection, which creates ``-wal`` and ``-shm`` files only to read a ``-wal``."""
-        unfinished = _exists(self._path.with_name(f"{FILE_NAME}-wal"))
+        unfinished = identity(self._path.with_name(f"{FILE_NAME}-wal")) is not None
         uri = f"{self._path.absolute().as_uri()}?{'mode=ro' if unfinished else 'immutable=1'}"
         return sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+
+    def _open_for_writing(self) -> sqlite3.Connection:
+        """Return a connection for writing; after a removal or replacement of the file, the next write is complete."""
+        file = identity(self._path)
+        if self._written is not None and file != self._file:
+            self._written = None
+            self._notices.append(
+                f"state database {self._path} was removed or replaced; writing the complete usage of images from memory"
+            )
+        connection = connect(self._path, MIGRATIONS)
+        self._file = file or identity(self._path)
+        return connection
 
     def _handle_error(self, error: sqlite3.DatabaseError) -> None:
         """Quarantine a corrupt file; otherwise report it as inaccessible."""
@@ -347,7 +361,7 @@ class Store:
             dict(self._usage), self._clock, self._tracker.current, self._tracker.gaps, dict(self._first_seen)
         )
         try:
-            with closing(connect(self._path, MIGRATIONS)) as connection:
+            with closing(self._open_for_writing()) as connection:
                 if self._written is None:
                     check(connection)
                 write_usage(connection, now, self._written)
@@ -386,16 +400,3 @@ def _combined(memory: ImageUsage, file: ImageUsage | None) -> ImageUsage:
     uses = [used for used in (memory.last_used, file.last_used) if used is not None]
     first = min(memory.first_detected, file.first_detected)
     return ImageUsage(first, max(uses, default=None), memory.pulled_at, file.present_since)
-
-
-def _exists(path: Path) -> bool:
-    """Return whether a file exists.
-
-    Raises:
-        OSError: its directory is inaccessible.
-    """
-    try:
-        path.stat()
-    except FileNotFoundError:
-        return False
-    return True

@@ -56,6 +56,19 @@ def connect(path: Path, migrations: Migrations, additions: Sequence[str] = ()) -
     return connection
 
 
+def identity(path: Path) -> tuple[int, int] | None:
+    """Return device and inode of a file; ``None`` if it does not exist.
+
+    Raises:
+        OSError: its directory is inaccessible.
+    """
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def open_for_reading(path: Path) -> sqlite3.Connection:
     """Return a read-only connection to an existing file; ``sqlite3`` raises its errors."""
     uri = f"{path.absolute().as_uri()}?mode=ro"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from nodeagent.store.sqlite import connect
+from nodeagent.store.sqlite import connect, identity
 
 if TYPE_CHECKING:
     import sqlite3
@@ -59,22 +59,13 @@ class WriteConnection:
 
     def _open(self) -> sqlite3.Connection:
         # The inode number of an open file is not reused.
-        if self._connection is not None and self._file == _identity(self._path):
+        if self._connection is not None and self._file == identity(self._path):
             return self._connection
         self.close()
         self._opened += 1
         self._connection = connect(self._path, self._migrations, self._additions)
         self._connection.execute("PRAGMA foreign_keys = ON")
-        self._file = _identity(self._path)
+        self._file = identity(self._path)
         if self._file is None:
             raise FileNotFoundError(2, "deleted during the opening", str(self._path))
         return self._connection
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Return device and inode of a file; ``None`` if it does not exist."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino

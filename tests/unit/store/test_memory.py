@@ -185,6 +185,29 @@ def test_store_continues_in_memory_until_its_directory_is_usable(tmp_path: Path)
     assert Store(directory).usage() == {"a": ImageUsage(T0), "b": ImageUsage(T0 + HOUR)}
 
 
+@pytest.mark.parametrize("replaced", [False, True], ids=["moved away", "replaced by an earlier copy"])
+@pytest.mark.parametrize("with_snapshots", [False, True])
+def test_usage_is_written_completely_after_the_file_was_replaced(
+    tmp_path: Path, replaced: bool, with_snapshots: bool
+) -> None:
+    path, copy = tmp_path / "nodeagent.db", tmp_path / "copy"
+    remember(Store(tmp_path), {"a": None}, (), T0)
+    copy.write_bytes(path.read_bytes())
+    store = Store(tmp_path)
+    remember(store, {"a": None, "b": None}, {"a"}, T0 + HOUR)
+    path.rename(tmp_path / "moved")
+    if replaced:
+        copy.rename(path)
+    if with_snapshots:
+        store.note_snapshot_usage({("overlayfs", "a"): SnapshotFigures(1, 2, 3, 4)}, ())
+    remember(store, {"a": None, "b": None}, (), T0 + 2 * HOUR)
+    (notice,) = store.take_notices()
+    assert "was removed or replaced" in notice
+    assert Store(tmp_path).usage() == {"a": ImageUsage(T0, T0 + HOUR), "b": ImageUsage(T0 + HOUR)}
+    remember(store, {"a": None, "b": None}, (), T0 + 3 * HOUR)
+    assert (store.take_notices(), store.health.persistent) == ((), True)
+
+
 def test_usage_is_kept_while_the_file_is_locked(tmp_path: Path) -> None:
     remember(Store(tmp_path), {"a": None}, (), T0)
     holder = sqlite3.connect(tmp_path / "nodeagent.db", isolation_level=None)
