@@ -154,6 +154,7 @@ def daemon_for_user(
     overrides: Mapping[str, object],
     *,
     root_too: bool = False,
+    direct: bool = False,
     refusal_matters: bool = True,
 ) -> Iterator[ControlConnection | None]:
     """Return a connection to the daemon if the command is a client of it; ``None`` if it reads the node itself.
@@ -165,6 +166,7 @@ def daemon_for_user(
         config: file of the configuration.
         overrides: options that take precedence over it.
         root_too: whether it is a client for root too: then it needs no valid configuration, as the daemon has one.
+        direct: whether the user asked for a reading of the node itself.
         refusal_matters: whether a refusal is an error; otherwise the command reads the node itself.
 
     Raises:
@@ -172,7 +174,7 @@ def daemon_for_user(
         DaemonUnavailableError: a daemon is running and accepts no connection.
     """
     agent = None
-    if is_client(config, overrides, root_too=root_too):
+    if is_client(config, overrides, root_too=root_too, direct=direct):
         with ExitStack() as stack:
             try:
                 agent = stack.enter_context(connected(None))
@@ -186,10 +188,12 @@ def daemon_for_user(
         yield None
 
 
-def is_client(config: str | PathLike[str] | None, overrides: Mapping[str, object], *, root_too: bool) -> bool:
+def is_client(
+    config: str | PathLike[str] | None, overrides: Mapping[str, object], *, root_too: bool, direct: bool = False
+) -> bool:
     """Return whether a command is a client of a running daemon, as for ``daemon_for_user``."""
     allowed = os.geteuid() != 0 or root_too
-    return allowed and config is None and not overrides and not _configured(os.environ)
+    return allowed and not direct and config is None and not overrides and not _configured(os.environ)
 
 
 def _configured(environment: Mapping[str, str]) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import IntEnum
-from typing import TYPE_CHECKING, NoReturn
+from errno import EDQUOT, EFBIG, EIO, ENOSPC
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from nodeagent.errors import ConfigError, NodeAgentError, PassBusyError, RuntimeUnavailableError, UsageError
 from nodeagent.text import escape, escape_lines
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from nodeagent.act.gc.outcomes import Outcome, PassEnd
+
+
+_FULL: Final = frozenset({EDQUOT, EFBIG, EIO, ENOSPC})
 
 
 class ExitCode(IntEnum):
@@ -78,7 +82,17 @@ def guarded() -> Iterator[None]:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(ExitCode.DONE)
+    except OSError as error:
+        if error.filename is not None or error.errno not in _FULL:
+            _fail_internal()
+        with suppress(OSError):
+            sys.stdout.close()  # otherwise the interpreter writes the rest again at its end
+        fail(f"cannot write output: {error.strerror}", ExitCode.FAILED)
     except Exception:  # noqa: BLE001 - the interpreter would print it unescaped
-        import traceback  # noqa: PLC0415 - only for an internal error
+        _fail_internal()
 
-        _fail_with_lines(f"internal error\n{traceback.format_exc()}", ExitCode.FAILED)
+
+def _fail_internal() -> NoReturn:
+    import traceback  # noqa: PLC0415 - only for an internal error
+
+    _fail_with_lines(f"internal error\n{traceback.format_exc()}", ExitCode.FAILED)

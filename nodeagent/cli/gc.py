@@ -74,8 +74,7 @@ def collect(request: Request) -> None:
             "nothing was removed: confirmation needs a terminal; add --yes to remove without confirmation, or "
             "--dry-run to list the removals"
         )
-    root_too = request.dry_run and not request.direct
-    with daemon_for_user(request.config, request.overrides, root_too=root_too) as agent:
+    with daemon_for_user(request.config, request.overrides, root_too=request.dry_run, direct=request.direct) as agent:
         if agent is not None:
             sys.exit(_collect_through_agent(request, agent))
     loaded = load_settings(request.config, request.overrides)
@@ -182,6 +181,8 @@ async def _collect(request: Request, settings: Settings) -> ExitCode:
         if dry_run or request.is_table:
             show_preview(request, agent, preview)
         if dry_run:
+            if not request.dry_run:
+                note_dry_run()
             return predicted_exit_code(preview)
         if preview.acts and not request.yes and not confirm_removals(preview):
             sys.stderr.write("nothing was removed\n")
@@ -199,6 +200,11 @@ async def _collect(request: Request, settings: Settings) -> ExitCode:
     if not request.is_table or report.end is not PassEnd.NOTHING_TO_DO:
         show_report(request, agent, report, breakdown)
     return exit_code(report)
+
+
+def note_dry_run() -> None:
+    """Print that the configuration, not an option of the command, prevented the removals."""
+    warn("nothing was removed: dry_run = true in the configuration")
 
 
 def warn_of_pause(settings: Settings) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nodeagent.api import gc as documents
@@ -37,7 +36,6 @@ def collect_leaks(request: gc.Request, *, minimum_age: str, rooted: bool) -> Non
         if found is not None:
             sys.exit(_listed(gc.show_document(request, typed(found, documents.Preview))))
     settings = load_settings(request.config, request.overrides)
-    request = replace(request, dry_run=request.dry_run or not request.yes or settings.dry_run)
     sys.exit(run_async(_collect(request, settings, minimum_age_s, rooted=rooted)))
 
 
@@ -49,12 +47,17 @@ def _listed(preview: Preview) -> ExitCode:
 
 
 async def _collect(request: gc.Request, settings: Settings, minimum_age_s: float, *, rooted: bool) -> ExitCode:
-    async with open_for_command(settings, record=not request.dry_run, dry_run=request.dry_run) as agent:
+    only_list = request.dry_run or not request.yes
+    dry_run = only_list or settings.dry_run
+    async with open_for_command(settings, record=not dry_run, dry_run=dry_run) as agent:
         preview = await agent.find_leaks(minimum_age_s, rooted=rooted)
-        if request.dry_run or request.is_table:
+        if dry_run or request.is_table:
             gc.show_preview(request, agent, preview)
-        if request.dry_run:
+        if only_list:
             return _listed(preview)
+        if dry_run:
+            gc.note_dry_run()
+            return gc.predicted_exit_code(preview)
         report = await gc.run_interruptibly(agent, preview, trigger="leaks", rounds=1, progress=request.is_table)
         gc.show_report(request, agent, report)
         return gc.exit_code(report)

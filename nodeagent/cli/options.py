@@ -76,10 +76,20 @@ class ListOutput(StrEnum):
     NAME = "name"
 
 
+def _checked_file(value: Path | None) -> Path | None:
+    if value is not None and not value.name:  # such as an unset shell variable
+        raise typer.BadParameter("no file name")
+    return value
+
+
 ConfigOption = Annotated[
     Path | None,
     typer.Option(
-        "--config", "-c", metavar="FILE", help="Configuration file [default: /etc/nodeagent/config.toml if it exists]"
+        "--config",
+        "-c",
+        metavar="FILE",
+        help="Configuration file [default: /etc/nodeagent/config.toml if it exists]",
+        callback=_checked_file,
     ),
 ]
 EndpointOption = Annotated[

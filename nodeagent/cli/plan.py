@@ -15,7 +15,7 @@ from nodeagent.api.gc import Preview as PreviewDocument
 from nodeagent.api.saved_plan import Apply, PlanDiff, encode_saved_plan
 from nodeagent.cli.display import Line, standard_output
 from nodeagent.cli.exit_codes import ExitCode
-from nodeagent.cli.gc import confirm_removals, exit_code, predicted_exit_code, run_interruptibly
+from nodeagent.cli.gc import confirm_removals, exit_code, note_dry_run, predicted_exit_code, run_interruptibly
 from nodeagent.cli.output import warn
 from nodeagent.cli.plan_view import decision_lines, item_heading, report_lines
 from nodeagent.cli.session import load_settings, open_for_command, run_async
@@ -149,6 +149,8 @@ async def _apply(request: ApplyRequest, settings: Settings, saved: SavedPlan) ->
         preview, drift = await agent.collector.preview_saved(saved, current)
         if dry_run:
             _show(request, preview, saved, drift, None)
+            if not request.dry_run:
+                note_dry_run()
             predicted = predicted_exit_code(preview)
             return ExitCode.PARTIAL if predicted is ExitCode.DONE and drift else predicted
         if request.output == "table":

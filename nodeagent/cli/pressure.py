@@ -53,7 +53,7 @@ def show(
     """
     own = (*overrides, *([hard] if hard else ()), *([memory_source] if memory_source else ()))
     fields = dict.fromkeys(map(str, own))
-    with daemon_for_user(config, fields, root_too=not direct, refusal_matters=False) as agent:
+    with daemon_for_user(config, fields, root_too=True, direct=direct, refusal_matters=False) as agent:
         if agent is not None:
             sys.exit(ExitCode.FAILED if _follow(agent, form, watch_s) else ExitCode.DONE)
     from nodeagent.cli.local_pressure import Request, show_readings  # noqa: PLC0415 - not with a daemon

@@ -63,7 +63,7 @@ def ask(
     Raises:
         NodeAgentError: the daemon refuses or fails the request.
     """
-    if not is_client(source.config, source.overrides, root_too=not source.direct):
+    if not is_client(source.config, source.overrides, root_too=True, direct=source.direct):
         return None
     path = control_client.find_socket(None)
     if path is None:
@@ -117,7 +117,12 @@ def typed(document: Mapping[str, Any], kind: type[D]) -> D:
 def print_document(document: Mapping[str, Any], form: str) -> None:
     """Print the JSON object of a document as ``json`` or ``yaml``."""
     if form == "json":
-        sys.stdout.write(to_json(document, indent=2))
+        text = to_json(document, indent=2)
+        try:
+            text.encode(sys.stdout.encoding or "utf-8")
+        except UnicodeEncodeError:  # escapes of JSON are ASCII
+            text = json.dumps(document, indent=2)
+        sys.stdout.write(text)
         sys.stdout.write("\n")
         return
     from nodeagent.api.codec import encode  # noqa: PLC0415 - slow to import

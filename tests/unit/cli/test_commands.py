@@ -338,3 +338,46 @@ def test_help_lists_every_command_in_a_group_with_its_full_summary() -> None:
     assert panels == ["Options:", "Inspect:", "Collect:", "Evict and shut down:", "Operate:"]
     assert "..." not in shown.partition("\n")[2]
     assert "  hold   Protect images from removal for a limited time\n" in shown
+
+
+def test_removal_prevented_by_dry_run_of_the_configuration_is_reported(config: Path, tmp_path: Path) -> None:
+    saved, rules = tmp_path / "plan.json", ("--high", "1", "--low", "0", "--minimum-age", "0s")
+    config.write_text(f"dry_run = true\n{config.read_text()}")
+    with served(tmp_path):
+        for words in (("gc", "images", *rules), ("gc", "all", "-o", "json", *rules)):
+            ended = nodeagent(*words, "--yes", "--config", str(config))
+            assert "nothing was removed: dry_run = true in the configuration\n" in ended.stderr
+            assert "dry_run = true" not in nodeagent(*words, "--dry-run", "--config", str(config)).stderr
+        options = ("--scope", "images", *rules, "--config", str(config))
+        assert nodeagent("plan", "--out", str(saved), *options).returncode == 0
+        applied = nodeagent("apply", str(saved), "--yes", *rules, "--config", str(config))
+        assert "nothing was removed: dry_run = true in the configuration\n" in applied.stderr
+
+
+@pytest.mark.parametrize("words", [("images",), ("gc", "all", "--dry-run"), ("history",), ("status",), ("pause",)])
+def test_empty_name_of_the_configuration_file_is_a_usage_error(words: tuple[str, ...]) -> None:
+    ended = nodeagent(*words, "--config", "")
+    assert (ended.returncode, "no file name" in ended.stderr) == (2, True), ended.stderr
+
+
+@pytest.mark.parametrize("words", ["config reference", "config default"])
+def test_full_disk_of_the_output_is_one_line_on_standard_error(words: str) -> None:
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        ended = subprocess.run(
+            [sys.executable, "-u", "-m", "nodeagent", *words.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            cwd=ROOT,
+        )
+    assert (ended.returncode, ended.stderr) == (1, "nodeagent: cannot write output: No space left on device\n")
+
+
+def test_json_for_an_ascii_output_is_escaped(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(tmp_path):
+        held = nodeagent("hold", "add", "app:v1", "--why", "für später", "--config", str(config))
+        assert held.returncode == 0
+        monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+        ended = nodeagent("hold", "list", "-o", "json", "--config", str(config))
+    assert (ended.returncode, json.loads(ended.stdout)["holds"][0]["why"]) == (0, "für später"), ended.stderr
