@@ -19,7 +19,7 @@ from nodeagent.store.image_usage import merge_usage
 from nodeagent.store.item_times import FirstSeen, ItemKey, update_first_seen
 from nodeagent.store.observation import GapLimits, ObservationTracker
 from nodeagent.store.sqlite import BROKEN, BUSY_TIMEOUT_S, check, connect, identity, is_corrupt, micros, quarantine
-from nodeagent.store.usage_file import MIGRATIONS, StoredUsage, read_usage, write_usage
+from nodeagent.store.usage_file import ADDITIONS, MIGRATIONS, StoredUsage, read_usage, write_usage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -320,7 +320,7 @@ class Store:
             self._notices.append(
                 f"state database {self._path} was removed or replaced; writing the complete usage of images from memory"
             )
-        connection = connect(self._path, MIGRATIONS)
+        connection = connect(self._path, MIGRATIONS, ADDITIONS)
         self._file = file or identity(self._path)
         return connection
 

@@ -34,16 +34,25 @@ MIGRATIONS: Final = (
             " PRIMARY KEY (snapshotter, key)) WITHOUT ROWID"
         ),
     ),
+)
+ADDITIONS: Final = (
     (
-        "ALTER TABLE image_usage ADD COLUMN pulled_us INTEGER",
-        "ALTER TABLE image_usage ADD COLUMN present_us INTEGER",
-        "CREATE TABLE observation_gaps (ended_us INTEGER NOT NULL, started_us INTEGER, cause TEXT NOT NULL)",
-        (
-            "CREATE TABLE item_times (kind TEXT NOT NULL, id BLOB NOT NULL, state INTEGER NOT NULL,"
-            " boot_id TEXT NOT NULL, seen_s REAL NOT NULL, PRIMARY KEY (kind, id)) WITHOUT ROWID"
-        ),
+        "CREATE TABLE IF NOT EXISTS image_times (image_id TEXT PRIMARY KEY NOT NULL,"
+        " first_detected_us INTEGER NOT NULL, pulled_us INTEGER, present_us INTEGER) WITHOUT ROWID"
+    ),
+    (
+        "CREATE TABLE IF NOT EXISTS observation_gaps (ended_us INTEGER NOT NULL, started_us INTEGER,"
+        " cause TEXT NOT NULL)"
+    ),
+    (
+        "CREATE TABLE IF NOT EXISTS item_times (kind TEXT NOT NULL, id BLOB NOT NULL, state INTEGER NOT NULL,"
+        " boot_id TEXT NOT NULL, seen_s REAL NOT NULL, PRIMARY KEY (kind, id)) WITHOUT ROWID"
     ),
 )
+"""Tables that 0.1 ignores. A row of ``image_times`` is valid only with the first detection in ``image_usage``: 0.1 can
+have detected the image again since."""
+
+_ADDED_TABLES: Final = frozenset({"image_times", "observation_gaps", "item_times"})
 _CLOCK: Final = "clock"
 _FORMER_CLOCK_KEYS: Final = ("boot_id", "boottime_s", "wall_us")
 _OBSERVATION_KEYS: Final = ("observed_boot_id", "observed_since_s", "observed_last_s", "observed_last_us")
@@ -72,14 +81,13 @@ def read_usage(connection: sqlite3.Connection) -> StoredUsage:
         StoreError: a newer version of the agent wrote it.
         sqlite3.DatabaseError: the file is corrupt, or contains values that no version writes.
     """
-    version = check_version(connection, len(MIGRATIONS))
-    if version == 0:
+    if check_version(connection, len(MIGRATIONS)) == 0:
         return StoredUsage()
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if not {"image_usage", "meta"} <= tables:
         raise sqlite3.DatabaseError("malformed: tables are missing")
     try:
-        return _read_tables(connection, version)
+        return _read_tables(connection, complete=tables >= _ADDED_TABLES)
     except (ValueError, OverflowError, TypeError, KeyError) as error:
         raise sqlite3.DatabaseError(f"malformed: {error}") from error
 
@@ -89,7 +97,7 @@ def write_usage(connection: sqlite3.Connection, now: StoredUsage, written: Store
     connection.execute("BEGIN IMMEDIATE")
     try:
         if written is None:
-            for table in ("image_usage", "observation_gaps", "item_times"):
+            for table in ("image_usage", *_ADDED_TABLES):
                 connection.execute(f"DELETE FROM {table}")  # noqa: S608 - constants only
             written = StoredUsage()
         _write_images(connection, now.usage, written.usage)
@@ -100,6 +108,8 @@ def write_usage(connection: sqlite3.Connection, now: StoredUsage, written: Store
                 "INSERT INTO observation_gaps VALUES (?, ?, ?)",
                 [(micros(each.ended_at), _micros(each.started_at), each.cause.value) for each in now.gaps],
             )
+        outdated = (*_FORMER_CLOCK_KEYS, *(_OBSERVATION_KEYS if now.observation is None else ()))
+        connection.executemany("DELETE FROM meta WHERE key = ?", [(key,) for key in outdated])
         connection.executemany(
             "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
             _encoded(now.clock, now.observation).items(),
@@ -111,10 +121,11 @@ def write_usage(connection: sqlite3.Connection, now: StoredUsage, written: Store
         raise
 
 
-def _read_tables(connection: sqlite3.Connection, version: int) -> StoredUsage:
-    complete = version >= len(MIGRATIONS)
-    more = "pulled_us, present_us" if complete else "NULL, NULL"
-    rows = connection.execute(f"SELECT image_id, first_detected_us, last_used_us, {more} FROM image_usage")  # noqa: S608 - constants only
+def _read_tables(connection: sqlite3.Connection, *, complete: bool) -> StoredUsage:
+    more, join = ("pulled_us, present_us", " LEFT JOIN image_times USING (image_id, first_detected_us)")
+    if not complete:
+        more, join = "NULL, NULL", ""
+    rows = connection.execute(f"SELECT image_id, first_detected_us, last_used_us, {more} FROM image_usage{join}")  # noqa: S608 - constants only
     usage = {
         image_id: ImageUsage(moment(first), _moment(used), _moment(pulled_us), _moment(present_us))
         for image_id, first, used, pulled_us, present_us in rows
@@ -130,7 +141,10 @@ def _read_tables(connection: sqlite3.Connection, version: int) -> StoredUsage:
             (kind, _text(item)): (int(state), str(boot_id), _finite(seen_s))
             for kind, item, state, boot_id, seen_s in seen
         }
-    clock = _decoded_clock(meta[_CLOCK]) if _CLOCK in meta else _former_clock(meta)
+    former = _former_clock(meta)
+    if former is not None and _CLOCK in meta:  # 0.1 wrote the file after this version: its times are by the wall clock
+        return StoredUsage(usage, former, None, gaps, items)
+    clock = _decoded_clock(meta[_CLOCK]) if _CLOCK in meta else former
     return StoredUsage(usage, clock, _decoded_observation(meta), gaps, items)
 
 
@@ -214,14 +228,18 @@ def _write_images(
 ) -> None:
     removed = [(image_id,) for image_id in written.keys() - usage.keys()]
     connection.executemany("DELETE FROM image_usage WHERE image_id = ?", removed)
+    connection.executemany("DELETE FROM image_times WHERE image_id = ?", removed)
+    changed = {key: each for key, each in usage.items() if _columns(written.get(key)) != _columns(each)}
     connection.executemany(
-        "INSERT INTO image_usage VALUES (?, ?, ?, ?, ?) ON CONFLICT (image_id) DO UPDATE SET"
-        " first_detected_us = excluded.first_detected_us, last_used_us = excluded.last_used_us,"
-        " pulled_us = excluded.pulled_us, present_us = excluded.present_us",
+        "INSERT INTO image_usage VALUES (?, ?, ?) ON CONFLICT (image_id) DO UPDATE SET"
+        " first_detected_us = excluded.first_detected_us, last_used_us = excluded.last_used_us",
+        [(key, micros(each.first_detected), _micros(each.last_used)) for key, each in changed.items()],
+    )
+    connection.executemany(
+        "INSERT OR REPLACE INTO image_times VALUES (?, ?, ?, ?)",
         [
-            (image_id, *map(_micros, _columns(each)))
-            for image_id, each in usage.items()
-            if _columns(written.get(image_id)) != _columns(each)
+            (key, micros(each.first_detected), _micros(each.pulled_at), _micros(each.present_since))
+            for key, each in changed.items()
         ],
     )
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from nodeagent.api.history import History as HistoryDocument
 from nodeagent.config.loading import load
 from nodeagent.config.policies import settings
 from nodeagent.errors import ConfigError
+from nodeagent.model import ImageUsage
 from nodeagent.model.node_stop import LastActivity, StopEnd
 from nodeagent.plan.gc.saved_plan import parse_plan, unseal
 from nodeagent.store import ClockReading, HoldFile, Store
@@ -26,6 +30,7 @@ from nodeagent.store.mode import ModeFile
 from nodeagent.store.pause import PauseFile
 from nodeagent.store.plan_key import PlanKeyFile
 from nodeagent.store.shutdown import ShutdownFiles
+from nodeagent.store.sqlite import micros
 
 WRITTEN = Path(__file__).parents[2] / "data/state-0.1"
 NOW = datetime(2026, 11, 21, 20, tzinfo=UTC)
@@ -107,6 +112,49 @@ def test_image_usage_of_0_1_is_kept_and_its_observation_begins_with_the_first_de
     assert record.observed_since == NOW
     assert record.usage == known
     assert Store(state).usage() == known
+
+
+def write_as_0_1(directory: Path, image_id: str, first: datetime, used: datetime, at: ClockReading) -> None:
+    """Write a use with the statements of 0.1, which refuses a file only for its schema version."""
+    with closing(sqlite3.connect(directory / "nodeagent.db")) as old, old:
+        assert old.execute("PRAGMA user_version").fetchone() == (2,)
+        old.execute(
+            "INSERT INTO image_usage VALUES (?, ?, ?) ON CONFLICT (image_id) DO UPDATE SET"
+            " first_detected_us = excluded.first_detected_us, last_used_us = excluded.last_used_us",
+            (image_id, micros(first), micros(used)),
+        )
+        clock = {"boot_id": at.boot_id, "boottime_s": str(at.boottime_s), "wall_us": str(micros(at.wall))}
+        old.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", clock.items())
+
+
+def test_image_usage_is_continued_by_0_1_and_by_this_version_again(tmp_path: Path) -> None:
+    minute = timedelta(minutes=1)
+    first, later, last = (ClockReading("boot", 1000.0 + 60 * each, NOW + each * minute) for each in range(3))
+    pulled = {"kept": NOW - minute, "again": NOW - minute}
+    known = Store(tmp_path).observe(pulled, ("kept",), first).usage
+    assert known["kept"] == ImageUsage(NOW, NOW, NOW - minute, NOW - minute)
+    write_as_0_1(tmp_path, "kept", NOW, later.wall, later)
+    write_as_0_1(tmp_path, "again", later.wall, later.wall, later)
+    store = Store(tmp_path)
+    assert store.health.problem == ""
+    assert store.usage() == {
+        "kept": ImageUsage(NOW, later.wall, NOW - minute, NOW - minute),
+        "again": ImageUsage(later.wall, later.wall),
+    }
+    store.read_clock(replace(last, boot_id="next boot", boottime_s=10.0))
+    assert Store(tmp_path).observed_since(last) is None
+    store = Store(tmp_path)
+    assert store.observe(pulled, (), last).observed_since == last.wall
+    assert Store(tmp_path).observed_since(last) == last.wall
+
+
+def test_use_written_by_0_1_after_a_jump_back_is_as_recent_as_recorded(tmp_path: Path) -> None:
+    store, day = Store(tmp_path), timedelta(days=30)
+    store.observe({"a": None}, (), ClockReading("boot", 1000.0, NOW))
+    store.observe({"a": None}, (), ClockReading("boot", 1060.0, NOW - day))
+    write_as_0_1(tmp_path, "a", NOW - day, NOW - day, ClockReading("boot", 1120.0, NOW - day + timedelta(minutes=1)))
+    last = ClockReading("boot", 1180.0, NOW - day + timedelta(minutes=2))
+    assert Store(tmp_path).observe({"a": None}, (), last).usage["a"].last_used == NOW - day
 
 
 def test_files_unknown_to_0_1_are_read_as_absent(state: Path) -> None:
