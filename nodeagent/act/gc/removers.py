@@ -303,12 +303,12 @@ class PodLogRemover:
         tree = await asyncio.to_thread(self._logs.read_pod_directory, decision.id)
         if tree is None:
             return Result(decision, Outcome.GONE, "already removed")
-        judged = replace(tree, unchanged_s=0.0)
+        checked = replace(tree, unchanged_s=0.0)
         if tree.digest == planned.tree.digest:  # the plan counts times that contradict the clock from their observation
-            judged = replace(tree, changed_at=planned.tree.changed_at, unchanged_s=planned.tree.unchanged_s)
+            checked = replace(tree, changed_at=planned.tree.changed_at, unchanged_s=planned.tree.unchanged_s)
         # the removal of its containers is the last change of the directory of a pod that the runtime listed
         minimum_age_s = 0.0 if planned.uid in self._listed else self._policy.minimum_age_s
-        kept = keep_tree(judged, self._policy, self._clock.now(), self._trust, minimum_age_s=minimum_age_s)
+        kept = keep_tree(checked, self._policy, self._clock.now(), self._trust, minimum_age_s=minimum_age_s)
         if kept is not None:
             return Result(decision, Outcome.CHANGED, f"kept: {kept.sentence}")
         try:
