@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from nodeagent.cli.examples import example_text
 from nodeagent.cli.listing import ListOptions, ListView
+from nodeagent.errors import UsageError
 
 Overrides = Mapping[str, str | int]
 """Values of a command line, by the key of the setting."""
@@ -80,6 +81,23 @@ def _checked_file(value: Path | None) -> Path | None:
     if value is not None and not value.name:  # such as an unset shell variable
         raise typer.BadParameter("no file name")
     return value
+
+
+def refuse_options_before_subcommand(context: typer.Context) -> None:
+    """Check that no option precedes the subcommand, which would ignore it.
+
+    Raises:
+        UsageError: an option does.
+    """
+    given = [
+        max(each.opts, key=len)
+        for each in context.command.params
+        if each.name
+        and (source := context.get_parameter_source(each.name)) is not None
+        and source.name == "COMMANDLINE"
+    ]
+    if given:
+        raise UsageError(f"{', '.join(given)}: options must follow '{context.invoked_subcommand}'")
 
 
 ConfigOption = Annotated[

@@ -26,6 +26,7 @@ from nodeagent.cli.options import (
     PlanOutputOption,
     YesOption,
     at_endpoint,
+    refuse_options_before_subcommand,
     with_list_options,
     with_setting_options,
 )
@@ -163,6 +164,7 @@ def plan(
     two plans.
     """
     if context.invoked_subcommand is not None:
+        refuse_options_before_subcommand(context)
         return
     from nodeagent.cli.plan import save  # noqa: PLC0415
 

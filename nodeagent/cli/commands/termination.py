@@ -12,6 +12,7 @@ from nodeagent.cli.options import (
     Output,
     OutputOption,
     at_endpoint,
+    refuse_options_before_subcommand,
 )
 
 shutdown_app = typer.Typer(cls=CommandGroup, rich_markup_mode=None)
@@ -61,6 +62,7 @@ def shutdown(
     This command stops no pod and shuts nothing down.
     """
     if context.invoked_subcommand is not None:
+        refuse_options_before_subcommand(context)
         return
     from nodeagent.errors import UsageError  # noqa: PLC0415
 

@@ -381,3 +381,17 @@ def test_json_for_an_ascii_output_is_escaped(config: Path, tmp_path: Path, monke
         monkeypatch.setenv("PYTHONIOENCODING", "ascii")
         ended = nodeagent("hold", "list", "-o", "json", "--config", str(config))
     assert (ended.returncode, json.loads(ended.stdout)["holds"][0]["why"]) == (0, "für später"), ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ("shutdown -o json status", "--output"),
+        ("shutdown -c /nonexistent status", "--config"),
+        ("plan --out plan.json --high 10 diff a b", "--out, --high"),
+    ],
+)
+def test_option_before_a_subcommand_is_a_usage_error(words: str, option: str) -> None:
+    ended = nodeagent(*words.split())
+    assert ended.returncode == 2
+    assert f"{option}: options must follow" in ended.stderr
