@@ -58,10 +58,13 @@ def show_history(config: Path | None, request: HistoryRequest, listing: ListOpti
     """Print passes, newest first; those in the state directory with ``direct`` or without a daemon.
 
     Raises:
-        UsageError: ``since`` is not a duration, an option of the list is invalid, or no pass has the id.
+        UsageError: ``since`` is not a duration, an option of the list is invalid, no pass has the id,
+            or the id is combined with a selection of passes.
         StoreError: the history cannot be read.
     """
     listed = ListRequest.of(PASSES, listing)
+    if request.pass_id and (request.since or request.image or listing.filters):
+        raise UsageError("PASS is one pass: omit --since, --image and --filter")
     try:
         ago = timedelta(seconds=parse_duration_s(request.since)) if request.since else None
     except (ValueError, OverflowError) as error:
@@ -79,6 +82,9 @@ def show_history(config: Path | None, request: HistoryRequest, listing: ListOpti
             raise UsageError(f"no pass {request.pass_id} in {source}; 'nodeagent history --all' lists every pass")
         document = {**document, "passes": passes, "node_stops": []}
     if listing.is_table and (request.pass_id or request.details):
+        selected = listed.selected(view(document).passes)
+        stops = [] if listing.filters else document["node_stops"]
+        document = {**document, "passes": [raw(each) for each in selected], "node_stops": stops}
         _print_details(view(document), _empty(request, source), listing)
         return
     listed.print(document, empty=_empty(request, source), now=now)

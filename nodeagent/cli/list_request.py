@@ -72,7 +72,7 @@ class ListRequest(NamedTuple, Generic[R]):
         """
         options, own = self.options, self.view
         fields = view(document)
-        rows = self._selected(getattr(fields, own.rows))
+        rows = self.selected(getattr(fields, own.rows))
         if options.quiet or options.form == "name":
             text_of = own.id if options.quiet else own.name
             standard_output().write_fitted([Line(text_of(row)) for row in rows])
@@ -86,7 +86,7 @@ class ListRequest(NamedTuple, Generic[R]):
             else:
                 warn(empty)
 
-    def _selected(self, rows: Iterable[R]) -> tuple[R, ...]:
+    def selected(self, rows: Iterable[R]) -> tuple[R, ...]:
         """Return the rows that match the filters, in the requested order.
 
         Filters with the same key and ``=`` are alternatives; all other filters must match.

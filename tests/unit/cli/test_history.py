@@ -101,3 +101,16 @@ def test_number_of_queries_does_not_depend_on_the_number_of_passes(
         counts.append(len(statements))
     assert counts[0] == counts[1] > 0
     assert not [each for each in statements if "quick_check" in each or "integrity_check" in each]
+
+
+def test_details_are_those_of_the_filtered_passes(tmp_path: Path, config: str) -> None:
+    leave_unfinished(tmp_path / "state")
+    shown = nodeagent("history", "--details", "--filter", "scope=containers", "--config", config)
+    assert (shown.returncode, "interrupted" in shown.stdout) == (0, False)
+    assert "interrupted" in nodeagent("history", "--details", "--filter", "scope=images", "--config", config).stdout
+
+
+@pytest.mark.parametrize("options", [("--since", "1h"), ("--image", "app"), ("--filter", "scope=images")])
+def test_selection_of_passes_with_the_id_of_a_pass_is_a_usage_error(config: str, options: tuple[str, str]) -> None:
+    ended = nodeagent("history", "killed", *options, "--config", config)
+    assert (ended.returncode, "omit --since" in ended.stderr) == (2, True)
