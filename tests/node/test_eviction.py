@@ -122,10 +122,10 @@ def test_only_the_pod_above_its_memory_request_is_evicted(node: Node) -> None:
     killed = oom_kills(node)
     small, growing = node.run_pods(
         vm.Pod("small", hogs.HOG, ("/bin/hog", "memory", "4", "1", "4"), qos="besteffort"),
-        delayed_pod("growing", "memory", "8", "150", "4000"),
+        delayed_pod("growing", "memory", "4", "150", "4000"),
     )
     node.run("sync; echo 3 > /proc/sys/vm/drop_caches")
-    steady_mib = str(available_mib(node) - 250)
+    steady_mib = str(available_mib(node) - 400)
     (steady,) = node.run_pods(
         vm.Pod(
             "steady",
@@ -135,8 +135,8 @@ def test_only_the_pod_above_its_memory_request_is_evicted(node: Node) -> None:
             resources={"memory_limit_in_bytes": 900 * MIB},
         )
     )
-    reclaim.poll("the pod has allocated its memory", lambda: available_mib(node) < 270, timeout_s=60, interval_s=0.3)
-    start(node, 'hard = "memory.available<100Mi"\npressure_transition_period = "5s"')
+    reclaim.poll("the pod has allocated its memory", lambda: available_mib(node) < 420, timeout_s=60, interval_s=0.3)
+    start(node, 'hard = "memory.available<200Mi"\npressure_transition_period = "5s"')
     begin(node, growing)
     (evicted,) = wait_for(node, "evicted")
     assert evicted["pod_name"] == "growing"
