@@ -31,6 +31,7 @@ from nodeagent.model import Role
 from nodeagent.observe.clock_reading import read_clocks
 from nodeagent.observe.node_role import RoleWatch
 from nodeagent.observe.node_snapshot import Observer, ObserverSettings
+from nodeagent.observe.pod_images import make_pod_image_reader
 from nodeagent.observe.snapshot_usage import StoredSnapshotUsage
 from nodeagent.observe.storage_usage import read_breakdown
 from nodeagent.plan.gc.leaks import plan_leaks
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from nodeagent.clock import Clock
     from nodeagent.config.settings import Settings
     from nodeagent.model import FsObservation, NodeSnapshot, RoleDecision
+    from nodeagent.observe.snapshot_sources import PodImageSource
     from nodeagent.plan.gc.storage_breakdown import Breakdown
     from nodeagent.runtime.connection import CallObserver, RuntimeConnection
     from nodeagent.runtime.storage_backend import StorageBackend
@@ -283,7 +285,8 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
         def read(path: str) -> FsObservation:
             return read_filesystem(path, clock)
 
-        observer = _observer(settings, cri, storage, store, roles, clock, read)
+        read_pod_images = make_pod_image_reader(settings.kubelet, clock).read
+        observer = _observer(settings, cri, storage, store, roles, clock, read, read_pod_images)
         removers = RemoverFactory(
             cri,
             storage,
@@ -293,6 +296,7 @@ async def open_agent(  # noqa: PLR0913 - the options of a composition
             observer.find_unreferenced,
             bulk=settings.bulk_removal,
             settle_s=settings.settle_s,
+            read_pod_images=read_pod_images,
         )
         recovery = RemovalRecovery(storage, settings.state_directory / "pass.lock", clock)
         collector = Collector(
@@ -335,6 +339,7 @@ def _observer(  # noqa: PLR0913, PLR0917 - the sources of a snapshot
     roles: RoleWatch,
     clock: Clock,
     read: Callable[[str], FsObservation],
+    read_pod_images: PodImageSource,
 ) -> Observer:
     async def read_role() -> Role:
         return (await roles.evaluate(settings.role)).role
@@ -354,4 +359,5 @@ def _observer(  # noqa: PLR0913, PLR0917 - the sources of a snapshot
         read_holds=HoldFile(settings.state_directory).read,
         read_role=read_role,
         find_running=partial(find_running, clock=clock),
+        read_pod_images=read_pod_images,
     )

@@ -79,6 +79,7 @@ def parse_pod(document: object, where: str) -> PodSpec:
         termination_grace_s=_grace_s(spec, metadata, where),
         deleting=metadata.get("deletionTimestamp") is not None,
         phase=_text(status, "phase", where),
+        images=_images(spec, where),
     )
 
 
@@ -119,6 +120,20 @@ def _containers(spec: _Object, where: str) -> tuple[ContainerSpec, ...]:
                 )
             )
     return tuple(found)
+
+
+def _images(spec: _Object, where: str) -> tuple[str, ...]:
+    """Return every image reference of a pod. Source: Kubernetes ``PodSpec``; image volumes since 1.31."""
+    found: dict[str, None] = {}
+    for key in ("initContainers", "containers", "ephemeralContainers"):
+        for number, container in enumerate(_list(spec, key, where)):
+            place = f"{where}: spec.{key}[{number}]"
+            found[_text(_mapping(container, place), "image", place).strip()] = None
+    for number, volume in enumerate(_list(spec, "volumes", where)):
+        place = f"{where}: spec.volumes[{number}]"
+        source = _optional(_mapping(volume, place), "image", place)
+        found[_text(source, "reference", f"{place}.image").strip()] = None
+    return tuple(each for each in found if each)
 
 
 def _resources(resources: _Object, where: str) -> tuple[dict[str, Decimal], dict[str, Decimal]]:

@@ -12,6 +12,7 @@ from nodeagent.model.kubelet_traces import KubeletProcess, KubeletTraces, Role, 
 from nodeagent.model.list_contradiction import ListContradiction
 from nodeagent.model.logs import ContainerLogLink, LogOpeners, LogTree, PodLogDirectory
 from nodeagent.model.node import NodeSnapshot, RuntimeInfo
+from nodeagent.model.pod_images import NO_POD_IMAGES, PodImages
 from nodeagent.model.shutdown import PodOutcome, PodProgress, ShutdownPod
 from nodeagent.model.storage import ImageRecord, PieceKind, ReferenceKind, StorageGraph, StoredPiece, UnreferencedPiece
 from nodeagent.model.workload import Container, ContainerState, Sandbox
@@ -19,6 +20,7 @@ from nodeagent.model.workload import Container, ContainerState, Sandbox
 __all__ = [
     "ALL_IMAGES",
     "LONGEST_HOLD_S",
+    "NO_POD_IMAGES",
     "TRUSTED",
     "ClockTrust",
     "Container",
@@ -39,6 +41,7 @@ __all__ = [
     "NodeSnapshot",
     "ObservationGap",
     "PieceKind",
+    "PodImages",
     "PodLogDirectory",
     "PodOutcome",
     "PodProgress",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.model.clock_trust import TRUSTED, ClockTrust
 from nodeagent.model.kubelet_traces import Role
+from nodeagent.model.pod_images import NO_POD_IMAGES, PodImages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,6 +52,7 @@ class NodeSnapshot:
         writable_bytes: container id to the size of its writable layer, where known.
         pod_log_directories: entries of the pod log root, listed before the sandboxes.
         dead_log_links: container log links without a target.
+        pod_images: images named by static manifests and by pods bound to this node.
         live_pod_uids: UIDs in a pod list other than CRI's; ``None`` without such a list.
         holds: operators' holds on images that are in force.
         holds_error: reason that the holds cannot be read; empty normally.
@@ -75,6 +77,7 @@ class NodeSnapshot:
     writable_bytes: Mapping[str, int] = field(default_factory=dict)
     pod_log_directories: tuple[PodLogDirectory, ...] = ()
     dead_log_links: tuple[ContainerLogLink, ...] = ()
+    pod_images: PodImages = NO_POD_IMAGES
     live_pod_uids: frozenset[str] | None = None
     holds: tuple[Hold, ...] = ()
     holds_error: str = ""

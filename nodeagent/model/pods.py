@@ -56,6 +56,7 @@ class PodSpec:
         termination_grace_s: ``None`` if not set.
         deleting: whether it has a deletion timestamp.
         phase: the Kubernetes phase; empty in a manifest.
+        images: references of all images: of init, main and ephemeral containers and of image volumes; each once.
 
     Source: Kubernetes ``Pod``.
     """
@@ -76,6 +77,7 @@ class PodSpec:
     termination_grace_s: float | None = None
     deleting: bool = False
     phase: str = ""
+    images: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

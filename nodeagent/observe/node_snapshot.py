@@ -28,6 +28,7 @@ from nodeagent.observe.clock_reading import read_clocks, with_valid_times
 from nodeagent.observe.dead_layers import DeadLayers
 from nodeagent.observe.list_check import CONFIRM_S, ListCheck
 from nodeagent.observe.log_trees import LogTreeReadings
+from nodeagent.observe.pod_images import no_pod_images
 from nodeagent.plan.gc.holds import holds_in_force
 from nodeagent.plan.gc.image_users import images_in_use
 from nodeagent.plan.gc.scope import Scope
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
         UnreferencedPiece,
     )
     from nodeagent.observe.list_check import FindRunning
-    from nodeagent.observe.snapshot_sources import HoldReader, NodeMemory, RoleReader
+    from nodeagent.observe.snapshot_sources import HoldReader, NodeMemory, PodImageSource, RoleReader
     from nodeagent.runtime.containerd_records import StoredContainer
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.cri_messages import RuntimeStatus
@@ -85,7 +86,7 @@ class ObserverSettings:
     confirm_s: float = CONFIRM_S
 
 
-class Observer:  # 13 attributes: the sources of the snapshot, and four caches
+class Observer:  # 14 attributes: the sources of the snapshot, and four caches
     """Reads a node from its runtime, its filesystems and the agent's state database.
 
     Immutable facts are cached by id: details of exited containers and the images of sandboxes.
@@ -104,6 +105,7 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
         read_holds: HoldReader,
         read_role: RoleReader,
         find_running: FindRunning,
+        read_pod_images: PodImageSource = no_pod_images,
     ) -> None:
         self._cri = cri
         self._storage = storage
@@ -114,6 +116,7 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
         self._memory = memory
         self._read_holds = read_holds
         self._read_role = read_role
+        self._read_pod_images = read_pod_images
         self._log_trees = LogTreeReadings(settings.pod_log_root, clock)
         self._dead_layers = DeadLayers(cri)
         self._details: dict[str, Container] = {}
@@ -307,9 +310,12 @@ class Observer:  # 13 attributes: the sources of the snapshot, and four caches
             holds = holds_in_force(read, snapshot.clock, snapshot.observed_at)
         except StoreError as unreadable:
             holds_error = str(unreadable)
+        pods = await self._read_pod_images()  # read last, since pods may have been bound during the observation
+        warnings += pods.warnings
         return replace(
             snapshot,
             holds=holds,
+            pod_images=pods,
             holds_error=holds_error,
             storage=storage,
             image_usage=use.usage,

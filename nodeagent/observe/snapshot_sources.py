@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from datetime import datetime
 
-    from nodeagent.model import ClockTrust, GapCause, Hold, ImageUseRecord, Role
+    from nodeagent.model import ClockTrust, GapCause, Hold, ImageUseRecord, PodImages, Role
     from nodeagent.observe.clock_reading import FirstSeenReader
     from nodeagent.store import ClockReading
 
@@ -43,6 +43,13 @@ class HoldReader(Protocol):
 
     def __call__(self) -> tuple[Hold, ...]:
         """Return the holds. Raises StoreError if they cannot be read."""
+
+
+class PodImageSource(Protocol):
+    """Reads the images named by the pods of this node."""
+
+    async def __call__(self) -> PodImages:
+        """Return the images; a failed reading is part of the result."""
 
 
 class RoleReader(Protocol):

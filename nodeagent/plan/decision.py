@@ -63,6 +63,7 @@ class ReasonCode(StrEnum):
     IN_USE_BY_SANDBOX = "in-use-by-sandbox"
     SANDBOX_IMAGE = "sandbox-image"
     PINNED = "pinned"
+    NAMED_BY_POD = "named-by-pod"
     PROTECTED = "protected"
     NEWEST_TAGS = "newest-tags"
     HELD = "held"
@@ -162,6 +163,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.IN_USE_BY_SANDBOX: "in use by {count} sandbox(es): {sandboxes}{note}",
     ReasonCode.SANDBOX_IMAGE: "sandbox image of the runtime ({how})",
     ReasonCode.PINNED: "pinned in the runtime",
+    ReasonCode.NAMED_BY_POD: "named by {count} pod(s) of this node: {pods}",
     ReasonCode.PROTECTED: "protected by {rule}, which matches {matched}",
     ReasonCode.NEWEST_TAGS: "among the newest {keep} image(s) of {repository}",
     ReasonCode.HELD: "held by {by} until {until_at}: {why} (hold {hold})",

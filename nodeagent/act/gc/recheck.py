@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nodeagent.errors import RuntimeNotFoundError, RuntimeRequestError
+from nodeagent.observe.pod_images import no_pod_images
 from nodeagent.runtime.containerd_facts import is_pinned, unlisted_containers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
-    from nodeagent.model import Container, Image, NodeSnapshot, Sandbox
+    from nodeagent.model import Container, Image, NodeSnapshot, PodImages, Sandbox
     from nodeagent.runtime.containerd_records import StoredImage
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.storage_backend import StorageBackend
@@ -27,7 +28,7 @@ class RuntimeReader:
     plan's snapshot; they are read for ids missing in the snapshot.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument per source
         self,
         cri: CriClient,
         storage: StorageBackend,
@@ -35,8 +36,10 @@ class RuntimeReader:
         *,
         mounts_images: bool,
         layers: StorageBackend,
+        read_pod_images: Callable[[], Awaitable[PodImages]] = no_pod_images,
     ) -> None:
         """Compose the reader; ``layers`` reads writable layers, also for a snapshot without storage records."""
+        self._read_pod_images = read_pod_images
         self._cri = cri
         self._layers = layers
         self._storage = storage
@@ -83,6 +86,10 @@ class RuntimeReader:
             )
             containers = tuple(replace(each, volume_images=self._volume_images.get(each.id, ())) for each in containers)
         return containers, await self._with_images(sandboxes)
+
+    async def pod_images(self) -> PodImages:
+        """Return the images named by the pods of this node."""
+        return await self._read_pod_images()
 
     async def _read_volume_images(self, container_ids: Iterable[str]) -> None:
         async def read(container_id: str) -> None:

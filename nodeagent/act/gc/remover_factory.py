@@ -17,6 +17,7 @@ from nodeagent.act.gc.removers import (
 )
 from nodeagent.act.gc.settling import DEFAULT_SETTLE_S, HURRIED_SETTLE_S
 from nodeagent.host import podlogs
+from nodeagent.observe.pod_images import no_pod_images
 from nodeagent.plan.decision import ItemKind
 from nodeagent.runtime.features import mounts_images
 from nodeagent.runtime.storage_backend import CriOnlyStorage
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from nodeagent.act.gc.executor import BatchRemover, Remover
     from nodeagent.act.gc.removers import LogActions
     from nodeagent.clock import Clock
-    from nodeagent.model import Hold, NodeSnapshot, UnreferencedPiece
+    from nodeagent.model import Hold, NodeSnapshot, PodImages, UnreferencedPiece
     from nodeagent.plan.gc.planner import GCPolicy
     from nodeagent.runtime.cri import CriClient
     from nodeagent.runtime.storage_backend import StorageBackend
@@ -46,6 +47,7 @@ class RemoverFactory:
         find_unreferenced: reads the unreferenced blobs and snapshots.
         bulk: whether images are removed by name, in transactions, where the storage backend allows it.
         settle_s: maximum wait for container creations in progress per transaction.
+        read_pod_images: reads the images named by the pods of this node.
     """
 
     cri: CriClient
@@ -56,6 +58,7 @@ class RemoverFactory:
     find_unreferenced: Callable[[], Awaitable[tuple[UnreferencedPiece, ...]]]
     bulk: bool
     settle_s: float = DEFAULT_SETTLE_S
+    read_pod_images: Callable[[], Awaitable[PodImages]] = no_pod_images
 
     def __call__(
         self, snapshot: NodeSnapshot, policy: GCPolicy, *, hurried: bool = False
@@ -64,7 +67,12 @@ class RemoverFactory:
         # A missing storage graph means unreadable records during the observation; the guards then use CRI as well.
         storage = self.storage if snapshot.storage is not None else CriOnlyStorage()
         reader = RuntimeReader(
-            self.cri, storage, snapshot, mounts_images=mounts_images(snapshot.runtime), layers=self.storage
+            self.cri,
+            storage,
+            snapshot,
+            mounts_images=mounts_images(snapshot.runtime),
+            layers=self.storage,
+            read_pod_images=self.read_pod_images,
         )
         leaks = LeakRemover(self.find_unreferenced, self.storage)
         return {

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from nodeagent.clock import Clock
-    from nodeagent.model import ClockTrust, Container, Hold, Image, LogTree, Sandbox
+    from nodeagent.model import ClockTrust, Container, Hold, Image, LogTree, PodImages, Sandbox
     from nodeagent.plan.decision import Decision
     from nodeagent.plan.gc.images import ImageGCPolicy
     from nodeagent.plan.gc.pod_logs import PodLogPolicy
@@ -48,6 +48,9 @@ class FreshReader(Protocol):
 
     async def users(self) -> tuple[tuple[Container, ...], tuple[Sandbox, ...]]:
         """Return all containers with their mounted images, and all sandboxes with their own images."""
+
+    async def pod_images(self) -> PodImages:
+        """Return the images named by the pods of this node."""
 
     async def container(self, container_id: str) -> Container | None:
         """Return one container with its details; ``None`` if it is removed."""
@@ -168,6 +171,7 @@ class ImageRemover:
             image_usage={image_id: usage[image_id] for image_id in images if image_id in usage},
             storage=None,
             holds=holds_in_force(holds, clock, observed_at),
+            pod_images=await self._reader.pod_images(),
         )
         by_age = {each.id for each in decisions if each.reason.code is ReasonCode.UNUSED_TOO_LONG}
         stale: dict[str, str] = {}

@@ -10,6 +10,7 @@ images, although hardly any is kept by a rule.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -80,6 +81,18 @@ def _sandbox_images(context: KeepContext) -> Mapping[str, Reason]:
     return dict.fromkeys(context.pause_images, _NAMED_LIKE_PAUSE) | dict.fromkeys(configured, _CONFIGURED)
 
 
+def _named_by_pods(context: KeepContext) -> Mapping[str, Reason]:
+    """Keep the images named by static manifests and by pods bound to this node, which a container may need next."""
+    pods: defaultdict[str, set[str]] = defaultdict(set)
+    for reference, named_by in context.snapshot.pod_images.named.items():
+        for image_id in context.users.index.resolve_named(reference):
+            pods[image_id].update(named_by)
+    return {
+        image_id: Reason(ReasonCode.NAMED_BY_POD, {"count": len(named_by), "pods": tuple(sorted(named_by))})
+        for image_id, named_by in pods.items()
+    }
+
+
 def _protected(context: KeepContext) -> Mapping[str, Reason]:
     """Keep the images matched by a protection rule, and the newest of each repository."""
     return context.protection.reasons(context.snapshot.images, context.snapshot.image_usage)
@@ -115,7 +128,7 @@ def _used_since(context: KeepContext) -> Mapping[str, Reason]:
 
 
 def _use_unknown(context: KeepContext) -> Mapping[str, Reason]:
-    """Keep all images if their use or the holds are unknown."""
+    """Keep all images if their use, the pods of this node or the holds are unknown."""
     reason = use_unknown(context)
     return {} if reason is None else {image.id: reason for image in context.snapshot.images}
 
@@ -123,12 +136,14 @@ def _use_unknown(context: KeepContext) -> Mapping[str, Reason]:
 def use_unknown(context: KeepContext) -> Reason | None:
     """Return the reason to keep every image; ``None`` without one.
 
-    Such a reason is unreadable holds, or unreadable sandboxes without another fact that identifies the sandbox image,
-    which can then be any image.
+    Such a reason is unreadable holds, a list of pods that has never been read, or unreadable sandboxes without another
+    fact that identifies the sandbox image, which can then be any image.
     """
     snapshot = context.snapshot
     if snapshot.holds_error:
         return Reason(ReasonCode.USE_UNKNOWN, {"detail": snapshot.holds_error})
+    if snapshot.pod_images.error:
+        return Reason(ReasonCode.USE_UNKNOWN, {"detail": snapshot.pod_images.error})
     if not snapshot.sandboxes_unread or snapshot.sandbox_images or context.pause_images:
         return None
     if any(sandbox.image for sandbox in snapshot.sandboxes) or any(image.pinned for image in snapshot.images):
@@ -142,6 +157,7 @@ KEEP_RULES: Final[tuple[KeepRule, ...]] = (
     KeepRule((ReasonCode.IN_USE_BY_CONTAINER, ReasonCode.IN_USE_BY_SANDBOX), _in_use),
     KeepRule((ReasonCode.PINNED,), _pinned),
     KeepRule((ReasonCode.SANDBOX_IMAGE,), _sandbox_images),
+    KeepRule((ReasonCode.NAMED_BY_POD,), _named_by_pods),
     KeepRule((ReasonCode.PROTECTED, ReasonCode.NEWEST_TAGS), _protected),
     KeepRule((ReasonCode.HELD,), _held),
     KeepRule((ReasonCode.NOT_IN_PLAN,), _not_in_plan),

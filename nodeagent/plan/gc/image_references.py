@@ -102,19 +102,29 @@ class ImageIndex:
             known = self._resolved[reference] = tuple(sorted(self._find(reference))) if reference else ()
         return known
 
+    def resolve_named(self, reference: str) -> tuple[str, ...]:
+        """Return the ids of all listed images named by a pod's image reference; empty if none is.
+
+        As :meth:`resolve`, but without shortened ids, which a pod cannot use: otherwise a tenant could keep every image
+        by pods with the image ``a``, ``b`` and so on.
+        """
+        return tuple(sorted(self._find(reference, shortened=False))) if reference else ()
+
     def resolve_all(self, references: Iterable[str]) -> set[str]:
         """Return the ids of all listed images that match any of the references."""
         return {image_id for reference in references for image_id in self.resolve(reference)}
 
-    def _find(self, reference: str) -> set[str]:
+    def _find(self, reference: str, *, shortened: bool = True) -> set[str]:
         bare = bare_id(reference)
         by_id = self._by_id.get(bare)
         if by_id is not None:
             return {by_id}
         name, at, digest = reference.partition("@")
         if at:
-            return {*self._by_digest.get(digest)} or {*self.resolve(digest)} or self._named(name)
-        return {*self._by_digest.get(reference)} or self._named(reference) or self._with_id_prefix(bare)
+            by_digest = {*self._by_digest.get(digest)} or self._find(digest, shortened=shortened)
+            return by_digest or self._named(name)
+        named = {*self._by_digest.get(reference)} or self._named(reference)
+        return named or (self._with_id_prefix(bare) if shortened else set())
 
     def _named(self, reference: str) -> set[str]:
         return {image_id for each in spellings(reference) for image_id in self._by_name.get(each)}

@@ -22,6 +22,7 @@ _NEVER: Final[Mapping[ReasonCode, str]] = {
 _ONCE: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.IN_USE_BY_CONTAINER: "it is unreferenced",
     ReasonCode.IN_USE_BY_SANDBOX: "it is unreferenced",
+    ReasonCode.NAMED_BY_POD: "no pod of this node names it",
     ReasonCode.NEWEST_TAGS: "its repository has newer images",
     ReasonCode.HELD: "the hold has ended",
     ReasonCode.TOO_YOUNG: "it is old enough",

@@ -155,6 +155,7 @@ def snapshot_digest(snapshot: NodeSnapshot) -> str:
         sorted(each.name for each in snapshot.pod_log_directories),
         sorted(each.name for each in snapshot.dead_log_links),
         sorted(hold.id for hold in snapshot.holds),
+        sorted(snapshot.pod_images.named),
     ]
     return _digest(parts)
 

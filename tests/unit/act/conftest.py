@@ -13,6 +13,7 @@ from nodeagent.act.gc.removal_recovery import RemovalRecovery
 from nodeagent.act.gc.remover_factory import RemoverFactory
 from nodeagent.model import Role
 from nodeagent.observe.node_snapshot import Observer, ObserverSettings
+from nodeagent.observe.pod_images import no_pod_images
 from nodeagent.plan.gc.containers import ContainerGCPolicy
 from nodeagent.plan.gc.planner import GCPolicy
 from nodeagent.runtime.connection import RuntimeConnection
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nodeagent.model import Hold
-    from nodeagent.observe.snapshot_sources import NodeMemory
+    from nodeagent.observe.snapshot_sources import NodeMemory, PodImageSource
     from nodeagent.sim.node import SimNode
 
     Opener = Callable[..., AbstractAsyncContextManager["Rig"]]
@@ -67,6 +68,7 @@ def rig(tmp_path: Path) -> Opener:
         settle_s: float = 0.0,
         read_holds: Callable[[], tuple[Hold, ...]] = tuple,
         memory: NodeMemory | None = None,
+        read_pod_images: PodImageSource = no_pod_images,
     ) -> AsyncIterator[Rig]:
         scenario = example_node()
         node = scenario.node
@@ -96,10 +98,19 @@ def rig(tmp_path: Path) -> Opener:
                 read_holds=read_holds,
                 read_role=standalone,
                 find_running=lambda _known: (frozenset(), False),
+                read_pod_images=read_pod_images,
             )
             logs = HostLogs(settings.pod_log_root, settings.container_log_root, node.clock)
             removers = RemoverFactory(
-                cri, storage, logs, node.clock, read_holds, observer.find_unreferenced, bulk=bulk, settle_s=settle_s
+                cri,
+                storage,
+                logs,
+                node.clock,
+                read_holds,
+                observer.find_unreferenced,
+                bulk=bulk,
+                settle_s=settle_s,
+                read_pod_images=read_pod_images,
             )
             recovery = RemovalRecovery(storage, tmp_path / "pass.lock", node.clock, stable_s=0.0)
             collector = Collector(

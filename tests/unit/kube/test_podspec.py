@@ -220,3 +220,35 @@ def test_any_document_is_a_pod_or_refused(spec: dict[str, object], metadata: obj
     except ObservationError:
         return
     assert parsed.memory_request_bytes >= 0
+
+
+def test_images_of_all_containers_and_image_volumes_are_parsed() -> None:
+    spec = {
+        "initContainers": [{"name": "init", "image": "r.io/init:1"}],
+        "containers": [
+            {"name": "app", "image": " r.io/app:1 "},
+            {"name": "side", "image": "r.io/init:1"},
+            {"name": "x"},
+        ],
+        "ephemeralContainers": [{"name": "debug", "image": "r.io/debug:1"}],
+        "volumes": [
+            {"name": "model", "image": {"reference": "r.io/model:1", "pullPolicy": "IfNotPresent"}},
+            {"name": "data", "emptyDir": {}},
+        ],
+    }
+    parsed = parse_pod(pod(spec), "p")
+    assert parsed.images == ("r.io/init:1", "r.io/app:1", "r.io/debug:1", "r.io/model:1")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"containers": [{"name": "app", "image": 1}]},
+        {"ephemeralContainers": ["debug"]},
+        {"volumes": [{"name": "model", "image": "r.io/model:1"}]},
+        {"volumes": [{"name": "model", "image": {"reference": []}}]},
+    ],
+)
+def test_malformed_image_reference_is_refused(spec: dict[str, Any]) -> None:
+    with pytest.raises(ObservationError, match="web"):
+        parse_pod(pod(spec), "p")

@@ -6,8 +6,10 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
+
 from nodeagent.act.gc.outcomes import Outcome
-from nodeagent.model import ContainerState
+from nodeagent.model import ContainerState, PodImages
 from nodeagent.plan.decision import ItemKind
 from nodeagent.plan.gc.scope import Scope
 
@@ -68,3 +70,21 @@ async def test_container_started_after_the_check_of_its_pod_is_kept(rig: Opener)
         report = await made.collector.run(preview, trigger="test", stop=asyncio.Event())
         assert result_of(report, victim.id).outcome is Outcome.CHANGED
         assert victim.id in made.node.containers
+
+
+@pytest.mark.parametrize("bulk", [False, True], ids=["CRI", "transactions"])
+async def test_image_named_by_a_pod_bound_after_the_plan_is_kept(rig: Opener, *, bulk: bool) -> None:
+    named: dict[str, tuple[str, ...]] = {}
+
+    async def read() -> PodImages:
+        return PodImages(dict(named))
+
+    async with rig(bulk=bulk, read_pod_images=read) as made:
+        preview = await made.collector.preview(Scope.IMAGES)
+        victim = preview.removals[0]
+        named[victim.name] = ("shop/new (kubelet)",)
+        report = await made.collector.run(preview, trigger="test", stop=asyncio.Event(), max_rounds=1)
+        result = result_of(report, victim.id)
+        assert result.outcome is Outcome.CHANGED
+        assert result.detail == "kept: named by 1 pod(s) of this node: shop/new (kubelet)"
+        assert victim.id in made.node.images

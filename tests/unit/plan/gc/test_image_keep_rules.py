@@ -7,18 +7,20 @@ from datetime import timedelta
 
 import pytest
 
-from nodeagent.model import Hold, NodeSnapshot
+from nodeagent.model import Hold, Image, NodeSnapshot, PodImages
 from nodeagent.plan.decision import Reason, ReasonCode
 from nodeagent.plan.gc.image_keep_rules import KEEP_RULES, first_keep_reasons, keep_context, keep_reasons
 from nodeagent.plan.gc.image_protection import ProtectionPolicy, parse_rule
 from nodeagent.plan.gc.image_users import find_users
-from tests.unit.builders import NOW, container, image, snapshot, used
+from nodeagent.plan.gc.images import ImageGCPolicy, plan_image_gc
+from tests.unit.builders import NOW, container, digest, filesystem, image, snapshot, used
 
 PROTECTION = ProtectionPolicy((parse_rule("r.io/*"),))
 PRECEDENCE = [
     "in-use-by-container",
     "pinned",
     "sandbox-image",
+    "named-by-pod",
     "protected",
     "held",
     "not-in-plan",
@@ -36,6 +38,7 @@ def node(**fields: object) -> NodeSnapshot:
         containers=(container("c", image_ref="all"),),
         holds=(Hold("1", "all", "why", "me", NOW, NOW + timedelta(hours=1)),),
         holds_error="cannot read holds",
+        pod_images=PodImages({"r.io/pause:1": ("shop/web (kubelet)",)}),
         **fields,
     )
 
@@ -81,3 +84,56 @@ def test_image_without_a_keep_reason_is_absent() -> None:
     observed = snapshot(image("a", "q.io/app:1"))
     context = keep_context(observed, PROTECTION, find_users(observed), failed={}, only=None)
     assert first_keep_reasons(context) == {}
+
+
+class TestImagesNamedByPods:
+    """Images of static manifests and of bound pods are kept, in every form of the reference."""
+
+    DIGEST = digest("app")
+    LISTED = (
+        image("a" * 64, "docker.io/library/nginx:1.27"),
+        image("b" * 64, "docker.io/library/redis:latest"),
+        image("c" * 64, "registry.example:5000/team/app:2", digests=(f"registry.example:5000/team/app@{DIGEST}",)),
+        image("d" * 64, "docker.io/library/nginx:1.26"),
+    )
+
+    @pytest.mark.parametrize(
+        ("reference", "kept"),
+        [
+            pytest.param("nginx:1.27", "a", id="short name"),
+            pytest.param("docker.io/library/nginx:1.27", "a", id="full name"),
+            pytest.param("redis", "b", id="without tag"),
+            pytest.param(f"registry.example:5000/team/app@{DIGEST}", "c", id="digest"),
+            pytest.param(f"registry.example:5000/team/app:2@{DIGEST}", "c", id="tag and digest"),
+            pytest.param("nginx:1.28", "", id="not pulled yet"),
+            pytest.param("a", "", id="shortened id"),
+            pytest.param("sha256:aaaa", "", id="shortened id with algorithm"),
+            pytest.param("\x1b[2J*", "", id="hostile text"),
+        ],
+    )
+    def test_image_is_kept_for_the_reference_of_a_pod(self, reference: str, kept: str) -> None:
+        observed = snapshot(
+            *self.LISTED, image_filesystem=filesystem(99), pod_images=PodImages({reference: ("shop/web (kubelet)",)})
+        )
+        plan = plan_image_gc(observed, ImageGCPolicy(), remove_all_unused=True)
+        assert {each.id[0] for each in plan.decisions if each.reason.code is ReasonCode.NAMED_BY_POD} == {*kept}
+        assert len(plan.removals) == 4 - len(kept)
+
+    def test_reason_names_every_pod_once(self) -> None:
+        named = {
+            "nginx:1.27": ("shop/web (kubelet)", "shop/x (kubelet)"),
+            "docker.io/nginx:1.27": ("shop/x (kubelet)",),
+        }
+        plan = plan_image_gc(snapshot(*self.LISTED, pod_images=PodImages(named)), ImageGCPolicy())
+        reason = next(each.reason for each in plan.decisions if each.id[0] == "a")
+        assert reason.sentence == "named by 2 pod(s) of this node: shop/web (kubelet), shop/x (kubelet)"
+
+    def test_every_image_is_kept_while_a_configured_list_was_never_read(self) -> None:
+        images: tuple[Image, ...] = self.LISTED
+        plan = plan_image_gc(
+            snapshot(*images, pod_images=PodImages(error="kubelet: connection refused")),
+            ImageGCPolicy(maximum_unused_age_s=1),
+            remove_all_unused=True,
+        )
+        assert {each.reason.code for each in plan.decisions} == {ReasonCode.USE_UNKNOWN}
+        assert plan.warnings == ("no image is removed: kubelet: connection refused",)

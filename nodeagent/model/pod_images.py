@@ -1,0 +1,30 @@
+"""Images named by the pods of this node, from lists other than the runtime's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class PodImages:
+    """Images of static manifests and of pods bound to this node, running or not.
+
+    Attributes:
+        named: image reference to the pods that name it, each with its source, such as
+            ``shop/web (kubelet)``; sorted.
+        error: reason that a configured list of pods has never been read, so any image can be named by a pod; empty
+            normally.
+        warnings: failed readings with their consequence, for display.
+    """
+
+    named: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    error: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+NO_POD_IMAGES = PodImages()
+"""No list of pods is configured."""

@@ -1,0 +1,85 @@
+"""Images named by pods: sources, ended pods, and failed readings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nodeagent.errors import ObservationError
+from nodeagent.kube.manifests import ManifestReader
+from nodeagent.model.pods import PodSpec
+from nodeagent.observe.pod_images import PodImageReader
+from nodeagent.sim.clock import SimClock
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MANIFEST = "{kind: Pod, metadata: {name: etcd, namespace: kube-system}, spec: {containers: [{image: r.io/etcd:3}]}}"
+
+
+@dataclass
+class Kubelet:
+    """A kubelet whose pod list can be changed and can fail."""
+
+    pods: tuple[PodSpec, ...] = ()
+    error: str = ""
+    readings: int = field(default=0, init=False)
+
+    async def read(self) -> tuple[PodSpec, ...]:
+        self.readings += 1
+        if self.error:
+            raise ObservationError(self.error)
+        return self.pods
+
+
+def bound(name: str, *images: str, phase: str = "Pending") -> PodSpec:
+    return PodSpec(f"uid-{name}", "shop", name, phase=phase, images=images)
+
+
+async def test_images_of_manifests_and_of_bound_pods_are_named(tmp_path: Path) -> None:
+    (tmp_path / "etcd.yaml").write_text(MANIFEST)
+    kubelet = Kubelet((bound("web", "r.io/web:1", "r.io/base:1"), bound("job", "r.io/base:1", phase="Running")))
+    found = await PodImageReader(SimClock(), kubelet=kubelet, manifests=ManifestReader(tmp_path)).read()
+    assert found.named == {
+        "r.io/etcd:3": ("kube-system/etcd (static manifest)",),
+        "r.io/web:1": ("shop/web (kubelet)",),
+        "r.io/base:1": ("shop/job (kubelet)", "shop/web (kubelet)"),
+    }
+    assert (found.error, found.warnings) == ("", ())
+
+
+async def test_pods_that_ended_name_no_image() -> None:
+    pods = (bound("done", "r.io/a:1", phase="Succeeded"), bound("failed", "r.io/b:1", phase="Failed"))
+    assert (await PodImageReader(SimClock(), kubelet=Kubelet(pods)).read()).named == {}
+
+
+async def test_list_is_read_again_after_a_second() -> None:
+    clock, kubelet = SimClock(), Kubelet()
+    reader = PodImageReader(clock, kubelet=kubelet)
+    await reader.read()
+    kubelet.pods = (bound("web", "r.io/web:1"),)
+    assert (await reader.read()).named == {}
+    clock.advance(1.0)
+    assert (await reader.read()).named == {"r.io/web:1": ("shop/web (kubelet)",)}
+    assert kubelet.readings == 2
+
+
+async def test_failed_reading_uses_the_previous_list_with_a_warning() -> None:
+    clock, kubelet = SimClock(), Kubelet((bound("web", "r.io/web:1"),))
+    reader = PodImageReader(clock, kubelet=kubelet)
+    await reader.read()
+    kubelet.error = "kubelet: connection refused"
+    clock.advance(5.0)
+    found = await reader.read()
+    assert (list(found.named), found.error, len(found.warnings)) == (["r.io/web:1"], "", 1)
+
+
+async def test_list_that_was_never_read_is_an_error() -> None:
+    found = await PodImageReader(SimClock(), kubelet=Kubelet(error="HTTP 403")).read()
+    assert found.error == "cannot list the pods of this node: HTTP 403"
+
+
+async def test_unusable_manifest_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "broken.yaml").write_text("{")
+    found = await PodImageReader(SimClock(), manifests=ManifestReader(tmp_path)).read()
+    assert (found.error, len(found.warnings)) == ("", 1)
