@@ -111,6 +111,7 @@ class ReasonCode(StrEnum):
     # logs: kept
     POD_PRESENT = "pod-present"
     MODIFIED_RECENTLY = "modified-recently"
+    BOOTED_RECENTLY = "booted-recently"
     NOT_A_POD_LOG_DIRECTORY = "not-a-pod-log-directory"
     LOG_NOT_READ = "log-not-read"
     LOG_OPEN = "log-open"
@@ -205,6 +206,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.LINK_TARGET_MISSING: "target {target} does not exist",
     ReasonCode.POD_PRESENT: "pod not known to be deleted{note}",
     ReasonCode.MODIFIED_RECENTLY: "changed {age_s} ago, less than {minimum_s}",
+    ReasonCode.BOOTED_RECENTLY: "node booted {age_s} ago, less than {minimum_s}; it may have changed since",
     ReasonCode.NOT_A_POD_LOG_DIRECTORY: "not a pod log directory: {detail}",
     ReasonCode.LOG_NOT_READ: "not read completely: {detail}",
     ReasonCode.LOG_OPEN: "open in a process for {use}: {path}{note}",

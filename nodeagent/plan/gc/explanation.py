@@ -210,7 +210,7 @@ class _Explainer:
             return None
         code, details = decision.reason.code, decision.reason.details
         at = None
-        if code in (ReasonCode.CREATED_RECENTLY, ReasonCode.MODIFIED_RECENTLY):
+        if code in (ReasonCode.CREATED_RECENTLY, ReasonCode.MODIFIED_RECENTLY, ReasonCode.BOOTED_RECENTLY):
             age_s, minimum_s = details.get("age_s"), details.get("minimum_s")
             if isinstance(age_s, int | float) and isinstance(minimum_s, int | float):
                 at = self._snapshot.observed_at + timedelta(seconds=minimum_s - age_s)

@@ -55,11 +55,12 @@ def plan_pod_logs(  # noqa: PLR0913 - results of the earlier plans
     """Choose the log directories of deleted pods and the links without target to remove.
 
     A directory is removed if its pod is deleted and all containers and sandboxes of the pod are removed before. If the
-    runtime has none of the pod, it is removed once unchanged for the minimum age, provided that the pod list lacks the
-    pod or, without a list, that no kubelet manages the node. In both cases its content must be removable, see
-    ``keep_tree``. Entries that are not directories, or have no pod's name, are kept. A link without a target is removed
-    if its container has exited; if the container is unknown, once it has the minimum age (the kubelet waits in neither
-    case). Directories precede links, each by name; the id of a decision is the entry's name.
+    runtime has none of the pod, it is removed once unchanged for the minimum age, counted from the boot at the
+    earliest, provided that the pod list lacks the pod or, without a list, that no kubelet manages the node. In both
+    cases its content must be removable, see ``keep_tree``. Entries that are not directories, or have no pod's name, are
+    kept. A link without a target is removed if its container has exited; if the container is unknown, at the minimum
+    age, counted likewise (the kubelet waits in neither case). Directories precede links, each by name; the id of a
+    decision is the entry's name.
 
     Args:
         snapshot: the node.
@@ -137,6 +138,7 @@ class _DirectoryChecker:
             self._snapshot.clock,
             minimum_age_s=self._policy.minimum_age_s,
         )
+        kept = kept or _booted_recently(self._snapshot, self._policy)
         if kept is not None or directory.tree is None:
             return False, kept or _NOT_READ
         age_s = _age_s(directory.tree.changed_at, self._snapshot.observed_at)
@@ -197,6 +199,7 @@ def _check_link(
             return False, Reason(ReasonCode.CONTAINER_PRESENT, {"state": container.state.value})
     if not found:
         young = _too_young(_age_s(link.modified_at, snapshot.observed_at), policy.minimum_age_s, snapshot.clock)
+        young = young or _booted_recently(snapshot, policy)
         if young is not None:
             return False, young
     return True, Reason(ReasonCode.LINK_TARGET_MISSING, {"target": link.target})
@@ -229,6 +232,20 @@ def _too_young(age_s: float, minimum_age_s: float, clock: ClockTrust) -> Reason 
     if age_s < minimum_age_s:
         return Reason(ReasonCode.MODIFIED_RECENTLY, {"age_s": age_s, "minimum_s": minimum_age_s})
     return clock_untrusted(clock) if minimum_age_s > 0 else None
+
+
+def _booted_recently(snapshot: NodeSnapshot, policy: PodLogPolicy) -> Reason | None:
+    """Return the reason to keep an entry that may have changed since the boot, under a wall clock corrected later.
+
+    Its time is then before the boot, as is that of an entry from an earlier boot. Without a reading before the
+    correction, nothing distinguishes the two.
+    """
+    if snapshot.booted_at is None:
+        return None
+    uptime_s = _age_s(snapshot.booted_at, snapshot.observed_at)
+    if uptime_s >= policy.minimum_age_s:
+        return None
+    return Reason(ReasonCode.BOOTED_RECENTLY, {"age_s": uptime_s, "minimum_s": policy.minimum_age_s})
 
 
 def _not_a_pod_log(detail: str) -> _Judgement:

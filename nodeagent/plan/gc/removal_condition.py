@@ -55,6 +55,7 @@ _OF_OTHERS: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.NEWEST_OF_POD: "once its pod is deleted, or has a newer sandbox",
     ReasonCode.POD_PRESENT: "once its pod is deleted",
     ReasonCode.MODIFIED_RECENTLY: "once it is old enough, unless another rule keeps it",
+    ReasonCode.BOOTED_RECENTLY: "once it is old enough, unless another rule keeps it",
     ReasonCode.LOG_NOT_READ: "once it can be read completely",
     ReasonCode.LOG_OPEN: "once no process has it open",
     ReasonCode.LOG_OPENERS_UNKNOWN: "once two readings one interval of container GC apart are equal",

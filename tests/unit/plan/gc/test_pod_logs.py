@@ -10,7 +10,18 @@ import pytest
 from nodeagent.model import ContainerState, LogOpeners, Role
 from nodeagent.plan.gc.pod_logs import PodLogPolicy, plan_pod_logs
 from nodeagent.plan.pods.deletion import check_pods
-from tests.unit.builders import DAY_S, codes, container, decided, log_directory, log_link, removed, sandbox, snapshot
+from tests.unit.builders import (
+    DAY_S,
+    ago,
+    codes,
+    container,
+    decided,
+    log_directory,
+    log_link,
+    removed,
+    sandbox,
+    snapshot,
+)
 
 if TYPE_CHECKING:
     from nodeagent.plan.decision import Plan
@@ -134,6 +145,15 @@ def test_dead_link_of_an_active_container_is_kept(link: dict[str, Any], fields: 
     plan = plan_for(fields | {"dead_log_links": (entry,)})
     assert codes(plan) == {entry.name: code}
     assert plan.decisions[0].reason.sentence
+
+
+@pytest.mark.parametrize(("uptime_s", "is_kept"), [(0, True), (299, True), (300, False)])
+def test_log_of_an_unknown_pod_is_kept_for_the_minimum_age_after_a_boot(uptime_s: float, *, is_kept: bool) -> None:
+    # A log of this boot, written before a correction of the wall clock, has a time before the boot.
+    directory, link = log_directory("uid-x"), log_link(CID)
+    node = {"pod_log_directories": (directory,), "dead_log_links": (link,), "booted_at": ago(uptime_s)}
+    code = {directory.name: "pod-deleted", link.name: "link-target-missing"}
+    assert codes(plan_for(node)) == (dict.fromkeys(code, "booted-recently") if is_kept else code)
 
 
 def test_failed_item_is_excluded() -> None:
