@@ -10,7 +10,7 @@ FROM_HERE := import sys; sys.version_info >= (3, 11) or sys.exit("nodeagent: nee
 FROM_HERE += sys.path.insert(0, sys.argv.pop(1));
 BOOTSTRAP := cd / && $(PYTHON) -I -c '$(FROM_HERE) from nodeagent.host.bootstrap import main; main()' "$(CURDIR)"
 
-.PHONY: help demo test check unit integration campaign-eviction campaign-kill fuzz test-matrix test-node bench protos docs install uninstall deb format clean
+.PHONY: help demo test check unit integration campaign-eviction campaign-kill campaign-removal campaign-clocks soak fuzz test-matrix test-node bench protos docs install uninstall deb format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -63,6 +63,14 @@ campaign-removal: ## as root: image removals against concurrent use, kills and r
 	@.ci/setup dev real
 	NODEAGENT_TEST_RUNS=$(or $(RUNS),100) $(BIN)/python -m pytest -s -m campaign \
 		tests/integration/test_removal_races.py tests/integration/test_removal_interruptions.py
+
+campaign-clocks: ## random sequences of clocks, gaps and restarts against removal by age, EXAMPLES of them (20000)
+	@.ci/setup dev
+	NODEAGENT_TEST_EXAMPLES=$(or $(EXAMPLES),20000) $(BIN)/python -m pytest tests/unit/store/test_clock_properties.py
+
+soak: ## as root: a daemon under churn and one without its runtime for MINUTES (60); fails if memory, descriptors or threads grow
+	@.ci/setup dev real
+	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),60)
 
 test-matrix: ## the integration tests on containerd 1.6 (this machine's), 1.7 and 2.1
 	@.ci/setup dev real

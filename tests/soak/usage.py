@@ -1,0 +1,69 @@
+"""Resource usage of a process and its state over time, and its growth."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+GROWTH_MIB: Final = 3.0
+"""Maximum growth of resident memory."""
+
+WINDOW: Final = 1 / 6
+"""Share of the samples in one window: the first window is the start-up, the second is compared with the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """One sample, or the medians of several."""
+
+    rss_mib: float
+    descriptors: float
+    threads: float
+    state_mib: float
+
+
+def read_usage(pid: int, state: Path) -> Usage:
+    """Return the usage of a process and the size of its state directory. Raises OSError without the process."""
+    process = Path(f"/proc/{pid}")
+    rss_kib = next(
+        int(line.split()[1]) for line in (process / "status").read_text().splitlines() if line.startswith("VmRSS:")
+    )
+    state_bytes = sum(each.stat().st_size for each in state.rglob("*") if each.is_file())
+    descriptors, threads = (sum(1 for _ in (process / name).iterdir()) for name in ("fd", "task"))
+    return Usage(rss_kib / 2**10, descriptors, threads, state_bytes / 2**20)
+
+
+def windows(samples: Sequence[Usage]) -> tuple[Usage, Usage]:
+    """Return the medians of the window after the start-up, and of the last one.
+
+    Medians exclude the descriptors and threads of a pass or request in progress.
+    """
+    count = max(1, round(len(samples) * WINDOW))
+    return _medians(samples[count : 2 * count] or samples[-count:]), _medians(samples[-count:])
+
+
+def growth(samples: Sequence[Usage], *, state_limit_mib: float) -> list[str]:
+    """Return a line for each exceeded limit; empty if all are kept."""
+    before, after = windows(samples)
+    found = []
+    if after.rss_mib - before.rss_mib > GROWTH_MIB:
+        found.append(
+            f"resident memory grew from {before.rss_mib:.1f} to {after.rss_mib:.1f} MiB (limit {GROWTH_MIB:g})"
+        )
+    for name in ("descriptors", "threads"):
+        was, now = getattr(before, name), getattr(after, name)
+        if now > was:
+            found.append(f"{name} grew from {was:g} to {now:g}")
+    largest = max(each.state_mib for each in samples)
+    if largest > state_limit_mib:
+        found.append(f"state reached {largest:.1f} MiB (limit {state_limit_mib:g})")
+    return found
+
+
+def _medians(samples: Sequence[Usage]) -> Usage:
+    return Usage(*(statistics.median(getattr(each, field.name) for each in samples) for field in fields(Usage)))
