@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export VENV
 PREFIX ?= /opt/nodeagent
+# Unit tests are independent of each other; integration tests share the machine's mounts and cgroups.
+PARALLEL := --numprocesses auto --dist loadfile
 PYTHON ?= python3
 # Isolated interpreter with the modules of this checkout, since those of an installed version may lack the checks.
 FROM_HERE := import sys; sys.version_info >= (3, 11) or sys.exit("nodeagent: needs Python 3.11 or newer, see PYTHON=");
@@ -26,7 +28,8 @@ demo: ## preview, run and result: on a temporary real containerd as root, otherw
 test: ## set up and run all checks and tests of this machine; skipped tests are listed with the reason
 	@.ci/setup protos real
 	@$(MAKE) --no-print-directory check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest tests/unit $(PARALLEL)
+	$(BIN)/python -m pytest tests/integration
 
 check: ## format, lint, types, import directions, generated files, vocabulary
 	$(BIN)/ruff format --check .
@@ -40,7 +43,7 @@ check: ## format, lint, types, import directions, generated files, vocabulary
 
 unit: ## unit tests, without root and container runtime
 	@.ci/setup dev
-	$(BIN)/python -m pytest tests/unit
+	$(BIN)/python -m pytest tests/unit $(PARALLEL)
 
 integration: ## integration tests on a real containerd
 	@.ci/setup dev real

@@ -299,7 +299,7 @@ def test_doctor_exits_with_1_for_a_problem(config: Path, tmp_path: Path) -> None
     config.write_text("dry_run = 3\n")
     invalid = nodeagent("doctor", "--config", str(config))
     assert invalid.returncode == 1
-    assert "dry_run = 3" in invalid.stdout
+    assert "dry_run = 3" in " ".join(invalid.stdout.split())
 
 
 def test_source_of_each_value_is_shown_with_effective(config: Path) -> None:
