@@ -30,6 +30,9 @@ CONFIRM_S: Final = 1.0
 MAX_STATUS_CALLS: Final = 200
 """Maximum number of status calls for vanished objects, evenly distributed over them."""
 
+MAX_MISSING: Final = 10_000
+"""Maximum number of vanished containers, and of sandboxes, that are checked again after a contradiction."""
+
 _CONCURRENCY: Final = 16
 _ABSENT: Final = re.compile(
     "not found|no such", re.IGNORECASE
@@ -109,7 +112,8 @@ def _union(first: _Ids | None, second: _Ids) -> _Ids:
 class ListCheck:
     """Reads the lists and checks them against each other and against the previous reading.
 
-    The state is the ids of the previous reading; a one-shot command has none.
+    The state is the ids of the previous reading, and those missing in its lists although their status was reported; a
+    one-shot command has none.
     """
 
     def __init__(
@@ -126,6 +130,7 @@ class ListCheck:
         self._list_stored = list_stored
         self._confirm_s = confirm_s
         self._known: _Ids | None = None
+        self._present: frozenset[str] = frozenset()
         self._explained: frozenset[tuple[SuspicionKind, str]] = frozenset()
         self._slots = asyncio.Semaphore(_CONCURRENCY)
 
@@ -148,8 +153,9 @@ class ListCheck:
             lists, stored = await self._list(with_images=with_images)
             suspicions = persistent(suspicions, self._unexplained(lists))
         contradictions = await self._confirm(lists, suspicions, has_records=stored is not None)
-        contradictions += await self._check_vanished(known, lists)
-        self._remember(known if contradictions else None, lists, with_images=with_images)
+        vanished, missing = await self._check_vanished(known, lists)
+        contradictions += vanished
+        self._remember(missing if contradictions else None, lists, with_images=with_images)
         return CheckedLists(lists, stored, tuple(contradictions))
 
     async def _list(self, *, with_images: bool) -> tuple[RuntimeLists, tuple[StoredContainer, ...] | None]:
@@ -228,26 +234,38 @@ class ListCheck:
                 return f", and its status cannot be read: {error}"
         return ", but its status is reported"
 
-    async def _check_vanished(self, known: _Ids | None, lists: RuntimeLists) -> list[ListContradiction]:
-        """Return a contradiction if an object of the previous reading vanished from its list and still exists."""
+    async def _check_vanished(
+        self, known: _Ids | None, lists: RuntimeLists
+    ) -> tuple[list[ListContradiction], _Ids | None]:
+        """Return a contradiction if an object of the previous reading vanished from its list and still exists.
+
+        Also return the vanished objects that are not known to be removed: with evidence, or without a status call. In
+        a persistent contradiction only these are remembered, not everything that was ever listed.
+        """
         if known is None:
-            return []
+            return [], None
         current = _ids(lists)
-        containers = _sample(known.containers - current.containers)
-        sandboxes = _sample(known.sandboxes - current.sandboxes)
+        containers = _sample(known.containers - current.containers, self._present)
+        sandboxes = _sample(known.sandboxes - current.sandboxes, self._present)
         evidence = await asyncio.gather(
             *(self._evidence(self._runtime.container_status(each)) for each in containers),
             *(self._evidence(self._runtime.sandbox_status(each)) for each in sandboxes),
         )
+        removed = {each for each, text in zip((*containers, *sandboxes), evidence, strict=True) if not text}
+        self._present = frozenset({*containers, *sandboxes} - removed)
+        missing = _Ids(
+            _bounded(known.containers - current.containers - removed, self._present),
+            _bounded(known.sandboxes - current.sandboxes - removed, self._present),
+        )
         names = [f"container {each[:12]}" for each in containers] + [f"sandbox {each[:12]}" for each in sandboxes]
         found = [f"{name} is no longer listed{text}" for name, text in zip(names, evidence, strict=True) if text]
         if not found:
-            return []
+            return [], missing
         more = f" ({len(found)} such objects)" if len(found) > 1 else ""
-        return [ListContradiction(f"{found[0]}{more}")]
+        return [ListContradiction(f"{found[0]}{more}")], missing
 
     def _remember(self, missing: _Ids | None, lists: RuntimeLists, *, with_images: bool) -> None:
-        """Store the listed ids, and those of the reading before a contradictory one, for the next check."""
+        """Store the listed ids, and those missing in a contradictory reading, for the next check."""
         self._known = _union(missing, _ids(lists))
         if self._explained:
             present = {(each.kind, each.id) for each in find_suspicions(lists)}
@@ -258,8 +276,16 @@ class ListCheck:
             )
 
 
-def _sample(ids: frozenset[str]) -> list[str]:
-    """Return at most ``MAX_STATUS_CALLS`` of the ids, evenly distributed in their order."""
-    ordered = sorted(ids)
-    step = max(1, -(-len(ordered) // MAX_STATUS_CALLS))
-    return ordered[::step]
+def _sample(ids: frozenset[str], present: Collection[str]) -> list[str]:
+    """Return at most ``MAX_STATUS_CALLS`` of the ids: the present ones first, the others evenly distributed."""
+    first = sorted(each for each in ids if each in present)[:MAX_STATUS_CALLS]
+    others = sorted(ids.difference(first))
+    free = MAX_STATUS_CALLS - len(first)
+    return first + (others[:: max(1, -(-len(others) // free))] if free else [])
+
+
+def _bounded(missing: frozenset[str], present: Collection[str]) -> frozenset[str]:
+    """Return at most ``MAX_MISSING`` of the ids, those with a reported status first."""
+    if len(missing) <= MAX_MISSING:
+        return missing
+    return frozenset(sorted(missing, key=lambda each: (each not in present, each))[:MAX_MISSING])

@@ -192,6 +192,35 @@ def test_status_calls_for_vanished_objects_are_bounded() -> None:
     assert runtime.status_calls <= 2 * MAX_STATUS_CALLS
 
 
+def test_removed_containers_are_not_checked_again_during_a_persistent_contradiction() -> None:
+    runtime = Runtime()
+    check = runtime.check()
+    read(check)
+    runtime.hidden = {"c1"}
+    calls = []
+    for number in range(10, 40):
+        runtime.containers[f"c{number}"] = container(f"c{number}", pod="p2", image_ref="i2")
+        runtime.containers.pop(f"c{number - 1}", None)
+        before = runtime.status_calls
+        assert read(check).contradictions
+        calls.append(runtime.status_calls - before)
+    assert max(calls) <= 2, "the missing container and the one removed since the previous reading"
+    runtime.hidden = set()
+    assert not read(check).contradictions
+
+
+def test_missing_container_stays_a_contradiction_after_the_removal_of_thousands_of_others() -> None:
+    runtime = Runtime(3000)
+    check = runtime.check()
+    read(check)
+    runtime.hidden = {"c1000"}
+    assert read(check).contradictions
+    for number in set(range(3, 3000)) - {1000}:
+        del runtime.containers[f"c{number}"], runtime.sandboxes[f"sb-p{number}"]
+    for _ in range(3):
+        assert "i1000" not in removed_images(read(check))
+
+
 async def test_concurrent_readings_do_not_contradict_each_other() -> None:
     """The older reading lacks a container of a later, faster reading."""
     runtime = Runtime()
