@@ -148,6 +148,12 @@ class Loop:
             self._loop_statuses.paused(name, pause.text, PAUSE_POLL_S + SILENCE_S)
             return PAUSE_POLL_S
         self._loop_statuses.waiting(name, 0.0, SILENCE_S)
+        wait_s = await self._attempt(name)
+        release_memory()  # after a failure too, since errors refer to the frames of their calls, in cycles
+        return wait_s
+
+    async def _attempt(self, name: str) -> float:
+        """Run one pass; return the seconds until the next. Its plans and errors are unreferenced afterwards."""
         try:
             async with self._pass_lock.take() as end:
                 if end.is_set():
@@ -168,10 +174,7 @@ class Loop:
             self._loop_statuses.ended(name, "crashed", detail=repr(error), failed=True)
             self._logger.exception("pass_crashed")
             return self._interval.next_s()
-        wait_s = self._finish(preview, report)
-        del preview, report  # dropped before memory is released
-        release_memory()
-        return wait_s
+        return self._finish(preview, report)
 
     def _finish(self, preview: Preview, report: PassReport) -> float:
         """Record and log the end of a pass; return the seconds until the next."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import json
+import weakref
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -14,7 +16,7 @@ from nodeagent.act.gc.outcomes import PassEnd, PassReport
 from nodeagent.act.gc.preview import Preview
 from nodeagent.clock import SystemClock
 from nodeagent.daemon.loop_status import LoopStatuses
-from nodeagent.daemon.loops import Interval, Loop, RuntimeWatch
+from nodeagent.daemon.loops import Interval, Loop, Pass, RuntimeWatch
 from nodeagent.daemon.pass_lock import PassLock, Pause, PausedBy
 from nodeagent.errors import NodeAgentError, ObservationError, RuntimeUnavailableError
 from nodeagent.model import NodeSnapshot, RuntimeInfo
@@ -68,7 +70,7 @@ def events(stream: io.StringIO) -> list[str]:
 
 
 def loop(
-    passes: Passes, logger: FilteringBoundLogger, *, pass_lock: PassLock | None = None, scope: Scope = Scope.IMAGES
+    passes: Pass, logger: FilteringBoundLogger, *, pass_lock: PassLock | None = None, scope: Scope = Scope.IMAGES
 ) -> Loop:
     clock = SystemClock()
     return Loop(
@@ -106,6 +108,31 @@ async def test_failed_pass_is_logged_and_retried(
     made = loop(Passes(error, PassEnd.COMPLETE), logger)
     assert [await made.run_once(), await made.run_once()] == [300, 300]
     assert events(stream) == [event, "pass_finished"]
+
+
+class Frame:
+    """An object that only a garbage collection frees: it refers to itself."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.mark.parametrize("error", [RuntimeUnavailableError("no socket"), NodeAgentError("x"), KeyError("bug")])
+async def test_memory_of_a_failed_pass_is_released(error: Exception, logger: FilteringBoundLogger) -> None:
+    references: list[weakref.ref[Frame]] = []
+
+    async def fail(scope: Scope, stop: asyncio.Event) -> tuple[Preview, PassReport]:
+        del scope, stop
+        references.append(weakref.ref(Frame()))
+        raise error
+
+    made = loop(fail, logger)
+    gc.disable()
+    try:
+        await made.run_once()
+        assert references[0]() is None
+    finally:
+        gc.enable()
 
 
 async def test_warning_is_logged_again_only_after_a_pass_without_it(
